@@ -1,0 +1,123 @@
+"""Every error that dspyer raises on purpose, by who can mend it.
+
+    DspyerError
+    ├── GraphError (ValueError)             the graph: found when it is built, all problems at once
+    ├── InputError (ValueError)             the caller: a missing, extra or invalid input of a run
+    ├── StateError                          a value or a patch
+    │   ├── UnsupportedValueError (TypeError)   a value that a state cannot protect
+    │   ├── PatchError (TypeError)              a patch that is no mapping, or nested too deep
+    │   ├── ImmutableError (TypeError)          an attempt to change a state in place
+    │   └── UnsetFieldError (KeyError)          a field that nothing has written yet
+    ├── NodeOutputError (ValueError)        a node: wrong type, unknown key, write without permission
+    ├── MergeConflictError (ValueError)     a merge: two sides changed one path, policy "raise"
+    ├── RouteError (ValueError)             a router or `goto`: an unknown target, or none
+    └── LimitError (RuntimeError)           a run went on for too long
+        ├── StepLimitError                      the longest chain of commits passed `max_steps`
+        └── CallLimitError                      the node calls passed `max_calls`
+
+An exception that a node raises itself is never wrapped: it reaches the caller as it is, with a note (PEP 678) that names node,
+branch and attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+
+class DspyerError(Exception):
+    """Base of every error that dspyer raises on purpose."""
+
+
+class GraphError(DspyerError, ValueError):
+    """A graph that cannot be compiled.
+
+    Attributes:
+        problems: every problem that was found, each with its fix.
+    """
+
+    def __init__(self, problems: str | Iterable[str]) -> None:
+        self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
+        if len(self.problems) == 1:
+            text = self.problems[0]
+        else:
+            lines = "\n".join(f"  {i}. {problem}" for i, problem in enumerate(self.problems, 1))
+            text = f"the graph has {len(self.problems)} problems:\n{lines}"
+        super().__init__(text)
+
+    def __reduce__(self) -> tuple[type[GraphError], tuple[tuple[str, ...]]]:
+        return type(self), (self.problems,)
+
+
+class InputError(DspyerError, ValueError):
+    """An input of a run that is missing, unknown or invalid."""
+
+
+class StateError(DspyerError):
+    """A value or a patch that a state refuses."""
+
+
+class UnsupportedValueError(StateError, TypeError):
+    """A value that a state cannot protect from later changes."""
+
+
+class PatchError(StateError, TypeError):
+    """A patch that is no mapping, or that is nested too deep."""
+
+
+class ImmutableError(StateError, TypeError):
+    """An attempt to change a state, or a value read from one, in place."""
+
+
+class UnsetFieldError(StateError, KeyError):
+    """A field was read that nothing has written yet."""
+
+    def __str__(self) -> str:  # KeyError would show the repr of the text
+        return str(self.args[0]) if self.args else ""
+
+
+class NodeOutputError(DspyerError, ValueError):
+    """What a node returned cannot be committed."""
+
+
+class MergeConflictError(DspyerError, ValueError):
+    """Two sides of a merge changed one path, and the policy is to raise.
+
+    Attributes:
+        path: the path of the conflict, a tuple of keys.
+        writers: the authors of the two values, left first.
+    """
+
+    def __init__(self, text: str, path: tuple[object, ...] = (), writers: tuple[str, ...] = ()) -> None:
+        super().__init__(text)
+        self.path = path
+        self.writers = writers
+
+    def __reduce__(self) -> tuple[type[MergeConflictError], tuple[object, ...]]:
+        return type(self), (str(self), self.path, self.writers)
+
+
+class RouteError(DspyerError, ValueError):
+    """A router or a `goto` that names no target of its node."""
+
+
+class LimitError(DspyerError, RuntimeError):
+    """A run that went on for too long.
+
+    Attributes:
+        calls: how often each node has run.
+    """
+
+    def __init__(self, text: str, calls: Mapping[str, int] | None = None) -> None:
+        super().__init__(text)
+        self.calls: dict[str, int] = dict(calls or {})
+
+    def __reduce__(self) -> tuple[type[LimitError], tuple[object, ...]]:
+        return type(self), (str(self), self.calls)
+
+
+class StepLimitError(LimitError):
+    """The longest chain of commits passed `max_steps`."""
+
+
+class CallLimitError(LimitError):
+    """The node calls of a run passed `max_calls`."""

@@ -1,0 +1,145 @@
+"""What a run records and streams: commits, conflicts and events. Values only: nothing here decides anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+Path = tuple[int, ...]
+
+
+class Commit(NamedTuple):
+    """One applied patch of a run.
+
+    Attributes:
+        id: branch path and index, for example `"trunk:3"` or `"0.1:2"`; known as soon as the node starts.
+        version: place in the canonical order (step, branch); None inside a fork that has not joined yet.
+        node: name of the node; `"START"` for the inputs, `"join:NAME"` for a join.
+        branch: path of the branch, `()` for the trunk.
+        visit: how often this node has committed in the lineage of the branch, this time included.
+        step: 1 + the largest step of the parents.
+        patch: what changed; markers `DELETE`, `Replace` and `Updates` as in patches.
+        parents: ids of the commits that this one builds on.
+        attempt: 1 for the first try of the node.
+        route: names of the nodes that the branch went to.
+        reason: why an LM router chose this route, None otherwise.
+        started: wall clock, seconds since the epoch.
+        duration: seconds.
+    """
+
+    id: str
+    version: int | None
+    node: str
+    branch: Path
+    visit: int
+    step: int
+    patch: Mapping[str, Any]
+    parents: tuple[str, ...]
+    attempt: int = 1
+    route: tuple[str, ...] = ()
+    reason: str | None = None
+    started: float = 0.0
+    duration: float = 0.0
+
+
+class MergedConflict(NamedTuple):
+    """One conflict of a join: a path that several branches changed, and what became of it.
+
+    Attributes:
+        join: name of the node at which the branches joined.
+        path: the path of the conflict.
+        base: the value that the branches started from, `DELETE` for absent.
+        values: (author, value) of each branch that changed the path, in branch order; `DELETE` for absent.
+        policy: name of the merge policy.
+        value: what the policy decided; None if it raised.
+        winner: author of the decided value: a node, `"join:NAME"` for a new value, None if the policy raised.
+    """
+
+    join: str
+    path: tuple[Any, ...]
+    base: Any
+    values: tuple[tuple[str, Any], ...]
+    policy: str
+    value: Any = None
+    winner: str | None = None
+
+
+class RunStarted(NamedTuple):
+    """A run began. `scope` names the executions around it: empty for the outermost run."""
+
+    run_id: str
+    graph: str
+    scope: tuple[str, ...] = ()
+
+
+class NodeStarted(NamedTuple):
+    """A node was started. `execution` is the id that its commit will have."""
+
+    node: str
+    branch: Path
+    visit: int
+    execution: str
+    scope: tuple[str, ...] = ()
+
+
+class Committed(NamedTuple):
+    """A patch was applied."""
+
+    commit: Commit
+    scope: tuple[str, ...] = ()
+
+
+class Forked(NamedTuple):
+    """A branch split. `branches` are the paths of its children, in the order of `targets`."""
+
+    branch: Path
+    targets: tuple[str, ...]
+    branches: tuple[Path, ...]
+    scope: tuple[str, ...] = ()
+
+
+class Joined(NamedTuple):
+    """Branches became one again at `node`."""
+
+    node: str
+    branches: tuple[Path, ...]
+    branch: Path
+    scope: tuple[str, ...] = ()
+
+
+class ConflictFound(NamedTuple):
+    """A join met a conflict, resolved or not."""
+
+    conflict: MergedConflict
+    scope: tuple[str, ...] = ()
+
+
+class NodeFailed(NamedTuple):
+    """A node, its router or a join raised. Nothing of it was committed."""
+
+    node: str
+    branch: Path
+    execution: str
+    error: BaseException
+    scope: tuple[str, ...] = ()
+
+
+class Emitted(NamedTuple):
+    """A node called `ctx.emit(value)`."""
+
+    node: str
+    branch: Path
+    execution: str
+    value: Any
+    scope: tuple[str, ...] = ()
+
+
+class RunEnded(NamedTuple):
+    """A run came to its end. `status` is `"completed"` or `"failed"`."""
+
+    run_id: str
+    status: str
+    scope: tuple[str, ...] = ()
+
+
+Event = RunStarted | NodeStarted | Committed | Forked | Joined | ConflictFound | NodeFailed | Emitted | RunEnded
