@@ -1,0 +1,64 @@
+# Every target makes the virtual environment that it needs by itself; Python 3.11 or later is all that must be there.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+WORKERS ?= 2
+
+# DSPy's LiteLLM asks the network for a price list when it is imported; nothing here needs it.
+export LITELLM_LOCAL_MODEL_COST_MAP := True
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types docs docs-serve check bench format clean
+
+help:
+	@echo "make demo        a graph runs, forks, joins and is tuned by an optimizer, offline"
+	@echo "make test        all tests and doctests"
+	@echo "make check       lint, types, strict docs build and tests"
+	@echo "make docs        build the site into site/, opens from disk"
+	@echo "make docs-serve  the site with live reload on http://127.0.0.1:8000"
+	@echo "make bench       the benchmarks behind docs/benchmarks.md"
+	@echo "make format      apply the formatter and the safe fixes"
+	@echo "make clean       remove everything that was built, the environment too"
+
+setup: $(READY)
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "dspyer needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) -V). Try: make PYTHON=python3.12 ..."; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+test: $(READY)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+docs: $(READY)
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "the site is in site/index.html"
+
+docs-serve: $(READY)
+	$(BIN)/mkdocs serve
+
+check: lint types docs test
+
+bench: $(READY)
+	$(BIN)/python -m bench
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis $(VENV)
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,18 @@
+"""What every test runs under: no network, no cache left behind by another run, one event loop."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+# Both are read when dspy is imported, so they are set before any test module is.
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+os.environ.setdefault("DSPY_CACHEDIR", tempfile.mkdtemp(prefix="dspyer-tests-"))
+
+import pytest
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Async tests (`@pytest.mark.anyio`) run under asyncio, as DSPy does."""
+    return "asyncio"
