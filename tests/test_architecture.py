@@ -1,0 +1,167 @@
+"""The shape of the package, read from its syntax trees: layers, purity of the core, sizes, no hidden imports."""
+
+from __future__ import annotations
+
+import ast
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "dspyer"
+
+# Imports point down only: a module may import from the groups above its own, and from its own group without a cycle.
+# A package is listed by its name and stands for all modules in it.
+LAYERS: list[set[str]] = [
+    {"errors"},
+    {"_persistent", "values", "encoding", "patch", "events"},
+    {"merge", "policies", "reducers"},
+    {"state", "schema"},
+    {"topology", "rounds"},
+    {"lineage", "schedule", "validation", "pictures"},
+    {"nodes", "tracing", "signatures"},
+    {"graph", "execution", "drivers"},
+    {"program", "run"},
+    {"testing"},
+    {"__init__"},
+]
+DSPY_FROM = 6  # the first group that may know DSPy
+IMPURE = {"dspy", "litellm", "asyncio", "anyio", "threading", "concurrent", "time", "logging", "random", "uuid"}
+
+# An import inside a function needs a reason here: (module, imported name) -> why.
+LOCAL_IMPORTS: dict[tuple[str, str], str] = {
+    ("graph", "dspyer.program"): "Graph.compile() gives what the layer above defines, as users expect of it",
+}
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+IDS = [str(path.relative_to(PACKAGE)) for path in MODULES]
+
+
+def name_of(path: Path) -> str:
+    """The dotted name below the package: `state`, `nodes.function`, `__init__`."""
+    parts = list(path.relative_to(PACKAGE).with_suffix("").parts)
+    if len(parts) > 1 and parts[-1] == "__init__":
+        parts.pop()
+    return ".".join(parts)
+
+
+def layer_of(name: str) -> int:
+    top = name.split(".")[0]
+    for number, group in enumerate(LAYERS):
+        if top in group:
+            return number
+    raise AssertionError(f"dspyer/{name}: give the new module a place in LAYERS of {Path(__file__).name}")
+
+
+def is_typing_only(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def statements(body: list[ast.stmt], inside: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
+    """Every statement that runs, with whether it is inside a function."""
+    for node in body:
+        if is_typing_only(node):
+            continue
+        yield node, inside
+        below = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            children = getattr(node, field, [])
+            for child in children:
+                if isinstance(child, ast.stmt):
+                    yield from statements([child], below)
+                else:  # an except clause or a case
+                    yield from statements(child.body, below)
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """What a module imports when it runs, as absolute dotted names, with whether inside a function."""
+    package = ["dspyer", *path.relative_to(PACKAGE).parent.parts]
+    for node, inside in statements(ast.parse(path.read_text()).body):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, inside) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                deeper = f"{source}.{alias.name}"
+                yield (deeper if is_module(deeper) else source), inside
+
+
+def is_module(dotted: str) -> bool:
+    if not dotted.startswith("dspyer."):
+        return False
+    path = PACKAGE.joinpath(*dotted.split(".")[1:])
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+def own_imports(path: Path) -> set[str]:
+    """The modules of dspyer that a module imports at its top."""
+    found = set()
+    for name, inside in imports(path):
+        if not inside and name.split(".")[0] == "dspyer":
+            found.add(name.removeprefix("dspyer").removeprefix(".") or "__init__")
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=IDS)
+def test_imports_point_down(path: Path) -> None:
+    name = name_of(path)
+    too_high = {other for other in own_imports(path) if layer_of(other) > layer_of(name)}
+    assert not too_high, f"{name} imports from a layer above its own"
+
+
+def test_no_import_cycle() -> None:
+    graph = {name_of(path): own_imports(path) - {name_of(path)} for path in MODULES}
+    done: set[str] = set()
+    while ready := {name for name in graph.keys() - done if graph[name] & graph.keys() <= done}:
+        done |= ready
+    assert not graph.keys() - done, "these modules import each other in a circle"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=IDS)
+def test_the_core_knows_no_dspy_clock_or_thread(path: Path) -> None:
+    name = name_of(path)
+    if layer_of(name) >= DSPY_FROM:
+        pytest.skip("above the core")
+    impure = {imported.split(".")[0] for imported, _ in imports(path)} & IMPURE
+    assert not impure, f"{name} is part of the pure core"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=IDS)
+def test_pyrsistent_has_one_importer(path: Path) -> None:
+    roots = {imported.split(".")[0] for imported, _ in imports(path)}
+    assert "pyrsistent" not in roots or name_of(path) == "_persistent"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=IDS)
+def test_imports_inside_functions_have_a_reason(path: Path) -> None:
+    name = name_of(path)
+    hidden = {(name, imported) for imported, inside in imports(path) if inside}
+    assert hidden <= LOCAL_IMPORTS.keys(), "move the import to the top, or give its reason in LOCAL_IMPORTS"
+
+
+def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of code: the docstring is documentation and does not count."""
+    first = function.body[0]
+    documented = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and len(function.body) > 1
+    start = function.body[1].lineno if documented else function.lineno
+    return (function.end_lineno or start) - start + 1
+
+
+@pytest.mark.parametrize("path", MODULES, ids=IDS)
+def test_functions_are_short(path: Path) -> None:
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    found = {node.name: lines_of(node) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)}
+    long = {name: lines for name, lines in found.items() if lines > 80}
+    assert not long, "split these functions"
+
+
+def test_modules_are_short() -> None:
+    sizes = {name_of(path): len(path.read_text().splitlines()) for path in MODULES}
+    assert not {name: size for name, size in sizes.items() if size > 400}, "split these modules"
+    assert statistics.median(sizes.values()) < 250
+
+
+def test_no_drawer_for_everything() -> None:
+    assert not {name_of(path) for path in MODULES} & {"utils", "helpers", "common", "misc"}

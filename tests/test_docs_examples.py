@@ -1,0 +1,105 @@
+"""Every Python block of the README and of the documentation runs, offline, and prints what the page shows.
+
+The blocks of a page run in order in one module. What a block prints is compared with its `#>` lines, or with the `text` block that
+follows it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import dspy
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^(?P=indent)```\s*?$", re.MULTILINE | re.DOTALL
+)
+
+
+class Block(NamedTuple):
+    line: int  # of the block's first line of code in the page
+    code: str
+    shown: str | None  # the output that the page shows, None for none
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    text = page.read_text()
+    fences = list(FENCE.finditer(text))
+    for number, fence in enumerate(fences):
+        if fence["language"] != "python":
+            continue
+        indent = len(fence["indent"])
+        code = "".join(line[indent:] if line.strip() else "\n" for line in fence["body"].splitlines(keepends=True))
+        yield Block(text.count("\n", 0, fence.start("body")) + 1, code, shown_output(text, fences, number, code))
+
+
+def shown_output(text: str, fences: list[re.Match[str]], number: int, code: str) -> str | None:
+    comments = re.findall(r"^ *#> ?(.*)$", code, re.MULTILINE)
+    if comments:
+        return "\n".join(comments)
+    following = fences[number + 1] if number + 1 < len(fences) else None
+    if following and following["language"] == "text" and not text[fences[number].end() : following.start()].strip():
+        return following["body"]
+    return None
+
+
+def tidy(output: str) -> str:
+    return "\n".join(line.rstrip() for line in output.strip().splitlines())
+
+
+@pytest.fixture
+def namespace(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """A module of the page's own, which its classes can be pickled from; DSPy's settings are put back afterwards."""
+    module = ModuleType("page_" + re.sub(r"\W", "_", request.node.callspec.id))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    yield module
+    dspy.configure(lm=None, adapter=None, callbacks=[])
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(blocks(page))], ids=name_of)
+def test_page(page: Path, namespace: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(page):
+        place = f"{name_of(page)}:{block.line}"
+        # Empty lines before the code make the lines of a traceback, and the sources that DSPy reads, those of the page.
+        code = compile("\n" * (block.line - 1) + block.code, str(page), "exec")
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(code, namespace.__dict__)
+        assert tidy(printed.getvalue()) == tidy(block.shown or ""), f"{place} prints something else"
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page, made from its headings as Markdown renderers do."""
+    found = set()
+    for heading in re.findall(r"^#+ +(.+)$", page.read_text(), re.MULTILINE):
+        words = re.sub(r"[^\w\s-]", "", heading.replace("`", "").lower())
+        found.add(re.sub(r"[\s]+", "-", words.strip()))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    prose = FENCE.sub("", page.read_text())
+    targets = re.findall(r"\]\(([^)\s]+)\)", prose) + re.findall(r"(?:src|srcset|href)=\"([^\"]+)\"", prose)
+    for target in targets:
+        if re.match(r"\w+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        goal = (page.parent / path).resolve() if path else page
+        assert goal.exists(), f"{name_of(page)} links to {target}"
+        if anchor and goal.suffix == ".md":
+            assert anchor in anchors(goal), f"{name_of(page)} links to {target}"

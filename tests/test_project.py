@@ -1,0 +1,86 @@
+"""What belongs together stays together: version and changelog, Makefile and CI, documentation without outside resources."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parent.parent
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+MAKEFILE = (ROOT / "Makefile").read_text()
+MKDOCS = (ROOT / "mkdocs.yml").read_text()
+
+
+def test_the_newest_changelog_entry_is_the_version() -> None:
+    entries = re.findall(r"^## \[([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    released = [entry for entry in entries if entry != "Unreleased"]
+    assert released[0] == PROJECT["version"]
+
+
+def test_runtime_dependencies_are_exactly_four() -> None:
+    names = {Requirement(text).name for text in PROJECT["dependencies"]}
+    assert names == {"dspy", "pydantic", "pyrsistent", "anyio"}
+
+
+@pytest.mark.parametrize("target", ["demo", "test", "check", "docs", "docs-serve", "bench", "clean"])
+def test_make_target(target: str) -> None:
+    assert re.search(rf"^{target}:", MAKEFILE, flags=re.MULTILINE)
+    assert f"make {target} " in MAKEFILE, "`make help` lists it"
+
+
+@pytest.mark.parametrize("target", ["demo", "test", "lint", "types", "docs", "docs-serve", "bench"])
+def test_make_target_prepares_its_environment(target: str) -> None:
+    match = re.search(rf"^{target}:(.*)$", MAKEFILE, flags=re.MULTILINE)
+    assert match
+    assert "$(READY)" in match[1]
+
+
+def test_what_make_runs_exists() -> None:
+    for script in re.findall(r"\$\(BIN\)/python ([\w/]+\.py)", MAKEFILE):
+        assert (ROOT / script).exists(), script
+
+
+def test_ci_runs_the_make_targets() -> None:
+    script = (ROOT / ".ci" / "run").read_text()
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+    for target in ("test", "lint", "types", "docs"):
+        assert re.search(rf"make .*\b{target}\b", script)
+
+
+def test_workflows_cover_the_supported_pythons() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "tests.yml").read_text()
+    for classifier in PROJECT["classifiers"]:
+        if match := re.search(r":: (3\.\d+)$", classifier):
+            assert f'"{match[1]}"' in workflow
+
+
+def test_the_site_asks_nobody_else() -> None:
+    assert re.search(r"^strict: true$", MKDOCS, flags=re.MULTILINE)
+    assert re.search(r"font: false", MKDOCS)
+    assert "use_directory_urls: false" in MKDOCS
+    for line in MKDOCS.splitlines():
+        if re.search(r"\b(extra_css|extra_javascript|logo|favicon)\b", line):
+            assert "http" not in line
+    styles = "".join(path.read_text() for path in (ROOT / "docs").rglob("*.css"))
+    assert not re.search(r"@import|url\(\s*['\"]?(https?:)?//", styles)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda path: path.name)
+def test_pages_embed_nothing_from_outside(page: Path) -> None:
+    text = page.read_text()
+    assert not re.search(r"!\[[^\]]*\]\(https?:|<(img|script|iframe|link)[^>]*https?:", text)
+    assert "```mermaid" not in text, "the theme would load a script for it; draw an SVG"
+
+
+@pytest.mark.parametrize("picture", sorted((ROOT / "docs").rglob("*.svg")), ids=lambda path: path.name)
+def test_pictures_are_self_contained_and_described(picture: Path) -> None:
+    text = picture.read_text()
+    assert "<title" in text, "a picture says what it shows"
+    assert "prefers-color-scheme" in text, "and is readable in light and dark"
+    outside = re.findall(r"(?:href|src)=\"(https?:[^\"]+)", text)
+    assert not outside
