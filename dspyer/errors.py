@@ -11,9 +11,10 @@
     ├── NodeOutputError (ValueError)        a node: wrong type, unknown key, write without permission
     ├── MergeConflictError (ValueError)     a merge: two sides changed one path, policy "raise"
     ├── RouteError (ValueError)             a router or `goto`: an unknown target, or none
-    └── LimitError (RuntimeError)           a run went on for too long
-        ├── StepLimitError                      the longest chain of commits passed `max_steps`
-        └── CallLimitError                      the node calls passed `max_calls`
+    ├── LimitError (RuntimeError)           a run went on for too long
+    │   ├── StepLimitError                      the longest chain of commits passed `max_steps`
+    │   └── CallLimitError                      the node calls passed `max_calls`
+    └── ScriptError (AssertionError)        a test: an LM call off the script, or an answer that was not used
 
 An exception that a node raises itself is never wrapped: it reaches the caller as it is, with a note (PEP 678) that names node,
 branch and attempt.
@@ -21,7 +22,8 @@ branch and attempt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
+from difflib import get_close_matches
 
 
 class DspyerError(Exception):
@@ -121,3 +123,46 @@ class StepLimitError(LimitError):
 
 class CallLimitError(LimitError):
     """The node calls of a run passed `max_calls`."""
+
+
+class ScriptError(DspyerError, AssertionError):
+    """A `dspyer.testing.ScriptedLM` was called off its script, or not called enough."""
+
+
+def brief(value: object, limit: int = 60) -> str:
+    """How a value is shown in errors: whole when it is small, else its keys and size.
+
+    Example:
+        >>> brief({"a": 1})
+        "{'a': 1}"
+        >>> brief(["x" * 40, "y" * 40])
+        'list of 2 items'
+    """
+    name = type(value).__name__
+    if isinstance(value, (str, bytes)):
+        unit = "characters" if isinstance(value, str) else "bytes"
+        return repr(value) if len(value) <= limit else f"{value[: limit // 2]!r}... ({len(value)} {unit})"
+    if isinstance(value, (Mapping, Sequence, Set)):
+        kind = {"FrozenDict": "dict", "FrozenList": "list"}.get(name, name)
+        if len(value) <= 6:
+            plain = dict(value) if kind == "dict" else list(value) if kind == "list" else value
+            text = repr(plain)
+            if len(text) <= limit:
+                return text
+        if isinstance(value, Mapping):
+            keys = [repr(key) for key, _ in zip(value, range(6), strict=False)]
+            return f"{kind} of {len(value)} keys: {', '.join(keys)}{', ...' if len(value) > 6 else ''}"
+        return f"{kind} of {len(value)} items"
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit // 2]}... ({name})"
+
+
+def suggestion(name: object, known: Iterable[object]) -> str:
+    """A sentence that offers near matches of an unknown name, empty if there is none.
+
+    Example:
+        >>> suggestion("qestion", ["question", "answer"])
+        " Did you mean 'question'?"
+    """
+    near = get_close_matches(str(name), [str(other) for other in known], n=3)
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

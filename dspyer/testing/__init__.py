@@ -1,0 +1,7 @@
+"""What tests and examples need offline: LMs that answer without a network."""
+
+from __future__ import annotations
+
+from dspyer.testing.scripted import Asks, LMCall, ScriptedLM, UnexpectedCallError
+
+__all__ = ["Asks", "LMCall", "ScriptedLM", "UnexpectedCallError"]

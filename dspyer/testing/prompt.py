@@ -1,0 +1,277 @@
+"""What a prompt says: fields, instructions, demonstrations and the inputs at hand, read from the messages alone.
+
+The messages are those of DSPy's Chat, JSON and XML adapters. Any other text is a plain prompt without fields.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
+
+from pydantic_core import to_jsonable_python
+
+Form = Literal["chat", "json", "xml", "plain"]
+Kind = Literal["text", "choice", "bool", "number", "json"]
+
+_FIELD = re.compile(r"^\d+\. `(\w+)` \((.*?)\):(?: (.*))?$")
+_HEADER = re.compile(r"^\[\[ ## (\w+) ## \]\][ \t]*", re.MULTILINE)
+_TAG = re.compile(r"<(\w+)>\n?(.*?)\n?</\1>", re.DOTALL)
+_NOTE = re.compile(r"\{(\w+)\} +# note: the value you produce (.*)")
+_OBJECTIVE = "In adhering to this structure, your objective is: "
+_REQUEST = re.compile(r"(?:^|\n\n)Respond with (?:a JSON object|the corresponding output fields)[^\n]*(?:\n|\Z)")
+_MISSING = ("Not supplied for this particular example.", "Not supplied for this conversation history message.")
+
+
+class Turn(NamedTuple):
+    """One message of a prompt: `role` is `"system"`, `"user"` or `"assistant"`."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field as the prompt describes it.
+
+    Attributes:
+        name: name of the field.
+        type: the type as the prompt spells it, for example `"list[str]"`.
+        about: the description, empty if there is none.
+        kind: what an answer has to look like.
+        choices: the allowed values of a choice, as text.
+        schema: the JSON schema that the prompt shows, None if it shows none.
+    """
+
+    name: str
+    type: str
+    about: str
+    kind: Kind
+    choices: tuple[str, ...] = ()
+    schema: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """A demonstration: texts by field name. A field that it does not supply is left out."""
+
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Everything that a prompt says.
+
+    Attributes:
+        turns: the messages, as they came.
+        form: how the answer has to be written.
+        instructions: the task, as the signature states it.
+        input_fields: the fields of the inputs.
+        output_fields: the fields that are asked for, none for a plain prompt.
+        demos: the demonstrations, first to last.
+        inputs: the current inputs as text; of a plain prompt, `{"prompt": ...}`.
+    """
+
+    turns: tuple[Turn, ...]
+    form: Form
+    instructions: str
+    input_fields: tuple[Field, ...]
+    output_fields: tuple[Field, ...]
+    demos: tuple[Demo, ...]
+    inputs: Mapping[str, str]
+
+    @property
+    def asks(self) -> tuple[str, ...]:
+        """Names of the fields that are asked for."""
+        return tuple(field.name for field in self.output_fields)
+
+
+class _Task(NamedTuple):
+    instructions: str
+    inputs: tuple[Field, ...]
+    outputs: tuple[Field, ...]
+
+
+def read_prompt(turns: Sequence[Turn]) -> Prompt:
+    """Reads the messages of one call.
+
+    Args:
+        turns: the messages in order, a system message first if there is one.
+
+    Returns:
+        The prompt. Messages that no known adapter wrote give a plain prompt.
+    """
+    system = turns[0].content if turns and turns[0].role == "system" else ""
+    rest = turns[1:] if system else turns
+    last = rest[-1].content if rest else ""
+    task = _read_task(system)
+    if not task.outputs:
+        return Prompt(tuple(turns), "plain", system, (), (), (), MappingProxyType({"prompt": last}))
+    form = _form_of(last, system)
+    asked = frozenset(field.name for field in task.inputs)
+    demos = tuple(_read_demos(rest[:-1], form, asked, frozenset(field.name for field in task.outputs)))
+    inputs = MappingProxyType(_read_fields(_without_request(last), form, asked))
+    return Prompt(tuple(turns), form, task.instructions, task.inputs, task.outputs, demos, inputs)
+
+
+def write_answer(prompt: Prompt, values: Mapping[str, object]) -> str:
+    """Writes values of the asked fields in the form that the prompt asks for.
+
+    Args:
+        prompt: the prompt that is answered.
+        values: a value per field: a text, or anything that pydantic can turn into JSON.
+
+    Returns:
+        The text of the answer.
+    """
+    if prompt.form == "chat":
+        parts = [f"[[ ## {name} ## ]]\n{_as_text(value)}" for name, value in values.items()]
+        return "\n\n".join([*parts, "[[ ## completed ## ]]"])
+    if prompt.form == "xml":
+        return "\n\n".join(f"<{name}>\n{_as_text(value)}\n</{name}>" for name, value in values.items())
+    kinds = {field.name: field.kind for field in prompt.output_fields}
+    plain = {name: _as_json(value, kinds.get(name, "text")) for name, value in values.items()}
+    return json.dumps(plain, ensure_ascii=False)
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    plain = to_jsonable_python(value, fallback=str)
+    return json.dumps(plain, ensure_ascii=False) if isinstance(plain, dict | list) else str(plain)
+
+
+def _as_json(value: object, kind: Kind) -> object:
+    if not isinstance(value, str) or kind in ("text", "choice"):
+        return to_jsonable_python(value, fallback=str)
+    try:
+        return json.loads(value.lower() if kind == "bool" else value)
+    except ValueError:
+        return value
+
+
+def _form_of(last: str, system: str) -> Form:
+    if "Respond with a JSON object" in last or "Outputs will be a JSON object" in system:
+        return "json"
+    return "chat" if "[[ ## completed ## ]]" in system else "xml"
+
+
+def _without_request(content: str) -> str:
+    requests = list(_REQUEST.finditer(content))
+    return content[: requests[-1].start()] if requests else content
+
+
+def _read_demos(turns: Sequence[Turn], form: Form, asked: frozenset[str], given: frozenset[str]) -> Iterator[Demo]:
+    for user, assistant in pairwise(turns):
+        if (user.role, assistant.role) != ("user", "assistant"):
+            continue
+        outputs = _read_outputs(assistant.content, form, given)
+        supplied = {name: text for name, text in outputs.items() if not text.strip().startswith(_MISSING)}
+        if supplied:
+            yield Demo(MappingProxyType(_read_fields(_without_request(user.content), form, asked)), supplied)
+
+
+def _read_outputs(content: str, form: Form, names: frozenset[str]) -> dict[str, str]:
+    if form != "json":
+        return _read_fields(content, form, names)
+    try:
+        values = json.loads(content)
+    except ValueError:
+        return {}
+    return {k: _as_text(v) for k, v in values.items() if k in names} if isinstance(values, dict) else {}
+
+
+def _read_fields(content: str, form: Form, names: frozenset[str]) -> dict[str, str]:
+    """The fields of one message. Only the first header of a known name counts: inputs may quote other prompts."""
+    if form == "xml":
+        return {name: text.strip() for name, text in _TAG.findall(content) if name in names}
+    heads: list[re.Match[str]] = []
+    for match in _HEADER.finditer(content):
+        name = match.group(1)
+        if name == "completed" or (name in names and name not in {head.group(1) for head in heads}):
+            heads.append(match)
+    ends = [head.start() for head in heads[1:]] + [len(content)]
+    return {
+        head.group(1): content[head.end() : end].strip()
+        for head, end in zip(heads, ends, strict=True)
+        if head.group(1) in names
+    }
+
+
+@lru_cache(maxsize=512)
+def _read_task(system: str) -> _Task:
+    head, found, objective = system.partition(_OBJECTIVE)
+    given, asked, outputs = head.partition("\nYour output fields are:\n")
+    if not asked:
+        return _Task(system, (), ())
+    listing = re.split(r"\n(?:All interactions|\n)", outputs, maxsplit=1)[0]
+    notes = _read_notes(outputs)
+    instructions = textwrap.dedent(objective.strip("\n")).strip() if found else ""
+    inputs = tuple(_list_fields(given.splitlines(), {}))
+    return _Task(instructions, inputs, tuple(_list_fields(listing.splitlines(), notes)))
+
+
+def _list_fields(lines: Iterable[str], notes: Mapping[str, str]) -> Iterator[Field]:
+    current: list[str] | None = None
+    for line in [*lines, "0. `end` (str):"]:
+        match = _FIELD.match(line)
+        if match:
+            if current:
+                yield _field(current[0], current[1], "\n".join(current[2:]).strip(), notes.get(current[0], ""))
+            current = [match.group(1), match.group(2), match.group(3) or ""]
+        elif current:
+            current.append(line)
+
+
+def _read_notes(structure: str) -> dict[str, str]:
+    """What the prompt notes on the values of its output fields, by name."""
+    start = structure.find("Outputs will be a JSON object with the following fields.")
+    brace = structure.find("{", start) if start >= 0 else -1
+    lines: Iterable[str] = structure.splitlines()
+    if brace >= 0:
+        try:
+            shown, _ = json.JSONDecoder().raw_decode(structure, brace)
+            lines = [str(text) for text in shown.values()]
+        except (ValueError, AttributeError):
+            pass  # another adapter's way to show the structure: the lines are read as they are
+    return {match.group(1): match.group(2) for line in lines if (match := _NOTE.search(line))}
+
+
+def _field(name: str, type_: str, about: str, note: str) -> Field:
+    choices = _literal_values(type_)
+    if not choices and " one of: " in note:
+        choices = tuple(note.split(" one of: ", 1)[1].split("; "))
+    if choices and "[" not in type_.removeprefix("Literal[").removeprefix("Union[Literal["):
+        return Field(name, type_, about, "choice", choices)
+    if type_ == "bool":
+        return Field(name, type_, about, "bool", ("True", "False"))
+    if type_ in ("int", "float"):
+        return Field(name, type_, about, "number")
+    marker = "must adhere to the JSON schema: "
+    if marker in note:
+        schema = json.loads(note.split(marker, 1)[1])
+        return Field(name, type_, about, "json", choices, MappingProxyType(schema))
+    return Field(name, type_, about, "text")
+
+
+def _literal_values(type_: str) -> tuple[str, ...]:
+    start = type_.find("Literal[")
+    if start < 0:
+        return ()
+    end = type_.find("]", start)
+    while end >= 0:
+        try:
+            values = ast.literal_eval(type_[start + len("Literal") : end + 1])
+        except (ValueError, SyntaxError):
+            end = type_.find("]", end + 1)  # a bracket inside a value
+            continue
+        return tuple(str(value) for value in values)
+    return ()
