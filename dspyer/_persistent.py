@@ -1,0 +1,332 @@
+"""Persistent containers: every change gives a new one that shares what did not change.
+
+Small maps are dicts that are copied, large ones a trie of dicts; short sequences are tuples, long ones pyrsistent's vector in its
+Python form. pyrsistent's C vector, and so every `PMap`, is left out on purpose: the garbage collector walks its whole tree once per
+live version, so that a run which keeps its history pays for all versions on every collection.
+
+Maps keep insertion order in every process: each entry of the trie carries the number of its insertion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from typing import Any, Generic, TypeVar, cast, overload
+
+from pyrsistent._pvector import PythonPVector, python_pvector
+
+K = TypeVar("K")
+V = TypeVar("V")
+T = TypeVar("T")
+
+SMALL = 64  # entries up to which copying a dict, or a tuple, beats a tree
+_BITS = 4
+_MASK = (1 << _BITS) - 1
+_LEAF = 16  # entries of a leaf before it splits
+_HASH_BITS = 60  # below this depth all keys of a leaf have one hash: it grows instead
+_ABSENT: Any = object()
+
+Node = Any  # a leaf: dict of key -> (number, value); or a list of 16 nodes
+
+
+class Trie(Generic[K, V]):
+    """A map above `SMALL` entries: lists of 16 nodes over small dicts, chosen by the bits of the key's hash."""
+
+    __slots__ = ("_count", "_next", "_order", "_root")
+
+    _root: Node
+    _count: int
+    _next: int  # number of the next insertion
+    _order: tuple[K, ...] | None  # keys in insertion order, made when first needed, shared by changes of values
+
+    def __init__(self, root: Node, count: int, following: int, order: tuple[K, ...] | None) -> None:
+        self._root = root
+        self._count = count
+        self._next = following
+        self._order = order
+
+    @classmethod
+    def of(cls, entries: Mapping[K, V]) -> Trie[K, V]:
+        """Build from a mapping, in its order."""
+        numbered = {key: (number, value) for number, (key, value) in enumerate(entries.items())}
+        return cls(_grow(numbered, 0), len(numbered), len(numbered), tuple(numbered))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, key: object) -> bool:
+        return self.get(cast(K, key), _ABSENT) is not _ABSENT
+
+    def __getitem__(self, key: K) -> V:
+        value: V = self.get(key, _ABSENT)
+        if value is _ABSENT:
+            raise KeyError(key)
+        return value
+
+    def get(self, key: K, default: Any = None) -> Any:
+        bits = hash(key)
+        node = self._root
+        while type(node) is list:
+            node = node[bits & _MASK]
+            bits >>= _BITS
+        entry = node.get(key)
+        return default if entry is None else entry[1]
+
+    def set(self, key: K, value: V) -> Trie[K, V]:
+        """A map with `key` set; a known key keeps its place."""
+        bits = hash(key)
+        root, parent, index, leaf, shift = _copy_path(self._root, bits)
+        known = leaf.get(key)
+        if known is not None:
+            leaf[key] = (known[0], value)
+            parent[index] = leaf
+            return Trie(root, self._count, self._next, self._order)
+        leaf[key] = (self._next, value)
+        parent[index] = leaf if len(leaf) <= _LEAF else _grow(leaf, shift)
+        return Trie(root, self._count + 1, self._next + 1, None)
+
+    def discard(self, key: K) -> Trie[K, V] | dict[K, V]:
+        """A map without `key`; a plain dict again where few entries are left."""
+        if key not in self:
+            return self
+        if self._count <= SMALL // 2:
+            left = dict(self.items())
+            del left[key]
+            return left
+        root, parent, index, leaf, _ = _copy_path(self._root, hash(key))
+        del leaf[key]
+        parent[index] = leaf
+        return Trie(root, self._count - 1, self._next, None)
+
+    def items(self) -> Iterable[tuple[K, V]]:
+        flat: dict[K, tuple[int, V]] = {}
+        nodes = [self._root]
+        while nodes:
+            node = nodes.pop()
+            if type(node) is list:
+                nodes.extend(node)
+            else:
+                flat.update(node)
+        if self._order is None:
+            self._order = tuple(sorted(flat, key=flat.__getitem__))  # numbers are unique: values are never compared
+        return [(key, flat[key][1]) for key in self._order]
+
+    def keys(self) -> tuple[K, ...]:
+        if self._order is None:
+            self.items()
+        return cast("tuple[K, ...]", self._order)
+
+    def values(self) -> Iterable[V]:
+        return [value for _, value in self.items()]
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self.keys())
+
+
+def _grow(leaf: dict[Any, tuple[int, Any]], shift: int) -> Node:
+    if len(leaf) <= _LEAF or shift >= _HASH_BITS:
+        return leaf
+    children: list[dict[Any, tuple[int, Any]]] = [{} for _ in range(1 << _BITS)]
+    for key, entry in leaf.items():
+        children[(hash(key) >> shift) & _MASK][key] = entry
+    return [_grow(child, shift + _BITS) for child in children]
+
+
+def _copy_path(root: Node, bits: int) -> tuple[Node, Node, int, dict[Any, tuple[int, Any]], int]:
+    """Copy the nodes from the root down to the leaf of a hash; gives root, parent of the leaf, index in it, leaf, depth in bits."""
+    top = parent = root.copy()
+    index = bits & _MASK
+    node = parent[index]
+    shift = _BITS
+    bits >>= _BITS
+    while type(node) is list:
+        node = node.copy()
+        parent[index] = node
+        parent = node
+        index = bits & _MASK
+        node = parent[index]
+        shift += _BITS
+        bits >>= _BITS
+    return top, parent, index, node.copy(), shift
+
+
+MapData = dict[K, V] | Trie[K, V]
+
+
+def as_map(entries: dict[K, V]) -> MapData[K, V]:
+    """The storage of a map: the dict itself (which nobody may change any more), or a trie."""
+    return entries if len(entries) <= SMALL else Trie.of(entries)
+
+
+def with_key(data: MapData[K, V], key: K, value: V) -> MapData[K, V]:
+    """A copy of `data` with `key` set."""
+    if type(data) is dict:
+        copy = data.copy()
+        copy[key] = value
+        return copy if len(copy) <= SMALL else Trie.of(copy)
+    return cast("Trie[K, V]", data).set(key, value)
+
+
+def without_key(data: MapData[K, V], key: K) -> MapData[K, V]:
+    """A copy of `data` without `key`; `data` itself where the key is unknown."""
+    if type(data) is not dict:
+        return cast("Trie[K, V]", data).discard(key)
+    if key not in data:
+        return data
+    copy = data.copy()
+    del copy[key]
+    return copy
+
+
+class PersistentMap(Generic[K, V]):
+    """An insertion-ordered map; a change gives a new one and costs by the change, not by the size.
+
+    Example:
+        >>> one = PersistentMap({"a": 1})
+        >>> two = one.set("b", 2)
+        >>> list(one.items()), list(two.items())
+        ([('a', 1)], [('a', 1), ('b', 2)])
+    """
+
+    __slots__ = ("_data",)
+
+    _data: MapData[K, V]
+
+    def __init__(self, entries: Mapping[K, V] | Iterable[tuple[K, V]] = ()) -> None:
+        self._data = as_map(dict(entries))
+
+    @classmethod
+    def _of(cls, data: MapData[K, V]) -> PersistentMap[K, V]:
+        new = object.__new__(cls)
+        new._data = data
+        return new
+
+    def get(self, key: K, default: Any = None) -> Any:
+        return self._data.get(key, default)
+
+    def set(self, key: K, value: V) -> PersistentMap[K, V]:
+        """A map with `key` set to `value`; a known key keeps its place in the order."""
+        return PersistentMap._of(with_key(self._data, key, value))
+
+    def discard(self, key: K) -> PersistentMap[K, V]:
+        """A map without `key`; the same map where the key is unknown."""
+        data = without_key(self._data, key)
+        return self if data is self._data else PersistentMap._of(data)
+
+    def keys(self) -> KeysView[K] | tuple[K, ...]:
+        return self._data.keys()
+
+    def items(self) -> ItemsView[K, V] | Iterable[tuple[K, V]]:
+        return self._data.items()
+
+    def values(self) -> ValuesView[V] | Iterable[V]:
+        return self._data.values()
+
+    def __getitem__(self, key: K) -> V:
+        return self._data[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._data
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._data)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PersistentMap):
+            return NotImplemented
+        return self._data is other._data or dict(self.items()) == dict(other.items())
+
+    __hash__ = None  # type: ignore[assignment]  # values may be unhashable
+
+    def __repr__(self) -> str:
+        return f"PersistentMap({dict(self.items())!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:  # hashes differ between processes, so the trie is rebuilt
+        return PersistentMap, (dict(self.items()),)
+
+    def __copy__(self) -> PersistentMap[K, V]:
+        return self
+
+
+SequenceData = Any  # a tuple, or a PythonPVector
+
+
+def as_sequence(items: Iterable[Any]) -> SequenceData:
+    """The storage of a sequence: a tuple, or a vector above `SMALL` items."""
+    data = tuple(items)
+    return data if len(data) <= SMALL else python_pvector(data)
+
+
+def extended(data: SequenceData, items: tuple[Any, ...]) -> SequenceData:
+    """A sequence with `items` behind `data`."""
+    if type(data) is tuple:
+        return as_sequence(data + items)
+    return data.append(items[0]) if len(items) == 1 else data.extend(items)
+
+
+class PersistentVector(Generic[T]):
+    """A sequence to which appending costs the same whatever its length.
+
+    Example:
+        >>> one = PersistentVector([1])
+        >>> list(one.append(2)), list(one)
+        ([1, 2], [1])
+    """
+
+    __slots__ = ("_data",)
+
+    _data: SequenceData
+
+    def __init__(self, items: Iterable[T] = ()) -> None:
+        self._data = as_sequence(items)
+
+    @classmethod
+    def _of(cls, data: SequenceData) -> PersistentVector[T]:
+        new = object.__new__(cls)
+        new._data = data
+        return new
+
+    def append(self, item: T) -> PersistentVector[T]:
+        return PersistentVector._of(extended(self._data, (item,)))
+
+    def extend(self, items: Iterable[T]) -> PersistentVector[T]:
+        more = tuple(items)
+        return PersistentVector._of(extended(self._data, more)) if more else self
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> PersistentVector[T]: ...
+    def __getitem__(self, index: int | slice) -> T | PersistentVector[T]:
+        if isinstance(index, slice):
+            return PersistentVector(tuple(self._data)[index])
+        return cast(T, self._data[index])
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._data)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PersistentVector):
+            return NotImplemented
+        return self._data is other._data or tuple(self._data) == tuple(other._data)
+
+    __hash__ = None  # type: ignore[assignment]  # items may be unhashable
+
+    def __repr__(self) -> str:
+        return f"PersistentVector({list(self._data)!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PersistentVector, (list(self._data),)
+
+    def __copy__(self) -> PersistentVector[T]:
+        return self
+
+
+def is_vector(data: object) -> bool:
+    """Whether the storage of a sequence is a tree rather than a tuple."""
+    return isinstance(data, PythonPVector)
