@@ -1,0 +1,224 @@
+"""Free texts: sentences taken from the inputs, and instructions built from the examples that a prompt shows."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from dspyer.testing.choosing import fraction
+from dspyer.testing.prompt import Field, Prompt
+from dspyer.testing.text import content_words, index_of, sentences, stem
+
+Example = tuple[tuple[str, str], ...]  # (field, value) pairs
+Hints = dict[str, dict[str, list[str]]]  # field -> value -> words
+
+_INSTRUCTION = re.compile(r"instruction|rule|advice|tip\b|guideline|observation|description|summary", re.IGNORECASE)
+_DEMANDED = re.compile(r"proposed_|new_|improved_|shortened_|rules$|advice$", re.IGNORECASE)
+_ATTEMPT = re.compile(r"Instruction #\d+: (.*?)\s*Resulting Score #\d+: ([\d.]+)", re.DOTALL)
+_LISTED = re.compile(r"^\s*- (?:(\w+) )?[“\"](.+?)[”\"]: (.+)$", re.MULTILINE)
+_PREFIXED = re.compile(r"^([A-Z]\w*(?: \w+){0,3}|\w+): (.*)$")
+_REPR = re.compile(r"Example\((\{.*?\})\) \(input_keys=", re.DOTALL)
+_LEADS = (
+    "Read the whole input before you decide.",
+    "Decide by what the writer wants to happen next, not by single words.",
+    "Compare the input with the words listed for each value and give the value that fits best.",
+    "Weigh every sentence, the last one most.",
+)
+_VALUE_LENGTH = 30  # characters; longer values are texts, not labels
+_LEARNED = 8  # words per value that an instruction lists
+_KEPT = 24  # words per value after several rounds
+
+
+def extract(prompt: Prompt, field: Field, count: int = 1) -> list[str]:
+    """The sentences of the inputs that have most to do with what is asked.
+
+    The longest input is the source. The other inputs, or else the field's name and the instructions, are the question.
+    """
+    longest = max(prompt.inputs, key=lambda name: len(prompt.inputs[name]), default="")
+    source = list(dict.fromkeys(sentences(_prose(prompt.inputs.get(longest, "")))))
+    if not source:
+        return [""]
+    others = " ".join(_prose(text) for name, text in prompt.inputs.items() if name != longest)
+    question = others or f"{field.name.replace('_', ' ')} {field.about} {prompt.instructions}"
+    index = index_of(tuple(source))
+    asked = index.similarities(question)
+    central = index.similarities(" ".join(source))
+    order = sorted(range(len(source)), key=lambda number: -(asked[number] + 0.2 * central[number]))
+    return [source[number] for number in sorted(order[:count])]
+
+
+def asks_for_instruction(prompt: Prompt, field: Field) -> bool:
+    """Whether a field asks for an instruction, or for what one is made of, rather than for an answer."""
+    if _DEMANDED.search(field.name):
+        return bool(_INSTRUCTION.search(f"{field.name} {field.about}"))
+    return bool(_INSTRUCTION.search(field.name)) and bool(list(examples_in(prompt)) or hints_in(prompt))
+
+
+def write_instruction(prompt: Prompt, seed: str = "") -> str:
+    """An instruction from what the prompt shows: the task as it was, and the words that speak for each value."""
+    base = _base_instruction(prompt)
+    plain = "\n".join(line for line in base.splitlines() if not _LISTED.match(line)).strip()
+    lead = _LEADS[int(fraction(f"lead|{seed}") * len(_LEADS))]
+    lines = [plain] if plain else []
+    if lead not in plain:
+        lines.append(lead)
+    learned = _merged(hints_in(prompt), learn(list(examples_in(prompt)), seed))
+    lines.extend(
+        f'- {field} "{value}": {", ".join(found)}'
+        for field, values in learned.items()
+        for value, found in values.items()
+    )
+    return "\n".join(lines)
+
+
+def learn(examples: Sequence[Example], seed: str = "") -> Hints:
+    """The words that speak for each value of the short fields of some examples."""
+    labels = _label_fields(examples)
+    result: Hints = {}
+    keep = _LEARNED + int(fraction(f"keep|{seed}") * 5) - 2
+    for field in labels:
+        told: dict[str, Counter[str]] = {}
+        for example in examples:
+            value = dict(example).get(field)
+            if value:
+                text = " ".join(other for name, other in example if name not in labels)
+                told.setdefault(value, Counter()).update(set(content_words(text)))
+        spread = Counter(stem(word) for each in told.values() for word in each)
+        for value, counts in told.items():
+            ranked = sorted(counts, key=lambda word: (-counts[word] / spread[stem(word)] ** 1.5, -len(word), word))
+            found = [word for word in ranked if spread[stem(word)] <= max(1, len(told) // 2)][:keep]
+            if found:
+                result.setdefault(field, {})[value] = found
+    return result
+
+
+def hints_in(prompt: Prompt) -> Hints:
+    """The words per value that the inputs of a prompt already list."""
+    result: Hints = {}
+    for text in prompt.inputs.values():
+        for field, value, found in _LISTED.findall(text):
+            result.setdefault(field, {}).setdefault(value, []).extend(found.split(", "))
+    return result
+
+
+def examples_in(prompt: Prompt) -> Iterator[Example]:
+    """The examples that the inputs of a prompt show: as JSON, as reprs of `Example`, or as `name: value` lines."""
+    for text in prompt.inputs.values():
+        if text.startswith("[{"):
+            yield from _json_examples(text)
+        elif _REPR.search(text):
+            yield from _repr_examples(text)
+        else:
+            yield from _line_examples(text)
+
+
+def _json_examples(text: str) -> Iterator[Example]:
+    try:
+        shown = json.loads(text)
+    except ValueError:
+        return
+    graded = [item for item in shown if isinstance(item, dict) and isinstance(item.get("Inputs"), dict)]
+    generated = {str(value) for item in graded for value in _mapping(item.get("Generated Outputs")).values()}
+    for item in graded:
+        pairs = [(name, str(value)) for name, value in item["Inputs"].items()]
+        feedback = str(item.get("Feedback", ""))
+        for name, value in _mapping(item.get("Generated Outputs")).items():
+            right = _corrected(str(value), feedback, generated)
+            if right and name != "reasoning":
+                pairs.append((name, right))
+        yield tuple(pairs)
+
+
+def _corrected(value: str, feedback: str, known: set[str]) -> str:
+    """The right value by the feedback: another value that it names, the given one if it does not object."""
+    named = [other for other in sorted(known) if other != value and re.search(rf"\b{re.escape(other)}\b", feedback)]
+    if len(named) == 1 and len(named[0]) <= _VALUE_LENGTH:
+        return named[0]
+    quoted = re.findall(r"(?:expected|correct|should be|is|was)[^\w'\"]*['\"“]?([\w-]+)", feedback, re.IGNORECASE)
+    other = next((word for word in quoted if word != value and "_" in word), "")
+    objects = re.search(r"\b(not|wrong|incorrect|instead|should|expected)\b", feedback, re.IGNORECASE)
+    return other or ("" if objects else value)
+
+
+def _repr_examples(text: str) -> Iterator[Example]:
+    for shown in _REPR.findall(text):
+        try:
+            values = ast.literal_eval(shown)
+        except (ValueError, SyntaxError):
+            continue
+        yield tuple((str(name), str(value)) for name, value in values.items())
+
+
+def _line_examples(text: str) -> Iterator[Example]:
+    """Blocks of `name: value` lines. A name that comes again begins the next example."""
+    pairs: dict[str, str] = {}
+    last = ""
+    for line in text.splitlines():
+        match = _PREFIXED.match(line)
+        if match:
+            last = match.group(1).lower().replace(" ", "_")
+            if last in pairs:
+                yield tuple(pairs.items())
+                pairs = {}
+            pairs[last] = match.group(2)
+        elif last and line.strip() and not line.startswith(("Input Fields", "Output Fields", "====")):
+            pairs[last] += f"\n{line}"
+    if len(pairs) > 1:
+        yield tuple(pairs.items())
+
+
+def _label_fields(examples: Sequence[Example]) -> list[str]:
+    """The fields whose values are short and come again, as far as that can be told from a few examples."""
+    values: dict[str, list[str]] = {}
+    for example in examples:
+        for name, value in example:
+            values.setdefault(name, []).append(value)
+    longest = max((len(value) for each in values.values() for value in each), default=0)
+    return [
+        name
+        for name, found in values.items()
+        if name != "reasoning"
+        and max(map(len, found)) <= min(_VALUE_LENGTH, max(longest - 1, 1))
+        and not all(value.isdigit() for value in found)
+        and (len(found) < 3 or len(set(found)) < len(found))
+    ]
+
+
+def _base_instruction(prompt: Prompt) -> str:
+    for name, text in prompt.inputs.items():
+        attempts = _ATTEMPT.findall(text)
+        if attempts:
+            best: str = max(attempts, key=lambda attempt: float(attempt[1]))[0]
+            return best
+        if name in ("basic_instruction", "current_instruction", "instruction"):
+            return text
+    return ""
+
+
+def _merged(old: Hints, new: Hints) -> Hints:
+    result: Hints = {}
+    for hints in (old, new):
+        for field, values in hints.items():
+            for value, found in values.items():
+                kept = result.setdefault(field, {}).setdefault(value, [])
+                kept.extend(word for word in found if word not in kept)
+                del kept[:-_KEPT]
+    return result
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _prose(text: str) -> str:
+    """A JSON list of texts as lines, any other text as it is."""
+    if text.startswith("["):
+        try:
+            items = json.loads(text)
+        except ValueError:
+            return text
+        return "\n".join(item if isinstance(item, str) else json.dumps(item, ensure_ascii=False) for item in items)
+    return text
