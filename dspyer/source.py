@@ -1,0 +1,291 @@
+"""The class of one compiled graph, whose source is the user's graph and not the code that runs it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import inspect
+import re
+import sys
+import textwrap
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import dspy
+from pydantic import BaseModel
+
+ModuleType = TypeVar("ModuleType", bound=dspy.Module)
+
+_classes: weakref.WeakValueDictionary[tuple[type, str, str], type] = weakref.WeakValueDictionary()
+_classes_lock = threading.Lock()
+_TEXT = "__dspyer_text__"
+
+
+def source_class(name: str, base: type[ModuleType], text: str) -> type[ModuleType]:
+    """Make a subclass of `base` for which `inspect.getsource` gives `text`.
+
+    MIPROv2, SIMBA and Refine show the source of a program's class to a language model. All programs with the same
+    name and text share one class for as long as one of them lives.
+
+    Args:
+        name: name of the graph; characters that no class name has become underscores.
+        base: the class that does the work.
+        text: Python text that begins with a class of that name, as `graph_text` gives it.
+
+    Returns:
+        The class. Programs of it are pickled with `reduce_program`.
+
+    Example:
+        >>> import inspect
+        >>> Chain = source_class("Chain", dspy.Module, "class Chain(dspy.Module):\\n    'a -> b'\\n")
+        >>> print(inspect.getsource(Chain))
+        class Chain(dspy.Module):
+            'a -> b'
+        <BLANKLINE>
+    """
+    name = class_name(name)
+    with _classes_lock:
+        known = _classes.get((base, name, text))
+        if known is not None:
+            return known
+        module = _text_module(name, text)
+        namespace = {"__module__": module.__name__, "__qualname__": name, "__doc__": base.__doc__, "__firstlineno__": 1}
+        metaclass: Any = type(base)
+        made: type[ModuleType] = metaclass(name, (base,), {**namespace, _TEXT: text})
+        _classes[base, name, text] = made
+        sys.modules[module.__name__] = module
+        weakref.finalize(made, _forget, module).atexit = False
+        return made
+
+
+def reduce_program(program: dspy.Module) -> tuple[Any, ...]:
+    """Pickle a program whose class was made by `source_class`: what its `__reduce__` returns.
+
+    Args:
+        program: the program.
+
+    Returns:
+        Recipe and state: the class is made again from its base, name and text, also in another process.
+    """
+    made = type(program)
+    return _bare, (made.__bases__[0], made.__name__, made.__dict__[_TEXT]), program.__getstate__()
+
+
+def class_name(name: str) -> str:
+    """Give the class name for the name of a graph."""
+    plain = re.sub(r"\W", "_", name)
+    return plain if plain.isidentifier() else f"Graph_{plain}".rstrip("_")
+
+
+def _bare(base: type[dspy.Module], name: str, text: str) -> dspy.Module:
+    made: Any = source_class(name, base, text)
+    return made.__new__(made)
+
+
+class _Text:
+    """A module loader that knows the text: `linecache` asks it whenever its cache was cleared."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def get_source(self, _module: str) -> str:
+        return self.text
+
+
+def _text_module(name: str, text: str) -> types.ModuleType:
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    module = types.ModuleType(f"dspyer.compiled.{name}_{digest}")
+    module.__file__ = f"dspyer-compiled/{name}_{digest}.py"  # inspect wants a name; there is no such file
+    module.__loader__ = _Text(text)  # type: ignore[assignment]
+    return module
+
+
+def _forget(module: types.ModuleType) -> None:
+    if sys.modules.get(module.__name__) is module:
+        del sys.modules[module.__name__]
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionText:
+    """A function node with its bound modules, as `graph_text` shows it."""
+
+    function: Callable[..., object]
+    modules: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MapText:
+    """A node that runs once per item of a field, as `graph_text` shows it."""
+
+    node: object
+    over: str
+    item: str
+    into: str
+
+
+class EdgeText(NamedTuple):
+    """An edge, a fork or a router, as `graph_text` shows it."""
+
+    source: str
+    targets: tuple[str, ...]
+    router: object = None
+    labels: Mapping[Any, str] | None = None
+
+
+def graph_text(
+    name: str, *, schema: type[BaseModel] | None, nodes: Mapping[str, object], edges: Sequence[EdgeText], doc: str = ""
+) -> str:
+    """Write a graph as the class that a program by hand would have been.
+
+    The text is for language models to read and is never run: the calls that build the graph, then the schema and the
+    source of the functions.
+
+    Args:
+        name: name of the graph.
+        schema: model of the state.
+        nodes: by name a function, a module, a `FunctionText` or a `MapText`.
+        edges: all edges in the order of declaration.
+        doc: what the graph is for, in the user's words.
+
+    Returns:
+        The same text for the same graph in every process.
+    """
+    quoted = doc.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+    about = f"{quoted.strip()}\n\n{_ABOUT}" if doc else _ABOUT
+    sources: dict[str, None] = {}  # a set in order
+    if schema is not None:
+        sources[_source_of(schema) or _schema_text(schema)] = None
+    calls = [f"graph = Graph({schema.__name__ if schema is not None else ''})"]
+    calls += [_node_call(node_name, node, sources) for node_name, node in nodes.items()]
+    calls += [_edge_call(edge, sources) for edge in edges]
+    body = [f'"""{about}\n"""', "def __init__(self):\n" + textwrap.indent("\n".join(calls), "    "), *sources]
+    return f"class {class_name(name)}(dspy.Module):\n" + textwrap.indent("\n\n".join(body), "    ") + "\n"
+
+
+_ABOUT = (
+    "A graph of nodes over one shared state. A node reads fields of the state and writes others.\n\n"
+    "The targets of one edge run in parallel, each on the state as it was before them; branches that arrive at the\n"
+    "same node join there, and it runs once on what they wrote together."
+)
+
+
+def _node_call(name: str, node: object, sources: dict[str, None]) -> str:
+    if isinstance(node, MapText):
+        inner = _value_text(node.node, sources)
+        return f'graph.add_map("{name}", {inner}, over="{node.over}", item="{node.item}", into="{node.into}")'
+    if isinstance(node, FunctionText):
+        modules = ", ".join(f'"{local}": {_value_text(module, sources)}' for local, module in node.modules.items())
+        bound = f", modules={{{modules}}}" if modules else ""
+        return f'graph.add_node("{name}", {_value_text(node.function, sources)}{bound})'
+    return f'graph.add_node("{name}", {_value_text(node, sources)})'
+
+
+def _edge_call(edge: EdgeText, sources: dict[str, None]) -> str:
+    source = _place(edge.source)
+    if edge.router is None:
+        targets = [_place(target) for target in edge.targets]
+        return f"graph.add_edge({source}, {targets[0] if len(targets) == 1 else '[' + ', '.join(targets) + ']'})"
+    router = repr(edge.router) if isinstance(edge.router, str) else _value_text(edge.router, sources)
+    if edge.labels is None:
+        ways = "[" + ", ".join(_place(target) for target in edge.targets) + "]"
+    else:
+        ways = "{" + ", ".join(f"{label!r}: {_place(target)}" for label, target in edge.labels.items()) + "}"
+    return f"graph.add_conditional_edges({source}, {router}, {ways})"
+
+
+def _place(node: str) -> str:
+    return node if node in {"START", "END"} else f'"{node}"'
+
+
+def _value_text(value: object, sources: dict[str, None]) -> str:
+    """How a call names a function or module; what it names is added to the sources."""
+    if isinstance(value, FunctionText):
+        return _value_text(value.function, sources)
+    if isinstance(value, dspy.Module):
+        return _module_text(value)
+    if isinstance(value, functools.partial):
+        return f"partial({_value_text(value.func, sources)})"
+    if not inspect.isroutine(value):
+        sources[_source_of(type(value)) or f"class {type(value).__name__}: ..."] = None
+        return f"{type(value).__name__}()"
+    function = getattr(value, "__func__", value)
+    name = str(getattr(function, "__name__", "function"))
+    if name == "<lambda>":
+        return _lambda_text(function)
+    sources[_source_of(function) or f"def {name}{_parameters(function)}: ..."] = None
+    return name
+
+
+def _module_text(module: dspy.Module) -> str:
+    kind = type(module).__name__
+    signature = getattr(module, "signature", None) or getattr(getattr(module, "predict", None), "signature", None)
+    if signature is None:
+        return f"{kind}()"
+    prefix = "dspy." if getattr(dspy, kind, None) is type(module) else ""
+    sides = [
+        ", ".join(_field_text(name, info.annotation) for name, info in fields.items() if name != "reasoning")
+        for fields in (signature.input_fields, signature.output_fields)
+    ]
+    return f'{prefix}{kind}("{sides[0]} -> {sides[1]}")'
+
+
+def _field_text(name: str, annotation: object) -> str:
+    return name if annotation is str else f"{name}: {inspect.formatannotation(annotation)}".replace("typing.", "")
+
+
+def _schema_text(schema: type[BaseModel]) -> str:
+    fields = [_field_text(name, info.annotation) for name, info in schema.model_fields.items()]
+    lines = [text if ":" in text else f"{text}: str" for text in fields] or ["pass"]
+    return f"class {schema.__name__}(BaseModel):\n" + textwrap.indent("\n".join(lines), "    ")
+
+
+def _parameters(function: Callable[..., object]) -> str:
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (ValueError, TypeError):  # a built-in function without a signature
+        names = ["..."]
+    return "(" + ", ".join(names) + ")" if names != ["..."] else "(*args)"
+
+
+def _source_of(value: Any) -> str | None:
+    try:
+        text = textwrap.dedent(inspect.getsource(value)).strip()
+        ast.parse(textwrap.indent(text, "    ").join(["class _:\n", "\n"]))
+    except (OSError, TypeError, SyntaxError):  # typed into a prompt, built in, or a part of a statement
+        return None
+    return text
+
+
+def _lambda_text(function: Callable[..., object]) -> str:
+    """The lambda alone out of the statement that has it, if there is no doubt which one it is."""
+    names = list(inspect.signature(function).parameters)
+    try:
+        text = textwrap.dedent(inspect.getsource(function)).strip()
+    except (OSError, TypeError):
+        text = ""
+    found = {ast.unparse(node) for node in _lambdas(text) if [*_argument_names(node.args)] == names}
+    return found.pop() if len(found) == 1 else f"lambda {', '.join(names)}: ..."
+
+
+def _lambdas(text: str) -> Iterator[ast.Lambda]:
+    """Each lambda in a piece of text that need not be a whole statement: the longest expression that parses."""
+    for start in (match.start() for match in re.finditer(r"\blambda\b", text)):
+        for end in range(len(text), start, -1):
+            try:
+                tree = ast.parse(f"({text[start:end]}\n)", mode="eval")
+            except SyntaxError:
+                continue
+            if isinstance(tree.body, ast.Lambda):
+                yield tree.body
+                break
+
+
+def _argument_names(arguments: ast.arguments) -> Iterator[str]:
+    for argument in [*arguments.posonlyargs, *arguments.args, arguments.vararg, *arguments.kwonlyargs, arguments.kwarg]:
+        if argument is not None:
+            yield argument.arg
