@@ -1,0 +1,284 @@
+"""Draws the pictures of the documentation: `python docs/pictures/draw.py` writes docs/img/*.svg.
+
+Each picture is a card with a ground of its own, so that it is readable on any page, and follows the reader's light or dark
+setting.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+
+OUT = Path(__file__).parent.parent / "img"
+
+STYLE = """
+  text { font-family: system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; font-size: 14px; fill: #1f2430 }
+  .code { font-family: ui-monospace, "SFMono-Regular", Menlo, "DejaVu Sans Mono", monospace; font-size: 12.5px }
+  .small { font-size: 12px }
+  .title { font-weight: 600 }
+  .quiet { fill: #667085 }
+  .ground { fill: #ffffff; stroke: #e3e6ee }
+  .box { fill: #f5f6fb; stroke: #aab1c6; stroke-width: 1.2 }
+  .left { fill: #e7f1ff; stroke: #3f7fd6; stroke-width: 1.2 }
+  .right { fill: #fff1e2; stroke: #d98324; stroke-width: 1.2 }
+  .join { fill: #e9f7ec; stroke: #3f9b57; stroke-width: 1.2 }
+  .band { fill: #f8f9fd; stroke: #e3e6ee }
+  .line { fill: none; stroke: #6b7389; stroke-width: 1.6 }
+  .line.l { stroke: #3f7fd6 } .line.r { stroke: #d98324 } .line.j { stroke: #3f9b57 }
+  .back { stroke-dasharray: 5 4 }
+  .head { fill: #6b7389 }
+  .tl { fill: #2160b5 } .tr { fill: #a85c0a } .tj { fill: #2c7a42 }
+  .gone { text-decoration: line-through; fill: #98a0b3 }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #e6e8ef }
+    .quiet { fill: #9aa3b8 }
+    .ground { fill: #1c1f29; stroke: #333847 }
+    .box { fill: #272b38; stroke: #5b647d }
+    .left { fill: #1b2d47; stroke: #5b9bf0 }
+    .right { fill: #40301c; stroke: #e9a254 }
+    .join { fill: #1d3626; stroke: #62bf7c }
+    .band { fill: #222632; stroke: #333847 }
+    .line { stroke: #97a0b8 }
+    .line.l { stroke: #5b9bf0 } .line.r { stroke: #e9a254 } .line.j { stroke: #62bf7c }
+    .head { fill: #97a0b8 }
+    .tl { fill: #8dbcff } .tr { fill: #f2ba7c } .tj { fill: #86d79c }
+    .gone { fill: #6f7890 }
+  }
+"""
+
+
+class Picture:
+    """One SVG file: shapes are added in drawing order."""
+
+    def __init__(self, name: str, width: int, height: int, title: str) -> None:
+        self.name, self.width, self.height, self.title = name, width, height, title
+        self.parts: list[str] = []
+
+    def add(self, part: str) -> None:
+        self.parts.append(part)
+
+    def text(self, x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> None:
+        self.add(f'<text x="{x}" y="{y}" class="{kind}" text-anchor="{anchor}" xml:space="preserve">{escape(words)}</text>')
+
+    def box(self, x: float, y: float, w: float, h: float, words: str = "", kind: str = "box", rx: float = 8) -> None:
+        self.add(f'<rect x="{x}" y="{y}" width="{w}" height="{h}" rx="{rx}" class="{kind}"/>')
+        if words:
+            self.text(x + w / 2, y + h / 2 + 5, words, "title" if kind == "title" else "", "middle")
+
+    def dot(self, x: float, y: float, kind: str = "box", r: float = 8) -> None:
+        self.add(f'<circle cx="{x}" cy="{y}" r="{r}" class="{kind}"/>')
+
+    def path(self, d: str, kind: str = "", head: bool = True) -> None:
+        marker = ' marker-end="url(#head)"' if head else ""
+        self.add(f'<path d="{d}" class="line {kind}"{marker}/>')
+
+    def save(self) -> None:
+        body = "\n".join(f"  {part}" for part in self.parts)
+        OUT.joinpath(f"{self.name}.svg").write_text(
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" width="{self.width}" '
+            f'height="{self.height}" role="img" aria-labelledby="title">\n'
+            f'  <title id="title">{escape(self.title)}</title>\n'
+            f"  <style>{STYLE}  </style>\n"
+            '  <defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+            'orient="auto-start-reverse"><path d="M0 0.5 L8 4 L0 7.5 z" class="head"/></marker></defs>\n'
+            f'  <rect x="0.5" y="0.5" width="{self.width - 1}" height="{self.height - 1}" rx="12" class="ground"/>\n'
+            f"{body}\n</svg>\n"
+        )
+
+
+def run() -> None:
+    """A run as a history of commits: one lane per branch."""
+    p = Picture("run", 860, 300, "A run: search forks into answer and audit, judge joins them; every commit has an author")
+    trunk, top, low = 120, 76, 164
+    p.text(28, trunk + 5, "trunk", "quiet small")
+    p.text(250, top - 24, "branch 0", "tl small")
+    p.text(250, low + 34, "branch 1", "tr small")
+    xs = {"START": 100, "search": 210, "answer": 370, "audit": 370, "join": 530, "judge": 640, "END": 780}
+    p.path(f"M{xs['START']} {trunk} H{xs['search']}", head=False)
+    p.path(f"M{xs['search']} {trunk} C270 {trunk} 270 {top} 320 {top} H{xs['answer']}", "l", head=False)
+    p.path(f"M{xs['search']} {trunk} C270 {trunk} 270 {low} 320 {low} H{xs['audit']}", "r", head=False)
+    p.path(f"M{xs['answer']} {top} H420 C470 {top} 470 {trunk} {xs['join']} {trunk}", "l", head=False)
+    p.path(f"M{xs['audit']} {low} H420 C470 {low} 470 {trunk} {xs['join']} {trunk}", "r", head=False)
+    p.path(f"M{xs['join']} {trunk} H{xs['END'] - 12}", "j")
+    for name, y, kind in (("START", trunk, "box"), ("search", trunk, "box"), ("answer", top, "left")):
+        p.dot(xs[name], y, kind)
+    p.dot(xs["audit"], low, "right")
+    p.dot(xs["join"], trunk, "join")
+    p.dot(xs["judge"], trunk, "join")
+    p.text(xs["END"] + 2, trunk + 5, "END", "title")
+    for name, y, place in (("START", trunk, -18), ("answer", top, -18), ("judge", trunk, -18)):
+        p.text(xs[name], y + place, name, "title small", "middle")
+    p.text(xs["search"] - 4, trunk - 18, "search", "title small", "middle")
+    p.text(xs["audit"], low - 16, "audit", "title small", "middle")
+    p.text(xs["join"] + 4, trunk - 18, "join:judge", "title small", "middle")
+    p.text(xs["audit"], low + 28, "risk: 'low'", "code tr", "middle")
+    p.text(xs["answer"], top + 26, "answer: 'Paris'", "code tl", "middle")
+    p.text(xs["search"] - 4, trunk + 28, "findings: +2", "code quiet", "middle")
+    p.text(xs["join"] + 4, trunk + 28, "no conflict", "code tj", "middle")
+    p.text(xs["judge"] + 2, trunk + 28, "done: True", "code tj", "middle")
+    p.box(28, 224, 804, 52, kind="band")
+    p.text(48, 255, "run.blame('risk').node", "code")
+    p.text(232, 255, "'audit'", "code tr")
+    p.text(318, 255, "run.commits[1].patch", "code")
+    p.text(488, 255, "{'findings': [...]}", "code quiet")
+    p.text(656, 255, "run.conflicts", "code")
+    p.text(770, 255, "()", "code tj")
+    p.save()
+
+
+def graph_nodes(p: Picture, x: float, y: float) -> None:
+    """The graph of the example: a loop with a fork inside it."""
+    p.box(x, y + 60, 84, 38, "search")
+    p.box(x + 150, y + 10, 84, 38, "answer", "left")
+    p.box(x + 150, y + 110, 84, 38, "audit", "right")
+    p.box(x + 300, y + 60, 84, 38, "judge", "join")
+    p.path(f"M{x - 42} {y + 79} H{x - 3}")
+    p.path(f"M{x + 84} {y + 79} C{x + 120} {y + 79} {x + 110} {y + 29} {x + 147} {y + 29}", "l")
+    p.path(f"M{x + 84} {y + 79} C{x + 120} {y + 79} {x + 110} {y + 129} {x + 147} {y + 129}", "r")
+    p.path(f"M{x + 234} {y + 29} C{x + 270} {y + 29} {x + 260} {y + 79} {x + 297} {y + 79}", "l")
+    p.path(f"M{x + 234} {y + 129} C{x + 270} {y + 129} {x + 260} {y + 79} {x + 297} {y + 79}", "r")
+    p.path(f"M{x + 384} {y + 79} H{x + 432}")
+    p.text(x + 440, y + 84, "END", "title")
+    p.path(f"M{x + 342} {y + 60} C{x + 342} {y - 34} {x + 42} {y - 34} {x + 42} {y + 57}", "back")
+    p.text(x + 192, y - 18, "again: goes back, the next round", "small quiet", "middle")
+
+
+def rounds() -> None:
+    """A loop with a fork: the graph, and what a run of it does round by round."""
+    p = Picture("fork-join", 860, 440, "A fork and a join inside a loop: each round joins once")
+    p.text(28, 36, "the graph", "title")
+    graph_nodes(p, 210, 66)
+    p.text(28, 262, "a run of it", "title")
+    for start, label in ((140, "round 0"), (474, "round 1")):
+        p.box(start, 246, 318, 170, kind="band", rx=10)
+        p.text(start + 14, 266, label, "small quiet")
+    y, top, low = 334, 290, 380
+    for start in (140, 474):
+        s, a, j = start + 52, start + 152, start + 256
+        p.path(f"M{s} {y} C{s + 45} {y} {s + 40} {top} {a} {top}", "l", head=False)
+        p.path(f"M{s} {y} C{s + 45} {y} {s + 40} {low} {a} {low}", "r", head=False)
+        p.path(f"M{a} {top} C{a + 70} {top} {a + 60} {y} {j} {y}", "l", head=False)
+        p.path(f"M{a} {low} C{a + 70} {low} {a + 60} {y} {j} {y}", "r", head=False)
+        if start == 140:
+            p.path(f"M{j} {y} H{474 + 52}", "back", head=False)
+        else:
+            p.path(f"M{j} {y} H{j + 76}")
+            p.text(j + 82, y + 5, "END", "small title")
+        p.dot(s, y)
+        p.dot(a, top, "left")
+        p.dot(a, low, "right")
+        p.dot(j, y, "join")
+        p.text(s, y + 26, "search", "small", "middle")
+        p.text(a + 14, top - 6, "answer", "small")
+        p.text(a + 14, low + 18, "audit", "small")
+        p.text(j, y + 26, "judge", "small", "middle")
+    p.text(28, 339, "START", "small quiet")
+    p.path("M76 334 H181")
+    p.save()
+
+
+def merge_rows(p: Picture, x: float, y: float, rows: list[tuple[str, str]]) -> None:
+    for number, (words, kind) in enumerate(rows):
+        p.text(x, y + 22 * number, words, f"code {kind}")
+
+
+def three_way() -> None:
+    """Three-way merge: only what a side changed since the base counts."""
+    p = Picture("three-way-merge", 860, 330, "Three-way merge: base, two sides, and the joined state")
+    w, h = 220, 108
+    p.box(28, 110, w, h)
+    p.text(44, 134, "base", "title")
+    merge_rows(p, 44, 158, [("draft: 'v1'", ""), ("tags:  ['a']", ""), ("old:   1", "")])
+    p.box(320, 30, w, h, kind="left")
+    p.text(336, 54, "left", "title tl")
+    merge_rows(p, 336, 78, [("draft: 'v1'", "quiet"), ("tags:  ['a', 'b']", "tl"), ("old:   1", "gone")])
+    p.box(320, 190, w, h, kind="right")
+    p.text(336, 214, "right", "title tr")
+    merge_rows(p, 336, 238, [("draft: 'v2'", "tr"), ("tags:  ['a', 'c']", "tr"), ("old:   1", "quiet")])
+    p.box(602, 110, w, h, kind="join")
+    p.text(618, 134, "joined", "title tj")
+    merge_rows(p, 618, 158, [("draft: 'v2'", "tr"), ("tags:  ['a', 'b', 'c']", ""), ("old:   1", "gone")])
+    p.path("M248 150 C285 150 285 84 317 84", "l")
+    p.path("M248 178 C285 178 285 244 317 244", "r")
+    p.path("M540 84 C577 84 570 150 599 150", "l")
+    p.path("M540 244 C577 244 570 178 599 178", "r")
+    p.text(706, 246, "draft: only right changed it", "small tr", "middle")
+    p.text(706, 266, "old: only left changed it, so it stays deleted", "small tl", "middle")
+    p.text(706, 286, "tags: both did, so the policy decides", "small", "middle")
+    p.text(706, 306, "(combine_lists: the base's items once)", "small quiet", "middle")
+    p.save()
+
+
+def tree_node(p: Picture, x: float, y: float, words: str, kind: str = "box") -> None:
+    w = 30 + 7.6 * len(words)
+    p.box(x - w / 2, y, w, 30, kind=kind, rx=15)
+    p.text(x, y + 20, words, "code", "middle")
+
+
+def sharing() -> None:
+    """Two versions of a state: a patch makes new only what it names."""
+    p = Picture("structural-sharing", 860, 340, "Two versions of a state share everything that the patch does not name")
+    old, new = "box", "join"
+    p.path("M230 74 C230 110 130 100 130 137", head=False)
+    p.path("M230 74 C230 110 330 100 330 137", head=False)
+    p.path("M230 74 C230 112 560 100 560 137", head=False)
+    p.path("M630 74 C630 110 730 100 730 137", "j", head=False)
+    p.path("M630 74 C630 112 575 100 568 137", "j", head=False)
+    p.path("M630 74 C630 118 350 100 342 137", "j", head=False)
+    p.path("M130 167 C130 200 80 200 80 227", head=False)
+    p.path("M130 167 C130 200 200 200 200 227", head=False)
+    p.path("M730 167 C730 200 780 200 780 227", "j", head=False)
+    p.path("M730 167 C730 214 220 190 206 227", "j", head=False)
+    tree_node(p, 230, 44, "state", old)
+    tree_node(p, 630, 44, "after", new)
+    tree_node(p, 130, 137, "user", old)
+    tree_node(p, 335, 137, "messages", old)
+    tree_node(p, 564, 137, "documents", old)
+    tree_node(p, 730, 137, "user", new)
+    tree_node(p, 80, 227, "'dark'", old)
+    tree_node(p, 204, 227, "'Ada'", old)
+    tree_node(p, 780, 227, "'light'", new)
+    p.text(62, 202, "theme", "small quiet", "end")
+    p.text(150, 216, "name", "small quiet", "end")
+    p.text(776, 202, "theme", "small quiet")
+    p.box(28, 278, 804, 40, kind="band")
+    p.text(48, 303, "after = state | {'user': {'theme': 'light'}}", "code")
+    p.text(812, 303, "green is new, everything else is the same object", "small tj", "end")
+    p.save()
+
+
+LAYERS = [
+    ("what you use", "Graph · program · run · testing", "join"),
+    ("drivers", "threads or AnyIO tasks: start calls, hand results back, decide nothing", "right"),
+    ("nodes", "functions, DSPy modules, subgraphs, maps: binding, permissions, traces", "right"),
+    ("schedule", "plan, advance, rounds, joins: pure, a run is a frozen value", "left"),
+    ("state", "patches, merge policies, reducers, schema: pure", "left"),
+    ("persistent maps and vectors", "copy nothing, share everything", "left"),
+]
+
+
+def layers() -> None:
+    """The layers: imports point down only."""
+    p = Picture("layers", 860, 372, "The layers of dspyer; imports point down only")
+    for number, (name, words, kind) in enumerate(LAYERS):
+        y = 24 + 54 * number
+        p.box(96, y, 650, 44, kind=kind)
+        p.text(114, y + 27, name, "title")
+        p.text(728, y + 27, words, "small", "end")
+    p.path("M60 30 V340")
+    p.text(0, 0, "")
+    p.add('<text transform="translate(46 186) rotate(-90)" text-anchor="middle" class="small quiet">imports</text>')
+    p.path("M764 24 q10 0 10 10 V112 q0 10 10 10 M764 176 q10 0 10 -10 V132 q0 -10 10 -10", head=False)
+    p.text(792, 100, "")
+    p.text(790, 118, "knows", "small quiet")
+    p.text(790, 134, "DSPy", "small quiet")
+    p.path("M764 186 q10 0 10 10 V255 q0 10 10 10 M764 340 q10 0 10 -10 V275 q0 -10 10 -10", head=False)
+    p.text(790, 261, "no clock,", "small quiet")
+    p.text(790, 277, "no thread", "small quiet")
+    p.save()
+
+
+if __name__ == "__main__":
+    OUT.mkdir(exist_ok=True)
+    for draw in (run, rounds, three_way, sharing, layers):
+        draw()
