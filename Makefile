@@ -7,6 +7,8 @@ WORKERS ?= 2
 
 # DSPy's LiteLLM asks the network for a price list when it is imported; nothing here needs it.
 export LITELLM_LOCAL_MODEL_COST_MAP := True
+# The theme prints an advertisement for its successor otherwise.
+export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint types docs docs-serve check bench format clean

@@ -20,7 +20,7 @@ LAYERS: list[set[str]] = [
     {"state", "schema"},
     {"topology", "rounds"},
     {"lineage", "schedule", "validation", "pictures"},
-    {"nodes", "tracing", "signatures"},
+    {"nodes", "tracing", "signatures", "source"},
     {"graph", "execution", "drivers"},
     {"program", "run"},
     {"testing"},
@@ -47,7 +47,7 @@ def name_of(path: Path) -> str:
 
 
 def layer_of(name: str) -> int:
-    top = name.split(".")[0]
+    top = name.split(".", maxsplit=1)[0]
     for number, group in enumerate(LAYERS):
         if top in group:
             return number

@@ -1,7 +1,7 @@
 """Every Python block of the README and of the documentation runs, offline, and prints what the page shows.
 
-The blocks of a page run in order in one module. What a block prints is compared with its `#>` lines, or with the `text` block that
-follows it.
+The blocks of a page run in order in one module. What a block prints is compared with its `#>` lines, or with the `text`
+block that follows it.
 """
 
 from __future__ import annotations

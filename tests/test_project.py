@@ -1,4 +1,4 @@
-"""What belongs together stays together: version and changelog, Makefile and CI, documentation without outside resources."""
+"""What belongs together stays together: version and changelog, Makefile and CI, a site without outside resources."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Draws the pictures of the documentation: `python docs/pictures/draw.py` writes docs/img/*.svg.
 
-Each picture is a card with a ground of its own, so that it is readable on any page, and follows the reader's light or dark
-setting.
+Each picture is a card with a ground of its own, so that it is readable on any page, and follows the reader's light or
+dark setting.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class Picture:
         self.parts.append(part)
 
     def text(self, x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> None:
-        self.add(f'<text x="{x}" y="{y}" class="{kind}" text-anchor="{anchor}" xml:space="preserve">{escape(words)}</text>')
+        self.add(
+            f'<text x="{x}" y="{y}" class="{kind}" text-anchor="{anchor}" xml:space="preserve">{escape(words)}</text>'
+        )
 
     def box(self, x: float, y: float, w: float, h: float, words: str = "", kind: str = "box", rx: float = 8) -> None:
         self.add(f'<rect x="{x}" y="{y}" width="{w}" height="{h}" rx="{rx}" class="{kind}"/>')
@@ -88,41 +90,40 @@ class Picture:
 
 def run() -> None:
     """A run as a history of commits: one lane per branch."""
-    p = Picture("run", 860, 300, "A run: search forks into answer and audit, judge joins them; every commit has an author")
-    trunk, top, low = 120, 76, 164
+    p = Picture("run", 860, 306, "A run: a letter forks to desk and urgency, label joins them")
+    trunk, top, low = 124, 78, 170
+    start, mid, join, label, end = 120, 320, 510, 660, 796
     p.text(28, trunk + 5, "trunk", "quiet small")
-    p.text(250, top - 24, "branch 0", "tl small")
-    p.text(250, low + 34, "branch 1", "tr small")
-    xs = {"START": 100, "search": 210, "answer": 370, "audit": 370, "join": 530, "judge": 640, "END": 780}
-    p.path(f"M{xs['START']} {trunk} H{xs['search']}", head=False)
-    p.path(f"M{xs['search']} {trunk} C270 {trunk} 270 {top} 320 {top} H{xs['answer']}", "l", head=False)
-    p.path(f"M{xs['search']} {trunk} C270 {trunk} 270 {low} 320 {low} H{xs['audit']}", "r", head=False)
-    p.path(f"M{xs['answer']} {top} H420 C470 {top} 470 {trunk} {xs['join']} {trunk}", "l", head=False)
-    p.path(f"M{xs['audit']} {low} H420 C470 {low} 470 {trunk} {xs['join']} {trunk}", "r", head=False)
-    p.path(f"M{xs['join']} {trunk} H{xs['END'] - 12}", "j")
-    for name, y, kind in (("START", trunk, "box"), ("search", trunk, "box"), ("answer", top, "left")):
-        p.dot(xs[name], y, kind)
-    p.dot(xs["audit"], low, "right")
-    p.dot(xs["join"], trunk, "join")
-    p.dot(xs["judge"], trunk, "join")
-    p.text(xs["END"] + 2, trunk + 5, "END", "title")
-    for name, y, place in (("START", trunk, -18), ("answer", top, -18), ("judge", trunk, -18)):
-        p.text(xs[name], y + place, name, "title small", "middle")
-    p.text(xs["search"] - 4, trunk - 18, "search", "title small", "middle")
-    p.text(xs["audit"], low - 16, "audit", "title small", "middle")
-    p.text(xs["join"] + 4, trunk - 18, "join:judge", "title small", "middle")
-    p.text(xs["audit"], low + 28, "risk: 'low'", "code tr", "middle")
-    p.text(xs["answer"], top + 26, "answer: 'Paris'", "code tl", "middle")
-    p.text(xs["search"] - 4, trunk + 28, "findings: +2", "code quiet", "middle")
-    p.text(xs["join"] + 4, trunk + 28, "no conflict", "code tj", "middle")
-    p.text(xs["judge"] + 2, trunk + 28, "done: True", "code tj", "middle")
-    p.box(28, 224, 804, 52, kind="band")
-    p.text(48, 255, "run.blame('risk').node", "code")
-    p.text(232, 255, "'audit'", "code tr")
-    p.text(318, 255, "run.commits[1].patch", "code")
-    p.text(488, 255, "{'findings': [...]}", "code quiet")
-    p.text(656, 255, "run.conflicts", "code")
-    p.text(770, 255, "()", "code tj")
+    p.text(190, top - 14, "branch 0", "tl small")
+    p.text(190, low + 24, "branch 1", "tr small")
+    for y, kind in ((top, "l"), (low, "r")):
+        p.path(
+            f"M{start} {trunk} C190 {trunk} 190 {y} 245 {y} H380 C445 {y} 445 {trunk} {join} {trunk}", kind, head=False
+        )
+    p.path(f"M{join} {trunk} H{end - 12}", "j")
+    p.dot(start, trunk)
+    p.dot(mid, top, "left")
+    p.dot(mid, low, "right")
+    p.dot(join, trunk, "join")
+    p.dot(label, trunk, "join")
+    p.text(end - 4, trunk + 5, "END", "title")
+    p.text(start, trunk - 18, "START", "title small", "middle")
+    p.text(start, trunk + 28, "letter", "code quiet", "middle")
+    p.text(mid, top - 18, "desk", "title small", "middle")
+    p.text(mid, top + 26, "desk: 'billing'", "code tl", "middle")
+    p.text(mid, low - 16, "urgency", "title small", "middle")
+    p.text(mid, low + 28, "urgency: 'high'", "code tr", "middle")
+    p.text(join, trunk - 18, "join:label", "title small", "middle")
+    p.text(join, trunk + 28, "no conflict", "code tj", "middle")
+    p.text(label + 8, trunk - 18, "label", "title small", "middle")
+    p.text(label + 8, trunk + 28, "label: 'billing high'", "code tj", "middle")
+    p.box(28, 230, 804, 52, kind="band")
+    p.text(48, 261, "run.blame('urgency').node", "code")
+    p.text(250, 261, "'urgency'", "code tr")
+    p.text(390, 261, "run.conflicts", "code")
+    p.text(502, 261, "()", "code tj")
+    p.text(590, 261, "run.at(0)", "code")
+    p.text(672, 261, "{'letter': ...}", "code quiet")
     p.save()
 
 
