@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -84,3 +87,28 @@ def test_pictures_are_self_contained_and_described(picture: Path) -> None:
     assert "prefers-color-scheme" in text, "and is readable in light and dark"
     outside = re.findall(r"(?:href|src)=\"(https?:[^\"]+)", text)
     assert not outside
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built documentation; building it strictly is a test of its own."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    return folder
+
+
+@pytest.mark.slow
+def test_built_pages_load_nothing_from_outside(site: Path) -> None:
+    loading = re.compile(
+        r"<(?:script|img|iframe|source|link(?![^>]*rel=\"?canonical))\b[^>]*(?:src|href)=[\"']?(https?:)?//"
+    )
+    pages = list(site.rglob("*.html"))
+    assert pages
+    assert not [page.name for page in pages if loading.search(page.read_text())]
+
+
+@pytest.mark.slow
+def test_built_site_can_be_searched_from_disk(site: Path) -> None:
+    assert (site / "search" / "search_index.js").read_text().startswith("var __index = {")
+    assert 'src="../assets/file-search.js"' in (site / "concepts" / "state.html").read_text()
