@@ -1,0 +1,171 @@
+"""`ImmutableState`: a snapshot of the state of a program, and the way from one to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from . import encoding
+from ._frozen import FrozenDict
+from ._refusals import refuse_key
+from .errors import StateError
+from .merge import merge_values
+from .patch import apply, diff, plain_patch
+from .policies import Policies
+from .values import freeze, thaw
+
+_EMPTY: Any = freeze({})
+
+
+class ImmutableState(FrozenDict[str, Any]):
+    """An immutable snapshot: a mapping from field names to values, in insertion order.
+
+    Nothing that anyone holds can change it: neither what it was built from nor what is read from it. A patch gives a new state
+    that shares every value which the patch does not name.
+
+    Args:
+        mapping: fields and their values.
+
+    Raises:
+        UnsupportedValueError: a value cannot be protected from later changes, or a key is no string.
+
+    Example:
+        >>> state = ImmutableState({"user": {"name": "Ada", "theme": "dark"}, "tags": ["a"]})
+        >>> after = state.apply_patch({"user": {"theme": "light"}, "tags": None})
+        >>> after.to_dict()
+        {'user': {'name': 'Ada', 'theme': 'light'}}
+        >>> state.diff(after)
+        {'user': {'theme': 'light'}, 'tags': DELETE}
+        >>> state["tags"] is (state | {"user": {"theme": "light"}})["tags"]
+        True
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, mapping: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> ImmutableState:
+        plain = mapping if isinstance(mapping, Mapping) else dict(mapping)
+        frozen = freeze(plain)
+        _check_keys(plain)
+        state: ImmutableState = cls._of(frozen._map, frozen._depth)
+        return state
+
+    def apply_patch(self, patch: Mapping[str, Any]) -> ImmutableState:
+        """The state after a merge patch (RFC 7396, with the markers `DELETE` and `Replace`).
+
+        Args:
+            patch: new values by key; mappings merge deeply, `None` deletes, everything else replaces.
+
+        Returns:
+            The next state; this very state where the patch changes nothing.
+
+        Raises:
+            PatchError: the patch is no mapping, or nested too deep.
+            UnsupportedValueError: a value cannot be stored.
+
+        Example:
+            >>> ImmutableState({"n": 1}).apply_patch({"n": 2, "done": True})
+            ImmutableState({'n': 2, 'done': True})
+        """
+        after: ImmutableState = apply(self, patch)
+        if len(after) > len(self):
+            _check_keys(patch)
+        return after
+
+    def __or__(self, patch: Mapping[str, Any]) -> ImmutableState:
+        return self.apply_patch(patch)
+
+    __ior__: Any = __or__  # `state |= patch` binds the name to the next state
+
+    def diff(self, other: Mapping[str, Any]) -> dict[str, Any]:
+        """The smallest patch that turns this state into another: `state | state.diff(other) == other`.
+
+        Args:
+            other: the state, or plain mapping, to reach.
+
+        Returns:
+            A plain dict with `DELETE` for removed keys and `Replace` where a value would be read as a merge or a deletion.
+
+        Example:
+            >>> ImmutableState({"a": 1, "b": 2}).diff({"a": None})
+            {'a': Replace(None), 'b': DELETE}
+        """
+        return plain_patch(diff(self, freeze(other)))
+
+    def merge(self, other: Mapping[str, Any], policy: object = "last_write_wins", base: Mapping[str, Any] | None = None) -> ImmutableState:
+        """Reconcile two states in one.
+
+        Without `base` a key of only one side is kept, equal values are no conflict, mappings merge deeply, and the policy decides
+        the rest. With `base`, the state that both come from, only what a side changed since then counts, so that nothing is
+        resurrected, lost or doubled.
+
+        Args:
+            other: the incoming state; it is the right side of a conflict, this one the left.
+            policy: `"last_write_wins"` (the incoming value), `"first_write_wins"`, `"combine_lists"`, `"raise"`, a function
+                `(Conflict) -> value`, or a dict from path pattern to one of these.
+            base: the state that both sides started from.
+
+        Returns:
+            The merged state; keys in the order of this one, then the new ones of `other`.
+
+        Raises:
+            MergeConflictError: both sides changed a path, and the policy is to raise.
+            ValueError: an unknown policy.
+
+        Example:
+            >>> a = ImmutableState({"user_id": 123, "tags": ["active"]})
+            >>> b = ImmutableState({"user_id": 123, "tags": ["premium"], "score": 95})
+            >>> a.merge(b, policy="combine_lists").to_dict()
+            {'user_id': 123, 'tags': ['active', 'premium'], 'score': 95}
+        """
+        resolve = Policies.of(policy).resolver("left", "right")
+        start = _EMPTY if base is None else freeze(base)
+        merged: ImmutableState = merge_values(start, self, freeze(other), (), resolve)
+        return merged
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain copies of all values, the caller's own, in insertion order.
+
+        Example:
+            >>> ImmutableState({"tags": ["a"]}).to_dict()
+            {'tags': ['a']}
+        """
+        plain: dict[str, Any] = thaw(self)
+        return plain
+
+    def to_json(self) -> str:
+        """The state as JSON text, in insertion order; what JSON has no word for is tagged with its type.
+
+        Raises:
+            StateError: a value has no JSON form.
+
+        Example:
+            >>> ImmutableState({"n": 1, "seen": {"a"}}).to_json()
+            '{"n": 1, "seen": {"$type": "set", "value": ["a"]}}'
+        """
+        return encoding.to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str | bytes, types: Iterable[type] = ()) -> ImmutableState:
+        """Read back what `to_json` wrote. Nothing is imported by name.
+
+        Args:
+            text: the JSON text.
+            types: dataclasses, models, enums and the like that the text names, where `register_value_type` does not know them.
+
+        Raises:
+            StateError: the text is no state, or it names a class that is unknown here.
+
+        Example:
+            >>> ImmutableState.from_json('{"n": 1, "seen": {"$type": "set", "value": ["a"]}}').to_dict()
+            {'n': 1, 'seen': {'a'}}
+        """
+        value = encoding.from_json(text, types)
+        if not isinstance(value, FrozenDict):
+            raise StateError(f"the JSON text of a state is an object, not a {type(thaw(value)).__name__}")
+        return cls(value)
+
+
+def _check_keys(mapping: Mapping[Any, Any]) -> None:
+    for key in mapping:
+        if not isinstance(key, str):
+            refuse_key(key, (), "a state has names of fields as its keys: strings")
