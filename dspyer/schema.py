@@ -1,0 +1,363 @@
+"""Schemas: what fields a state has, and how what a node wrote becomes the next state.
+
+Everything is validated before anything is committed. Without a model a schema is *open*: any key is allowed and nothing is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from copy import copy
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from pydantic import BaseModel, ConfigDict, PydanticUndefinedAnnotation, RootModel, ValidationError
+
+from .errors import (
+    DspyerError,
+    GraphError,
+    ImmutableError,
+    InputError,
+    NodeOutputError,
+    UnsetFieldError,
+    brief,
+    suggestion,
+)
+from .field_types import Field, build_field
+from .patch import DELETE, Replace, diff_value
+from .reducers import Reducer
+from .state import ImmutableState
+from .values import same, thaw
+
+RESERVED = frozenset({"run", "state", "ctx"})  # names of parameters that nodes bind
+
+
+class Schema:
+    """The fields of a state. Build one with `Schema.of`.
+
+    Attributes:
+        model: the pydantic model, None for an open schema.
+        fields: the fields by name, in the order of the model.
+
+    Example:
+        >>> from pydantic import BaseModel
+        >>> class Draft(BaseModel):
+        ...     title: str
+        ...     words: int = 0
+        >>> schema = Schema.of(Draft)
+        >>> state = schema.initial({"title": "Bees"})
+        >>> schema.commit(state, {"words": "12"}, node="count", commit_id="trunk:1")[0]
+        {'words': 12}
+    """
+
+    __slots__ = ("_view", "fields", "model")
+
+    def __init__(
+        self, model: type[BaseModel] | None, fields: Mapping[str, Field], view: type[BaseModel] | None
+    ) -> None:
+        self.model = model
+        self.fields = fields
+        self._view = view
+
+    @classmethod
+    def of(cls, model: type[BaseModel] | None) -> Schema:
+        """Reads a pydantic model.
+
+        Args:
+            model: the model class; None for an open schema.
+
+        Returns:
+            The schema.
+
+        Raises:
+            GraphError: naming every field that cannot be used, and why.
+        """
+        if model is None:
+            return cls(None, MappingProxyType({}), None)
+        if not (isinstance(model, type) and issubclass(model, BaseModel)) or issubclass(model, RootModel):
+            raise GraphError(f"a schema is a pydantic model class with fields, not {brief(model)}")
+        try:
+            model.model_rebuild()
+        except PydanticUndefinedAnnotation as error:
+            raise GraphError(f"schema {model.__name__} uses {error.name!r}, which is not defined yet") from None
+        problems = _model_problems(model)
+        checker = _checker(model)
+        decorators = model.__pydantic_decorators__
+        validated: set[str] = set()
+        for decorator in (*decorators.field_validators.values(), *decorators.validators.values()):
+            validated.update(model.model_fields if "*" in decorator.info.fields else decorator.info.fields)
+        fields: dict[str, Field] = {}
+        for name in model.model_fields:
+            try:
+                fields[name] = build_field(model, checker, name, frozenset(validated))
+            except GraphError as error:
+                problems.extend(error.problems)
+        if problems:
+            raise GraphError(problems)
+        return cls(model, MappingProxyType(fields), _view_class(model))
+
+    @property
+    def open(self) -> bool:
+        """Whether any key is allowed and nothing is validated."""
+        return self.model is None
+
+    def reducer(self, name: str) -> Reducer | None:
+        """The reducer that folds updates of a field; None if there is none."""
+        field = self.fields.get(name)
+        return None if field is None else field.reducer
+
+    def initial(
+        self, inputs: Mapping[str, object], required: Iterable[str] | None = None, *, commit_id: str = "inputs"
+    ) -> ImmutableState:
+        """The state that a run starts from: the defaults, with the inputs folded in.
+
+        Args:
+            inputs: values, or updates for fields with a reducer.
+            required: names that must be among them.
+            commit_id: what reducers derive names from.
+
+        Returns:
+            The state, its fields in the order of the schema.
+
+        Raises:
+            InputError: for missing, unknown or invalid inputs.
+        """
+        missing = [name for name in required or () if name not in inputs]
+        if missing:
+            given = ", ".join(map(repr, inputs)) or "none"
+            raise InputError(f"missing inputs: {', '.join(map(repr, missing))} (given: {given})")
+        state = ImmutableState()
+        for name, field in self.fields.items():
+            value = field.default(state)
+            if value is not DELETE:
+                state = state.set(name, value)
+        _, state = self._commit(state, inputs, commit_id, True, InputError, "the inputs")
+        if self.fields:
+            state = ImmutableState({name: state.raw(name) for name in self.fields if name in state})
+        return state
+
+    def commit(
+        self, state: ImmutableState, updates: Mapping[str, object], *, node: str, commit_id: str, whole: bool = False
+    ) -> tuple[dict[str, Any], ImmutableState]:
+        """What a node wrote, as a canonical patch and the state after it. Raises before anything changes.
+
+        Args:
+            state: the state before.
+            updates: a patch; for fields with a reducer one update, or `Updates`.
+            node: who wrote it, for errors.
+            commit_id: id of the commit; reducers derive names from it.
+            whole: whether the updates are whole values, never merged, None included.
+
+        Returns:
+            The patch and the next state. The patch holds the stored update of each field with a reducer, and of the others the
+            net change: what did not change is left out.
+
+        Raises:
+            NodeOutputError: for an unknown key or a value that does not fit, naming node, field, value and reason.
+        """
+        return self._commit(state, updates, commit_id, whole, NodeOutputError, f"node {node!r}")
+
+    def fold(self, name: str, current: Any, update: Any) -> Any:
+        """Folds one stored update into a field with a reducer, as when it was committed.
+
+        Args:
+            name: the field.
+            current: its frozen value, `DELETE` if it has none.
+            update: the update from the patch of a commit.
+
+        Returns:
+            The frozen new value, `DELETE` if it has none.
+        """
+        return self.fields[name].fold(current, update)
+
+    def view(self, state: Mapping[str, Any], readable: Iterable[str] | None = None) -> BaseModel:
+        """The state as an instance of the model, read-only: what a node with a parameter `s: Research` gets.
+
+        Args:
+            state: the state.
+            readable: the fields that may be read; None for all.
+
+        Returns:
+            An instance of the model whose fields are those of the state. Reading another one raises `UnsetFieldError`.
+        """
+        if self._view is None:
+            raise GraphError("a typed view needs a schema: write Graph(Research), with a pydantic model")
+        names = self.fields if readable is None else frozenset(readable)
+        view = self._view.__new__(self._view)
+        object.__setattr__(
+            view, "__dict__", {name: state[name] for name in self.fields if name in names and name in state}
+        )
+        # No field counts as set, so that `return view.model_copy(update={...})` writes the update alone.
+        object.__setattr__(view, "__pydantic_fields_set__", set())
+        object.__setattr__(view, "__pydantic_extra__", None)
+        object.__setattr__(view, "__pydantic_private__", None)
+        return view
+
+    def _commit(
+        self,
+        state: ImmutableState,
+        updates: Mapping[str, Any],
+        commit_id: str,
+        whole: bool,
+        error: type[DspyerError],
+        author: str,
+    ) -> tuple[dict[str, Any], ImmutableState]:
+        if self.model is None:
+            return _commit_open(state, updates, whole)
+        patch: dict[str, Any] = {}
+        for name, update in updates.items():
+            field = self.fields.get(name)
+            if field is None:
+                self._refuse_key(name, error, author)
+            old = state.raw(name, DELETE)
+            if field.reducer is None and type(update) in field.exact:
+                new = update
+            else:
+                try:
+                    if field.reducer is None:
+                        new = field.place(old, update, whole, state if field.wants_others else {})
+                    else:
+                        update = field.prepare(update, commit_id)
+                        new = field.fold(old, update)
+                except ValidationError as refusal:
+                    raise error(_refusal_text(author, field, update, _reasons(refusal))) from None
+                except NodeOutputError as refusal:
+                    raise error(_refusal_text(author, field, update, str(refusal))) from None
+            if field.constant and error is NodeOutputError:
+                raise error(
+                    f"{author} writes field {name!r}, which is frozen in the schema: only the inputs of a run set it"
+                )
+            if field.reducer is not None:
+                patch[name] = update
+            elif new is old or same(old, new):
+                continue
+            else:
+                patch[name] = diff_value(old, new)
+            state = state.discard(name) if new is DELETE else state.set(name, new)
+        return patch, state
+
+    def _refuse_key(self, name: object, error: type[DspyerError], author: str) -> NoReturn:
+        known = ", ".join(self.fields)
+        raise error(
+            f"{author} writes {name!r}, which is no field of the schema.{suggestion(name, self.fields)} Fields: {known}"
+        )
+
+    def __repr__(self) -> str:
+        return f"Schema({None if self.model is None else self.model.__name__})"
+
+    def __copy__(self) -> Schema:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Schema:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Schema.of, (self.model,)
+
+
+def _commit_open(
+    state: ImmutableState, updates: Mapping[str, Any], whole: bool
+) -> tuple[dict[str, Any], ImmutableState]:
+    """A commit without a model: RFC 7396, or whole values as they are."""
+    if whole:
+        updates = {
+            name: value if value is DELETE or isinstance(value, Replace) else Replace(value)
+            for name, value in updates.items()
+        }
+    after = state.apply_patch(updates)
+    if after is state:
+        return {}, state
+    patch = {}
+    for name in updates:
+        old, new = state.raw(name, DELETE), after.raw(name, DELETE)
+        if new is not old and not same(old, new):
+            patch[name] = diff_value(old, new)
+    return patch, after
+
+
+def _refusal_text(author: str, field: Field, update: Any, reasons: str) -> str:
+    text = f"{author} writes an invalid value to field {field.name!r}: {brief(update)} is refused: {reasons}"
+    if update is None and field.reducer is None:
+        text += ". None is a value of a field with a type; DELETE resets it to its default"
+    return text
+
+
+def _reasons(refusal: ValidationError) -> str:
+    found = []
+    for problem in refusal.errors(include_url=False, include_context=False, include_input=False)[:3]:
+        place = "".join(f"[{part!r}]" for part in problem["loc"])
+        found.append(f"{place}: {problem['msg']}" if place else problem["msg"])
+    more = refusal.error_count() - len(found)
+    return "; ".join(found) + (f"; and {more} more" if more else "")
+
+
+def _model_problems(model: type[BaseModel]) -> list[str]:
+    place = f"schema {model.__name__}"
+    decorators = model.__pydantic_decorators__
+    problems = [
+        f"{place}: validator {name!r} checks the whole model, but nodes write single fields; "
+        "use @field_validator, or a node that checks and routes"
+        for name in (*decorators.model_validators, *decorators.root_validators)
+    ]
+    problems += [
+        f"{place}: {name!r} is a private attribute, not a field; name it without the leading underscore"
+        for name in model.__private_attributes__
+    ]
+    problems += [
+        f"{place}: a field cannot be called {name!r}, which is what nodes call a parameter of their own; rename it"
+        for name in model.model_fields
+        if name in RESERVED
+    ]
+    return problems
+
+
+def _checker(model: type[BaseModel]) -> type[BaseModel]:
+    """A class with the fields and validators of a model that lets single fields be assigned."""
+    constant = {name: info for name, info in model.model_fields.items() if info.frozen}
+    if not (constant or model.model_config.get("frozen")):
+        return model
+    namespace: dict[str, Any] = {"__module__": model.__module__, "model_config": ConfigDict(frozen=False)}
+    namespace["__annotations__"] = {name: info.annotation for name, info in constant.items()}
+    for name, info in constant.items():
+        namespace[name] = copy(info)
+        namespace[name].frozen = None
+    return type(model)(model.__name__, (model,), namespace)
+
+
+def _view_class(model: type[BaseModel]) -> type[BaseModel]:
+    """A subclass of the model whose instances hold what a node may read, and nothing can be set on."""
+    name = model.__name__
+
+    def refuse_read(self: BaseModel, key: str) -> Any:
+        if key in model.model_fields:
+            raise UnsetFieldError(
+                f"field {key!r} of {name} cannot be read here: no node has written it yet, or the node does not list it in reads="
+            )
+        raise AttributeError(f"{name} has no field or attribute {key!r}.{suggestion(key, model.model_fields)}")
+
+    def refuse_write(self: BaseModel, key: str, value: Any = None) -> NoReturn:
+        raise ImmutableError(
+            f"the state that a node reads cannot be changed: return {{{key!r}: ...}} from the node instead"
+        )
+
+    def dump(self: BaseModel, *args: Any, **kwargs: Any) -> Any:
+        return plain(self).model_dump(*args, **kwargs)
+
+    def dump_json(self: BaseModel, *args: Any, **kwargs: Any) -> Any:
+        return plain(self).model_dump_json(*args, **kwargs)
+
+    def plain(self: BaseModel) -> BaseModel:
+        return model.model_construct(
+            **{key: thaw(value) for key, value in self.__dict__.items() if key in model.model_fields}
+        )
+
+    namespace = {
+        "__module__": model.__module__,
+        "__qualname__": model.__qualname__,
+        "__doc__": model.__doc__,
+        "__getattr__": refuse_read,
+        "__setattr__": refuse_write,
+        "__delattr__": refuse_write,
+        "model_dump": dump,
+        "model_dump_json": dump_json,
+    }
+    return type(model)(name, (model,), namespace)
