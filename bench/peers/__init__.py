@@ -1,0 +1,1 @@
+"""One module per library: its workloads, run in a process of its own by `serve.py`."""

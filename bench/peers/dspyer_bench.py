@@ -1,0 +1,208 @@
+"""The workloads of this repository's graphs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import dspy
+
+from bench.peers.hand_bench import CHAIN, called
+from bench.peers.measure import Round, Watch, Work, expect, filler, timed
+from dspyer import END, START, Graph, Send
+
+PACKAGES = ["dspyer", "dspy", "pydantic", "pyrsistent", "anyio"]
+
+
+def loop(keys: int, steps: int, history: bool = False) -> Round:
+    """One node in a loop. With history it is a run, whose commits and past states can be read."""
+    watch = Watch()
+
+    def step(n: int) -> dict[str, int]:
+        if n == 0:
+            watch.start()
+        return {"n": n + 1}
+
+    graph = Graph(outputs=["n"]).add_node(step).add_edge(START, "step")
+    graph.add_conditional_edges("step", lambda n: "again" if n < steps else "done", {"again": "step", "done": END})
+    program = graph.compile(max_steps=steps + 1)
+    inputs = {**filler(keys), "n": 0}
+
+    def measure() -> float:
+        if history:
+            run = program.run(inputs)
+            value = watch.per(steps)
+            expect((run.state["n"], run.at(steps // 2)["n"]), (steps, steps // 2))
+            return value
+        result = program(**inputs)
+        value = watch.per(steps)
+        expect(result["n"], steps)
+        return value
+
+    return measure
+
+
+def call(keys: int) -> Round:
+    """One call of a graph of one node."""
+    graph = Graph(outputs=["n"]).add_node("step", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "step", END)
+    program = graph.compile()
+    inputs = {**filler(keys), "n": 0}
+    calls = max(1, 100 // keys)
+
+    def work() -> Any:
+        for _ in range(calls):
+            result = program(**inputs)
+        return result
+
+    return lambda: timed(work, calls, lambda result: expect(result["n"], 1))
+
+
+def square(i: int) -> dict[str, list[int]]:
+    """One branch."""
+    return {"squares": [i * i]}
+
+
+async def asquare(i: int) -> dict[str, list[int]]:
+    """One branch of the asynchronous fan-out."""
+    return {"squares": [i * i]}
+
+
+def total(squares: list[int]) -> dict[str, int]:
+    """The join."""
+    return {"total": sum(squares)}
+
+
+def run_program(program: Any, colour: str, inputs: dict[str, Any]) -> Any:
+    """One call in the colour."""
+    return program(**inputs) if colour == "sync" else asyncio.run(program.acall(**inputs))
+
+
+def fan_out(branches: int, colour: str = "sync") -> Round:
+    """`Send` to one node, and a join that folds what the branches appended."""
+    graph = Graph(merge={"squares": "combine_lists"}, outputs=["total"])
+    graph.add_node("square", square if colour == "sync" else asquare, writes=["squares"])
+    graph.add_node(total, writes=["total"])
+    graph.add_conditional_edges(START, lambda: [Send("square", {"i": i}) for i in range(branches)], ["square"])
+    graph.add_path("square", "total", END)
+    program = graph.compile()
+    wanted = sum(i * i for i in range(branches))
+    return lambda: timed(
+        lambda: run_program(program, colour, {"squares": []}), branches, lambda result: expect(result["total"], wanted)
+    )
+
+
+def map_items(branches: int, colour: str = "sync") -> Round:
+    """`add_map` over a list."""
+
+    def worker(i: int) -> dict[str, int]:
+        return {"square": i * i}
+
+    async def aworker(i: int) -> dict[str, int]:
+        return {"square": i * i}
+
+    graph = Graph(outputs=["total"])
+    graph.add_map("square", worker if colour == "sync" else aworker, over="items", item="i", into="squares")
+    graph.add_node(total, writes=["total"]).add_path(START, "square", "total", END)
+    program = graph.compile()
+    inputs = {"items": list(range(branches))}
+    wanted = sum(i * i for i in range(branches))
+    return lambda: timed(
+        lambda: run_program(program, colour, inputs), branches, lambda result: expect(result["total"], wanted)
+    )
+
+
+def fork(keys: int, steps: int, colour: str = "sync") -> Round:
+    """A loop of a fork in two branches and their join; one round is three nodes and one join."""
+    watch = Watch()
+
+    def start(n: int) -> dict[str, int]:
+        if n == 0:
+            watch.start()
+        return {"n": n + 1}
+
+    def left(n: int) -> dict[str, int]:
+        return {"left": n}
+
+    def right(n: int) -> dict[str, int]:
+        return {"right": -n}
+
+    async def aleft(n: int) -> dict[str, int]:
+        return {"left": n}
+
+    async def aright(n: int) -> dict[str, int]:
+        return {"right": -n}
+
+    def join(left: int, right: int) -> None:
+        expect(left + right, 0)
+
+    graph = Graph(outputs=["n"]).add_node(start, writes=["n"]).add_node(join, writes=[])
+    graph.add_node("left", left if colour == "sync" else aleft, writes=["left"])
+    graph.add_node("right", right if colour == "sync" else aright, writes=["right"])
+    graph.add_edge(START, "start").add_edge("start", ["left", "right"]).add_edge(["left", "right"], "join")
+    graph.add_conditional_edges("join", lambda n: "again" if n < steps else "done", {"again": "start", "done": END})
+    program = graph.compile(max_steps=4 * steps + 4)
+    inputs = {**filler(keys), "n": 0}
+
+    def measure() -> float:
+        result = run_program(program, colour, inputs)
+        value = watch.per(steps)
+        expect(result["n"], steps)
+        return value
+
+    return measure
+
+
+def compile_chain(nodes: int) -> Round:
+    """Building and compiling a chain; seconds for the whole."""
+
+    def step(n: int) -> dict[str, int]:
+        return {"n": n + 1}
+
+    def work() -> Any:
+        graph = Graph(outputs=["n"])
+        names = [f"step{i}" for i in range(nodes)]
+        for name in names:
+            graph.add_node(name, step, writes=["n"])
+        return graph.add_path(START, *names, END).compile(max_steps=nodes + 1)
+
+    return lambda: timed(work, 1, lambda program: expect(program(n=0)["n"], nodes))
+
+
+def chain_graph() -> Any:
+    """`hand_bench.Chain` as a graph."""
+    graph = Graph(outputs=["answer"])
+    for name, signature in zip(("ask", "find", "answer"), CHAIN, strict=True):
+        graph.add_node(name, dspy.Predict(signature))
+    return graph.add_path(START, "ask", "find", "answer", END).compile()
+
+
+def loop_graph() -> Any:
+    """`hand_bench.Loop` as a graph."""
+    graph = Graph(outputs=["answer"]).add_node("ask", dspy.Predict("question -> answer")).add_edge(START, "ask")
+    graph.add_conditional_edges("ask", lambda ctx: "again" if ctx.visit < 10 else "done", {"again": "ask", "done": END})
+    return graph.compile()
+
+
+def fork_graph() -> Any:
+    """`hand_bench.Fork` as a graph."""
+    graph = Graph(outputs=["verdict"])
+    graph.add_node("answer", dspy.Predict("question -> answer"))
+    graph.add_node("audit", dspy.Predict("question -> risk"))
+    graph.add_node("judge", lambda answer, risk: {"verdict": f"{answer}: {risk}"}, writes=["verdict"])
+    graph.add_edge(START, ["answer", "audit"]).add_edge(["answer", "audit"], "judge").add_edge("judge", END)
+    return graph.compile()
+
+
+WORKS: dict[str, Work] = {
+    "loop": loop,
+    "call": call,
+    "fan_out": fan_out,
+    "map": map_items,
+    "fork": fork,
+    "compile_chain": compile_chain,
+    "modules_chain": lambda calls: called(chain_graph(), calls, "answer", "an answer"),
+    "modules_chain_async": lambda calls: called(chain_graph(), calls, "answer", "an answer", "async"),
+    "modules_loop": lambda calls: called(loop_graph(), calls, "answer", "an answer"),
+    "modules_fork": lambda calls: called(fork_graph(), calls, "verdict", "an answer: low"),
+    "modules_fork_async": lambda calls: called(fork_graph(), calls, "verdict", "an answer: low", "async"),
+}

@@ -1,0 +1,110 @@
+"""Programs of DSPy modules written by hand: what a graph of the same modules is compared with, in the same process."""
+
+# mypy: allow-subclassing-any
+# (DSPy has no type information)
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import dspy
+from dspy.utils import DummyLM
+
+from bench.peers.measure import Round, Work, expect, timed
+
+PACKAGES = ["dspy"]
+CHAIN = ("question -> query", "query -> findings", "findings -> answer")
+ANSWER = {"query": "a query", "findings": "some findings", "answer": "an answer", "risk": "low", "reasoning": "because"}
+
+
+def lm() -> Any:
+    """An LM that answers everything at once, every field with the same text."""
+    return DummyLM([ANSWER] * 10_000)
+
+
+class Chain(dspy.Module):
+    """Three predictors, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ask, self.find, self.answer = (dspy.Predict(signature) for signature in CHAIN)
+
+    def forward(self, question: str) -> Any:
+        query = self.ask(question=question).query
+        findings = self.find(query=query).findings
+        return dspy.Prediction(answer=self.answer(findings=findings).answer)
+
+    async def aforward(self, question: str) -> Any:
+        query = (await self.ask.acall(question=question)).query
+        findings = (await self.find.acall(query=query)).findings
+        return dspy.Prediction(answer=(await self.answer.acall(findings=findings)).answer)
+
+
+class Loop(dspy.Module):
+    """One predictor, ten times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ask = dspy.Predict("question -> answer")
+
+    def forward(self, question: str) -> Any:
+        for _ in range(10):
+            answer = self.ask(question=question).answer
+        return dspy.Prediction(answer=answer)
+
+
+class Fork(dspy.Module):
+    """Two predictors that do not need each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answer = dspy.Predict("question -> answer")
+        self.audit = dspy.Predict("question -> risk")
+
+    def forward(self, question: str) -> Any:
+        answer = self.answer(question=question).answer
+        return dspy.Prediction(verdict=f"{answer}: {self.audit(question=question).risk}")
+
+    async def aforward(self, question: str) -> Any:
+        answer, audit = await asyncio.gather(self.answer.acall(question=question), self.audit.acall(question=question))
+        return dspy.Prediction(verdict=f"{answer.answer}: {audit.risk}")
+
+
+def called(program: Any, calls: int, output: str, wanted: str, colour: str = "sync") -> Round:
+    """Times calls of a program; seconds for each call."""
+
+    def check(result: Any) -> None:
+        expect(result[output], wanted)
+
+    def sync() -> Any:
+        for _ in range(calls):
+            result = program(question="What?")
+        return result
+
+    async def on_loop() -> Any:
+        for _ in range(calls):
+            result = await program.acall(question="What?")
+        return result
+
+    def measure() -> float:
+        work: Callable[[], Any] = sync if colour == "sync" else lambda: asyncio.run(on_loop())
+        with dspy.context(lm=lm()):
+            return timed(work, calls, check)
+
+    return measure
+
+
+def by_hand(module: type[Any], output: str, wanted: str, colour: str = "sync") -> Work:
+    """The workload of a module."""
+    return lambda calls: called(module(), calls, output, wanted, colour)
+
+
+WORKS: dict[str, Work] = {
+    "modules_chain_by_hand": by_hand(Chain, "answer", "an answer"),
+    "modules_chain_async_by_hand": by_hand(Chain, "answer", "an answer", "async"),
+    "modules_loop_by_hand": by_hand(Loop, "answer", "an answer"),
+    "modules_fork_by_hand": by_hand(Fork, "verdict", "an answer: low"),
+    "modules_fork_async_by_hand": by_hand(Fork, "verdict", "an answer: low", "async"),
+}

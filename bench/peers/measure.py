@@ -1,0 +1,117 @@
+"""How a workload is timed. Standard library only: the environments of the other libraries import this too."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+Round = Callable[[], float]  # one measurement: seconds or bytes per unit of work, after the result was checked
+Work = Callable[..., Round]  # prepares everything that is not measured
+
+MIB = 1024 * 1024
+
+
+class WrongResultError(AssertionError):
+    """A workload gave a result that is not the right one: its time means nothing."""
+
+
+class UnsupportedError(Exception):
+    """The library has nothing that does this work."""
+
+
+class Watch:
+    """When the first node of a run started: what comes before it (reading the inputs) is a row of its own."""
+
+    __slots__ = ("started",)
+
+    def __init__(self) -> None:
+        self.started = 0.0
+
+    def start(self) -> None:
+        """Starts the clock now."""
+        self.started = perf_counter()
+
+    def per(self, units: int) -> float:
+        """Seconds since the start, for each of `units`."""
+        return (perf_counter() - self.started) / units
+
+
+def expect(got: object, wanted: object) -> None:
+    """Raises `WrongResultError` where a result is not the wanted one."""
+    if got != wanted:
+        raise WrongResultError(f"got {str(got)[:200]}, wanted {str(wanted)[:200]}")
+
+
+def timed(work: Callable[[], T], units: int = 1, check: Callable[[T], None] | None = None) -> float:
+    """Seconds of `work` for each of its `units`; the garbage collector is on, and starts from a clean heap."""
+    gc.collect()
+    start = perf_counter()
+    result = work()
+    elapsed = perf_counter() - start
+    if check is not None:
+        check(result)
+    return elapsed / units
+
+
+def allocated(work: Callable[[], object]) -> float:
+    """Bytes that the result of `work` keeps alive."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        kept = work()
+        gc.collect()
+        after = tracemalloc.get_traced_memory()[0]
+        del kept
+    finally:
+        tracemalloc.stop()
+    return float(after - before)
+
+
+def filler(keys: int) -> dict[str, int]:
+    """The keys of a state that no node of the workload touches, one less than `keys`."""
+    return {f"k{i}": i for i in range(keys - 1)}
+
+
+def message(i: int) -> dict[str, str]:
+    """One message of a conversation, about 100 bytes."""
+    return {"role": "user", "content": f"message {i}: " + "lorem ipsum " * 5}
+
+
+def nested(depth: int, width: int = 10) -> dict[str, Any]:
+    """A leaf below `depth` dicts of `width` keys each."""
+    value: Any = 0
+    for level in range(depth):
+        value = {**{f"k{i}": i for i in range(width - 1)}, "leaf" if level == 0 else "down": value}
+    return dict(value)
+
+
+def leaf_of(state: Any, depth: int) -> object:
+    """The leaf of `nested(depth)`."""
+    for _ in range(depth - 1):
+        state = state["down"]
+    return state["leaf"]
+
+
+def versions_alive(base: T, change: Callable[[T, int], T], check: Callable[[T], None], alive: int, ops: int) -> Round:
+    """Times `change`, `ops` times from `base` on, while the last `alive` versions are kept."""
+    kept: deque[T] = deque(maxlen=alive)
+    version = base
+    for i in range(alive):
+        version = change(version, i)
+        kept.append(version)
+
+    def run() -> T:
+        current = base
+        for i in range(ops):
+            current = change(current, i)
+            kept.append(current)
+        return current
+
+    return lambda: timed(run, ops, check)

@@ -1,0 +1,164 @@
+"""Figures and tables of a run."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass, field
+from statistics import median
+
+from bench.machine import describe, spread
+
+SCALE = {"µs": 1e6, "ms": 1e3, "KiB": 1 / 1024, "MiB": 1 / 1024**2}
+
+
+@dataclass
+class Cell:
+    """What one library measured in a row, or why it did not. Values are seconds or bytes."""
+
+    values: list[float] = field(default_factory=list)
+    problem: str = ""
+
+    @property
+    def middle(self) -> float:
+        """The median of the values."""
+        return median(self.values)
+
+
+@dataclass
+class Measured:
+    """A row with its cells by column, dspyer's first."""
+
+    title: str
+    unit: str
+    goal: float | None
+    against: str
+    cells: dict[str, Cell]
+
+    def ratio(self, column: str) -> float | None:
+        """How many times dspyer's figure a column has: the median of the rounds' ratios, taken round by round."""
+        ours, theirs = self.cells.get("dspyer"), self.cells.get(column)
+        if column == "dspyer" or not ours or not theirs or not ours.values or not theirs.values:
+            return None
+        return median(b / a if a > 0 else float("inf") for a, b in zip(ours.values, theirs.values, strict=False))
+
+    def verdict(self) -> str:
+        """The goal, and whether dspyer met it."""
+        if self.goal is None:
+            return "–"
+        if self.against:
+            ratio = self.ratio(self.against)
+            text = f"≤ {self.goal:g} × {self.against}"
+            return f"{text}: {1 / ratio:.2f}, {word(1 / ratio <= self.goal)}" if ratio else text
+        text = f"≤ {self.goal:g} {self.unit}"
+        ours = self.cells.get("dspyer")
+        if not ours or not ours.values:
+            return text
+        return f"{text}: {word(ours.middle * SCALE[self.unit] <= self.goal)}"
+
+
+@dataclass
+class Report:
+    """A whole run."""
+
+    tables: list[tuple[str, str, list[Measured]]] = field(default_factory=list)
+    noise: list[float] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    rounds: int = 0
+    machine: str = field(default_factory=describe)
+    date: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).date().isoformat())
+
+
+def word(met: bool) -> str:
+    """Yes or no."""
+    return "yes" if met else "**no**"
+
+
+def number(value: float) -> str:
+    """Three significant figures, no exponent."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def cell_text(row: Measured, column: str) -> str:
+    """A cell: figure, spread, ratio."""
+    cell = row.cells.get(column)
+    if cell is None:
+        return ""
+    if cell.problem:
+        return cell.problem if cell.problem.startswith("–") else f"failed: {cell.problem}"
+    if not cell.values:
+        return ""
+    text = f"{number(cell.middle * SCALE[row.unit])} ± {spread(cell.values):.0%}"
+    ratio = row.ratio(column)
+    return text if ratio is None else f"{text} ({number(ratio)}×)"
+
+
+def columns(rows: list[Measured]) -> list[str]:
+    """The columns of a table, in the order in which the rows name them."""
+    return list(dict.fromkeys(column for row in rows for column in row.cells))
+
+
+def grid(rows: list[Measured]) -> list[list[str]]:
+    """A table as texts, the heading first."""
+    names = columns(rows)
+    lines = [["work", "unit", *names, "goal"]]
+    lines.extend([row.title, row.unit, *(cell_text(row, name) for name in names), row.verdict()] for row in rows)
+    return lines
+
+
+def markdown(lines: list[list[str]]) -> str:
+    """A table in Markdown, padded so that it reads as text too."""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    text = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
+    ]
+    text.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(text)
+
+
+def circumstances(report: Report) -> str:
+    """Machine, versions and noise."""
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(report.versions.items()))
+    noise = spread(report.noise)
+    return (
+        f"{report.date}. {report.machine}. {versions}.\n"
+        f"{report.rounds} rounds, all libraries of a row in turn. Noise: a fixed loop of pure Python took "
+        f"{number(median(report.noise) * 1e3) if report.noise else '?'} ms ± {noise:.0%} "
+        f"(slowest {number(max(report.noise, default=0) * 1e3)} ms) beside the measurements."
+    )
+
+
+def as_text(report: Report) -> str:
+    """The whole report for a terminal."""
+    parts = [circumstances(report)]
+    for name, about, rows in report.tables:
+        parts.append(f"## {name}\n\n{about}\n\n{markdown(grid(rows))}")
+    return "\n\n".join(parts)
+
+
+PAGE = """# Benchmarks
+
+Measured by `make bench`, which runs dspyer, the libraries that it is compared with and plain Python side by side:
+each in a process of its own, all in turn, round by round. A cell is the median of the rounds ± half the distance of
+their quartiles, and in brackets how many times dspyer's figure that is (the median of the ratios of each round).
+Lower is better everywhere. An empty cell: the library was not asked to do this; a dash: it has nothing that does.
+
+{circumstances}
+
+The workloads are in [`bench/peers/`]({source}): one module for each library, and every workload checks its result.
+The time of a loop starts when its first node starts, so that reading the inputs is in the row of the whole call alone.
+LangGraph's state has one channel for each key, which is what a key is there; "keys in one field" keeps all but one in
+a dictionary in one channel, which no node touches. pydantic-graph changes its state in place and keeps no versions.
+Burr's branches are applications of their own. Libraries that copy the state do fewer steps, and keep fewer versions,
+where a thousand would take minutes or gigabytes: `bench/rows.py` has every size.
+
+{tables}
+"""
+SOURCE = "https://github.com/theramkm/dspyer/tree/main/bench/peers"
+
+
+def as_page(report: Report) -> str:
+    """The page of the documentation."""
+    parts = [f"## {name}\n\n{about}\n\n{markdown(grid(rows))}" for name, about, rows in report.tables]
+    return PAGE.format(circumstances=circumstances(report), source=SOURCE, tables="\n\n".join(parts))

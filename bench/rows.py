@@ -1,0 +1,232 @@
+"""What is measured: the rows of the tables, with the goals of the design."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.environments import HERE
+from bench.process import Library
+
+DSPYER = Library("dspyer", HERE, ("dspyer_bench", "dspyer_state_bench", "hand_bench"))
+LANGGRAPH = Library("LangGraph", "graphs", ("langgraph_bench",), "langgraph")
+BURR = Library("Burr", "graphs", ("burr_bench",), "apache-burr")
+PYDANTIC_GRAPH = Library("pydantic-graph", "graphs", ("pydantic_graph_bench",), "pydantic-graph")
+PUBLIC = Library("dspyer 0.3.6", "dspyer-public", ("dspyer_public_bench",), "dspyer")
+PLAIN = Library("plain Python", HERE, ("plain_bench",))
+
+Size = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell of a row: a library that does the work, and how much of it one round does.
+
+    Attributes:
+        column: heading of the cell.
+        library: whose process does it.
+        work: name of the workload.
+        size: arguments of the workload.
+    """
+
+    column: str
+    library: Library
+    work: str
+    size: Size = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One work, by everybody who can do it. The first entry is dspyer's.
+
+    Attributes:
+        title: what is done.
+        unit: of the figures: `µs`, `ms`, `MiB` or `KiB`.
+        entries: who does it.
+        goal: the goal of the design, in `unit`; or in multiples of the column `against`.
+        against: the column that the goal is relative to.
+    """
+
+    title: str
+    unit: str
+    entries: tuple[Entry, ...]
+    goal: float | None = None
+    against: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows with the same columns.
+
+    Attributes:
+        name: its heading.
+        about: a sentence on what the figures are.
+        rows: its rows.
+    """
+
+    name: str
+    about: str
+    rows: tuple[Row, ...]
+
+
+def row(title: str, unit: str, work: str, size: Size, rivals: Mapping[Library, Size | None], **goal: Any) -> Row:
+    """A row in which everybody does the same work; a rival's own sizes make a slow one do less of it."""
+    entries = [Entry(DSPYER.name, DSPYER, work, size)]
+    for library, own in rivals.items():
+        entries.append(Entry(library.name, library, work, {**size, **(own or {})}))
+    return Row(title, unit, tuple(entries), **goal)
+
+
+def loops() -> list[Row]:
+    """Steps of a loop, by the size of the state. LangGraph needs half a minute to start with 100,000 channels."""
+    rows = []
+    for history, goals in ((False, (15, 15, 25)), (True, (20, 20, 35))):
+        for keys, goal in zip((1, 1_000, 100_000), goals, strict=True):
+            few = {"steps": 1_000 if keys == 1 else 100 if keys == 1_000 else 3}
+            rivals: dict[Library, Size | None] = {BURR: few} if keys == 100_000 else {LANGGRAPH: few, BURR: few}
+            if not history:
+                rivals |= {PYDANTIC_GRAPH: {"steps": 500}, PUBLIC: few}
+            rivals[PLAIN] = {"steps": 20} if history and keys == 100_000 else {"steps": 1_000}
+            made = row(
+                f"step of a loop, {keys:,} key{'s' if keys > 1 else ''}{', history kept' if history else ''}",
+                "µs",
+                "loop",
+                {"keys": keys, "steps": 2_000, "history": history},
+                rivals,
+                goal=goal,
+            )
+            if keys > 1:
+                size = {"keys": keys, "steps": 500, "history": history, "one_field": True}
+                made = Row(
+                    made.title,
+                    made.unit,
+                    (*made.entries, Entry("LangGraph, keys in one field", LANGGRAPH, "loop", size)),
+                    made.goal,
+                )
+            rows.append(made)
+    return rows
+
+
+def parallel() -> list[Row]:
+    """Forks, fan-outs and maps."""
+    rows = []
+    for colour, goal in (("sync", 60), ("async", 40)):
+        rivals: dict[Library, Size | None] = {LANGGRAPH: None, BURR: {"branches": 200}, PLAIN: None}
+        if colour == "async":
+            rivals[PYDANTIC_GRAPH] = None
+        size: dict[str, Any] = {"branches": 1_000, "colour": colour}
+        rows.append(
+            row(f"`Send` to 1,000 branches and join, {colour}, a branch", "µs", "fan_out", size, rivals, goal=goal)
+        )
+        rows.append(row(f"map over 1,000 items, {colour}, an item", "µs", "map", size, rivals))
+    for colour in ("sync", "async"):
+        for keys in (1, 1_000, 100_000):
+            rivals = {LANGGRAPH: {"steps": 100 if keys == 1 else 30}} if keys < 100_000 else {}
+            rows.append(
+                row(
+                    f"fork in two and join (4 nodes), {keys:,} key{'s' if keys > 1 else ''}, {colour}, a round",
+                    "µs",
+                    "fork",
+                    {"keys": keys, "steps": 300, "colour": colour},
+                    rivals,
+                )
+            )
+    return rows
+
+
+def calls() -> list[Row]:
+    """What a run and a compilation cost whatever they do."""
+    everybody: dict[Library, Size | None] = dict.fromkeys((LANGGRAPH, BURR, PYDANTIC_GRAPH, PUBLIC))
+    rows = [
+        row("a whole call of one node, 1 key", "µs", "call", {"keys": 1}, everybody),
+        row("a whole call of one node, 1,000 keys", "µs", "call", {"keys": 1_000}, everybody),
+    ]
+    rows.extend(
+        row(f"build and compile a chain of {nodes:,} nodes", "ms", "compile_chain", {"nodes": nodes}, everybody)
+        for nodes in (10, 100, 1_000)
+    )
+    return rows
+
+
+def modules() -> list[Row]:
+    """Graphs of DSPy modules against the same program by hand, both in one process."""
+    rows = []
+    for title, work, goal in (
+        ("chain of three predictors", "modules_chain", 1.05),
+        ("chain of three predictors, async", "modules_chain_async", 1.05),
+        ("loop of ten predictor calls", "modules_loop", 1.05),
+        ("fork of two predictors and join (by hand: one after the other)", "modules_fork", None),
+        ("fork of two predictors and join, async (by hand: `asyncio.gather`)", "modules_fork_async", None),
+    ):
+        size = {"calls": 10}
+        entries = (Entry(DSPYER.name, DSPYER, work, size), Entry("by hand", DSPYER, f"{work}_by_hand", size))
+        rows.append(Row(title, "µs", entries, goal, "by hand"))
+    return rows
+
+
+def states() -> list[Row]:
+    """Operations on states while versions are alive. A copier keeps fewer: a thousand would need gigabytes."""
+
+    def state_row(title: str, work: str, size: Size, goal: float, copiers: Mapping[str, Size], rivals: Any) -> Row:
+        made = row(title, "µs", work, {**size, "alive": 1_000, "ops": 1_000}, rivals, goal=goal)
+        extra = tuple(Entry(how, PLAIN, work, {**size, **own, "how": how}) for how, own in copiers.items())
+        return Row(made.title, made.unit, (*made.entries, *extra), made.goal)
+
+    few, some = {"alive": 3, "ops": 3}, {"alive": 20, "ops": 20}
+    return [
+        state_row(
+            "patch one key of 100,000",
+            "patch_key",
+            {"keys": 100_000},
+            5,
+            {"deepcopy": few, "dict copy": some},
+            {BURR: some, PUBLIC: some},
+        ),
+        state_row(
+            "append to 10,000 messages",
+            "append_message",
+            {"messages": 10_000},
+            5,
+            {"deepcopy": few, "dict copy": {"alive": 1_000, "ops": 200}},
+            {BURR: few, PUBLIC: few},
+        ),
+        state_row(
+            "patch one leaf at depth 20",
+            "patch_leaf",
+            {"depth": 20},
+            60,
+            {"deepcopy": {"alive": 1_000, "ops": 200}, "dict copy": {"alive": 1_000, "ops": 1_000}},
+            {PUBLIC: None},
+        ),
+    ]
+
+
+def sizes() -> list[Row]:
+    """Memory."""
+    everybody: dict[Library, Size | None] = {LANGGRAPH: None, BURR: None, PUBLIC: None}
+    kept = row("1,000 versions of 1,000 keys", "MiB", "memory", {"keys": 1_000, "versions": 1_000}, everybody, goal=2)
+    copies = Entry("dict copy", PLAIN, "memory", {"keys": 1_000, "versions": 1_000})
+    return [
+        Row(kept.title, kept.unit, (*kept.entries, copies), kept.goal),
+        row("a fork that changes the last of 2,000 messages", "KiB", "fork_bytes", {"items": 2_000}, {LANGGRAPH: None}),
+    ]
+
+
+def tables() -> list[Table]:
+    """Everything that is measured."""
+    return [
+        Table("Runs", "Trivial nodes in memory, no store, garbage collector on.", (*loops(), *calls())),
+        Table("Branches", "The same, in parallel.", tuple(parallel())),
+        Table(
+            "DSPy modules",
+            "Ten calls of the whole program, `DummyLM`; the same modules in a hand-written `dspy.Module`.",
+            tuple(modules()),
+        ),
+        Table(
+            "States",
+            "One operation while 1,000 versions are alive (copiers: fewer, see `bench/rows.py`), garbage collector on.",
+            tuple(states()),
+        ),
+        Table("Memory", "Bytes that stay allocated, by `tracemalloc`.", tuple(sizes())),
+    ]
