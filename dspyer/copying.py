@@ -1,0 +1,51 @@
+"""Deep copies of modules that keep what is shared shared."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import dspy
+
+
+def copy_tree(modules: dict[str, Any], memo: dict[int, Any]) -> dict[str, Any]:
+    """Copies modules together, so that a part that two of them share is still shared by their copies.
+
+    What cannot be copied (a client, a lock) is shared with the original. `dspy.Module.deepcopy` would in that case copy each attribute
+    alone, so that one predictor becomes two.
+
+    Args:
+        modules: modules and other attributes by name.
+        memo: the memo of `copy.deepcopy`.
+
+    Returns:
+        The copies by name.
+    """
+    known = dict(memo)
+    try:
+        return copy.deepcopy(modules, memo)
+    except Exception:  # whatever a third-party object raises when it is copied
+        memo.clear()
+        memo.update(known)
+        for value in _attributes(modules, set()):
+            try:
+                copy.deepcopy(value, dict(known))
+            except Exception:  # the same as above: this one is shared
+                memo[id(value)] = value
+        return copy.deepcopy(modules, memo)
+
+
+def _attributes(value: Any, seen: set[int]) -> list[Any]:
+    """All values in modules and plain containers that are no modules or plain containers themselves."""
+    if id(value) in seen:
+        return []
+    seen.add(id(value))
+    if isinstance(value, dspy.Module):
+        inner = list(vars(value).values())
+    elif isinstance(value, dict):
+        inner = list(value.values())
+    elif isinstance(value, (list, tuple)):
+        inner = list(value)
+    else:
+        return [value]
+    return [leaf for item in inner for leaf in _attributes(item, seen)]

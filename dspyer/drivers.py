@@ -1,0 +1,284 @@
+"""The two drivers: threads for sync code, AnyIO tasks for async code. They start calls and hand results back, and decide nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Generic, TypeVar, cast
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+
+from .execution import Script, Session
+from .nodes import Decision, Reply, Router, portal_scope
+from .schedule import Execution, Transition, plan
+from .tracing import Steps, hand_over, recording
+
+T = TypeVar("T")
+Outcome = tuple[Any, BaseException | None, Steps]
+
+
+def attempt(work: Callable[[], Any]) -> Outcome:
+    """Runs one piece of work with a DSPy trace of its own; an exception is an outcome."""
+    with recording() as steps:
+        try:
+            return work(), None, steps
+        except BaseException as error:  # the driver raises what is no Exception
+            return None, error, steps
+
+
+async def aattempt(work: Callable[[], Awaitable[Any]]) -> Outcome:
+    """The same for async work. A cancellation is no outcome: it belongs to whoever cancelled."""
+    with recording() as steps:
+        try:
+            return await work(), None, steps
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            return None, error, steps
+
+
+def follow(script: Script) -> Transition:
+    """Makes the calls of a script in sync code."""
+    reply: Reply | Decision | None = None
+    while True:
+        try:
+            step, call = script.send(reply)
+        except StopIteration as done:
+            return cast(Transition, done.value)
+        reply = step.decide(call) if isinstance(step, Router) else step.call(call)
+
+
+async def afollow(script: Script) -> Transition:
+    """Makes the calls of a script in async code."""
+    reply: Reply | Decision | None = None
+    while True:
+        try:
+            step, call = script.send(reply)
+        except StopIteration as done:
+            return cast(Transition, done.value)
+        reply = await (step.adecide(call) if isinstance(step, Router) else step.acall(call))
+
+
+class Threads:
+    """Sync work in threads, each with a copy of the caller's context variables.
+
+    In an AnyIO worker thread (under `dspy.streamify` or `dspy.asyncify`) the work goes to further AnyIO worker threads of the same
+    loop, so that tokens can be streamed from it; a limiter of its own keeps it from waiting for the thread that waits for it.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.busy = 0
+        self._limit = limit
+        self._done: SimpleQueue[tuple[Any, Outcome]] = SimpleQueue()
+        self._pool: ThreadPoolExecutor | None = None
+        self._on_loop: bool | None = None
+
+    def start(self, key: Any, work: Callable[[], Any]) -> None:
+        """Starts work; `next` gives its outcome under `key`."""
+
+        def run() -> None:
+            self._done.put((key, attempt(work)))
+
+        self.busy += 1
+        if self._on_loop is None:
+            self._on_loop = in_worker_thread()
+            self._limiter = anyio.CapacityLimiter(self._limit)
+        if self._on_loop:
+            anyio.from_thread.run_sync(self._spawn, run)
+        else:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._limit, "dspyer")
+            self._pool.submit(copy_context().run, run)
+
+    def _spawn(self, run: Callable[[], None]) -> None:
+        task = asyncio.ensure_future(anyio.to_thread.run_sync(run, limiter=self._limiter))
+        _tasks.add(task)
+        task.add_done_callback(_tasks.discard)
+
+    def next(self) -> tuple[Any, Outcome]:
+        """Waits for the next outcome."""
+        found = self._done.get()
+        self.busy -= 1
+        return found
+
+    def __enter__(self) -> Threads:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+
+
+_tasks: set[asyncio.Future[None]] = set()  # asyncio itself keeps only weak references to tasks
+
+
+def in_worker_thread() -> bool:
+    """Whether this is a worker thread of AnyIO, whose event loop can be reached."""
+    try:
+        anyio.from_thread.check_cancelled()
+    except RuntimeError:
+        return False
+    return True
+
+
+class Tasks:
+    """Async work in tasks of one AnyIO task group."""
+
+    def __init__(self) -> None:
+        self.busy = 0
+        self._done: deque[tuple[Any, Outcome]] = deque()
+        self._wake = anyio.Event()
+        self._group = anyio.create_task_group()
+
+    def start(self, key: Any, work: Callable[[], Awaitable[Any]]) -> None:
+        """Starts work; `next` gives its outcome under `key`."""
+        self.busy += 1
+        self._group.start_soon(self._run, key, work)
+
+    async def _run(self, key: Any, work: Callable[[], Awaitable[Any]]) -> None:
+        self._done.append((key, await aattempt(work)))
+        self._wake.set()
+
+    async def next(self) -> tuple[Any, Outcome]:
+        """Waits for the next outcome."""
+        while not self._done:
+            self._wake = anyio.Event()
+            await self._wake.wait()
+        self.busy -= 1
+        return self._done.popleft()
+
+    async def __aenter__(self) -> Tasks:
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        if error is not None:
+            self._group.cancel_scope.cancel()
+            await self._group.__aexit__(None, None, None)
+            return None
+        return await self._group.__aexit__(kind, error, trace)
+
+
+def drive(session: Session) -> None:
+    """Runs a session to its end with threads. A lone branch runs on the caller's thread."""
+    with portal_scope(), Threads(session.blueprint.max_concurrency) as threads:
+        while True:
+            started = session.start_ready()
+            if len(started) == 1 and not threads.busy and not plan(session.run):
+                script = session.script(started[0], Gather(session, started[0]))
+                settle(session, started[0], attempt(lambda script=script: follow(script)))  # type: ignore[misc]
+                continue
+            for execution in started:
+                script = session.script(execution, Gather(session, execution))
+                threads.start(execution, lambda script=script: follow(script))  # type: ignore[misc]
+            if not threads.busy:
+                return
+            settle(session, *threads.next())
+
+
+async def adrive(session: Session) -> None:
+    """Runs a session to its end with tasks. A lone branch runs in the caller's task."""
+    async with Tasks() as tasks:
+        while True:
+            started = session.start_ready()
+            if len(started) == 1 and not tasks.busy and not plan(session.run):
+                script = session.script(started[0], Gather(session, started[0]))
+                settle(session, started[0], await aattempt(lambda script=script: afollow(script)))  # type: ignore[misc]
+                continue
+            for execution in started:
+                script = session.script(execution, Gather(session, execution))
+                tasks.start(execution, lambda script=script: afollow(script))  # type: ignore[misc]
+            if not tasks.busy:
+                return
+            settle(session, *await tasks.next())
+
+
+def settle(session: Session, execution: Execution, outcome: Outcome) -> None:
+    """Hands an outcome to the session; what is no `Exception` (an interrupt of the process) goes on up at once."""
+    transition, error, steps = outcome
+    if error is not None and not isinstance(error, Exception):
+        raise error
+    session.finish(execution, error or transition, steps)
+
+
+class Gather:
+    """Runs the calls of one node at once (the items of a map), with the trace in the order of the calls.
+
+    Attributes:
+        observe: where the events of a graph inside the node go.
+        scope: the executions around such a graph.
+    """
+
+    def __init__(self, session: Session, execution: Execution) -> None:
+        self.observe = session.record
+        self.scope = (*session.scope, execution.id)
+        self._limit = session.blueprint.max_concurrency
+
+    def gather(self, calls: Sequence[Callable[[], T]], max_concurrency: int | None) -> list[T]:
+        """Runs sync calls. After a failure nothing new starts, and the first failure in order is raised."""
+        batch: Batch[T] = Batch(len(calls), min(self._limit, max_concurrency or self._limit))
+        with Threads(batch.limit) as threads:
+            while batch.wants(threads.busy):
+                index = batch.take()
+                threads.start(index, calls[index])
+                while threads.busy and not batch.wants(threads.busy):
+                    batch.put(*threads.next())
+        return batch.results()
+
+    async def agather(self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None) -> list[T]:
+        """Runs async calls, in the same way."""
+        batch: Batch[T] = Batch(len(calls), min(self._limit, max_concurrency or self._limit))
+        async with Tasks() as tasks:
+            while batch.wants(tasks.busy):
+                index = batch.take()
+                tasks.start(index, calls[index])
+                while tasks.busy and not batch.wants(tasks.busy):
+                    batch.put(*await tasks.next())
+        return batch.results()
+
+
+class Batch(Generic[T]):
+    """Which of several calls to start next, and what became of them."""
+
+    def __init__(self, count: int, limit: int) -> None:
+        self.limit = limit
+        self._count = count
+        self._next = 0
+        self._outcomes: dict[int, Outcome] = {}
+        self._failed = False
+
+    def wants(self, busy: int) -> bool:
+        """Whether another call may start beside `busy` others."""
+        return self._next < self._count and busy < self.limit and not self._failed
+
+    def take(self) -> int:
+        """The next call to start."""
+        self._next += 1
+        return self._next - 1
+
+    def put(self, index: int, outcome: Outcome) -> None:
+        """Keeps an outcome."""
+        if outcome[1] is not None:
+            if not isinstance(outcome[1], Exception):
+                raise outcome[1]
+            self._failed = True
+        self._outcomes[index] = outcome
+
+    def results(self) -> list[T]:
+        """The results in order; raises the first failure in order. The traces are handed over either way."""
+        ordered = [self._outcomes[index] for index in sorted(self._outcomes)]
+        for _, _, steps in ordered:
+            hand_over(steps)
+        for _, error, _ in ordered:
+            if error is not None:
+                raise error
+        return [result for result, _, _ in ordered]

@@ -1,0 +1,350 @@
+"""Building a graph: nodes, edges and routers, checked as a whole by `compile()`."""
+
+from __future__ import annotations
+
+import keyword
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import dspy
+from pydantic import BaseModel
+
+from .assembly import Assembly
+from .errors import GraphError
+from .nodes import node_name
+from .policies import Policies
+from .schema import Schema
+from .topology import END, START
+
+if TYPE_CHECKING:
+    from .program import CompiledGraph
+
+# Attributes that DSPy's optimizers set on a program, or that a program needs.
+RESERVED = frozenset(
+    """
+    START END run state ctx forward aforward score simba_idx candidate_programs trial_logs total_calls
+    prompt_model_total_calls mb_candidate_programs results_best results_latest detailed_results
+    flag_compilation_error_occurred thread
+    """.split()
+)
+
+
+class NodeSpec(NamedTuple):
+    """A node as the user declared it. `over`, `item` and `into` make it a map."""
+
+    name: str
+    node: object
+    reads: object = None
+    writes: object = None
+    modules: Mapping[str, dspy.Module] | None = None
+    frozen: bool | None = None
+    goto: Sequence[str] = ()
+    over: str | None = None
+    item: str = ""
+    into: str = ""
+    max_concurrency: int | None = None
+
+
+class EdgeSpec(NamedTuple):
+    """One call of `add_edge`."""
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+
+
+class RouterSpec(NamedTuple):
+    """One call of `add_conditional_edges`."""
+
+    source: str
+    route: object
+    path_map: object
+    name: str | None
+    writes: object
+
+
+class Graph:
+    """A state graph of DSPy programs. Build it, then `compile()` it into a `dspy.Module`.
+
+    Args:
+        schema: a pydantic model of the state: its fields, their types, defaults and reducers. None for a state of any keys.
+        name: name of the graph, by default that of the schema.
+        inputs: the fields that a run is given. By default the fields without a default that no node declares to write, which
+            are required, and the fields with one that no node declares to write, which are optional.
+        outputs: the fields that the program returns. By default every field that some node may write and that is no input, and
+            those with a reducer.
+        merge: what a join does with a conflict: the name of a merge policy, a policy, a function `(Conflict) -> value`, or a dict
+            from path pattern to one of these. By default a conflict raises.
+
+    Raises:
+        ValueError: if a merge policy is unknown.
+        GraphError: if the schema cannot be the schema of a state.
+
+    Example:
+        >>> graph = Graph()
+        >>> graph = graph.add_node("greet", lambda state: {"greeting": f"Hello {state['name']}"})
+        >>> program = graph.add_path(START, "greet", END).compile()
+        >>> program(name="Ada").greeting
+        'Hello Ada'
+    """
+
+    def __init__(
+        self,
+        schema: type[BaseModel] | None = None,
+        *,
+        name: str | None = None,
+        inputs: Iterable[str] | None = None,
+        outputs: Iterable[str] | None = None,
+        merge: object = None,
+    ) -> None:
+        self._schema = Schema.of(schema)
+        self._name = name or (schema.__name__ if schema is not None else "Graph")
+        self._inputs = None if inputs is None else tuple(inputs)
+        self._outputs = None if outputs is None else tuple(outputs)
+        self._policies = Policies.of(merge)
+        self._merge_given = merge is not None
+        self._join_policies: dict[str, Policies] = {}
+        self._nodes: dict[str, NodeSpec] = {}
+        self._ways: list[EdgeSpec | RouterSpec] = []
+
+    def add_node(
+        self,
+        name: str | Callable[..., Any],
+        node: object = None,
+        *,
+        reads: Collection[str] | Mapping[str, str] | None = None,
+        writes: Collection[str] | Mapping[str, str] | None = None,
+        modules: Mapping[str, dspy.Module] | None = None,
+        frozen: bool | None = None,
+        goto: Sequence[str] = (),
+    ) -> Graph:
+        """Adds a node: a function of the state's fields, a `dspy.Module`, or a compiled graph.
+
+        Args:
+            name: name of the node, an identifier; `add_node(search)` takes the function's own.
+            node: the function or module.
+            reads: the fields that the node sees, as a list, or as a map from its own names to the state's.
+            writes: the fields that the node may write, in the same forms.
+            modules: DSPy modules that the function calls, by the name of its parameter.
+            frozen: True keeps optimizers away from the node's modules, False opens modules that one has compiled before.
+            goto: the targets that a `Command` of the node may name.
+
+        Returns:
+            The graph.
+
+        Raises:
+            GraphError: if the name is taken, reserved or no identifier.
+
+        Example:
+            >>> Graph().add_node("double", lambda state: {"n": 2 * state["n"]}, writes=["n"])
+            <Graph: double>
+        """
+        if not isinstance(name, str):
+            if node is not None:
+                raise GraphError("add_node takes a name and a node: write add_node('search', search)")
+            name, node = node_name(name), name
+        self._check_name(name)
+        if node is None:
+            raise GraphError(f"node {name!r} has no function or module: write add_node({name!r}, function)")
+        self._nodes[name] = NodeSpec(name, node, reads, writes, modules, frozen, tuple(goto))
+        return self
+
+    def add_map(
+        self,
+        name: str,
+        node: object,
+        *,
+        over: str,
+        item: str,
+        into: str,
+        max_concurrency: int | None = None,
+        reads: Collection[str] | Mapping[str, str] | None = None,
+        writes: Collection[str] | Mapping[str, str] | None = None,
+        modules: Mapping[str, dspy.Module] | None = None,
+        frozen: bool | None = None,
+    ) -> Graph:
+        """Adds one node that runs another once per item of a list, and commits all results once, in the order of the items.
+
+        Args:
+            name: name of the node.
+            node: what runs for each item.
+            over: the field with the items.
+            item: the name under which `node` gets one item.
+            into: the field that gets the list of results.
+            max_concurrency: most items at the same time, by default as many as the program allows nodes.
+            reads: further fields that `node` sees.
+            writes: what `node` gives for one item, if its signature does not say.
+            modules: modules that a function calls.
+            frozen: as in `add_node`.
+
+        Returns:
+            The graph.
+
+        Raises:
+            GraphError: if the name is taken, reserved or no identifier.
+
+        Example:
+            >>> graph = Graph().add_map("measure", lambda doc: {"size": len(doc)}, over="docs", item="doc", into="sizes")
+            >>> program = graph.add_path(START, "measure", END).compile()
+            >>> program(docs=["a", "bcd"]).sizes
+            [1, 3]
+        """
+        self._check_name(name)
+        self._nodes[name] = NodeSpec(
+            name, node, reads, writes, modules, frozen, (), over, item, into, max_concurrency
+        )
+        return self
+
+    def add_edge(self, source: str | Sequence[str], target: str | Sequence[str], *, policy: object = None) -> Graph:
+        """Adds edges. Several targets fork, in that order; several sources are just several edges.
+
+        Args:
+            source: a node, `START`, or a list of nodes.
+            target: a node, `END`, or a list of nodes.
+            policy: the merge policy of joins at the target, in the forms of `Graph(merge=...)`.
+
+        Returns:
+            The graph.
+
+        Raises:
+            ValueError: if the merge policy is unknown.
+
+        Example:
+            >>> graph = Graph().add_edge(START, ["left", "right"])
+            >>> graph = graph.add_edge(["left", "right"], "judge", policy="last_write_wins")
+        """
+        sources, targets = _names(source), _names(target)
+        if policy is not None:
+            policies = Policies.of(policy, self._policies)
+            for node in targets:
+                self._join_policies[node] = policies
+        self._ways.append(EdgeSpec(sources, targets))
+        return self
+
+    def add_path(self, *nodes: str) -> Graph:
+        """Adds a chain of edges.
+
+        Args:
+            nodes: at least two names; `START` and `END` included.
+
+        Returns:
+            The graph.
+
+        Example:
+            >>> graph = Graph().add_path(START, "first", "second", END)
+        """
+        if len(nodes) < 2:
+            raise GraphError("add_path takes at least two nodes: add_path(START, 'first', END)")
+        for source, target in zip(nodes, nodes[1:], strict=False):
+            self.add_edge(source, target)
+        return self
+
+    def add_conditional_edges(
+        self,
+        source: str,
+        route: object,
+        path_map: Mapping[Any, str] | Sequence[str] | None = None,
+        *,
+        name: str | None = None,
+        writes: Collection[str] | Mapping[str, str] | None = None,
+    ) -> Graph:
+        """Adds a router: what decides at run time where a branch goes.
+
+        Args:
+            source: the node that the branch leaves, or `START`.
+            route: a sync function of the state's fields, the name of a field, or a `dspy.Module` with one `Literal` output.
+            path_map: target by label, or the list of targets; by default the `Literal` that the function returns.
+            name: name of a module router, by default the source's with `_router`.
+            writes: the field that gets the label of a module router.
+
+        Returns:
+            The graph.
+
+        Example:
+            >>> def route(score):
+            ...     return "done" if score > 0.5 else "again"
+            >>> graph = Graph().add_conditional_edges("judge", route, {"again": "write", "done": END})
+        """
+        if name is not None:
+            self._check_name(name)
+        self._ways.append(RouterSpec(source, route, path_map, name, writes))
+        return self
+
+    def compile(
+        self, *, max_steps: int = 1000, max_calls: int | None = None, max_concurrency: int = 32
+    ) -> CompiledGraph:
+        """Checks the whole graph and makes a program of it. `graph.compile()` builds, `optimizer.compile()` tunes.
+
+        Args:
+            max_steps: longest chain of commits in a run: bounds loops, however wide the graph forks.
+            max_calls: most node calls in a run, None for no limit.
+            max_concurrency: most nodes of one run that work at the same time.
+
+        Returns:
+            A `dspy.Module` with copies of the modules; the graph can go on to be changed and compiled again.
+
+        Raises:
+            GraphError: if anything is wrong with the graph, with all problems and their fixes.
+
+        Example:
+            >>> Graph().add_node("hello", lambda state: {"text": "hi"}).compile()
+            Traceback (most recent call last):
+            dspyer.errors.GraphError: nothing starts: add an edge from START, for example add_edge(START, 'first')
+        """
+        from .program import assemble  # the layer above: users expect the method here
+
+        for value, name in ((max_steps, "max_steps"), (max_calls, "max_calls"), (max_concurrency, "max_concurrency")):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise GraphError(f"{name}={value!r}: it must be a whole number of at least 1")
+        assembly = Assembly(
+            self._name,
+            self._schema,
+            tuple(self._nodes.values()),
+            tuple(self._ways),
+            self._inputs,
+            self._outputs,
+            self._policies,
+            dict(self._join_policies),
+            self._merge_given,
+        )
+        blueprint, modules, text = assembly.build(max_steps, max_calls, max_concurrency)
+        shadowed = sorted(set(blueprint.outputs or ()) & set(dir(dspy.Prediction)))
+        if shadowed:
+            warnings.warn(
+                f"dspy.Prediction has methods called {', '.join(shadowed)}: read these outputs of graph {self._name!r} as "
+                f"prediction[{shadowed[0]!r}], or rename the fields",
+                stacklevel=2,
+            )
+        return assemble(blueprint, modules, text)
+
+    def _check_name(self, name: str) -> None:
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise GraphError(f"{name!r} is no name for a node: names are identifiers, since nodes become attributes of the program")
+        if name in RESERVED or name.startswith("_") or hasattr(dspy.Module, name):
+            raise GraphError(f"{name!r} cannot name a node: DSPy or the program needs this attribute; choose another, like {name + '_node'!r}")
+        if name in self._nodes:
+            raise GraphError(f"there is a node {name!r} already: give this one another name")
+
+    def __repr__(self) -> str:
+        return f"<{self._name}: {', '.join(self._nodes)}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise GraphError(_COMPILE_FIRST)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if not name.startswith("_") and hasattr(dspy.Module, name):
+            raise AttributeError(f"a Graph has no {name!r}: {_COMPILE_FIRST}")
+        raise AttributeError(f"'Graph' object has no attribute {name!r}")
+
+
+_COMPILE_FIRST = "it is the plan of a program. Call .compile() first, and use or tune the program that it returns"
+
+
+def _names(nodes: str | Sequence[str]) -> tuple[str, ...]:
+    names = (nodes,) if isinstance(nodes, str) else tuple(nodes)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise GraphError(f"an edge goes between names of nodes, not {nodes!r}; add the node with add_node and use its name")
+    return names
+
+
+__all__ = ["END", "START", "EdgeSpec", "Graph", "NodeSpec", "RouterSpec"]

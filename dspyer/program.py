@@ -1,0 +1,353 @@
+"""The compiled graph: a `dspy.Module` whose attributes are the nodes' modules."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import dspy
+
+from .blueprint import Blueprint
+from .copying import copy_tree
+from .drivers import adrive, drive
+from .errors import InputError, suggestion
+from .events import Event
+from .execution import Observe, Session, ignore
+from .lineage import lineage
+from .nodes import Call, check_resources, resources_of
+from .parameters import every_parameter, load_parameters
+from .patch import DELETE
+from .reducers import Updates
+from .run import Run
+from .signatures import own_signatures
+from .source import reduce_program, source_class
+from .streams import AsyncEvents, Events
+from .tracing import hand_over
+from .values import same, thaw
+
+REQUEST = "dspyer_request"
+
+
+@dataclass(eq=False)
+class Request:
+    """What `run` and its like ask of the next call of a program, and the sessions that it makes.
+
+    It travels in DSPy's settings, which every wrapper of a module and every thread of DSPy hands on.
+    """
+
+    resources: Mapping[type, object] = field(default_factory=dict)
+    observe: Observe = ignore
+    scope: tuple[str, ...] = ()
+    sessions: list[Session] = field(default_factory=list)
+    predictions: dict[str, dspy.Prediction] = field(default_factory=dict)
+    stopped: bool = False
+
+    def run(self, usage: Mapping[str, Mapping[str, Any]]) -> Run:
+        """The run of the last session."""
+        session = self.sessions[-1]
+        return Run(session, self.predictions.get(session.run_id), usage)
+
+    def failed_with(self, error: BaseException) -> bool:
+        """Whether the last session is a failed run, and this its error."""
+        return bool(self.sessions) and self.sessions[-1].error() is error
+
+    def stop(self) -> None:
+        """Lets nothing new start."""
+        self.stopped = True
+        for session in self.sessions:
+            session.stopped = True
+
+
+class CompiledGraph(dspy.Module):
+    """A graph that runs. Made by `Graph.compile()`; each graph has a subclass of its own, whose source is the graph.
+
+    It is called like any module, `program(question="...")` or `await program.acall(question="...")`, and gives a
+    `dspy.Prediction`. Every optimizer of DSPy tunes it.
+
+    Example:
+        >>> from dspyer import END, START, Graph
+        >>> graph = Graph().add_node("shout", lambda state: {"loud": state["text"].upper()})
+        >>> program = graph.add_path(START, "shout", END).compile()
+        >>> program(text="hey").loud
+        'HEY'
+    """
+
+    _dspyer_program = True
+
+    def __init__(self, blueprint: Blueprint, modules: Mapping[str, dspy.Module]) -> None:
+        super().__init__()
+        self._blueprint = blueprint
+        self._resources: Mapping[type, object] = {}
+        for name, module in modules.items():
+            setattr(self, name, module)
+
+    @property
+    def graph(self) -> Blueprint:
+        """The graph as it was compiled: `explain()`, `to_mermaid()`, a picture in a notebook."""
+        return self._blueprint
+
+    def forward(self, **inputs: Any) -> dspy.Prediction:
+        """Runs the graph. Call the program itself, not this.
+
+        Args:
+            inputs: the inputs by name.
+
+        Returns:
+            The outputs as plain values.
+
+        Raises:
+            InputError: for missing, unknown or invalid inputs.
+            Exception: what the first failing node raised, unwrapped.
+        """
+        request, session = self._open(inputs)
+        try:
+            with dspy.context(**{REQUEST: None}):
+                drive(session)
+        finally:
+            self._close(session)
+        return self._answer(request, session)
+
+    async def aforward(self, **inputs: Any) -> dspy.Prediction:
+        """Runs the graph in async code. Await `acall`, not this.
+
+        Args:
+            inputs: the inputs by name.
+
+        Returns:
+            The outputs as plain values.
+        """
+        request, session = self._open(inputs)
+        try:
+            with dspy.context(**{REQUEST: None}):
+                await adrive(session)
+        finally:
+            self._close(session)
+        return self._answer(request, session)
+
+    def run(
+        self, inputs: Mapping[str, Any], *, resources: Mapping[type, object] | Sequence[object] | None = None
+    ) -> Run:
+        """Runs the graph and gives all that the run leaves behind.
+
+        Args:
+            inputs: the inputs by name.
+            resources: objects for parameters that are annotated with their type: clients, connections; never stored.
+
+        Returns:
+            The run; if a node failed, with its error in `run.error`.
+
+        Raises:
+            InputError: for missing, unknown or invalid inputs.
+        """
+        return self._run(inputs, Request(resources_of(resources)))
+
+    async def arun(
+        self, inputs: Mapping[str, Any], *, resources: Mapping[type, object] | Sequence[object] | None = None
+    ) -> Run:
+        """Runs the graph in async code and gives all that the run leaves behind.
+
+        Args:
+            inputs: the inputs by name.
+            resources: as in `run`.
+
+        Returns:
+            The run.
+        """
+        return await self._arun(inputs, Request(resources_of(resources)))
+
+    def stream(
+        self, inputs: Mapping[str, Any], *, resources: Mapping[type, object] | Sequence[object] | None = None
+    ) -> Events:
+        """Runs the graph and gives its events as they happen.
+
+        Closing the stream early stops the run: nothing new starts, and what runs is finished first.
+
+        Args:
+            inputs: the inputs by name.
+            resources: as in `run`.
+
+        Returns:
+            An iterator of events; its `run` is there after the last one. If a node failed, its error is raised then.
+        """
+        request = Request(resources_of(resources))
+        return Events(lambda observe: self._run(inputs, request, observe), request.stop)
+
+    def astream(
+        self, inputs: Mapping[str, Any], *, resources: Mapping[type, object] | Sequence[object] | None = None
+    ) -> AsyncEvents:
+        """Runs the graph in async code and gives its events as they happen.
+
+        Args:
+            inputs: the inputs by name.
+            resources: as in `run`.
+
+        Returns:
+            An async iterator of events, otherwise as in `stream`.
+        """
+        request = Request(resources_of(resources))
+        return AsyncEvents(lambda observe: self._arun(inputs, request, observe))
+
+    def with_resources(self, resources: Mapping[type, object] | Sequence[object]) -> CompiledGraph:
+        """The same program with resources for every run: for `program(...)`, `dspy.Evaluate` and optimizers.
+
+        Args:
+            resources: as in `run`; those of a run come before these.
+
+        Returns:
+            A program that shares the modules of this one.
+        """
+        bound = type(self).__new__(type(self))
+        bound.__dict__.update(self.__dict__)
+        bound._resources = {**self._resources, **resources_of(resources)}
+        return bound
+
+    def run_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
+        """Runs as a node of another graph and gives what its commits changed."""
+        request = _request_inside(call)
+        with dspy.context(**{REQUEST: request}):
+            self(**inputs)
+        return changes(request.sessions[-1])
+
+    async def arun_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
+        """The same in async code."""
+        request = _request_inside(call)
+        with dspy.context(**{REQUEST: request}):
+            await self.acall(**inputs)
+        return changes(request.sessions[-1])
+
+    def _run(self, inputs: Mapping[str, Any], request: Request, observe: Observe = ignore) -> Run:
+        request.observe = observe
+        with dspy.context(**{REQUEST: request}), dspy.track_usage() as tracker:
+            try:
+                self(**inputs)
+            except Exception as error:
+                if not request.failed_with(error):
+                    raise
+        return request.run(tracker.get_total_tokens())
+
+    async def _arun(self, inputs: Mapping[str, Any], request: Request, observe: Observe = ignore) -> Run:
+        request.observe = observe
+        with dspy.context(**{REQUEST: request}), dspy.track_usage() as tracker:
+            try:
+                await self.acall(**inputs)
+            except Exception as error:
+                if not request.failed_with(error):
+                    raise
+        return request.run(tracker.get_total_tokens())
+
+    def _open(self, inputs: Mapping[str, Any]) -> tuple[Request, Session]:
+        """Checks the inputs before anything starts."""
+        blueprint = self._blueprint
+        request = dspy.settings.get(REQUEST) or Request()
+        known = blueprint.inputs
+        extra = [name for name in inputs if name not in known] if blueprint.closed else []
+        if extra:
+            hints = "".join(suggestion(name, known) for name in extra)
+            raise InputError(
+                f"graph {blueprint.name!r} has no input {', '.join(map(repr, extra))}.{hints} Its inputs are "
+                f"{', '.join(map(repr, known)) or 'none'}; name others with Graph(inputs=[...])"
+            )
+        state = blueprint.topology.schema.initial(inputs, sorted(blueprint.required, key=known.index))
+        resources = {**self._resources, **request.resources}
+        check_resources((*blueprint.nodes.values(), *blueprint.routers()), resources)
+        session = Session(self, blueprint, state, resources, request.observe, request.scope)
+        session.stopped = request.stopped
+        request.sessions.append(session)
+        return request, session
+
+    def _close(self, session: Session) -> None:
+        """Hands the trace over to whoever reads it, also when a node has failed."""
+        hand_over(session.trace())
+        session.end()
+
+    def _answer(self, request: Request, session: Session) -> dspy.Prediction:
+        error = session.error()
+        if error is not None:
+            raise error
+        state, outputs = session.run.resting, self._blueprint.outputs
+        if outputs is None:
+            outputs = tuple(name for name in state if name not in session.inputs or not same(state.raw(name), session.inputs.raw(name)))
+        prediction = dspy.Prediction(**{name: thaw(state.raw(name)) for name in outputs if name in state})
+        request.predictions[session.run_id] = prediction
+        return prediction
+
+    # --- what DSPy does with a module
+
+    def set_lm(self, lm: dspy.LM | None) -> None:
+        """Sets the language model of every predictor, frozen ones too."""
+        for _, parameter in every_parameter(self):
+            if isinstance(parameter, dspy.Module):
+                parameter.lm = lm
+
+    def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
+        """The parameters by name, frozen ones too, in the form of `dspy.Module.dump_state`."""
+        return {name: parameter.dump_state(json_mode=json_mode) for name, parameter in every_parameter(self)}
+
+    def load_state(self, state: dict[str, Any], *, allow_unsafe_lm_state: bool = False) -> None:
+        """Loads parameters. If they are another graph's, the error names the nodes that differ and nothing is changed."""
+        load_parameters(self, state, allow_unsafe_lm_state)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledGraph:
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        shared = {"_blueprint": self._blueprint, "_resources": self._resources}
+        own = {name: value for name, value in self.__getstate__().items() if name not in shared}
+        twin.__setstate__({**copy_tree(own, memo), **shared})
+        own_signatures(twin)
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        return {**state, "_resources": {}}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduce_program(self)
+
+
+def _request_inside(call: Call) -> Request:
+    return Request(call.resources, getattr(call.runner, "observe", ignore), getattr(call.runner, "scope", ()))
+
+
+def changes(session: Session) -> dict[str, object]:
+    """What the commits of a completed run changed: the raw updates of fields with a reducer, the net change of others."""
+    log = session.run.log
+    order = lineage(log, [len(log) - 1])
+    found: dict[str, object] = {}
+    for index in order[1:]:
+        for name in log[index].commit.patch:
+            found.setdefault(name, None)
+    schema = session.blueprint.topology.schema
+    before, after = log[order[0]].state, session.run.resting
+    for name in list(found):
+        if schema.reducer(name) is not None:
+            patches = [log[index].commit.patch for index in order[1:]]
+            found[name] = Updates(*(patch[name] for patch in patches if name in patch))
+        elif same(before.raw(name, DELETE), after.raw(name, DELETE)):
+            del found[name]
+        else:
+            found[name] = after.raw(name, DELETE)
+    return found
+
+
+def assemble(blueprint: Blueprint, modules: Mapping[str, dspy.Module], text: str) -> CompiledGraph:
+    """Makes the program of a blueprint, with copies of the modules; modules that share a part go on sharing it.
+
+    Args:
+        blueprint: the graph.
+        modules: the user's modules by attribute.
+        text: the graph as source text.
+
+    Returns:
+        The program.
+    """
+    copies = copy_tree(dict(modules), {})
+    for name, module in copies.items():
+        if name in blueprint.frozen and not getattr(module, "_dspyer_program", False):
+            module._compiled = True
+        if name in blueprint.thawed:
+            for _, inner in module.named_sub_modules():
+                inner._compiled = False
+    program = source_class(blueprint.name, CompiledGraph, text)(blueprint, copies)
+    own_signatures(program, retag=True)
+    return program

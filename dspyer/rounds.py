@@ -1,0 +1,207 @@
+"""Loops of a graph, and which position of a branch can still reach which.
+
+A *loop* is a strongly connected part of the graph. Its *heads* are where its rounds begin: the only node that is entered from
+outside; if several are, those whose every edge from inside the loop is conditional; if there is none, the first declared. An edge
+inside a loop into a head *goes back*: it starts the next round. Without these edges the same search finds the loops inside.
+
+A branch stands at a node in a *round*: one counter per loop around the node, outermost first. Going back adds 1 to the counter of
+that loop, leaving a loop drops its counter, entering one appends 0. These are the pointstamps of timely dataflow (Murray et al.,
+"Naiad: A Timely Dataflow System", SOSP 2013, section 2.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+Round = tuple[int, ...]
+
+
+class Edge(NamedTuple):
+    """A way that a branch may take. `conditional` edges come from routers and `goto`."""
+
+    source: str
+    target: str
+    conditional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A strongly connected part of the graph.
+
+    Attributes:
+        nodes: its nodes, in the order of declaration.
+        heads: the nodes at which a round begins.
+        entries: the nodes that are entered from outside.
+    """
+
+    nodes: tuple[str, ...]
+    heads: tuple[str, ...]
+    entries: tuple[str, ...]
+
+
+def components(nodes: Sequence[str], successors: dict[str, list[str]]) -> list[list[str]]:
+    """Strongly connected components by Tarjan's algorithm (SIAM J. Comput. 1972), without recursion."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    on_stack: set[str] = set()
+    found: list[list[str]] = []
+    for root in nodes:
+        if root in index:
+            continue
+        work = [(root, iter(successors.get(root, ())))]
+        index[root] = low[root] = len(index)
+        stack.append(root)
+        on_stack.add(root)
+        while work:
+            node, rest = work[-1]
+            for successor in rest:
+                if successor not in index:
+                    index[successor] = low[successor] = len(index)
+                    stack.append(successor)
+                    on_stack.add(successor)
+                    work.append((successor, iter(successors.get(successor, ()))))
+                    break
+                if successor in on_stack:
+                    low[node] = min(low[node], index[successor])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                if low[node] == index[node]:
+                    component = []
+                    while True:
+                        member = stack.pop()
+                        on_stack.discard(member)
+                        component.append(member)
+                        if member == node:
+                            break
+                    found.append(component)
+    return found
+
+
+def find_loops(nodes: Sequence[str], edges: Collection[Edge]) -> list[tuple[Loop, int]]:
+    """Finds all loops, outer before inner, each with its depth (0 for an outermost loop)."""
+    order = {node: i for i, node in enumerate(nodes)}
+    found: list[tuple[Loop, int]] = []
+    pending: list[tuple[list[str], list[Edge], int]] = [(list(nodes), list(edges), 0)]
+    while pending:
+        part, inside, depth = pending.pop()
+        successors: dict[str, list[str]] = {}
+        for edge in inside:
+            successors.setdefault(edge.source, []).append(edge.target)
+        for component in components(part, successors):
+            members = set(component)
+            within = [edge for edge in inside if edge.source in members and edge.target in members]
+            if not within:
+                continue
+            loop = _loop(sorted(members, key=order.__getitem__), members, within, edges)
+            found.append((loop, depth))
+            forward = [edge for edge in within if edge.target not in loop.heads]
+            pending.append((list(loop.nodes), forward, depth + 1))
+    return sorted(found, key=lambda item: (item[1], order[item[0].nodes[0]]))
+
+
+def _loop(members: list[str], inside: set[str], within: list[Edge], edges: Collection[Edge]) -> Loop:
+    entered = {edge.target for edge in edges if edge.target in inside and edge.source not in inside}
+    entries = tuple(node for node in members if node in entered)
+    if len(entries) == 1:
+        heads = entries
+    else:
+        fixed = {edge.target for edge in within if not edge.conditional}
+        heads = tuple(node for node in entries if node not in fixed) or (entries or tuple(members))[:1]
+    return Loop(tuple(members), heads, entries)
+
+
+@dataclass(slots=True)
+class Rounds:
+    """The loops of a graph and what they mean for the rounds of its branches.
+
+    Built once per graph; the reach of a node is worked out when it is first asked for and then remembered.
+    """
+
+    nodes: tuple[str, ...]
+    edges: tuple[Edge, ...]
+    loops: tuple[Loop, ...] = ()
+    _around: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    _moves: dict[tuple[str, str], tuple[int, Round]] = field(default_factory=dict)
+    _out: dict[str, list[str]] = field(default_factory=dict)
+    _reach: dict[str, dict[str, tuple[int, Round]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, nodes: Iterable[str], edges: Iterable[Edge]) -> Rounds:
+        """Analyses a graph, given its nodes and edges in the order of declaration."""
+        rounds = cls(tuple(nodes), tuple(edges))
+        found = find_loops(rounds.nodes, rounds.edges)
+        rounds.loops = tuple(loop for loop, _ in found)
+        around: dict[str, list[int]] = {node: [] for node in rounds.nodes}
+        for i, loop in enumerate(rounds.loops):
+            for node in loop.nodes:
+                around[node].append(i)
+        rounds._around = {node: tuple(loops) for node, loops in around.items()}
+        for edge in rounds.edges:
+            rounds._moves[edge.source, edge.target] = rounds._move(edge.source, edge.target)
+            rounds._out.setdefault(edge.source, []).append(edge.target)
+        return rounds
+
+    def _move(self, source: str, target: str) -> tuple[int, Round]:
+        """An edge as (counters that are kept, counters that follow); going back keeps one less and adds 1 to the next."""
+        around, ahead = self._around[source], self._around[target]
+        common = 0
+        while common < min(len(around), len(ahead)) and around[common] == ahead[common]:
+            common += 1
+        if common and common == len(ahead) and target in self.loops[around[common - 1]].heads:
+            return -common, ()
+        return common, (0,) * (len(ahead) - common)
+
+    def goes_back(self, source: str, target: str) -> bool:
+        """Whether the edge starts the next round of a loop."""
+        return self._moves[source, target][0] < 0
+
+    def move(self, source: str, round: Round, target: str) -> Round:
+        """The round of a branch after it has taken the edge from `source` in `round` to `target`."""
+        kept, rest = self._moves[source, target]
+        if kept < 0:
+            return (*round[: -kept - 1], round[-kept - 1] + 1)
+        return round[:kept] + rest
+
+    def can_reach(self, source: str, at: Round, target: str, round: Round) -> bool:
+        """Whether a branch at `source` in round `at` can come to `target` in `round` or an earlier one by going on."""
+        reach = self._reach.get(source)
+        if reach is None:
+            reach = self._reach[source] = self._least_rounds(source)
+        found = reach.get(target)
+        if found is None:
+            return False
+        shared, least = found
+        if not shared:
+            return least <= round
+        return (*at[: shared - 1], at[shared - 1] + least[0], *least[1:]) <= round
+
+    def _least_rounds(self, source: str) -> dict[str, tuple[int, Round]]:
+        """For each node that `source` can reach: counters shared with it, and the least round in which it is reached.
+
+        The outer shared counters never change on a least path, since the innermost shared loop is strongly connected: only
+        the innermost shared one may grow, and what follows does not depend on where the branch stood.
+        """
+        least: dict[str, Round] = {}
+        zero = (0,) * len(self._around[source])
+        work = [(source, zero)]
+        while work:
+            node, at = work.pop()
+            for target in self._out.get(node, ()):
+                round = self.move(node, at, target)
+                if target not in least or round < least[target]:
+                    least[target] = round
+                    work.append((target, round))
+        around = self._around[source]
+        result = {}
+        for target, round in least.items():
+            shared = sum(1 for a, b in zip(around, self._around[target], strict=False) if a == b)
+            result[target] = (shared, round[max(shared - 1, 0) :])
+        return result
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Rounds:
+        return self

@@ -1,0 +1,153 @@
+"""What a run leaves behind: result, commits, conflicts, events, and the questions one can ask of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import dspy
+
+from .events import Commit, Event, MergedConflict, Path
+from .execution import Session
+from .lineage import Entry, lineage, touches
+from .state import ImmutableState
+
+
+class Run:
+    """A run that has come to its end.
+
+    Attributes:
+        run_id: its id.
+        status: `"completed"` or `"failed"`.
+        state: the final state; of a failed run, the last state that all branches shared.
+        error: what the failing node raised, None for a completed run.
+        commits: in canonical order: by step, then by branch. Inside a fork that never joined they have no version, and come last.
+        conflicts: every conflict of a join, resolved or not.
+        events: what happened, in the order in which it happened.
+        trace: the DSPy trace, (predictor, inputs, prediction) in lineage order.
+        usage: tokens by language model, as DSPy counts them.
+        duration: seconds.
+        branches: the state of each live branch by path; of a completed run the trunk alone.
+
+    Example:
+        >>> from dspyer import END, START, Graph
+        >>> graph = Graph().add_node("add", lambda state: {"n": state["n"] + 1}).add_path(START, "add", END)
+        >>> run = graph.compile().run({"n": 1})
+        >>> run.state.to_dict(), run.blame("n").node, run.diff(0, 1)
+        ({'n': 2}, 'add', {'n': 2})
+    """
+
+    def __init__(
+        self, session: Session, prediction: dspy.Prediction | None, usage: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        run = session.run
+        self.run_id = session.run_id
+        self.status = session.status
+        self.state: ImmutableState = run.resting
+        self.error = session.error()
+        self.events: tuple[Event, ...] = tuple(session.events)
+        self.trace = tuple(session.trace())
+        self.usage = {name: dict(tokens) for name, tokens in usage.items()}
+        self.duration = session.duration
+        self._prediction = prediction
+        self._entries = _numbered(list(run.log))
+        self._head = sum(1 for entry in self._entries if entry.commit.version is not None) - 1
+        self.commits: tuple[Commit, ...] = tuple(entry.commit for entry in self._entries)
+        self.conflicts: tuple[MergedConflict, ...] = (
+            *(conflict for entry in self._entries for conflict in entry.conflicts),
+            *(failed for failure in run.failures for failed in failure.conflicts),
+        )
+        self._places = {entry.commit.id: i for i, entry in enumerate(self._entries)}
+        self.branches: Mapping[Path, ImmutableState] = session.branches()
+
+    @property
+    def prediction(self) -> dspy.Prediction:
+        """The outputs as a `dspy.Prediction`.
+
+        Raises:
+            Exception: what the failing node raised.
+        """
+        if self.error is not None:
+            raise self.error
+        assert self._prediction is not None
+        return self._prediction
+
+    def at(self, version: int | str) -> ImmutableState:
+        """The state after a commit; inside a fork, the state of that commit's branch.
+
+        Args:
+            version: the version of the commit, or its id.
+
+        Raises:
+            LookupError: if there is no such commit.
+        """
+        return self._entry(version).state
+
+    def diff(self, first: int | str, second: int | str) -> dict[str, Any]:
+        """The smallest patch that turns the state after one commit into the state after another.
+
+        Args:
+            first: version or id of a commit.
+            second: version or id of another.
+        """
+        return self.at(first).diff(self.at(second))
+
+    def blame(self, path: str | tuple[Any, ...]) -> Commit:
+        """The commit that last wrote a path of the state: at, in or above it.
+
+        A value that a merge policy chose belongs to the commit that wrote it, a value that a policy made to the join.
+
+        Args:
+            path: segments with dots between them, or a tuple of keys.
+
+        Raises:
+            LookupError: if nothing has written there.
+        """
+        keys: tuple[Any, ...] = tuple(path.split(".")) if isinstance(path, str) else tuple(path)
+        for index in reversed(lineage(self._entries, [self._head])):
+            entry = self._entries[index]
+            if touches(entry.commit.patch, keys):
+                for length in range(len(keys), 0, -1):
+                    if keys[:length] in entry.winners:
+                        return self._entries[entry.winners[keys[:length]]].commit
+                return entry.commit
+        known = ", ".join(self.state)
+        raise LookupError(f"no commit has written {'.'.join(map(str, keys))!r}; fields of the state: {known}")
+
+    def _entry(self, version: int | str) -> Entry:
+        if isinstance(version, str):
+            place = self._places.get(version)
+            if place is not None:
+                return self._entries[place]
+            raise LookupError(f"no commit has the id {version!r}; ids look like {self.commits[-1].id!r}")
+        for entry in self._entries[max(version, 0) : version + 1]:
+            if entry.commit.version == version:
+                return entry
+        last = max((commit.version for commit in self.commits if commit.version is not None), default=-1)
+        raise LookupError(f"no commit has version {version}: they go from 0 to {last}; others are known by their id")
+
+    def __repr__(self) -> str:
+        conflicts = f", {len(self.conflicts)} conflicts" if self.conflicts else ""
+        return f"<run {self.status}: {len(self.commits)} commits{conflicts}, {self.duration:.3g} s>"
+
+
+def _numbered(log: list[Entry]) -> list[Entry]:
+    """The log in canonical order, with a version for each commit up to the last at which only one branch was live."""
+    settled = max((i for i, entry in enumerate(log) if entry.commit.version is not None), default=-1) + 1
+
+    def order(i: int) -> tuple[bool, int, Path]:
+        return i >= settled, log[i].commit.step, log[i].commit.branch
+
+    places = sorted(range(len(log)), key=order)
+    moved = {old: new for new, old in enumerate(places)}
+    numbered = []
+    for new, old in enumerate(places):
+        entry = log[old]
+        numbered.append(
+            entry._replace(
+                commit=entry.commit._replace(version=new if old < settled else None),
+                parents=tuple(moved[parent] for parent in entry.parents),
+                winners={path: moved[winner] for path, winner in entry.winners.items()},
+            )
+        )
+    return numbered

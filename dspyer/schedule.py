@@ -1,0 +1,412 @@
+"""The scheduler: what may start, and what follows when a node has finished. Pure: values in, values out.
+
+A `RunState` is a frozen value. `plan` says what may start next, `begin` starts it, `advance` folds one finished node in. Nothing here
+knows of threads, tasks, clocks or language models, so any order of completion can be tested by calling these functions in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from ._persistent import PersistentMap, PersistentVector
+from .errors import CallLimitError, StepLimitError
+from .events import (
+    Commit,
+    Committed,
+    ConflictFound,
+    Event,
+    Forked,
+    Joined,
+    MergedConflict,
+    NodeFailed,
+    NodeStarted,
+    Path,
+)
+from .lineage import ConflictRaised, Entry, Join
+from .rounds import Round
+from .state import ImmutableState
+from .topology import END, START, Topology
+
+Spot = tuple[int, int]  # (which child of a fork, how many children it has)
+Place = tuple[str, Round]  # where a branch stands
+
+
+class Target(NamedTuple):
+    """Where a branch goes. With an overlay it is a `Send`: a branch of its own that starts at once."""
+
+    node: str
+    overlay: Mapping[str, Any] | None = None
+
+
+class Transition(NamedTuple):
+    """What a finished node gives: its patch, the state with it, and where the branch goes. Applied whole or not at all."""
+
+    patch: Mapping[str, Any]
+    state: ImmutableState
+    targets: tuple[Target, ...]
+    reason: str | None = None
+    started: float = 0.0
+    duration: float = 0.0
+
+
+class Branch(NamedTuple):
+    """A live branch.
+
+    Attributes:
+        spots: the paths that it united, smallest first; the first names it.
+        state: its state.
+        head: place of its last commit in the log, -1 before the first.
+        tally: commits per node and per path in its lineage.
+    """
+
+    spots: tuple[tuple[Spot, ...], ...]
+    state: ImmutableState
+    head: int
+    tally: PersistentMap[Any, int]
+
+    @property
+    def path(self) -> Path:
+        return tuple([child for child, _ in self.spots[0]])
+
+
+class Group(NamedTuple):
+    """Branches at one place. A `Send` branch is a group of its own; `blocker` is a place from which more may come."""
+
+    place: Place
+    branches: tuple[Branch, ...]
+    overlay: Mapping[str, Any] | None = None
+    blocker: Place | None = None
+
+
+class Execution(NamedTuple):
+    """One node that runs: what a driver needs to call it."""
+
+    id: str
+    node: str
+    branch: Branch
+    path: Path
+    visit: int
+    place: Place
+    overlay: Mapping[str, Any] | None
+
+
+class Failure(NamedTuple):
+    """A node, router or join that raised, and the branches that it stopped."""
+
+    path: Path
+    node: str
+    execution: str
+    error: BaseException
+    branches: tuple[Branch, ...]
+    conflicts: tuple[MergedConflict, ...] = ()
+
+
+class RunState(NamedTuple):
+    """A run as a value.
+
+    Attributes:
+        topology: the graph.
+        log: the commits in order of arrival.
+        waiting: branches that have arrived at a place where more may come.
+        ready: groups that may start, in path order.
+        running: executions by id.
+        live: how many groups stand at each place; those that wait at one place count once.
+        calls: nodes that were started.
+        failures: what raised.
+        resting: the last state that all branches shared.
+        ended: whether all branches have come to `END`.
+    """
+
+    topology: Topology
+    log: PersistentVector[Entry]
+    waiting: PersistentMap[Place, Group]
+    ready: tuple[Group, ...]
+    running: PersistentMap[str, Execution]
+    live: PersistentMap[Place, int]
+    calls: int = 0
+    failures: tuple[Failure, ...] = ()
+    resting: ImmutableState = ImmutableState()
+    ended: bool = False
+
+
+Step = tuple[RunState, list[Event]]
+
+
+def start(topology: Topology) -> RunState:
+    """A run that is about to commit its inputs: `START` is its first execution."""
+    branch = Branch(((),), ImmutableState(), -1, PersistentMap())
+    place: Place = (START, ())
+    return RunState(
+        topology,
+        PersistentVector(),
+        PersistentMap(),
+        (Group(place, (branch,)),),
+        PersistentMap(),
+        PersistentMap().set(place, 1),
+    )
+
+
+def plan(run: RunState) -> tuple[Group, ...]:
+    """What may start now, in path order. After a failure nothing does."""
+    return () if run.failures else run.ready
+
+
+def begin(run: RunState) -> tuple[RunState, Execution | None, list[Event]]:
+    """Starts the first group of `plan`: joins its branches and makes an execution.
+
+    Returns:
+        The next run, the execution to call (None if the run has ended, or if the join or a limit failed), and the events.
+    """
+    group = run.ready[0]
+    run = run._replace(ready=run.ready[1:])
+    branch = group.branches[0]
+    events: list[Event] = []
+    node = group.place[0]
+    if len(group.branches) > 1:
+        try:
+            run, branch, events = _join(run, group)
+        except ConflictRaised as raised:
+            found: list[Event] = [ConflictFound(conflict) for conflict in raised.conflicts]
+            path = min(branch.path for branch in group.branches)
+            failure = Failure(path, f"join:{node}", "", raised.error, group.branches, raised.conflicts)
+            run, failed = _fail(run, failure, group.place)
+            return run, None, found + failed
+    if node == END:
+        return run._replace(ended=True, resting=branch.state, live=_leave(run.live, group.place)), None, events
+    path = branch.path
+    execution = Execution(
+        execution_id(path, branch.tally.get(path, 0)),
+        node,
+        branch,
+        path,
+        branch.tally.get(node, 0) + 1,
+        group.place,
+        group.overlay,
+    )
+    limit = _limit(run, branch, node)
+    if limit is not None:
+        run, failed = _fail(run, Failure(path, node, execution.id, limit, (branch,)), group.place)
+        return run, None, events + failed
+    if node != START:
+        events.append(NodeStarted(node, path, execution.visit, execution.id))
+        run = run._replace(calls=run.calls + 1, running=run.running.set(execution.id, execution))
+    else:
+        run = run._replace(running=run.running.set(execution.id, execution))
+    return run, execution, events
+
+
+def advance(run: RunState, execution_id: str, outcome: Transition | BaseException) -> Step:
+    """Folds one finished execution in.
+
+    Args:
+        run: the run.
+        execution_id: which execution has finished.
+        outcome: its transition, or what it raised.
+
+    Returns:
+        The next run and what happened.
+    """
+    execution = run.running[execution_id]
+    run = run._replace(running=run.running.discard(execution_id))
+    if isinstance(outcome, BaseException):
+        failure = Failure(execution.path, execution.node, execution.id, outcome, (execution.branch,))
+        return _fail(run, failure, execution.place)
+    branch, path = execution.branch, execution.path
+    entry = _entry(run, execution.node, path, (branch,), branch.tally, outcome, execution)
+    index = len(run.log)
+    moved = Branch(branch.spots, outcome.state, index, entry.tally)
+    alone = _alone(run)
+    run = run._replace(log=run.log.append(entry), resting=outcome.state if alone else run.resting)
+    events: list[Event] = [Committed(entry.commit)]
+    targets = outcome.targets
+    if len(targets) == 1 and alone and targets[0].overlay is None:
+        place = _move(run.topology, execution.place, targets[0])
+        return run._replace(ready=(Group(place, (moved,)),), live=PersistentMap().set(place, 1)), events
+    children = [moved] if len(targets) == 1 else _fork(moved, len(targets))
+    if len(children) > 1:
+        paths = tuple(child.path for child in children)
+        events.append(Forked(path, tuple(target.node for target in targets), paths))
+    return _arrive(run, execution.place, zip(targets, children, strict=True)), events
+
+
+def execution_id(path: Path, index: int) -> str:
+    """The id of the commit number `index` of a branch path, and of the execution that makes it."""
+    return f"{'.'.join(map(str, path)) or 'trunk'}:{index}"
+
+
+def _limit(run: RunState, branch: Branch, node: str) -> Exception | None:
+    topology = run.topology
+    if node == START:
+        return None
+    if run.log[branch.head].commit.step >= topology.max_steps:
+        calls = {name: branch.tally.get(name, 0) for name in topology.nodes if branch.tally.get(name, 0)}
+        counts = ", ".join(f"{name} {count}x" for name, count in calls.items())
+        return StepLimitError(
+            f"the run reached max_steps={topology.max_steps} before node {node!r} (branch {path_text(branch.path)}): "
+            f"{counts}. Check what ends the loop, or raise the limit with compile(max_steps=...)",
+            calls,
+        )
+    if topology.max_calls is not None and run.calls >= topology.max_calls:
+        return CallLimitError(
+            f"the run reached max_calls={topology.max_calls} before node {node!r} (branch {path_text(branch.path)}). "
+            "Raise the limit with compile(max_calls=...)"
+        )
+    return None
+
+
+def path_text(path: Path) -> str:
+    """A branch path as errors show it."""
+    return ".".join(map(str, path)) or "trunk"
+
+
+def _alone(run: RunState) -> bool:
+    """Whether the branch that finishes is the only live one, and none was lost to a failure."""
+    return not run.waiting and not run.ready and not run.running and not run.failures
+
+
+def _entry(
+    run: RunState,
+    node: str,
+    path: Path,
+    parents: tuple[Branch, ...],
+    tally: PersistentMap[Any, int],
+    outcome: Transition,
+    execution: Execution | None,
+) -> Entry:
+    heads = tuple(parent.head for parent in parents if parent.head >= 0)
+    visit, index = tally.get(node, 0) + 1, tally.get(path, 0)
+    commit = Commit(
+        id=execution.id if execution else execution_id(path, index),
+        version=len(run.log) if _alone(run) else None,
+        node=node,
+        branch=path,
+        visit=visit,
+        step=1 + max([run.log[head].commit.step for head in heads], default=-1),
+        patch=outcome.patch,
+        parents=tuple([run.log[head].commit.id for head in heads]),
+        route=tuple([target.node for target in outcome.targets]),
+        reason=outcome.reason,
+        started=outcome.started,
+        duration=outcome.duration,
+    )
+    return Entry(commit, outcome.state, heads, tally.set(node, visit).set(path, index + 1))
+
+
+def _join(run: RunState, group: Group) -> tuple[RunState, Branch, list[Event]]:
+    """Merges the branches of a group into one and commits the resolutions."""
+    branches = tuple(sorted(group.branches, key=lambda branch: branch.path))
+    node = group.place[0]
+    index = len(run.log)
+    topology = run.topology
+    join = Join(run.log, node, topology.schema, topology.policies_at(node), index)
+    merged = join.merge([branch.head for branch in branches], [branch.state for branch in branches])
+    spots = collapse([spot for branch in branches for spot in branch.spots])
+    path = tuple([child for child, _ in spots[0]])
+    alone = _alone(run)
+    transition = Transition(merged.patch, merged.state, (Target(node),))
+    entry = _entry(run, f"join:{node}", path, branches, merged.tally, transition, None)
+    entry = entry._replace(winners=merged.winners, conflicts=merged.conflicts)
+    run = run._replace(log=run.log.append(entry), resting=merged.state if alone else run.resting)
+    events: list[Event] = [ConflictFound(conflict) for conflict in merged.conflicts]
+    events += [Joined(node, tuple(branch.path for branch in branches), path), Committed(entry.commit)]
+    return run, Branch(spots, merged.state, index, entry.tally), events
+
+
+def collapse(spots: Iterable[tuple[Spot, ...]]) -> tuple[tuple[Spot, ...], ...]:
+    """Puts all children of a fork together as their parent, as often as it goes."""
+    held = set(spots)
+    while True:
+        families: dict[tuple[Spot, ...], list[tuple[Spot, ...]]] = {}
+        for spot in held:
+            if spot:
+                families.setdefault(spot[:-1], []).append(spot)
+        whole = {parent: children for parent, children in families.items() if len(children) == children[0][-1][1]}
+        if not whole:
+            return tuple(sorted(held))
+        for parent, children in whole.items():
+            held.difference_update(children)
+            held.add(parent)
+
+
+def _fork(branch: Branch, width: int) -> list[Branch]:
+    """The children of a fork extend the smallest path; the first keeps the others."""
+    first, rest = branch.spots[0], branch.spots[1:]
+    children = []
+    for child in range(width):
+        spot = (*first, (child, width))
+        spots = tuple(sorted((spot, *rest))) if rest and not child else (spot,)
+        children.append(branch._replace(spots=spots))
+    return children
+
+
+def _move(topology: Topology, place: Place, target: Target) -> Place:
+    return target.node, topology.rounds.move(place[0], place[1], target.node)
+
+
+def _arrive(run: RunState, left: Place, moves: Iterable[tuple[Target, Branch]]) -> RunState:
+    """Puts branches where they go, and settles what may start now that one group has left its place."""
+    live, waiting, ready = _leave(run.live, left), run.waiting, list(run.ready)
+    fresh: list[Place] = []
+    for target, branch in moves:
+        place = _move(run.topology, left, target)
+        if target.overlay is not None:
+            live = live.set(place, live.get(place, 0) + 1)
+            ready.append(Group(place, (branch,), target.overlay))
+            continue
+        group = waiting.get(place)
+        if group is None:
+            live = live.set(place, live.get(place, 0) + 1)
+            waiting = waiting.set(place, Group(place, (branch,)))
+            fresh.append(place)
+        else:
+            waiting = waiting.set(place, group._replace(branches=(*group.branches, branch)))
+    return _settle(run._replace(live=live, waiting=waiting, ready=tuple(ready)), left, fresh)
+
+
+def _leave(live: PersistentMap[Place, int], place: Place) -> PersistentMap[Place, int]:
+    count = live[place]
+    return live.set(place, count - 1) if count > 1 else live.discard(place)
+
+
+def _settle(run: RunState, left: Place, fresh: list[Place]) -> RunState:
+    """Moves groups that no other live branch can reach any more from waiting to ready.
+
+    A group remembers one place that blocks it and is looked at again only when that place is left: what blocks can only move on,
+    and whatever it could reach before includes what it can reach then.
+    """
+    waiting, live = run.waiting, run.live
+    if left in live:
+        pending = fresh
+    else:
+        pending = [*fresh, *(place for place, group in waiting.items() if group.blocker == left)]
+    settled: list[Group] = []
+    for place in dict.fromkeys(pending):
+        group = waiting[place]
+        blocker = _blocker(run.topology, live, place)
+        if blocker is None:
+            settled.append(group)
+            waiting = waiting.discard(place)
+        elif blocker != group.blocker:
+            waiting = waiting.set(place, group._replace(blocker=blocker))
+    if not settled and len(run.ready) < 2:
+        return run._replace(waiting=waiting)
+    ready = sorted((*run.ready, *settled), key=lambda group: min(branch.path for branch in group.branches))
+    return run._replace(waiting=waiting, ready=tuple(ready))
+
+
+def _blocker(topology: Topology, live: PersistentMap[Place, int], place: Place) -> Place | None:
+    """A place of another live group from which `place` can still be reached, in its round or an earlier one."""
+    can_reach = topology.rounds.can_reach
+    for other, count in live.items():
+        if other == place and count == 1:
+            continue
+        if can_reach(other[0], other[1], place[0], place[1]):
+            return other
+    return None
+
+
+def _fail(run: RunState, failure: Failure, place: Place) -> Step:
+    failures = tuple(sorted((*run.failures, failure), key=lambda failed: failed.path))
+    event = NodeFailed(failure.node, failure.path, failure.execution, failure.error)
+    return run._replace(failures=failures, live=_leave(run.live, place)), [event]

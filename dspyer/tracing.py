@@ -1,0 +1,37 @@
+"""DSPy's trace, usage and callbacks in a run: recorded per node call, handed over in lineage order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import dspy
+
+Steps = Sequence[tuple[Any, dict[str, Any], Any]]
+
+
+@contextmanager
+def recording(**overrides: Any) -> Iterator[list[Any]]:
+    """Gives the block a DSPy trace of its own.
+
+    A node sees an empty trace, so that what it appends can be put where it belongs, whatever runs beside it.
+
+    Args:
+        overrides: further DSPy settings for the block.
+    """
+    steps: list[Any] = []
+    with dspy.context(trace=steps, **overrides):
+        yield steps
+
+
+def hand_over(steps: Steps) -> None:
+    """Appends to the trace around a run, in place, as DSPy itself does: `max_trace_size` drops the oldest steps."""
+    trace = dspy.settings.trace
+    limit = dspy.settings.max_trace_size
+    if trace is None or limit <= 0:
+        return
+    for step in steps:
+        while len(trace) >= limit:
+            trace.pop(0)
+        trace.append(step)
