@@ -1,0 +1,247 @@
+"""What goes into a node and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias
+
+from typing_extensions import TypeVar
+
+from dspyer.values import FrozenDict, freeze
+
+if TYPE_CHECKING:
+    import dspy
+
+    from dspyer.state import ImmutableState
+
+T = TypeVar("T")
+Target = TypeVar("Target", default=str)
+
+
+class Send:
+    """One branch of a node, with values that this branch alone sees.
+
+    Args:
+        node: name of the node to start.
+        overlay: values by name; they hide fields of the same name, and their keys need not be fields. Never committed.
+
+    Raises:
+        UnsupportedValueError: if a value cannot be protected from later changes.
+
+    Example:
+        >>> Send("worker", {"doc": "a.txt"})
+        Send('worker', overlay of ['doc'])
+    """
+
+    __slots__ = ("node", "overlay")
+    node: str
+    overlay: FrozenDict[str, Any]
+
+    def __init__(self, node: str, overlay: Mapping[str, object] | None = None) -> None:
+        if not isinstance(node, str):
+            raise TypeError(f"Send takes the name of a node, not {type(node).__name__}: write Send('worker', {{...}})")
+        frozen = freeze(dict(overlay or {}), ("overlay",))
+        assert isinstance(frozen, FrozenDict)
+        object.__setattr__(self, "node", node)
+        object.__setattr__(self, "overlay", frozen)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Send cannot be changed: make a new one instead of setting {name!r}")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Send):
+            return NotImplemented
+        return self.node == other.node and self.overlay == other.overlay
+
+    def __hash__(self) -> int:
+        return hash((self.node, self.overlay))
+
+    def __repr__(self) -> str:
+        return f"Send({self.node!r}, overlay of {list(self.overlay)})"
+
+    def __reduce__(self) -> tuple[type[Send], tuple[str, FrozenDict[str, Any]]]:
+        return type(self), (self.node, self.overlay)
+
+
+Goto: TypeAlias = str | Send
+
+
+@dataclass(frozen=True, slots=True)
+class Command(Generic[Target]):
+    """What a node returns to write and to choose where to go in one.
+
+    The targets are declared by the return annotation, `-> Command[Literal["again", "done"]]`, or by
+    `add_node(goto=[...])`.
+
+    Args:
+        update: a patch, as a node returns it; None writes nothing.
+        goto: where to go instead of along the node's edges: a name, a `Send` or a list of them; None takes the edges.
+
+    Example:
+        >>> Command(update={"score": 1}, goto="judge")
+        Command(update={'score': 1}, goto='judge')
+    """
+
+    update: object = None
+    goto: Goto | Sequence[Goto] | None = None
+
+
+def _ignore(value: object) -> None:
+    """Where emitted values go when nobody listens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where in a run a node is, given to a parameter named `ctx`.
+
+    Attributes:
+        run_id: id of the run.
+        node: name of the node.
+        branch: path of the branch, `()` for the trunk.
+        visit: how often the node has run in the lineage of the branch, this time included.
+        execution: id of the commit that this call will make.
+    """
+
+    run_id: str
+    node: str
+    branch: tuple[int, ...] = ()
+    visit: int = 1
+    execution: str = ""
+    sink: Callable[[object], None] = field(default=_ignore, repr=False, compare=False)
+
+    def emit(self, value: object) -> None:
+        """Put a value into the run's event stream, at once.
+
+        Args:
+            value: anything; it is not committed.
+        """
+        self.sink(value)
+
+
+class Runner(Protocol):
+    """How a node runs several calls at once: a driver gives one with each `Call`.
+
+    Both methods give the results in the order of the calls. Once a call raises, no new one is started and those that
+    run are finished; then the first failure in the order of the calls is raised as it is.
+    """
+
+    def gather(self, calls: Sequence[Callable[[], T]], max_concurrency: int | None) -> list[T]:
+        """Run sync calls."""
+
+    async def agather(self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None) -> list[T]:
+        """Run async calls."""
+
+
+class OneByOne:
+    """A `Runner` that runs one call after the other."""
+
+    def gather(self, calls: Sequence[Callable[[], T]], max_concurrency: int | None) -> list[T]:  # noqa: ARG002
+        """Run sync calls."""
+        return [call() for call in calls]
+
+    async def agather(self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None) -> list[T]:  # noqa: ARG002
+        """Run async calls."""
+        return [await call() for call in calls]
+
+
+IN_ORDER: Runner = OneByOne()
+NOTHING: Mapping[Any, Any] = MappingProxyType({})
+
+
+class Call(NamedTuple):
+    """One call of a node or a router.
+
+    Attributes:
+        state: the state of the branch.
+        context: what a parameter `ctx` gets.
+        program: the module at whose attributes the graph's modules are.
+        overlay: frozen values of a `Send` or of one item of a map, which hide fields of the same name.
+        resources: the run's resources by type.
+        runner: how to run several calls at once.
+    """
+
+    state: ImmutableState
+    context: Context
+    program: dspy.Module
+    overlay: FrozenDict[str, Any] | None = None
+    resources: Mapping[type, object] = NOTHING
+    runner: Runner = IN_ORDER
+
+
+class Reply(NamedTuple):
+    """What a node wants to commit.
+
+    Attributes:
+        updates: by field of the state; permitted, not validated.
+        goto: targets that take the place of the node's edges; None takes the edges.
+        whole: whether the values are whole, never merged into what is there.
+    """
+
+    updates: Mapping[str, object]
+    goto: tuple[Goto, ...] | None = None
+    whole: bool = False
+
+
+class Decision(NamedTuple):
+    """What a router decided.
+
+    Attributes:
+        targets: where to go, at least one.
+        updates: whole values to commit in the same transition, by field.
+        reason: why, in a module's own words; None if it gave none.
+    """
+
+    targets: tuple[Goto, ...]
+    updates: Mapping[str, object] = NOTHING
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Node:
+    """The declared facts of a node. The subclasses say how it is called; none of them holds a `dspy.Module`.
+
+    Attributes:
+        name: the node's name, under which the program holds its modules.
+        reads: fields of the state by the node's own names; None for the whole state.
+        optional: fields among `reads` that may be unset.
+        writes: fields of the state by the node's own names; None for unknown.
+        goto: the targets that a `Command` may name; empty if it gives none.
+        sends: whether a `Command` of it may hold `Send`s.
+        resources: the types of the resources that it needs, by parameter.
+        whole_state: whether it has a parameter for the state as a whole.
+    """
+
+    name: str
+    reads: Mapping[str, str] | None = None
+    optional: frozenset[str] = frozenset()
+    writes: Mapping[str, str] | None = None
+    goto: tuple[str, ...] = ()
+    sends: bool = False
+    resources: Mapping[str, type] = field(default_factory=dict)
+    whole_state: bool = False
+
+    def call(self, call: Call) -> Reply:
+        """Run the node from sync code."""
+        raise NotImplementedError
+
+    async def acall(self, call: Call) -> Reply:
+        """Run the node from async code."""
+        raise NotImplementedError
+
+
+class Built(NamedTuple):
+    """A node that was built, or the reasons why not.
+
+    Attributes:
+        node: None if there is no telling what the node does.
+        module: what the program holds at the attribute of the node's name; None for nothing.
+        problems: what is wrong with it, each with its fix.
+        unknown: what is wrong with it unless a `Send` brings the missing values.
+    """
+
+    node: Node | None
+    module: dspy.Module | None = None
+    problems: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()

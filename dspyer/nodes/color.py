@@ -1,0 +1,180 @@
+"""The bridge between sync and async: both kinds of functions and modules run, whichever way a program is called."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from functools import lru_cache, partial
+from typing import Any, TypeVar
+
+import anyio
+import dspy
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import run as run_on_host_loop
+
+T = TypeVar("T")
+
+
+class _LoopThread:
+    """An event loop in a thread of its own, started when it is first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stack = ExitStack()
+        self._portal: BlockingPortal | None = None
+        self._thread: int | None = None
+
+    def portal(self) -> BlockingPortal:
+        with self._lock:
+            if self._portal is None:
+                self._portal = self._stack.enter_context(start_blocking_portal(name="dspyer-async"))
+                self._thread = self._portal.call(threading.get_ident)
+            return self._portal
+
+    def is_current(self) -> bool:
+        return self._thread == threading.get_ident()
+
+    def stop(self) -> None:
+        self._stack.close()
+
+
+_loop_thread: ContextVar[_LoopThread | None] = ContextVar("dspyer_loop_thread", default=None)
+
+
+@contextmanager
+def portal_scope() -> Iterator[None]:
+    """Give all async functions that are called from sync code inside the block one event loop, stopped at its end.
+
+    The loop runs in a thread of its own, so it works where the calling thread has a running loop (a notebook), and a
+    program inside a node of another program has its own.
+    """
+    loop_thread = _LoopThread()
+    token = _loop_thread.set(loop_thread)
+    try:
+        yield
+    finally:
+        _loop_thread.reset(token)
+        loop_thread.stop()
+
+
+def call_async(fn: Callable[..., Awaitable[T]], kwargs: Mapping[str, Any]) -> T:
+    """Call an async function from sync code and wait for its result.
+
+    In an AnyIO worker thread it runs on the loop that the thread belongs to, else on the loop of `portal_scope`, else
+    on one of its own. Context variables are carried over.
+
+    Args:
+        fn: a function that gives an awaitable.
+        kwargs: its keyword arguments.
+
+    Returns:
+        What awaiting it gives.
+    """
+    began = False
+
+    async def run() -> T:
+        nonlocal began
+        began = True
+        return await fn(**kwargs)
+
+    try:
+        return run_on_host_loop(run)
+    except RuntimeError:  # raised when this is no AnyIO worker thread
+        if began:
+            raise
+    loop_thread = _loop_thread.get()
+    if loop_thread is not None and not loop_thread.is_current():
+        return loop_thread.portal().call(run)
+    with start_blocking_portal() as portal:
+        return portal.call(run)
+
+
+async def to_thread(fn: Callable[..., T], kwargs: Mapping[str, Any]) -> T:
+    """Call a sync function from async code in an AnyIO worker thread, context variables carried over.
+
+    Each call has a limiter of its own: a shared one could deadlock when a call that holds a token needs another one.
+    How many nodes run at once is the driver's to bound.
+    """
+    return await anyio.to_thread.run_sync(partial(fn, **kwargs), limiter=anyio.CapacityLimiter(1))
+
+
+def is_async(fn: Callable[..., Any]) -> bool:
+    """Whether `fn` is an async function, a partial of one, or an object with an async `__call__`."""
+    while isinstance(fn, partial):
+        fn = fn.func
+    call = inspect.getattr_static(type(fn), "__call__", None)
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(call)
+
+
+def call_function(fn: Callable[..., Any], kwargs: Mapping[str, Any], asynchronous: bool) -> Any:
+    """Call a sync or async function from sync code."""
+    if asynchronous:
+        return call_async(fn, kwargs)
+    result = fn(**kwargs)
+    return call_async(_wait, {"awaitable": result}) if inspect.isawaitable(result) else result
+
+
+async def acall_function(fn: Callable[..., Any], kwargs: Mapping[str, Any], asynchronous: bool) -> Any:
+    """Call a sync or async function from async code."""
+    if asynchronous:
+        return await fn(**kwargs)
+    result = await to_thread(fn, kwargs)
+    return await result if inspect.isawaitable(result) else result
+
+
+async def _wait(awaitable: Awaitable[T]) -> T:
+    return await awaitable
+
+
+_NOWHERE = 1_000_000
+
+
+@lru_cache(maxsize=512)
+def _depth(bases: tuple[Hashable, ...], method: str) -> int:
+    """How far up in the bases of a class a method is defined: smaller is nearer."""
+    return next((depth for depth, base in enumerate(bases) if method in vars(base)), _NOWHERE)
+
+
+def _nearness(module: dspy.Module, method: str) -> int:
+    own = vars(module).get(method)
+    # an optimizer may leave the bound original behind, which overrides nothing
+    if own is not None and getattr(own, "__func__", own) is not getattr(type(module), method, None):
+        return -1
+    return _depth(type(module).__mro__, method)
+
+
+def colours(module: dspy.Module) -> frozenset[str]:
+    """How a module can be called: `"sync"`, `"async"` or both.
+
+    Of `forward` and `aforward` the one that is defined nearer counts: a subclass of `dspy.Predict` that overrides
+    `forward` alone has an `aforward` that would go past it.
+    """
+    forward, aforward = _nearness(module, "forward"), _nearness(module, "aforward")
+    found = []
+    if forward <= aforward and forward != _NOWHERE:
+        found.append("sync")
+    if aforward <= forward and aforward != _NOWHERE:
+        found.append("async")
+    return frozenset(found)
+
+
+def uses_acall(module: dspy.Module) -> bool:
+    """Whether async code awaits `module.acall`; else it calls the module in a worker thread."""
+    return "async" in colours(module)
+
+
+def call_module(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
+    """Call a module from sync code."""
+    if "sync" in colours(module) or "async" not in colours(module):
+        return module(**inputs)
+    return call_async(module.acall, inputs)
+
+
+async def acall_module(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
+    """Call a module from async code."""
+    if uses_acall(module):
+        return await module.acall(**inputs)
+    return await to_thread(module, inputs)

@@ -1,0 +1,134 @@
+"""Functions as nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import dspy
+
+from .base import Built, Call, Command, Node, Reply, Send
+from .binding import Binding, plan_binding
+from .callables import describe
+from .color import acall_function, call_function, is_async
+from .hidden import hidden_problems, mentions
+from .names import Names, check_names
+from .outputs import RESULT, goto_of, is_bare, permitted, promise_of, values_of
+from .spec import Spec
+
+
+class NodeModules(dspy.Module):
+    """The modules that are bound to a function, as attributes: where the program keeps them. It is never called itself.
+
+    Args:
+        **modules: the modules by the names of the parameters that get them.
+    """
+
+    def __init__(self, **modules: dspy.Module) -> None:
+        super().__init__()
+        for name, module in modules.items():
+            setattr(self, name, module)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FunctionNode(Node):
+    """A node that is a function.
+
+    Attributes:
+        fn: the function.
+        binding: which parameter gets what.
+        asynchronous: whether calling it gives a coroutine.
+        per_item: whether it runs inside a map, where what is no patch is the item's result itself.
+    """
+
+    fn: Callable[..., Any]
+    binding: Binding
+    asynchronous: bool = False
+    per_item: bool = False
+
+    def call(self, call: Call) -> Reply:
+        """Bind the parameters and call the function."""
+        return self.reply(call_function(self.fn, self.binding.bind(call), self.asynchronous))
+
+    async def acall(self, call: Call) -> Reply:
+        """The same from async code."""
+        return self.reply(await acall_function(self.fn, self.binding.bind(call), self.asynchronous))
+
+    def reply(self, result: object) -> Reply:
+        """What the function returned, as updates of the state."""
+        who = f"node {self.name!r}"
+        goto = None
+        if isinstance(result, Command):
+            goto = goto_of(result, self.goto, who)
+            result = result.update
+        if self.per_item and is_bare(result):
+            return Reply({RESULT: result}, goto, True)
+        values, whole = values_of(result, who)
+        return Reply(permitted(values, self.writes, who), goto, whole)
+
+
+def build_function(fn: Callable[..., Any], spec: Spec) -> Built:
+    """Make a node of a function.
+
+    Args:
+        fn: a function, method, partial or callable object, sync or async.
+        spec: the node's options.
+
+    Returns:
+        The node with its modules, and what is wrong with it.
+    """
+    described = describe(fn, spec.who)
+    plan = plan_binding(
+        described, spec.who, spec.schema, reads=spec.reads, modules=tuple(spec.modules), overlay=spec.overlay
+    )
+    promise = promise_of(described.returns, spec.schema)
+    writes, problems = _writes(spec, promise.writes)
+    problems = [*plan.problems, *problems, *_module_problems(spec.modules, spec.who)]
+    given = ", ".join([f"{spec.name!r}", getattr(fn, "__name__", "fn"), "modules={{{local!r}: {name}}}"])
+    fix = "bind it, add_node(" + given + "), and take it as the parameter `{local}`"
+    problems += hidden_problems(fn, spec.who, fix)
+    reads, optional = plan.binding.facts()
+    goto = tuple(dict.fromkeys((*spec.goto, *promise.goto)))
+    node = FunctionNode(
+        name=spec.name,
+        reads=reads,
+        optional=optional,
+        writes=writes,
+        goto=goto,
+        sends=bool(goto) and mentions(fn, Send),
+        resources={resource.name: resource.kind for resource in plan.binding.resources if not resource.default},
+        whole_state=plan.binding.whole_state,
+        fn=fn,
+        binding=plan.binding,
+        asynchronous=is_async(fn),
+        per_item=bool(spec.overlay),
+    )
+    modules = NodeModules(**spec.modules) if spec.modules and not problems else None
+    return Built(node, modules, tuple(problems), tuple(plan.unknown))
+
+
+def _writes(spec: Spec, promised: tuple[str, ...] | None) -> tuple[Names | None, list[str]]:
+    """What a function writes: as `writes=` says, else as its return annotation does."""
+    if spec.writes is not None:
+        return spec.writes, check_names(spec.writes, "writes", spec.who, own=promised, schema=spec.output_schema)
+    if promised is None:
+        return None, []
+    writes = {name: name for name in promised}
+    who = f"{spec.who}, by its return annotation"
+    return writes, check_names(writes, "writes", who, own=None, schema=spec.output_schema)
+
+
+def _module_problems(modules: Mapping[str, Any], who: str) -> list[str]:
+    problems = []
+    for name, module in modules.items():
+        if not isinstance(module, dspy.Module):
+            problems.append(
+                f"{who}: modules binds {name!r} to an object of type {type(module).__name__}: only a dspy.Module is "
+                "bound so; give anything else by functools.partial or as a resource of the run"
+            )
+        elif not name.isidentifier() or hasattr(NodeModules, name) or name in ("history", "callbacks", "_compiled"):
+            problems.append(
+                f"{who}: a module cannot be bound as {name!r}, a name that dspy.Module uses: choose another"
+            )
+    return problems

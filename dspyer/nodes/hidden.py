@@ -1,0 +1,171 @@
+"""The search for modules that a function uses without the graph knowing: they would not be tuned, copied or saved."""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import dspy
+
+_CONTAINERS = (list, tuple, set, frozenset)
+
+
+class Hidden(NamedTuple):
+    """A module that was found.
+
+    Attributes:
+        name: what to call it.
+        place: where it was found.
+    """
+
+    name: str
+    place: str
+
+
+def find_hidden(fn: Callable[..., Any]) -> list[Hidden]:
+    """The modules that a function holds: in globals it uses, closures, defaults, partials, `__self__`, attributes.
+
+    Args:
+        fn: a function, method, partial or callable object.
+
+    Returns:
+        Each module once, in the order in which it was found.
+    """
+    return list({id(module): hidden for hidden, module in _Search().visit(fn)}.values())
+
+
+def mentions(fn: Callable[..., Any], target: type) -> bool:
+    """Whether the code of a function uses a class, by whatever name."""
+    return any(value is target for function in _functions(fn) for value in _used(function).values())
+
+
+def _functions(fn: Any) -> Iterator[FunctionType]:
+    """The functions behind partials, methods, decorators and callable objects."""
+    while isinstance(fn, partial):
+        fn = fn.func
+    if isinstance(fn, MethodType):
+        fn = fn.__func__
+    if not isinstance(fn, FunctionType):
+        fn = vars(type(fn)).get("__call__")
+    while isinstance(fn, FunctionType):
+        yield fn
+        fn = getattr(fn, "__wrapped__", None)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _used(fn: FunctionType) -> dict[str, Any]:
+    """The globals and closure cells that a function's code uses, and attributes of modules and objects among them."""
+    found: dict[str, Any] = {}
+    attributes: set[str] = set()
+    for code in _codes(fn.__code__):
+        attributes.update(code.co_names)
+        for instruction in dis.get_instructions(code):
+            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and instruction.argval in fn.__globals__:
+                found[instruction.argval] = fn.__globals__[instruction.argval]
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # a cell that is filled later
+            continue
+    for name, value in list(found.items()):
+        if not isinstance(value, (FunctionType, dspy.Module)):
+            owned = _attributes(value)
+            found.update({f"{name}.{key}": owned[key] for key in sorted(attributes & set(owned))})
+    return found
+
+
+def _attributes(value: object) -> Mapping[str, Any]:
+    try:
+        return dict(vars(value))
+    except TypeError:  # no attributes
+        return {}
+
+
+class _Search:
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+
+    def visit(self, fn: Any, inside: str = "") -> Iterator[tuple[Hidden, dspy.Module]]:
+        """Everything that a callable holds; `inside` names the function that it was found in."""
+        if id(fn) in self.seen:
+            return
+        self.seen.add(id(fn))
+        if isinstance(fn, partial):
+            positional = {f"argument_{number}": value for number, value in enumerate(fn.args, 1)}
+            for name, value in {**positional, **fn.keywords}.items():
+                yield from self.value(name, value, "an argument of functools.partial")
+            yield from self.visit(fn.func, inside)
+        elif isinstance(fn, MethodType):
+            yield from self.owner(fn.__self__)
+            yield from self.visit(fn.__func__, inside)
+        elif isinstance(fn, FunctionType):
+            yield from self.function(fn, inside)
+        elif not isinstance(fn, type):
+            yield from self.owner(fn)
+            yield from self.visit(vars(type(fn)).get("__call__"), inside)
+
+    def function(self, fn: FunctionType, inside: str) -> Iterator[tuple[Hidden, dspy.Module]]:
+        names = fn.__code__.co_varnames
+        defaults = dict(zip(reversed(names[: fn.__code__.co_argcount]), reversed(fn.__defaults__ or ()), strict=False))
+        for name, value in {**defaults, **(fn.__kwdefaults__ or {})}.items():
+            yield from self.value(name, value, f"a default{inside}")
+        for name, value in _used(fn).items():
+            enclosed = name.partition(".")[0] in fn.__code__.co_freevars
+            yield from self.value(name, value, f"{'its closure' if enclosed else 'a global variable'}{inside}")
+            # functions of other files are not followed: that would end in somebody's library
+            if isinstance(value, FunctionType) and (enclosed or value.__globals__ is fn.__globals__):
+                yield from self.visit(value, f", used by {value.__name__}")
+        yield from self.visit(getattr(fn, "__wrapped__", None), inside)
+
+    def owner(self, owner: object) -> Iterator[tuple[Hidden, dspy.Module]]:
+        if isinstance(owner, dspy.Module):
+            yield Hidden(type(owner).__name__, "the object of the method"), owner
+            return
+        if isinstance(owner, (FunctionType, ModuleType)):
+            return
+        for name, value in _attributes(owner).items():
+            yield from self.value(name, value, f"an attribute of {type(owner).__name__}")
+
+    def value(self, name: str, value: object, place: str) -> Iterator[tuple[Hidden, dspy.Module]]:
+        if isinstance(value, dspy.Module):
+            yield Hidden(name, place), value
+        elif isinstance(value, Mapping):
+            for key, item in value.items():
+                if isinstance(item, dspy.Module):
+                    yield Hidden(f"{name}[{key!r}]", place), item
+        elif isinstance(value, _CONTAINERS):
+            for index, item in enumerate(value):
+                if isinstance(item, dspy.Module):
+                    yield Hidden(f"{name}[{index}]", place), item
+        elif isinstance(value, (partial, MethodType)):
+            yield from self.visit(value)
+
+
+def hidden_problems(fn: Callable[..., Any], who: str, fix: str) -> list[str]:
+    """What is wrong with a function that holds modules.
+
+    Args:
+        fn: the function.
+        who: the node or router.
+        fix: the code to write instead, with `{local}` for a parameter's name and `{name}` for the module.
+
+    Returns:
+        One problem per module.
+    """
+    problems = []
+    for name, place in find_hidden(fn):
+        local = "".join(c if c.isalnum() else "_" for c in name.rpartition(".")[2]).strip("_").lower() or "module"
+        problems.append(
+            f"{who} uses the dspy.Module {name!r} ({place}), which the graph does not see, so that it would be neither "
+            f"tuned nor copied nor saved: {fix.format(local=local, name=name)}"
+        )
+    return problems

@@ -1,0 +1,176 @@
+"""One node that runs another one once per item of a list."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dspyer.errors import NodeOutputError, brief
+from dspyer.values import FrozenDict, FrozenList
+
+from .base import Built, Call, Node, Reply
+from .binding import unset
+from .callables import class_of
+from .function import FunctionNode
+from .module import ModuleNode
+from .names import no_field
+from .outputs import RESULT
+from .spec import Spec
+from .subgraph import SubgraphNode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MapNode(Node):
+    """A node that runs `inner` once per item of `over` and commits `into` once, in the order of the items.
+
+    Attributes:
+        inner: what runs per item.
+        over: the field with the items.
+        item: the name under which `inner` sees its item.
+        into: the field for the results.
+        max_concurrency: most items that run at once; None for as many as the run may.
+    """
+
+    inner: Node
+    over: str
+    item: str
+    into: str
+    max_concurrency: int | None = None
+
+    def call(self, call: Call) -> Reply:
+        """Run the inner node per item, as the driver's runner does it."""
+        calls = self._calls(call)
+        return self._reply(call.runner.gather([item.run for item in calls], self.max_concurrency))
+
+    async def acall(self, call: Call) -> Reply:
+        """The same from async code."""
+        runs: list[Callable[[], Awaitable[object]]] = [item.arun for item in self._calls(call)]
+        return self._reply(await call.runner.agather(runs, self.max_concurrency))
+
+    def _calls(self, call: Call) -> list[_Item]:
+        source = call.overlay if call.overlay is not None and self.over in call.overlay else call.state
+        if self.over not in source:
+            raise unset(self.over, f"node {self.name!r}")
+        items = source.raw(self.over)
+        if isinstance(items, (str, bytes)) or not isinstance(items, Sequence):
+            raise NodeOutputError(
+                f"node {self.name!r} maps over {self.over!r}, which holds {brief(items)}: add_map needs a list there"
+            )
+        overlay: FrozenDict[str, Any] = call.overlay if call.overlay is not None else FrozenDict()
+        raw = items.raw_items() if isinstance(items, FrozenList) else items
+        return [
+            _Item(self, call._replace(overlay=overlay.set(self.item, value)), index, len(items))
+            for index, value in enumerate(raw)
+        ]
+
+    def _reply(self, results: Sequence[object]) -> Reply:
+        return Reply({self.into: list(results)})
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    node: MapNode
+    call: Call
+    index: int
+    count: int
+
+    def run(self) -> object:
+        try:
+            return result_of(self.node.inner.call(self.call), self.node)
+        except BaseException as error:
+            self._note(error)
+            raise
+
+    async def arun(self) -> object:
+        try:
+            return result_of(await self.node.inner.acall(self.call), self.node)
+        except BaseException as error:
+            self._note(error)
+            raise
+
+    def _note(self, error: BaseException) -> None:
+        error.add_note(f"in item {self.index} of {self.count} of the map {self.node.name!r} (field {self.node.over!r})")
+
+
+def result_of(reply: Reply, node: MapNode) -> object:
+    """The result of one item: what a function returned bare, the value of a single output, a dict of several, or None.
+
+    Raises:
+        NodeOutputError: if the item wants to go somewhere.
+    """
+    if reply.goto is not None:
+        raise NodeOutputError(
+            f"node {node.name!r} returned Command(goto=...) for an item, which goes nowhere: for longer work per item "
+            "use a subgraph, or a router that returns Sends"
+        )
+    values = dict(reply.updates)
+    if RESULT in values:
+        return values[RESULT]
+    outputs = node.inner.writes
+    if len(values if outputs is None else outputs) == 1:
+        return next(iter(values.values()), None)
+    return values or None
+
+
+def build_map_node(inner: Built, spec: Spec, over: str, into: str, max_concurrency: int | None) -> Built:
+    """Make a node that maps another one over the items of a field.
+
+    Args:
+        inner: the node that runs per item, built with the item's name as its only overlay.
+        spec: the options of the inner node.
+        over: the field with the items.
+        into: the field for the results.
+        max_concurrency: most items that run at once; None for no limit of its own.
+
+    Returns:
+        The node, and what is wrong with it.
+    """
+    if inner.node is None:
+        return inner
+    node = inner.node
+    (item,) = spec.overlay
+    problems = [*inner.problems, *_field_problems(spec, over, into)]
+    if not _sees(node, item):
+        problems.append(f"{spec.who} never reads its item: give it a parameter or input {item!r}, or say item=...")
+    if max_concurrency is not None and max_concurrency < 1:
+        problems.append(f"{spec.who}: max_concurrency={max_concurrency} lets no item run: give 1 or more, or None")
+    outer = MapNode(
+        name=spec.name,
+        reads=None if node.reads is None else {**node.reads, over: over},
+        optional=node.optional - {over},
+        writes={into: into},
+        resources=node.resources,
+        whole_state=node.whole_state,
+        inner=node,
+        over=over,
+        item=item,
+        into=into,
+        max_concurrency=max_concurrency,
+    )
+    return Built(outer, inner.module, tuple(problems), inner.unknown)
+
+
+def _field_problems(spec: Spec, over: str, into: str) -> list[str]:
+    schema = spec.schema
+    if schema.open:
+        return []
+    problems = [
+        f"{spec.who}: {option}={name!r} {no_field(name, schema)}"
+        for option, name in (("over", over), ("into", into))
+        if name not in schema.fields
+    ]
+    kind = class_of(schema.fields[over].annotation) if over in schema.fields else None
+    if kind is not None and issubclass(kind, (str, bytes, int, float, dict, set)):
+        problems.append(f"{spec.who}: over={over!r} is a field of type {kind.__name__}: a map needs a list")
+    return problems
+
+
+def _sees(node: Node, item: str) -> bool:
+    if node.whole_state:
+        return True
+    if isinstance(node, FunctionNode):
+        return any(parameter.field == item for parameter in node.binding.fields)
+    if isinstance(node, (ModuleNode, SubgraphNode)):
+        return any(given.field == item for given in node.inputs)
+    return True

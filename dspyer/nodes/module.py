@@ -1,0 +1,218 @@
+"""DSPy modules as nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import dspy
+
+from dspyer.errors import NodeOutputError, brief, suggestion
+from dspyer.values import thaw
+
+from .base import Built, Call, Node, Reply
+from .binding import unset
+from .color import acall_module, call_module
+from .module_io import BY_PRODUCTS, ModuleIO, module_io
+from .names import Names, check_names, listed, no_field
+from .spec import Spec
+
+
+class Input(NamedTuple):
+    """One input of a module.
+
+    Attributes:
+        name: the module's own name for it.
+        field: the field that it comes from.
+        default: whether it may be left out.
+        readable: whether it may come from the state; else from an overlay alone.
+    """
+
+    name: str
+    field: str
+    default: bool = False
+    readable: bool = True
+
+
+def gather_inputs(inputs: tuple[Input, ...], call: Call, reader: str) -> dict[str, Any]:
+    """The inputs of a module as plain values of its own, in the order of its signature.
+
+    Raises:
+        UnsetFieldError: if a field is read that nothing has written.
+    """
+    state, overlay = call.state, call.overlay
+    found: dict[str, Any] = {}
+    for name, field, default, readable in inputs:
+        if overlay is not None and field in overlay:
+            found[name] = thaw(overlay.raw(field))
+        elif readable and field in state:
+            found[name] = thaw(state.raw(field))
+        elif not default:
+            raise unset(field, reader)
+    return found
+
+
+def values_of_prediction(result: object, who: str, known: bool) -> Mapping[str, object]:
+    """What a module gave, by its own names.
+
+    Raises:
+        NodeOutputError: if it is no prediction and no dict.
+    """
+    if isinstance(result, dspy.Prediction):
+        return dict(result.items())
+    if isinstance(result, Mapping):
+        return result
+    if result is None and not known:
+        return {}
+    raise NodeOutputError(
+        f"the module of {who} gave {brief(result)}, of type {type(result).__name__}: a module gives a dspy.Prediction "
+        "or a dict"
+    )
+
+
+def selected(values: Mapping[str, object], writes: Names | None, who: str) -> dict[str, object]:
+    """Of what a module gave, what the node writes, by field.
+
+    Raises:
+        NodeOutputError: if something is missing.
+    """
+    if writes is None:
+        return {name: value for name, value in values.items() if name not in BY_PRODUCTS}
+    for name in writes:
+        if name not in values:
+            raise NodeOutputError(
+                f"the module of {who} gave no {name!r}, which is in its writes; it gave {listed(values)}."
+                f"{suggestion(name, values)}"
+            )
+    return {field: values[name] for name, field in writes.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModuleNode(Node):
+    """A node that is a DSPy module. The module itself is an attribute of the program.
+
+    Attributes:
+        inputs: what the module gets.
+        known: whether its outputs were known when the graph was built.
+    """
+
+    inputs: tuple[Input, ...] = ()
+    known: bool = True
+
+    def call(self, call: Call) -> Reply:
+        """Call the program's module with its inputs."""
+        return self.reply(call_module(getattr(call.program, self.name), self._inputs(call)))
+
+    async def acall(self, call: Call) -> Reply:
+        """The same from async code."""
+        return self.reply(await acall_module(getattr(call.program, self.name), self._inputs(call)))
+
+    def _inputs(self, call: Call) -> dict[str, Any]:
+        return gather_inputs(self.inputs, call, f"node {self.name!r}")
+
+    def reply(self, result: object) -> Reply:
+        """What the module gave, as updates of the state."""
+        who = f"node {self.name!r}"
+        values = values_of_prediction(result, who, self.known)
+        return Reply(selected(values, self.writes, who) if values or self.known else {}, None, True)
+
+
+class Inputs(NamedTuple):
+    """The inputs of a module as the graph gives them, with what is wrong."""
+
+    inputs: tuple[Input, ...]
+    problems: list[str]
+    unknown: list[str]
+
+    def facts(self) -> tuple[dict[str, str], frozenset[str]]:
+        """What is read, by the module's own names, and the fields among them that may be unset."""
+        reads = {name: field for name, field, _, readable in self.inputs if readable}
+        needed = {item.field for item in self.inputs if item.readable and not item.default}
+        return reads, frozenset(item.field for item in self.inputs if item.default and item.readable) - needed
+
+
+def plan_inputs(found: ModuleIO, spec: Spec, who: str) -> Inputs:
+    """Decide where each input of a module comes from: from the field of its name, or as `reads` says."""
+    any_name = "**" in found.extras
+    own = None if any_name else {*found.inputs, *found.extras}
+    problems: list[str] = []
+    unknown: list[str] = []
+    if spec.reads is not None:
+        problems += check_names(spec.reads, "reads", who, own=own, schema=spec.schema, overlay=spec.overlay)
+    elif any_name and not found.inputs:
+        problems.append(f"{who}: its `forward` takes **kwargs, which does not say what it reads: give reads=[...]")
+    names = list(found.inputs)
+    names += [name for name in spec.reads or () if name not in names and (any_name or name in found.extras)]
+    inputs = []
+    for name in names:
+        default = name in found.optional or name not in found.inputs
+        if spec.reads is not None and name in spec.reads:
+            inputs.append(Input(name, spec.reads[name], default, spec.reads[name] not in spec.overlay))
+        elif name in spec.overlay:
+            inputs.append(Input(name, name, default, readable=False))
+        elif spec.reads is None and (spec.schema.open or name in spec.schema.fields):
+            inputs.append(Input(name, name, default))
+        elif not default:
+            inputs.append(Input(name, name, default, readable=False))
+            unknown.append(_unknown_input(name, spec, who))
+    return Inputs(tuple(inputs), problems, unknown)
+
+
+def _unknown_input(name: str, spec: Spec, who: str) -> str:
+    if spec.reads is not None:
+        return f"{who}: its input {name!r} is not in reads ({listed(spec.reads)}): add {{{name!r}: 'a field'}}"
+    missing = no_field(name, spec.schema)
+    return f"{who}: its input {name!r} {missing} Add the field, or map it: reads={{{name!r}: 'a field'}}"
+
+
+def plan_writes(found: ModuleIO, spec: Spec, who: str, kind: str) -> tuple[Names | None, list[str]]:
+    """Decide what is written: the outputs of the signature, or as `writes` says."""
+    schema = spec.output_schema
+    outputs = None if found.outputs is None else (*found.outputs, *found.by_products)
+    if spec.writes is not None:
+        return spec.writes, check_names(spec.writes, "writes", who, own=outputs, schema=schema)
+    if found.outputs is not None:
+        names = {name: name for name in found.outputs}
+        problems = [
+            f"{who}: its output {name!r} {no_field(name, schema)} Add the field, or say what is written: "
+            f"writes={{{name!r}: 'a field'}}"
+            for name in names
+            if not schema.open and name not in schema.fields
+        ]
+        return names, problems
+    if schema.open:
+        return None, []
+    fields = [name for name in schema.fields if name not in found.inputs][:2] or ["a field"]
+    line = f"add_node({spec.name!r}, ..., writes={fields!r})"
+    return None, [f"{who}: a {kind} does not say what it gives; with a schema, say what is written: {line}"]
+
+
+def build_module(module: dspy.Module, spec: Spec) -> Built:
+    """Make a node of a module.
+
+    Args:
+        module: any DSPy module but a compiled graph.
+        spec: the node's options.
+
+    Returns:
+        The node with its module, and what is wrong with it.
+    """
+    found = module_io(module)
+    planned = plan_inputs(found, spec, spec.who)
+    writes, problems = plan_writes(found, spec, spec.who, type(module).__name__)
+    reads, optional = planned.facts()
+    node = ModuleNode(
+        name=spec.name,
+        reads=reads,
+        optional=optional,
+        writes=writes,
+        inputs=planned.inputs,
+        known=found.outputs is not None,
+    )
+    problems = [*(f"{spec.who}: {problem}" for problem in found.problems), *planned.problems, *problems]
+    if spec.modules:
+        problems.append(f"{spec.who}: modules={{...}} binds modules to a function; this node is a module itself")
+    if spec.goto:
+        problems.append(f"{spec.who}: goto=[...] is for functions that return Command; give a module edges or a router")
+    return Built(node, module, tuple(problems), tuple(planned.unknown))

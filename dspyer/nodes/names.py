@@ -1,0 +1,82 @@
+"""Names that a node has for fields: `reads` and `writes` as maps, and what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import TypeAlias
+
+from dspyer.errors import suggestion
+from dspyer.schema import Schema
+
+Names: TypeAlias = Mapping[str, str]
+NamesSpec: TypeAlias = Mapping[str, str] | Iterable[str]
+
+
+def listed(names: Iterable[object]) -> str:
+    """Names for a message, in order."""
+    return ", ".join(map(repr, names)) or "none"
+
+
+def as_map(spec: NamesSpec | None, option: str, who: str) -> tuple[dict[str, str] | None, list[str]]:
+    """A list or a map of names as a map from the node's own name to the state's, and what is wrong with it."""
+    if spec is None:
+        return None, []
+    if isinstance(spec, str):
+        return None, [f"{who}: {option}={spec!r} is one name: write {option}=[{spec!r}]"]
+    found = dict(spec) if isinstance(spec, Mapping) else {name: name for name in spec}
+    wrong = [name for pair in found.items() for name in pair if not isinstance(name, str)]
+    if wrong:
+        return None, [f"{who}: {option} holds {listed(wrong)}: names are strings"]
+    return found, []
+
+
+def check_names(
+    names: Names,
+    option: str,
+    who: str,
+    *,
+    own: Collection[str] | None,
+    schema: Schema,
+    overlay: Collection[str] = (),
+) -> list[str]:
+    """What is wrong with a map of names: an own name that the node does not have, a field that the state does not have.
+
+    Args:
+        names: the node's own names on the left, the state's on the right.
+        option: `"reads"` or `"writes"`.
+        who: the node.
+        own: the names that the node has; None for any.
+        schema: the fields of the state.
+        overlay: names that an overlay brings, which are as good as fields.
+
+    Returns:
+        The problems, each with its fix.
+    """
+    problems = []
+    for left, right in names.items():
+        known_left = own is None or left in own
+        if known_left and (_is_field(right, schema) or right in overlay):
+            continue
+        swap = ""
+        if left != right and (own is None or right in own) and (_is_field(left, schema) or left in overlay):
+            swap = f" The node's own name is on the left: write {option}={{{right!r}: {left!r}}}."
+        if not known_left:
+            parts = "inputs" if option == "reads" else "outputs"
+            hint = swap or suggestion(left, own or ())
+            problems.append(f"{who}: {left!r} in {option} is none of its {parts} ({listed(own or ())}).{hint}")
+        else:
+            problems.append(f"{who}: {right!r} in {option} {no_field(right, schema)}{swap}")
+    if option == "writes":
+        fields = list(names.values())
+        twice = [field for field in dict.fromkeys(fields) if fields.count(field) > 1]
+        problems.extend(f"{who}: writes names the field {field!r} more than once" for field in twice)
+    return problems
+
+
+def no_field(name: str, schema: Schema) -> str:
+    """A text that says that a name is no field of the state, and which name may have been meant."""
+    return f"is no field of the state ({listed(schema.fields)}).{suggestion(name, schema.fields)}"
+
+
+def _is_field(name: str, schema: Schema) -> bool:
+    return schema.open or name in schema.fields

@@ -1,0 +1,165 @@
+"""What a node returns, as updates of the state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints, is_typeddict
+
+import dspy
+from pydantic import BaseModel
+
+from dspyer.errors import NodeOutputError, RouteError, brief, suggestion
+from dspyer.schema import Schema
+from dspyer.state import ImmutableState
+
+from .base import Command, Goto, Send
+from .callables import literals, members
+from .names import Names, listed
+
+Values: TypeAlias = Mapping[str, object]
+RESULT = ""
+"""The name of a bare result among updates."""
+RETURNS = "return a dict of what changed, a model, a dspy.Prediction, None, or Command(update=..., goto=...)"
+
+
+def values_of_model(model: BaseModel) -> dict[str, object]:
+    """The fields of a model that were set, in the order of its class."""
+    extra = model.model_extra or {}
+    names = [name for name in type(model).model_fields if name in model.model_fields_set]
+    return {**{name: getattr(model, name) for name in names}, **extra}
+
+
+def values_of(result: object, who: str) -> tuple[Values, bool]:
+    """What a node returned, as values by name.
+
+    Args:
+        result: a patch, a model, a `dspy.Prediction` or None.
+        who: the node, for errors.
+
+    Returns:
+        The values, and whether they are whole: a patch is merged into what is there, anything else is not.
+
+    Raises:
+        NodeOutputError: if it is anything else.
+    """
+    if result is None:
+        return {}, False
+    if isinstance(result, dspy.Prediction):
+        return dict(result.items()), True
+    if isinstance(result, BaseModel) and not isinstance(result, Mapping):
+        return values_of_model(result), True
+    if isinstance(result, ImmutableState):
+        raise NodeOutputError(
+            f"{who} returned the whole state, of {len(result)} fields: return only what changed, "
+            "as a dict, or `state.diff(new)`"
+        )
+    if isinstance(result, Mapping):
+        wrong = [key for key in result if not isinstance(key, str)]
+        if wrong:
+            raise NodeOutputError(
+                f"{who} returned a patch with the key {brief(wrong[0])}: the keys are names of fields"
+            )
+        return result, False
+    hint = "; to go somewhere, return Command(goto=...)" if _holds_send(result) else ""
+    raise NodeOutputError(f"{who} returned {brief(result)}, of type {type(result).__name__}: {RETURNS}{hint}")
+
+
+def is_bare(result: object) -> bool:
+    """Whether a result is a value, not values by name: a map takes it as the result of an item."""
+    by_name = result is None or isinstance(result, (Mapping, dspy.Prediction))
+    return not by_name and not _holds_send(result)
+
+
+def _holds_send(result: object) -> bool:
+    items = result if isinstance(result, (list, tuple)) else (result,)
+    return any(isinstance(item, Send) for item in items)
+
+
+def permitted(values: Values, writes: Names | None, who: str) -> Values:
+    """The values by field of the state.
+
+    Args:
+        values: by the node's own names.
+        writes: what it may write; None for anything.
+        who: the node, for errors.
+
+    Returns:
+        The values by field.
+
+    Raises:
+        NodeOutputError: if it may not write one of them.
+    """
+    if writes is None:
+        return values
+    for name in values:
+        if name not in writes:
+            raise NodeOutputError(
+                f"{who} returned {name!r}, which it does not write: its writes are {listed(writes)}. "
+                f"Add it to them, or do not return it.{suggestion(name, writes)}"
+            )
+    return {writes[name]: value for name, value in values.items()}
+
+
+class Promise(NamedTuple):
+    """What a return annotation says.
+
+    Attributes:
+        writes: the names that are written; None for unknown.
+        goto: the targets of a `Command`.
+    """
+
+    writes: tuple[str, ...] | None = None
+    goto: tuple[str, ...] = ()
+
+
+def promise_of(annotation: Any, schema: Schema) -> Promise:
+    """What a return annotation says about writes and targets."""
+    writes: dict[str, None] | None = {}
+    goto: list[str] = []
+    for member in members(annotation):
+        kind = get_origin(member) or member
+        if kind is Command:
+            goto += [str(target) for argument in get_args(member) for target in literals(argument)]
+            writes = None
+        elif writes is None or member in (None, type(None)):
+            continue
+        elif is_typeddict(kind):
+            writes.update(dict.fromkeys(get_type_hints(kind)))
+        elif isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not schema.model:
+            writes.update(dict.fromkeys(kind.model_fields))
+        else:
+            writes = None
+    return Promise(None if writes is None else tuple(writes), tuple(dict.fromkeys(goto)))
+
+
+def goto_of(command: Command[Any], declared: tuple[str, ...], who: str) -> tuple[Goto, ...] | None:
+    """The targets of a `Command`; None if it takes the node's edges.
+
+    Raises:
+        RouteError: if it names a target that is not declared, or none at all.
+    """
+    if command.goto is None:
+        return None
+    goto = (command.goto,) if isinstance(command.goto, (str, Send)) else tuple(command.goto)
+    if not goto:
+        raise RouteError(f"{who} returned Command(goto=[]): name a target, END, or leave goto out to take its edges")
+    for target in goto:
+        check_target(target, declared, who, "declare it with `-> Command[Literal[...]]` or add_node(goto=[...])")
+    return goto
+
+
+def check_target(target: object, declared: tuple[str, ...], who: str, fix: str) -> None:
+    """Refuse what is no declared target.
+
+    Raises:
+        RouteError: naming the declared targets.
+    """
+    name = target.node if isinstance(target, Send) else target
+    if not isinstance(name, str):
+        raise RouteError(
+            f"{who} went to {brief(target)}, of type {type(target).__name__}: give a name, a Send or a list"
+        )
+    if name not in declared:
+        raise RouteError(
+            f"{who} went to {name!r}; its targets are {listed(declared)}: {fix}.{suggestion(name, declared)}"
+        )

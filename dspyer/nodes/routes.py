@@ -1,0 +1,136 @@
+"""What a router returned, as targets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeAlias
+
+from dspyer.errors import RouteError, brief, suggestion
+
+from .base import Goto, Send
+from .names import listed
+from .outputs import check_target
+
+PathMap: TypeAlias = Mapping[Any, str | Sequence[str]] | Iterable[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """The ways out that a router may take.
+
+    Attributes:
+        labels: targets by label; empty if the router names its targets itself.
+        targets: the names of all targets, in order.
+    """
+
+    labels: Mapping[Any, tuple[str, ...]]
+    targets: tuple[str, ...]
+
+    def resolve(self, result: object, who: str) -> tuple[Goto, ...]:
+        """What a router returned, as targets.
+
+        Args:
+            result: a label, a name, a `Send`, or a list of these.
+            who: the router, for errors.
+
+        Returns:
+            The targets, at least one.
+
+        Raises:
+            RouteError: for an unknown target or label, or none at all.
+        """
+        if isinstance(result, (list, tuple)) or (isinstance(result, Sequence) and not isinstance(result, (str, bytes))):
+            found = tuple(target for part in result for target in self._one(part, who))
+            if not found:
+                raise RouteError(f"{who} returned an empty list: name a target, or END to finish the branch")
+            return found
+        return self._one(result, who)
+
+    def _one(self, part: object, who: str) -> tuple[Goto, ...]:
+        if isinstance(part, Send):
+            check_target(part, self.targets, who, _FIX)
+            return (part,)
+        label = self._label(part)
+        if label is not None:
+            return label
+        if isinstance(part, str) and part in self.targets:
+            return (part,)
+        if not self.labels:
+            check_target(part, self.targets, who, _FIX)
+        hint = suggestion(part, [*self.labels, *self.targets])
+        raise RouteError(
+            f"{who} returned {brief(part)}; its labels are {listed(self.labels)} and its targets "
+            f"{listed(self.targets)}: {_FIX}.{hint}"
+        )
+
+    def _label(self, part: object) -> tuple[str, ...] | None:
+        try:
+            if part in self.labels:
+                return self.labels[part]
+        except TypeError:  # an unhashable value is no label
+            return None
+        return self.labels.get(part.value) if isinstance(part, Enum) else None
+
+
+_FIX = "add it to the path map"
+
+
+def routes_of(path_map: PathMap | None, promised: Sequence[object], who: str) -> tuple[Routes | None, list[str]]:
+    """The ways out of a router, and what is wrong with them.
+
+    Args:
+        path_map: targets by label, or a list of names; None if not given.
+        promised: the labels that the router's annotation promises; empty for unknown.
+        who: the router, for problems.
+
+    Returns:
+        The routes, None if they are unknown.
+    """
+    if path_map is None:
+        names = tuple(name for name in promised if isinstance(name, str))
+        if not names or len(names) < len(promised):
+            labels = f" for {listed(promised)}" if promised else ""
+            fix = "a dict from label to node, a list of nodes, or a return annotation `-> Literal['a', 'b']`"
+            return None, [f"{who} does not say where it may go: give it a path map{labels}: {fix}"]
+        return Routes({}, tuple(dict.fromkeys(names))), []
+    if isinstance(path_map, str):
+        return None, [f"{who}: the path map {path_map!r} is one name: write [{path_map!r}]"]
+    if not isinstance(path_map, Mapping):
+        path_map = {name: name for name in path_map}
+    problems: list[str] = []
+    labels_of: dict[Any, tuple[str, ...]] = {}
+    for label, target in path_map.items():
+        names = (target,) if isinstance(target, str) else tuple(target) if isinstance(target, (list, tuple)) else ()
+        if not names or not all(isinstance(name, str) for name in names):
+            problems.append(
+                f"{who}: the path map sends {label!r} to {brief(target)}: give the name of a node, or a list of names"
+            )
+        labels_of[label] = names
+    targets = tuple(dict.fromkeys(name for names in labels_of.values() for name in names))
+    if not labels_of:
+        problems.append(f"{who}: the path map is empty: give it at least one target")
+    problems += _uncovered(labels_of, targets, promised, who)
+    return Routes(labels_of, targets), problems
+
+
+def _uncovered(
+    labels: Mapping[Any, tuple[str, ...]], targets: Sequence[str], promised: Sequence[object], who: str
+) -> list[str]:
+    """Labels without a target, and entries that no label can reach."""
+    if not promised:
+        return []
+    problems = [
+        f"{who} may give {label!r}, which the path map does not have: add {{{label!r}: 'a node'}}."
+        f"{suggestion(label, labels)}"
+        for label in promised
+        if label not in labels and label not in targets
+    ]
+    problems += [
+        f"{who} never gives {label!r}, which the path map has; it gives {listed(promised)}: remove it."
+        f"{suggestion(label, promised)}"
+        for label, names in labels.items()
+        if label not in promised and not any(name in promised for name in names)
+    ]
+    return problems

@@ -1,0 +1,62 @@
+"""What `add_node` was told, put in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import dspy
+
+from dspyer.schema import Schema
+
+from .names import Names, NamesSpec, as_map
+
+
+class Spec(NamedTuple):
+    """The options of a node.
+
+    Attributes:
+        name: the node's name.
+        schema: the fields of the state.
+        reads: what it may read, its own names on the left; None if that was not said.
+        writes: what it may write, its own names on the left; None if that was not said.
+        modules: the modules bound to a function.
+        goto: declared targets of its `Command`s.
+        overlay: names that an overlay is known to bring.
+    """
+
+    name: str
+    schema: Schema
+    reads: Names | None = None
+    writes: Names | None = None
+    modules: Mapping[str, dspy.Module] = {}
+    goto: tuple[str, ...] = ()
+    overlay: frozenset[str] = frozenset()
+
+    @property
+    def who(self) -> str:
+        """What problems and errors call the node."""
+        return f"node {self.name!r}"
+
+    @property
+    def output_schema(self) -> Schema:
+        """What its writes are checked against: inside a map the outputs become items and are no fields."""
+        return Schema.of(None) if self.overlay else self.schema
+
+
+def spec_of(
+    name: str,
+    schema: Schema,
+    reads: NamesSpec | None,
+    writes: NamesSpec | None,
+    modules: Mapping[str, dspy.Module] | None,
+    goto: Iterable[str],
+    overlay: Iterable[str] = (),
+) -> tuple[Spec, list[str]]:
+    """The options of a node as a `Spec`, and what is wrong with their form."""
+    who = f"node {name!r}"
+    read, problems = as_map(reads, "reads", who)
+    written, more = as_map(writes, "writes", who)
+    problems += more
+    targets = (goto,) if isinstance(goto, str) else tuple(goto)
+    return Spec(name, schema, read, written, dict(modules or {}), targets, frozenset(overlay)), problems
