@@ -1,0 +1,46 @@
+"""State graphs that DSPy optimizers can tune.
+
+`Graph` builds, `graph.compile()` gives a `dspy.Module`, a run of it is a history of commits over immutable states.
+"""
+
+from __future__ import annotations
+
+from dspyer import errors, events, policies, reducers
+from dspyer.errors import DspyerError
+from dspyer.events import Commit, MergedConflict
+from dspyer.graph import Graph
+from dspyer.merge import Conflict
+from dspyer.nodes import Command, Context, Send
+from dspyer.patch import DELETE, Replace
+from dspyer.policies import prefer
+from dspyer.program import CompiledGraph
+from dspyer.reducers import Updates
+from dspyer.run import Run
+from dspyer.state import ImmutableState
+from dspyer.topology import END, START
+from dspyer.values import register_value_type
+
+__all__ = [
+    "DELETE",
+    "END",
+    "START",
+    "Command",
+    "Commit",
+    "CompiledGraph",
+    "Conflict",
+    "Context",
+    "DspyerError",
+    "Graph",
+    "ImmutableState",
+    "MergedConflict",
+    "Replace",
+    "Run",
+    "Send",
+    "Updates",
+    "errors",
+    "events",
+    "policies",
+    "prefer",
+    "reducers",
+    "register_value_type",
+]
