@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from heapq import heappop, heappush
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from ._persistent import PersistentMap
@@ -20,7 +19,7 @@ from .policies import Policies, settle
 from .reducers import Updates
 from .schema import Schema
 from .state import ImmutableState
-from .values import same, thaw
+from .values import FrozenDict, same, thaw
 
 Keys = tuple[Any, ...]
 
@@ -41,7 +40,7 @@ class Entry(NamedTuple):
     state: ImmutableState
     parents: tuple[int, ...]
     tally: PersistentMap[Any, int]
-    winners: Mapping[Keys, int] = MappingProxyType({})
+    winners: Mapping[Keys, int] = FrozenDict()
     conflicts: tuple[MergedConflict, ...] = ()
 
 

@@ -6,29 +6,19 @@ Everything is validated before anything is committed. Without a model a schema i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from copy import copy
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from pydantic import BaseModel, ConfigDict, PydanticUndefinedAnnotation, RootModel, ValidationError
+from pydantic import BaseModel, ValidationError
 
-from .errors import (
-    DspyerError,
-    GraphError,
-    ImmutableError,
-    InputError,
-    NodeOutputError,
-    UnsetFieldError,
-    brief,
-    suggestion,
-)
-from .field_types import Field, build_field
+from .annotations import read_model
+from .errors import DspyerError, GraphError, InputError, NodeOutputError, brief, suggestion
+from .field_types import NO_OTHERS, Field
 from .patch import DELETE, Replace, diff_value
 from .reducers import Reducer
 from .state import ImmutableState
-from .values import same, thaw
-
-RESERVED = frozenset({"run", "state", "ctx"})  # names of parameters that nodes bind
+from .values import same
+from .views import fill, view_class
 
 
 class Schema:
@@ -73,27 +63,7 @@ class Schema:
         """
         if model is None:
             return cls(None, MappingProxyType({}), None)
-        if not (isinstance(model, type) and issubclass(model, BaseModel)) or issubclass(model, RootModel):
-            raise GraphError(f"a schema is a pydantic model class with fields, not {brief(model)}")
-        try:
-            model.model_rebuild()
-        except PydanticUndefinedAnnotation as error:
-            raise GraphError(f"schema {model.__name__} uses {error.name!r}, which is not defined yet") from None
-        problems = _model_problems(model)
-        checker = _checker(model)
-        decorators = model.__pydantic_decorators__
-        validated: set[str] = set()
-        for decorator in (*decorators.field_validators.values(), *decorators.validators.values()):
-            validated.update(model.model_fields if "*" in decorator.info.fields else decorator.info.fields)
-        fields: dict[str, Field] = {}
-        for name in model.model_fields:
-            try:
-                fields[name] = build_field(model, checker, name, frozenset(validated))
-            except GraphError as error:
-                problems.extend(error.problems)
-        if problems:
-            raise GraphError(problems)
-        return cls(model, MappingProxyType(fields), _view_class(model))
+        return cls(model, MappingProxyType(read_model(model)), view_class(model))
 
     @property
     def open(self) -> bool:
@@ -182,15 +152,8 @@ class Schema:
         if self._view is None:
             raise GraphError("a typed view needs a schema: write Graph(Research), with a pydantic model")
         names = self.fields if readable is None else frozenset(readable)
-        view = self._view.__new__(self._view)
-        object.__setattr__(
-            view, "__dict__", {name: state[name] for name in self.fields if name in names and name in state}
-        )
-        # No field counts as set, so that `return view.model_copy(update={...})` writes the update alone.
-        object.__setattr__(view, "__pydantic_fields_set__", set())
-        object.__setattr__(view, "__pydantic_extra__", None)
-        object.__setattr__(view, "__pydantic_private__", None)
-        return view
+        values = {name: state[name] for name in self.fields if name in names and name in state}
+        return fill(self._view, values)
 
     def _commit(
         self,
@@ -288,76 +251,3 @@ def _reasons(refusal: ValidationError) -> str:
         found.append(f"{place}: {problem['msg']}" if place else problem["msg"])
     more = refusal.error_count() - len(found)
     return "; ".join(found) + (f"; and {more} more" if more else "")
-
-
-def _model_problems(model: type[BaseModel]) -> list[str]:
-    place = f"schema {model.__name__}"
-    decorators = model.__pydantic_decorators__
-    problems = [
-        f"{place}: validator {name!r} checks the whole model, but nodes write single fields; "
-        "use @field_validator, or a node that checks and routes"
-        for name in (*decorators.model_validators, *decorators.root_validators)
-    ]
-    problems += [
-        f"{place}: {name!r} is a private attribute, not a field; name it without the leading underscore"
-        for name in model.__private_attributes__
-    ]
-    problems += [
-        f"{place}: a field cannot be called {name!r}, which is what nodes call a parameter of their own; rename it"
-        for name in model.model_fields
-        if name in RESERVED
-    ]
-    return problems
-
-
-def _checker(model: type[BaseModel]) -> type[BaseModel]:
-    """A class with the fields and validators of a model that lets single fields be assigned."""
-    constant = {name: info for name, info in model.model_fields.items() if info.frozen}
-    if not (constant or model.model_config.get("frozen")):
-        return model
-    namespace: dict[str, Any] = {"__module__": model.__module__, "model_config": ConfigDict(frozen=False)}
-    namespace["__annotations__"] = {name: info.annotation for name, info in constant.items()}
-    for name, info in constant.items():
-        namespace[name] = copy(info)
-        namespace[name].frozen = None
-    return type(model)(model.__name__, (model,), namespace)
-
-
-def _view_class(model: type[BaseModel]) -> type[BaseModel]:
-    """A subclass of the model whose instances hold what a node may read, and nothing can be set on."""
-    name = model.__name__
-
-    def refuse_read(self: BaseModel, key: str) -> Any:
-        if key in model.model_fields:
-            raise UnsetFieldError(
-                f"field {key!r} of {name} cannot be read here: no node has written it yet, or the node does not list it in reads="
-            )
-        raise AttributeError(f"{name} has no field or attribute {key!r}.{suggestion(key, model.model_fields)}")
-
-    def refuse_write(self: BaseModel, key: str, value: Any = None) -> NoReturn:
-        raise ImmutableError(
-            f"the state that a node reads cannot be changed: return {{{key!r}: ...}} from the node instead"
-        )
-
-    def dump(self: BaseModel, *args: Any, **kwargs: Any) -> Any:
-        return plain(self).model_dump(*args, **kwargs)
-
-    def dump_json(self: BaseModel, *args: Any, **kwargs: Any) -> Any:
-        return plain(self).model_dump_json(*args, **kwargs)
-
-    def plain(self: BaseModel) -> BaseModel:
-        return model.model_construct(
-            **{key: thaw(value) for key, value in self.__dict__.items() if key in model.model_fields}
-        )
-
-    namespace = {
-        "__module__": model.__module__,
-        "__qualname__": model.__qualname__,
-        "__doc__": model.__doc__,
-        "__getattr__": refuse_read,
-        "__setattr__": refuse_write,
-        "__delattr__": refuse_write,
-        "model_dump": dump,
-        "model_dump_json": dump_json,
-    }
-    return type(model)(name, (model,), namespace)

@@ -117,4 +117,6 @@ def step(
 
 def targets(topology: Topology, node: str, goto: Sequence[str | Target]) -> tuple[Target, ...]:
     chosen = goto or [edge.target for edge in topology.edges if edge.source == node and not edge.conditional]
-    return tuple(way if isinstance(way, Target) else Target(way) for way in dict.fromkeys(chosen))
+    sends = [way for way in chosen if isinstance(way, Target)]
+    names = dict.fromkeys(way for way in chosen if isinstance(way, str))
+    return (*map(Target, names), *sends)
