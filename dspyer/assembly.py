@@ -110,7 +110,6 @@ class Assembly(NamedTuple):
                     writes=spec.writes,
                     modules=spec.modules,
                     goto=spec.goto,
-                    targets=known | {END},
                 )
             problems += built.problems
             unknown[spec.name] = built.unknown

@@ -222,6 +222,16 @@ class Node:
     resources: Mapping[str, type] = field(default_factory=dict)
     whole_state: bool = False
 
+    @property
+    def who(self) -> str:
+        """What errors call it."""
+        return f"node {self.name!r}"
+
+    @property
+    def send_targets(self) -> tuple[str, ...]:
+        """The nodes that it may start by a `Send`."""
+        return self.goto if self.sends else ()
+
     def call(self, call: Call) -> Reply:
         """Run the node from sync code."""
         raise NotImplementedError

@@ -57,7 +57,7 @@ class FunctionNode(Node):
 
     def reply(self, result: object) -> Reply:
         """What the function returned, as updates of the state."""
-        who = f"node {self.name!r}"
+        who = self.who
         goto = None
         if isinstance(result, Command):
             goto = goto_of(result, self.goto, who)

@@ -51,11 +51,11 @@ class MapNode(Node):
     def _calls(self, call: Call) -> list[_Item]:
         source = call.overlay if call.overlay is not None and self.over in call.overlay else call.state
         if self.over not in source:
-            raise unset(self.over, f"node {self.name!r}")
+            raise unset(self.over, self.who)
         items = source.raw(self.over)
         if isinstance(items, (str, bytes)) or not isinstance(items, Sequence):
             raise NodeOutputError(
-                f"node {self.name!r} maps over {self.over!r}, which holds {brief(items)}: add_map needs a list there"
+                f"{self.who} maps over {self.over!r}, which holds {brief(items)}: add_map needs a list there"
             )
         overlay: FrozenDict[str, Any] = call.overlay if call.overlay is not None else FrozenDict()
         raw = items.raw_items() if isinstance(items, FrozenList) else items
@@ -101,7 +101,7 @@ def result_of(reply: Reply, node: MapNode) -> object:
     """
     if reply.goto is not None:
         raise NodeOutputError(
-            f"node {node.name!r} returned Command(goto=...) for an item, which goes nowhere: for longer work per item "
+            f"{node.who} returned Command(goto=...) for an item, which goes nowhere: for longer work per item "
             "use a subgraph, or a router that returns Sends"
         )
     values = dict(reply.updates)

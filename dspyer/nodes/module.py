@@ -109,11 +109,11 @@ class ModuleNode(Node):
         return self.reply(await acall_module(getattr(call.program, self.name), self._inputs(call)))
 
     def _inputs(self, call: Call) -> dict[str, Any]:
-        return gather_inputs(self.inputs, call, f"node {self.name!r}")
+        return gather_inputs(self.inputs, call, self.who)
 
     def reply(self, result: object) -> Reply:
         """What the module gave, as updates of the state."""
-        who = f"node {self.name!r}"
+        who = self.who
         values = values_of_prediction(result, who, self.known)
         return Reply(selected(values, self.writes, who) if values or self.known else {}, None, True)
 

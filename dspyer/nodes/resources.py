@@ -39,6 +39,14 @@ class NeedsResources(Protocol):
         """Its name."""
 
     @property
+    def who(self) -> str:
+        """What errors call it."""
+
+    @property
+    def send_targets(self) -> tuple[str, ...]:
+        """The nodes that it may start by a `Send`."""
+
+    @property
     def resources(self) -> Mapping[str, type]:
         """The types of the resources that it needs, by parameter."""
 
@@ -110,21 +118,21 @@ def missing_resource(reader: str, parameter: str, kind: type) -> InputError:
     )
 
 
-def check_resources(
-    nodes: Iterable[NeedsResources], resources: Mapping[type, object], sent: Collection[str] = ()
-) -> None:
+def check_resources(nodes: Collection[NeedsResources], resources: Mapping[type, object]) -> None:
     """Check at the start of a run that every resource is there.
+
+    A model or dataclass that a node asks for may also come with a `Send`, and is looked for when the node is called.
 
     Args:
         nodes: the nodes and routers of the graph.
         resources: the run's resources by type.
-        sent: names of the nodes that a `Send` may start: its overlay may hold a model or a dataclass that they ask for.
 
     Raises:
         InputError: naming every missing resource with its node, parameter and type.
     """
+    sent = {target for node in nodes for target in node.send_targets}
     missing = [
-        str(missing_resource(f"node {node.name!r}", parameter, kind))
+        str(missing_resource(node.who, parameter, kind))
         for node in nodes
         for parameter, kind in node.resources.items()
         if not find_resource(kind, resources)[0] and not (node.name in sent and is_record(kind))

@@ -56,6 +56,11 @@ class Router:
         return self.routes.targets
 
     @property
+    def send_targets(self) -> tuple[str, ...]:
+        """The nodes that it may start by a `Send`."""
+        return self.targets if self.sends else ()
+
+    @property
     def labels(self) -> Mapping[str, str]:
         """For pictures: what leads to each target."""
         found: dict[str, list[str]] = {}
@@ -238,8 +243,8 @@ def _build_function_router(
     routes, more = routes_of(path_map, promised, who)
     problems += [*plan.problems, *plan.unknown, *more]
     fix = (
-        "route with the module itself, add_conditional_edges({source!r}, {{name}}, ...), or call it in a node and route "
-        "by the field that it wrote"
+        "route with the module itself, add_conditional_edges({source!r}, {{name}}, ...), or call it in a node and "
+        "route by the field that it wrote"
     )
     problems += hidden_problems(fn, who, fix.format(source=source))
     if routes is None:

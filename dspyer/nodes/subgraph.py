@@ -8,9 +8,9 @@ from typing import Any, Protocol, cast
 
 import dspy
 
-from dspyer.patch import DELETE, Replace
+from dspyer.patch import DELETE
+from dspyer.schema import Schema
 from dspyer.topology import Topology
-from dspyer.values import freeze, thaw
 
 from .base import Built, Call, Node, Reply
 from .module import Input, gather_inputs, plan_inputs
@@ -72,10 +72,12 @@ class SubgraphNode(Node):
 
     Attributes:
         inputs: what it gets.
-        per_item: whether it runs inside a map, which wants values and not what changed.
+        folds: own names of the fields whose raw updates the outer state folds; of the others it gets the value.
+        per_item: whether it runs inside a map, which wants all values and not what changed.
     """
 
     inputs: tuple[Input, ...] = ()
+    folds: frozenset[str] = frozenset()
     per_item: bool = False
 
     def call(self, call: Call) -> Reply:
@@ -83,36 +85,32 @@ class SubgraphNode(Node):
         program: Program = getattr(call.program, self.name)
         inputs = self._inputs(call)
         changes = program.run_inside(inputs, call)
-        return self.reply(changes_applied(program, inputs, changes) if self.per_item else changes)
+        return self.reply(program, inputs, changes)
 
     async def acall(self, call: Call) -> Reply:
         """The same from async code."""
         program: Program = getattr(call.program, self.name)
         inputs = self._inputs(call)
         changes = await program.arun_inside(inputs, call)
-        return self.reply(changes_applied(program, inputs, changes) if self.per_item else changes)
+        return self.reply(program, inputs, changes)
 
     def _inputs(self, call: Call) -> dict[str, Any]:
-        return gather_inputs(self.inputs, call, f"node {self.name!r}")
+        return gather_inputs(self.inputs, call, self.who)
 
-    def reply(self, changes: Mapping[str, object]) -> Reply:
+    def reply(self, program: Program, inputs: dict[str, Any], changes: Mapping[str, object]) -> Reply:
         """What changed inside, as updates of the outer state. What the node does not write stays inside."""
-        if self.writes is None:
-            return Reply(dict(changes))
-        return Reply({field: changes[name] for name, field in self.writes.items() if name in changes})
-
-
-def changes_applied(program: Program, inputs: Mapping[str, Any], changes: Mapping[str, object]) -> dict[str, object]:
-    """The values of a subgraph's fields after it has run with `inputs` and changed what `changes` says."""
-    schema = program.graph.topology.schema
-    state = schema.initial(inputs)
-    values: dict[str, object] = {name: state.raw(name) for name in state}
-    for name, change in changes.items():
-        if schema.reducer(name) is not None:
-            values[name] = schema.fold(name, state.raw(name, DELETE), change)
+        schema = program.graph.topology.schema
+        raw = {name for name in changes if schema.reducer(name) is not None}
+        if self.per_item or raw - self.folds:
+            state = schema.initial(inputs)
+            values = {name: state.raw(name) for name in state} if self.per_item else {}
+            values |= {name: change for name, change in changes.items() if name not in raw or name in self.folds}
+            values |= {name: schema.fold(name, state.raw(name, DELETE), changes[name]) for name in raw - self.folds}
         else:
-            values[name] = freeze(change.value) if isinstance(change, Replace) else change
-    return {name: thaw(value) for name, value in values.items() if value is not DELETE}
+            values = dict(changes)
+        if self.writes is None:
+            return Reply(values, None, True)
+        return Reply({field: values[name] for name, field in self.writes.items() if name in values}, None, True)
 
 
 def build_subgraph(module: dspy.Module, spec: Spec) -> Built:
@@ -137,6 +135,7 @@ def build_subgraph(module: dspy.Module, spec: Spec) -> Built:
         optional=unset,
         writes=writes,
         inputs=planned.inputs,
+        folds=frozenset() if spec.overlay else _folded(writes, spec.schema),
         per_item=bool(spec.overlay),
     )
     return Built(node, module, (*planned.problems, *problems), tuple(planned.unknown))
@@ -158,6 +157,11 @@ def _plan_writes(graph: GraphView, spec: Spec) -> tuple[Names | None, list[str]]
         )
         return {}, [problem]
     return writes, []
+
+
+def _folded(writes: Names | None, schema: Schema) -> frozenset[str]:
+    """The own names of what is written to fields with a reducer."""
+    return frozenset(name for name, field in (writes or {}).items() if schema.reducer(field) is not None)
 
 
 def _given_back(graph: GraphView) -> tuple[str, ...] | None:
