@@ -9,10 +9,13 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from dspyer.testing.prompt import Field, Prompt
-from dspyer.testing.text import index_of, sentences, words
+from dspyer.testing.text import content_words, index_of, sentences, words
 
-_SHARPNESS = 2.0  # power of a similarity: near demonstrations count more than many far ones
-_HINT_WEIGHT = 1.0
+_SHARPNESS = 2.0  # power of a likeness: near demonstrations count more than many far ones
+_FEW = 4  # so many demonstrations get half of the trust that very many would
+_NAMES = 2.0  # weight of the likeness to the bare name of a value
+_PASSAGES = 6.0  # weight that passages about the values add, at most
+_SAID = 6  # so many content words per value add half of it
 _TRUE = 0.12  # likeness to its description from which on a condition holds
 
 Noise = Mapping[str, float]
@@ -48,11 +51,12 @@ def scores(prompt: Prompt, field: Field, values: Sequence[str], likeness: Sequen
         if value in votes:
             votes[value] += like**_SHARPNESS
             seen[value] += 1
-    total = sum(votes.values()) or 1.0
-    hints = hint_scores(prompt, field, values)
+    shares = {value: vote / math.sqrt(1 + seen[value]) for value, vote in votes.items()}  # not by their number alone
+    total = sum(shares.values()) or 1.0
     count = sum(seen.values())
-    trust = count / (count + 4)  # a few demonstrations prove little
-    return {value: trust * votes[value] / total + _HINT_WEIGHT * hints[value] + 1e-6 * seen[value] for value in values}
+    trust = count / (count + _FEW)
+    hints, attention = hint_scores(prompt, field, values), attention_to_hints(prompt, field, values)
+    return {value: trust * shares[value] / total + attention * hints[value] + 1e-6 * seen[value] for value in values}
 
 
 def hint_scores(prompt: Prompt, field: Field, values: Sequence[str]) -> dict[str, float]:
@@ -60,6 +64,13 @@ def hint_scores(prompt: Prompt, field: Field, values: Sequence[str]) -> dict[str
     texts = hints_of(prompt.instructions, field.name, field.about, tuple(values))
     found = index_of(texts).similarities(" \n".join(prompt.inputs.values()))
     return dict(zip(values, found, strict=True))
+
+
+def attention_to_hints(prompt: Prompt, field: Field, values: Sequence[str]) -> float:
+    """How much hints count beside demonstrations: the more, the more the prompt says about the values."""
+    texts = hints_of(prompt.instructions, field.name, field.about, tuple(values))
+    said = sum(len(content_words(text)) - 1 for text in texts) / len(texts)
+    return _NAMES + _PASSAGES * said / (said + _SAID)
 
 
 @lru_cache(maxsize=512)

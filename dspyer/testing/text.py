@@ -75,7 +75,7 @@ def sentences(text: str) -> list[str]:
 @lru_cache(maxsize=4096)
 def features(text: str) -> Mapping[str, float]:
     """Features of a text with their weight: stems, pairs of stems, and pieces of words (for misspellings)."""
-    stems = [stem(word) for word in content_words(text)]
+    stems = [stem(word) for word in words(text)]
     counts: defaultdict[str, float] = defaultdict(float)
     for each in stems:
         counts[each] += 1.0
