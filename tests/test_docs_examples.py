@@ -56,8 +56,12 @@ def shown_output(text: str, fences: list[re.Match[str]], number: int, code: str)
     return None
 
 
+PROGRESS = re.compile(r"^Bootstrapp(ed|ing) |\d+%\|")  # what DSPy's optimizers print on their way
+
+
 def tidy(output: str) -> str:
-    return "\n".join(line.rstrip() for line in output.strip().splitlines())
+    lines = [line.rstrip() for line in output.strip().splitlines()]
+    return "\n".join(line for line in lines if not PROGRESS.search(line)).strip()
 
 
 @pytest.fixture
