@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dspyer.testing.nearest import NearestLM
-from dspyer.testing.scripted import Asks, LMCall, ScriptedLM, UnexpectedCallError
+from dspyer.testing.script import Asks, LMCall, UnexpectedCallError
+from dspyer.testing.scripted import ScriptedLM
 
 __all__ = ["Asks", "LMCall", "NearestLM", "ScriptedLM", "UnexpectedCallError"]

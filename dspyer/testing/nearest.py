@@ -135,8 +135,8 @@ class _Answer:
     def reasoning(self, found: Mapping[str, object]) -> str:
         quoted = extract(self.prompt, Field("reasoning", "str", "", "text"))[0]
         told = ", ".join(content_words(quoted)[:6]) or "nothing in particular"
-        last = list(found.items())[-1:]
-        outcome = "".join(f" That speaks for {name} {value}." for name, value in last if len(str(value)) <= 40)
+        chosen = [field.name for field in self.prompt.output_fields if field.kind in ("choice", "bool", "number")]
+        outcome = "".join(f" That speaks for {name} {found[name]}." for name in chosen[-1:])
         return f"The input speaks of {told}.{outcome}"
 
     def given(self, field: Field) -> str:

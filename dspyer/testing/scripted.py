@@ -2,169 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import dspy
-from dspy.utils.exceptions import LMError
 
 from dspyer.errors import ScriptError
-from dspyer.testing.engine import Sampling, TextLM
-from dspyer.testing.prompt import Prompt, write_answer
-
-Answer = str | Mapping[str, object] | BaseException | Callable[[Prompt], Any]
-Match = str | Callable[[Prompt], bool]
-
-_SHOWN = 60  # characters of an input that an error shows
-
-
-class UnexpectedCallError(ScriptError, LMError):
-    """A call that the script of a `ScriptedLM` has no answer for."""
-
-    def __init__(self, message: str) -> None:
-        LMError.__init__(self, message)
-
-
-@dataclass(frozen=True, slots=True)
-class LMCall:
-    """One call of a scripted LM.
-
-    Attributes:
-        prompt: what the call said: `messages` in `prompt.turns`, `prompt.inputs`, `prompt.asks`, `prompt.demos`.
-        answer: the text that was answered, None if the call raised.
-        error: what the call raised, None if it was answered.
-    """
-
-    prompt: Prompt
-    answer: str | None = None
-    error: BaseException | None = None
-
-    @property
-    def messages(self) -> list[dict[str, str]]:
-        """The messages as `role` and `content`."""
-        return [{"role": turn.role, "content": turn.content} for turn in self.prompt.turns]
-
-
-class Asks:
-    """Matches calls by the fields that they ask for and by their inputs.
-
-    Args:
-        *fields: names of output fields that the call has to ask for.
-        **inputs: for each named input field, a text that it has to contain.
-
-    Example:
-        >>> Asks("category", text="invoice")
-        Asks('category', text='invoice')
-    """
-
-    def __init__(self, *fields: str, **inputs: str) -> None:
-        self.fields = fields
-        self.inputs = inputs
-
-    def __call__(self, prompt: Prompt) -> bool:
-        """Tells whether a call matches."""
-        return set(self.fields) <= set(prompt.asks) and all(
-            text in prompt.inputs.get(name, "") for name, text in self.inputs.items()
-        )
-
-    def __repr__(self) -> str:
-        shown = [*map(repr, self.fields), *(f"{name}={text!r}" for name, text in self.inputs.items())]
-        return f"Asks({', '.join(shown)})"
-
-
-class _Rule:
-    """Answers for one kind of call. A single answer serves any number of calls, a list is used up in order."""
-
-    def __init__(self, match: Match | None, answers: Answer | Sequence[Answer]) -> None:
-        self.match = match
-        self.several = isinstance(answers, Sequence) and not isinstance(answers, str)
-        self.answers: list[Answer] = list(answers) if self.several else [answers]  # type: ignore[arg-type, list-item]
-        self.used = 0
-
-    def meets(self, prompt: Prompt) -> bool:
-        if self.match is None:
-            return True
-        if isinstance(self.match, str):
-            return any(self.match in text for text in prompt.inputs.values())
-        return self.match(prompt)
-
-    def left(self) -> bool:
-        return not self.several or self.used < len(self.answers)
-
-    def take(self) -> Answer:
-        answer = self.answers[self.used if self.several else 0]
-        self.used += 1
-        return answer
-
-    def unused(self) -> str:
-        if (self.used and not self.several) or self.used >= len(self.answers):
-            return ""
-        where = "" if self.match is None else f"{self.match!r}: "
-        return f"{where}{len(self.answers) - self.used} of {len(self.answers)} answers"
-
-
-class Script:
-    """The answers and the record, shared by all copies of one `ScriptedLM`."""
-
-    def __init__(self, rules: Iterable[_Rule]) -> None:
-        self.rules = list(rules)
-        self.calls: list[LMCall] = []
-        self.lock = threading.Lock()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Script:
-        return self  # copies of a program are asked in turn, as the program itself would be
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a ScriptedLM cannot be pickled: all its copies share one script and one record, in this process. "
-            "Set it with dspy.context(lm=...) instead of on a predictor that is pickled"
-        )
-
-    def write(self, prompt: Prompt, _sampling: Sampling, /) -> str:
-        """Answers one call by the script."""
-        with self.lock:
-            rule = next((rule for rule in self.rules if rule.meets(prompt) and rule.left()), None)
-            answer = rule.take() if rule else UnexpectedCallError(self._unexpected(prompt))
-        try:
-            text = _written(answer, prompt)
-        except BaseException as error:
-            self._record(LMCall(prompt, error=error))
-            raise
-        self._record(LMCall(prompt, answer=text))
-        return text
-
-    def problems(self) -> list[str]:
-        """What did not go by the script."""
-        with self.lock:
-            found = [str(call.error) for call in self.calls if isinstance(call.error, ScriptError)]
-            unused = [text for rule in self.rules if (text := rule.unused())]
-        return found + [f"not used: {text}" for text in unused]
-
-    def _record(self, call: LMCall) -> None:
-        with self.lock:
-            self.calls.append(call)
-
-    def _unexpected(self, prompt: Prompt) -> str:
-        fit = [rule for rule in self.rules if rule.meets(prompt)]
-        if fit:
-            used = sum(len(rule.answers) for rule in fit)
-            why = f"all {used} answers that fit it are used" if used != 1 else "the one answer that fits it is used"
-        else:
-            why = "the script has no answer" if not self.rules else f"none of {len(self.rules)} rules matches it"
-        return f"unexpected LM call {len(self.calls) + 1}: {why}. {_shown(prompt)}{self._retry_note(prompt)}"
-
-    def _retry_note(self, prompt: Prompt) -> str:
-        last = self.calls[-1] if self.calls else None
-        if last is None or last.answer is None or prompt.form != "json" or last.prompt.form != "chat":
-            return ""
-        if dict(last.prompt.inputs) != dict(prompt.inputs):
-            return ""
-        return f". DSPy asks again in JSON because it could not parse the answer before: {_short(last.answer)!r}"
+from dspyer.testing.engine import TextLM
+from dspyer.testing.prompt import Prompt
+from dspyer.testing.script import LMCall, Script, rules_of
 
 
 class ScriptedLM(TextLM):
@@ -206,7 +54,7 @@ class ScriptedLM(TextLM):
         model: str = "scripted",
         **kwargs: Any,
     ) -> None:
-        self._script = Script(_rules_of(script))
+        self._script = Script(rules_of(script))
         self._entered: list[ExitStack] = []
         super().__init__(model, self._script, **kwargs)
 
@@ -249,59 +97,3 @@ class ScriptedLM(TextLM):
             "a ScriptedLM is not saved: its script lives in the test. Save the program without it "
             "(set_lm(None)), or set the LM with dspy.context(lm=...)"
         )
-
-
-def _rules_of(script: Any) -> list[_Rule]:
-    if callable(script):
-        return [_Rule(None, script)]
-    if isinstance(script, Mapping):
-        return [_Rule(match, answers) for match, answers in script.items()]
-    if not isinstance(script, Sequence) or isinstance(script, str):
-        raise TypeError(
-            f"a script is a list of answers, a mapping from match to answer, a list of pairs, or a function, "
-            f"not {type(script).__name__}"
-        )
-    if script and all(isinstance(item, tuple) and len(item) == 2 for item in script):
-        return [_Rule(match, answers) for match, answers in script]
-    return [_Rule(None, list(script))]
-
-
-def _written(answer: Answer, prompt: Prompt) -> str:
-    if isinstance(answer, BaseException):
-        raise answer
-    if isinstance(answer, str):
-        return answer
-    if isinstance(answer, Mapping):
-        return _written_fields(answer, prompt)
-    if callable(answer):
-        return _written(answer(prompt), prompt)
-    raise ScriptError(f"an answer is a text, a dict of fields, an exception or a function, not {type(answer).__name__}")
-
-
-def _written_fields(answer: Mapping[str, object], prompt: Prompt) -> str:
-    if prompt.form == "plain":
-        return json.dumps(dict(answer))
-    unknown = [name for name in answer if name not in prompt.asks]
-    missing = [name for name in prompt.asks if name not in answer and name != "reasoning"]
-    if unknown or missing:
-        raise UnexpectedCallError(
-            f"an answer of the script does not fit the call: "
-            f"{_names('it lacks', missing)}{_names('it has', unknown)}{_shown(prompt)}"
-        )
-    values = {name: answer.get(name, "") for name in prompt.asks}
-    return write_answer(prompt, values)
-
-
-def _names(what: str, names: Iterable[str]) -> str:
-    listed = ", ".join(names)
-    return f"{what} {listed}. " if listed else ""
-
-
-def _shown(prompt: Prompt) -> str:
-    inputs = ", ".join(f"{name}={_short(text)!r}" for name, text in prompt.inputs.items())
-    asked = ", ".join(prompt.asks) or "a plain text"
-    return f"The call asks for {asked}, with inputs {inputs}"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"

@@ -15,8 +15,8 @@ from dspyer.testing.text import content_words, index_of, sentences, stem
 Example = tuple[tuple[str, str], ...]  # (field, value) pairs
 Hints = dict[str, dict[str, list[str]]]  # field -> value -> words
 
-_INSTRUCTION = re.compile(r"instruction|rule|advice|tip\b|guideline|observation|description|summary", re.IGNORECASE)
-_DEMANDED = re.compile(r"proposed_|new_|improved_|shortened_|rules$|advice$", re.IGNORECASE)
+_INSTRUCTION = re.compile(r"instruction|rules?$|advice|guideline", re.IGNORECASE)
+_ACCOUNT = re.compile(r"observation|description|summary", re.IGNORECASE)
 _ATTEMPT = re.compile(r"Instruction #\d+: (.*?)\s*Resulting Score #\d+: ([\d.]+)", re.DOTALL)
 _LISTED = re.compile(r"^\s*- (?:(\w+) )?[“\"](.+?)[”\"]: (.+)$", re.MULTILINE)
 _PREFIXED = re.compile(r"^([A-Z]\w*(?: \w+){0,3}|\w+): (.*)$")
@@ -51,10 +51,10 @@ def extract(prompt: Prompt, field: Field, count: int = 1) -> list[str]:
 
 
 def asks_for_instruction(prompt: Prompt, field: Field) -> bool:
-    """Whether a field asks for an instruction, or for what one is made of, rather than for an answer."""
-    if _DEMANDED.search(field.name):
-        return bool(_INSTRUCTION.search(f"{field.name} {field.about}"))
-    return bool(_INSTRUCTION.search(field.name)) and bool(list(examples_in(prompt)) or hints_in(prompt))
+    """Whether a field asks for an instruction, or for an account of examples from which one is made."""
+    if _INSTRUCTION.search(field.name):
+        return True
+    return bool(_ACCOUNT.search(field.name) and (hints_in(prompt) or learn(list(examples_in(prompt)))))
 
 
 def write_instruction(prompt: Prompt, seed: str = "") -> str:
@@ -113,6 +113,23 @@ def examples_in(prompt: Prompt) -> Iterator[Example]:
             yield from _repr_examples(text)
         else:
             yield from _line_examples(text)
+    shown: dict[str, str] = {}
+    for text in prompt.inputs.values():
+        for name, value in _flat_object(text).items():
+            shown.setdefault(name, str(value))
+    if len(shown) > 1:
+        yield tuple(shown.items())
+
+
+def _flat_object(text: str) -> Mapping[str, object]:
+    """A JSON object without objects or lists in it, empty for any other text."""
+    if not text.startswith("{"):
+        return {}
+    try:
+        found = _mapping(json.loads(text))
+    except ValueError:
+        return {}
+    return {} if any(isinstance(value, dict | list) for value in found.values()) else found
 
 
 def _json_examples(text: str) -> Iterator[Example]:
