@@ -157,9 +157,12 @@ class Script:
         fit = [rule for rule in self.rules if rule.meets(prompt)]
         if fit:
             used = sum(len(rule.answers) for rule in fit)
-            why = f"all {used} answers that fit it are used" if used != 1 else "the one answer that fits it is used"
+            why = f"all {used} answers that fit it are used" if used > 1 else "the one answer that fits it is used"
+            why = why if used else "the script expects no call"
         else:
-            why = "the script has no answer" if not self.rules else f"none of {len(self.rules)} rules matches it"
+            why = (
+                f"none of the {len(self.rules)} matches of the script fits it" if self.rules else "the script is empty"
+            )
         return f"unexpected LM call {len(self.calls) + 1}: {why}. {_shown(prompt)}{self._retry_note(prompt)}"
 
     def _retry_note(self, prompt: Prompt) -> str:

@@ -1,0 +1,161 @@
+"""An HTTP server on the loopback that speaks the OpenAI chat protocol, so that tests can drive a real `dspy.LM`.
+
+    with OpenAIServer(lambda messages: "Hello!") as server:
+        lm = server.lm()
+        lm("hi")
+
+What it answers comes from a function; how it is sent (at once, or in server-sent events) from the request.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, Self
+
+import dspy
+
+Messages = list[dict[str, Any]]
+
+
+class HTTPFailureError(Exception):
+    """Raised by an answer function: the server sends this status instead of an answer."""
+
+    def __init__(self, status: int, message: str = "", **headers: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.headers = headers
+
+
+class OpenAIServer:
+    """A chat server on an ephemeral port of the loopback.
+
+    Args:
+        answer: gives the text for the messages of a request. It may raise `HTTPFailureError`; any other exception gives
+            status 500. It is called from several threads at once if requests overlap.
+        model: name that answers carry.
+    """
+
+    def __init__(self, answer: Callable[[Messages], str], model: str = "local") -> None:
+        self.answer = answer
+        self.model = model
+        self.requests: list[dict[str, Any]] = []
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), name="openai-server")
+
+    @property
+    def url(self) -> str:
+        """The address for `api_base`."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+
+    def lm(self, **settings: Any) -> Any:
+        """A `dspy.LM` that talks to this server: no cache, no retries unless asked for."""
+        defaults = {"cache": False, "num_retries": 0}
+        return dspy.LM(f"openai/{self.model}", api_base=self.url, api_key="test", **{**defaults, **settings})
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()  # waits for the requests that are still answered
+
+
+def completion(model: str, messages: Messages, text: str) -> dict[str, Any]:
+    """The body of an answer that is sent at once."""
+    return {
+        "id": "chatcmpl-test",
+        "object": "chat.completion",
+        "created": 0,
+        "model": model,
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
+        "usage": usage(messages, text),
+    }
+
+
+def chunks(model: str, messages: Messages, text: str, with_usage: bool) -> Iterator[dict[str, Any]]:
+    """The events of an answer that is streamed: one per word."""
+
+    def chunk(choices: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
+        head = {"id": "chatcmpl-test", "object": "chat.completion.chunk", "created": 0, "model": model}
+        return {**head, "choices": choices, **extra}
+
+    yield chunk([{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
+    for word in re.findall(r"\s*\S+\s*", text):
+        yield chunk([{"index": 0, "delta": {"content": word}, "finish_reason": None}])
+    yield chunk([{"index": 0, "delta": {}, "finish_reason": "stop"}])
+    if with_usage:
+        yield chunk([], usage=usage(messages, text))
+
+
+def usage(messages: Messages, text: str) -> dict[str, int]:
+    """Tokens, counted as words."""
+    sent = sum(len(text_of(message).split()) for message in messages)
+    answered = len(text.split())
+    return {"prompt_tokens": sent, "completion_tokens": answered, "total_tokens": sent + answered}
+
+
+def text_of(message: dict[str, Any]) -> str:
+    """The text of a message, whether it is a string or a list of parts."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content)
+
+
+def _handler_of(server: OpenAIServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            server.requests.append(body)
+            try:
+                if self.path != "/v1/chat/completions":
+                    raise HTTPFailureError(404, f"no such path: {self.path}")
+                text = server.answer(body["messages"])
+            except HTTPFailureError as failure:
+                self._fail(failure.status, failure.message, failure.headers)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the client gets it as status 500
+                self._fail(500, f"{type(error).__name__}: {error}", {})
+            else:
+                self._answer(body, text)
+
+        def _answer(self, body: dict[str, Any], text: str) -> None:
+            model, messages = body["model"], body["messages"]
+            if not body.get("stream"):
+                self._send(200, "application/json", json.dumps(completion(model, messages, text)).encode())
+                return
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.end_headers()
+            asked = bool((body.get("stream_options") or {}).get("include_usage"))
+            for event in chunks(model, messages, text, asked):
+                self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+                self.wfile.flush()
+            self.wfile.write(b"data: [DONE]\n\n")
+
+        def _fail(self, status: int, message: str, headers: dict[str, str]) -> None:
+            error = {"error": {"message": message, "type": "test", "code": None}}
+            self._send(status, "application/json", json.dumps(error).encode(), headers)
+
+        def _send(self, status: int, kind: str, data: bytes, headers: dict[str, str] | None = None) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(data)))
+            for name, value in (headers or {}).items():
+                self.send_header(name.replace("_", "-"), value)
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *args: Any) -> None:
+            """Keeps the tests' output quiet."""
+
+    return Handler
