@@ -1,14 +1,13 @@
-"""Frozen values that need work to be read: the base of all containers, plain copies, and boxes for what is read as a copy."""
+"""Frozen values that need work to be read: the base of all containers, and boxes for what is read as a copy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, ClassVar, Protocol
 
 from ._scalars import SCALARS
 
 Path = tuple[Hashable, ...]
-Freeze = Callable[[object, Path], Any]
 Same = Callable[[object, object], bool]
 
 
@@ -16,6 +15,8 @@ class Container:
     """Base of the frozen values that have parts, tuples apart."""
 
     __slots__ = ()
+
+    _freeze: ClassVar[Callable[..., Any]]  # `freeze`, which is built on the containers and puts itself here
 
     def _thaw(self) -> Any:
         raise NotImplementedError
@@ -25,6 +26,17 @@ class Container:
 
     def __deepcopy__(self, memo: object) -> Any:
         return self
+
+
+class Levels(Container):
+    """Base of the mappings and lists, which know how deep they are."""
+
+    __slots__ = ("_depth",)
+
+    _depth: int  # at least the number of levels, this one included
+
+    def _parts(self) -> Iterable[Any]:
+        raise NotImplementedError
 
 
 def thaw(frozen: Any) -> Any:
@@ -45,9 +57,7 @@ def thaw(frozen: Any) -> Any:
         return frozen
     if isinstance(frozen, Container):
         return frozen._thaw()
-    if isinstance(frozen, tuple) and frozen:
-        return _thaw_tuple(frozen)
-    return frozen
+    return _thaw_tuple(frozen) if isinstance(frozen, tuple) else frozen
 
 
 def _thaw_tuple(frozen: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -60,7 +70,7 @@ def _thaw_tuple(frozen: tuple[Any, ...]) -> tuple[Any, ...]:
     return rebuild_tuple(type(frozen), items) if changed else frozen
 
 
-def rebuild_tuple(cls: type, items: list[Any]) -> tuple[Any, ...]:
+def rebuild_tuple(cls: type, items: Iterable[Any]) -> tuple[Any, ...]:
     """A tuple or namedtuple of class `cls`."""
     return tuple(items) if cls is tuple else tuple.__new__(cls, items)
 
@@ -69,17 +79,18 @@ class Kind(Protocol):
     """How values of some type are kept as private copies."""
 
     name: str
+    in_parts: bool  # the content is made of supported values, and is frozen in its turn
 
-    def pack(self, value: Any, freeze: Freeze, path: Path) -> Any:
-        """The private content for a value: immutable, or never handed out."""
+    def pack(self, value: Any) -> Any:
+        """The private content for a value: never handed out, if it is not frozen."""
         ...
 
     def unpack(self, cls: type, content: Any) -> Any:
-        """A fresh value from the content."""
+        """A fresh value of class `cls` from the content."""
         ...
 
     def same(self, a: Any, b: Any, same: Same) -> bool:
-        """Whether two contents are the same."""
+        """Whether two contents are the same; `same` compares supported values."""
         ...
 
 
@@ -87,10 +98,6 @@ class Box(Container):
     """A private copy of a value that could be changed in place; each read gives a fresh copy."""
 
     __slots__ = ("cls", "content", "kind")
-
-    kind: Kind
-    cls: type
-    content: Any
 
     def __init__(self, kind: Kind, cls: type, content: Any) -> None:
         self.kind = kind
@@ -105,9 +112,11 @@ class Box(Container):
         return self.open()
 
     def __eq__(self, other: object) -> bool:
-        if self is other:
+        if not isinstance(other, Box):
+            return equal(self.open(), other)
+        if self.cls is other.cls and equal(self.content, other.content):
             return True
-        return equal(self.open(), other.open() if isinstance(other, Box) else other)
+        return equal(self.open(), other.open())
 
     def __hash__(self) -> int:
         return hash(self.open())
@@ -120,7 +129,14 @@ class Box(Container):
 
 
 def equal(a: Any, b: Any) -> bool:
-    """`==` as one truth value, also for arrays."""
-    if hasattr(a, "dtype") and hasattr(a, "shape") and hasattr(b, "shape"):
-        return a.shape == b.shape and bool((a == b).all())
-    return bool(a == b)
+    """`==` as one truth value, also for arrays and for what holds them."""
+    if a is b:
+        return True
+    if type(a) in SCALARS and type(b) in SCALARS:
+        return bool(a == b)
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(equal, a, b))
+    if not isinstance(a, Container) and getattr(a, "shape", ()) != getattr(b, "shape", ()):
+        return False
+    result = a == b
+    return bool(result.all()) if hasattr(result, "all") else bool(result)

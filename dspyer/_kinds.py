@@ -1,4 +1,4 @@
-"""Kinds of values that a state keeps as private copies: records (dataclasses, models, DSPy's), arrays, registered types, bundles.
+"""Kinds of values that a state keeps as private copies: dataclasses, models, DSPy's records, arrays, registered types.
 
 DSPy and numpy are never imported here: a value of theirs can only exist where they have been imported already.
 """
@@ -16,8 +16,8 @@ from typing import Any
 
 from pydantic import AnyUrl, BaseModel
 
-from ._boxes import Container, Freeze, Kind, Path, Same, rebuild_tuple, thaw
-from ._scalars import scalar_base
+from ._boxes import Kind, Same, rebuild_tuple, thaw
+from ._scalars import SCALARS, scalar_base
 
 _LAYOUTS = (dict, list, set, frozenset, tuple, str, bytes, int, float, BaseException)
 
@@ -26,6 +26,7 @@ class _Named:
     """A kind of which there is one instance, pickled by its name in this module."""
 
     name = ""
+    in_parts = False
 
     def __reduce__(self) -> str:
         return self.name.upper()
@@ -34,8 +35,10 @@ class _Named:
 class _Record(_Named):
     """Values that are their attributes: the content is a frozen mapping of them."""
 
-    def pack(self, value: Any, freeze: Freeze, path: Path) -> Any:
-        return freeze(self.parts(value), path)
+    in_parts = True
+
+    def pack(self, value: Any) -> Any:
+        return self.parts(value)
 
     def unpack(self, cls: type, content: Any) -> Any:
         return self.build(cls, thaw(content))
@@ -49,7 +52,7 @@ class _Record(_Named):
 
     def build(self, cls: type, parts: dict[str, Any]) -> Any:
         """A value with these attributes, without a call of its class."""
-        new = object.__new__(cls)
+        new: Any = object.__new__(cls)
         for name, part in parts.items():
             object.__setattr__(new, name, part)
         return new
@@ -69,7 +72,7 @@ class _Model(_Record):
     name = "model"
 
     def parts(self, value: Any) -> dict[str, Any]:
-        fields = type(value).__pydantic_fields__
+        fields = type(value).model_fields
         parts = {name: part for name, part in value.__dict__.items() if name in fields}
         given = value.__pydantic_fields_set__
         if given != fields.keys():
@@ -86,7 +89,7 @@ class _Model(_Record):
         private = parts.pop("$private", {} if cls.__private_attributes__ else None)
         new = cls.__new__(cls)
         object.__setattr__(new, "__dict__", parts)
-        object.__setattr__(new, "__pydantic_fields_set__", set(cls.__pydantic_fields__) if given is None else given)
+        object.__setattr__(new, "__pydantic_fields_set__", set(cls.model_fields) if given is None else given)
         object.__setattr__(new, "__pydantic_extra__", extra)
         object.__setattr__(new, "__pydantic_private__", private)
         return new
@@ -109,15 +112,15 @@ class _Array(_Named):
 
     name = "array"
 
-    def pack(self, value: Any, freeze: Freeze, path: Path) -> Any:
+    def pack(self, value: Any) -> Any:
         content = value.copy()
         content.flags.writeable = False
         return content
 
-    def unpack(self, cls: type, content: Any) -> Any:
+    def unpack(self, _: type, content: Any) -> Any:
         return content.copy()
 
-    def same(self, a: Any, b: Any, same: Same) -> bool:
+    def same(self, a: Any, b: Any, _: Same) -> bool:
         return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
 
 
@@ -126,10 +129,10 @@ class _Bundle(_Named):
 
     name = "bundle"
 
-    def pack(self, value: Any, freeze: Freeze, path: Path) -> Any:
+    def pack(self, value: Any) -> Any:
         return value  # a tuple of frozen members
 
-    def unpack(self, cls: type, content: Any) -> Any:
+    def unpack(self, cls: Any, content: Any) -> Any:
         members = [thaw(member) for member in content]
         return rebuild_tuple(cls, members) if issubclass(cls, tuple) else cls(members)
 
@@ -141,6 +144,7 @@ class Registered:
     """A type that the user taught with `register_value_type`."""
 
     name = "registered"
+    in_parts = False
 
     def __init__(
         self, encode: Callable[[Any], Any], decode: Callable[[Any], Any], duplicate: Callable[[Any], Any], cls: type
@@ -150,10 +154,10 @@ class Registered:
         self.duplicate = duplicate
         self.cls = cls
 
-    def pack(self, value: Any, freeze: Freeze, path: Path) -> Any:
+    def pack(self, value: Any) -> Any:
         return self.duplicate(value)
 
-    def unpack(self, cls: type, content: Any) -> Any:
+    def unpack(self, _: type, content: Any) -> Any:
         return self.duplicate(content)
 
     def same(self, a: Any, b: Any, same: Same) -> bool:
@@ -170,7 +174,7 @@ _known: dict[str, type] = {}
 
 
 def register_value_type(
-    type_: type,
+    type_: Any,
     *,
     encode: Callable[[Any], Any] | None = None,
     decode: Callable[[Any], Any] | None = None,
@@ -178,8 +182,8 @@ def register_value_type(
 ) -> None:
     """Teach states to keep values of a type, and to read them back from JSON.
 
-    A dataclass, a pydantic model, an enum, a namedtuple or a subclass of a scalar is supported already; registering it, with
-    nothing more, lets `from_json` find it by its name.
+    A dataclass, a pydantic model, an enum, a namedtuple or a subclass of a scalar is supported already: registered
+    without more, it is found by its name in `from_json`.
 
     Args:
         type_: the class; its subclasses are not included.
@@ -199,13 +203,14 @@ def register_value_type(
         >>> freeze({"price": Money(5)})["price"].cents
         5
     """
-    if not isinstance(type_, type):
-        raise TypeError(f"register_value_type takes a class, not {type_!r}")
+    if not isinstance(type_, type) or type_ in SCALARS or type_ in (dict, list, set, frozenset, tuple):
+        raise TypeError(f"register_value_type takes a class that states do not know yet, not {type_!r}")
     if encode is not None and decode is not None:
         _registered[type_] = Registered(encode, decode, copy, type_)
     elif encode is not None or decode is not None or not is_open(type_):
         raise TypeError(
-            f"register_value_type({type_.__qualname__}) needs both `encode` (instance -> a plain value) and `decode` (the way back)"
+            f"register_value_type({type_.__qualname__}) needs both `encode` (from an instance to a plain value) and "
+            f"`decode` (the way back)"
         )
     _known[class_name(type_)] = type_
 
@@ -234,6 +239,8 @@ def kind_of(value: object) -> Kind | None:
     cls = type(value)
     if cls in _registered:
         return _registered[cls]
+    if isinstance(value, Enum):  # also one that is mixed with a dataclass
+        return None
     if isinstance(value, BaseModel):
         return MODEL
     if dataclasses.is_dataclass(cls) and not issubclass(cls, _LAYOUTS):
@@ -308,20 +315,3 @@ def _register_builtins() -> None:
 
 
 _register_builtins()
-
-__all__ = [
-    "ARRAY",
-    "BUNDLE",
-    "DATACLASS",
-    "EXAMPLE",
-    "MODEL",
-    "Container",
-    "Registered",
-    "class_name",
-    "is_open",
-    "kind_of",
-    "known_class",
-    "record_kind",
-    "register_value_type",
-    "registered",
-]

@@ -1,8 +1,8 @@
 """Persistent containers: every change gives a new one that shares what did not change.
 
-Small maps are dicts that are copied, large ones a trie of dicts; short sequences are tuples, long ones pyrsistent's vector in its
-Python form. pyrsistent's C vector, and so every `PMap`, is left out on purpose: the garbage collector walks its whole tree once per
-live version, so that a run which keeps its history pays for all versions on every collection.
+Small maps are dicts that are copied, large ones a trie of dicts; short sequences are tuples, long ones pyrsistent's
+vector in its Python form. pyrsistent's C vector, and so every `PMap`, is left out on purpose: the garbage collector
+walks its whole tree once per live version, so that a run which keeps its history pays for all versions each time.
 
 Maps keep insertion order in every process: each entry of the trie carries the number of its insertion.
 """
@@ -132,7 +132,7 @@ def _grow(leaf: dict[Any, tuple[int, Any]], shift: int) -> Node:
 
 
 def _copy_path(root: Node, bits: int) -> tuple[Node, Node, int, dict[Any, tuple[int, Any]], int]:
-    """Copy the nodes from the root down to the leaf of a hash; gives root, parent of the leaf, index in it, leaf, depth in bits."""
+    """Copy the nodes down to the leaf of a hash: root, parent of the leaf, index in it, leaf, depth in bits."""
     top = parent = root.copy()
     index = bits & _MASK
     node = parent[index]
@@ -250,13 +250,15 @@ class PersistentMap(Generic[K, V]):
         return self
 
 
+_vector: Any = python_pvector
+
 SequenceData = Any  # a tuple, or a PythonPVector
 
 
 def as_sequence(items: Iterable[Any]) -> SequenceData:
     """The storage of a sequence: a tuple, or a vector above `SMALL` items."""
     data = tuple(items)
-    return data if len(data) <= SMALL else python_pvector(data)
+    return data if len(data) <= SMALL else _vector(data)
 
 
 def extended(data: SequenceData, items: tuple[Any, ...]) -> SequenceData:

@@ -5,27 +5,29 @@ from __future__ import annotations
 import io
 import types
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Hashable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
-from .errors import StateError, UnsupportedValueError
+from pydantic import SecretBytes, SecretStr
 
-MAX_DEPTH = 128  # levels of nesting: each costs several frames of the stack when read, compared, copied or encoded
-SLACK = 32  # length of the caller's own path that the guards of the recursion allow for
+from .errors import ImmutableError, StateError, UnsetFieldError, UnsupportedValueError, suggestion
+
+MAX_DEPTH = 100  # levels of nesting: each takes several frames of Python's stack to read, compare, copy or encode
 
 _ADVICE: list[tuple[tuple[type, ...], str]] = [
     ((io.IOBase,), "read it in the node and return its content, or its path"),
     ((AsyncGenerator, Awaitable), "await or collect it in the node and return the result"),
     ((types.GeneratorType, Iterator), "return its items as a list: list(...)"),
-    ((types.FunctionType, types.BuiltinFunctionType, types.MethodType), "return its name, and look it up where it is called"),
+    ((types.FunctionType, types.BuiltinFunctionType, types.MethodType), "return its name, for a look-up by the caller"),
     ((type,), "return its name"),
     ((types.ModuleType,), "import it where it is used"),
     ((deque,), "return a list: list(...)"),
     ((bytearray, memoryview), "return bytes(...)"),
+    ((SecretStr, SecretBytes), "keep secrets out of the state and hand them to the run as one of its `resources`"),
 ]
 
 
-class TooDeep(UnsupportedValueError):
+class TooDeepError(UnsupportedValueError):
     """A value that is nested too deep, or contains itself; `freeze` says where."""
 
     def __init__(self, text: str = f"the value is nested deeper than {MAX_DEPTH} levels") -> None:
@@ -47,37 +49,53 @@ def show_path(path: tuple[Hashable, ...]) -> str:
 
 
 def refuse_value(value: object, path: tuple[Hashable, ...]) -> NoReturn:
+    """Say what a value is and what to do instead of storing it."""
     cls = type(value)
-    place = f"the value at {show_path(path)!r}" if path else "the value"
-    for kinds, advice in _ADVICE:
+    for kinds, known in _ADVICE:
         if isinstance(value, kinds):
-            raise UnsupportedValueError(
-                f"{place} is a {_name(cls)}, which a state cannot protect from later changes: {advice}"
-            )
+            advice = known
+            break
+    else:
+        advice = (
+            f"if it is data, teach dspyer to copy it: register_value_type({cls.__qualname__}, encode=..., decode=...); "
+            f"if it is a client or another tool of the nodes, hand it to the run as one of its `resources`"
+        )
     raise UnsupportedValueError(
-        f"{place} is a {_name(cls)}, which a state cannot protect from later changes: if it is data, teach dspyer to copy it with "
-        f"register_value_type({cls.__qualname__}, encode=..., decode=...); if it is a client or another tool of the nodes, hand it "
-        f"to the run as one of its `resources`"
+        f"{_place('value', path)} is of type {_name(cls)}, which a state cannot protect from later changes: {advice}"
     )
 
 
-def refuse_key(
-    key: object, path: tuple[Hashable, ...], advice: str = "use a string, a number or another immutable value without parts"
-) -> NoReturn:
-    place = f"the mapping at {show_path(path)!r}" if path else "the mapping"
-    raise UnsupportedValueError(f"{place} has a key of type {_name(type(key))}: {advice}")
+def refuse_key(key: object, path: tuple[Hashable, ...], advice: str) -> NoReturn:
+    """Say that a mapping cannot have this key."""
+    raise UnsupportedValueError(f"{_place('mapping', path)} has a key of type {_name(type(key))}: {advice}")
+
+
+def refuse_missing(key: object, known: Iterable[object]) -> NoReturn:
+    """Say that a key is not there, and which are near."""
+    keys = list(known)
+    if len(keys) > 1000:  # comparing names would take longer than the reader has patience
+        raise UnsetFieldError(f"no key {key!r} among the {len(keys)} here")
+    near = suggestion(key, keys) if isinstance(key, str) else ""
+    shown = ", ".join(map(repr, keys[:10])) + (", ..." if len(keys) > 10 else "")
+    raise UnsetFieldError(f"no key {key!r} here.{near or f' Known keys: {shown}.' if keys else ''}")
+
+
+def refuse_change(what: str, advice: str) -> NoReturn:
+    """Say what to do instead of changing a value of a state in place."""
+    raise ImmutableError(f"{what} cannot be changed in place: {advice}")
 
 
 def refuse_depth(value: object, path: tuple[Hashable, ...], error: type[StateError]) -> NoReturn:
     """Say whether a value contains itself or is only nested too deep, and where."""
-    place = f"the value at {show_path(path)!r}" if path else "the value"
     cycle = _find_cycle(value)
     if cycle is not None:
         raise error(
-            f"{place} contains itself (at {show_path(cycle)!r}): a state holds trees; store an id instead of the reference"
+            f"{_place('value', path)} contains itself, at {show_path(cycle)!r}: a state holds trees; store an id "
+            f"instead of the reference"
         )
     raise error(
-        f"{place} is nested deeper than {MAX_DEPTH} levels: store the deep part as text or bytes, or as a flat list with parent ids"
+        f"{_place('value', path)} is nested deeper than {MAX_DEPTH} levels: store the deep part as text or bytes, or "
+        f"as a flat list with the ids of parents"
     )
 
 
@@ -114,3 +132,7 @@ def _parts(item: Any) -> list[tuple[Hashable, Any]]:
 
 def _name(cls: type) -> str:
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _place(what: str, path: tuple[Hashable, ...]) -> str:
+    return f"the {what} at {show_path(path)!r}" if path else f"the {what}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Hashable
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
@@ -10,15 +11,19 @@ from fractions import Fraction
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from pathlib import PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
 from types import NoneType
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 from zoneinfo import ZoneInfo
+
+from ._refusals import refuse_key
 
 ADDRESSES = (IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network)
 PATHS = (PosixPath, PurePosixPath, PureWindowsPath, WindowsPath)
 
 # Scalars for which equal values of one type are the same value.
-PLAIN: frozenset[type] = frozenset({NoneType, bool, int, str, bytes, date, timedelta, UUID, Fraction, range, *ADDRESSES, *PATHS})
+PLAIN: frozenset[type] = frozenset(
+    {NoneType, bool, int, str, bytes, date, timedelta, UUID, Fraction, range, *ADDRESSES, *PATHS}
+)
 # Scalars that compare equal although they differ: -0.0 and 0.0, 1.0 and 1.00, one instant in two time zones.
 SUBTLE: frozenset[type] = frozenset({float, complex, Decimal, datetime, time, timezone, ZoneInfo})
 SCALARS: frozenset[type] = PLAIN | SUBTLE
@@ -28,7 +33,23 @@ _BASES = (str, int, float, bytes, complex, datetime, date, time, timedelta, Deci
 
 def is_scalar(value: object) -> bool:
     """Whether a value is immutable and has no parts."""
-    return type(value) in SCALARS or isinstance(value, Enum) or scalar_base(type(value)) is not None or is_array_scalar(value)
+    cls = type(value)
+    return cls in SCALARS or isinstance(value, Enum) or scalar_base(cls) is not None or is_array_scalar(value)
+
+
+def freeze_key(key: Any, path: tuple[Hashable, ...]) -> Hashable:
+    """A key of a mapping: a scalar, or a tuple of scalars.
+
+    Raises:
+        UnsupportedValueError: it is neither.
+    """
+    if is_scalar(key):
+        return cast("Hashable", key)
+    if isinstance(key, str):  # of a class whose instances can be given attributes
+        return str.__str__(key)
+    if type(key) is tuple:
+        return tuple([freeze_key(part, path) for part in key])
+    return refuse_key(key, path, "use a string, a number or another immutable value without parts")
 
 
 def scalar_base(cls: type) -> type | None:

@@ -1,7 +1,7 @@
 """The JSON form of frozen values, there and back, without pickle and without an import by name.
 
-JSON's own values stand for themselves. Everything else is an object with the key `"$type"`: `{"$type": "set", "value": [...]}`.
-A mapping with other keys than strings, or with that key of its own, is written as pairs.
+JSON's own values stand for themselves. Everything else is an object with the key `"$type"`, for example
+`{"$type": "set", "value": [...]}`. A mapping with that key of its own, or with keys that are no strings, becomes pairs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from ._boxes import Box, rebuild_tuple, thaw
-from ._frozen import FrozenDict, FrozenList, FrozenSet, freeze
+from ._freezing import freeze
+from ._frozen import FrozenDict, FrozenList, FrozenSet
 from ._kinds import ARRAY, BUNDLE, Registered, class_name, known_class, record_kind, registered
 from ._scalars import ADDRESSES, PATHS, is_array_scalar, scalar_base
 from .errors import StateError
 
 TAG = "$type"
+_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 _LARGE = 2**1024  # Python refuses to read longer integers as decimal digits
 
 
@@ -45,8 +47,10 @@ def from_json(text: str | bytes, types: Iterable[type] = ()) -> Any:
     """
     try:
         return decode(json.loads(text), types)
-    except (ValueError, RecursionError) as error:
-        raise StateError(f"the text is not the JSON form of a state: {error}") from error
+    except StateError:
+        raise
+    except _MALFORMED as error:
+        raise StateError(f"the text is not the JSON form of a state: {type(error).__name__}: {error}") from error
 
 
 def encode(frozen: Any) -> Any:
@@ -86,10 +90,7 @@ def _tagged(name: str, value: Any, **more: Any) -> dict[str, Any]:
 
 
 def _encode_all(items: Iterable[Any]) -> list[Any]:
-    encoded = []
-    for item in items:
-        encoded.append(encode(item))
-    return encoded
+    return list(map(encode, items))
 
 
 def _encode_set(members: Iterable[Any]) -> list[Any]:
@@ -135,25 +136,36 @@ def _encode_named(frozen: Any) -> Any:
     base = scalar_base(cls)
     if base is not None:
         return _tagged("subclass", encode(_as_base(frozen, base)), **{"class": class_name(cls)})
-    raise StateError(f"a {class_name(cls)} has no JSON form: register_value_type({cls.__qualname__}, encode=..., decode=...)")
+    raise StateError(
+        f"a {class_name(cls)} has no JSON form: register_value_type({cls.__qualname__}, encode=..., decode=...)"
+    )
 
 
 def _as_base(value: Any, base: Any) -> Any:
-    if base is datetime:
-        return datetime.combine(value.date(), value.timetz())
-    if base is date:
-        return date(value.year, value.month, value.day)
-    if base is time:
-        return time(value.hour, value.minute, value.second, value.microsecond, value.tzinfo, fold=value.fold)
-    if base is timedelta:
-        return timedelta(value.days, value.seconds, value.microseconds)
-    if base is UUID:
-        return UUID(int=value.int)
-    if base is str or base is bytes:
+    """A plain scalar of class `base`, whatever the subclass overrides."""
+    if base in (str, bytes):
         return base.__getitem__(value, slice(None))
-    if base is int or base is float:
-        return base.__pos__(value)
-    return base(value)
+    return base.__pos__(value) if base in (int, float) else _from_base(base, value)
+
+
+def _from_base(cls: Any, value: Any) -> Any:
+    if isinstance(value, datetime):
+        return cls.combine(value.date(), value.timetz())
+    if isinstance(value, date):
+        return cls(value.year, value.month, value.day)
+    if isinstance(value, time):
+        return cls(value.hour, value.minute, value.second, value.microsecond, value.tzinfo, fold=value.fold)
+    if isinstance(value, timedelta):
+        return cls(value.days, value.seconds, value.microseconds)
+    return cls(int=value.int) if isinstance(value, UUID) else cls(value)
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _is_text(text: str) -> bool:
@@ -191,10 +203,7 @@ def decode(value: Any, types: Iterable[type] = ()) -> Any:
 
 def _decode(value: Any, types: Mapping[str, type]) -> Any:
     if type(value) is list:
-        items = []
-        for item in value:
-            items.append(_decode(item, types))
-        return items
+        return [_decode(item, types) for item in value]
     if type(value) is not dict:
         return value
     if TAG in value:
@@ -214,8 +223,11 @@ def _decode_tagged(tagged: dict[str, Any], types: Mapping[str, type]) -> Any:
     parts = _decode(value, types)
     if name == "dict":
         return dict(parts)
-    if name in _COLLECTIONS:
-        return _COLLECTIONS[name](parts)
+    if name == "tuple":
+        return tuple(parts)
+    if name in ("set", "frozenset"):  # a list can be a member only in its frozen form
+        members = [part if _is_hashable(part) else freeze(part) for part in parts]
+        return set(members) if name == "set" else frozenset(members)
     if "class" not in tagged:
         raise StateError(f"the JSON form has a value tagged {name!r}, which this version of dspyer does not know")
     return _decode_class(name, _class_of(tagged["class"], types), parts)
@@ -229,7 +241,7 @@ def _decode_class(name: str, cls: Any, parts: Any) -> Any:
     if name == "namedtuple":
         return rebuild_tuple(cls, parts)
     if name == "subclass":
-        return cls.fromisoformat(parts.isoformat()) if isinstance(parts, date | time) else cls(parts)
+        return _from_base(cls, parts)
     kind = record_kind(cls)
     if kind is None:
         raise StateError(f"the JSON form has a {name} of {class_name(cls)}, which is none here")
@@ -241,8 +253,8 @@ def _class_of(name: str, types: Mapping[str, type]) -> type:
     if cls is None:
         short = name.rpartition(":")[2]
         raise StateError(
-            f"the JSON form names the class {name}, which is unknown here: pass it, from_json(text, types=[{short}]), or call "
-            f"register_value_type({short}) first"
+            f"the JSON form names the class {name}, which is unknown here: pass it, from_json(text, types=[{short}]), "
+            f"or call register_value_type({short}) first"
         )
     return cls
 
@@ -258,7 +270,9 @@ def _decode_array(name: str, tagged: dict[str, Any]) -> Any:
 
 
 def _decode_fields(fields: Any) -> Any:
-    return [(field[0], _decode_fields(field[1]) if isinstance(field[1], list) else field[1], *field[2:]) for field in fields]
+    return [
+        (field[0], _decode_fields(field[1]) if isinstance(field[1], list) else field[1], *field[2:]) for field in fields
+    ]
 
 
 def _write_time(value: Any) -> list[Any]:
@@ -275,7 +289,6 @@ def _zone_of(value: Any) -> Any:
 
 def _read_time(cls: Any) -> Callable[[Any], Any]:
     return lambda parts: cls.fromisoformat(parts[0]).replace(fold=parts[1], tzinfo=decode(parts[2]))
-
 
 
 def _timezone_parts(zone: timezone) -> list[Any]:
@@ -295,7 +308,11 @@ _SCALARS: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     datetime: ("datetime", _write_time, _read_time(datetime)),
     time: ("time", _write_time, _read_time(time)),
     date: ("date", date.isoformat, date.fromisoformat),
-    timedelta: ("timedelta", lambda value: [value.days, value.seconds, value.microseconds], lambda parts: timedelta(*parts)),
+    timedelta: (
+        "timedelta",
+        lambda value: [value.days, value.seconds, value.microseconds],
+        lambda parts: timedelta(*parts),
+    ),
     timezone: ("timezone", _timezone_parts, lambda parts: timezone(timedelta(*parts[0]), *parts[1:])),
     ZoneInfo: ("zone", lambda zone: zone.key, ZoneInfo),
     **{cls: (cls.__name__.lower(), str, cls) for cls in (*ADDRESSES, *PATHS)},
@@ -306,4 +323,3 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "float": float,
     **{name: read for name, _, read in _SCALARS.values()},
 }
-_COLLECTIONS: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}

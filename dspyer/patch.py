@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, final
 
 from ._boxes import Box, Path, thaw
-from ._frozen import FrozenDict, checked, depth_of, freeze, freeze_key
+from ._depth import check_depth, depth_of
+from ._freezing import freeze, freeze_within
+from ._frozen import FrozenDict
 from ._kinds import kind_of
 from ._persistent import as_map
-from ._refusals import MAX_DEPTH, SLACK, TooDeep, advise, refuse_depth
+from ._refusals import MAX_DEPTH, TooDeepError, advise, refuse_depth
 from ._scalars import PLAIN, SCALARS
 from .errors import PatchError
 from .values import same
@@ -81,7 +83,7 @@ class Replace:
         return Replace, (self.frozen,)
 
 
-advise((_Delete, Replace), "the markers DELETE and Replace stand in mappings of a patch only, not inside lists or values")
+advise((_Delete, Replace), "the markers DELETE and Replace have a meaning in the mappings of a patch only")
 
 _EMPTY: FrozenDict[Any, Any] = freeze({})
 _ABSENT: Any = object()
@@ -111,61 +113,61 @@ def apply(value: FrozenDict[Any, Any], patch: Mapping[Any, Any], path: Path = ()
     """
     if not isinstance(patch, Mapping):
         raise PatchError(
-            f"a patch is a mapping from keys to new values, not a {type(patch).__name__}: return a dict such as {{'key': value}} "
-            f"(for a model: model.model_dump())"
+            f"a patch is a mapping from keys to new values, not a {type(patch).__name__}: return a dict such as "
+            f"{{'key': value}} (for a model: model.model_dump())"
         )
     try:
-        return _apply(value, patch, path)
-    except TooDeep:
+        return _apply(value, patch, path, MAX_DEPTH)
+    except TooDeepError:
         refuse_depth(patch, path, PatchError)
 
 
-def _apply(value: FrozenDict[Any, Any], patch: Mapping[Any, Any], path: Path) -> Any:
-    data: Any = value._map
-    before = data
+def _apply(value: FrozenDict[Any, Any], patch: Mapping[Any, Any], path: Path, room: int) -> Any:
+    before: Any = value._map
+    data = before
     small = type(data) is dict
     depth = value._depth
-    for key, update in patch.items():
-        if type(key) is not str:
-            key = freeze_key(key, path)
+    for given, update in patch.items():
+        key = given if type(given) is str else value._key(given, path)
         old = data.get(key, _ABSENT)
         cls = type(update)
-        if cls in SCALARS and update is not None:
-            if old is update or (type(old) is cls and (old == update if cls in PLAIN else same(old, update))):
-                continue
-            frozen = update
-        elif update is None or update is DELETE:
+        if update is None or update is DELETE:
             if old is _ABSENT:
                 continue
-            frozen = DELETE
-        else:
-            frozen = _updated(old, update, (*path, key))
-            if frozen is old:
+            new = DELETE
+        elif cls in SCALARS:
+            if old is update or (type(old) is cls and (old == update if cls in PLAIN else same(old, update))):
                 continue
-            depth = max(depth, 1 + depth_of(frozen))
+            new = update
+        else:
+            new = _updated(old, update, (*path, key), room - 1)
+            if new is old:
+                continue
+            depth = max(depth, 1 + depth_of(new))
         if not small:
-            data = data.discard(key) if frozen is DELETE else data.set(key, frozen)
-            small = type(data) is dict
+            data = data.discard(key) if new is DELETE else data.set(key, new)
+            small = type(data) is dict  # few keys were left
             continue
         if data is before:
             data = data.copy()
-        if frozen is DELETE:
+        if new is DELETE:
             del data[key]
         else:
-            data[key] = frozen
+            data[key] = new
     if data is before:
         return value
-    return checked(value._of(as_map(data) if small else data, depth))
+    return check_depth(value._of(as_map(data) if small else data, depth))
 
 
-def _updated(old: Any, update: Any, path: Path) -> Any:
+def _updated(old: Any, update: Any, path: Path, room: int) -> Any:
     """The new value of one key whose update is no scalar; `old` itself where it is the same."""
-    if type(update) is dict or type(update) is FrozenDict or (isinstance(update, Mapping) and kind_of(update) is None):
-        if len(path) > MAX_DEPTH + SLACK:
-            raise TooDeep
-        return _apply(old if isinstance(old, FrozenDict) else _EMPTY, update, path)
-    frozen = update.frozen if type(update) is Replace else freeze(update, path)
-    return old if old is not _ABSENT and same(old, frozen) else frozen
+    cls = type(update)
+    if cls is dict or cls is FrozenDict or (isinstance(update, Mapping) and kind_of(update) is None):
+        if room <= 0:
+            raise TooDeepError
+        return _apply(old if isinstance(old, FrozenDict) else _EMPTY, update, path, room)
+    new = update.frozen if cls is Replace else freeze_within(update, path, room)
+    return old if old is not _ABSENT and same(old, new) else new
 
 
 def apply_value(old: Any, update: Any, path: Path = ()) -> Any:
@@ -177,13 +179,17 @@ def apply_value(old: Any, update: Any, path: Path = ()) -> Any:
     """
     if update is None or update is DELETE:
         return DELETE
-    return _updated(_ABSENT if old is DELETE else old, update, path)
+    try:
+        return _updated(_ABSENT if old is DELETE else old, update, path, MAX_DEPTH)
+    except TooDeepError:
+        refuse_depth(update, path, PatchError)
 
 
 def diff(old: FrozenDict[Any, Any], new: FrozenDict[Any, Any]) -> dict[Any, Any]:
-    """The patch that names only what differs: `apply(old, diff(old, new)) == new`.
+    """The patch that names only what differs between two mappings, so that applying it to `old` gives `new`.
 
-    Values are frozen; deletions are `DELETE`, and `Replace` stands where a plain value would be read as a merge or a deletion.
+    Values are frozen; deletions are `DELETE`, and `Replace` stands where a plain value would be read as a merge or a
+    deletion.
 
     Example:
         >>> diff(freeze({"a": 1, "b": {"c": 2, "d": 3}}), freeze({"b": {"c": None, "d": 3}}))
@@ -203,8 +209,8 @@ def diff(old: FrozenDict[Any, Any], new: FrozenDict[Any, Any]) -> dict[Any, Any]
 def diff_value(old: Any, new: Any) -> Any:
     """The update that turns one frozen value into another; `DELETE` stands for an absent one.
 
-    Two mappings give a nested patch. A mapping where there was none gives a `Replace`, so that every mapping in the result is a
-    patch of a mapping.
+    Two mappings give a nested patch. A mapping where there was none gives a `Replace`, so that every mapping in the
+    result is a patch of a mapping.
     """
     if isinstance(new, FrozenDict):
         return diff(old, new) if isinstance(old, FrozenDict) else Replace(new)
@@ -225,10 +231,9 @@ def _plain_update(update: Any) -> Any:
 
 def _holds_none(frozen: FrozenDict[Any, Any]) -> bool:
     """Whether a patch with this mapping would lose a `None` in it."""
-    for _, value in frozen.raw_items():
-        if value is None or (isinstance(value, FrozenDict) and _holds_none(value)):
-            return True
-    return False
+    return any(
+        value is None or (isinstance(value, FrozenDict) and _holds_none(value)) for _, value in frozen.raw_items()
+    )
 
 
 def written_paths(update: object, path: Path = ()) -> Iterator[Path]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any, Self
 
 from . import encoding
+from ._boxes import Path
 from ._frozen import FrozenDict
 from ._refusals import refuse_key
 from .errors import StateError
@@ -20,8 +21,8 @@ _EMPTY: Any = freeze({})
 class ImmutableState(FrozenDict[str, Any]):
     """An immutable snapshot: a mapping from field names to values, in insertion order.
 
-    Nothing that anyone holds can change it: neither what it was built from nor what is read from it. A patch gives a new state
-    that shares every value which the patch does not name.
+    Nothing that anyone holds can change it: neither what it was built from nor what is read from it. A patch gives a
+    new state that shares every value which the patch does not name.
 
     Args:
         mapping: fields and their values.
@@ -42,12 +43,15 @@ class ImmutableState(FrozenDict[str, Any]):
 
     __slots__ = ()
 
-    def __new__(cls, mapping: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> ImmutableState:
-        plain = mapping if isinstance(mapping, Mapping) else dict(mapping)
-        frozen = freeze(plain)
-        _check_keys(plain)
-        state: ImmutableState = cls._of(frozen._map, frozen._depth)
-        return state
+    def __new__(cls, mapping: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> Self:
+        """Freeze a mapping."""
+        if isinstance(mapping, FrozenDict) and all(type(key) is str for key in mapping):
+            return cls._of(mapping._map, mapping._depth)
+        return super().__new__(cls, {_field_name(key, ()): value for key, value in dict(mapping).items()})
+
+    @staticmethod
+    def _key(key: Any, path: Path) -> Hashable:
+        return _field_name(key, path)
 
     def apply_patch(self, patch: Mapping[str, Any]) -> ImmutableState:
         """The state after a merge patch (RFC 7396, with the markers `DELETE` and `Replace`).
@@ -67,8 +71,6 @@ class ImmutableState(FrozenDict[str, Any]):
             ImmutableState({'n': 2, 'done': True})
         """
         after: ImmutableState = apply(self, patch)
-        if len(after) > len(self):
-            _check_keys(patch)
         return after
 
     def __or__(self, patch: Mapping[str, Any]) -> ImmutableState:
@@ -83,7 +85,7 @@ class ImmutableState(FrozenDict[str, Any]):
             other: the state, or plain mapping, to reach.
 
         Returns:
-            A plain dict with `DELETE` for removed keys and `Replace` where a value would be read as a merge or a deletion.
+            A plain dict with `DELETE` for removed keys and `Replace` where a value would read as a merge or deletion.
 
         Example:
             >>> ImmutableState({"a": 1, "b": 2}).diff({"a": None})
@@ -91,17 +93,19 @@ class ImmutableState(FrozenDict[str, Any]):
         """
         return plain_patch(diff(self, freeze(other)))
 
-    def merge(self, other: Mapping[str, Any], policy: object = "last_write_wins", base: Mapping[str, Any] | None = None) -> ImmutableState:
+    def merge(
+        self, other: Mapping[str, Any], policy: object = "last_write_wins", base: Mapping[str, Any] | None = None
+    ) -> ImmutableState:
         """Reconcile two states in one.
 
-        Without `base` a key of only one side is kept, equal values are no conflict, mappings merge deeply, and the policy decides
-        the rest. With `base`, the state that both come from, only what a side changed since then counts, so that nothing is
-        resurrected, lost or doubled.
+        Without `base` a key of only one side is kept, equal values are no conflict, mappings merge deeply, and the
+        policy decides the rest. With `base`, the state that both come from, only what a side changed since then counts,
+        so that nothing is resurrected, lost or doubled.
 
         Args:
             other: the incoming state; it is the right side of a conflict, this one the left.
-            policy: `"last_write_wins"` (the incoming value), `"first_write_wins"`, `"combine_lists"`, `"raise"`, a function
-                `(Conflict) -> value`, or a dict from path pattern to one of these.
+            policy: `"last_write_wins"` (the incoming value), `"first_write_wins"`, `"combine_lists"`, `"raise"`, a
+                function `(Conflict) -> value`, or a dict from path pattern to one of these.
             base: the state that both sides started from.
 
         Returns:
@@ -150,7 +154,7 @@ class ImmutableState(FrozenDict[str, Any]):
 
         Args:
             text: the JSON text.
-            types: dataclasses, models, enums and the like that the text names, where `register_value_type` does not know them.
+            types: dataclasses, models, enums and the like that the text names and `register_value_type` does not know.
 
         Raises:
             StateError: the text is no state, or it names a class that is unknown here.
@@ -165,7 +169,7 @@ class ImmutableState(FrozenDict[str, Any]):
         return cls(value)
 
 
-def _check_keys(mapping: Mapping[Any, Any]) -> None:
-    for key in mapping:
-        if not isinstance(key, str):
-            refuse_key(key, (), "a state has names of fields as its keys: strings")
+def _field_name(key: object, path: Path) -> str:
+    if isinstance(key, str):
+        return str.__str__(key)
+    return refuse_key(key, path, "the keys of a state are names of fields: strings")

@@ -1,11 +1,13 @@
-"""Values of a state in their immutable form: `freeze` and `thaw`, the frozen containers, and when two values are the same."""
+"""Values of a state in their immutable form: `freeze`, `thaw`, the frozen containers, and when values are the same."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ._boxes import Box, thaw
-from ._frozen import FrozenDict, FrozenList, FrozenSet, depth_of, freeze
+from ._depth import depth_of
+from ._freezing import freeze
+from ._frozen import FrozenDict, FrozenList, FrozenSet
 from ._kinds import register_value_type
 from ._persistent import MapData
 from ._refusals import MAX_DEPTH, show_path
@@ -17,8 +19,8 @@ _ABSENT: Any = object()
 def same(a: Any, b: Any) -> bool:
     """Whether two values have one type and one content, all the way down.
 
-    Stricter than `==`: `1`, `True` and `1.0` differ, and so do `-0.0` and `0.0`. NaN is the same as NaN, arrays give one truth
-    value, and views count as the plain types that they stand for.
+    Stricter than `==`: `1`, `True` and `1.0` differ, and so do `-0.0` and `0.0`. NaN is the same as NaN, arrays give
+    one truth value, and a view counts as the plain type that it stands for.
 
     Example:
         >>> same([1], [1]), same([1], [True])
@@ -28,21 +30,21 @@ def same(a: Any, b: Any) -> bool:
         return True
     cls = type(a)
     if cls in SCALARS:
-        if cls is not type(b):
-            return False
-        return bool(a == b) if cls in PLAIN else same_scalar(a, b)
+        return cls is type(b) and (bool(a == b) if cls in PLAIN else same_scalar(a, b))
     if isinstance(a, FrozenDict | dict):
         return isinstance(b, FrozenDict | dict) and _same_maps(_map_of(a), _map_of(b))
     if isinstance(a, FrozenList | list):
         return isinstance(b, FrozenList | list) and _same_items(_items_of(a), _items_of(b))
-    if isinstance(a, frozenset | set):
-        return isinstance(b, frozenset | set) and isinstance(a, FrozenSet | set) is isinstance(b, FrozenSet | set) and _same_sets(a, b)
-    if isinstance(a, tuple) and is_scalar(a) is False:
-        return type(b) is cls and _same_items(a, b)
     if isinstance(a, Box):
         return isinstance(b, Box) and a.cls is b.cls and a.kind.same(a.content, b.content, same)
+    if isinstance(a, FrozenSet | set):
+        return isinstance(b, FrozenSet | set) and _same_sets(a, b)
+    if isinstance(a, frozenset):
+        return type(b) is cls and _same_sets(a, b)
     if is_scalar(a):
         return same_scalar(a, b)
+    if isinstance(a, tuple):
+        return type(b) is cls and _same_items(a, b)
     return _same_plain(a, b)
 
 
@@ -78,10 +80,7 @@ def _same_items(a: Any, b: Any) -> bool:
         return True
     if len(a) != len(b):
         return False
-    for mine, theirs in zip(a, b, strict=True):
-        if mine is not theirs and not same(mine, theirs):
-            return False
-    return True
+    return all(map(same, a, b))
 
 
 def _same_sets(a: Any, b: Any) -> bool:
@@ -94,7 +93,7 @@ def _identities(members: Any) -> frozenset[Any]:
 
 def _identity(member: Any) -> Any:
     """A hashable that is equal exactly for members that are the same."""
-    if isinstance(member, tuple):
+    if isinstance(member, tuple) and not is_scalar(member):
         return type(member), tuple([_identity(part) for part in member])
     if isinstance(member, frozenset):
         return FrozenSet if isinstance(member, FrozenSet) else frozenset, _identities(member)
