@@ -34,7 +34,6 @@ class Assembly(NamedTuple):
     outputs: tuple[str, ...] | None
     policies: Policies
     join_policies: Mapping[str, Policies]
-    merge_given: bool
 
     def build(
         self, max_steps: int, max_calls: int | None, max_concurrency: int
@@ -233,12 +232,11 @@ class Assembly(NamedTuple):
 
     def _settled(self, name: str) -> bool:
         """Whether parallel writes of a field fold, merge by key, or are covered by what the user said."""
-        policies = [*self.join_policies.values(), *([self.policies] if self.merge_given else [])]
-        reducer = self.schema.reducer(name)
-        if reducer is not None and reducer.folds:
+        if self.schema.reducer(name) is not None:
             return True
         field = self.schema.fields.get(name)
-        return any(each.covers(name) for each in policies) or (field is not None and _is_mapping(field.annotation))
+        covered = any(policies.covers(name) for policies in (self.policies, *self.join_policies.values()))
+        return covered or (field is not None and _is_mapping(field.annotation))
 
     def _check_fields(self, nodes: Mapping[str, Node], exits: Mapping[str, tuple[Exit, ...]]) -> Iterator[str]:
         if self.schema.open:

@@ -102,7 +102,6 @@ class Graph:
         self._inputs = None if inputs is None else tuple(inputs)
         self._outputs = None if outputs is None else tuple(outputs)
         self._policies = Policies.of(merge)
-        self._merge_given = merge is not None
         self._join_policies: dict[str, Policies] = {}
         self._nodes: dict[str, NodeSpec] = {}
         self._ways: list[EdgeSpec | RouterSpec] = []
@@ -305,7 +304,6 @@ class Graph:
             self._outputs,
             self._policies,
             dict(self._join_policies),
-            self._merge_given,
         )
         blueprint, modules, text = assembly.build(max_steps, max_calls, max_concurrency)
         shadowed = sorted(set(blueprint.outputs or ()) & set(dir(dspy.Prediction)))

@@ -106,6 +106,7 @@ class SubgraphNode(Node):
             values = {name: state.raw(name) for name in state} if self.per_item else {}
             values |= {name: change for name, change in changes.items() if name not in raw or name in self.folds}
             values |= {name: schema.fold(name, state.raw(name, DELETE), changes[name]) for name in raw - self.folds}
+            values = {name: value for name, value in values.items() if not (self.per_item and value is DELETE)}
         else:
             values = dict(changes)
         if self.writes is None:
@@ -168,5 +169,5 @@ def _given_back(graph: GraphView) -> tuple[str, ...] | None:
     """The fields that may have changed for the outside; None for unknown."""
     if graph.outputs is None:
         return graph.writes
-    changed = () if graph.writes is None else graph.writes
+    changed = graph.inputs if graph.writes is None else graph.writes
     return tuple(dict.fromkeys((*graph.outputs, *(name for name in changed if name in graph.inputs))))

@@ -1,0 +1,62 @@
+"""One body for both colours: a test that takes `play` runs once with each driver, and in each place a program may be called from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import dspy
+import pytest
+
+from dspyer import CompiledGraph, Run
+
+Play = Callable[..., Run]
+
+
+def _sync(program: CompiledGraph, inputs: dict[str, Any], **options: Any) -> Run:
+    return program.run(inputs, **options)
+
+
+def _async(program: CompiledGraph, inputs: dict[str, Any], **options: Any) -> Run:
+    return asyncio.run(program.arun(inputs, **options))
+
+
+def _inside_a_loop(program: CompiledGraph, inputs: dict[str, Any], **options: Any) -> Run:
+    """A sync call on the thread of a running event loop, as in a notebook."""
+
+    async def cell() -> Run:
+        return program.run(inputs, **options)
+
+    return asyncio.run(cell())
+
+
+def _asyncified(program: CompiledGraph, inputs: dict[str, Any], **options: Any) -> Run:
+    """A sync call in an AnyIO worker thread, as under `dspy.asyncify` and `dspy.streamify`."""
+
+    async def call() -> Run:
+        run: Run = await dspy.asyncify(program.run)(inputs, **options)
+        return run
+
+    return asyncio.run(call())
+
+
+def _streamed(program: CompiledGraph, inputs: dict[str, Any], **options: Any) -> Run:
+    stream = program.stream(inputs, **options)
+    try:
+        for _ in stream:
+            pass
+    except Exception:
+        if stream.run is None:
+            raise
+    assert stream.run is not None
+    return stream.run
+
+
+PLAYS = {"sync": _sync, "async": _async, "inside a loop": _inside_a_loop, "asyncified": _asyncified, "streamed": _streamed}
+
+
+@pytest.fixture(params=PLAYS.values(), ids=PLAYS.keys())
+def play(request: pytest.FixtureRequest) -> Play:
+    chosen: Play = request.param
+    return chosen
