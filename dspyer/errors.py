@@ -16,13 +16,14 @@
     │   └── CallLimitError                      the node calls passed `max_calls`
     └── ScriptError (AssertionError)        a test: an LM call off the script, or an answer that was not used
 
-An exception that a node raises itself is never wrapped: it reaches the caller as it is, with a note (PEP 678) that names node,
-branch and attempt.
+An exception that a node raises itself is never wrapped: it reaches the caller as it is, with a note (PEP 678) that
+names node, branch and attempt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from difflib import get_close_matches
 
 
@@ -142,7 +143,7 @@ def brief(value: object, limit: int = 60) -> str:
     if isinstance(value, (str, bytes)):
         unit = "characters" if isinstance(value, str) else "bytes"
         return repr(value) if len(value) <= limit else f"{value[: limit // 2]!r}... ({len(value)} {unit})"
-    if isinstance(value, (Mapping, Sequence, Set)):
+    if isinstance(value, (Mapping, Sequence, AbstractSet)):
         kind = {"FrozenDict": "dict", "FrozenList": "list"}.get(name, name)
         if len(value) <= 6:
             plain = dict(value) if kind == "dict" else list(value) if kind == "list" else value

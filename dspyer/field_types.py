@@ -1,48 +1,28 @@
-"""The fields of a schema: their types, defaults and reducers, and what of an update has to be validated.
+"""The fields of a schema: what of an update is validated, and how it becomes the new value.
 
-Validation costs by what changed. An update of a built-in reducer is validated alone, with a type derived from the field's; a patch
-of a `dict` field is validated by the entries that it names. Where the type says more (constraints, validators), the new value of
-the field is validated as a whole.
+Validation costs by what changed. An update of a built-in reducer is validated alone, with a type derived from the
+field's; a patch of a `dict` field by the entries that it names. Where the type says more (constraints, validators),
+the new value is validated as a whole.
 """
 
 from __future__ import annotations
 
-import collections.abc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import NoneType
-from typing import Annotated, Any, get_args, get_origin, is_typeddict
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter
+from pydantic import AliasChoices, BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
-from . import reducers
-from ._boxes import Box
-from .errors import GraphError, StateError, brief, suggestion
+from .errors import NodeOutputError
 from .patch import DELETE, Replace, apply_value
-from .reducers import Reducer, Updates, without_none
-from .values import FrozenDict, FrozenList, freeze, same, thaw
+from .reducers import Reducer, Updates
+from .values import Box, FrozenDict, FrozenList, freeze, same, thaw
 
 Check = Callable[[Any], Any]
-EXACT = frozenset({str, int, float, bool, NoneType})
-MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping, collections.OrderedDict, object)
-# Options of a model that change even values of exactly the right type.
-STRICT_OPTIONS = (
-    "str_strip_whitespace",
-    "str_to_lower",
-    "str_to_upper",
-    "str_min_length",
-    "str_max_length",
-    "allow_inf_nan",
-)
-EMPTY_VALUES: Mapping[Any, Any] = {
-    list: FrozenList(),
-    dict: FrozenDict(),
-    set: freeze(set()),
-    frozenset: frozenset(),
-    tuple: (),
-}
+CheckBeside = Callable[[Any, Mapping[str, Any]], Any]
+NO_OTHERS: Mapping[str, Any] = {}
+EMPTY_DICT: FrozenDict[Any, Any] = FrozenDict()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,38 +32,44 @@ class Field:
     Attributes:
         name: its name.
         annotation: its type, without what `Annotated` adds.
+        info: what pydantic knows about it.
         required: whether it has no default.
-        reducer: how updates of it fold; None if they replace it or, in mappings, merge into it.
+        reducer: how updates fold into it; None if they replace its value or, in mappings, merge into it.
         whole: whether an update always replaces the value, mappings too.
         constant: whether only the inputs may set it (pydantic's `Field(frozen=True)`).
         exact: types whose values are valid as they are.
-        validate: validates a value of the field and gives it as the field's type.
+        validate: validates a value beside the other fields, and gives it as the field's type.
         validate_update: the same for one update of the reducer; None if only the new value can be validated.
-        validate_entries: the same for some entries of a `dict` field; None for other fields.
-        checks_result: whether the new value has to be validated after an update was folded or merged in.
+        validate_entries: the same for some entries of a mapping; None if only the whole mapping can be validated.
+        free: whether its values are mappings to patch, with nothing to validate in them.
+        merges: whether a patch of a mapping changes what it names and nothing else.
+        model: the pydantic model that its values are of, None if they are of another type or of several.
+        checks_result: whether the new value is validated after an update was folded or merged in.
         wants_others: whether its validators may read the other fields.
+        start: what a reducer starts from where there is no value; `DELETE` if the first update is the value.
+        fixed_default: the frozen default, `DELETE` if it has none or a factory makes it.
     """
 
     name: str
     annotation: Any
     info: FieldInfo
+    required: bool
     reducer: Reducer | None
     whole: bool
     constant: bool
     exact: frozenset[type]
-    validate: Callable[[Any, Mapping[str, Any]], Any]
+    validate: CheckBeside
     validate_update: Check | None
     validate_entries: Check | None
+    free: bool
+    merges: bool
+    model: type[BaseModel] | None
     checks_result: bool
     wants_others: bool
     start: Any
     fixed_default: Any
 
-    @property
-    def required(self) -> bool:
-        return self.info.is_required()
-
-    def default(self, others: Mapping[str, Any] | None = None) -> Any:
+    def default(self, others: Mapping[str, Any] = NO_OTHERS) -> Any:
         """The frozen default, `DELETE` if the field has none.
 
         Args:
@@ -91,10 +77,10 @@ class Field:
         """
         if self.info.default_factory is None:
             return self.fixed_default
-        value = self.info.get_default(call_default_factory=True, validated_data=dict(others or {}))
+        value = self.info.get_default(call_default_factory=True, validated_data=dict(others))
         return freeze(value, (self.name,))
 
-    def place(self, old: Any, update: Any, whole: bool, others: Mapping[str, Any]) -> Any:
+    def place(self, old: Any, update: Any, whole: bool, others: Mapping[str, Any] = NO_OTHERS) -> Any:
         """The new value of a field without reducer.
 
         Args:
@@ -111,37 +97,44 @@ class Field:
         if update is DELETE:
             return self.default(others)
         if isinstance(update, Replace):
-            return self._valid(update.value, others)
+            return self._valid(update.frozen, others)
+        if isinstance(update, Updates):
+            raise NodeOutputError("Updates(...) is for fields with a reducer; return the new value alone")
         if not whole and not self.whole and isinstance(update, Mapping):
-            if isinstance(old, Box) and _is_patch_of(old.cls, update):
-                return self._valid(_merged_model(old.open(), update), others)
-            if _is_free_mapping(self.annotation):
+            if self.free or self.validate_entries is not None:
                 return self._patched(old, update, others)
+            if self.model is not None and isinstance(old, Box) and _names_fields(old.cls, update):
+                return self._valid(merged_model(old.open(), update), others)
         return self._valid(update, others)
 
     def _valid(self, value: Any, others: Mapping[str, Any]) -> Any:
         if type(value) in self.exact:
             return value
-        frozen = freeze(self.validate(value, others), (self.name,))
-        return value if _is_frozen(value) and same(frozen, value) else frozen
+        given = value.open() if type(value) is Box else value
+        return self._keep(value, self.validate(given, others))
+
+    def _keep(self, given: Any, valid: Any) -> Any:
+        """The frozen form of a validated value: what was given, where that is frozen and the same."""
+        frozen = freeze(valid, (self.name,))
+        return given if isinstance(given, (FrozenDict, FrozenList, Box)) and same(frozen, given) else frozen
 
     def _patched(self, old: Any, update: Mapping[Any, Any], others: Mapping[str, Any]) -> Any:
-        new = apply_value(old, update)
-        if new is old:
-            return old
-        if self.validate_entries is None or self.checks_result:
-            valid = freeze(self.validate(thaw(new), others), (self.name,))
-            return new if same(valid, new) else valid
-        before = old if isinstance(old, FrozenDict) else FrozenDict()
-        written = {key: new.raw(key) for key in update if key in new and new.raw(key) is not before.raw(key, DELETE)}
-        if written:
-            valid = freeze(self.validate_entries(thaw(freeze(written))), (self.name,))
-            for key in written:
-                if key not in valid:  # the key itself was coerced
-                    new = new.discard(key)
-            for key, value in valid.raw_items():
-                if not same(new.raw(key, DELETE), value):
-                    new = new.set(key, value)
+        new = apply_value(old, update, (self.name,))
+        unchecked = self.free and (self.validate_entries is None or all(type(key) is str for key in update))
+        if new is old or (unchecked and not self.checks_result):
+            return new
+        if self.checks_result or self.validate_entries is None:
+            return self._keep(new, self.validate(thaw(new), others))
+        before = old if isinstance(old, FrozenDict) else EMPTY_DICT
+        written = {key: new.raw(key) for key in update if new.raw(key, DELETE) is not before.raw(key, DELETE)}
+        written = {key: thaw(value) for key, value in written.items()}
+        valid = freeze(self.validate_entries(written), (self.name,))
+        for key in written:
+            if key not in valid:  # the key itself was coerced
+                new = new.discard(key)
+        for key, value in valid.raw_items():
+            if not same(new.raw(key, DELETE), value):
+                new = new.set(key, value)
         return new
 
     def prepare(self, update: Any, commit_id: str) -> Any:
@@ -152,23 +145,22 @@ class Field:
             commit_id: id of the commit, for reducers that derive names from it.
         """
         if isinstance(update, Updates):
-            parts = enumerate(update.updates)
-            return Updates(
-                *[self.prepare(part, f"{commit_id}/{number}" if number else commit_id) for number, part in parts]
-            )
+            ids = [f"{commit_id}/{number}" if number else commit_id for number in range(len(update.updates))]
+            return Updates(*map(self.prepare, update.updates, ids))
         if update is DELETE:
             return DELETE if self.info.default_factory is None else Replace(self.default())
         if isinstance(update, Replace):
-            return Replace(self._valid(update.value, {}))
-        assert self.reducer is not None
+            return Replace(self._valid(update.frozen, NO_OTHERS))
+        assert self.reducer is not None  # only such fields have updates
+        if type(update) is Box:
+            update = update.open()
         if self.reducer.check is not None:
             self.reducer.check(update)
         if self.reducer.stamp is not None:
             update = self.reducer.stamp(update, commit_id)
         if self.validate_update is None:
             return freeze(update, (self.name,))
-        frozen = freeze(self.validate_update(update), (self.name,))
-        return update if _is_frozen(update) and same(frozen, update) else frozen
+        return self._keep(update, self.validate_update(update))
 
     def fold(self, current: Any, update: Any) -> Any:
         """Folds a stored update into the field.
@@ -188,186 +180,56 @@ class Field:
             return self.default()
         if isinstance(update, Replace):
             return update.frozen
-        assert self.reducer is not None
-        new = self.reducer.fold(self.start if current is DELETE else current, update)
+        assert self.reducer is not None  # only such fields have updates
+        if current is DELETE or (current is None and self.reducer.check is not None):
+            current = self.start
+        try:
+            new = self.reducer.fold(current, update)
+        except Exception as error:
+            error.add_note(f"raised by reducer {self.reducer.name!r} of field {self.name!r}")
+            raise
         if self.checks_result and type(new) not in self.exact:
-            valid = freeze(self.validate(thaw(new), {}), (self.name,))
-            return new if same(valid, new) else valid
+            return self._keep(new, self.validate(thaw(new), NO_OTHERS))
         return new
 
 
-def _is_frozen(value: Any) -> bool:
-    return isinstance(value, (FrozenDict, FrozenList))
+def _names_fields(model: type[BaseModel], update: Mapping[Any, Any]) -> bool:
+    return all(key in model.model_fields for key in update)
 
 
-def _is_free_mapping(annotation: Any) -> bool:
-    bare = without_none(annotation)
-    origin = get_origin(bare) or bare
-    return bare is Any or is_typeddict(origin) or origin in MAPPINGS
+def merged_model(model: BaseModel, update: Mapping[str, Any]) -> BaseModel:
+    """A model with a patch merged into its fields, validated. In a model None is a value; only `DELETE` resets a field.
 
+    Args:
+        model: the model; it is not changed.
+        update: new values by field; mappings merge into models and mappings.
 
-def _is_patch_of(model: type, update: Mapping[Any, Any]) -> bool:
-    return issubclass(model, BaseModel) and all(key in model.model_fields for key in update)
-
-
-def _merged_model(model: BaseModel, update: Mapping[str, Any]) -> BaseModel:
-    """A model with a patch merged into its fields, validated. In a model None is a value; only `DELETE` resets."""
-    values: dict[str, Any] = {
-        name: getattr(model, name) for name in model.model_fields_set if name in type(model).model_fields
-    }
+    Returns:
+        A new model. What counted as set in `model` does so in it, with what `update` names.
+    """
+    values: dict[str, Any] = {**model.__dict__, **(model.model_extra or {})}
     for name, part in update.items():
-        old = getattr(model, name, None)
+        old = values.get(name)
         if part is DELETE:
             values.pop(name, None)
         elif isinstance(part, Replace):
-            values[name] = thaw(part.value)
-        elif isinstance(part, Mapping) and isinstance(old, BaseModel) and _is_patch_of(type(old), part):
-            values[name] = _merged_model(old, part)
+            values[name] = thaw(part.frozen)
+        elif isinstance(part, Mapping) and isinstance(old, BaseModel):
+            values[name] = merged_model(old, part)
         elif isinstance(part, Mapping) and isinstance(old, Mapping):
             values[name] = thaw(apply_value(freeze(old), part))
         else:
             values[name] = thaw(part)
-    return type(model).model_validate(values, by_name=True)
+    merged = type(model).model_validate({_input_name(type(model), name): value for name, value in values.items()})
+    written = {name for name, part in update.items() if part is not DELETE}
+    object.__setattr__(merged, "__pydantic_fields_set__", (model.model_fields_set - set(update)) | written)
+    return merged
 
 
-def build_field(model: type[BaseModel], checker: type[BaseModel], name: str, validated: frozenset[str]) -> Field:
-    """Reads one field of a model.
-
-    Args:
-        model: the schema.
-        checker: a class with the same fields that validates assignments.
-        name: the field.
-        validated: names of the fields with validators of their own.
-
-    Returns:
-        The field.
-
-    Raises:
-        GraphError: if its reducer or its default cannot be used.
-    """
-    info = model.model_fields[name]
-    place = f"field {name!r} of schema {model.__name__}"
-    reducer, metadata = _split_metadata(info, place)
-    config = model.model_config
-    plain = not metadata and name not in validated and info.discriminator is None
-    validate = _plain_validator(info.annotation, config) if plain else _model_validator(checker, name)
-    members = set(get_args(info.annotation)) if info.annotation not in EXACT else {info.annotation}
-    exact = plain and members and members <= EXACT and not any(option in config for option in STRICT_OPTIONS)
-    folds = reducer is not None and reducer.folds
-    update_type = None
-    if reducer is not None and reducer.update_type is not None:
-        try:
-            update_type = reducer.update_type(info.annotation)
-        except TypeError as error:
-            raise GraphError(f"{place}: {error}") from None
-    bare = without_none(info.annotation)
-    is_dict = get_origin(bare) is dict or bare is dict
-    start = (
-        EMPTY_VALUES.get(get_origin(bare) or bare, DELETE)
-        if folds and reducer is not None and reducer.check is None
-        else DELETE
-    )
-    return Field(
-        name=name,
-        annotation=info.annotation,
-        info=info,
-        reducer=reducer if folds else None,
-        whole=reducer is reducers.replace,
-        constant=bool(info.frozen),
-        exact=frozenset(NoneType if member is None else member for member in members) if exact else frozenset(),
-        validate=validate,
-        validate_update=None if update_type is None else _adapter(update_type, config),
-        validate_entries=_adapter(bare, config) if is_dict else None,
-        checks_result=not plain or (folds and update_type is None),
-        wants_others=name in validated,
-        start=start,
-        fixed_default=_fixed_default(info, place, validate, config),
-    )
-
-
-def _adapter(annotation: Any, config: ConfigDict) -> Check:
-    try:
-        return TypeAdapter(annotation, config=config).validator.validate_python
-    except PydanticUserError:  # models and the like bring their own configuration
-        return TypeAdapter(annotation).validator.validate_python
-
-
-def _plain_validator(annotation: Any, config: ConfigDict) -> Callable[[Any, Mapping[str, Any]], Any]:
-    check = _adapter(annotation, config)
-    return lambda value, others: check(value)
-
-
-def _model_validator(checker: type[BaseModel], name: str) -> Callable[[Any, Mapping[str, Any]], Any]:
-    """Validates through the model, so that constraints and validators of the field hold."""
-    assign = checker.__pydantic_validator__.validate_assignment
-
-    def validate(value: Any, others: Mapping[str, Any]) -> Any:
-        blank = checker.model_construct()
-        blank.__dict__.clear()
-        blank.__dict__.update({other: each for other, each in others.items() if other != name})
-        assign(blank, name, value)
-        return blank.__dict__[name]
-
-    return validate
-
-
-def _fixed_default(
-    info: FieldInfo, place: str, validate: Callable[[Any, Mapping[str, Any]], Any], config: ConfigDict
-) -> Any:
-    if info.default is PydanticUndefined or info.default_factory is not None:
-        return DELETE
-    value = info.default
-    if info.validate_default or (info.validate_default is None and config.get("validate_default")):
-        value = validate(value, {})
-    try:
-        return freeze(value)
-    except StateError as error:
-        raise GraphError(f"{place}: its default cannot be part of a state: {error}") from None
-
-
-def _split_metadata(info: FieldInfo, place: str) -> tuple[Reducer | None, list[Any]]:
-    """The reducer of a field, and the rest of what `Annotated` says about it."""
-    found: list[Reducer] = []
-    rest: list[Any] = []
-    for item in info.metadata:
-        if isinstance(item, str):
-            raise GraphError(f"{place}: {_text_advice(item)}")
-        if isinstance(item, Reducer) or (callable(item) and not _is_pydantic(item)):
-            try:
-                found.append(Reducer.of(item))
-            except TypeError as error:
-                raise GraphError(f"{place}: {error}") from None
-        elif isinstance(item, (bool, int, float, list, dict, tuple, set)) or item is None:
-            raise GraphError(
-                f"{place}: {brief(item)} in Annotated is no reducer; use one of dspyer.reducers or a function"
-            )
-        else:
-            rest.append(item)
-    if len(found) > 1:
-        names = ", ".join(reducer.name for reducer in found)
-        raise GraphError(f"{place}: it has {len(found)} reducers ({names}); keep one")
-    if not found and _has_inner_reducer(info.annotation):
-        raise GraphError(
-            f"{place}: a reducer belongs outside of the whole type: Annotated[list[str] | None, reducers.extend]"
-        )
-    return (found[0] if found else None), rest
-
-
-def _is_pydantic(item: Any) -> bool:
-    module = getattr(type(item), "__module__", "").split(".")[0]
-    return module in {"pydantic", "pydantic_core", "annotated_types"} or hasattr(item, "__get_pydantic_core_schema__")
-
-
-def _text_advice(text: str) -> str:
-    if text in reducers.BUILT_IN:
-        return f"{text!r} is text; write reducers.{text}"
-    near = suggestion(text, reducers.BUILT_IN)
-    return f"{text!r} is no reducer.{near} Write a description as Field(description=...)"
-
-
-def _has_inner_reducer(annotation: Any) -> bool:
-    if get_origin(annotation) is Annotated:
-        return any(isinstance(item, Reducer) for item in annotation.__metadata__) or _has_inner_reducer(
-            annotation.__origin__
-        )
-    return any(_has_inner_reducer(part) for part in get_args(annotation))
+def _input_name(model: type[BaseModel], name: str) -> str:
+    """The name by which a model takes the value of a field: its alias, if it has one."""
+    info = model.model_fields.get(name)
+    alias = None if info is None else info.validation_alias
+    if isinstance(alias, AliasChoices):
+        alias = next((choice for choice in alias.choices if isinstance(choice, str)), None)
+    return alias if isinstance(alias, str) else name

@@ -42,9 +42,9 @@ class Conflict:
 def merge_values(base: Any, left: Any, right: Any, path: Keys, resolve: Resolve) -> Any:
     """Merges two frozen values that were made from one base.
 
-    Only net change counts: a side that holds what the base holds has changed nothing, and equal values are no conflict. Two
-    mappings are merged key by key, where a base that is no mapping counts as empty. Anything else that both sides changed is
-    one conflict, at this path and with whole values.
+    Only net change counts: a side that holds what the base holds has changed nothing, and equal values are no
+    conflict. Two mappings are merged key by key, where a base that is no mapping counts as empty. Anything else that
+    both sides changed is one conflict, at this path and with whole values.
 
     Args:
         base: the value that both sides started from. Like `left` and `right`, `DELETE` stands for "absent".
@@ -86,7 +86,7 @@ def _merge_mappings(
 
 
 def _changed_keys(before: FrozenDict[Any, Any], after: FrozenDict[Any, Any]) -> list[Any]:
-    """The keys under which a mapping may hold something else than before: its own in their order, then the removed ones."""
+    """The keys under which a mapping may hold something new: its own in their order, then the removed ones."""
     changed = [key for key, value in after.raw_items() if before.raw(key, DELETE) is not value]
     changed.extend(key for key in before if key not in after)
     return changed

@@ -1,7 +1,7 @@
 """Merge policies: what becomes of a path that both sides of a merge changed.
 
-A policy is a function from a `Conflict` to the value to keep; `DELETE` stands for "absent", in what it is asked and as its
-answer. First and last mean branch order, never time. `Policies` says which policy holds at which path.
+A policy is a function from a `Conflict` to the value to keep; `DELETE` stands for "absent", in what it is asked and as
+its answer. First and last mean branch order, never time. `Policies` says which policy holds at which path.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from .errors import MergeConflictError, brief, suggestion
 from .merge import Conflict, Keys, Resolve
 from .patch import DELETE
+from .patterns import Pattern
 from .values import FrozenList, freeze, same, thaw
 
 
@@ -34,6 +35,7 @@ class Policy:
     built_in: bool = False
 
     def __call__(self, conflict: Conflict) -> Any:
+        """The value to keep."""
         return self.decide(conflict)
 
     def __repr__(self) -> str:
@@ -62,7 +64,7 @@ def _combine(conflict: Conflict) -> Any:
     kept: list[Any] = []
     seen: Counter[Hashable] = Counter()
     for item in base:
-        key = _identity(item)
+        key = _Same(item)
         seen[key] += 1
         if seen[key] <= min(was[key], ours[key], theirs[key]):
             kept.append(item)
@@ -70,7 +72,7 @@ def _combine(conflict: Conflict) -> Any:
 
 
 def _count(items: Iterable[Any]) -> Counter[Hashable]:
-    return Counter(_identity(item) for item in items)
+    return Counter(_Same(item) for item in items)
 
 
 def _additions(items: Iterable[Any], base: Counter[Hashable]) -> list[Any]:
@@ -78,7 +80,7 @@ def _additions(items: Iterable[Any], base: Counter[Hashable]) -> list[Any]:
     seen: Counter[Hashable] = Counter()
     added: list[Any] = []
     for item in items:
-        key = _identity(item)
+        key = _Same(item)
         seen[key] += 1
         if seen[key] > base[key]:
             added.append(item)
@@ -102,10 +104,6 @@ class _Same:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Same) and same(self.item, other.item)
-
-
-def _identity(item: Any) -> Hashable:
-    return _Same(item)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +144,15 @@ def prefer(*nodes: str) -> Policy:
         >>> prefer("editor", "writer")(Conflict(("title",), "-", "A", "B", "writer", "editor"))
         'B'
     """
-    if not nodes or not all(isinstance(node, str) and node for node in nodes):
+    if not nodes or not all(map(_is_name, nodes)):
         raise ValueError(
             "prefer() needs names of nodes, the most trusted first, for example prefer('editor', 'writer')"
         )
     return Policy(f"prefer({', '.join(map(repr, nodes))})", _Prefer(nodes), built_in=True)
+
+
+def _is_name(node: object) -> bool:
+    return isinstance(node, str) and node != ""
 
 
 def policy_of(spec: object) -> Policy:
@@ -177,7 +179,7 @@ def policy_of(spec: object) -> Policy:
         raise ValueError(f"unknown merge policy {spec!r}.{suggestion(spec, KNOWN)} {_known()}")
     if spec is prefer:
         raise ValueError("prefer is given the names of nodes: write prefer('editor', 'writer')")
-    if callable(spec) and not isinstance(spec, type):
+    if not isinstance(spec, type) and callable(spec):
         _check_arity(spec)
         return Policy(str(getattr(spec, "__name__", type(spec).__name__)), spec)
     raise ValueError(f"{brief(spec)} is no merge policy. {_known()}")
@@ -193,59 +195,18 @@ def _check_arity(function: Callable[..., Any]) -> None:
         inspect.signature(function).bind(None)
     except TypeError:
         raise ValueError(
-            f"a merge policy is called with one Conflict and returns the value to keep; {function!r} does not take exactly one argument"
+            "a merge policy is called with one Conflict and returns the value to keep; "
+            f"{getattr(function, '__name__', function)!r} does not take exactly one argument"
         ) from None
     except ValueError:  # builtins without a signature
         return
 
 
 class _Rule(NamedTuple):
-    """One pattern of a policy table; `literal` for a tuple, which is a path as it stands."""
+    """One row of a policy table."""
 
-    segments: tuple[Any, ...]
-    literal: bool
+    pattern: Pattern
     policy: Policy
-
-    def matches(self, path: Keys) -> bool:
-        return self.segments == path if self.literal else len(self.segments) in _reached(self.segments, path)
-
-    def covers(self, path: Keys) -> bool:
-        """Whether it matches the path or may match one below it."""
-        return self.segments[: len(path)] == path if self.literal else bool(_reached(self.segments, path))
-
-    @property
-    def rank(self) -> tuple[int, int, int, int]:
-        """The longest literal prefix first, then more literal segments, fewer `**`, more segments."""
-        if self.literal:
-            return len(self.segments), len(self.segments), 1, len(self.segments)
-        wild = [segment in ("*", "**") for segment in self.segments]
-        prefix = wild.index(True) if True in wild else len(wild)
-        return prefix, len(wild) - sum(wild), -self.segments.count("**"), len(wild)
-
-
-def _reached(segments: tuple[Any, ...], path: Keys) -> set[int]:
-    """How many segments of a pattern a path may have used up. Keys that are no strings are compared as text."""
-    reached = _skip(segments, {0})
-    for key in path:
-        reached = _skip(segments, {after for at in reached for after in _step(segments, at, str(key))})
-    return reached
-
-
-def _skip(segments: tuple[Any, ...], reached: set[int]) -> set[int]:
-    """Adds the positions that are reached when `**` stands for no segment at all."""
-    result = set(reached)
-    for at in range(len(segments)):
-        if at in result and segments[at] == "**":
-            result.add(at + 1)
-    return result
-
-
-def _step(segments: tuple[Any, ...], at: int, key: str) -> tuple[int, ...]:
-    if at == len(segments):
-        return ()
-    if segments[at] == "**":
-        return (at,)
-    return (at + 1,) if segments[at] in ("*", key) else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,9 +231,10 @@ class Policies:
         """Reads what a user gave as `merge=` or `policy=`.
 
         Args:
-            spec: a name, a policy or a function for every path, or a dict from path pattern to one of these. In a pattern dots
-                separate segments, `*` stands for one segment, `**` for any number; a tuple is a path as it stands. Where several
-                match, the one with the longest literal prefix wins.
+            spec: a name, a policy or a function for every path, or a dict from path pattern to one of these. In a
+                pattern dots
+                separate segments, `*` stands for one segment, `**` for any number; a tuple is a path as it stands.
+                Where several match, the one with the longest literal prefix wins.
             otherwise: what holds at paths that no pattern matches: a policy, or the `Policies` to ask then.
 
         Returns:
@@ -288,22 +250,22 @@ class Policies:
             return rest
         if not isinstance(spec, Mapping):
             return cls((), policy_of(spec))
-        rules = [_rule(pattern, policy) for pattern, policy in spec.items()]
-        rules.sort(key=lambda rule: rule.rank, reverse=True)
+        rules = [_Rule(Pattern.of(pattern), policy_of(policy)) for pattern, policy in spec.items()]
+        rules.sort(key=lambda rule: rule.pattern.rank, reverse=True)
         return cls(tuple(rules), rest.default, rest.given, rest)
 
     def policy_for(self, path: Keys) -> Policy:
         """The policy that holds at a path."""
         for rule in self.rules:
-            if rule.matches(path):
+            if rule.pattern.matches(path):
                 return rule.policy
         return self.default if self.otherwise is None else self.otherwise.policy_for(path)
 
-    def covers(self, path: Keys) -> bool:
-        """Whether a user chose what holds at a path, or somewhere below it."""
-        if any(rule.covers(path) for rule in self.rules):
+    def covers(self, field: str) -> bool:
+        """Whether the user chose what holds at a field, or somewhere below it."""
+        if any(rule.pattern.covers((field,)) for rule in self.rules):
             return True
-        return self.given if self.otherwise is None else self.otherwise.covers(path)
+        return self.given if self.otherwise is None else self.otherwise.covers(field)
 
     def resolver(self, left_author: str = "left", right_author: str = "right") -> Resolve:
         """The function that `merge_values` asks when two named sides are merged.
@@ -313,8 +275,8 @@ class Policies:
             right_author: who wrote the right side.
 
         Returns:
-            A function that lets the policy of the path decide and gives the frozen answer: the very value of a side where the
-            policy chose that side's.
+            A function that lets the policy of the path decide and gives the frozen answer: the very value of a side
+            where the policy chose that side's.
         """
 
         def resolve(path: Keys, base: Any, left: Any, right: Any) -> Any:
@@ -343,26 +305,6 @@ def settle(policy: Policy, conflict: Conflict) -> Any:
     if same(answer, conflict.right):
         return conflict.right
     return conflict.left if same(answer, conflict.left) else answer
-
-
-def _rule(pattern: object, spec: object) -> _Rule:
-    policy = policy_of(spec)
-    if isinstance(pattern, tuple):
-        if not pattern:
-            raise ValueError("the empty path () is no pattern of merge policies; write '**' for every path")
-        return _Rule(pattern, True, policy)
-    if not isinstance(pattern, str):
-        raise ValueError(
-            f"a pattern of merge policies is text such as 'draft.*' or a tuple of keys, not {brief(pattern)}"
-        )
-    segments = tuple(pattern.split("."))
-    for segment in segments:
-        if not segment or ("*" in segment and segment not in ("*", "**")):
-            raise ValueError(
-                f"malformed pattern {pattern!r} of a merge policy: segments are separated by single dots and are a key, "
-                f"'*' (one segment) or '**' (any number); give keys that hold dots or stars as a tuple, such as ('a.b', 'c')"
-            )
-    return _Rule(segments, False, policy)
 
 
 def _conflict_text(conflict: Conflict) -> str:

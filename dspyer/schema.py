@@ -1,13 +1,14 @@
 """Schemas: what fields a state has, and how what a node wrote becomes the next state.
 
-Everything is validated before anything is committed. Without a model a schema is *open*: any key is allowed and nothing is checked.
+Everything is validated before anything is committed. Without a model a schema is *open*: any key is allowed, and
+nothing is checked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from pydantic import BaseModel, ValidationError
 
@@ -17,8 +18,42 @@ from .field_types import NO_OTHERS, Field
 from .patch import DELETE, Replace, diff_value
 from .reducers import Reducer
 from .state import ImmutableState
-from .values import same
+from .values import FrozenDict, same
 from .views import fill, view_class
+
+
+class _Write(NamedTuple):
+    """Who writes, for errors, and how."""
+
+    error: type[DspyerError]
+    author: str
+    verb: str
+    commit_id: str
+    whole: bool
+
+    def one(self, field: Field, old: Any, update: Any, state: ImmutableState) -> tuple[Any, Any]:
+        """The stored update of a field and its new value."""
+        if field.constant and self.error is NodeOutputError:
+            raise NodeOutputError(
+                f"{self.author} writes field {field.name!r}, which is frozen in the schema: only inputs of a run set it"
+            )
+        try:
+            if field.reducer is None:
+                return update, field.place(old, update, self.whole, state if field.wants_others else NO_OTHERS)
+            stored = field.prepare(update, self.commit_id)
+            return stored, field.fold(old, stored)
+        except ValidationError as refusal:
+            raise self._refusal(field, update, _reasons(refusal)) from None
+        except NodeOutputError as refusal:
+            raise self._refusal(field, update, str(refusal)) from None
+
+    def _refusal(self, field: Field, update: Any, reasons: str) -> DspyerError:
+        text = f"{self.author} {self.verb} {brief(update)} for field {field.name!r}, which is refused: {reasons}"
+        if field.reducer is not None and field.reducer.hint:
+            text += f"; {field.reducer.hint}"
+        if update is None and field.reducer is None:
+            text += ". None is a value of a field with a type; DELETE resets the field to its default"
+        return self.error(text)
 
 
 class Schema:
@@ -100,7 +135,7 @@ class Schema:
             value = field.default(state)
             if value is not DELETE:
                 state = state.set(name, value)
-        _, state = self._commit(state, inputs, commit_id, True, InputError, "the inputs")
+        _, state = self._commit(state, inputs, _Write(InputError, "the caller", "gives", commit_id, True))
         if self.fields:
             state = ImmutableState({name: state.raw(name) for name in self.fields if name in state})
         return state
@@ -118,13 +153,13 @@ class Schema:
             whole: whether the updates are whole values, never merged, None included.
 
         Returns:
-            The patch and the next state. The patch holds the stored update of each field with a reducer, and of the others the
-            net change: what did not change is left out.
+            The patch and the next state. The patch holds the stored update of each field with a reducer, and of the
+            others the net change: what did not change is left out.
 
         Raises:
             NodeOutputError: for an unknown key or a value that does not fit, naming node, field, value and reason.
         """
-        return self._commit(state, updates, commit_id, whole, NodeOutputError, f"node {node!r}")
+        return self._commit(state, updates, _Write(NodeOutputError, f"node {node!r}", "writes", commit_id, whole))
 
     def fold(self, name: str, current: Any, update: Any) -> Any:
         """Folds one stored update into a field with a reducer, as when it was committed.
@@ -137,7 +172,13 @@ class Schema:
         Returns:
             The frozen new value, `DELETE` if it has none.
         """
-        return self.fields[name].fold(current, update)
+        try:
+            return self.fields[name].fold(current, update)
+        except ValidationError as refusal:
+            raise NodeOutputError(
+                f"the updates of field {name!r} fold to a value that it refuses: {_reasons(refusal)}. Each of them "
+                "was valid where it was written: loosen the field's constraint, or give it a reducer that keeps it"
+            ) from None
 
     def view(self, state: Mapping[str, Any], readable: Iterable[str] | None = None) -> BaseModel:
         """The state as an instance of the model, read-only: what a node with a parameter `s: Research` gets.
@@ -156,41 +197,25 @@ class Schema:
         return fill(self._view, values)
 
     def _commit(
-        self,
-        state: ImmutableState,
-        updates: Mapping[str, Any],
-        commit_id: str,
-        whole: bool,
-        error: type[DspyerError],
-        author: str,
+        self, state: ImmutableState, updates: Mapping[str, Any], write: _Write
     ) -> tuple[dict[str, Any], ImmutableState]:
         if self.model is None:
-            return _commit_open(state, updates, whole)
+            return _commit_open(state, updates, write.whole)
         patch: dict[str, Any] = {}
         for name, update in updates.items():
             field = self.fields.get(name)
             if field is None:
-                self._refuse_key(name, error, author)
+                self._refuse_key(name, write)
             old = state.raw(name, DELETE)
-            if field.reducer is None and type(update) in field.exact:
-                new = update
+            if type(update) in field.exact and field.reducer is None:
+                stored, new = update, update
             else:
-                try:
-                    if field.reducer is None:
-                        new = field.place(old, update, whole, state if field.wants_others else {})
-                    else:
-                        update = field.prepare(update, commit_id)
-                        new = field.fold(old, update)
-                except ValidationError as refusal:
-                    raise error(_refusal_text(author, field, update, _reasons(refusal))) from None
-                except NodeOutputError as refusal:
-                    raise error(_refusal_text(author, field, update, str(refusal))) from None
-            if field.constant and error is NodeOutputError:
-                raise error(
-                    f"{author} writes field {name!r}, which is frozen in the schema: only the inputs of a run set it"
-                )
+                stored, new = write.one(field, old, update, state)
             if field.reducer is not None:
-                patch[name] = update
+                patch[name] = stored
+            elif field.merges and not write.whole:
+                if not _add_net_change(patch, name, old, new, update):
+                    continue
             elif new is old or same(old, new):
                 continue
             else:
@@ -198,10 +223,10 @@ class Schema:
             state = state.discard(name) if new is DELETE else state.set(name, new)
         return patch, state
 
-    def _refuse_key(self, name: object, error: type[DspyerError], author: str) -> NoReturn:
-        known = ", ".join(self.fields)
-        raise error(
-            f"{author} writes {name!r}, which is no field of the schema.{suggestion(name, self.fields)} Fields: {known}"
+    def _refuse_key(self, name: object, write: _Write) -> NoReturn:
+        hint, known = suggestion(name, self.fields), ", ".join(self.fields)
+        raise write.error(
+            f"{write.author} {write.verb} {name!r}, which is no field of the schema.{hint} Fields: {known}"
         )
 
     def __repr__(self) -> str:
@@ -229,19 +254,31 @@ def _commit_open(
     after = state.apply_patch(updates)
     if after is state:
         return {}, state
-    patch = {}
-    for name in updates:
-        old, new = state.raw(name, DELETE), after.raw(name, DELETE)
-        if new is not old and not same(old, new):
-            patch[name] = diff_value(old, new)
+    patch: dict[str, Any] = {}
+    for name, update in updates.items():
+        _add_net_change(patch, name, state.raw(name, DELETE), after.raw(name, DELETE), None if whole else update)
     return patch, after
 
 
-def _refusal_text(author: str, field: Field, update: Any, reasons: str) -> str:
-    text = f"{author} writes an invalid value to field {field.name!r}: {brief(update)} is refused: {reasons}"
-    if update is None and field.reducer is None:
-        text += ". None is a value of a field with a type; DELETE resets it to its default"
-    return text
+def _add_net_change(patch: dict[Any, Any], key: Any, old: Any, new: Any, update: Any) -> bool:
+    """Adds what an update changed, found by what it names: a large mapping is not compared as a whole."""
+    if new is old:
+        return False
+    if isinstance(update, Mapping) and isinstance(old, FrozenDict) and isinstance(new, FrozenDict):
+        inner: dict[Any, Any] = {}
+        for name, part in update.items():
+            before, after = old.raw(name, DELETE), new.raw(name, DELETE)
+            if before is after is DELETE and part is not None and part is not DELETE:  # validation changed the key
+                inner = diff_value(old, new)
+                break
+            _add_net_change(inner, name, before, after, part)
+        if inner:
+            patch[key] = inner
+        return bool(inner)
+    if same(old, new):
+        return False
+    patch[key] = diff_value(old, new)
+    return True
 
 
 def _reasons(refusal: ValidationError) -> str:

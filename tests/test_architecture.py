@@ -17,7 +17,7 @@ LAYERS: list[set[str]] = [
     {"errors"},
     {"_persistent", "_scalars", "_boxes", "_kinds", "_refusals", "_depth", "_freezing", "_frozen"},
     {"values", "encoding", "patch", "events"},
-    {"merge", "policies", "patterns", "messages", "reducers"},
+    {"merge", "patterns", "policies", "messages", "reducers"},
     {"state", "field_types", "annotations", "views", "schema"},
     {"topology", "rounds"},
     {"lineage", "schedule", "validation", "pictures", "wires", "layout", "svg"},

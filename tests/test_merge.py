@@ -35,8 +35,8 @@ def never(path: tuple[Any, ...], base: Any, left: Any, right: Any) -> Any:
 
 
 def merged(base: Any, left: Any, right: Any, resolve: Any = never) -> Any:
-    frozen = [value if value is DELETE else freeze(value) for value in (base, left, right)]
-    result = merge_values(*frozen, (), resolve)
+    base, left, right = (value if value is DELETE else freeze(value) for value in (base, left, right))
+    result = merge_values(base, left, right, (), resolve)
     return result if result is DELETE else thaw(result)
 
 

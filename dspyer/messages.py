@@ -1,0 +1,154 @@
+"""Lists of messages as `reducers.add_messages` keeps them: one message per id, in the order in which they came.
+
+A message is a mapping with an `"id"`, or an object with an `id` (a pydantic model, a dataclass).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, get_origin, get_type_hints, is_typeddict
+
+from pydantic import BaseModel
+
+from ._persistent import SMALL, PersistentMap
+from .errors import NodeOutputError, brief
+from .values import Box, FrozenDict, FrozenList, freeze
+
+EMPTY: FrozenList[Any] = FrozenList()
+EXAMPLE = '{"role": "user", "content": "..."}'
+Places = PersistentMap[Any, int]
+
+# The places of the ids in the long lists folded last, by identity of the list: a cache, so that adding one message to
+# many does not read them all. It holds the lists, so that no identity is used twice, and is emptied when it is full.
+_places: dict[int, tuple[FrozenList[Any], Places]] = {}
+_CACHED = 16
+
+
+def item_type(annotation: Any) -> Any:
+    """The type of the messages of a field, refused if it has no place for an id.
+
+    Args:
+        annotation: the type of one message.
+
+    Raises:
+        TypeError: if messages of this type cannot have an `id`.
+    """
+    if is_typeddict(annotation):
+        named = set(get_type_hints(annotation))
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        named = {"id"} if annotation.model_config.get("extra") == "allow" else set(annotation.model_fields)
+    elif isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+        named = {field.name for field in dataclasses.fields(annotation)}
+    elif get_origin(annotation) is None and annotation in (str, int, float, bool, bytes):
+        named = set()
+    else:
+        return annotation
+    if "id" not in named:
+        raise TypeError(
+            "reducer 'add_messages' needs messages with an `id`, and "
+            f"{getattr(annotation, '__name__', annotation)} has none: add `id: str | None = None`"
+        )
+    return annotation
+
+
+def check(update: Any) -> None:
+    """Refuses what is neither a message nor a list of messages."""
+    for message in _listed(update):
+        if not isinstance(message, Mapping) and not hasattr(message, "id"):
+            raise NodeOutputError(
+                f"reducer 'add_messages' takes one message or a list of messages, not {type(message).__name__} "
+                f"{brief(message)}; a message is a dict such as {EXAMPLE} or an object with an `id`"
+            )
+
+
+def stamp(update: Any, commit_id: str) -> list[Any]:
+    """The messages of an update, each with an id: the same one however often its commit is replayed.
+
+    Args:
+        update: one message or a list of messages.
+        commit_id: what missing ids are derived from.
+
+    Returns:
+        The messages; those without an id as copies with one.
+
+    Example:
+        >>> stamp({"role": "user", "content": "Hi"}, "trunk:3")
+        [{'role': 'user', 'content': 'Hi', 'id': 'trunk:3/0'}]
+    """
+    return [
+        message if _id_of(message) is not None else _with_id(message, f"{commit_id}/{index}")
+        for index, message in enumerate(_listed(update))
+    ]
+
+
+def add(current: FrozenList[Any], update: FrozenList[Any]) -> FrozenList[Any]:
+    """Adds messages; one with a known id takes the place of the message that has it.
+
+    Args:
+        current: the messages so far.
+        update: the messages to add.
+
+    Returns:
+        The new list.
+    """
+    before, places = len(current), _places_in(current)
+    replaced: dict[int, Any] = {}
+    added: list[Any] = []
+    for message in update.raw_items():
+        key = _id_of(message)
+        place = None if key is None else places.get(key)
+        if place is None:
+            added.append(message)
+            places = places if key is None else places.set(key, before + len(added) - 1)
+        elif place < before:
+            replaced[place] = message
+        else:
+            added[place - before] = message
+    if replaced:
+        kept = [replaced.get(place, message) for place, message in enumerate(current.raw_items())]
+        current = EMPTY.plus(kept)
+    new = current.plus(added)
+    _remember(new, places)
+    return new
+
+
+def _listed(update: Any) -> Any:
+    return update if isinstance(update, (list, tuple, FrozenList)) else [update]
+
+
+def _places_in(messages: FrozenList[Any]) -> Places:
+    cached = _places.get(id(messages))
+    if cached is not None and cached[0] is messages:
+        return cached[1]
+    ids = (_id_of(message) for message in messages.raw_items())
+    places: Places = PersistentMap({key: place for place, key in enumerate(ids) if key is not None})
+    _remember(messages, places)
+    return places
+
+
+def _remember(messages: FrozenList[Any], places: Places) -> None:
+    if len(messages) > SMALL:
+        if len(_places) >= _CACHED:
+            _places.clear()
+        _places[id(messages)] = messages, places
+
+
+def _id_of(message: Any) -> Any:
+    if isinstance(message, FrozenDict):
+        return message.raw("id", None)
+    if isinstance(message, Mapping):
+        return message.get("id")
+    return getattr(message.open() if isinstance(message, Box) else message, "id", None)
+
+
+def _with_id(message: Any, new_id: str) -> Any:
+    if isinstance(message, FrozenDict):
+        return message.set("id", freeze(new_id))
+    if isinstance(message, Mapping):
+        return {**message, "id": new_id}
+    if isinstance(message, BaseModel):
+        return message.model_copy(update={"id": new_id})
+    if dataclasses.is_dataclass(message) and not isinstance(message, type):
+        return dataclasses.replace(message, id=new_id)
+    raise NodeOutputError(f"reducer 'add_messages' got a {type(message).__name__} without an id; set its `id`")
