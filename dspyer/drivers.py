@@ -27,21 +27,38 @@ Outcome = tuple[Any, BaseException | None, Steps]
 def attempt(work: Callable[[], Any]) -> Outcome:
     """Runs one piece of work with a DSPy trace of its own; an exception is an outcome."""
     with recording() as steps:
-        try:
-            return work(), None, steps
-        except BaseException as error:  # the driver raises what is no Exception
-            return None, error, steps
+        return attempt_here(work, steps)
+
+
+def attempt_here(work: Callable[[], Any], steps: list[Any]) -> Outcome:
+    """The same inside a recording that nothing else uses meanwhile: takes the steps out of it."""
+    try:
+        return work(), None, take(steps)
+    except BaseException as error:  # the driver raises what is no Exception
+        return None, error, take(steps)
 
 
 async def aattempt(work: Callable[[], Awaitable[Any]]) -> Outcome:
-    """The same for async work. A cancellation is no outcome: it belongs to whoever cancelled."""
+    """Runs one piece of async work with a DSPy trace of its own."""
     with recording() as steps:
-        try:
-            return await work(), None, steps
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
-            return None, error, steps
+        return await aattempt_here(work, steps)
+
+
+async def aattempt_here(work: Callable[[], Awaitable[Any]], steps: list[Any]) -> Outcome:
+    """The same inside a recording. A cancellation is no outcome: it belongs to whoever cancelled."""
+    try:
+        return await work(), None, take(steps)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        return None, error, take(steps)
+
+
+def take(steps: list[Any]) -> Steps:
+    """Empties a recording."""
+    taken = tuple(steps)
+    steps.clear()
+    return taken
 
 
 def follow(script: Script) -> Transition:
@@ -111,7 +128,9 @@ class Threads:
     def __enter__(self) -> Threads:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=True)
 
@@ -168,14 +187,23 @@ class Tasks:
         return await self._group.__aexit__(kind, error, trace)
 
 
-def drive(session: Session) -> None:
-    """Runs a session to its end with threads. A lone branch runs on the caller's thread."""
-    with portal_scope(), Threads(session.blueprint.max_concurrency) as threads:
+def drive(session: Session, **overrides: Any) -> None:
+    """Runs a session to its end with threads. A lone branch runs on the caller's thread.
+
+    Args:
+        session: the run.
+        overrides: DSPy settings for it.
+    """
+    with (
+        recording(**overrides) as steps,
+        portal_scope(),
+        Threads(session.blueprint.max_concurrency) as threads,
+    ):
         while True:
             started = session.start_ready()
             if len(started) == 1 and not threads.busy and not plan(session.run):
                 script = session.script(started[0], Gather(session, started[0]))
-                settle(session, started[0], attempt(lambda script=script: follow(script)))  # type: ignore[misc]
+                settle(session, started[0], attempt_here(lambda script=script: follow(script), steps))  # type: ignore[misc]
                 continue
             for execution in started:
                 script = session.script(execution, Gather(session, execution))
@@ -185,21 +213,31 @@ def drive(session: Session) -> None:
             settle(session, *threads.next())
 
 
-async def adrive(session: Session) -> None:
-    """Runs a session to its end with tasks. A lone branch runs in the caller's task."""
-    async with Tasks() as tasks:
-        while True:
-            started = session.start_ready()
-            if len(started) == 1 and not tasks.busy and not plan(session.run):
-                script = session.script(started[0], Gather(session, started[0]))
-                settle(session, started[0], await aattempt(lambda script=script: afollow(script)))  # type: ignore[misc]
-                continue
-            for execution in started:
-                script = session.script(execution, Gather(session, execution))
-                tasks.start(execution, lambda script=script: afollow(script))  # type: ignore[misc]
-            if not tasks.busy:
-                return
-            settle(session, *await tasks.next())
+async def adrive(session: Session, **overrides: Any) -> None:
+    """Runs a session to its end with tasks. A lone branch runs in the caller's task.
+
+    Args:
+        session: the run.
+        overrides: DSPy settings for it.
+    """
+    with recording(**overrides) as steps:
+        async with Tasks() as tasks:
+            await _adrive(session, tasks, steps)
+
+
+async def _adrive(session: Session, tasks: Tasks, steps: list[Any]) -> None:
+    while True:
+        started = session.start_ready()
+        if len(started) == 1 and not tasks.busy and not plan(session.run):
+            script = session.script(started[0], Gather(session, started[0]))
+            settle(session, started[0], await aattempt_here(lambda script=script: afollow(script), steps))  # type: ignore[misc]
+            continue
+        for execution in started:
+            script = session.script(execution, Gather(session, execution))
+            tasks.start(execution, lambda script=script: afollow(script))  # type: ignore[misc]
+        if not tasks.busy:
+            return
+        settle(session, *await tasks.next())
 
 
 def settle(session: Session, execution: Execution, outcome: Outcome) -> None:

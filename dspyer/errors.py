@@ -14,6 +14,7 @@
     ├── LimitError (RuntimeError)           a run went on for too long
     │   ├── StepLimitError                      the longest chain of commits passed `max_steps`
     │   └── CallLimitError                      the node calls passed `max_calls`
+    ├── RunStoppedError                     the caller: closed a stream before the run had come to its end
     └── ScriptError (AssertionError)        a test: an LM call off the script, or an answer that was not used
 
 An exception that a node raises itself is never wrapped: it reaches the caller as it is, with a note (PEP 678) that
@@ -128,6 +129,10 @@ class CallLimitError(LimitError):
 
 class ScriptError(DspyerError, AssertionError):
     """A `dspyer.testing.ScriptedLM` was called off its script, or not called enough."""
+
+
+class RunStoppedError(DspyerError):
+    """A run was stopped by whoever streamed it, before it had come to its end."""
 
 
 def brief(value: object, limit: int = 60) -> str:

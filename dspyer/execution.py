@@ -205,6 +205,8 @@ class Session:
     def _targets(self, name: str, goto: Sequence[str | Send]) -> tuple[Target, ...]:
         """Equal names count once; each `Send` is a branch of its own. What is no declared target is refused."""
         allowed = self.blueprint.topology.targets(name)
+        if len(goto) == 1 and goto[0] in allowed:
+            return (Target(goto[0]),)
         targets: dict[Any, Target] = {}
         for i, way in enumerate(goto):
             node = way if isinstance(way, str) else way.node

@@ -11,7 +11,7 @@ import dspy
 from .blueprint import Blueprint
 from .copying import copy_tree
 from .drivers import adrive, drive
-from .errors import InputError, suggestion
+from .errors import InputError, RunStoppedError, suggestion
 from .events import Event
 from .execution import Observe, Session, ignore
 from .lineage import lineage
@@ -102,8 +102,7 @@ class CompiledGraph(dspy.Module):
         """
         request, session = self._open(inputs)
         try:
-            with dspy.context(**{REQUEST: None}):
-                drive(session)
+            drive(session, **{REQUEST: None})
         finally:
             self._close(session)
         return self._answer(request, session)
@@ -119,8 +118,7 @@ class CompiledGraph(dspy.Module):
         """
         request, session = self._open(inputs)
         try:
-            with dspy.context(**{REQUEST: None}):
-                await adrive(session)
+            await adrive(session, **{REQUEST: None})
         finally:
             self._close(session)
         return self._answer(request, session)
@@ -265,6 +263,8 @@ class CompiledGraph(dspy.Module):
         error = session.error()
         if error is not None:
             raise error
+        if not session.run.ended:
+            raise RunStoppedError("the stream of this run was closed before the run had come to its end")
         state, outputs = session.run.resting, self._blueprint.outputs
         if outputs is None:
             outputs = tuple(name for name in state if name not in session.inputs or not same(state.raw(name), session.inputs.raw(name)))

@@ -54,20 +54,22 @@ class Branch(NamedTuple):
     """A live branch.
 
     Attributes:
-        spots: the paths that it united, smallest first; the first names it.
+        path: its name: the smallest of the paths that it united.
+        spots: these paths, smallest first, with the width of each fork.
         state: its state.
         head: place of its last commit in the log, -1 before the first.
+        id: the id of that commit.
+        step: the step of that commit, -1 before the first.
         tally: commits per node and per path in its lineage.
     """
 
+    path: Path
     spots: tuple[tuple[Spot, ...], ...]
     state: ImmutableState
     head: int
+    id: str
+    step: int
     tally: PersistentMap[Any, int]
-
-    @property
-    def path(self) -> Path:
-        return tuple([child for child, _ in self.spots[0]])
 
 
 class Group(NamedTuple):
@@ -131,11 +133,12 @@ class RunState(NamedTuple):
 
 
 Step = tuple[RunState, list[Event]]
+NOWHERE: PersistentMap[Place, int] = PersistentMap()
 
 
 def start(topology: Topology) -> RunState:
     """A run that is about to commit its inputs: `START` is its first execution."""
-    branch = Branch(((),), ImmutableState(), -1, PersistentMap())
+    branch = Branch((), ((),), ImmutableState(), -1, "", -1, PersistentMap())
     place: Place = (START, ())
     return RunState(
         topology,
@@ -159,11 +162,12 @@ def begin(run: RunState) -> tuple[RunState, Execution | None, list[Event]]:
         The next run, the execution to call (None if the run has ended, or if the join or a limit failed), and the events.
     """
     group = run.ready[0]
-    run = run._replace(ready=run.ready[1:])
+    ready = run.ready[1:]
     branch = group.branches[0]
     events: list[Event] = []
     node = group.place[0]
     if len(group.branches) > 1:
+        run = run._replace(ready=ready)
         try:
             run, branch, events = _join(run, group)
         except ConflictRaised as raised:
@@ -173,26 +177,26 @@ def begin(run: RunState) -> tuple[RunState, Execution | None, list[Event]]:
             run, failed = _fail(run, failure, group.place)
             return run, None, found + failed
     if node == END:
-        return run._replace(ended=True, resting=branch.state, live=_leave(run.live, group.place)), None, events
-    path = branch.path
-    execution = Execution(
-        execution_id(path, branch.tally.get(path, 0)),
-        node,
-        branch,
-        path,
-        branch.tally.get(node, 0) + 1,
-        group.place,
-        group.overlay,
-    )
-    limit = _limit(run, branch, node)
-    if limit is not None:
-        run, failed = _fail(run, Failure(path, node, execution.id, limit, (branch,)), group.place)
-        return run, None, events + failed
+        return (
+            run._replace(ready=ready, ended=True, resting=branch.state, live=_leave(run.live, group.place)),
+            None,
+            events,
+        )
+    path, tally = branch.path, branch.tally
+    id = execution_id(path, tally.get(path, 0))
+    execution = Execution(id, node, branch, path, tally.get(node, 0) + 1, group.place, group.overlay)
+    calls = run.calls
     if node != START:
-        events.append(NodeStarted(node, path, execution.visit, execution.id))
-        run = run._replace(calls=run.calls + 1, running=run.running.set(execution.id, execution))
-    else:
-        run = run._replace(running=run.running.set(execution.id, execution))
+        limit = _limit(run, branch, node)
+        if limit is not None:
+            failure = Failure(path, node, id, limit, (branch,))
+            run, failed = _fail(run._replace(ready=ready), failure, group.place)
+            return run, None, events + failed
+        events.append(NodeStarted(node, path, execution.visit, id))
+        calls += 1
+    running = run.running.set(id, execution)
+    topology, log, waiting, _, _, live, _, failures, resting, ended = run
+    run = RunState(topology, log, waiting, ready, running, live, calls, failures, resting, ended)
     return run, execution, events
 
 
@@ -208,25 +212,29 @@ def advance(run: RunState, execution_id: str, outcome: Transition | BaseExceptio
         The next run and what happened.
     """
     execution = run.running[execution_id]
-    run = run._replace(running=run.running.discard(execution_id))
+    topology, log, waiting, ready, running, live, calls, failures, resting, ended = run
+    running = running.discard(execution_id)
     if isinstance(outcome, BaseException):
         failure = Failure(execution.path, execution.node, execution.id, outcome, (execution.branch,))
-        return _fail(run, failure, execution.place)
-    branch, path = execution.branch, execution.path
-    entry = _entry(run, execution.node, path, (branch,), branch.tally, outcome, execution)
-    index = len(run.log)
-    moved = Branch(branch.spots, outcome.state, index, entry.tally)
-    alone = _alone(run)
-    run = run._replace(log=run.log.append(entry), resting=outcome.state if alone else run.resting)
+        return _fail(run._replace(running=running), failure, execution.place)
+    branch, targets = execution.branch, outcome.targets
+    alone = not waiting and not ready and not running and not failures
+    entry = _entry(len(log), alone, execution.id, execution.node, execution.path, (branch,), branch.tally, outcome)
+    moved = Branch(execution.path, branch.spots, outcome.state, len(log), execution.id, entry.commit.step, entry.tally)
+    log = log.append(entry)
     events: list[Event] = [Committed(entry.commit)]
-    targets = outcome.targets
-    if len(targets) == 1 and alone and targets[0].overlay is None:
-        place = _move(run.topology, execution.place, targets[0])
-        return run._replace(ready=(Group(place, (moved,)),), live=PersistentMap().set(place, 1)), events
+    if alone:
+        resting = outcome.state
+        if len(targets) == 1 and targets[0].overlay is None:
+            place = _move(topology, execution.place, targets[0])
+            group = Group(place, (moved,))
+            live = live if place == execution.place else NOWHERE.set(place, 1)
+            return RunState(topology, log, waiting, (group,), running, live, calls, failures, resting, ended), events
     children = [moved] if len(targets) == 1 else _fork(moved, len(targets))
     if len(children) > 1:
-        paths = tuple(child.path for child in children)
-        events.append(Forked(path, tuple(target.node for target in targets), paths))
+        paths = tuple([child.path for child in children])
+        events.append(Forked(execution.path, tuple([target.node for target in targets]), paths))
+    run = RunState(topology, log, waiting, ready, running, live, calls, failures, resting, ended)
     return _arrive(run, execution.place, zip(targets, children, strict=True)), events
 
 
@@ -237,9 +245,7 @@ def execution_id(path: Path, index: int) -> str:
 
 def _limit(run: RunState, branch: Branch, node: str) -> Exception | None:
     topology = run.topology
-    if node == START:
-        return None
-    if run.log[branch.head].commit.step >= topology.max_steps:
+    if branch.step >= topology.max_steps:
         calls = {name: branch.tally.get(name, 0) for name in topology.nodes if branch.tally.get(name, 0)}
         counts = ", ".join(f"{name} {count}x" for name, count in calls.items())
         return StepLimitError(
@@ -260,37 +266,34 @@ def path_text(path: Path) -> str:
     return ".".join(map(str, path)) or "trunk"
 
 
-def _alone(run: RunState) -> bool:
-    """Whether the branch that finishes is the only live one, and none was lost to a failure."""
-    return not run.waiting and not run.ready and not run.running and not run.failures
-
-
 def _entry(
-    run: RunState,
+    place: int,
+    alone: bool,
+    id: str,
     node: str,
     path: Path,
     parents: tuple[Branch, ...],
     tally: PersistentMap[Any, int],
     outcome: Transition,
-    execution: Execution | None,
 ) -> Entry:
-    heads = tuple(parent.head for parent in parents if parent.head >= 0)
-    visit, index = tally.get(node, 0) + 1, tally.get(path, 0)
+    visit = tally.get(node, 0) + 1
     commit = Commit(
-        id=execution.id if execution else execution_id(path, index),
-        version=len(run.log) if _alone(run) else None,
-        node=node,
-        branch=path,
-        visit=visit,
-        step=1 + max([run.log[head].commit.step for head in heads], default=-1),
-        patch=outcome.patch,
-        parents=tuple([run.log[head].commit.id for head in heads]),
-        route=tuple([target.node for target in outcome.targets]),
-        reason=outcome.reason,
-        started=outcome.started,
-        duration=outcome.duration,
+        id,
+        place if alone else None,
+        node,
+        path,
+        visit,
+        1 + max([parent.step for parent in parents]),
+        outcome.patch,
+        tuple([parent.id for parent in parents if parent.head >= 0]),
+        1,
+        tuple([target.node for target in outcome.targets]),
+        outcome.reason,
+        outcome.started,
+        outcome.duration,
     )
-    return Entry(commit, outcome.state, heads, tally.set(node, visit).set(path, index + 1))
+    heads = tuple([parent.head for parent in parents if parent.head >= 0])
+    return Entry(commit, outcome.state, heads, tally.set(node, visit).set(path, tally.get(path, 0) + 1))
 
 
 def _join(run: RunState, group: Group) -> tuple[RunState, Branch, list[Event]]:
@@ -302,15 +305,20 @@ def _join(run: RunState, group: Group) -> tuple[RunState, Branch, list[Event]]:
     join = Join(run.log, node, topology.schema, topology.policies_at(node), index)
     merged = join.merge([branch.head for branch in branches], [branch.state for branch in branches])
     spots = collapse([spot for branch in branches for spot in branch.spots])
-    path = tuple([child for child, _ in spots[0]])
-    alone = _alone(run)
+    path = _path(spots)
+    alone = not run.waiting and not run.ready and not run.running and not run.failures
     transition = Transition(merged.patch, merged.state, (Target(node),))
-    entry = _entry(run, f"join:{node}", path, branches, merged.tally, transition, None)
+    id = execution_id(path, merged.tally.get(path, 0))
+    entry = _entry(index, alone, id, join.author, path, branches, merged.tally, transition)
     entry = entry._replace(winners=merged.winners, conflicts=merged.conflicts)
     run = run._replace(log=run.log.append(entry), resting=merged.state if alone else run.resting)
     events: list[Event] = [ConflictFound(conflict) for conflict in merged.conflicts]
-    events += [Joined(node, tuple(branch.path for branch in branches), path), Committed(entry.commit)]
-    return run, Branch(spots, merged.state, index, entry.tally), events
+    events += [Joined(node, tuple([branch.path for branch in branches]), path), Committed(entry.commit)]
+    return run, Branch(path, spots, merged.state, index, id, entry.commit.step, entry.tally), events
+
+
+def _path(spots: tuple[tuple[Spot, ...], ...]) -> Path:
+    return tuple([child for child, _ in spots[0]])
 
 
 def collapse(spots: Iterable[tuple[Spot, ...]]) -> tuple[tuple[Spot, ...], ...]:
@@ -336,7 +344,7 @@ def _fork(branch: Branch, width: int) -> list[Branch]:
     for child in range(width):
         spot = (*first, (child, width))
         spots = tuple(sorted((spot, *rest))) if rest and not child else (spot,)
-        children.append(branch._replace(spots=spots))
+        children.append(branch._replace(path=(*branch.path, child), spots=spots))
     return children
 
 

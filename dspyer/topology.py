@@ -37,15 +37,20 @@ class Topology:
     join_policies: Mapping[str, Policies] = field(default_factory=dict)
     max_steps: int = 1000
     max_calls: int | None = None
-    rounds: Rounds = field(default=None)  # type: ignore[assignment]
+    rounds: Rounds = field(default=None)  # type: ignore[assignment]  # worked out below
+    _targets: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if self.rounds is None:
             object.__setattr__(self, "rounds", Rounds.of((START, *self.nodes, END), self.edges))
+        targets: dict[str, dict[str, None]] = {}
+        for edge in self.edges:
+            targets.setdefault(edge.source, {})[edge.target] = None
+        object.__setattr__(self, "_targets", {source: tuple(names) for source, names in targets.items()})
 
     def targets(self, node: str) -> tuple[str, ...]:
         """The nodes that a branch at `node` may go to, each once."""
-        return tuple(dict.fromkeys(edge.target for edge in self.edges if edge.source == node))
+        return self._targets.get(node, ())
 
     def policies_at(self, node: str) -> Policies:
         """The merge policies of a join at `node`."""
