@@ -18,6 +18,10 @@ from .outputs import RESULT, goto_of, is_bare, permitted, promise_of, values_of
 from .spec import Spec
 
 
+OF_DSPY = {"forward", "aforward", "history", "callbacks", "_compiled"}
+"""Attributes that DSPy gives to instances of modules."""
+
+
 class NodeModules(dspy.Module):
     """The modules that are bound to a function, as attributes: where the program keeps them. It is never called itself.
 
@@ -127,7 +131,7 @@ def _module_problems(modules: Mapping[str, Any], who: str) -> list[str]:
                 f"{who}: modules binds {name!r} to an object of type {type(module).__name__}: only a dspy.Module is "
                 "bound so; give anything else by functools.partial or as a resource of the run"
             )
-        elif not name.isidentifier() or hasattr(NodeModules, name) or name in ("history", "callbacks", "_compiled"):
+        elif not name.isidentifier() or hasattr(NodeModules, name) or name in OF_DSPY:
             problems.append(
                 f"{who}: a module cannot be bound as {name!r}, a name that dspy.Module uses: choose another"
             )

@@ -1,0 +1,91 @@
+"""What the tests of nodes share: building one node, calling it in either colour, predictors that need no network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+import dspy
+import pytest
+from dspy.utils import DummyLM
+
+from dspyer.nodes import Built, Call, Context, Decision, Node, Reply, Router, build_node
+from dspyer.schema import Schema
+from dspyer.state import ImmutableState
+from dspyer.values import FrozenDict, freeze
+
+OPEN = Schema.of(None)
+COLOURS = pytest.mark.parametrize("colour", ["sync", "async"])
+
+
+class Holder(dspy.Module):
+    """Stands for the program: modules as attributes."""
+
+
+def holder(**modules: dspy.Module) -> dspy.Module:
+    program = Holder()
+    for name, module in modules.items():
+        setattr(program, name, module)
+    return program
+
+
+def call_of(
+    state: Mapping[str, Any] | None = None,
+    *,
+    program: dspy.Module | None = None,
+    overlay: Mapping[str, Any] | None = None,
+    resources: Mapping[type, object] | None = None,
+    node: str = "node",
+) -> Call:
+    return Call(
+        ImmutableState(state or {}),
+        Context(run_id="run", node=node, branch=(1,), visit=2, execution="1:0"),
+        program or holder(),
+        FrozenDict(overlay) if overlay is not None else None,
+        resources or {},
+    )
+
+
+def built(node: object, name: str = "node", *, schema: Schema = OPEN, **options: Any) -> Built:
+    return build_node(name, node, schema=schema, **options)
+
+
+def good(result: Built) -> Node:
+    """The node of a build without problems."""
+    assert (result.problems, result.unknown) == ((), ())
+    assert result.node is not None
+    return result.node
+
+
+def reply(node: Node, call: Call, colour: str = "sync") -> Reply:
+    return node.call(call) if colour == "sync" else anyio.run(node.acall, call)
+
+
+def decision(router: Router | None, call: Call, colour: str = "sync") -> Decision:
+    assert router is not None
+    return router.decide(call) if colour == "sync" else anyio.run(router.adecide, call)
+
+
+def run_node(
+    node: object,
+    state: Mapping[str, Any] | None = None,
+    colour: str = "sync",
+    *,
+    schema: Schema = OPEN,
+    overlay: Mapping[str, Any] | None = None,
+    resources: Mapping[type, object] | None = None,
+    **options: Any,
+) -> Reply:
+    """Builds a node, which must have no problems, and calls it."""
+    found = built(node, schema=schema, **options)
+    program = holder(node=found.module) if found.module is not None else None
+    return reply(good(found), call_of(state, program=program, overlay=overlay, resources=resources), colour)
+
+
+def answering(*answers: dict[str, str]) -> DummyLM:
+    return DummyLM(list(answers))
+
+
+def frozen(value: object) -> Any:
+    return freeze(value)

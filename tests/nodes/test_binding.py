@@ -1,0 +1,519 @@
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import dspy
+import pytest
+from pydantic import BaseModel
+
+from dspyer.errors import ImmutableError, InputError, UnsetFieldError
+from dspyer.nodes import Context, NodeModules, check_resources, resources_of
+from dspyer.nodes.callables import describe
+from dspyer.schema import Schema
+from dspyer.state import ImmutableState
+from dspyer.values import FrozenDict, FrozenList
+from tests.nodes.kit import COLOURS, OPEN, built, call_of, good, holder, reply, run_node
+
+
+class Doc(BaseModel):
+    title: str
+
+
+class Research(BaseModel):
+    question: str
+    findings: list[str] = []
+    notes: dict[str, Any] = {}
+    doc: Doc | None = None
+    answer: str | None = None
+
+
+class Client:
+    """A resource."""
+
+
+class SpecialClient(Client):
+    """A resource that extends another one."""
+
+
+@dataclasses.dataclass
+class Deps:
+    url: str
+
+
+RESEARCH = Schema.of(Research)
+STATE = {"question": "q", "findings": ["a"], "notes": {"k": 1}, "doc": Doc(title="t")}
+SEEN: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen() -> None:
+    SEEN.clear()
+
+
+def see(*values: Any) -> None:
+    SEEN[:] = values
+
+
+def fields(question, findings):  # type: ignore[no-untyped-def]
+    see(question, findings)
+
+
+async def fields_async(question, findings):  # type: ignore[no-untyped-def]
+    see(question, findings)
+
+
+def keyword_only(*, question):  # type: ignore[no-untyped-def]
+    see(question)
+
+
+def default_of_set(question="none"):  # type: ignore[no-untyped-def]
+    see(question)
+
+
+def default_of_unset(answer="none"):  # type: ignore[no-untyped-def]
+    see(answer)
+
+
+def snapshot(state):  # type: ignore[no-untyped-def]
+    see(state["question"])
+
+
+def annotated_snapshot(whatever: ImmutableState) -> None:
+    see(whatever["question"])
+
+
+def view(s: Research) -> None:
+    see(s.question, s.findings)
+
+
+def everything(**kwargs: Any) -> None:
+    see(sorted(kwargs))
+
+
+def some_and_everything(question: str, **kwargs: Any) -> None:
+    see(question, sorted(kwargs))
+
+
+class Searcher:
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
+    def search(self, question: str) -> None:
+        see(question, self.limit)
+
+    def __call__(self, question: str) -> None:
+        see("call", question, self.limit)
+
+    @staticmethod
+    def plain(question: str) -> None:
+        see("static", question)
+
+    @classmethod
+    def of_class(cls, question: str) -> None:
+        see("class", question)
+
+
+class AsyncSearcher:
+    async def __call__(self, question: str) -> None:
+        see("async call", question)
+
+
+def limited(limit: int, question: str, extra: int = 0) -> None:
+    see(limit, question, extra)
+
+
+def traced(fn: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
+
+    return wrapper
+
+
+@COLOURS
+@pytest.mark.parametrize(
+    ("fn", "expected"),
+    [
+        (fields, ["q", ["a"]]),
+        (fields_async, ["q", ["a"]]),
+        (keyword_only, ["q"]),
+        (default_of_set, ["q"]),
+        (default_of_unset, ["none"]),
+        (snapshot, ["q"]),
+        (annotated_snapshot, ["q"]),
+        (view, ["q", ["a"]]),
+        (everything, [["doc", "findings", "notes", "question"]]),
+        (some_and_everything, ["q", ["doc", "findings", "notes"]]),
+        (Searcher(3).search, ["q", 3]),
+        (Searcher(3), ["call", "q", 3]),
+        (AsyncSearcher(), ["async call", "q"]),
+        (Searcher.plain, ["static", "q"]),
+        (Searcher.of_class, ["class", "q"]),
+        (functools.partial(limited, 7, extra=1), [7, "q", 1]),
+        (functools.partial(limited, limit=8, extra=9), [8, "q", 9]),
+        (functools.partial(functools.partial(limited, extra=1), limit=2), [2, "q", 1]),
+        (functools.partial(fields_async, findings=1), ["q", 1]),
+        (traced(fields), ["q", ["a"]]),
+        (lambda state: see(state["question"]), ["q"]),
+    ],
+)
+def test_a_parameter_gets_what_its_name_or_annotation_says(fn: Any, expected: list[Any], colour: str) -> None:
+    run_node(fn, STATE, colour, schema=RESEARCH)
+    assert expected == SEEN
+
+
+def takes_plain(findings: list[str], notes: dict[str, int], doc: Doc | None) -> None:
+    findings.append("mine")
+    notes["mine"] = 1
+    assert doc is not None
+    doc.title = "mine"
+    see(type(findings), type(notes), type(doc))
+
+
+def takes_frozen(findings, notes: Any):  # type: ignore[no-untyped-def]
+    see(type(findings), type(notes))
+
+
+def takes_sequence(findings: Sequence[str]) -> None:
+    see(type(findings))
+
+
+@pytest.mark.parametrize(
+    ("fn", "kinds"),
+    [
+        (takes_plain, [list, dict, Doc]),
+        (takes_frozen, [FrozenList, FrozenDict]),
+        (takes_sequence, [FrozenList]),
+    ],
+)
+def test_an_annotated_list_dict_or_model_is_a_copy_of_the_nodes_own(fn: Any, kinds: list[type]) -> None:
+    state = ImmutableState(STATE)
+    reply(good(built(fn, schema=RESEARCH)), call_of(state))
+    assert kinds == SEEN
+    assert state == ImmutableState(STATE)
+
+
+def test_the_typed_view_is_read_only() -> None:
+    def node(s: Research) -> None:
+        s.question = "mine"
+
+    with pytest.raises(ImmutableError):
+        run_node(node, STATE, schema=RESEARCH)
+
+
+def test_a_local_schema_is_known_by_its_name() -> None:
+    class Local(BaseModel):
+        question: str
+
+    def node(s: Local) -> None:
+        see(s.question)
+
+    run_node(node, {"question": "q"}, schema=Schema.of(Local))
+    assert SEEN == ["q"]
+
+
+def test_annotations_that_cannot_be_resolved_bind_by_name() -> None:
+    def make() -> Callable[..., Any]:
+        class Hidden:
+            pass
+
+        del Hidden
+
+        def node(question: Hidden, findings: list[Hidden], ctx: Hidden) -> None:  # type: ignore[name-defined]  # noqa: F821
+            see(question, type(findings), ctx.node)
+
+        return node
+
+    run_node(make(), STATE, schema=RESEARCH)
+    assert SEEN == ["q", list, "node"]
+
+
+def test_a_parameter_with_an_unresolvable_annotation_says_so() -> None:
+    def node(client: Unknown) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+    (problem,) = built(node, schema=RESEARCH).unknown
+    assert "'client' is no field of the state" in problem
+    assert "annotation 'Unknown' cannot be resolved" in problem
+
+
+def test_the_context() -> None:
+    def by_name(ctx):  # type: ignore[no-untyped-def]
+        see(ctx.run_id, ctx.node, ctx.branch, ctx.visit, ctx.execution)
+
+    def by_type(where: Context) -> None:
+        see(where.run_id, where.node, where.branch, where.visit, where.execution)
+
+    for fn in (by_name, by_type):
+        run_node(fn, schema=RESEARCH)
+        assert SEEN == ["run", "node", (1,), 2, "1:0"]
+
+
+def test_emit_goes_to_the_sink() -> None:
+    got: list[object] = []
+    Context("run", "node", (), 1, "0", got.append).emit({"n": 1})
+    assert got == [{"n": 1}]
+
+
+# --- resources
+
+
+def needs_client(question: str, client: Client) -> None:
+    see(question, client)
+
+
+def may_use_client(client: Client | None = None) -> None:
+    see(client)
+
+
+def needs_deps(deps: Deps) -> None:
+    see(deps)
+
+
+@COLOURS
+@pytest.mark.parametrize("schema", [OPEN, RESEARCH], ids=["open", "schema"])
+def test_a_parameter_annotated_with_another_class_is_a_resource(schema: Schema, colour: str) -> None:
+    client = SpecialClient()
+    for given in ({Client: client}, {SpecialClient: client}):
+        run_node(needs_client, STATE, colour, schema=schema, resources=given)
+        assert SEEN == ["q", client]
+    assert good(built(needs_client, schema=schema)).resources == {"client": Client}
+
+
+def test_a_resource_with_a_default_may_be_missing() -> None:
+    run_node(may_use_client, schema=RESEARCH)
+    assert SEEN == [None]
+    assert good(built(may_use_client, schema=RESEARCH)).resources == {}
+
+
+def test_a_dataclass_that_is_no_field_is_a_resource_where_there_is_a_schema() -> None:
+    deps = Deps("u")
+    run_node(needs_deps, schema=RESEARCH, resources={Deps: deps})
+    assert SEEN == [deps]
+    run_node(needs_deps, schema=RESEARCH, overlay={"deps": Deps("sent")})
+    assert SEEN == [Deps("sent")]
+    assert good(built(needs_deps)).reads == {"deps": "deps"}
+
+
+def test_missing_resources_are_found_at_the_start_of_a_run() -> None:
+    nodes = [good(built(fn, fn.__name__, schema=RESEARCH)) for fn in (needs_client, needs_deps, may_use_client)]
+    with pytest.raises(InputError) as caught:
+        check_resources(nodes, {})
+    assert "node 'needs_client' needs a resource of type Client for its parameter 'client'" in str(caught.value)
+    assert "resources={Deps: ...}" in str(caught.value)
+    check_resources(nodes, {SpecialClient: SpecialClient(), Deps: Deps("u")})
+    with pytest.raises(InputError, match="needs a resource of type Client"):
+        reply(nodes[0], call_of(STATE))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [([Client(), Client()], "two resources are of type Client"), ({"client": Client()}, "'client' is no type")],
+)
+def test_resources_are_given_by_type(given: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        resources_of(given)
+    assert resources_of([client := Client()]) == {Client: client}
+
+
+# --- modules
+
+
+def rewrites(question: str, rewrite: dspy.Module) -> None:
+    see(question, rewrite)
+
+
+def test_a_bound_module_comes_from_the_program_at_call_time() -> None:
+    first, second = dspy.Predict("question -> query"), dspy.Predict("question -> query")
+    found = built(rewrites, modules={"rewrite": first})
+    assert isinstance(found.module, NodeModules)
+    assert [name for name, _ in holder(search=found.module).named_predictors()] == ["search.rewrite"]
+    reply(good(found), call_of(STATE, program=holder(node=NodeModules(rewrite=second))))
+    assert SEEN == ["q", second]
+
+
+@pytest.mark.parametrize(
+    ("fn", "modules", "message"),
+    [
+        (fields, {"rewrite": dspy.Predict("a -> b")}, "no such parameter"),
+        (rewrites, {"rewrite": print}, "only a dspy.Module is bound so"),
+        (lambda forward: None, {"forward": dspy.Predict("a -> b")}, "a name that dspy.Module uses"),
+    ],
+)
+def test_modules_that_cannot_be_bound(fn: Any, modules: Any, message: str) -> None:
+    assert any(message in problem for problem in built(fn, modules=modules).problems)
+
+
+# --- what cannot be bound
+
+
+def positional_only(question, /):  # type: ignore[no-untyped-def]
+    return None
+
+
+def variadic(*questions):  # type: ignore[no-untyped-def]
+    return None
+
+
+def generator(question):  # type: ignore[no-untyped-def]
+    yield {}
+
+
+async def async_generator(question):  # type: ignore[no-untyped-def]
+    yield {}
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (positional_only, "'question' is positional-only: remove the `/`"),
+        (variadic, "takes *questions: name the fields"),
+        (generator, "is a generator"),
+        (async_generator, "is a generator"),
+        (functools.partial(generator), "is a generator"),
+        (traced(generator), "is a generator"),
+        (min, "cannot be read"),
+    ],
+)
+def test_what_cannot_be_called_by_name_is_a_problem(fn: Any, message: str) -> None:
+    assert any(message in problem for problem in built(fn, schema=RESEARCH).problems)
+
+
+@pytest.mark.parametrize(
+    ("fn", "messages"),
+    [
+        (lambda quesiton: None, ["'quesiton' is no field of the state", "Did you mean 'question'?", "name it `state`"]),
+        (lambda s: None, ["For the state as a whole, name it `state`"]),
+        (lambda question, limit=3: None, ["'limit' is no field", "functools.partial"]),
+        (Searcher.search, ["'self' is no field", "`obj.method`, not `Class.method`"]),
+    ],
+)
+def test_a_parameter_that_is_nothing_says_what_to_write(fn: Any, messages: list[str]) -> None:
+    text = "\n".join(built(fn, schema=RESEARCH).unknown)
+    assert all(message in text for message in messages), text
+
+
+# --- unset fields
+
+
+@pytest.mark.parametrize("fn", [lambda answer: None, Searcher(1).search], ids=["lambda", "method"])
+@COLOURS
+def test_an_unset_field_raises_naming_field_and_reader(fn: Any, colour: str) -> None:
+    field = "answer" if "answer" in describe(fn, "").parameters[0].name else "question"
+    with pytest.raises(UnsetFieldError, match=f"node 'node' reads '{field}', which nothing has written yet"):
+        run_node(fn, {}, colour, schema=RESEARCH)
+
+
+def test_an_unset_field_read_from_the_snapshot_or_the_view_raises() -> None:
+    def by_view(s: Research) -> None:
+        s.question  # noqa: B018
+
+    for fn in (snapshot, by_view):
+        with pytest.raises(UnsetFieldError, match="question"):
+            run_node(fn, {}, schema=RESEARCH)
+
+
+# --- reads as permissions
+
+
+def test_facts_of_reads() -> None:
+    node = good(built(lambda question, answer=None: None, schema=RESEARCH))
+    assert (node.reads, node.optional, node.whole_state) == (
+        {"question": "question", "answer": "answer"},
+        frozenset({"answer"}),
+        False,
+    )
+    assert good(built(snapshot, schema=RESEARCH)).reads is None
+    assert good(built(snapshot, schema=RESEARCH, reads=["question"])).reads == {"question": "question"}
+
+
+def test_reads_rename() -> None:
+    run_node(lambda query: see(query), STATE, schema=RESEARCH, reads={"query": "question"})
+    assert SEEN == ["q"]
+    run_node(lambda state: see(dict(state)), STATE, schema=RESEARCH, reads={"query": "question"})
+    assert SEEN == [{"query": "q"}]
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda state: state["findings"],
+        lambda **kwargs: kwargs["findings"],
+        lambda state: {**state}["findings"],
+    ],
+)
+def test_a_node_sees_only_what_it_reads(fn: Any) -> None:
+    with pytest.raises(KeyError, match="findings"):
+        run_node(fn, STATE, schema=RESEARCH, reads=["question"])
+
+
+def test_a_view_shows_only_what_the_node_reads() -> None:
+    def node(s: Research) -> None:
+        assert s.question == "q"
+        s.findings  # noqa: B018
+
+    with pytest.raises(UnsetFieldError):
+        run_node(node, STATE, schema=RESEARCH, reads=["question"])
+
+
+@pytest.mark.parametrize(
+    ("fn", "reads", "message"),
+    [
+        (lambda question: None, {"query": "question"}, "'query' in reads is none of its inputs"),
+        (lambda query: None, {"question": "query"}, "write reads={'query': 'question'}"),
+        (lambda question: None, {"question": "qestion"}, "'qestion' in reads is no field of the state"),
+        (lambda question: None, {"question": "qestion"}, "Did you mean 'question'?"),
+        (lambda question: None, "question", "write reads=['question']"),
+        (lambda question: None, [1], "names are strings"),
+        (view, {"query": "question"}, "reads renames 'query'"),
+        (lambda question, findings: None, ["question"], "'findings' is not among its reads ('question')"),
+    ],
+)
+def test_wrong_reads(fn: Any, reads: Any, message: str) -> None:
+    found = built(fn, schema=RESEARCH, reads=reads)
+    assert any(message in problem for problem in (*found.problems, *found.unknown)), found
+
+
+def test_a_field_outside_of_reads_cannot_be_read_even_by_a_send_target() -> None:
+    node = built(lambda question, findings: None, schema=RESEARCH, reads=["question"]).node
+    assert node is not None
+    with pytest.raises(UnsetFieldError, match="findings"):
+        reply(node, call_of(STATE))
+
+
+# --- overlays
+
+
+@pytest.mark.parametrize(
+    ("fn", "expected"),
+    [
+        (lambda question: see(question), ["sent"]),
+        (lambda state: see(state["question"], state["extra"]), ["sent", 1]),
+        (lambda **kwargs: see(kwargs["question"], kwargs["extra"]), ["sent", 1]),
+        (lambda extra: see(extra), [1]),
+        (lambda extra=0: see(extra), [1]),
+    ],
+)
+def test_an_overlay_hides_fields_and_need_not_be_fields(fn: Any, expected: list[Any]) -> None:
+    node = built(fn, schema=RESEARCH).node
+    assert node is not None
+    reply(node, call_of(STATE, overlay={"question": "sent", "extra": 1}))
+    assert expected == SEEN
+
+
+def test_a_view_shows_an_overlays_fields() -> None:
+    run_node(view, STATE, schema=RESEARCH, overlay={"question": "sent", "extra": 1})
+    assert SEEN == ["sent", ["a"]]
+
+
+def test_an_overlay_value_is_copied_for_a_parameter_that_wants_a_copy() -> None:
+    def node(items: list[int]) -> None:
+        items.append(4)
+
+    call = call_of(overlay={"items": [1]})
+    found = built(node, schema=RESEARCH).node
+    assert found is not None
+    reply(found, call)
+    assert call.overlay == {"items": [1]}

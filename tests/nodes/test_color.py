@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextvars import ContextVar
+from typing import Any
+
+import anyio
+import dspy
+import pytest
+
+from dspyer.nodes import call_async, colours, portal_scope, to_thread, uses_acall
+from dspyer.nodes.color import acall_module, call_module, is_async
+from tests.nodes.kit import COLOURS, call_of, holder, reply, run_node
+
+WHERE: ContextVar[str] = ContextVar("WHERE", default="nowhere")
+
+
+async def place() -> tuple[str, int]:
+    await anyio.lowlevel.checkpoint()
+    return WHERE.get(), threading.get_ident()
+
+
+def sync_place() -> tuple[str, int]:
+    return WHERE.get(), threading.get_ident()
+
+
+@pytest.fixture(autouse=True)
+def _here() -> Any:
+    token = WHERE.set("here")
+    yield
+    WHERE.reset(token)
+
+
+def test_async_code_from_a_plain_thread_keeps_context_variables() -> None:
+    where, thread = call_async(place, {})
+    assert where == "here"
+    assert thread != threading.get_ident()
+
+
+def test_async_code_from_a_thread_with_a_running_loop() -> None:
+    async def notebook() -> tuple[str, int]:
+        return call_async(place, {})
+
+    assert asyncio.run(notebook())[0] == "here"
+
+
+def test_async_code_from_an_anyio_worker_thread_runs_on_its_loop() -> None:
+    async def main() -> tuple[int, tuple[str, int]]:
+        return threading.get_ident(), await to_thread(call_async, {"fn": place, "kwargs": {}})
+
+    loop_thread, found = anyio.run(main)
+    assert found == ("here", loop_thread)
+
+
+def test_one_loop_for_all_calls_of_a_scope() -> None:
+    before = threading.active_count()
+    with portal_scope():
+        assert threading.active_count() == before
+        threads = {call_async(place, {})[1] for _ in range(3)}
+        assert len(threads) == 1
+    assert threading.active_count() == before
+    with portal_scope():
+        pass
+
+
+def test_a_program_in_an_async_function_of_another_does_not_wait_for_itself() -> None:
+    async def inner() -> str:
+        return WHERE.get()
+
+    async def outer() -> list[str]:
+        found = [call_async(inner, {})]
+        with portal_scope():
+            found.append(call_async(inner, {}))
+            worker = threading.Thread(target=lambda: found.append(call_async(inner, {})))
+            worker.start()
+            worker.join()
+        return found
+
+    with portal_scope():
+        assert call_async(outer, {}) == ["here", "here", "nowhere"]
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), RuntimeError("mine"), KeyError("mine")])
+@pytest.mark.parametrize("worker", [False, True])
+def test_errors_come_through_unwrapped_and_the_call_is_made_once(error: Exception, worker: bool) -> None:
+    calls = []
+
+    async def fails() -> None:
+        calls.append(1)
+        raise error
+
+    async def main() -> None:
+        await to_thread(call_async, {"fn": fails, "kwargs": {}})
+
+    with pytest.raises(type(error)) as caught:
+        anyio.run(main) if worker else call_async(fails, {})
+    assert caught.value is error
+    assert calls == [1]
+
+
+def test_sync_code_from_async_code_runs_in_a_worker_thread_with_its_context() -> None:
+    async def main() -> tuple[str, int]:
+        return await to_thread(sync_place, {})
+
+    where, thread = anyio.run(main)
+    assert where == "here"
+    assert thread != threading.get_ident()
+
+
+def test_worker_threads_do_not_wait_for_each_other() -> None:
+    async def nested(depth: int) -> int:
+        if depth == 0:
+            return 0
+        return 1 + await to_thread(call_async, {"fn": nested, "kwargs": {"depth": depth - 1}})
+
+    async def main() -> int:
+        limiter = anyio.to_thread.current_default_thread_limiter()
+        limiter.total_tokens = 1
+        return await nested(10)
+
+    assert anyio.run(main) == 10
+
+
+@COLOURS
+def test_functions_of_both_colours_see_the_callers_context(colour: str) -> None:
+    def sync_node() -> dict[str, str]:
+        return {"where": WHERE.get()}
+
+    async def async_node() -> dict[str, str]:
+        return {"where": WHERE.get()}
+
+    for fn in (sync_node, async_node):
+        with dspy.context(trace=[]):
+            assert run_node(fn, colour=colour).updates == {"where": "here"}
+
+
+def test_dspy_settings_reach_both_colours() -> None:
+    async def traced() -> None:
+        dspy.settings.trace.append("step")
+
+    for colour in ("sync", "async"):
+        with dspy.context(trace=[]):
+            run_node(traced, colour=colour)
+            assert dspy.settings.trace == ["step"]
+
+
+# --- modules
+
+
+class Both(dspy.Module):
+    def forward(self) -> dspy.Prediction:
+        return dspy.Prediction(by="forward")
+
+    async def aforward(self) -> dspy.Prediction:
+        return dspy.Prediction(by="aforward")
+
+
+class OnlySync(dspy.Module):
+    def forward(self) -> dspy.Prediction:
+        return dspy.Prediction(by="forward")
+
+
+class OnlyAsync(dspy.Module):
+    async def aforward(self) -> dspy.Prediction:
+        return dspy.Prediction(by="aforward")
+
+
+class OverridesForward(Both):
+    def forward(self) -> dspy.Prediction:
+        return dspy.Prediction(by="own forward")
+
+
+class OverridesAforward(Both):
+    async def aforward(self) -> dspy.Prediction:
+        return dspy.Prediction(by="own aforward")
+
+
+class OverridesBoth(OverridesForward, OverridesAforward):
+    def forward(self) -> dspy.Prediction:
+        return dspy.Prediction(by="both forward")
+
+    async def aforward(self) -> dspy.Prediction:
+        return dspy.Prediction(by="both aforward")
+
+
+class Mixin:
+    def forward(self) -> dspy.Prediction:
+        return dspy.Prediction(by="mixin")
+
+
+class Mixed(Mixin, Both):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "found", "sync", "asynchronous"),
+    [
+        (Both, {"sync", "async"}, "forward", "aforward"),
+        (OnlySync, {"sync"}, "forward", "forward"),
+        (OnlyAsync, {"async"}, "aforward", "aforward"),
+        (OverridesForward, {"sync"}, "own forward", "own forward"),
+        (OverridesAforward, {"async"}, "own aforward", "own aforward"),
+        (OverridesBoth, {"sync", "async"}, "both forward", "both aforward"),
+        (Mixed, {"sync"}, "mixin", "mixin"),
+    ],
+)
+def test_the_nearer_of_forward_and_aforward_counts(
+    kind: type[dspy.Module], found: set[str], sync: str, asynchronous: str
+) -> None:
+    module = kind()
+    assert colours(module) == found
+    assert uses_acall(module) == ("async" in found)
+    assert call_module(module, {}).by == sync
+    assert anyio.run(acall_module, module, {}).by == asynchronous
+
+
+def test_a_forward_set_on_the_instance_counts_but_a_left_over_original_does_not() -> None:
+    module = Both()
+    module.__dict__["forward"] = Both.forward.__get__(module)
+    assert colours(module) == {"sync", "async"}
+    module.__dict__["forward"] = lambda: dspy.Prediction(by="patched")
+    assert colours(module) == {"sync"}
+
+
+@pytest.mark.parametrize(
+    ("fn", "expected"),
+    [(place, True), (sync_place, False), (lambda: None, False), (print, False)],
+)
+def test_is_async(fn: Any, expected: bool) -> None:
+    assert is_async(fn) == expected
+
+
+def test_no_thread_of_the_default_limiter_is_taken() -> None:
+    async def main() -> float:
+        limiter = anyio.to_thread.current_default_thread_limiter()
+        return await to_thread(lambda: limiter.borrowed_tokens, {})
+
+    assert anyio.run(main) == 0
+
+
