@@ -17,7 +17,7 @@ import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Union, get_args, get_origin
 
 from . import messages
@@ -155,6 +155,11 @@ class Reducer:
 
     def __deepcopy__(self, memo: object) -> Reducer:
         return self
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        if BUILT_IN.get(self.name) is self:
+            return self.name  # a name of this module
+        return Reducer, tuple(getattr(self, field.name) for field in fields(self))
 
 
 def without_none(annotation: Any) -> Any:
