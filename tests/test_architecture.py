@@ -20,7 +20,7 @@ LAYERS: list[set[str]] = [
     {"merge", "patterns", "policies", "messages", "reducers"},
     {"state", "field_types", "annotations", "views", "schema"},
     {"topology", "rounds"},
-    {"lineage", "schedule", "validation", "pictures", "wires", "layout", "svg"},
+    {"lineage", "runstate", "schedule", "validation", "pictures", "wires", "layout", "svg"},
     {"nodes", "tracing", "signatures", "source", "copying", "parameters"},
     {"blueprint", "assembly", "graph", "execution", "drivers"},
     {"program", "run", "streams"},

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import dspy
 import pytest
@@ -84,6 +84,14 @@ def test_page(page: Path, namespace: ModuleType, tmp_path: Path, monkeypatch: py
         with contextlib.redirect_stdout(printed):
             exec(code, namespace.__dict__)
         assert tidy(printed.getvalue()) == tidy(block.shown or ""), f"{place} prints something else"
+
+
+def test_the_drawn_graph_is_up_to_date() -> None:
+    namespace: dict[str, Any] = {}
+    first = next(blocks(ROOT / "docs" / "guides" / "looking.md"))
+    exec(first.code, namespace)
+    shown = (ROOT / "docs" / "img" / "research.svg").read_text()
+    assert namespace["program"].graph.to_svg() == shown, "run docs/pictures/draw.py"
 
 
 def anchors(page: Path) -> set[str]:

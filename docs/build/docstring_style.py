@@ -1,4 +1,4 @@
-"""Shows docstrings as they are meant: the `Example:` part as code, the parameters of `__new__` as those of the class."""
+"""Shows docstrings as they are meant: the `Example:` part as code, the fields of a record as its parameters."""
 
 from __future__ import annotations
 
@@ -17,8 +17,22 @@ class DocstringStyle(griffe.Extension):
             obj.docstring.value = re.sub(r"^( *)Example:$", r"\1Examples:", obj.docstring.value, flags=re.MULTILINE)
 
     def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
-        """Called for each class when its members are known."""
+        """Called for each class when its members are known: griffe itself looks at `__init__` alone."""
+        if "__init__" in cls.members:
+            return
         new = cls.members.get("__new__")
-        if isinstance(new, griffe.Function) and "__init__" not in cls.members:
-            init = griffe.Function("__init__", parameters=new.parameters, lineno=new.lineno, endlineno=new.endlineno)
-            cls.set_member("__init__", init)
+        if isinstance(new, griffe.Function):
+            cls.set_member("__init__", griffe.Function("__init__", parameters=new.parameters))
+        elif any(str(base) == "NamedTuple" for base in cls.bases):
+            cls.set_member("__init__", griffe.Function("__init__", parameters=fields_of(cls)))
+
+
+def fields_of(record: griffe.Class) -> griffe.Parameters:
+    """The fields of a named tuple, as the parameters that they are."""
+    kind = griffe.ParameterKind.positional_or_keyword
+    fields = [
+        member for member in record.members.values() if isinstance(member, griffe.Attribute) and member.annotation
+    ]
+    return griffe.Parameters(
+        *(griffe.Parameter(f.name, annotation=f.annotation, kind=kind, default=f.value) for f in fields)
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from html import escape
 from pathlib import Path
+from typing import Any
 
 OUT = Path(__file__).parent.parent / "img"
 
@@ -267,10 +268,8 @@ def layers() -> None:
         p.text(114, y + 27, name, "title")
         p.text(728, y + 27, words, "small", "end")
     p.path("M60 30 V340")
-    p.text(0, 0, "")
     p.add('<text transform="translate(46 186) rotate(-90)" text-anchor="middle" class="small quiet">imports</text>')
     p.path("M764 24 q10 0 10 10 V112 q0 10 10 10 M764 176 q10 0 10 -10 V132 q0 -10 10 -10", head=False)
-    p.text(792, 100, "")
     p.text(790, 118, "knows", "small quiet")
     p.text(790, 134, "DSPy", "small quiet")
     p.path("M764 186 q10 0 10 10 V255 q0 10 10 10 M764 340 q10 0 10 -10 V275 q0 -10 10 -10", head=False)
@@ -279,7 +278,15 @@ def layers() -> None:
     p.save()
 
 
+def research() -> None:
+    """The graph of the page "Looking at a graph", as the library draws it."""
+    page = OUT.parent / "guides" / "looking.md"
+    namespace: dict[str, Any] = {}
+    exec(page.read_text().split("```python\n")[1].split("```")[0], namespace)
+    OUT.joinpath("research.svg").write_text(namespace["program"].graph.to_svg())
+
+
 if __name__ == "__main__":
     OUT.mkdir(exist_ok=True)
-    for draw in (run, rounds, three_way, sharing, layers):
+    for draw in (run, rounds, three_way, sharing, layers, research):
         draw()
