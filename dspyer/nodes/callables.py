@@ -175,6 +175,15 @@ def literals(annotation: Any) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def gives_literals_alone(annotation: Any) -> bool:
+    """Whether an annotation names `Literal`s, and lists of them, and nothing else."""
+    return all(
+        get_origin(member) is Literal
+        or (get_origin(member) in (list, tuple) and all(map(gives_literals_alone, get_args(member))))
+        for member in members(annotation)
+    )
+
+
 def wants_copy(annotation: Any) -> bool:
     """Whether a parameter of this type gets a plain value of its own instead of a frozen view."""
     for member in members(annotation):

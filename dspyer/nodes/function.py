@@ -17,7 +17,6 @@ from .names import Names, check_names
 from .outputs import RESULT, goto_of, is_bare, permitted, promise_of, values_of
 from .spec import Spec
 
-
 OF_DSPY = {"forward", "aforward", "history", "callbacks", "_compiled"}
 """Attributes that DSPy gives to instances of modules."""
 

@@ -13,7 +13,7 @@ from dspyer.schema import Schema
 
 from .base import Call, Command, Decision, Send
 from .binding import Binding, plan_binding, unset
-from .callables import describe, literals
+from .callables import describe, gives_literals_alone, literals
 from .color import acall_module, call_module, is_async
 from .hidden import hidden_problems, mentions
 from .module import Input, gather_inputs, plan_inputs, selected, values_of_prediction
@@ -240,7 +240,7 @@ def _build_function_router(
     described = describe(fn, who)
     plan = plan_binding(described, who, schema)
     promised = literals(described.returns)
-    routes, more = routes_of(path_map, promised, who)
+    routes, more = routes_of(path_map, promised, who, complete=gives_literals_alone(described.returns))
     problems += [*plan.problems, *plan.unknown, *more]
     fix = (
         "route with the module itself, add_conditional_edges({source!r}, {{name}}, ...), or call it in a node and "

@@ -77,13 +77,16 @@ class Routes:
 _FIX = "add it to the path map"
 
 
-def routes_of(path_map: PathMap | None, promised: Sequence[object], who: str) -> tuple[Routes | None, list[str]]:
+def routes_of(
+    path_map: PathMap | None, promised: Sequence[object], who: str, complete: bool = True
+) -> tuple[Routes | None, list[str]]:
     """The ways out of a router, and what is wrong with them.
 
     Args:
         path_map: targets by label, or a list of names; None if not given.
         promised: the labels that the router's annotation promises; empty for unknown.
         who: the router, for problems.
+        complete: whether it promises to give nothing else.
 
     Returns:
         The routes, None if they are unknown.
@@ -111,12 +114,12 @@ def routes_of(path_map: PathMap | None, promised: Sequence[object], who: str) ->
     targets = tuple(dict.fromkeys(name for names in labels_of.values() for name in names))
     if not labels_of:
         problems.append(f"{who}: the path map is empty: give it at least one target")
-    problems += _uncovered(labels_of, targets, promised, who)
+    problems += _uncovered(labels_of, targets, promised, who, complete)
     return Routes(labels_of, targets), problems
 
 
 def _uncovered(
-    labels: Mapping[Any, tuple[str, ...]], targets: Sequence[str], promised: Sequence[object], who: str
+    labels: Mapping[Any, tuple[str, ...]], targets: Sequence[str], promised: Sequence[object], who: str, complete: bool
 ) -> list[str]:
     """Labels without a target, and entries that no label can reach."""
     if not promised:
@@ -131,6 +134,6 @@ def _uncovered(
         f"{who} never gives {label!r}, which the path map has; it gives {listed(promised)}: remove it."
         f"{suggestion(label, promised)}"
         for label, names in labels.items()
-        if label not in promised and not any(name in promised for name in names)
+        if complete and label not in promised and not any(name in promised for name in names)
     ]
     return problems

@@ -69,6 +69,18 @@ def keyword_only(*, question):  # type: ignore[no-untyped-def]
     see(question)
 
 
+def see_question(question):  # type: ignore[no-untyped-def]
+    see(question)
+
+
+def see_extra(extra):  # type: ignore[no-untyped-def]
+    see(extra)
+
+
+def see_query(query):  # type: ignore[no-untyped-def]
+    see(query)
+
+
 def default_of_set(question="none"):  # type: ignore[no-untyped-def]
     see(question)
 
@@ -222,13 +234,13 @@ def test_annotations_that_cannot_be_resolved_bind_by_name() -> None:
 
         del Hidden
 
-        def node(question: Hidden, findings: list[Hidden], ctx: Hidden) -> None:  # type: ignore[name-defined]  # noqa: F821
+        def node(question: Hidden, findings: list[Hidden], ctx: Any) -> None:  # noqa: F821
             see(question, type(findings), ctx.node)
 
         return node
 
     run_node(make(), STATE, schema=RESEARCH)
-    assert SEEN == ["q", list, "node"]
+    assert ["q", list, "node"] == SEEN
 
 
 def test_a_parameter_with_an_unresolvable_annotation_says_so() -> None:
@@ -276,9 +288,10 @@ def needs_deps(deps: Deps) -> None:
 @pytest.mark.parametrize("schema", [OPEN, RESEARCH], ids=["open", "schema"])
 def test_a_parameter_annotated_with_another_class_is_a_resource(schema: Schema, colour: str) -> None:
     client = SpecialClient()
-    for given in ({Client: client}, {SpecialClient: client}):
+    choices: list[dict[type, object]] = [{Client: client}, {SpecialClient: client}]
+    for given in choices:
         run_node(needs_client, STATE, colour, schema=schema, resources=given)
-        assert SEEN == ["q", client]
+        assert ["q", client] == SEEN
     assert good(built(needs_client, schema=schema)).resources == {"client": Client}
 
 
@@ -291,9 +304,9 @@ def test_a_resource_with_a_default_may_be_missing() -> None:
 def test_a_dataclass_that_is_no_field_is_a_resource_where_there_is_a_schema() -> None:
     deps = Deps("u")
     run_node(needs_deps, schema=RESEARCH, resources={Deps: deps})
-    assert SEEN == [deps]
+    assert [deps] == SEEN
     run_node(needs_deps, schema=RESEARCH, overlay={"deps": Deps("sent")})
-    assert SEEN == [Deps("sent")]
+    assert [Deps("sent")] == SEEN
     assert good(built(needs_deps)).reads == {"deps": "deps"}
 
 
@@ -331,7 +344,7 @@ def test_a_bound_module_comes_from_the_program_at_call_time() -> None:
     assert isinstance(found.module, NodeModules)
     assert [name for name, _ in holder(search=found.module).named_predictors()] == ["search.rewrite"]
     reply(good(found), call_of(STATE, program=holder(node=NodeModules(rewrite=second))))
-    assert SEEN == ["q", second]
+    assert ["q", second] == SEEN
 
 
 @pytest.mark.parametrize(
@@ -408,7 +421,7 @@ def test_an_unset_field_raises_naming_field_and_reader(fn: Any, colour: str) -> 
 
 def test_an_unset_field_read_from_the_snapshot_or_the_view_raises() -> None:
     def by_view(s: Research) -> None:
-        s.question  # noqa: B018
+        s.question
 
     for fn in (snapshot, by_view):
         with pytest.raises(UnsetFieldError, match="question"):
@@ -430,7 +443,7 @@ def test_facts_of_reads() -> None:
 
 
 def test_reads_rename() -> None:
-    run_node(lambda query: see(query), STATE, schema=RESEARCH, reads={"query": "question"})
+    run_node(see_query, STATE, schema=RESEARCH, reads={"query": "question"})
     assert SEEN == ["q"]
     run_node(lambda state: see(dict(state)), STATE, schema=RESEARCH, reads={"query": "question"})
     assert SEEN == [{"query": "q"}]
@@ -452,7 +465,7 @@ def test_a_node_sees_only_what_it_reads(fn: Any) -> None:
 def test_a_view_shows_only_what_the_node_reads() -> None:
     def node(s: Research) -> None:
         assert s.question == "q"
-        s.findings  # noqa: B018
+        s.findings
 
     with pytest.raises(UnsetFieldError):
         run_node(node, STATE, schema=RESEARCH, reads=["question"])
@@ -489,10 +502,10 @@ def test_a_field_outside_of_reads_cannot_be_read_even_by_a_send_target() -> None
 @pytest.mark.parametrize(
     ("fn", "expected"),
     [
-        (lambda question: see(question), ["sent"]),
+        (see_question, ["sent"]),
         (lambda state: see(state["question"], state["extra"]), ["sent", 1]),
         (lambda **kwargs: see(kwargs["question"], kwargs["extra"]), ["sent", 1]),
-        (lambda extra: see(extra), [1]),
+        (see_extra, [1]),
         (lambda extra=0: see(extra), [1]),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 
 from dspyer.nodes import call_async, colours, portal_scope, to_thread, uses_acall
 from dspyer.nodes.color import acall_module, call_module, is_async
-from tests.nodes.kit import COLOURS, call_of, holder, reply, run_node
+from tests.nodes.kit import COLOURS, run_node
 
 WHERE: ContextVar[str] = ContextVar("WHERE", default="nowhere")
 
@@ -112,7 +112,8 @@ def test_worker_threads_do_not_wait_for_each_other() -> None:
     async def nested(depth: int) -> int:
         if depth == 0:
             return 0
-        return 1 + await to_thread(call_async, {"fn": nested, "kwargs": {"depth": depth - 1}})
+        inner: int = await to_thread(call_async, {"fn": nested, "kwargs": {"depth": depth - 1}})
+        return 1 + inner
 
     async def main() -> int:
         limiter = anyio.to_thread.current_default_thread_limiter()
@@ -237,5 +238,3 @@ def test_no_thread_of_the_default_limiter_is_taken() -> None:
         return await to_thread(lambda: limiter.borrowed_tokens, {})
 
     assert anyio.run(main) == 0
-
-

@@ -30,7 +30,7 @@ def uses_global(question: str) -> Any:
 
 
 def uses_global_inside(question: str) -> Any:
-    return [PREDICT(question=q) for q in [question]] + (lambda: PREDICT)()
+    return [lambda: [PREDICT(question=q) for q in [question]]]
 
 
 def uses_list(question: str) -> Any:

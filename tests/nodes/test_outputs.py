@@ -87,8 +87,11 @@ def test_a_function_that_returns_an_awaitable_is_awaited() -> None:
     async def later() -> dict[str, str]:
         return {"title": "a"}
 
+    def calls_later() -> Any:
+        return later()
+
     for colour in ("sync", "async"):
-        assert run_node(lambda: later(), colour=colour) == Reply({"title": "a"})
+        assert run_node(calls_later, colour=colour) == Reply({"title": "a"})
 
 
 # --- writes

@@ -1,0 +1,206 @@
+"""A graph as a node, seen from the node: the program is a stand-in that keeps to the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import dspy
+import pytest
+from pydantic import BaseModel
+
+from dspyer import reducers
+from dspyer.errors import UnsetFieldError
+from dspyer.nodes import Call, Reply, SubgraphNode, build_map, is_program
+from dspyer.patch import DELETE
+from dspyer.reducers import Updates
+from dspyer.schema import Schema
+from dspyer.values import freeze
+from tests.nodes.kit import COLOURS, OPEN, built, call_of, good, holder, reply
+
+
+class Inner(BaseModel):
+    question: str
+    hint: str = ""
+    scratch: str = ""
+    answer: str | None = None
+    notes: dict[str, Any] = {}
+    log: Annotated[list[str], reducers.extend] = []
+
+
+class Outer(BaseModel):
+    question: str
+    topic: str = ""
+    topics: list[str] = []
+    answer: str | None = None
+    notes: dict[str, Any] = {}
+    log: Annotated[list[str], reducers.extend] = []
+    lines: list[str] = []
+    results: list[Any] = []
+
+
+@dataclass
+class View:
+    inputs: tuple[str, ...]
+    required: frozenset[str]
+    outputs: tuple[str, ...] | None
+    writes: tuple[str, ...] | None
+    topology: Any
+
+
+@dataclass
+class Shape:
+    schema: Schema
+
+
+class Program(dspy.Module):
+    """Changes what it was told to; notes what it was given."""
+
+    _dspyer_program = True
+
+    def __init__(
+        self,
+        changes: Mapping[str, object],
+        outputs: tuple[str, ...] | None = ("answer", "notes", "log"),
+        writes: tuple[str, ...] | None = ("scratch", "answer", "notes", "log"),
+        schema: Schema | None = None,
+    ) -> None:
+        super().__init__()
+        self.changes = dict(changes)
+        self.given: list[dict[str, Any]] = []
+        self.graph = View(
+            ("question", "hint"), frozenset({"question"}), outputs, writes, Shape(schema or Schema.of(Inner))
+        )
+
+    def run_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
+        self.given.append(inputs)
+        return self.changes
+
+    async def arun_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
+        return self.run_inside(inputs, call)
+
+
+OUTER = Schema.of(Outer)
+STATE = {"question": "q", "topic": "t"}
+
+
+def run(program: Program, colour: str = "sync", *, schema: Schema = OUTER, **options: Any) -> Reply:
+    node = good(built(program, schema=schema, **options))
+    assert isinstance(node, SubgraphNode)
+    return reply(node, call_of(STATE, program=holder(node=program)), colour)
+
+
+def test_a_compiled_graph_is_known_by_its_class() -> None:
+    assert is_program(Program({}))
+    assert not is_program(dspy.Predict("a -> b"))
+
+
+@COLOURS
+def test_it_gets_its_inputs_and_gives_what_changed(colour: str) -> None:
+    program = Program({"answer": "a", "scratch": "s"})
+    assert run(program, colour) == Reply({"answer": "a"}, None, True)
+    assert program.given == [{"question": "q"}]
+
+
+def test_facts() -> None:
+    node = good(built(Program({}), schema=OUTER))
+    assert (node.reads, node.optional) == ({"question": "question"}, frozenset())
+    assert node.writes == {"answer": "answer", "notes": "notes", "log": "log"}
+    node = good(built(Program({})))
+    assert (node.reads, node.optional) == ({"question": "question", "hint": "hint"}, frozenset({"hint"}))
+    assert good(built(Program({}, outputs=None, writes=None))).writes is None
+    changes_an_input = Program({}, outputs=("answer",), writes=("question", "scratch", "answer"))
+    assert good(built(changes_an_input, schema=OUTER)).writes == {"answer": "answer", "question": "question"}
+
+
+@COLOURS
+def test_raw_updates_go_where_the_outer_field_folds(colour: str) -> None:
+    updates = Updates(freeze(["x"]), freeze(["y"]))
+    given = run(Program({"log": updates}), colour)
+    assert given.updates == {"log": updates}
+    patch, after = OUTER.commit(
+        OUTER.initial({"question": "q", "log": ["0"]}), given.updates, node="n", commit_id="1", whole=given.whole
+    )
+    assert after["log"] == ["0", "x", "y"]
+    assert patch == {"log": updates}
+
+
+@COLOURS
+@pytest.mark.parametrize(
+    ("schema", "writes", "field"), [(OUTER, {"log": "lines"}, "lines"), (OPEN, None, "log"), (OPEN, ["log"], "log")]
+)
+def test_elsewhere_the_value_goes(schema: Schema, writes: Any, field: str, colour: str) -> None:
+    program = Program({"log": Updates(freeze(["x"]), freeze(["y"]))})
+    given = run(program, colour, schema=schema, writes=writes)
+    assert given.updates == {field: ["x", "y"]}
+
+
+def test_a_field_that_was_reset_is_reset() -> None:
+    given = run(Program({"notes": DELETE}))
+    assert given.updates == {"notes": DELETE}
+
+
+def test_a_mapping_that_changed_is_given_whole() -> None:
+    given = run(Program({"notes": freeze({"b": 1})}))
+    state = OUTER.initial({"question": "q", "notes": {"a": 1}})
+    _, after = OUTER.commit(state, given.updates, node="n", commit_id="1", whole=given.whole)
+    assert after["notes"] == {"b": 1}
+
+
+def test_reads_and_writes_rename() -> None:
+    program = Program({"answer": "a"})
+    given = run(program, reads={"question": "topic"}, writes={"answer": "topic"})
+    assert (program.given, given.updates) == ([{"question": "t"}], {"topic": "a"})
+
+
+class Apart(BaseModel):
+    elsewhere: str = ""
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "message"),
+    [
+        (Schema.of(Apart), {}, "its input 'question' is no field of the state"),
+        (Schema.of(Apart), {}, "say where its results go, as writes={'answer': 'a field'}"),
+        (OUTER, {"writes": ["anser"]}, "Did you mean 'answer'?"),
+        (OUTER, {"reads": {"topic": "question"}}, "write reads={'question': 'topic'}"),
+        (OUTER, {"reads": []}, "its input 'question' is not in reads (none)"),
+    ],
+)
+def test_what_does_not_fit_the_outer_state(schema: Schema, options: dict[str, Any], message: str) -> None:
+    found = built(Program({}), schema=schema, **options)
+    text = "\n".join((*found.problems, *found.unknown))
+    assert message in text
+
+
+def test_a_missing_input_raises() -> None:
+    program = Program({})
+    node = good(built(program))
+    with pytest.raises(UnsetFieldError, match="'question'"):
+        reply(node, call_of(program=holder(node=program)))
+
+
+@COLOURS
+@pytest.mark.parametrize(
+    ("outputs", "expected"),
+    [
+        (("answer",), "a"),
+        (("log",), ["x", "y"]),
+        (("hint",), ""),
+        (("answer", "log"), {"answer": "a", "log": ["x", "y"]}),
+        (("notes",), {}),
+    ],
+)
+def test_a_worker_of_a_map_gives_the_values_of_its_outputs(
+    outputs: tuple[str, ...], expected: object, colour: str
+) -> None:
+    changes = {"answer": "a", "scratch": "s", "notes": DELETE, "log": Updates(freeze(["x"]), freeze(["y"]))}
+    program = Program(changes, outputs, writes=())
+    found = build_map("node", program, schema=OUTER, over="topics", item="question", into="results")
+    call = call_of({"topics": ["t1", "t2"]}, program=holder(node=program))
+    given = reply(good(found), call, colour)
+    if outputs == ("notes",):
+        expected = None
+    assert given.updates == {"results": [expected, expected]}
+    assert program.given == [{"question": "t1"}, {"question": "t2"}]
