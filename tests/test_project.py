@@ -89,6 +89,12 @@ def test_pictures_are_self_contained_and_described(picture: Path) -> None:
     assert not outside
 
 
+def test_one_word_per_thing() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "dspyer").rglob("*.py")]
+    stray = re.compile(r"transpil|superstep|workflow", re.IGNORECASE)
+    assert not [page.name for page in pages if stray.search(page.read_text())]
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built documentation; building it strictly is a test of its own."""
