@@ -10,6 +10,7 @@ Maps keep insertion order in every process: each entry of the trie carries the n
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from itertools import islice
 from typing import Any, Generic, TypeVar, cast, overload
 
 from pyrsistent._pvector import PythonPVector, python_pvector
@@ -269,61 +270,72 @@ def extended(data: SequenceData, items: tuple[Any, ...]) -> SequenceData:
 
 
 class PersistentVector(Generic[T]):
-    """A sequence to which appending costs the same whatever its length.
+    """A sequence that only grows, such as the commits of a run; its versions share one list.
+
+    A version sees the items that it was made with and no later ones. Appending to the newest version costs the same
+    whatever its length; appending to an older one copies the list.
 
     Example:
         >>> one = PersistentVector([1])
-        >>> list(one.append(2)), list(one)
-        ([1, 2], [1])
+        >>> two, other = one.append(2), one.append(3)
+        >>> list(one), list(two), list(other)
+        ([1], [1, 2], [1, 3])
     """
 
-    __slots__ = ("_data",)
+    __slots__ = ("_count", "_items")
 
-    _data: SequenceData
+    _items: list[T]  # shared, and only ever appended to
+    _count: int
 
     def __init__(self, items: Iterable[T] = ()) -> None:
-        self._data = as_sequence(items)
-
-    @classmethod
-    def _of(cls, data: SequenceData) -> PersistentVector[T]:
-        new = object.__new__(cls)
-        new._data = data
-        return new
+        self._items = list(items)
+        self._count = len(self._items)
 
     def append(self, item: T) -> PersistentVector[T]:
-        return PersistentVector._of(extended(self._data, (item,)))
+        items, count = self._items, self._count
+        if len(items) == count:
+            items.append(item)
+        if items[count] is not item:  # another version, or another thread, has put its own item there
+            items = [*items[:count], item]
+        new: PersistentVector[T] = object.__new__(PersistentVector)
+        new._items = items
+        new._count = count + 1
+        return new
 
     def extend(self, items: Iterable[T]) -> PersistentVector[T]:
-        more = tuple(items)
-        return PersistentVector._of(extended(self._data, more)) if more else self
+        new = self
+        for item in items:
+            new = new.append(item)
+        return new
 
     @overload
     def __getitem__(self, index: int) -> T: ...
     @overload
     def __getitem__(self, index: slice) -> PersistentVector[T]: ...
     def __getitem__(self, index: int | slice) -> T | PersistentVector[T]:
-        if isinstance(index, slice):
-            return PersistentVector(tuple(self._data)[index])
-        return cast(T, self._data[index])
+        if type(index) is int and 0 <= index < self._count:
+            return self._items[index]
+        items = self._items[: self._count]
+        return PersistentVector(items[index]) if isinstance(index, slice) else items[index]
 
     def __iter__(self) -> Iterator[T]:
-        return iter(self._data)
+        return islice(self._items, self._count)
 
     def __len__(self) -> int:
-        return len(self._data)
+        return self._count
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, PersistentVector):
             return NotImplemented
-        return self._data is other._data or tuple(self._data) == tuple(other._data)
+        return list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]  # items may be unhashable
 
     def __repr__(self) -> str:
-        return f"PersistentVector({list(self._data)!r})"
+        return f"PersistentVector({list(self)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PersistentVector, (list(self._data),)
+        return PersistentVector, (list(self),)
 
     def __copy__(self) -> PersistentVector[T]:
         return self

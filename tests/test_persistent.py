@@ -1,0 +1,201 @@
+"""Persistent containers against dict and list, across the sizes at which their storage changes."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from dspyer._persistent import SMALL, PersistentMap, PersistentVector, Trie, as_sequence, extended, is_vector
+
+SIZES = [0, 1, 15, SMALL // 2, SMALL - 1, SMALL, SMALL + 1, 300]
+
+
+class Clash:
+    """A key whose hash says almost nothing."""
+
+    def __init__(self, name: int) -> None:
+        self.name = name
+
+    def __hash__(self) -> int:
+        return self.name % 2
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Clash) and other.name == self.name
+
+    def __repr__(self) -> str:
+        return f"Clash({self.name})"
+
+
+KEYS = {
+    "text": lambda n: f"key {n}",
+    "small numbers": lambda n: n - 100,
+    "numbers with one hash below 40 bits": lambda n: n << 40,
+    "two hashes": Clash,
+}
+
+changes = st.lists(
+    st.one_of(
+        st.tuples(st.just("set"), st.integers(0, 350), st.integers()),
+        st.tuples(st.just("discard"), st.integers(0, 350), st.just(0)),
+        st.tuples(st.just("discard range"), st.integers(0, 350), st.integers(0, 350)),
+    ),
+    max_size=30,
+)
+
+
+@pytest.mark.parametrize("make", KEYS.values(), ids=KEYS.keys())
+@settings(max_examples=40, deadline=None)
+@given(size=st.sampled_from(SIZES), ops=changes)
+@example(size=300, ops=[("discard range", 0, 290), ("set", 5, 1)])
+@example(size=300, ops=[("discard range", 0, 350), ("set", 5, 1)])
+def test_map_behaves_like_a_dict(make: Any, size: int, ops: list[tuple[str, int, int]]) -> None:
+    plain: dict[Any, int] = {make(n): n for n in range(size)}
+    mapping: PersistentMap[Any, int] = PersistentMap(plain)
+    versions = [(mapping, dict(plain))]
+    for op, n, value in ops:
+        if op == "set":
+            plain[make(n)] = value
+            mapping = mapping.set(make(n), value)
+        else:
+            for key in range(n, max(value, n + 1)):
+                plain.pop(make(key), None)
+                mapping = mapping.discard(make(key))
+        versions.append((mapping, dict(plain)))
+    for version, expected in versions:
+        assert list(version.items()) == list(expected.items())
+        assert list(version) == list(version.keys()) == list(expected)
+        assert list(version.values()) == list(expected.values())
+        assert len(version) == len(expected)
+    assert all(mapping[key] == value and key in mapping for key, value in plain.items())
+    assert mapping.get(make(999), "none") == "none"
+    assert make(999) not in mapping
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.sampled_from([*SIZES, 1023, 1024, 1100]),
+    parts=st.lists(st.one_of(st.integers(), st.lists(st.integers(), max_size=80)), max_size=40),
+)
+def test_vector_behaves_like_a_list(size: int, parts: list[Any]) -> None:
+    plain: list[int] = list(range(size))
+    vector: PersistentVector[int] = PersistentVector(plain)
+    versions = [(vector, list(plain))]
+    for part in parts:
+        if isinstance(part, list):
+            plain.extend(part)
+            vector = vector.extend(part)
+        else:
+            plain.append(part)
+            vector = vector.append(part)
+        versions.append((vector, list(plain)))
+    for version, expected in versions:
+        assert list(version) == expected
+        assert len(version) == len(expected)
+    assert [vector[i] for i in range(len(plain))] == plain
+    assert list(vector[3:-2]) == plain[3:-2]
+    assert not plain or vector[-1] == plain[-1]
+
+
+def test_missing_key_and_index() -> None:
+    for size in (3, 300):
+        with pytest.raises(KeyError):
+            PersistentMap({n: n for n in range(size)})["missing"]  # type: ignore[index]
+        with pytest.raises(IndexError):
+            PersistentVector(range(size))[size]
+
+
+def test_a_known_key_keeps_its_place_and_a_returning_one_goes_last() -> None:
+    for size in (3, 300):
+        mapping = PersistentMap({n: n for n in range(size)})
+        assert next(iter(mapping.set(0, -1))) == 0
+        assert list(mapping.discard(0).set(0, 0))[-1] == 0
+
+
+def test_discarding_an_unknown_key_gives_the_same_map() -> None:
+    for size in (3, 300):
+        mapping = PersistentMap({n: n for n in range(size)})
+        assert mapping.discard(-1) is mapping
+        assert PersistentVector(range(size)).extend([]) == PersistentVector(range(size))
+
+
+@pytest.mark.parametrize("size", [3, 300])
+def test_pickle_and_copies(size: int) -> None:
+    mapping = PersistentMap({f"k{n}": n for n in range(size)})
+    vector = PersistentVector(range(size))
+    assert list(pickle.loads(pickle.dumps(mapping)).items()) == list(mapping.items())
+    assert pickle.loads(pickle.dumps(vector)) == vector
+    assert copy.copy(mapping) is mapping
+    assert copy.copy(vector) is vector
+    assert "k1" in repr(mapping)
+    assert "1" in repr(vector)
+
+
+def test_a_pickled_map_is_read_under_another_hash_seed() -> None:
+    mapping = PersistentMap({f"k{n}": n for n in range(500)})
+    code = (
+        "import pickle, sys; m = pickle.load(sys.stdin.buffer);"
+        "assert [m[k] for k in m] == list(range(500)) and list(m) == [f'k{n}' for n in range(500)]"
+    )
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            input=pickle.dumps(mapping),
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            check=False,
+            capture_output=True,
+        )
+        assert done.returncode == 0, done.stderr.decode()
+
+
+def test_what_did_not_change_is_shared() -> None:
+    trie = Trie.of({n: n for n in range(10_000)})
+    after = trie.set(77, -1)
+    shared = [a is b for a, b in zip(trie._root, after._root, strict=True)]
+    assert shared.count(False) == 1
+    vector = as_sequence(range(10_000))
+    assert extended(vector, (1,))._root is vector._root
+    log = PersistentVector(range(10_000))
+    assert log.append(1)._items is log._items
+
+
+def test_sequences_are_kept_in_the_vector_that_is_cheap_to_collect() -> None:
+    assert is_vector(as_sequence(range(SMALL + 1)))
+    assert not is_vector(as_sequence(range(SMALL)))
+    assert type(as_sequence(range(1000))).__name__ == "PythonPVector"
+
+
+def test_an_older_vector_that_grows_again_leaves_the_newer_ones_alone() -> None:
+    first: PersistentVector[object] = PersistentVector(range(100))
+    left = first.append("left")
+    right = first.append("right").append("more")
+    assert list(first) == list(range(100))
+    assert list(left)[100:] == ["left"]
+    assert list(right)[100:] == ["right", "more"]
+    assert list(left.append("next"))[100:] == ["left", "next"]
+    assert first[-1] == 99
+    with pytest.raises(IndexError):
+        first[100]
+
+
+def test_threads_that_append_to_one_vector_do_not_see_each_other() -> None:
+    base: PersistentVector[object] = PersistentVector()
+    for _ in range(50):
+        base = base.append(object())
+    with ThreadPoolExecutor(8) as pool:
+        grown = list(pool.map(lambda n: base.append(("item", n)).append(n), range(200)))
+    assert [list(vector)[50:] for vector in grown] == [[("item", n), n] for n in range(200)]
+
+
+def test_maps_compare_by_items() -> None:
+    assert PersistentMap({"a": 1, "b": 2}) == PersistentMap({"b": 2, "a": 1})
+    assert PersistentMap({"a": 1}) != PersistentMap({"a": 2})
+    assert PersistentMap() != {}
+    assert PersistentVector([1]) != [1]
