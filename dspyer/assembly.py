@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import types
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Union, get_args, get_origin
+from typing import Any, NamedTuple, Union, cast, get_args, get_origin
 
 import dspy
 from pydantic import BaseModel
 
 from .blueprint import Blueprint, Exit
+from .declarations import EdgeSpec, NodeSpec, RouterSpec
 from .errors import GraphError, suggestion
 from .nodes import Node, Router, build_map, build_node, build_router
 from .policies import Policies
@@ -18,9 +19,6 @@ from .schema import Schema
 from .source import EdgeText, FunctionText, MapText, graph_text
 from .topology import END, START, Topology
 from .validation import Facts, check_parallel_writers, check_paths, check_reads, check_targets, reach
-
-if TYPE_CHECKING:
-    from .graph import EdgeSpec, NodeSpec, RouterSpec
 
 
 class Assembly(NamedTuple):
@@ -67,7 +65,7 @@ class Assembly(NamedTuple):
         problems += check_paths(facts)
         problems += check_parallel_writers(facts, rounds)
         problems += check_reads(facts) if self.inputs is not None or not self.schema.open else ()
-        problems += self._check_fields(nodes, exits)
+        problems += self._check_outputs()
         if problems:
             raise GraphError(problems)
         topology = Topology(
@@ -77,7 +75,9 @@ class Assembly(NamedTuple):
         frozen = frozenset(spec.name for spec in self.nodes if spec.frozen)
         thawed = frozenset(spec.name for spec in self.nodes if spec.frozen is False)
         closed = self.inputs is not None or not self.schema.open
-        blueprint = Blueprint(topology, nodes, exits, inputs, required, outputs, frozen, thawed, closed, max_concurrency)
+        blueprint = Blueprint(
+            topology, nodes, exits, inputs, required, outputs, frozen, thawed, closed, max_concurrency
+        )
         return blueprint, modules, self._text()
 
     def _build_nodes(
@@ -85,7 +85,6 @@ class Assembly(NamedTuple):
     ) -> tuple[dict[str, Node], dict[str, tuple[str, ...]]]:
         nodes: dict[str, Node] = {}
         unknown: dict[str, tuple[str, ...]] = {}
-        known = {spec.name for spec in self.nodes}
         for spec in self.nodes:
             if spec.over is not None:
                 built = build_map(
@@ -121,7 +120,7 @@ class Assembly(NamedTuple):
     def _build_exits(self, modules: dict[str, dspy.Module], problems: list[str]) -> dict[str, tuple[Exit, ...]]:
         exits: dict[str, list[Exit]] = {name: [] for name in (START, *(spec.name for spec in self.nodes))}
         for way in self.ways:
-            if hasattr(way, "targets"):
+            if isinstance(way, EdgeSpec):
                 for source in way.sources:
                     exits.setdefault(source, []).extend(way.targets)
                 continue
@@ -134,7 +133,9 @@ class Assembly(NamedTuple):
             if built.module is not None and built.router is not None:
                 name = str(built.router.module_name)
                 if name in modules or name in exits:
-                    problems.append(f"two parts of the graph are called {name!r}: give the router at {way.source!r} a name=")
+                    problems.append(
+                        f"two parts of the graph are called {name!r}: give the router at {way.source!r} a name="
+                    )
                 modules[name] = built.module
         return {source: tuple(ways) for source, ways in exits.items()}
 
@@ -169,9 +170,10 @@ class Assembly(NamedTuple):
             inputs = tuple(name for name in fields if name not in written)
         else:
             inputs = self.inputs
-            for name in inputs:
-                if name not in fields:
-                    problems.append(f"the input {name!r} is no field of {self.name}.{suggestion(name, fields)}")
+            unknown = [name for name in inputs if name not in fields]
+            problems += [
+                f"the input {name!r} is no field of {self.name}.{suggestion(name, fields)}" for name in unknown
+            ]
         return inputs, frozenset(name for name in inputs if name in fields and fields[name].required)
 
     def _open_inputs(self, nodes: Mapping[str, Node], edges: list[Edge]) -> tuple[str, ...]:
@@ -238,7 +240,7 @@ class Assembly(NamedTuple):
         covered = any(policies.covers(name) for policies in (self.policies, *self.join_policies.values()))
         return covered or (field is not None and _is_mapping(field.annotation))
 
-    def _check_fields(self, nodes: Mapping[str, Node], exits: Mapping[str, tuple[Exit, ...]]) -> Iterator[str]:
+    def _check_outputs(self) -> Iterator[str]:
         if self.schema.open:
             return
         fields = self.schema.fields
@@ -249,15 +251,15 @@ class Assembly(NamedTuple):
     def _text(self) -> str:
         nodes: dict[str, object] = {}
         for spec in self.nodes:
-            node = FunctionText(spec.node, spec.modules) if spec.modules else spec.node  # type: ignore[arg-type]
+            node = FunctionText(cast(Any, spec.node), spec.modules) if spec.modules else spec.node
             nodes[spec.name] = node if spec.over is None else MapText(node, spec.over, spec.item, spec.into)
         edges: list[EdgeText] = []
         for way in self.ways:
-            if hasattr(way, "targets"):
+            if isinstance(way, EdgeSpec):
                 edges += [EdgeText(source, way.targets) for source in way.sources]
             else:
                 labels = dict(way.path_map) if isinstance(way.path_map, Mapping) else None
-                targets = tuple(labels.values()) if labels else tuple(way.path_map or ())  # type: ignore[arg-type]
+                targets = tuple(labels.values()) if labels else tuple(way.path_map or ())
                 edges.append(EdgeText(way.source, targets, way.route, labels))
         model: type[BaseModel] | None = self.schema.model
         return graph_text(self.name, schema=model, nodes=nodes, edges=edges)

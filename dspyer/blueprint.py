@@ -64,14 +64,19 @@ class Blueprint:
         return [way for ways in self.exits.values() for way in ways if not isinstance(way, str)]
 
     def explain(self) -> str:
-        """The graph in words: what each node reads and writes, where it goes, where rounds begin, what cannot be checked.
+        """The graph in words: what each node reads and writes, where it goes, where rounds begin, what cannot be
+        checked.
 
         Returns:
             A text of one line per fact.
         """
         lines = [f"graph {self.name}: {len(self.nodes)} nodes"]
-        lines.append(f"  inputs: {', '.join(f if f in self.required else f'{f} (optional)' for f in self.inputs) or 'none'}")
-        lines.append(f"  outputs: {'every field that is no input' if self.outputs is None else ', '.join(self.outputs)}")
+        lines.append(
+            f"  inputs: {', '.join(f if f in self.required else f'{f} (optional)' for f in self.inputs) or 'none'}"
+        )
+        lines.append(
+            f"  outputs: {'every field that is no input' if self.outputs is None else ', '.join(self.outputs)}"
+        )
         for name in (START, *self.nodes):
             node = self.nodes.get(name)
             facts = [] if node is None else [f"reads {_fields(node.reads)}", f"writes {_fields(node.writes)}"]

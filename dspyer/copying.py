@@ -11,7 +11,8 @@ import dspy
 def copy_tree(modules: dict[str, Any], memo: dict[int, Any]) -> dict[str, Any]:
     """Copies modules together, so that a part that two of them share is still shared by their copies.
 
-    What cannot be copied (a client, a lock) is shared with the original. `dspy.Module.deepcopy` would in that case copy each attribute
+    What cannot be copied (a client, a lock) is shared with the original. `dspy.Module.deepcopy` would in that case
+    copy each attribute
     alone, so that one predictor becomes two.
 
     Args:
@@ -24,13 +25,13 @@ def copy_tree(modules: dict[str, Any], memo: dict[int, Any]) -> dict[str, Any]:
     known = dict(memo)
     try:
         return copy.deepcopy(modules, memo)
-    except Exception:  # whatever a third-party object raises when it is copied
+    except Exception:  # noqa: BLE001 - whatever a third-party object raises when it is copied
         memo.clear()
         memo.update(known)
         for value in _attributes(modules, set()):
             try:
                 copy.deepcopy(value, dict(known))
-            except Exception:  # the same as above: this one is shared
+            except Exception:  # noqa: BLE001 - the same as above: this one is shared
                 memo[id(value)] = value
         return copy.deepcopy(modules, memo)
 

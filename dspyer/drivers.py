@@ -1,4 +1,4 @@
-"""The two drivers: threads for sync code, AnyIO tasks for async code. They start calls and hand results back, and decide nothing."""
+"""The two drivers, threads for sync code and AnyIO tasks for async code: they start calls and decide nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar, cast
 
 import anyio
 import anyio.from_thread
@@ -17,7 +17,8 @@ import anyio.to_thread
 
 from .execution import Script, Session
 from .nodes import Decision, Reply, Router, portal_scope
-from .schedule import Execution, Transition, plan
+from .runstate import Execution, Transition
+from .schedule import plan
 from .tracing import Steps, hand_over, recording
 
 T = TypeVar("T")
@@ -34,7 +35,7 @@ def attempt_here(work: Callable[[], Any], steps: list[Any]) -> Outcome:
     """The same inside a recording that nothing else uses meanwhile: takes the steps out of it."""
     try:
         return work(), None, take(steps)
-    except BaseException as error:  # the driver raises what is no Exception
+    except BaseException as error:  # noqa: BLE001 - the driver raises what is no Exception
         return None, error, take(steps)
 
 
@@ -50,7 +51,7 @@ async def aattempt_here(work: Callable[[], Awaitable[Any]], steps: list[Any]) ->
         return await work(), None, take(steps)
     except asyncio.CancelledError:
         raise
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - as above
         return None, error, take(steps)
 
 
@@ -86,8 +87,10 @@ async def afollow(script: Script) -> Transition:
 class Threads:
     """Sync work in threads, each with a copy of the caller's context variables.
 
-    In an AnyIO worker thread (under `dspy.streamify` or `dspy.asyncify`) the work goes to further AnyIO worker threads of the same
-    loop, so that tokens can be streamed from it; a limiter of its own keeps it from waiting for the thread that waits for it.
+    In an AnyIO worker thread (under `dspy.streamify` or `dspy.asyncify`) the work goes to further AnyIO worker
+    threads of the same
+    loop, so that tokens can be streamed from it; a limiter of its own keeps it from waiting for the thread that waits
+    for it.
     """
 
     def __init__(self, limit: int) -> None:
@@ -125,7 +128,7 @@ class Threads:
         self.busy -= 1
         return found
 
-    def __enter__(self) -> Threads:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -173,7 +176,7 @@ class Tasks:
         self.busy -= 1
         return self._done.popleft()
 
-    async def __aenter__(self) -> Tasks:
+    async def __aenter__(self) -> Self:
         await self._group.__aenter__()
         return self
 

@@ -1,4 +1,4 @@
-"""One run in the making: what the drivers share. The scheduler decides, the drivers wait, a session stands between them."""
+"""One run in the making: the scheduler decides, the drivers wait, a session stands between them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from .events import Emitted, Event, Path, RunEnded, RunStarted
 from .lineage import lineage
 from .nodes import Call, Context, Decision, Node, Reply, Router, Runner, Send
 from .patch import diff_value
-from .schedule import Branch, Execution, Failure, RunState, Target, Transition, advance, begin, path_text, plan, start
+from .runstate import Branch, Execution, Failure, RunState, Target, Transition, path_text
+from .schedule import advance, begin, plan, start
 from .state import ImmutableState
 from .topology import START
 from .tracing import Steps
@@ -86,7 +87,9 @@ class Session:
         if steps:
             self.steps[execution.id] = steps
         if isinstance(outcome, BaseException):
-            note = f"in node {execution.node!r} (branch {path_text(execution.path)}, visit {execution.visit}, attempt 1)"
+            note = (
+                f"in node {execution.node!r} (branch {path_text(execution.path)}, visit {execution.visit}, attempt 1)"
+            )
             outcome.add_note(note)
         self.run, events = advance(self.run, execution.id, outcome)
         for event in events:
@@ -108,7 +111,8 @@ class Session:
             return None
         first, *others = self.run.failures
         for other in others:
-            note = f"also failed: {other.node!r} (branch {path_text(other.path)}): {type(other.error).__name__}: {other.error}"
+            what = f"{type(other.error).__name__}: {other.error}"
+            note = f"also failed: {other.node!r} (branch {path_text(other.path)}): {what}"
             if note not in getattr(first.error, "__notes__", ()):
                 first.error.add_note(note)
         return first.error
@@ -146,7 +150,8 @@ class Session:
         return [live[path].head for path in sorted(live) if live[path].head >= 0], self.run.failures
 
     def script(self, execution: Execution, runner: Runner) -> Script:
-        """What one execution does, as a script of calls: a driver makes each call in its own colour and sends the reply back.
+        """What one execution does, as a script of calls: a driver makes each call in its own colour and sends the
+        reply back.
 
         A transition is whole: if the node, the validation or a router raises, nothing of it is committed.
         """
@@ -205,7 +210,7 @@ class Session:
     def _targets(self, name: str, goto: Sequence[str | Send]) -> tuple[Target, ...]:
         """Equal names count once; each `Send` is a branch of its own. What is no declared target is refused."""
         allowed = self.blueprint.topology.targets(name)
-        if len(goto) == 1 and goto[0] in allowed:
+        if len(goto) == 1 and isinstance(goto[0], str) and goto[0] in allowed:
             return (Target(goto[0]),)
         targets: dict[Any, Target] = {}
         for i, way in enumerate(goto):
@@ -220,7 +225,9 @@ class Session:
             else:
                 targets[i] = Target(node, way.overlay)
         if not targets:
-            raise RouteError(f"node {name!r} has nowhere to go: return the name of a target, or END to finish the branch")
+            raise RouteError(
+                f"node {name!r} has nowhere to go: return the name of a target, or END to finish the branch"
+            )
         return tuple(targets.values())
 
     def _call(self, execution: Execution, state: ImmutableState, runner: Runner) -> Call:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import keyword
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import dspy
 from pydantic import BaseModel
 
 from .assembly import Assembly
+from .declarations import EdgeSpec, NodeSpec, RouterSpec
 from .errors import GraphError
 from .nodes import node_name
 from .policies import Policies
@@ -22,58 +24,36 @@ if TYPE_CHECKING:
 
 # Attributes that DSPy's optimizers set on a program, or that a program needs.
 RESERVED = frozenset(
-    """
-    START END run state ctx forward aforward score simba_idx candidate_programs trial_logs total_calls
-    prompt_model_total_calls mb_candidate_programs results_best results_latest detailed_results
-    flag_compilation_error_occurred thread
-    """.split()
+    {
+        *(START, END, "state", "ctx", "thread", "forward", "aforward"),
+        *("run", "arun", "stream", "astream", "graph", "with_resources", "run_inside", "arun_inside"),
+        *("score", "simba_idx", "candidate_programs", "trial_logs", "total_calls", "prompt_model_total_calls"),
+        *(
+            "mb_candidate_programs",
+            "results_best",
+            "results_latest",
+            "detailed_results",
+            "flag_compilation_error_occurred",
+        ),
+    }
 )
-
-
-class NodeSpec(NamedTuple):
-    """A node as the user declared it. `over`, `item` and `into` make it a map."""
-
-    name: str
-    node: object
-    reads: object = None
-    writes: object = None
-    modules: Mapping[str, dspy.Module] | None = None
-    frozen: bool | None = None
-    goto: Sequence[str] = ()
-    over: str | None = None
-    item: str = ""
-    into: str = ""
-    max_concurrency: int | None = None
-
-
-class EdgeSpec(NamedTuple):
-    """One call of `add_edge`."""
-
-    sources: tuple[str, ...]
-    targets: tuple[str, ...]
-
-
-class RouterSpec(NamedTuple):
-    """One call of `add_conditional_edges`."""
-
-    source: str
-    route: object
-    path_map: object
-    name: str | None
-    writes: object
 
 
 class Graph:
     """A state graph of DSPy programs. Build it, then `compile()` it into a `dspy.Module`.
 
     Args:
-        schema: a pydantic model of the state: its fields, their types, defaults and reducers. None for a state of any keys.
+        schema: a pydantic model of the state: its fields, their types, defaults and reducers. None for a state of any
+            keys.
         name: name of the graph, by default that of the schema.
-        inputs: the fields that a run is given. By default the fields without a default that no node declares to write, which
+        inputs: the fields that a run is given. By default the fields without a default that no node declares to
+            write, which
             are required, and the fields with one that no node declares to write, which are optional.
-        outputs: the fields that the program returns. By default every field that some node may write and that is no input, and
+        outputs: the fields that the program returns. By default every field that some node may write and that is no
+            input, and
             those with a reducer.
-        merge: what a join does with a conflict: the name of a merge policy, a policy, a function `(Conflict) -> value`, or a dict
+        merge: what a join does with a conflict: the name of a merge policy, a policy, a function `(Conflict) ->
+            value`, or a dict
             from path pattern to one of these. By default a conflict raises.
 
     Raises:
@@ -125,7 +105,8 @@ class Graph:
             reads: the fields that the node sees, as a list, or as a map from its own names to the state's.
             writes: the fields that the node may write, in the same forms.
             modules: DSPy modules that the function calls, by the name of its parameter.
-            frozen: True keeps optimizers away from the node's modules, False opens modules that one has compiled before.
+            frozen: True keeps optimizers away from the node's modules, False opens modules that one has compiled
+                before.
             goto: the targets that a `Command` of the node may name.
 
         Returns:
@@ -162,7 +143,8 @@ class Graph:
         modules: Mapping[str, dspy.Module] | None = None,
         frozen: bool | None = None,
     ) -> Graph:
-        """Adds one node that runs another once per item of a list, and commits all results once, in the order of the items.
+        """Adds one node that runs another once per item of a list, and commits all results once, in the order of the
+        items.
 
         Args:
             name: name of the node.
@@ -183,15 +165,14 @@ class Graph:
             GraphError: if the name is taken, reserved or no identifier.
 
         Example:
-            >>> graph = Graph().add_map("measure", lambda doc: {"size": len(doc)}, over="docs", item="doc", into="sizes")
+            >>> graph = Graph().add_map("measure", lambda doc: {"size": len(doc)}, over="docs", item="doc",
+            into="sizes")
             >>> program = graph.add_path(START, "measure", END).compile()
             >>> program(docs=["a", "bcd"]).sizes
             [1, 3]
         """
         self._check_name(name)
-        self._nodes[name] = NodeSpec(
-            name, node, reads, writes, modules, frozen, (), over, item, into, max_concurrency
-        )
+        self._nodes[name] = NodeSpec(name, node, reads, writes, modules, frozen, (), over, item, into, max_concurrency)
         return self
 
     def add_edge(self, source: str | Sequence[str], target: str | Sequence[str], *, policy: object = None) -> Graph:
@@ -234,14 +215,14 @@ class Graph:
         """
         if len(nodes) < 2:
             raise GraphError("add_path takes at least two nodes: add_path(START, 'first', END)")
-        for source, target in zip(nodes, nodes[1:], strict=False):
+        for source, target in pairwise(nodes):
             self.add_edge(source, target)
         return self
 
     def add_conditional_edges(
         self,
         source: str,
-        route: object,
+        route: Callable[..., object] | str | dspy.Module,
         path_map: Mapping[Any, str] | Sequence[str] | None = None,
         *,
         name: str | None = None,
@@ -251,7 +232,8 @@ class Graph:
 
         Args:
             source: the node that the branch leaves, or `START`.
-            route: a sync function of the state's fields, the name of a field, or a `dspy.Module` with one `Literal` output.
+            route: a sync function of the state's fields, the name of a field, or a `dspy.Module` with one `Literal`
+                output.
             path_map: target by label, or the list of targets; by default the `Literal` that the function returns.
             name: name of a module router, by default the source's with `_router`.
             writes: the field that gets the label of a module router.
@@ -292,9 +274,10 @@ class Graph:
         """
         from .program import assemble  # the layer above: users expect the method here
 
-        for value, name in ((max_steps, "max_steps"), (max_calls, "max_calls"), (max_concurrency, "max_concurrency")):
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise GraphError(f"{name}={value!r}: it must be a whole number of at least 1")
+        limits: dict[str, object] = {"max_steps": max_steps, "max_concurrency": max_concurrency}
+        for name, limit in {**limits, **({} if max_calls is None else {"max_calls": max_calls})}.items():
+            if not isinstance(limit, int) or limit < 1:
+                raise GraphError(f"{name}={limit!r}: it must be a whole number of at least 1")
         assembly = Assembly(
             self._name,
             self._schema,
@@ -309,24 +292,30 @@ class Graph:
         shadowed = sorted(set(blueprint.outputs or ()) & set(dir(dspy.Prediction)))
         if shadowed:
             warnings.warn(
-                f"dspy.Prediction has methods called {', '.join(shadowed)}: read these outputs of graph {self._name!r} as "
-                f"prediction[{shadowed[0]!r}], or rename the fields",
+                f"dspy.Prediction has methods called {', '.join(shadowed)}: read these outputs of graph {self._name!r} "
+                f"as prediction[{shadowed[0]!r}], or rename the fields",
                 stacklevel=2,
             )
         return assemble(blueprint, modules, text)
 
     def _check_name(self, name: str) -> None:
         if not name.isidentifier() or keyword.iskeyword(name):
-            raise GraphError(f"{name!r} is no name for a node: names are identifiers, since nodes become attributes of the program")
+            raise GraphError(
+                f"{name!r} is no name for a node: names are identifiers, since nodes become attributes of the program"
+            )
         if name in RESERVED or name.startswith("_") or hasattr(dspy.Module, name):
-            raise GraphError(f"{name!r} cannot name a node: DSPy or the program needs this attribute; choose another, like {name + '_node'!r}")
+            raise GraphError(
+                f"{name!r} cannot name a node: DSPy or the program needs this attribute; choose another, like "
+                f"{name + '_node'!r}"
+            )
         if name in self._nodes:
             raise GraphError(f"there is a node {name!r} already: give this one another name")
 
     def __repr__(self) -> str:
         return f"<{self._name}: {', '.join(self._nodes)}>"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        """Says what to do: a graph is compiled first."""
         raise GraphError(_COMPILE_FIRST)
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -341,8 +330,7 @@ _COMPILE_FIRST = "it is the plan of a program. Call .compile() first, and use or
 def _names(nodes: str | Sequence[str]) -> tuple[str, ...]:
     names = (nodes,) if isinstance(nodes, str) else tuple(nodes)
     if not names or not all(isinstance(name, str) for name in names):
-        raise GraphError(f"an edge goes between names of nodes, not {nodes!r}; add the node with add_node and use its name")
+        raise GraphError(
+            f"an edge goes between names of nodes, not {nodes!r}; add the node with add_node and use its name"
+        )
     return names
-
-
-__all__ = ["END", "START", "EdgeSpec", "Graph", "NodeSpec", "RouterSpec"]

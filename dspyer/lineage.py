@@ -1,7 +1,9 @@
 """Joining branches by what each of them committed.
 
-A branch is known by its last commit, and its lineage is that commit with all commits behind it. Of two branches the common
-commits are the base, what only one of them has are its changes, and each change is applied exactly once, however the branches
+A branch is known by its last commit, and its lineage is that commit with all commits behind it. Of two branches the
+common
+commits are the base, what only one of them has are its changes, and each change is applied exactly once, however the
+branches
 were forked and crossed before.
 """
 
@@ -51,9 +53,9 @@ class Log(Protocol):
 
 
 class Own(NamedTuple):
-    """A commit that not all of the joining branches have. Bit i of `mask` says that branch i has it."""
+    """A commit by its place in the log, which not all joining branches need have. Bit i of `mask`: branch i has it."""
 
-    index: int
+    place: int
     mask: int
 
 
@@ -87,7 +89,8 @@ def divergence(log: Log, heads: Sequence[int]) -> tuple[int, list[Own]]:
 
 
 def lineage(log: Log, heads: Sequence[int], within: Container[int] | None = None) -> list[int]:
-    """The commits behind some heads, in lineage order: what a commit builds on comes first, a left branch before a right one.
+    """The commits behind some heads, in lineage order: what a commit builds on comes first, a left branch before a
+    right one.
 
     Args:
         log: the entries of the run.
@@ -130,7 +133,7 @@ class Merged(NamedTuple):
     tally: PersistentMap[Any, int]
 
 
-class ConflictRaised(Exception):
+class ConflictRaisedError(Exception):
     """A policy raised; carries its error and what was found until then."""
 
     def __init__(self, error: Exception, conflicts: tuple[MergedConflict, ...]) -> None:
@@ -160,7 +163,7 @@ class Join:
             states: the state of each branch.
 
         Raises:
-            ConflictRaised: if a policy raises.
+            ConflictRaisedError: if a policy raises.
         """
         base, own = divergence(self.log, heads)
         self.base = self.log[base]
@@ -176,7 +179,7 @@ class Join:
         for bit, items in enumerate(first):
             touched: dict[str, list[Own]] = {}
             for item in items:
-                for field in self.log[item.index].commit.patch:
+                for field in self.log[item.place].commit.patch:
                     touched.setdefault(field, []).append(item)
             if bit:
                 for field in self._in_order_of(states[bit], touched):
@@ -225,7 +228,7 @@ class Join:
         bit: int,
         own: list[Own],
     ) -> Any:
-        """Replays updates of a reducer; a reset beside a sibling's update is a conflict, since only one can be meant."""
+        """Replays updates of a reducer; a reset beside a sibling's update is a conflict: only one can be meant."""
         if left_only and (self._resets(left_only, field) or self._resets(right_only, field)):
             value, base = right.raw(field, DELETE), self._base(field, bit, own)
             if same(left.raw(field, DELETE), value):
@@ -234,12 +237,12 @@ class Join:
             return resolve((field,), base, left.raw(field, DELETE), value)
         value = left.raw(field, DELETE)
         for item in right_only:
-            value = self.schema.fold(field, value, self.log[item.index].commit.patch[field])
+            value = self.schema.fold(field, value, self.log[item.place].commit.patch[field])
         return value
 
     def _resets(self, items: list[Own], field: str) -> bool:
         for item in items:
-            update = self.log[item.index].commit.patch[field]
+            update = self.log[item.place].commit.patch[field]
             parts = update.updates if isinstance(update, Updates) else (update,)
             if any(part is DELETE or isinstance(part, Replace) for part in parts):
                 return True
@@ -251,7 +254,7 @@ class Join:
         before = (1 << bit) - 1
         for item in own:
             if item.mask >> bit & 1 and item.mask & before:
-                patch = self.log[item.index].commit.patch
+                patch = self.log[item.place].commit.patch
                 if field in patch:
                     if self.schema.reducer(field) is None:
                         value = apply_value(value, patch[field])
@@ -269,13 +272,13 @@ class Join:
     def _author(self, items: list[Own], path: Keys) -> int:
         """The commit that last wrote at, in or above a path: a resolved value keeps its winner."""
         for item in reversed(items):
-            entry = self.log[item.index]
+            entry = self.log[item.place]
             if touches(entry.commit.patch, path):
                 for length in range(len(path), 0, -1):
                     if path[:length] in entry.winners:
                         return entry.winners[path[:length]]
-                return item.index
-        return items[-1].index
+                return item.place
+        return items[-1].place
 
     def _name(self, index: int) -> str:
         return self.author if index == self.index else self.log[index].commit.node
@@ -293,7 +296,7 @@ class Join:
                 value = settle(policy, conflict)
             except Exception as error:
                 self.conflicts[path] = record
-                raise ConflictRaised(error, tuple(self.conflicts.values())) from error
+                raise ConflictRaisedError(error, tuple(self.conflicts.values())) from error
             winner = right_index if value is right else left_index if value is left else self.index
             self.winners[path] = winner
             self.conflicts[path] = record._replace(value=thaw(value), winner=self._name(winner))
@@ -320,7 +323,7 @@ class Join:
     def _tally(self, own: list[Own]) -> PersistentMap[Any, int]:
         tally = self.base.tally
         for item in own:
-            commit = self.log[item.index].commit
+            commit = self.log[item.place].commit
             tally = tally.set(commit.node, tally.get(commit.node, 0) + 1)
             tally = tally.set(commit.branch, tally.get(commit.branch, 0) + 1)
         return tally

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,6 @@ from .blueprint import Blueprint
 from .copying import copy_tree
 from .drivers import adrive, drive
 from .errors import InputError, RunStoppedError, suggestion
-from .events import Event
 from .execution import Observe, Session, ignore
 from .lineage import lineage
 from .nodes import Call, check_resources, resources_of
@@ -267,7 +266,11 @@ class CompiledGraph(dspy.Module):
             raise RunStoppedError("the stream of this run was closed before the run had come to its end")
         state, outputs = session.run.resting, self._blueprint.outputs
         if outputs is None:
-            outputs = tuple(name for name in state if name not in session.inputs or not same(state.raw(name), session.inputs.raw(name)))
+            outputs = tuple(
+                name
+                for name in state
+                if name not in session.inputs or not same(state.raw(name), session.inputs.raw(name))
+            )
         prediction = dspy.Prediction(**{name: thaw(state.raw(name)) for name in outputs if name in state})
         request.predictions[session.run_id] = prediction
         return prediction
@@ -285,7 +288,7 @@ class CompiledGraph(dspy.Module):
         return {name: parameter.dump_state(json_mode=json_mode) for name, parameter in every_parameter(self)}
 
     def load_state(self, state: dict[str, Any], *, allow_unsafe_lm_state: bool = False) -> None:
-        """Loads parameters. If they are another graph's, the error names the nodes that differ and nothing is changed."""
+        """Loads parameters. If they are another graph's, the error names what differs and nothing is changed."""
         load_parameters(self, state, allow_unsafe_lm_state)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledGraph:
@@ -310,7 +313,7 @@ def _request_inside(call: Call) -> Request:
 
 
 def changes(session: Session) -> dict[str, object]:
-    """What the commits of a completed run changed: the raw updates of fields with a reducer, the net change of others."""
+    """What the commits of a completed run changed: raw updates of fields with a reducer, net change of others."""
     log = session.run.log
     order = lineage(log, [len(log) - 1])
     found: dict[str, object] = {}

@@ -1,11 +1,16 @@
 """Loops of a graph, and which position of a branch can still reach which.
 
-A *loop* is a strongly connected part of the graph. Its *heads* are where its rounds begin: the only node that is entered from
-outside; if several are, those whose every edge from inside the loop is conditional; if there is none, the first declared. An edge
-inside a loop into a head *goes back*: it starts the next round. Without these edges the same search finds the loops inside.
+A *loop* is a strongly connected part of the graph. Its *heads* are where its rounds begin: the only node that is
+entered from
+outside; if several are, those whose every edge from inside the loop is conditional; if there is none, the first
+declared. An edge
+inside a loop into a head *goes back*: it starts the next round. Without these edges the same search finds the loops
+inside.
 
-A branch stands at a node in a *round*: one counter per loop around the node, outermost first. Going back adds 1 to the counter of
-that loop, leaving a loop drops its counter, entering one appends 0. These are the pointstamps of timely dataflow (Murray et al.,
+A branch stands at a node in a *round*: one counter per loop around the node, outermost first. Going back adds 1 to
+the counter of
+that loop, leaving a loop drops its counter, entering one appends 0. These are the pointstamps of timely dataflow
+(Murray et al.,
 "Naiad: A Timely Dataflow System", SOSP 2013, section 2.3).
 """
 
@@ -107,9 +112,8 @@ def find_loops(nodes: Sequence[str], edges: Collection[Edge]) -> list[tuple[Loop
 def _loop(members: list[str], inside: set[str], within: list[Edge], edges: Collection[Edge]) -> Loop:
     entered = {edge.target for edge in edges if edge.target in inside and edge.source not in inside}
     entries = tuple(node for node in members if node in entered)
-    if len(entries) == 1:
-        heads = entries
-    else:
+    heads = entries
+    if len(entries) != 1:
         fixed = {edge.target for edge in within if not edge.conditional}
         heads = tuple(node for node in entries if node not in fixed) or (entries or tuple(members))[:1]
     return Loop(tuple(members), heads, entries)
@@ -122,8 +126,8 @@ class Rounds:
     Built once per graph; the reach of a node is worked out when it is first asked for and then remembered.
     """
 
-    nodes: tuple[str, ...]
-    edges: tuple[Edge, ...]
+    nodes: tuple[str, ...] = ()
+    edges: tuple[Edge, ...] = ()
     loops: tuple[Loop, ...] = ()
     _around: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _moves: dict[tuple[str, str], tuple[int, Round]] = field(default_factory=dict)
@@ -147,7 +151,7 @@ class Rounds:
         return rounds
 
     def _move(self, source: str, target: str) -> tuple[int, Round]:
-        """An edge as (counters that are kept, counters that follow); going back keeps one less and adds 1 to the next."""
+        """An edge as (counters kept, counters that follow); -n for going back: n kept, the last of them plus 1."""
         around, ahead = self._around[source], self._around[target]
         common = 0
         while common < min(len(around), len(ahead)) and around[common] == ahead[common]:
@@ -160,15 +164,15 @@ class Rounds:
         """Whether the edge starts the next round of a loop."""
         return self._moves[source, target][0] < 0
 
-    def move(self, source: str, round: Round, target: str) -> Round:
-        """The round of a branch after it has taken the edge from `source` in `round` to `target`."""
+    def move(self, source: str, at: Round, target: str) -> Round:
+        """The round of a branch after it has taken the edge from `source` in round `at` to `target`."""
         kept, rest = self._moves[source, target]
         if kept < 0:
-            return (*round[: -kept - 1], round[-kept - 1] + 1)
-        return round[:kept] + rest
+            return (*at[: -kept - 1], at[-kept - 1] + 1)
+        return at[:kept] + rest
 
-    def can_reach(self, source: str, at: Round, target: str, round: Round) -> bool:
-        """Whether a branch at `source` in round `at` can come to `target` in `round` or an earlier one by going on."""
+    def can_reach(self, source: str, at: Round, target: str, by: Round) -> bool:
+        """Whether a branch at `source` in round `at` can come to `target` in round `by` or an earlier one."""
         reach = self._reach.get(source)
         if reach is None:
             reach = self._reach[source] = self._least_rounds(source)
@@ -177,13 +181,14 @@ class Rounds:
             return False
         shared, least = found
         if not shared:
-            return least <= round
-        return (*at[: shared - 1], at[shared - 1] + least[0], *least[1:]) <= round
+            return least <= by
+        return (*at[: shared - 1], at[shared - 1] + least[0], *least[1:]) <= by
 
     def _least_rounds(self, source: str) -> dict[str, tuple[int, Round]]:
         """For each node that `source` can reach: counters shared with it, and the least round in which it is reached.
 
-        The outer shared counters never change on a least path, since the innermost shared loop is strongly connected: only
+        The outer shared counters never change on a least path, since the innermost shared loop is strongly connected:
+        only
         the innermost shared one may grow, and what follows does not depend on where the branch stood.
         """
         least: dict[str, Round] = {}
@@ -192,15 +197,15 @@ class Rounds:
         while work:
             node, at = work.pop()
             for target in self._out.get(node, ()):
-                round = self.move(node, at, target)
-                if target not in least or round < least[target]:
-                    least[target] = round
-                    work.append((target, round))
+                found = self.move(node, at, target)
+                if target not in least or found < least[target]:
+                    least[target] = found
+                    work.append((target, found))
         around = self._around[source]
         result = {}
-        for target, round in least.items():
+        for target, at in least.items():
             shared = sum(1 for a, b in zip(around, self._around[target], strict=False) if a == b)
-            result[target] = (shared, round[max(shared - 1, 0) :])
+            result[target] = (shared, at[max(shared - 1, 0) :])
         return result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Rounds:

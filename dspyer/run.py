@@ -21,7 +21,8 @@ class Run:
         status: `"completed"` or `"failed"`.
         state: the final state; of a failed run, the last state that all branches shared.
         error: what the failing node raised, None for a completed run.
-        commits: in canonical order: by step, then by branch. Inside a fork that never joined they have no version, and come last.
+        commits: in canonical order: by step, then by branch. Inside a fork that never joined they have no version,
+            and come last.
         conflicts: every conflict of a join, resolved or not.
         events: what happened, in the order in which it happened.
         trace: the DSPy trace, (predictor, inputs, prediction) in lineage order.

@@ -1,136 +1,36 @@
 """The scheduler: what may start, and what follows when a node has finished. Pure: values in, values out.
 
-A `RunState` is a frozen value. `plan` says what may start next, `begin` starts it, `advance` folds one finished node in. Nothing here
-knows of threads, tasks, clocks or language models, so any order of completion can be tested by calling these functions in it.
+A `RunState` is a frozen value. `plan` says what may start next, `begin` starts it, `advance` folds one finished node
+in. Nothing here
+knows of threads, tasks, clocks or language models, so any order of completion can be tested by calling these
+functions in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 from ._persistent import PersistentMap, PersistentVector
 from .errors import CallLimitError, StepLimitError
-from .events import (
-    Commit,
-    Committed,
-    ConflictFound,
-    Event,
-    Forked,
-    Joined,
-    MergedConflict,
-    NodeFailed,
-    NodeStarted,
-    Path,
+from .events import Commit, Committed, ConflictFound, Event, Forked, Joined, NodeFailed, NodeStarted, Path
+from .lineage import ConflictRaisedError, Entry, Join
+from .runstate import (
+    Branch,
+    Execution,
+    Failure,
+    Group,
+    Place,
+    RunState,
+    Target,
+    Transition,
+    collapse,
+    execution_id,
+    path_of,
+    path_text,
 )
-from .lineage import ConflictRaised, Entry, Join
-from .rounds import Round
 from .state import ImmutableState
 from .topology import END, START, Topology
-
-Spot = tuple[int, int]  # (which child of a fork, how many children it has)
-Place = tuple[str, Round]  # where a branch stands
-
-
-class Target(NamedTuple):
-    """Where a branch goes. With an overlay it is a `Send`: a branch of its own that starts at once."""
-
-    node: str
-    overlay: Mapping[str, Any] | None = None
-
-
-class Transition(NamedTuple):
-    """What a finished node gives: its patch, the state with it, and where the branch goes. Applied whole or not at all."""
-
-    patch: Mapping[str, Any]
-    state: ImmutableState
-    targets: tuple[Target, ...]
-    reason: str | None = None
-    started: float = 0.0
-    duration: float = 0.0
-
-
-class Branch(NamedTuple):
-    """A live branch.
-
-    Attributes:
-        path: its name: the smallest of the paths that it united.
-        spots: these paths, smallest first, with the width of each fork.
-        state: its state.
-        head: place of its last commit in the log, -1 before the first.
-        id: the id of that commit.
-        step: the step of that commit, -1 before the first.
-        tally: commits per node and per path in its lineage.
-    """
-
-    path: Path
-    spots: tuple[tuple[Spot, ...], ...]
-    state: ImmutableState
-    head: int
-    id: str
-    step: int
-    tally: PersistentMap[Any, int]
-
-
-class Group(NamedTuple):
-    """Branches at one place. A `Send` branch is a group of its own; `blocker` is a place from which more may come."""
-
-    place: Place
-    branches: tuple[Branch, ...]
-    overlay: Mapping[str, Any] | None = None
-    blocker: Place | None = None
-
-
-class Execution(NamedTuple):
-    """One node that runs: what a driver needs to call it."""
-
-    id: str
-    node: str
-    branch: Branch
-    path: Path
-    visit: int
-    place: Place
-    overlay: Mapping[str, Any] | None
-
-
-class Failure(NamedTuple):
-    """A node, router or join that raised, and the branches that it stopped."""
-
-    path: Path
-    node: str
-    execution: str
-    error: BaseException
-    branches: tuple[Branch, ...]
-    conflicts: tuple[MergedConflict, ...] = ()
-
-
-class RunState(NamedTuple):
-    """A run as a value.
-
-    Attributes:
-        topology: the graph.
-        log: the commits in order of arrival.
-        waiting: branches that have arrived at a place where more may come.
-        ready: groups that may start, in path order.
-        running: executions by id.
-        live: how many groups stand at each place; those that wait at one place count once.
-        calls: nodes that were started.
-        failures: what raised.
-        resting: the last state that all branches shared.
-        ended: whether all branches have come to `END`.
-    """
-
-    topology: Topology
-    log: PersistentVector[Entry]
-    waiting: PersistentMap[Place, Group]
-    ready: tuple[Group, ...]
-    running: PersistentMap[str, Execution]
-    live: PersistentMap[Place, int]
-    calls: int = 0
-    failures: tuple[Failure, ...] = ()
-    resting: ImmutableState = ImmutableState()
-    ended: bool = False
-
 
 Step = tuple[RunState, list[Event]]
 NOWHERE: PersistentMap[Place, int] = PersistentMap()
@@ -146,7 +46,7 @@ def start(topology: Topology) -> RunState:
         PersistentMap(),
         (Group(place, (branch,)),),
         PersistentMap(),
-        PersistentMap().set(place, 1),
+        NOWHERE.set(place, 1),
     )
 
 
@@ -159,7 +59,8 @@ def begin(run: RunState) -> tuple[RunState, Execution | None, list[Event]]:
     """Starts the first group of `plan`: joins its branches and makes an execution.
 
     Returns:
-        The next run, the execution to call (None if the run has ended, or if the join or a limit failed), and the events.
+        The next run, the execution to call (None if the run has ended, or if the join or a limit failed), and the
+        events.
     """
     group = run.ready[0]
     ready = run.ready[1:]
@@ -170,7 +71,7 @@ def begin(run: RunState) -> tuple[RunState, Execution | None, list[Event]]:
         run = run._replace(ready=ready)
         try:
             run, branch, events = _join(run, group)
-        except ConflictRaised as raised:
+        except ConflictRaisedError as raised:
             found: list[Event] = [ConflictFound(conflict) for conflict in raised.conflicts]
             path = min(branch.path for branch in group.branches)
             failure = Failure(path, f"join:{node}", "", raised.error, group.branches, raised.conflicts)
@@ -183,18 +84,18 @@ def begin(run: RunState) -> tuple[RunState, Execution | None, list[Event]]:
             events,
         )
     path, tally = branch.path, branch.tally
-    id = execution_id(path, tally.get(path, 0))
-    execution = Execution(id, node, branch, path, tally.get(node, 0) + 1, group.place, group.overlay)
+    name = execution_id(path, tally.get(path, 0))
+    execution = Execution(name, node, branch, path, tally.get(node, 0) + 1, group.place, group.overlay)
     calls = run.calls
     if node != START:
         limit = _limit(run, branch, node)
         if limit is not None:
-            failure = Failure(path, node, id, limit, (branch,))
+            failure = Failure(path, node, name, limit, (branch,))
             run, failed = _fail(run._replace(ready=ready), failure, group.place)
             return run, None, events + failed
-        events.append(NodeStarted(node, path, execution.visit, id))
+        events.append(NodeStarted(node, path, execution.visit, name))
         calls += 1
-    running = run.running.set(id, execution)
+    running = run.running.set(name, execution)
     topology, log, waiting, _, _, live, _, failures, resting, ended = run
     run = RunState(topology, log, waiting, ready, running, live, calls, failures, resting, ended)
     return run, execution, events
@@ -238,11 +139,6 @@ def advance(run: RunState, execution_id: str, outcome: Transition | BaseExceptio
     return _arrive(run, execution.place, zip(targets, children, strict=True)), events
 
 
-def execution_id(path: Path, index: int) -> str:
-    """The id of the commit number `index` of a branch path, and of the execution that makes it."""
-    return f"{'.'.join(map(str, path)) or 'trunk'}:{index}"
-
-
 def _limit(run: RunState, branch: Branch, node: str) -> Exception | None:
     topology = run.topology
     if branch.step >= topology.max_steps:
@@ -261,15 +157,10 @@ def _limit(run: RunState, branch: Branch, node: str) -> Exception | None:
     return None
 
 
-def path_text(path: Path) -> str:
-    """A branch path as errors show it."""
-    return ".".join(map(str, path)) or "trunk"
-
-
 def _entry(
     place: int,
     alone: bool,
-    id: str,
+    commit_id: str,
     node: str,
     path: Path,
     parents: tuple[Branch, ...],
@@ -278,7 +169,7 @@ def _entry(
 ) -> Entry:
     visit = tally.get(node, 0) + 1
     commit = Commit(
-        id,
+        commit_id,
         place if alone else None,
         node,
         path,
@@ -305,36 +196,16 @@ def _join(run: RunState, group: Group) -> tuple[RunState, Branch, list[Event]]:
     join = Join(run.log, node, topology.schema, topology.policies_at(node), index)
     merged = join.merge([branch.head for branch in branches], [branch.state for branch in branches])
     spots = collapse([spot for branch in branches for spot in branch.spots])
-    path = _path(spots)
+    path = path_of(spots)
     alone = not run.waiting and not run.ready and not run.running and not run.failures
     transition = Transition(merged.patch, merged.state, (Target(node),))
-    id = execution_id(path, merged.tally.get(path, 0))
-    entry = _entry(index, alone, id, join.author, path, branches, merged.tally, transition)
+    commit_id = execution_id(path, merged.tally.get(path, 0))
+    entry = _entry(index, alone, commit_id, join.author, path, branches, merged.tally, transition)
     entry = entry._replace(winners=merged.winners, conflicts=merged.conflicts)
     run = run._replace(log=run.log.append(entry), resting=merged.state if alone else run.resting)
     events: list[Event] = [ConflictFound(conflict) for conflict in merged.conflicts]
     events += [Joined(node, tuple([branch.path for branch in branches]), path), Committed(entry.commit)]
-    return run, Branch(path, spots, merged.state, index, id, entry.commit.step, entry.tally), events
-
-
-def _path(spots: tuple[tuple[Spot, ...], ...]) -> Path:
-    return tuple([child for child, _ in spots[0]])
-
-
-def collapse(spots: Iterable[tuple[Spot, ...]]) -> tuple[tuple[Spot, ...], ...]:
-    """Puts all children of a fork together as their parent, as often as it goes."""
-    held = set(spots)
-    while True:
-        families: dict[tuple[Spot, ...], list[tuple[Spot, ...]]] = {}
-        for spot in held:
-            if spot:
-                families.setdefault(spot[:-1], []).append(spot)
-        whole = {parent: children for parent, children in families.items() if len(children) == children[0][-1][1]}
-        if not whole:
-            return tuple(sorted(held))
-        for parent, children in whole.items():
-            held.difference_update(children)
-            held.add(parent)
+    return run, Branch(path, spots, merged.state, index, commit_id, entry.commit.step, entry.tally), events
 
 
 def _fork(branch: Branch, width: int) -> list[Branch]:
@@ -380,16 +251,14 @@ def _leave(live: PersistentMap[Place, int], place: Place) -> PersistentMap[Place
 def _settle(run: RunState, left: Place, fresh: list[Place]) -> RunState:
     """Moves groups that no other live branch can reach any more from waiting to ready.
 
-    A group remembers one place that blocks it and is looked at again only when that place is left: what blocks can only move on,
+    A group remembers one place that blocks it and is looked at again only when that place is left: what blocks can
+    only move on,
     and whatever it could reach before includes what it can reach then.
     """
     waiting, live = run.waiting, run.live
-    if left in live:
-        pending = fresh
-    else:
-        pending = [*fresh, *(place for place, group in waiting.items() if group.blocker == left)]
+    released = [] if left in live else [place for place, group in waiting.items() if group.blocker == left]
     settled: list[Group] = []
-    for place in dict.fromkeys(pending):
+    for place in dict.fromkeys((*fresh, *released)):
         group = waiting[place]
         blocker = _blocker(run.topology, live, place)
         if blocker is None:

@@ -1,4 +1,4 @@
-"""Events of a run as they happen: the run works in a thread or a task of its own, and whoever iterates gets its events."""
+"""Events of a run as they happen, from a thread or a task of its own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from queue import SimpleQueue
 from types import TracebackType
+from typing import Self
 
 from .events import Event
 from .execution import Observe
@@ -55,15 +56,18 @@ class Events(Iterator[Event]):
         if self._future is not None:
             self._future.exception()
 
-    def __enter__(self) -> Events:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
 class AsyncEvents(AsyncIterator[Event]):
-    """The events of a run that works in a task. Use it as an async iterator, or in an `async with` block to stop it early.
+    """The events of a run that works in a task. Use it as an async iterator, or in an `async with` block to stop it
+    early.
 
     Attributes:
         run: the run, once the events are through.
@@ -105,7 +109,7 @@ class AsyncEvents(AsyncIterator[Event]):
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    async def __aenter__(self) -> AsyncEvents:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(

@@ -37,11 +37,11 @@ class Topology:
     join_policies: Mapping[str, Policies] = field(default_factory=dict)
     max_steps: int = 1000
     max_calls: int | None = None
-    rounds: Rounds = field(default=None)  # type: ignore[assignment]  # worked out below
+    rounds: Rounds = field(default_factory=Rounds)
     _targets: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        if self.rounds is None:
+        if not self.rounds.nodes:
             object.__setattr__(self, "rounds", Rounds.of((START, *self.nodes, END), self.edges))
         targets: dict[str, dict[str, None]] = {}
         for edge in self.edges:

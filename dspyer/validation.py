@@ -38,7 +38,8 @@ def check_targets(facts: Facts) -> Iterator[str]:
     for edge in facts.edges:
         for end in (edge.source, edge.target):
             if end not in known:
-                yield f"the edge {edge.source!r} -> {edge.target!r} names no node {end!r}.{suggestion(end, known)} Add it with add_node({end!r}, ...)"
+                hint = f"{suggestion(end, known)} Add it with add_node({end!r}, ...)"
+                yield f"the edge {edge.source!r} -> {edge.target!r} names no node {end!r}.{hint}"
 
 
 def check_paths(facts: Facts) -> Iterator[str]:
@@ -55,11 +56,11 @@ def check_paths(facts: Facts) -> Iterator[str]:
         elif node not in sources:
             yield f"node {node!r} is a dead end: add an edge from it, add_edge({node!r}, END) if the branch ends there"
         elif node not in ends:
-            yield f"no way leads from node {node!r} to END, so a run would never end: add one, for example a route to END"
+            yield f"no way leads from node {node!r} to END, so a run would never end: add one, like a route to END"
 
 
 def check_parallel_writers(facts: Facts, rounds: Rounds) -> Iterator[str]:
-    """Pairs of nodes that may run beside each other and write one field, with nothing to say what a join makes of it."""
+    """Pairs of nodes that may run in parallel and write one field, with nothing to say what a join makes of it."""
     reported: set[tuple[str, str, str]] = set()
     forward = [edge for edge in facts.edges if not rounds.goes_back(edge.source, edge.target)]
     for groups in facts.forks.values():
@@ -75,9 +76,9 @@ def check_parallel_writers(facts: Facts, rounds: Rounds) -> Iterator[str]:
                         if (first, second, field) not in reported:
                             reported.add((first, second, field))
                             yield (
-                                f"nodes {first!r} and {second!r} run in parallel and both write {field!r}: give the field a "
-                                f"reducer (Annotated[..., reducers.extend]), say what wins with Graph(..., merge="
-                                f"{{{field!r}: 'last_write_wins'}}), or let one of them write another field"
+                                f"nodes {first!r} and {second!r} run in parallel and both write {field!r}: give the "
+                                f"field a reducer (Annotated[..., reducers.extend]), say what wins with Graph(..., "
+                                f"merge={{{field!r}: 'last_write_wins'}}), or let one of them write another field"
                             )
 
 
@@ -104,8 +105,8 @@ def check_reads(facts: Facts) -> Iterator[str]:
                 later = [other for other in facts.nodes if field in (facts.writes[other] or ()) and other != node]
                 hint = f"{', '.join(later)} writes it, but only afterwards" if later else "no node writes it"
                 yield (
-                    f"node {node!r} reads {field!r}, which nothing can have written by then ({hint}): make it an input, give it "
-                    "a default, or put a node that writes it before"
+                    f"node {node!r} reads {field!r}, which nothing can have written by then ({hint}): make it an "
+                    "input, give it a default, or put a node that writes it before"
                 )
 
 

@@ -21,7 +21,7 @@ LAYERS: list[set[str]] = [
     {"state", "field_types", "annotations", "views", "schema"},
     {"topology", "rounds"},
     {"lineage", "runstate", "schedule", "validation", "pictures", "wires", "layout", "svg"},
-    {"nodes", "tracing", "signatures", "source", "copying", "parameters"},
+    {"nodes", "tracing", "signatures", "source", "copying", "parameters", "declarations"},
     {"blueprint", "assembly", "graph", "execution", "drivers"},
     {"program", "run", "streams"},
     {"testing"},

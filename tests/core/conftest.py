@@ -1,4 +1,4 @@
-"""One body for both colours: a test that takes `play` runs once with each driver, and in each place a program may be called from."""
+"""One body for both colours: a test that takes `play` runs in each place that a program may be called from."""
 
 from __future__ import annotations
 
@@ -53,10 +53,16 @@ def _streamed(program: CompiledGraph, inputs: dict[str, Any], **options: Any) ->
     return stream.run
 
 
-PLAYS = {"sync": _sync, "async": _async, "inside a loop": _inside_a_loop, "asyncified": _asyncified, "streamed": _streamed}
+PLAYS = {
+    "sync": _sync,
+    "async": _async,
+    "inside a loop": _inside_a_loop,
+    "asyncified": _asyncified,
+    "streamed": _streamed,
+}
 
 
-@pytest.fixture(params=PLAYS.values(), ids=PLAYS.keys())
+@pytest.fixture(params=list(PLAYS.values()), ids=list(PLAYS))
 def play(request: pytest.FixtureRequest) -> Play:
     chosen: Play = request.param
     return chosen

@@ -10,7 +10,8 @@ from typing import Any
 from dspyer.events import Commit, MergedConflict
 from dspyer.policies import Policies
 from dspyer.rounds import Edge
-from dspyer.schedule import Execution, RunState, Target, Transition, advance, begin, plan, start
+from dspyer.runstate import Execution, RunState, Target, Transition
+from dspyer.schedule import advance, begin, plan, start
 from dspyer.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.topology import START, Topology
@@ -27,10 +28,14 @@ def graph(
     merge: object = "last_write_wins",
     max_steps: int = 60,
 ) -> Topology:
-    """A topology from names: `graph("A B", {"START": "A", "A": "B", "B": "END"})`; several targets with spaces between them."""
+    """A topology from names with spaces between them: `graph("A B", {"START": "A", "A": "B", "B": "END"})`."""
     fixed = [Edge(source, target) for source, targets in edges.items() for target in targets.split()]
-    routed = [Edge(source, target, True) for source, targets in (conditional or {}).items() for target in targets.split()]
-    return Topology("test", tuple(nodes.split()), (*fixed, *routed), schema or Schema.of(None), Policies.of(merge), {}, max_steps)
+    routed = [
+        Edge(source, target, True) for source, targets in (conditional or {}).items() for target in targets.split()
+    ]
+    return Topology(
+        "test", tuple(nodes.split()), (*fixed, *routed), schema or Schema.of(None), Policies.of(merge), {}, max_steps
+    )
 
 
 @dataclass
@@ -57,10 +62,10 @@ class Outcome:
 
     def summary(self) -> tuple[Any, ...]:
         """All that must not depend on the order of completion."""
-        commits = [
-            (c.id, c.node, c.branch, c.visit, c.step, dict(c.patch), c.parents, c.route) for c in self.commits
+        commits = [(c.id, c.node, c.branch, c.visit, c.step, dict(c.patch), c.parents, c.route) for c in self.commits]
+        states = [
+            entry.state.to_dict() for entry in sorted(self.run.log, key=lambda e: (e.commit.step, e.commit.branch))
         ]
-        states = [entry.state.to_dict() for entry in sorted(self.run.log, key=lambda e: (e.commit.step, e.commit.branch))]
         return self.run.ended, self.run.resting.to_dict(), commits, states, self.conflicts, sorted(self.calls)
 
 
@@ -109,7 +114,7 @@ def step(
         return Transition(ImmutableState().diff(state), state, targets(topology, START, goto))
     try:
         updates, goto = behave(execution)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever a node of a test raises
         return error
     patch, state = topology.schema.commit(execution.branch.state, updates, node=execution.node, commit_id=execution.id)
     return Transition(patch, state, targets(topology, execution.node, goto))

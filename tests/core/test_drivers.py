@@ -112,17 +112,19 @@ def test_async_and_sync_nodes_mix(play: Play) -> None:
 
 def test_async_branches_wait_for_each_other_on_one_loop() -> None:
     """Two async nodes of a sync run share an event loop, so that they can talk to each other."""
-    told: list[asyncio.Event] = []
+    bells: list[asyncio.Event] = []
+
+    def bell() -> asyncio.Event:
+        if not bells:
+            bells.append(asyncio.Event())
+        return bells[0]
 
     async def hear(state: Any) -> dict[str, Any]:
-        told.append(asyncio.Event())
-        await asyncio.wait_for(told[0].wait(), 10)
+        await asyncio.wait_for(bell().wait(), 10)
         return {"log": ["heard"]}
 
     async def tell(state: Any) -> dict[str, Any]:
-        while not told:
-            await asyncio.sleep(0)
-        told[0].set()
+        bell().set()
         return {"log": ["told"]}
 
     graph = Graph(Log).add_node("hear", hear).add_node("tell", tell)
@@ -151,7 +153,8 @@ def test_failure_lets_running_siblings_finish(play: Play) -> None:
     program = graph.compile()
     run = play(program, {})
     assert run.status == "failed"
-    assert isinstance(run.error, KeyError) and run.error.args == ("no b",)
+    assert isinstance(run.error, KeyError)
+    assert run.error.args == ("no b",)
     assert any("in node 'b' (branch 0, visit 1, attempt 1)" in note for note in run.error.__notes__)
     assert any("also failed: 'd'" in note for note in run.error.__notes__)
     assert calls == {"b": 1, "c": 1, "d": 1}
@@ -187,7 +190,8 @@ def test_a_router_that_raises_takes_the_patch_with_it(play: Play) -> None:
 def test_bad_output_changes_nothing(play: Play, node: Any, error: type[Exception], text: str) -> None:
     graph = Graph(Log).add_node("bad", node, goto=["bad"]).add_path(START, "bad", END)
     run = play(graph.compile(), {"start": "here"})
-    assert isinstance(run.error, error) and text in str(run.error)
+    assert isinstance(run.error, error)
+    assert text in str(run.error)
     assert run.state == {"start": "here", "log": [], "count": 0, "value": None}
     assert len(run.commits) == 1
 
@@ -196,7 +200,9 @@ def test_send_fans_out_and_joins_in_order(play: Play) -> None:
     def split(state: Any) -> list[Send]:
         return [Send("work", {"item": i}) for i in range(20)]
 
-    graph = Graph(Log).add_node("a", says("a")).add_node("work", lambda item: {"log": [str(item)]}).add_node("j", says("j"))
+    graph = (
+        Graph(Log).add_node("a", says("a")).add_node("work", lambda item: {"log": [str(item)]}).add_node("j", says("j"))
+    )
     graph.add_edge(START, "a").add_conditional_edges("a", split, ["work"]).add_path("work", "j", END)
     run = play(graph.compile(), {})
     assert run.state["log"] == ["a", *map(str, range(20)), "j"]
@@ -222,7 +228,11 @@ def test_a_subgraph_gives_back_what_changed(play: Play) -> None:
     inner = Graph(Log, name="Inner", inputs=["log", "count", "value"])
     inner.add_node("x", says("x")).add_node("y", says("y")).add_node("z", lambda value: {"value": [value, "z"]})
     inner.add_edge(START, ["x", "y"]).add_edge(["x", "y"], "z").add_edge("z", END)
-    outer = Graph(Log).add_node("a", lambda state: {"log": ["a"], "count": 1, "value": "v"}).add_node("inner", inner.compile())
+    outer = (
+        Graph(Log)
+        .add_node("a", lambda state: {"log": ["a"], "count": 1, "value": "v"})
+        .add_node("inner", inner.compile())
+    )
     outer.add_node("b", says("b")).add_path(START, "a").add_edge("a", ["inner", "b"]).add_edge(["inner", "b"], END)
     run = play(outer.compile(), {})
     assert run.state["log"] == ["a", "x", "y", "b"], "nothing doubles, no inputs echoed"
@@ -250,7 +260,8 @@ def test_limits(play: Play) -> None:
     graph = Graph(Log).add_node("a", says("a")).add_edge(START, "a")
     graph.add_conditional_edges("a", lambda count: "again", {"again": "a", "done": END})
     run = play(graph.compile(max_steps=7), {})
-    assert isinstance(run.error, StepLimitError) and "a 7x" in str(run.error)
+    assert isinstance(run.error, StepLimitError)
+    assert "a 7x" in str(run.error)
     assert isinstance(play(graph.compile(max_calls=3), {}).error, CallLimitError)
 
 
@@ -263,7 +274,9 @@ def test_context_and_events(play: Play) -> None:
         return {"log": [ctx.execution]}
 
     graph = Graph(Log).add_node("work", work).add_edge(START, "work")
-    graph.add_conditional_edges("work", lambda ctx: "again" if ctx.visit < 2 else "done", {"again": "work", "done": END})
+    graph.add_conditional_edges(
+        "work", lambda ctx: "again" if ctx.visit < 2 else "done", {"again": "work", "done": END}
+    )
     run = play(graph.compile(), {})
     assert [(ctx.run_id, ctx.node, ctx.branch, ctx.visit, ctx.execution) for ctx in seen] == [
         (run.run_id, "work", (), 1, "trunk:1"),
@@ -304,7 +317,13 @@ def test_inputs_are_checked_before_anything_starts(play: Play) -> None:
 
     graph = Graph(Asked).add_node("a", lambda question: calls.append("a"), writes=["answer"]).add_path(START, "a", END)
     program = graph.compile()
-    for inputs in ({}, {"qestion": "?"}, {"question": 3}, {"question": "?", "limit": "many"}, {"question": "?", "answer": ""}):
+    for inputs in (
+        {},
+        {"qestion": "?"},
+        {"question": 3},
+        {"question": "?", "limit": "many"},
+        {"question": "?", "answer": ""},
+    ):
         with pytest.raises(InputError):
             play(program, inputs)
     assert calls == []
@@ -420,7 +439,7 @@ def test_async_stream_gives_events_as_they_happen() -> None:
         return names, stream.run
 
     names, run = asyncio.run(collect())
-    assert names[0] == "RunStarted" and names[-1] == "RunEnded"
+    assert (names[0], names[-1]) == ("RunStarted", "RunEnded")
     assert run.state["count"] == 5
 
 

@@ -6,6 +6,7 @@ import itertools
 import pickle
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 
 import pytest
@@ -16,9 +17,11 @@ from pydantic import BaseModel
 from dspyer import reducers
 from dspyer.errors import CallLimitError, MergeConflictError, StepLimitError
 from dspyer.patch import DELETE
-from dspyer.schedule import Execution, RunState, Target, advance, begin, collapse, plan, start
+from dspyer.runstate import Execution, RunState, Target, collapse
+from dspyer.schedule import advance, begin, plan, start
 from dspyer.schema import Schema
 from dspyer.topology import END, START, Topology
+from dspyer.values import FrozenDict
 
 from .simulation import Outcome, graph, simulate, step
 
@@ -51,10 +54,8 @@ def router(routes: Mapping[str, Sequence[str]]) -> Any:
     def behave(execution: Execution) -> tuple[dict[str, Any], list[str | Target]]:
         node = execution.node
         ways = routes.get(node)
-        goto: list[str | Target] = []
-        if ways:
-            for way in ways[min(execution.visit, len(ways)) - 1].split():
-                goto.append(Target(way.strip("()"), {}) if way.startswith("(") else way)
+        chosen = ways[min(execution.visit, len(ways)) - 1].split() if ways else []
+        goto = [Target(way.strip("()"), FrozenDict()) if way.startswith("(") else way for way in chosen]
         key = f"{node}{'.'.join(map(str, execution.path))}"
         return {} if node == START else {"seen": {f"{key}:{execution.visit}": 1}}, goto
 
@@ -146,7 +147,11 @@ CASES = {
         "A1 B1 W3 C1 J1",
     ),
     "two Send groups to one node": Case(
-        "A B W J", {START: "A B", "W": "J", "J": "END"}, {"A": "W", "B": "W"}, {"A": ["(W) (W)"], "B": ["(W)"]}, "A1 B1 W3 J1"
+        "A B W J",
+        {START: "A B", "W": "J", "J": "END"},
+        {"A": "W", "B": "W"},
+        {"A": ["(W) (W)"], "B": ["(W)"]},
+        "A1 B1 W3 J1",
     ),
     "Send beside an edge to the same node": Case(
         "A W J", {START: "A", "W": "J", "J": "END"}, {"A": "W"}, {"A": ["W (W)"]}, "A1 W2 J1"
@@ -175,9 +180,7 @@ CASES = {
     "a debate": Case(
         "A B T", {START: "A B", "A": "T", "B": "T"}, {"T": "A B END"}, {"T": ["A B", "END"]}, "A2 B2 T2", "A B"
     ),
-    "two that hand over": Case(
-        "A B", {START: "A B", "A": "B"}, {"B": "A END"}, {"B": ["A", "END"]}, "A2 B2", "A"
-    ),
+    "two that hand over": Case("A B", {START: "A B", "A": "B"}, {"B": "A END"}, {"B": ["A", "END"]}, "A2 B2", "A"),
 }
 
 
@@ -200,12 +203,12 @@ def test_join_rule(case: Case) -> None:
 def test_fork_in_a_loop_is_parallel() -> None:
     topology = graph("L B C J", {START: "L", "L": "B C", "B": "J", "C": "J"}, {"J": "L END"})
     run = simulate(topology, router({"J": ["L", "END"]}), width=None)
-    assert [event for event in run.finished] == ["START", "L", "B", "C", "J", "L", "B", "C", "J"]
+    assert run.finished == ["START", "L", "B", "C", "J", "L", "B", "C", "J"]
     state = start(topology)
     together = 0
     while plan(state) or state.running:
         while plan(state):
-            state, execution, _ = begin(state)
+            state, _, _ = begin(state)
         together = max(together, len(state.running))
         if not state.running:
             break
@@ -303,7 +306,7 @@ def test_step_limit_counts_the_longest_chain() -> None:
 
 def test_call_limit_counts_every_call() -> None:
     topology = graph("A B C J", {START: "A", "A": "B C", "B": "J", "C": "J", "J": "END"})
-    limited = Topology(*[getattr(topology, f) for f in ("name", "nodes", "edges", "schema", "policies")], max_calls=3)
+    limited = replace(topology, max_calls=3)
     outcome = simulate(limited, router({}))
     assert isinstance(outcome.run.failures[0].error, CallLimitError)
     assert len(outcome.calls) == 3
@@ -315,11 +318,11 @@ def test_wide_fan_out_is_one_step_and_keeps_order() -> None:
 
     def behave(execution: Execution) -> tuple[dict[str, Any], list[str | Target]]:
         if execution.node == "A":
-            return {}, [Target("W", {"i": i}) for i in range(200)]
+            return {}, [Target("W", FrozenDict({"i": i})) for i in range(200)]
         return ({"log": [str(execution.overlay["i"])]} if execution.overlay else {}), []
 
     rng = random.Random(1)
-    outcome = simulate(topology, behave, lambda n: rng.randrange(n))
+    outcome = simulate(topology, behave, rng.randrange)
     assert outcome.run.resting["log"] == [str(i) for i in range(200)]
     assert max(commit.step for commit in outcome.commits) == 4
 
@@ -356,7 +359,7 @@ def test_collapse_puts_all_children_together() -> None:
 # --- confluence: random graphs, random writes, random orders
 
 NODES = ["A", "B", "C", "D", "E", "F"]
-WRITES = [
+WRITES: list[dict[str, Any]] = [
     {"value": 1},
     {"value": 2},
     {"value": DELETE},
