@@ -44,6 +44,9 @@ class FieldExtra(dict[str, Any]):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
+    def __repr__(self) -> str:
+        return repr(_untagged(self))  # MIPROv2 shows the repr of a signature to its proposer
+
 
 def own_signatures(program: dspy.Module, *, retag: bool = False) -> None:
     """Give every predictor of a program a Signature class of its own.

@@ -53,7 +53,7 @@ def source_class(name: str, base: type[ModuleType], text: str) -> type[ModuleTyp
         known = _classes.get((base, name, text))
         if known is not None:
             return known
-        module = _text_module(name, text)
+        module = _text_module(base, name, text)
         namespace = {"__module__": module.__name__, "__qualname__": name, "__doc__": base.__doc__, "__firstlineno__": 1}
         metaclass: Any = type(base)
         made: type[ModuleType] = metaclass(name, (base,), {**namespace, _TEXT: text})
@@ -97,8 +97,9 @@ class _Text:
         return self.text
 
 
-def _text_module(name: str, text: str) -> types.ModuleType:
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+def _text_module(base: type, name: str, text: str) -> types.ModuleType:
+    about = f"{base.__module__}.{base.__qualname__}\n{text}"
+    digest = hashlib.sha256(about.encode("utf-8", "surrogatepass")).hexdigest()[:12]
     module = types.ModuleType(f"dspyer.compiled.{name}_{digest}")
     module.__file__ = f"dspyer-compiled/{name}_{digest}.py"  # inspect wants a name; there is no such file
     module.__loader__ = _Text(text)  # type: ignore[assignment]

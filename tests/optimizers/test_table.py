@@ -1,0 +1,122 @@
+"""Every optimizer gives the same with a graph as with the same program by hand: prompts, demos, instructions, score.
+
+The language model is the test's own. It answers from its prompt alone, so that one prompt that differs changes what
+comes after it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+
+from dspyer.source import source_class
+from tests.optimizers.lm import NotingLM, Sent
+from tests.optimizers.programs import PAIRS, Pair, exact
+from tests.optimizers.table import ROWS, Row
+
+EVERYWHERE = {"BootstrapFewShot", "MIPROv2", "GEPA", "SIMBA", "InferRules", "BootstrapFinetune", "GRPO"}
+CASES = [
+    pytest.param(pair, row, id=f"{pair.name}-{row.name}")
+    for pair in PAIRS
+    for row in ROWS
+    if pair.name in {"chain", "fork", "loop"} or row.name in EVERYWHERE
+]
+
+
+@dataclass
+class Tuned:
+    """What an optimizer made of a program."""
+
+    program: Any
+    lm: NotingLM
+    sent: list[Sent]  # while it was tuned
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {name: predictor.dump_state() for name, predictor in self.program.named_predictors()}
+
+    def evaluate(self, pair: Pair) -> Any:
+        """Score and answers; what is sent is noted in `lm.sent`."""
+        self.lm.sent.clear()
+        with dspy.context(lm=self.lm):
+            result = dspy.Evaluate(devset=pair.trainset[4:], num_threads=1, display_progress=False)(
+                self.program, metric=exact
+            )
+        return result.score, [(dict(prediction), score) for _, prediction, score in result.results]
+
+
+def tune(program: Any, pair: Pair, row: Row) -> Tuned:
+    lm = NotingLM()
+    with dspy.context(lm=lm):
+        if row.pins_lm:
+            program.set_lm(lm)
+        tuned = row.tune(program, pair.trainset, lm)
+    return Tuned(tuned, lm, list(lm.sent))
+
+
+def by_hand(pair: Pair) -> Any:
+    """The program by hand, with the source that the graph shows: optimizers put it into their prompts."""
+    graph, program = pair.graph(), pair.by_hand()
+    program.__class__ = source_class(type(graph).__name__, type(program), inspect.getsource(type(graph)))
+    return program
+
+
+@pytest.mark.parametrize(("pair", "row"), CASES)
+def test_graph_and_hand_written_module_are_tuned_alike(pair: Pair, row: Row, tmp_path: Path) -> None:
+    hand, graph = tune(by_hand(pair), pair, row), tune(pair.graph(), pair, row)
+
+    if pair.name in {"fork", "loop", "map"}:  # branches run at the same time
+        assert graph.lm.prompts() == hand.lm.prompts()
+    else:
+        assert graph.sent == hand.sent
+    assert list(graph.state) == list(pair.predictors)
+    assert graph.state == hand.state
+    assert_learned(graph, pair, row)
+    assert_trained_alike(graph, hand)
+    assert graph.evaluate(pair) == hand.evaluate(pair)
+    assert graph.lm.prompts() == hand.lm.prompts()
+    assert_copies_and_files_agree(graph, hand, pair, tmp_path)
+
+
+def assert_learned(tuned: Tuned, pair: Pair, row: Row) -> None:
+    before = {name: predictor.signature.instructions for name, predictor in pair.by_hand().named_predictors()}
+    learned = [
+        bool(predictor.demos) or predictor.signature.instructions != before[name]
+        for name, predictor in tuned.program.named_predictors()
+    ]
+    assert {"all": all(learned), "some": any(learned), "none": True}[row.learns], learned
+
+
+def assert_trained_alike(graph: Tuned, hand: Tuned) -> None:
+    """Finetuning and reinforcement get the same data, in the same order, and the tuned model is in use."""
+    assert graph.lm.provider.jobs == hand.lm.provider.jobs
+    ours, theirs = (getattr(tuned.lm, "reinforced", None) for tuned in (graph, hand))
+    assert (ours is None) == (theirs is None)
+    if ours is not None:
+        assert ours.groups == theirs.groups
+        assert {len(item["group"]) for item in ours.groups} == {2}
+    if graph.lm.provider.jobs:
+        assert {predictor.lm.model for predictor in graph.program.predictors()} == {"fake/model-tuned"}
+
+
+def assert_copies_and_files_agree(graph: Tuned, hand: Tuned, pair: Pair, folder: Path) -> None:
+    copied = Tuned(graph.program.deepcopy(), graph.lm, [])
+    assert copied.state == graph.state
+    assert copied.evaluate(pair) == graph.evaluate(pair)
+    for name in ("state.json", "state.pkl"):
+        for giver, taker in ((graph, pair.by_hand()), (hand, pair.graph()), (graph, pair.graph())):
+            giver.program.save(folder / name)
+            taker.load(folder / name, allow_pickle=True, allow_unsafe_lm_state=True)
+            assert Tuned(taker, graph.lm, []).state == graph.state
+
+
+def reading(program: Any, pair: Pair, row: Row, read: Callable[[Any], bool]) -> list[str]:
+    """The first messages of the prompts that a tuning sent."""
+    tuned = tune(program, pair, row)
+    return [turn.content for sent in tuned.sent for turn in sent.turns if read(turn.content)]
