@@ -8,7 +8,7 @@ import types
 from collections.abc import Iterator, Mapping
 from copy import copy
 from types import NoneType
-from typing import Annotated, Any, get_args, get_origin, is_typeddict
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, PydanticUndefinedAnnotation, PydanticUserError, RootModel, TypeAdapter
 from pydantic.fields import FieldInfo
@@ -19,7 +19,7 @@ from .errors import GraphError, StateError, brief, suggestion
 from .field_types import Check, CheckBeside, Field
 from .patch import DELETE
 from .reducers import Reducer, without_none
-from .values import FrozenDict, FrozenList, freeze
+from .values import FrozenDict, FrozenList, freeze, thaw
 
 RESERVED = frozenset({"run", "state", "ctx"})  # names of parameters that nodes bind
 EXACT: frozenset[Any] = frozenset({str, int, float, bool, NoneType})
@@ -114,6 +114,7 @@ def _read_field(model: type[BaseModel], checker: type[BaseModel], name: str, val
     bare = without_none(info.annotation)
     origin = get_origin(bare) or bare
     is_mapping = origin in MAPPINGS
+    is_typed_dict = hasattr(origin, "__required_keys__")  # of typing or of typing_extensions
     free = bare is Any or (is_mapping and (get_args(bare) or (str, Any)) == (str, Any))
     validate = _plain_validator(info.annotation, config) if plain else _model_validator(checker, name)
     folding = reducer if reducer is not None and reducer.folds else None
@@ -126,14 +127,14 @@ def _read_field(model: type[BaseModel], checker: type[BaseModel], name: str, val
         reducer=folding,
         whole=reducer is reducers.replace,
         constant=bool(info.frozen),
-        exact=_exact_types(info.annotation) if plain and not CHANGING_OPTIONS & config.keys() else frozenset(),
+        exact=frozenset() if not plain or info.frozen else _exact_types(info.annotation, config),
         validate=validate,
         validate_update=None if update_type is None else _adapter(update_type, config),
         validate_entries=_adapter(bare, config) if is_mapping else None,
-        free=free or is_typeddict(origin),
+        free=free or is_typed_dict,
         merges=(free or is_mapping) and plain and reducer is not reducers.replace,
         model=origin if isinstance(origin, type) and issubclass(origin, BaseModel) else None,
-        checks_result=not plain or is_typeddict(origin) or (folding is not None and update_type is None),
+        checks_result=not plain or is_typed_dict or (folding is not None and update_type is None),
         wants_others=validated,
         start=DELETE if folding is None else _start(folding, origin),
         fixed_default=_fixed_default(info, place, validate, config),
@@ -156,8 +157,10 @@ def _start(reducer: Reducer, origin: Any) -> Any:
     return reducer.empty
 
 
-def _exact_types(annotation: Any) -> frozenset[type]:
+def _exact_types(annotation: Any, config: ConfigDict) -> frozenset[type]:
     """The types of scalars that an annotation consists of, if it consists of nothing else."""
+    if CHANGING_OPTIONS & config.keys():
+        return frozenset()
     members = {annotation} if annotation in (str, int, float, bool) else set(get_args(annotation))
     is_union = get_origin(annotation) in reducers.UNIONS or annotation in members
     return frozenset(members) if is_union and members <= EXACT else frozenset()
@@ -165,9 +168,19 @@ def _exact_types(annotation: Any) -> frozenset[type]:
 
 def _adapter(annotation: Any, config: ConfigDict) -> Check:
     try:
-        return TypeAdapter(annotation, config=config).validator.validate_python
+        check = TypeAdapter(annotation, config=config).validator.validate_python
     except PydanticUserError:  # models and the like bring a configuration of their own
-        return TypeAdapter(annotation).validator.validate_python
+        check = TypeAdapter(annotation).validator.validate_python
+    return _plainly(check) if config.get("strict") else check
+
+
+def _plainly(check: Check) -> Check:
+    """A check that gets plain values only: strict validation takes no immutable list for a list."""
+
+    def validate(value: Any) -> Any:
+        return check(thaw(freeze(value)))
+
+    return validate
 
 
 def _plain_validator(annotation: Any, config: ConfigDict) -> CheckBeside:
@@ -182,6 +195,7 @@ def _plain_validator(annotation: Any, config: ConfigDict) -> CheckBeside:
 def _model_validator(checker: type[BaseModel], name: str) -> CheckBeside:
     """Validates through the model, so that constraints and validators of the field hold."""
     assign = checker.__pydantic_validator__.validate_assignment
+    strict = checker.model_config.get("strict")
 
     def validate(value: Any, others: Mapping[str, Any]) -> Any:
         blank = checker.__new__(checker)
@@ -190,7 +204,7 @@ def _model_validator(checker: type[BaseModel], name: str) -> CheckBeside:
         object.__setattr__(blank, "__pydantic_fields_set__", set())
         object.__setattr__(blank, "__pydantic_extra__", None)
         object.__setattr__(blank, "__pydantic_private__", None)
-        assign(blank, name, value)
+        assign(blank, name, thaw(freeze(value)) if strict else value)
         return blank.__dict__[name]
 
     return validate

@@ -75,10 +75,11 @@ class Field:
         Args:
             others: the values of the fields before this one, for factories that ask for them.
         """
-        if self.info.default_factory is None:
+        factory: Callable[..., Any] | None = self.info.default_factory
+        if factory is None:
             return self.fixed_default
-        value = self.info.get_default(call_default_factory=True, validated_data=dict(others))
-        return freeze(value, (self.name,))
+        takes_others = getattr(self.info, "default_factory_takes_validated_data", False)
+        return freeze(factory(dict(others)) if takes_others else factory(), (self.name,))
 
     def place(self, old: Any, update: Any, whole: bool, others: Mapping[str, Any] = NO_OTHERS) -> Any:
         """The new value of a field without reducer.

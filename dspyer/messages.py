@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, get_origin, get_type_hints, is_typeddict
+from typing import Any, get_origin
 
 from pydantic import BaseModel
 
@@ -34,8 +34,8 @@ def item_type(annotation: Any) -> Any:
     Raises:
         TypeError: if messages of this type cannot have an `id`.
     """
-    if is_typeddict(annotation):
-        named = set(get_type_hints(annotation))
+    if hasattr(annotation, "__required_keys__"):  # a TypedDict, of typing or of typing_extensions
+        named = {*annotation.__required_keys__, *annotation.__optional_keys__}
     elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
         named = {"id"} if annotation.model_config.get("extra") == "allow" else set(annotation.model_fields)
     elif isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
