@@ -16,6 +16,8 @@ from .callables import Described, Parameter, class_of, members, wants_copy
 from .names import Names, check_names, listed, no_field
 from .resources import is_record, is_value_class, resource_for
 
+ABSENT: Any = object()
+
 
 class FieldParameter(NamedTuple):
     """A parameter that gets a field, or a value of the overlay.
@@ -96,13 +98,11 @@ class Binding:
         state, overlay = call.state, call.overlay
         arguments: dict[str, Any] = {}
         for name, field, copy, default, readable in self.fields:
-            source: FrozenDict[str, Any] | None = None
-            if overlay is not None and field in overlay:
-                source = overlay
-            elif readable and field in state:
-                source = state
-            if source is not None:
-                arguments[name] = thaw(source.raw(field)) if copy else source[field]
+            value = ABSENT if overlay is None else read_field(overlay, field, copy)
+            if value is ABSENT and readable:
+                value = read_field(state, field, copy)
+            if value is not ABSENT:
+                arguments[name] = value
             elif not default:
                 raise unset(field, self.reader)
         for name in self.contexts:
@@ -129,6 +129,11 @@ class Binding:
         if self.takes_all:
             for name, field in _readable(call, self.reads):
                 arguments.setdefault(name, with_overlay(call)[field])
+
+
+def read_field(source: FrozenDict[str, Any], field: str, copy: bool) -> Any:
+    """A field as a plain copy or as a frozen view; `ABSENT` if it is not there."""
+    return thaw(source.raw(field, ABSENT)) if copy else source.get(field, ABSENT)
 
 
 def unset(field: str, reader: str) -> UnsetFieldError:
@@ -294,9 +299,9 @@ class _Planner:
 
     def check(self) -> None:
         """Compare `reads` and `modules` with the parameters."""
-        taken = {parameter.name for parameter in self.described.parameters}
+        taken = [parameter.name for parameter in self.described.parameters]
         if self.reads is not None:
-            own = None if self.binding.whole_state else taken - set(self.modules)
+            own = None if self.binding.whole_state else [name for name in taken if name not in self.modules]
             self.problems += check_names(
                 self.reads, "reads", self.who, own=own, schema=self.schema, overlay=self.overlay
             )

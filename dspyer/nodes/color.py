@@ -114,6 +114,8 @@ def call_function(fn: Callable[..., Any], kwargs: Mapping[str, Any], asynchronou
     if asynchronous:
         return call_async(fn, kwargs)
     result = fn(**kwargs)
+    if result is None or type(result) is dict:  # no need to ask for every patch
+        return result
     return call_async(_wait, {"awaitable": result}) if inspect.isawaitable(result) else result
 
 

@@ -135,7 +135,7 @@ class Inputs(NamedTuple):
 def plan_inputs(found: ModuleIO, spec: Spec, who: str) -> Inputs:
     """Decide where each input of a module comes from: from the field of its name, or as `reads` says."""
     any_name = "**" in found.extras
-    own = None if any_name else {*found.inputs, *found.extras}
+    own = None if any_name else (*found.inputs, *found.extras)
     problems: list[str] = []
     unknown: list[str] = []
     if spec.reads is not None:

@@ -44,6 +44,8 @@ def values_of(result: object, who: str) -> tuple[Values, bool]:
     """
     if result is None:
         return {}, False
+    if type(result) is dict:
+        return _patch(result, who), False
     if isinstance(result, dspy.Prediction):
         return dict(result.items()), True
     if isinstance(result, BaseModel) and not isinstance(result, Mapping):
@@ -54,14 +56,16 @@ def values_of(result: object, who: str) -> tuple[Values, bool]:
             "as a dict, or `state.diff(new)`"
         )
     if isinstance(result, Mapping):
-        wrong = [key for key in result if not isinstance(key, str)]
-        if wrong:
-            raise NodeOutputError(
-                f"{who} returned a patch with the key {brief(wrong[0])}: the keys are names of fields"
-            )
-        return result, False
+        return _patch(result, who), False
     hint = "; to go somewhere, return Command(goto=...)" if _holds_send(result) else ""
     raise NodeOutputError(f"{who} returned {brief(result)}, of type {type(result).__name__}: {RETURNS}{hint}")
+
+
+def _patch(patch: Mapping[Any, object], who: str) -> Values:
+    for key in patch:
+        if type(key) is not str:
+            raise NodeOutputError(f"{who} returned a patch with the key {brief(key)}: the keys are names of fields")
+    return patch
 
 
 def is_bare(result: object) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -72,11 +72,14 @@ class SubgraphNode(Node):
 
     Attributes:
         inputs: what it gets.
+        gives: what it gives back, its own names on the left; None for all that changed. This may be more than `writes`
+            declares: an input that a node inside may change without saying so.
         folds: own names of the fields whose raw updates the outer state folds; of the others it gets the value.
         per_item: whether it runs inside a map, which wants all values and not what changed.
     """
 
     inputs: tuple[Input, ...] = ()
+    gives: Names | None = None
     folds: frozenset[str] = frozenset()
     per_item: bool = False
 
@@ -98,7 +101,7 @@ class SubgraphNode(Node):
         return gather_inputs(self.inputs, call, self.who)
 
     def reply(self, program: Program, inputs: dict[str, Any], changes: Mapping[str, object]) -> Reply:
-        """What changed inside, as updates of the outer state. What the node does not write stays inside."""
+        """What changed inside, as updates of the outer state. What the node does not give back stays inside."""
         schema = program.graph.topology.schema
         raw = {name for name in changes if schema.reducer(name) is not None}
         if self.per_item or raw - self.folds:
@@ -106,12 +109,15 @@ class SubgraphNode(Node):
             values = {name: state.raw(name) for name in state} if self.per_item else {}
             values |= {name: change for name, change in changes.items() if name not in raw or name in self.folds}
             values |= {name: schema.fold(name, state.raw(name, DELETE), changes[name]) for name in raw - self.folds}
-            values = {name: value for name, value in values.items() if not (self.per_item and value is DELETE)}
         else:
             values = dict(changes)
-        if self.writes is None:
-            return Reply(values, None, True)
-        return Reply({field: values[name] for name, field in self.writes.items() if name in values}, None, True)
+        if self.per_item:
+            values = {name: value for name, value in values.items() if value is not DELETE}
+        if self.gives is not None:
+            values = {field: values[name] for name, field in self.gives.items() if name in values}
+        elif self.per_item:
+            values = {name: value for name, value in values.items() if name not in inputs}
+        return Reply(values, None, True)
 
 
 def build_subgraph(module: dspy.Module, spec: Spec) -> Built:
@@ -130,44 +136,53 @@ def build_subgraph(module: dspy.Module, spec: Spec) -> Built:
     planned = plan_inputs(found, spec, spec.who)
     writes, problems = _plan_writes(graph, spec)
     reads, unset = planned.facts()
+    gives = writes
+    if spec.writes is None and writes is not None and not spec.overlay:
+        gives = {**_fields(_changed_inputs(graph, reads), spec.schema), **writes}
+        writes = {**writes, **{name: name for name in gives if name in (graph.writes or ())}}
     node = SubgraphNode(
         name=spec.name,
         reads=reads,
         optional=unset,
         writes=writes,
         inputs=planned.inputs,
-        folds=frozenset() if spec.overlay else _folded(writes, spec.schema),
+        gives=gives,
+        folds=frozenset() if spec.overlay else _folded(gives, spec.schema),
         per_item=bool(spec.overlay),
     )
     return Built(node, module, (*planned.problems, *problems), tuple(planned.unknown))
 
 
 def _plan_writes(graph: GraphView, spec: Spec) -> tuple[Names | None, list[str]]:
-    """What it gives back: its outputs and the inputs that it changes, as far as the outer state has such fields."""
+    """What it declares to write: its outputs, as far as the outer state has such fields, or what `writes` says."""
     schema = spec.output_schema
-    own = _given_back(graph)
+    own = graph.writes if graph.outputs is None else graph.outputs
     if spec.writes is not None:
-        return spec.writes, check_names(spec.writes, "writes", spec.who, own=own, schema=schema)
+        known = None if own is None else tuple(dict.fromkeys((*own, *graph.inputs)))
+        return spec.writes, check_names(spec.writes, "writes", spec.who, own=known, schema=schema)
     if own is None:
-        return (None, []) if schema.open else ({name: name for name in schema.fields}, [])
-    writes = {name: name for name in own if schema.open or name in schema.fields}
+        return (None if schema.open else _fields(schema.fields, schema)), []
+    writes = _fields(own, schema)
     if own and not writes:
         problem = (
-            f"{spec.who}: the graph writes {listed(own)}, and none of these is a field of the state "
+            f"{spec.who}: the graph gives {listed(own)}, and none of these is a field of the state "
             f"({listed(schema.fields)}): say where its results go, as writes={{{own[0]!r}: 'a field'}}"
         )
         return {}, [problem]
     return writes, []
 
 
-def _folded(writes: Names | None, schema: Schema) -> frozenset[str]:
-    """The own names of what is written to fields with a reducer."""
-    return frozenset(name for name, field in (writes or {}).items() if schema.reducer(field) is not None)
+def _fields(names: Iterable[str], schema: Schema) -> dict[str, str]:
+    """The names that are fields of a state, each under its own name."""
+    return {name: name for name in names if schema.open or name in schema.fields}
 
 
-def _given_back(graph: GraphView) -> tuple[str, ...] | None:
-    """The fields that may have changed for the outside; None for unknown."""
-    if graph.outputs is None:
-        return graph.writes
+def _changed_inputs(graph: GraphView, reads: Names) -> list[str]:
+    """The inputs that the graph may change and that come from the field of their name."""
     changed = graph.inputs if graph.writes is None else graph.writes
-    return tuple(dict.fromkeys((*graph.outputs, *(name for name in changed if name in graph.inputs))))
+    return [name for name in graph.inputs if name in changed and reads.get(name) == name]
+
+
+def _folded(gives: Names | None, schema: Schema) -> frozenset[str]:
+    """The own names of what goes to fields with a reducer."""
+    return frozenset(name for name, field in (gives or {}).items() if schema.reducer(field) is not None)

@@ -112,6 +112,18 @@ def test_facts() -> None:
     assert good(built(Program({}, outputs=None, writes=None))).writes is None
     changes_an_input = Program({}, outputs=("answer",), writes=("question", "scratch", "answer"))
     assert good(built(changes_an_input, schema=OUTER)).writes == {"answer": "answer", "question": "question"}
+    apart = good(built(changes_an_input, schema=OUTER, reads={"question": "topic"}))
+    assert apart.writes == {"answer": "answer"}
+
+
+@COLOURS
+@pytest.mark.parametrize(("writes", "declared"), [(None, ["answer"]), (("question",), ["answer", "question"])])
+def test_an_input_that_changed_inside_is_given_back(writes: Any, declared: list[str], colour: str) -> None:
+    program = Program({"question": "better"}, ("answer",), writes)
+    assert run(program, colour).updates == {"question": "better"}
+    assert list(good(built(program, schema=OUTER)).writes or ()) == declared
+    assert run(program, colour, reads={"question": "topic"}).updates == {}
+    assert run(program, colour, writes={"question": "topic"}).updates == {"topic": "better"}
 
 
 @COLOURS
@@ -182,6 +194,7 @@ def test_a_missing_input_raises() -> None:
 
 
 @COLOURS
+@pytest.mark.parametrize("writes", [(), None], ids=["declared", "unknown"])
 @pytest.mark.parametrize(
     ("outputs", "expected"),
     [
@@ -193,10 +206,10 @@ def test_a_missing_input_raises() -> None:
     ],
 )
 def test_a_worker_of_a_map_gives_the_values_of_its_outputs(
-    outputs: tuple[str, ...], expected: object, colour: str
+    outputs: tuple[str, ...], expected: object, writes: Any, colour: str
 ) -> None:
     changes = {"answer": "a", "scratch": "s", "notes": DELETE, "log": Updates(freeze(["x"]), freeze(["y"]))}
-    program = Program(changes, outputs, writes=())
+    program = Program(changes, outputs, writes)
     found = build_map("node", program, schema=OUTER, over="topics", item="question", into="results")
     call = call_of({"topics": ["t1", "t2"]}, program=holder(node=program))
     given = reply(good(found), call, colour)
