@@ -176,6 +176,7 @@ class Join:
             first[lowest.bit_length() - 1].append(item)
         state = states[0]
         seen: dict[str, list[Own]] = {}
+        self.resets: dict[str, list[Own]] = {}
         for bit, items in enumerate(first):
             touched: dict[str, list[Own]] = {}
             for item in items:
@@ -189,6 +190,8 @@ class Join:
                     state = self._field(state, states[bit], field, left, touched[field], bit, own)
             for field, items_of_field in touched.items():
                 seen.setdefault(field, []).extend(items_of_field)
+                if self.schema.reducer(field) is not None:
+                    self.resets.setdefault(field, []).extend(self._resets(items_of_field, field))
         return Merged(state, self._resolutions(state), tuple(self.conflicts.values()), self.winners, self._tally(own))
 
     @staticmethod
@@ -229,7 +232,8 @@ class Join:
         own: list[Own],
     ) -> Any:
         """Replays updates of a reducer; a reset beside a sibling's update is a conflict: only one can be meant."""
-        if left_only and (self._resets(left_only, field) or self._resets(right_only, field)):
+        reset = any(not item.mask >> bit & 1 for item in self.resets.get(field, ()))
+        if left_only and (reset or self._resets(right_only, field)):
             value, base = right.raw(field, DELETE), self._base(field, bit, own)
             if same(left.raw(field, DELETE), value):
                 return value
@@ -240,13 +244,15 @@ class Join:
             value = self.schema.fold(field, value, self.log[item.place].commit.patch[field])
         return value
 
-    def _resets(self, items: list[Own], field: str) -> bool:
+    def _resets(self, items: list[Own], field: str) -> list[Own]:
+        """The commits that put a value in the place of what was there."""
+        found = []
         for item in items:
             update = self.log[item.place].commit.patch[field]
             parts = update.updates if isinstance(update, Updates) else (update,)
-            if any(part is DELETE or isinstance(part, Replace) for part in parts):
-                return True
-        return False
+            if any([part is DELETE or type(part) is Replace for part in parts]):
+                found.append(item)
+        return found
 
     def _base(self, field: str, bit: int, own: list[Own]) -> Any:
         """The value of a field after the last common commits: each path as its last common writer left it."""
