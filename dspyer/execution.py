@@ -119,6 +119,8 @@ class Session:
 
     def trace(self) -> list[Any]:
         """The DSPy trace in lineage order, whoever finished first. What failed comes after what its branch had done."""
+        if not self.steps:
+            return []
         heads, failed = self._heads()
         steps: list[Any] = []
         done: set[str] = set()

@@ -165,8 +165,8 @@ class Graph:
             GraphError: if the name is taken, reserved or no identifier.
 
         Example:
-            >>> graph = Graph().add_map("measure", lambda doc: {"size": len(doc)}, over="docs", item="doc",
-            into="sizes")
+            >>> size = lambda doc: {"size": len(doc)}
+            >>> graph = Graph().add_map("measure", size, over="docs", item="doc", into="sizes")
             >>> program = graph.add_path(START, "measure", END).compile()
             >>> program(docs=["a", "bcd"]).sizes
             [1, 3]

@@ -119,7 +119,7 @@ class RunState(NamedTuple):
 
 def execution_id(path: Path, index: int) -> str:
     """The id of the commit number `index` of a branch path, and of the execution that makes it."""
-    return f"{'.'.join(map(str, path)) or 'trunk'}:{index}"
+    return f"{path_text(path)}:{index}" if path else f"trunk:{index}"
 
 
 def path_text(path: Path) -> str:

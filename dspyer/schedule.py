@@ -225,13 +225,14 @@ def _move(topology: Topology, place: Place, target: Target) -> Place:
 
 def _arrive(run: RunState, left: Place, moves: Iterable[tuple[Target, Branch]]) -> RunState:
     """Puts branches where they go, and settles what may start now that one group has left its place."""
-    live, waiting, ready = _leave(run.live, left), run.waiting, list(run.ready)
+    live, waiting = _leave(run.live, left), run.waiting
+    sent: list[Group] = []
     fresh: list[Place] = []
     for target, branch in moves:
         place = _move(run.topology, left, target)
         if target.overlay is not None:
             live = live.set(place, live.get(place, 0) + 1)
-            ready.append(Group(place, (branch,), target.overlay))
+            sent.append(Group(place, (branch,), target.overlay))
             continue
         group = waiting.get(place)
         if group is None:
@@ -240,7 +241,7 @@ def _arrive(run: RunState, left: Place, moves: Iterable[tuple[Target, Branch]]) 
             fresh.append(place)
         else:
             waiting = waiting.set(place, group._replace(branches=(*group.branches, branch)))
-    return _settle(run._replace(live=live, waiting=waiting, ready=tuple(ready)), left, fresh)
+    return _settle(run._replace(live=live, waiting=waiting), left, fresh, sent)
 
 
 def _leave(live: PersistentMap[Place, int], place: Place) -> PersistentMap[Place, int]:
@@ -248,7 +249,7 @@ def _leave(live: PersistentMap[Place, int], place: Place) -> PersistentMap[Place
     return live.set(place, count - 1) if count > 1 else live.discard(place)
 
 
-def _settle(run: RunState, left: Place, fresh: list[Place]) -> RunState:
+def _settle(run: RunState, left: Place, fresh: list[Place], sent: list[Group]) -> RunState:
     """Moves groups that no other live branch can reach any more from waiting to ready.
 
     A group remembers one place that blocks it and is looked at again only when that place is left: what blocks can
@@ -266,10 +267,14 @@ def _settle(run: RunState, left: Place, fresh: list[Place]) -> RunState:
             waiting = waiting.discard(place)
         elif blocker != group.blocker:
             waiting = waiting.set(place, group._replace(blocker=blocker))
-    if not settled and len(run.ready) < 2:
+    if not settled and not sent:
         return run._replace(waiting=waiting)
-    ready = sorted((*run.ready, *settled), key=lambda group: min(branch.path for branch in group.branches))
+    ready = sorted((*run.ready, *sent, *settled), key=_first_path)
     return run._replace(waiting=waiting, ready=tuple(ready))
+
+
+def _first_path(group: Group) -> Path:
+    return min([branch.path for branch in group.branches])
 
 
 def _blocker(topology: Topology, live: PersistentMap[Place, int], place: Place) -> Place | None:

@@ -1,0 +1,168 @@
+"""Unit tests of one node or route, and programs with a node replaced."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import dspy
+
+from dspyer.blueprint import Blueprint
+from dspyer.errors import GraphError, suggestion
+from dspyer.nodes import Call, Context, Node, Router, Send, build_node, check_resources, resources_of
+from dspyer.patch import plain_patch
+from dspyer.program import CompiledGraph
+from dspyer.state import ImmutableState
+from dspyer.topology import START
+
+Resources = Mapping[type, object] | Sequence[object] | None
+
+
+def call_node(
+    program: CompiledGraph, node: str, state: Mapping[str, Any], *, resources: Resources = None
+) -> dict[str, Any]:
+    """Calls one node of a program as a run would: binding, permissions and validation included.
+
+    Args:
+        program: the program.
+        node: name of the node.
+        state: the fields that are there; those with a default may be left out.
+        resources: as in `program.run`.
+
+    Returns:
+        The patch that the node would commit, with plain values.
+
+    Raises:
+        GraphError: if there is no such node.
+        Exception: what the node raises, or the validation of what it returns.
+
+    Example:
+        >>> from dspyer import END, START, Graph
+        >>> program = Graph().add_node("double", lambda n: {"n": 2 * n}).add_path(START, "double", END).compile()
+        >>> call_node(program, "double", {"n": 4})
+        {'n': 8}
+    """
+    blueprint = program.graph
+    call = _call(program, node, state, resources, [_node(blueprint, node)])
+    reply = blueprint.nodes[node].call(call)
+    schema = blueprint.topology.schema
+    patch, _ = schema.commit(call.state, reply.updates, node=node, commit_id="test", whole=reply.whole)
+    return plain_patch(patch)
+
+
+def route(
+    program: CompiledGraph, node: str, state: Mapping[str, Any], *, resources: Resources = None
+) -> list[str | Send]:
+    """Asks the edges and routers of a node where a branch would go.
+
+    Args:
+        program: the program.
+        node: name of the node, or `START`.
+        state: the state after the node.
+        resources: as in `program.run`.
+
+    Returns:
+        The targets, each name once.
+
+    Raises:
+        GraphError: if there is no such node.
+        RouteError: if a router goes to no target.
+
+    Example:
+        >>> from dspyer import END, START, Graph
+        >>> graph = Graph().add_node("judge", lambda score: None).add_edge(START, "judge")
+        >>> graph = graph.add_conditional_edges("judge", lambda score: score > 0.5, {True: END, False: "judge"})
+        >>> route(graph.compile(), "judge", {"score": 0.2})
+        ['judge']
+    """
+    blueprint = program.graph
+    if node != START:
+        _node(blueprint, node)
+    ways = blueprint.exits[node]
+    call = _call(program, node, state, resources, [way for way in ways if isinstance(way, Router)])
+    found: list[str | Send] = []
+    for way in ways:
+        for target in (way,) if isinstance(way, str) else way.decide(call).targets:
+            if isinstance(target, Send) or target not in found:
+                found.append(target)
+    return found
+
+
+def stub(program: CompiledGraph, **fakes: Callable[..., Any] | Mapping[str, Any]) -> CompiledGraph:
+    """A copy of a program in which some nodes are replaced; permissions and validation stay those of the nodes.
+
+    Args:
+        program: the program.
+        fakes: by node a function, whose parameters are those that the node might have, or the patch to return.
+
+    Returns:
+        The copy.
+
+    Raises:
+        GraphError: if there is no such node, or if a function asks for what the node may not read.
+
+    Example:
+        >>> from dspyer import END, START, Graph
+        >>> program = Graph().add_node("ask", lambda question: 1 / 0).add_path(START, "ask", END).compile()
+        >>> stub(program, ask={"answer": "42"})(question="?").answer
+        '42'
+    """
+    blueprint = program.graph
+    nodes = dict(blueprint.nodes)
+    problems: list[str] = []
+    for name, fake in fakes.items():
+        node = _node(blueprint, name)
+        function = _constant(fake) if isinstance(fake, Mapping) else fake
+        reads = _reads(function, node.reads)
+        built = build_node(
+            name, function, schema=blueprint.topology.schema, reads=reads, writes=node.writes, goto=node.goto
+        )
+        problems += [*built.problems, *built.unknown]
+        if built.node is not None:
+            nodes[name] = built.node
+    if problems:
+        raise GraphError(problems)
+    twin: CompiledGraph = program.deepcopy()
+    twin._blueprint = replace(blueprint, nodes=nodes)
+    for name in fakes:
+        twin.__dict__.pop(name, None)
+    return twin
+
+
+def _constant(patch: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
+    def fake() -> dict[str, Any]:
+        return dict(patch)
+
+    return fake
+
+
+def _reads(function: Callable[..., Any], reads: Mapping[str, str] | None) -> Mapping[str, str] | None:
+    """What a fake reads: the part of the node's reads that it has parameters for."""
+    parameters = inspect.signature(function).parameters
+    if reads is None or not parameters.keys() & reads.keys():
+        return reads if parameters else {}
+    return {name: field for name, field in reads.items() if name in parameters}
+
+
+def _node(blueprint: Blueprint, name: str) -> Node:
+    if name not in blueprint.nodes:
+        known = ", ".join(blueprint.nodes)
+        hint = suggestion(name, blueprint.nodes)
+        raise GraphError(f"graph {blueprint.name!r} has no node {name!r}.{hint} Its nodes are {known}")
+    return blueprint.nodes[name]
+
+
+def _call(
+    program: dspy.Module,
+    node: str,
+    fields: Mapping[str, Any],
+    resources: Resources,
+    users: Sequence[Node | Router],
+) -> Call:
+    schema = program.graph.topology.schema
+    given = resources_of(resources)
+    check_resources(users, given)
+    _, state = schema.commit(schema.initial({}), fields, node="the state of the test", commit_id="test", whole=True)
+    return Call(ImmutableState(state), Context("test", node), program, None, given)

@@ -1,0 +1,82 @@
+"""Single nodes and routes under test, and programs with a node replaced."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import dspy
+import pytest
+from dspy.utils import DummyLM
+from pydantic import BaseModel
+
+from dspyer import END, START, CompiledGraph, Graph, Send, reducers
+from dspyer.errors import GraphError, NodeOutputError, UnsetFieldError
+from dspyer.testing import call_node, route, stub
+
+
+class Research(BaseModel):
+    question: str
+    findings: Annotated[list[str], reducers.extend] = []
+    answer: str | None = None
+
+
+def program() -> CompiledGraph:
+    async def search(question: str) -> dict[str, Any]:
+        return {"findings": [f"about {question}"]}
+
+    def check(findings: list[str]) -> str:
+        return "done" if findings else "again"
+
+    graph = Graph(Research)
+    graph.add_node("search", search, writes=["findings"])
+    graph.add_node("answer", dspy.Predict("question, findings -> answer"))
+    graph.add_edge(START, "search").add_edge("search", "answer")
+    graph.add_conditional_edges("answer", check, {"again": "search", "done": END})
+    return graph.compile()
+
+
+def test_call_node_gives_the_patch() -> None:
+    assert call_node(program(), "search", {"question": "bees"}) == {"findings": ["about bees"]}
+    with dspy.context(lm=DummyLM([{"answer": "honey"}])):
+        assert call_node(program(), "answer", {"question": "bees"}) == {"answer": "honey"}
+
+
+def test_call_node_needs_what_the_node_reads() -> None:
+    with pytest.raises(UnsetFieldError, match="question"):
+        call_node(program(), "search", {})
+    with pytest.raises(NodeOutputError, match="qestion"):
+        call_node(program(), "search", {"qestion": "bees"})
+    with pytest.raises(GraphError, match="Did you mean 'search'"):
+        call_node(program(), "serch", {"question": "bees"})
+
+
+def test_route_asks_edges_and_routers() -> None:
+    assert route(program(), START, {}) == ["search"]
+    assert route(program(), "search", {}) == ["answer"]
+    assert route(program(), "answer", {"findings": ["x"]}) == [END]
+    assert route(program(), "answer", {"findings": []}) == ["search"]
+
+
+def test_route_gives_sends() -> None:
+    def split(docs: list[str]) -> list[Send]:
+        return [Send("read", {"doc": doc}) for doc in docs]
+
+    graph = Graph().add_node("read", lambda doc: {"seen": doc}, writes=["seen"])
+    graph.add_conditional_edges(START, split, ["read"]).add_edge("read", END)
+    assert route(graph.compile(), START, {"docs": ["a", "b"]}) == [Send("read", {"doc": "a"}), Send("read", {"doc": "b"})]
+
+
+def test_stub_replaces_functions_and_modules() -> None:
+    fake = stub(program(), search={"findings": ["stubbed"]}, answer=lambda findings: {"answer": findings[0].upper()})
+    assert fake(question="bees").answer == "STUBBED"
+    assert fake.named_predictors() == []
+    assert [name for name, _ in program().named_predictors()] == ["answer"], "the original is as it was"
+
+
+def test_stub_keeps_permissions_and_validation() -> None:
+    with pytest.raises(NodeOutputError, match="answer"):
+        stub(program(), search={"answer": "sneaked in"})(question="bees")
+    with pytest.raises(NodeOutputError, match="findings"):
+        stub(program(), search={"findings": 3})(question="bees")
+    with pytest.raises(GraphError, match="weather"):
+        stub(program(), search=lambda weather: None)
