@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from .base import IN_ORDER, Built, Call, Command, Context, Decision, Goto, Node, OneByOne, Reply, Runner, Send
 from .build import build_map, build_node, node_name, precompiled
+from .build_routers import BuiltRouter, build_router
 from .color import call_async, colours, portal_scope, to_thread, uses_acall
 from .function import FunctionNode, NodeModules
 from .map import MapNode
 from .module import ModuleNode
 from .resources import check_resources, resources_of
-from .routers import BuiltRouter, FieldRouter, FunctionRouter, ModuleRouter, Router, build_router
+from .routers import FieldRouter, FunctionRouter, ModuleRouter, Router
 from .subgraph import SubgraphNode, is_program
 
 __all__ = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import dspy
@@ -121,10 +120,11 @@ def _refusal(node: object) -> str | None:
         return _refused_class(node)
     if isinstance(node, dspy.Parallel):
         return "is dspy.Parallel, which is no module: fork with add_edge, or run one node per item with add_map"
+    if hasattr(node, "add_node"):
+        return f"is a {type(node).__name__} that is not compiled: call .compile() on it and give what that returns"
     if not callable(node):
-        compile_first = ": call .compile() on a graph first" if hasattr(node, "compile") else ""
-        return f"is {brief(node)}, of type {type(node).__name__}: give a function or a dspy.Module{compile_first}"
-    if type(node).__module__.partition(".")[0] == "dspy" and not isinstance(node, (partial, dspy.Module)):
+        return f"is {brief(node)}, of type {type(node).__name__}: give a function or a dspy.Module"
+    if type(node).__module__.partition(".")[0] == "dspy":
         return (
             f"is a {type(node).__name__}, which is no dspy.Module: call it in a function of your own that returns "
             "what it found by field"

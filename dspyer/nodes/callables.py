@@ -63,6 +63,11 @@ class _Names(dict[str, Any]):
         return Any
 
 
+def own_call(fn: object) -> Any:
+    """The `__call__` of an object's class as it was written; None if there is none."""
+    return inspect.getattr_static(type(fn), "__call__", None)
+
+
 def plain_function(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The function behind partials, bound methods, callable objects and decorators."""
     while True:
@@ -70,8 +75,8 @@ def plain_function(fn: Callable[..., Any]) -> Callable[..., Any]:
             fn = fn.func
         elif isinstance(fn, MethodType):
             fn = fn.__func__
-        elif not isinstance(fn, (FunctionType, type)) and isinstance(vars(type(fn)).get("__call__"), FunctionType):
-            fn = vars(type(fn))["__call__"]
+        elif not isinstance(fn, (FunctionType, type)) and isinstance(own_call(fn), FunctionType):
+            fn = own_call(fn)
         elif hasattr(fn, "__wrapped__"):
             fn = fn.__wrapped__
         else:

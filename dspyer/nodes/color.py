@@ -15,6 +15,8 @@ import dspy
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from anyio.from_thread import run as run_on_host_loop
 
+from .callables import own_call
+
 T = TypeVar("T")
 
 
@@ -105,8 +107,7 @@ def is_async(fn: Callable[..., Any]) -> bool:
     """Whether `fn` is an async function, a partial of one, or an object with an async `__call__`."""
     while isinstance(fn, partial):
         fn = fn.func
-    call = inspect.getattr_static(type(fn), "__call__", None)
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(call)
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(own_call(fn))
 
 
 def call_function(fn: Callable[..., Any], kwargs: Mapping[str, Any], asynchronous: bool) -> Any:

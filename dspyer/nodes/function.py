@@ -9,12 +9,13 @@ from typing import Any
 import dspy
 
 from .base import Built, Call, Command, Node, Reply, Send
-from .binding import Binding, plan_binding
+from .binding import Binding
 from .callables import describe
 from .color import acall_function, call_function, is_async
 from .hidden import hidden_problems, mentions
 from .names import Names, check_names
 from .outputs import RESULT, goto_of, is_bare, permitted, promise_of, values_of
+from .plan import plan_binding
 from .spec import Spec
 
 OF_DSPY = {"forward", "aforward", "history", "callbacks", "_compiled"}

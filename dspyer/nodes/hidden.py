@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import dspy
 
+from .callables import own_call
+
 _CONTAINERS = (list, tuple, set, frozenset)
 
 
@@ -48,8 +50,9 @@ def _functions(fn: Any) -> Iterator[FunctionType]:
         fn = fn.func
     if isinstance(fn, MethodType):
         fn = fn.__func__
-    if not isinstance(fn, FunctionType):
-        fn = vars(type(fn)).get("__call__")
+    if not isinstance(fn, FunctionType) and not hasattr(fn, "__wrapped__"):
+        fn = own_call(fn)
+    fn = fn if isinstance(fn, FunctionType) else getattr(fn, "__wrapped__", None)
     while isinstance(fn, FunctionType):
         yield fn
         fn = getattr(fn, "__wrapped__", None)
@@ -111,7 +114,8 @@ class _Search:
             yield from self.function(fn, inside)
         elif not isinstance(fn, type):
             yield from self.owner(fn)
-            yield from self.visit(vars(type(fn)).get("__call__"), inside)
+            yield from self.visit(own_call(fn), inside)
+            yield from self.visit(getattr(fn, "__wrapped__", None), inside)
 
     def function(self, fn: FunctionType, inside: str) -> Iterator[tuple[Hidden, dspy.Module]]:
         names = fn.__code__.co_varnames

@@ -142,8 +142,6 @@ def _describe_forward(kind: type) -> Described:
 
 def _with_forward(found: ModuleIO, kind: type) -> ModuleIO:
     described = _describe_forward(kind)
-    if described.takes_all and not described.parameters:
-        return found
     own = _inputs(described)
     if described.takes_all:
         own = replace(own, inputs={**own.inputs, **found.inputs}, optional=own.optional | found.optional)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import dspy
 from pydantic import BaseModel
 
+from dspyer._kinds import registered
 from dspyer.errors import InputError
 from dspyer.values import FrozenDict, FrozenList
 
@@ -28,7 +29,7 @@ _SCALARS = (
     datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, pathlib.PurePath, uuid.UUID, Decimal,
     FrozenDict, FrozenList, dspy.Example,
 )  # fmt: skip
-_NO_CLASSES_OF_ITS_OWN = {"builtins", "collections.abc", "typing", "numpy", "types"}
+_NO_CLIENTS = {"builtins", "collections.abc", "typing", "numpy", "types"}
 
 
 class NeedsResources(Protocol):
@@ -58,7 +59,13 @@ def is_record(kind: type) -> bool:
 
 def is_value_class(kind: type) -> bool:
     """Whether objects of a class are values of a state for sure."""
-    return issubclass(kind, _SCALARS) or kind.__module__ in _NO_CLASSES_OF_ITS_OWN
+    if issubclass(kind, _SCALARS) or kind.__module__ in _NO_CLIENTS:
+        return True
+    try:
+        registered(kind)
+    except LookupError:
+        return False
+    return True
 
 
 def resources_of(resources: Mapping[type, object] | Iterable[object] | None) -> Mapping[type, object]:

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import dspy
 
 from dspyer.errors import RouteError, brief
-from dspyer.schema import Schema
 
-from .base import Call, Command, Decision, Send
-from .binding import Binding, plan_binding, unset
-from .callables import describe, gives_literals_alone, literals
-from .color import acall_module, call_module, is_async
-from .hidden import hidden_problems, mentions
-from .module import Input, gather_inputs, plan_inputs, selected, values_of_prediction
-from .module_io import module_io
-from .names import Names, NamesSpec, as_map, check_names, listed, no_field
-from .routes import PathMap, Routes, routes_of
-from .spec import Spec
+from .base import Call, Command, Decision
+from .binding import Binding, unset
+from .color import acall_module, call_module
+from .module import Input, gather_inputs, selected, values_of_prediction
+from .names import Names, listed
+from .routes import Routes
 
 Route: TypeAlias = Callable[..., object] | str | dspy.Module
 REASONS = ("reasoning", "rationale", "final_reasoning")
@@ -159,154 +154,3 @@ class ModuleRouter(Router):
         (label,) = selected(values, {self.label: self.label}, self.who).values()
         reason = next((str(values[name]) for name in REASONS if values.get(name)), None)
         return Decision(self.routes.resolve(label, self.who), selected(values, self.writes, self.who), reason)
-
-
-class BuiltRouter(NamedTuple):
-    """A router that was built, or the reasons why not.
-
-    Attributes:
-        router: None if there is no telling where it goes.
-        module: what the program holds under `router.module_name`; None for nothing.
-        problems: what is wrong with it, each with its fix.
-    """
-
-    router: Router | None
-    module: dspy.Module | None = None
-    problems: tuple[str, ...] = ()
-
-
-def build_router(
-    source: str,
-    route: Route,
-    path_map: PathMap | None = None,
-    *,
-    schema: Schema,
-    name: str | None = None,
-    writes: str | NamesSpec | None = None,
-) -> BuiltRouter:
-    """Make a router.
-
-    Args:
-        source: the node that it follows, or `START`.
-        route: a pure function, the name of a field, or a module with one `Literal` output.
-        path_map: targets by label, or a list of names.
-        schema: the fields of the state.
-        name: the name of a module router among the graph's predictors; `SOURCE_router` if not given.
-        writes: where a module router commits its label: a field, or its outputs as for a node.
-
-    Returns:
-        The router with its module, and what is wrong with it.
-    """
-    who = f"the router of {source!r}"
-    if isinstance(route, dspy.Module):
-        return _build_module_router(source, route, path_map, schema, name or f"{source}_router", writes)
-    problems = []
-    if name is not None or writes is not None:
-        problems.append(f"{who}: name= and writes= are for routers that are modules; this one is {brief(route)}")
-    if isinstance(route, str):
-        built = _build_field_router(source, route, path_map, schema)
-    elif callable(route):
-        built = _build_function_router(source, route, path_map, schema)
-    else:
-        fix = "give a function, the name of a field, or a dspy.Module with one Literal output"
-        built = BuiltRouter(None, None, (f"{who} is {brief(route)}, of type {type(route).__name__}: {fix}",))
-    return built._replace(problems=(*problems, *built.problems))
-
-
-def _build_field_router(source: str, field: str, path_map: PathMap | None, schema: Schema) -> BuiltRouter:
-    who = f"the router of {source!r}"
-    if not schema.open and field not in schema.fields:
-        return BuiltRouter(
-            None, None, (f"{who}: {field!r} {no_field(field, schema)} A router that is a string is a field.",)
-        )
-    promised = () if schema.open else literals(schema.fields[field].annotation)
-    routes, problems = routes_of(path_map, promised, f"{who} by the field {field!r}")
-    if routes is None:
-        return BuiltRouter(None, None, tuple(problems))
-    return BuiltRouter(
-        FieldRouter(name=source, routes=routes, reads={field: field}, field=field), None, tuple(problems)
-    )
-
-
-def _build_function_router(
-    source: str, fn: Callable[..., object], path_map: PathMap | None, schema: Schema
-) -> BuiltRouter:
-    who = f"the router of {source!r}"
-    problems = []
-    if is_async(fn):
-        problems.append(
-            f"{who} is async: a router is a plain, pure function; await in a node, and route by what it wrote"
-        )
-    described = describe(fn, who)
-    plan = plan_binding(described, who, schema)
-    promised = literals(described.returns)
-    routes, more = routes_of(path_map, promised, who, complete=gives_literals_alone(described.returns))
-    problems += [*plan.problems, *plan.unknown, *more]
-    fix = (
-        "route with the module itself, add_conditional_edges({source!r}, {{name}}, ...), or call it in a node and "
-        "route by the field that it wrote"
-    )
-    problems += hidden_problems(fn, who, fix.format(source=source))
-    if routes is None:
-        return BuiltRouter(None, None, tuple(problems))
-    reads, optional = plan.binding.facts()
-    router = FunctionRouter(
-        name=source,
-        routes=routes,
-        reads=reads,
-        optional=optional,
-        sends=mentions(fn, Send),
-        resources={resource.name: resource.kind for resource in plan.binding.resources if not resource.default},
-        fn=fn,
-        binding=plan.binding,
-    )
-    return BuiltRouter(router, None, tuple(problems))
-
-
-def _build_module_router(
-    source: str,
-    module: dspy.Module,
-    path_map: PathMap | None,
-    schema: Schema,
-    name: str,
-    writes: str | NamesSpec | None,
-) -> BuiltRouter:
-    who = f"the router of {source!r}"
-    found = module_io(module)
-    flaws = [f"{who}: {problem}" for problem in found.problems]
-    choices = {output: literals(kind) for output, kind in (found.outputs or {}).items() if literals(kind)}
-    if len(choices) != 1:
-        have = f"has {len(choices)} ({listed(choices)})" if choices else "has none"
-        problem = (
-            f"{who} is a {type(module).__name__} that {have}: a router has exactly one Literal output, "
-            "as in dspy.Predict(\"question -> next: Literal['search', 'done']\")"
-        )
-        return BuiltRouter(None, None, (*flaws, problem))
-    ((label, promised),) = choices.items()
-    routes, problems = routes_of(path_map, promised, who)
-    written, more = _router_writes(writes, label, who)
-    own = (*(found.outputs or {}), *found.by_products)
-    problems += [*more, *check_names(written, "writes", who, own=own, schema=schema)]
-    planned = plan_inputs(found, Spec(name, schema), who)
-    problems += [*flaws, *planned.problems, *planned.unknown]
-    if routes is None:
-        return BuiltRouter(None, module, tuple(problems))
-    reads, optional = planned.facts()
-    router = ModuleRouter(
-        name=source,
-        routes=routes,
-        reads=reads,
-        optional=optional,
-        writes=written,
-        module_name=name,
-        inputs=planned.inputs,
-        label=label,
-    )
-    return BuiltRouter(router, module, tuple(problems))
-
-
-def _router_writes(writes: str | NamesSpec | None, label: str, who: str) -> tuple[Names, list[str]]:
-    if isinstance(writes, str):
-        return {label: writes}, []
-    written, problems = as_map(writes, "writes", who)
-    return written or {}, problems

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
 
@@ -23,10 +23,16 @@ class Routes:
     Attributes:
         labels: targets by label; empty if the router names its targets itself.
         targets: the names of all targets, in order.
+        by_text: targets by what a router may return as a text: a label, or a name.
     """
 
     labels: Mapping[Any, tuple[str, ...]]
     targets: tuple[str, ...]
+    by_text: Mapping[str, tuple[str, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        texts = {label: names for label, names in self.labels.items() if isinstance(label, str)}
+        object.__setattr__(self, "by_text", {**{name: (name,) for name in self.targets}, **texts})
 
     def resolve(self, result: object, who: str) -> tuple[Goto, ...]:
         """What a router returned, as targets.
@@ -41,7 +47,9 @@ class Routes:
         Raises:
             RouteError: for an unknown target or label, or none at all.
         """
-        if isinstance(result, (list, tuple)) or (isinstance(result, Sequence) and not isinstance(result, (str, bytes))):
+        if type(result) is str and result in self.by_text:
+            return self.by_text[result]
+        if isinstance(result, Sequence) and not isinstance(result, (str, bytes)):
             found = tuple(target for part in result for target in self._one(part, who))
             if not found:
                 raise RouteError(f"{who} returned an empty list: name a target, or END to finish the branch")
@@ -55,8 +63,6 @@ class Routes:
         label = self._label(part)
         if label is not None:
             return label
-        if isinstance(part, str) and part in self.targets:
-            return (part,)
         if not self.labels:
             check_target(part, self.targets, who, _FIX)
         hint = suggestion(part, [*self.labels, *self.targets])
@@ -66,6 +72,8 @@ class Routes:
         )
 
     def _label(self, part: object) -> tuple[str, ...] | None:
+        if isinstance(part, str) and part in self.by_text:
+            return self.by_text[part]
         try:
             if part in self.labels:
                 return self.labels[part]
@@ -133,7 +141,7 @@ def _uncovered(
     problems += [
         f"{who} never gives {label!r}, which the path map has; it gives {listed(promised)}: remove it."
         f"{suggestion(label, promised)}"
-        for label, names in labels.items()
-        if complete and label not in promised and not any(name in promised for name in names)
+        for label in labels
+        if complete and label not in promised
     ]
     return problems

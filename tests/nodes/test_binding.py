@@ -3,12 +3,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import dspy
 import pytest
 from pydantic import BaseModel
 
+from dspyer import register_value_type
 from dspyer.errors import ImmutableError, InputError, UnsetFieldError
 from dspyer.nodes import Context, NodeModules, check_resources, resources_of
 from dspyer.nodes.callables import describe
@@ -128,6 +131,10 @@ class Searcher:
         see("class", question)
 
 
+class HeirOfSearcher(Searcher):
+    pass
+
+
 class AsyncSearcher:
     async def __call__(self, question: str) -> None:
         see("async call", question)
@@ -162,6 +169,7 @@ def traced(fn: Callable[..., Any]) -> Callable[..., Any]:
         (Searcher(3).search, ["q", 3]),
         (Searcher(3), ["call", "q", 3]),
         (AsyncSearcher(), ["async call", "q"]),
+        (HeirOfSearcher(4), ["call", "q", 4]),
         (Searcher.plain, ["static", "q"]),
         (Searcher.of_class, ["class", "q"]),
         (functools.partial(limited, 7, extra=1), [7, "q", 1]),
@@ -295,6 +303,27 @@ def test_a_parameter_annotated_with_another_class_is_a_resource(schema: Schema, 
     assert good(built(needs_client, schema=schema)).resources == {"client": Client}
 
 
+class Money:
+    def __init__(self, cents: int) -> None:
+        self.cents = cents
+
+
+def test_a_registered_class_is_a_value_and_no_resource() -> None:
+    def fn(money: Money) -> None: ...
+
+    assert good(built(fn)).resources == {"money": Money}
+    register_value_type(Money, encode=lambda money: money.cents, decode=Money)
+    assert good(built(fn)).reads == {"money": "money"}
+
+
+@pytest.mark.parametrize("kind", [int, list[int], dict[str, int], Sequence[int], Path, datetime, Any, object, Doc])
+def test_types_of_values_are_no_resources(kind: Any) -> None:
+    def fn(value: Any) -> None: ...
+
+    fn.__annotations__["value"] = kind
+    assert good(built(fn)).reads == {"value": "value"}
+
+
 def test_a_resource_with_a_default_may_be_missing() -> None:
     run_node(may_use_client, schema=RESEARCH)
     assert SEEN == [None]
@@ -353,6 +382,8 @@ def test_a_bound_module_comes_from_the_program_at_call_time() -> None:
         (fields, {"rewrite": dspy.Predict("a -> b")}, "no such parameter"),
         (rewrites, {"rewrite": print}, "only a dspy.Module is bound so"),
         (lambda forward: None, {"forward": dspy.Predict("a -> b")}, "a name that dspy.Module uses"),
+        (lambda named_predictors: None, {"named_predictors": dspy.Predict("a -> b")}, "a name that dspy.Module uses"),
+        (lambda **kwargs: None, {"no name": dspy.Predict("a -> b")}, "a name that dspy.Module uses"),
     ],
 )
 def test_modules_that_cannot_be_bound(fn: Any, modules: Any, message: str) -> None:

@@ -53,13 +53,16 @@ def test_async_code_from_an_anyio_worker_thread_runs_on_its_loop() -> None:
     assert found == ("here", loop_thread)
 
 
+def own_threads() -> int:
+    return sum(thread.name == "dspyer-async" for thread in threading.enumerate())
+
+
 def test_one_loop_for_all_calls_of_a_scope() -> None:
-    before = threading.active_count()
     with portal_scope():
-        assert threading.active_count() == before
+        assert own_threads() == 0
         threads = {call_async(place, {})[1] for _ in range(3)}
-        assert len(threads) == 1
-    assert threading.active_count() == before
+        assert (len(threads), own_threads()) == (1, 1)
+    assert own_threads() == 0
     with portal_scope():
         pass
 

@@ -8,6 +8,7 @@ from typing import Any
 import dspy
 import pytest
 
+from dspyer import nodes
 from dspyer.nodes import NodeModules, Send, build_router
 from dspyer.nodes.hidden import find_hidden, mentions
 from tests.nodes.kit import OPEN, built
@@ -101,6 +102,19 @@ class WithList(WithAttribute):
         self.predicts = [dspy.Predict("question -> answer")]
 
 
+class Heir(WithAttribute):
+    pass
+
+
+class UsesGlobal:
+    def __call__(self, question: str) -> Any:
+        return PREDICT(question=question)
+
+
+class HeirOfUsesGlobal(UsesGlobal):
+    pass
+
+
 class OwnModule(dspy.Module):
     def search(self, question: str) -> Any:
         return None
@@ -126,6 +140,9 @@ class OwnModule(dspy.Module):
         (functools.partial(takes, predict=PREDICT), "predict", "an argument of functools.partial"),
         (functools.partial(uses_global), "PREDICT", "a global variable"),
         (WithAttribute(), "predict", "an attribute of WithAttribute"),
+        (Heir(), "predict", "an attribute of Heir"),
+        (HeirOfUsesGlobal(), "PREDICT", "a global variable"),
+        (functools.lru_cache(uses_global), "PREDICT", "a global variable"),
         (WithAttribute().method, "predict", "an attribute of WithAttribute"),
         (WithList(), "predicts[0]", "an attribute of WithList"),
         (OwnModule().search, "OwnModule", "the object of the method"),
@@ -184,14 +201,14 @@ def sends() -> Any:
     return [Send("a", {})]
 
 
-def sends_by_alias() -> Any:
-    import dspyer.nodes as short
-
-    return [short.Send("a", {})]
+def sends_by_module() -> Any:
+    return [nodes.Send("a", {})]
 
 
 def test_whether_code_mentions_a_class() -> None:
     assert mentions(sends, Send)
     assert mentions(functools.partial(sends), Send)
+    assert mentions(functools.lru_cache(sends), Send)
+    assert mentions(sends_by_module, Send)
     assert not mentions(makes_one, Send)
     assert not mentions(len, Send)

@@ -312,6 +312,11 @@ class NamedPredict(dspy.Predict):
         return super().forward(question=query)
 
 
+class PartlyNamedPredict(dspy.Predict):
+    def forward(self, hint: str, **inputs: Any) -> dspy.Prediction:
+        return super().forward(**inputs)
+
+
 class ChangedPredict(dspy.Predict):
     def forward(self, **inputs: Any) -> dspy.Prediction:
         return dspy.Prediction(answer=f"changed {inputs['question']}")
@@ -357,6 +362,8 @@ def test_a_signature_on_an_unknown_module_tells_inputs_and_outputs() -> None:
 def test_a_subclass_that_names_its_inputs_takes_those() -> None:
     node = good(built(NamedPredict("question -> answer"), schema=RESEARCH))
     assert (node.reads, node.writes) == ({"query": "query"}, {"answer": "answer"})
+    node = good(built(PartlyNamedPredict("question -> answer"), schema=RESEARCH))
+    assert list(node.reads or ()) == ["hint", "question"]
 
 
 @COLOURS
@@ -415,7 +422,13 @@ class TakesNothing(dspy.Module):
 
 
 class NotCallable:
-    def compile(self) -> None: ...
+    pass
+
+
+class Uncompiled:
+    def add_node(self) -> None: ...
+
+    def __call__(self) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -429,7 +442,8 @@ class NotCallable:
         (dspy.Parallel(), "fork with add_edge, or run one node per item with add_map"),
         (dspy.Tool(tool), "is a Tool, which is no dspy.Module"),
         (dspy.LM("x/y"), "is a LM, which is no dspy.Module"),
-        (NotCallable(), "call .compile() on a graph first"),
+        (Uncompiled(), "is a Uncompiled that is not compiled: call .compile()"),
+        (NotCallable(), "of type NotCallable: give a function or a dspy.Module"),
         (3, "of type int: give a function or a dspy.Module"),
         (None, "of type NoneType"),
     ],
