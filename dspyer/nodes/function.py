@@ -108,7 +108,7 @@ def build_function(fn: Callable[..., Any], spec: Spec) -> Built:
         asynchronous=is_async(fn),
         per_item=bool(spec.overlay),
     )
-    modules = NodeModules(**spec.modules) if spec.modules and not problems else None
+    modules = NodeModules(**spec.modules) if spec.modules else None
     return Built(node, modules, tuple(problems), tuple(plan.unknown))
 
 

@@ -96,6 +96,10 @@ def snapshot(state):  # type: ignore[no-untyped-def]
     see(state["question"])
 
 
+def snapshot_keys(state):  # type: ignore[no-untyped-def]
+    see(list(state))
+
+
 def annotated_snapshot(whatever: ImmutableState) -> None:
     see(whatever["question"])
 
@@ -491,6 +495,11 @@ def test_reads_rename() -> None:
 def test_a_node_sees_only_what_it_reads(fn: Any) -> None:
     with pytest.raises(KeyError, match="findings"):
         run_node(fn, STATE, schema=RESEARCH, reads=["question"])
+
+
+def test_a_snapshot_leaves_out_what_is_not_set() -> None:
+    run_node(snapshot_keys, STATE, schema=RESEARCH, reads=["question", "answer"])
+    assert SEEN == [["question"]]
 
 
 def test_a_view_shows_only_what_the_node_reads() -> None:

@@ -188,6 +188,10 @@ class OverridesBoth(OverridesForward, OverridesAforward):
         return dspy.Prediction(by="both aforward")
 
 
+class Neither(dspy.Module):
+    pass
+
+
 class Mixin:
     def forward(self) -> dspy.Prediction:
         return dspy.Prediction(by="mixin")
@@ -217,6 +221,10 @@ def test_the_nearer_of_forward_and_aforward_counts(
     assert uses_acall(module) == ("async" in found)
     assert call_module(module, {}).by == sync
     assert anyio.run(acall_module, module, {}).by == asynchronous
+
+
+def test_a_module_without_either_has_no_colour() -> None:
+    assert colours(Neither()) == frozenset()
 
 
 def test_a_forward_set_on_the_instance_counts_but_a_left_over_original_does_not() -> None:

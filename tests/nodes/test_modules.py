@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
 from collections.abc import Callable
@@ -10,8 +11,8 @@ import pytest
 from dspy.utils import DummyLM
 from pydantic import BaseModel
 
-from dspyer.errors import NodeOutputError, UnsetFieldError
-from dspyer.nodes import Built, precompiled, uses_acall
+from dspyer.errors import GraphError, NodeOutputError, UnsetFieldError
+from dspyer.nodes import Built, node_name, precompiled, uses_acall
 from dspyer.nodes.module_io import TABLE, module_io
 from dspyer.schema import Schema
 from dspyer.state import ImmutableState
@@ -283,6 +284,11 @@ class TakesAll(dspy.Module):
         return dspy.Prediction(**inputs)
 
 
+class PartlyNamed(dspy.Module):
+    def forward(self, question: str, **more: str) -> dspy.Prediction:
+        return dspy.Prediction(answer=question + more["hint"])
+
+
 class WithSignature(TakesAll):
     def __init__(self) -> None:
         super().__init__()
@@ -352,6 +358,13 @@ def test_kwargs_of_forward_need_reads() -> None:
     assert "takes **kwargs, which does not say what it reads: give reads=[...]" in problem
     given = run_node(TakesAll(), STATE, reads={"answer": "question"})
     assert given.updates == {"answer": "q?"}
+
+
+def test_kwargs_beside_named_inputs() -> None:
+    node = good(built(PartlyNamed(), reads=["question", "hint"]))
+    assert list(node.reads or ()) == ["question", "hint"]
+    assert run_node(PartlyNamed(), {**STATE, "hint": "h"}, reads=["question", "hint"]).updates == {"answer": "q?h"}
+    assert good(built(PartlyNamed())).reads == {"question": "question"}
 
 
 def test_a_signature_on_an_unknown_module_tells_inputs_and_outputs() -> None:
@@ -452,6 +465,13 @@ def test_what_cannot_be_a_node_says_what_to_give(node: object, message: str) -> 
     found: Built = built(node)
     assert found.node is None
     assert message in found.problems[0]
+
+
+def test_a_node_without_a_name_of_its_own_must_be_given_one() -> None:
+    assert node_name(reward) == "reward"
+    for node in (lambda state: None, functools.partial(reward), dspy.Predict("a -> b")):
+        with pytest.raises(GraphError, match="has no name of its own"):
+            node_name(node)
 
 
 def test_precompiled_modules_are_named() -> None:

@@ -29,6 +29,12 @@ class Inner(BaseModel):
     log: Annotated[list[str], reducers.extend] = []
 
 
+class Small(BaseModel):
+    question: str
+    hint: str = ""
+    answer: str | None = None
+
+
 class Outer(BaseModel):
     question: str
     topic: str = ""
@@ -184,6 +190,15 @@ def test_what_does_not_fit_the_outer_state(schema: Schema, options: dict[str, An
     found = built(Program({}), schema=schema, **options)
     text = "\n".join((*found.problems, *found.unknown))
     assert message in text
+
+
+def test_a_worker_of_a_map_gives_no_inputs_back() -> None:
+    for outputs in (("answer",), None):
+        program = Program({"answer": "a", "hint": "changed"}, outputs, None, Schema.of(Small))
+        found = build_map("node", program, schema=OPEN, over="topics", item="question", into="results")
+        call = call_of({"topics": ["t"], "hint": "h"}, program=holder(node=program))
+        assert reply(good(found), call).updates == {"results": ["a"]}
+        assert program.given == [{"question": "t", "hint": "h"}]
 
 
 def test_a_missing_input_raises() -> None:
