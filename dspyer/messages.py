@@ -119,7 +119,7 @@ def _listed(update: Any) -> Any:
 
 def _places_in(messages: FrozenList[Any]) -> Places:
     cached = _places.get(id(messages))
-    if cached is not None and cached[0] is messages:
+    if cached is not None:
         return cached[1]
     ids = (_id_of(message) for message in messages.raw_items())
     places: Places = PersistentMap({key: place for place, key in enumerate(ids) if key is not None})

@@ -170,6 +170,7 @@ def test_the_chosen_side_keeps_its_identity() -> None:
     left, right = freeze({"deep": [1]}), freeze([2])
     conflict = Conflict(("k",), DELETE, left, right)
     assert settle(policy_of(lambda asked: asked.left), conflict) is left
+    assert settle(policy_of(lambda asked: asked.right), conflict) is right
     assert settle(last_write_wins, conflict) is right
     assert settle(first_write_wins, conflict) is left
 
@@ -183,6 +184,7 @@ PATTERNS: dict[Any, Any] = {
     "notes.**.text": prefer("notes"),
     ("a.b", 1): prefer("literal"),
     "7": prefer("seven"),
+    "**.owner": prefer("owners"),
 }
 
 
@@ -201,6 +203,8 @@ PATTERNS: dict[Any, Any] = {
         (("a.b", 1), "prefer('literal')"),
         (("a", "b", 1), "first_write_wins"),
         ((7,), "prefer('seven')"),
+        (("owner",), "prefer('owners')"),
+        (("x", "y", "owner"), "prefer('owners')"),
     ],
 )
 def test_which_pattern_holds(path: tuple[Any, ...], name: str) -> None:

@@ -376,6 +376,7 @@ class TestCommit:
             ({"findings": ["a", 1]}, ["field 'findings'", "[1]: Input should be a valid string"]),
             ({"typed": {"a": "x"}}, ["field 'typed'", "['a']: Input should be a valid integer"]),
             ({"typed": [1]}, ["field 'typed'", "dictionary"]),
+            ({"free": {1: "x"}}, ["field 'free'", "[1]['[key]']"]),
             ({"nested": {1: {"a": "x"}}}, ["[1]['a']"]),
             ({"options": {"size": "x"}}, ["['size']"]),
             ({"risk": "medium"}, ["'low' or 'high'"]),
@@ -400,6 +401,18 @@ class TestCommit:
     def test_values_that_a_state_cannot_hold(self) -> None:
         with pytest.raises(UnsupportedValueError, match="anything"):
             commit({"anything": object()})
+
+    def test_a_reducer_of_ones_own_starts_from_an_empty_container(self) -> None:
+        def newest_first(current: Any, item: str) -> Any:
+            return [item, *current]
+
+        class Model(BaseModel):
+            items: Annotated[list[str], newest_first]
+            total: Annotated[int, double]
+
+        schema = Schema.of(Model)
+        state = schema.commit(schema.initial({}), {"items": "a", "total": 3}, node="n", commit_id="c")[1]
+        assert (state["items"], state["total"]) == (["a"], 3)
 
     def test_an_error_of_a_reducer_says_where(self) -> None:
         class Model(BaseModel):
@@ -516,6 +529,21 @@ class TestModels:
         state = schema.initial({"pet": Cat(name="Tom")})
         state = schema.commit(state, {"pet": {"kind": "dog", "name": "Rex"}}, node="n", commit_id="c")[1]
         assert state["pet"] == Dog(name="Rex")
+        with pytest.raises(NodeOutputError, match="expected tags"):
+            schema.commit(state, {"pet": {"kind": "cow"}}, node="n", commit_id="c")
+
+    def test_extra_values_of_a_model_are_kept(self) -> None:
+        class Loose(BaseModel):
+            model_config = ConfigDict(extra="allow")
+            name: str = ""
+
+        class Model(BaseModel):
+            loose: Loose | None = None
+
+        schema = Schema.of(Model)
+        state = schema.initial({"loose": {"name": "a", "more": 1}})
+        state = schema.commit(state, {"loose": {"name": "b"}}, node="n", commit_id="c")[1]
+        assert state["loose"].model_dump() == {"name": "b", "more": 1}
 
     def test_dataclasses(self) -> None:
         @dataclass
@@ -547,7 +575,8 @@ class Validated(BaseModel):
     high: int = 10
     name: str = ""
     words: Annotated[list[str], reducers.extend] = []
-    fixed: int = Field(default=1, frozen=True)
+    fixed: int = Field(default=1, frozen=True, gt=0)
+    totals: dict[str, int] = {}
 
     @field_validator("high")
     @classmethod
@@ -555,6 +584,11 @@ class Validated(BaseModel):
         if value < info.data["low"]:
             raise ValueError("must not be below low")
         return value
+
+    @field_validator("totals")
+    @classmethod
+    def add_up(cls, value: dict[str, int]) -> dict[str, int]:
+        return {**value, "sum": sum(number for key, number in value.items() if key != "sum")}
 
     @field_validator("name")
     @classmethod
@@ -581,6 +615,11 @@ class TestValidators:
         assert self.write({"low": 5, "high": 7})[1]["high"] == 7
         with pytest.raises(InputError, match="must not be below low"):
             self.schema.initial({"low": 5, "high": 3})
+
+    def test_what_a_validator_adds_to_a_patched_mapping_is_in_the_patch(self) -> None:
+        patch, state = self.write({"totals": {"a": 1}})
+        assert patch == {"totals": {"a": 1, "sum": 1}}
+        assert self.write({"totals": {"b": 2}}, state)[0] == {"totals": {"b": 2, "sum": 3}}
 
     def test_the_result_of_a_fold_is_validated_and_replayed_alike(self) -> None:
         patch, state = self.write({"words": ["A"]})
