@@ -18,7 +18,7 @@ from .rounds import Edge, Rounds
 from .schema import Schema
 from .source import EdgeText, FunctionText, MapText, graph_text
 from .topology import END, START, Topology
-from .validation import Facts, check_parallel_writers, check_paths, check_reads, check_targets, reach
+from .validation import Earlier, Facts, check_parallel_writers, check_paths, check_reads, check_targets
 
 
 class Assembly(NamedTuple):
@@ -178,15 +178,14 @@ class Assembly(NamedTuple):
 
     def _open_inputs(self, nodes: Mapping[str, Node], edges: list[Edge]) -> tuple[str, ...]:
         """Without a schema: what a node reads and no earlier node writes."""
-        backward = [Edge(edge.target, edge.source) for edge in edges]
+        writes = {name: None if node.writes is None else tuple(node.writes.values()) for name, node in nodes.items()}
+        earlier = Earlier(edges, writes)
         found: dict[str, None] = {}
         for name, node in nodes.items():
-            earlier = [nodes[other] for other in reach(backward, name) if other in nodes]
-            if any(other.writes is None for other in earlier):
+            if earlier.unknown(name):
                 continue
-            written = {field for other in earlier for field in (other.writes or {}).values()}
             for field in (node.reads or {}).values():
-                if field not in written and field not in node.optional:
+                if field not in node.optional and not earlier.wrote(name, field):
                     found[field] = None
         return tuple(found)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import product
 from typing import NamedTuple
 
 from .errors import suggestion
@@ -34,7 +36,7 @@ class Facts(NamedTuple):
 
 def check_targets(facts: Facts) -> Iterator[str]:
     """Edges that name no node."""
-    known = (*facts.nodes, START, END)
+    known = {*facts.nodes, START, END}
     for edge in facts.edges:
         for end in (edge.source, edge.target):
             if end not in known:
@@ -62,24 +64,27 @@ def check_paths(facts: Facts) -> Iterator[str]:
 def check_parallel_writers(facts: Facts, rounds: Rounds) -> Iterator[str]:
     """Pairs of nodes that may run in parallel and write one field, with nothing to say what a join makes of it."""
     reported: set[tuple[str, str, str]] = set()
+    order = {node: i for i, node in enumerate(facts.nodes)}
+    writes = {node: set(facts.writes[node] or ()) - set(facts.folded) for node in facts.nodes}
     forward = [edge for edge in facts.edges if not rounds.goes_back(edge.source, edge.target)]
+    after: dict[str, set[str]] = {}
     for groups in facts.forks.values():
         for left, right in _pairs(groups):
-            after_left, after_right = {left} | reach(forward, left), {right} | reach(forward, right)
-            for a in facts.nodes:
-                for b in facts.nodes:
-                    if a not in after_left - after_right or b not in after_right - after_left:
-                        continue
-                    shared = set(facts.writes[a] or ()) & set(facts.writes[b] or ()) - set(facts.folded)
-                    for field in sorted(shared):
-                        first, second = sorted((a, b), key=facts.nodes.index)
-                        if (first, second, field) not in reported:
-                            reported.add((first, second, field))
-                            yield (
-                                f"nodes {first!r} and {second!r} run in parallel and both write {field!r}: give the "
-                                f"field a reducer (Annotated[..., reducers.extend]), say what wins with Graph(..., "
-                                f"merge={{{field!r}: 'last_write_wins'}}), or let one of them write another field"
-                            )
+            for node in (left, right):
+                if node not in after:
+                    after[node] = {found for found in ({node} | reach(forward, node)) if writes.get(found)}
+            only_left = sorted(after[left] - after[right], key=order.__getitem__)
+            only_right = sorted(after[right] - after[left], key=order.__getitem__)
+            for a, b in product(only_left, only_right):
+                for field in sorted(writes[a] & writes[b]):
+                    first, second = sorted((a, b), key=order.__getitem__)
+                    if (first, second, field) not in reported:
+                        reported.add((first, second, field))
+                        yield (
+                            f"nodes {first!r} and {second!r} run in parallel and both write {field!r}: give the "
+                            f"field a reducer (Annotated[..., reducers.extend]), say what wins with Graph(..., "
+                            f"merge={{{field!r}: 'last_write_wins'}}), or let one of them write another field"
+                        )
 
 
 def _pairs(groups: Sequence[Sequence[str]]) -> Iterator[tuple[str, str]]:
@@ -90,24 +95,59 @@ def _pairs(groups: Sequence[Sequence[str]]) -> Iterator[tuple[str, str]]:
 
 def check_reads(facts: Facts) -> Iterator[str]:
     """Reads that nothing can have written."""
-    before: dict[str, set[str]] = {}
-    backward = [Edge(edge.target, edge.source) for edge in facts.edges]
+    earlier = Earlier(facts.edges, facts.writes)
     for node, fields in facts.reads.items():
         missing = [field for field in fields if field not in facts.given]
-        if not missing:
+        if not missing or earlier.unknown(node):
             continue
-        earlier = before.setdefault(node, reach(backward, node) & set(facts.nodes))
-        if any(facts.writes[other] is None for other in earlier):
-            continue
-        written = {field for other in earlier for field in facts.writes[other] or ()}
         for field in missing:
-            if field not in written:
+            if not earlier.wrote(node, field):
                 later = [other for other in facts.nodes if field in (facts.writes[other] or ()) and other != node]
                 hint = f"{', '.join(later)} writes it, but only afterwards" if later else "no node writes it"
                 yield (
                     f"node {node!r} reads {field!r}, which nothing can have written by then ({hint}): make it an "
                     "input, give it a default, or put a node that writes it before"
                 )
+
+
+class Earlier:
+    """What may have been written before each node starts, found in one pass along the edges.
+
+    Args:
+        edges: every way that a branch may take.
+        writes: for each node, the fields that it may write; None for unknown.
+    """
+
+    def __init__(self, edges: Collection[Edge], writes: Mapping[str, Collection[str] | None]) -> None:
+        self._bits: dict[str, int] = {}
+        own = {node: self._mask(fields) for node, fields in writes.items()}
+        successors: dict[str, list[str]] = {}
+        for edge in edges:
+            successors.setdefault(edge.source, []).append(edge.target)
+        self._before = {START: 0}
+        work = deque([START])
+        while work:
+            source = work.popleft()
+            passed = self._before[source] | own.get(source, 0)
+            for target in successors.get(source, ()):
+                known = self._before.get(target)
+                grown = passed | (known or 0)
+                if grown != known:
+                    self._before[target] = grown
+                    work.append(target)
+
+    def _mask(self, fields: Collection[str] | None) -> int:
+        if fields is None:
+            return 1  # the lowest bit stands for what is unknown
+        return sum(1 << self._bits.setdefault(field, len(self._bits) + 1) for field in set(fields))
+
+    def unknown(self, node: str) -> bool:
+        """Whether a node before this one does not say what it writes."""
+        return bool(self._before.get(node, 0) & 1)
+
+    def wrote(self, node: str, field: str) -> bool:
+        """Whether a node before this one may have written a field."""
+        return field in self._bits and bool(self._before.get(node, 0) >> self._bits[field] & 1)
 
 
 def reach(edges: Collection[Edge], start: str) -> set[str]:
