@@ -6,12 +6,10 @@ import builtins
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from functools import partial
 from types import FunctionType, MethodType, NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, is_typeddict
-
-from pydantic import BaseModel
 
 _PLAIN = (list, dict, set, bytearray)
 
@@ -190,12 +188,12 @@ def gives_literals_alone(annotation: Any) -> bool:
 
 
 def wants_copy(annotation: Any) -> bool:
-    """Whether a parameter of this type gets a plain value of its own instead of a frozen view."""
+    """Whether a parameter of this type gets a plain value of its own, not a frozen view; a model is a copy anyway."""
     for member in members(annotation):
         kind = get_origin(member) or member
         if is_typeddict(kind):
             return True
-        if isinstance(kind, type) and (issubclass(kind, (*_PLAIN, BaseModel)) or is_dataclass(kind)):
+        if isinstance(kind, type) and issubclass(kind, _PLAIN):
             return True
     return False
 

@@ -28,6 +28,7 @@ class _LoopThread:
         self._stack = ExitStack()
         self._portal: BlockingPortal | None = None
         self._thread: int | None = None
+        self._stopped = False
 
     def portal(self) -> BlockingPortal:
         with self._lock:
@@ -36,10 +37,12 @@ class _LoopThread:
                 self._thread = self._portal.call(threading.get_ident)
             return self._portal
 
-    def is_current(self) -> bool:
-        return self._thread == threading.get_ident()
+    def is_usable(self) -> bool:
+        """Whether this thread may wait for it: not when it is the loop's own, nor after the end of the scope."""
+        return not self._stopped and self._thread != threading.get_ident()
 
     def stop(self) -> None:
+        self._stopped = True
         self._stack.close()
 
 
@@ -88,7 +91,7 @@ def call_async(fn: Callable[..., Awaitable[T]], kwargs: Mapping[str, Any]) -> T:
         if began:
             raise
     loop_thread = _loop_thread.get()
-    if loop_thread is not None and not loop_thread.is_current():
+    if loop_thread is not None and loop_thread.is_usable():
         return loop_thread.portal().call(run)
     with start_blocking_portal() as portal:
         return portal.call(run)

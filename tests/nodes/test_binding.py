@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import dspy
 import pytest
@@ -320,7 +320,9 @@ def test_a_registered_class_is_a_value_and_no_resource() -> None:
     assert good(built(fn)).reads == {"money": "money"}
 
 
-@pytest.mark.parametrize("kind", [int, list[int], dict[str, int], Sequence[int], Path, datetime, Any, object, Doc])
+@pytest.mark.parametrize(
+    "kind", [int, list[int], dict[str, int], Sequence[int], Path, datetime, Any, object, Doc, Literal["a"]]
+)
 def test_types_of_values_are_no_resources(kind: Any) -> None:
     def fn(value: Any) -> None: ...
 

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from typing import Any
 
 import anyio
@@ -65,6 +66,14 @@ def test_one_loop_for_all_calls_of_a_scope() -> None:
     assert own_threads() == 0
     with portal_scope():
         pass
+
+
+def test_what_outlives_its_scope_gets_a_loop_of_its_own() -> None:
+    with portal_scope():
+        call_async(place, {})
+        later = copy_context()
+    assert later.run(call_async, place, {})[0] == "here"
+    assert own_threads() == 0
 
 
 def test_a_program_in_an_async_function_of_another_does_not_wait_for_itself() -> None:
@@ -192,6 +201,10 @@ class Neither(dspy.Module):
     pass
 
 
+class AsyncCallable:
+    async def __call__(self) -> None: ...
+
+
 class Mixin:
     def forward(self) -> dspy.Prediction:
         return dspy.Prediction(by="mixin")
@@ -237,7 +250,14 @@ def test_a_forward_set_on_the_instance_counts_but_a_left_over_original_does_not(
 
 @pytest.mark.parametrize(
     ("fn", "expected"),
-    [(place, True), (sync_place, False), (lambda: None, False), (print, False)],
+    [
+        (place, True),
+        (functools.partial(place), True),
+        (AsyncCallable(), True),
+        (sync_place, False),
+        (lambda: None, False),
+        (print, False),
+    ],
 )
 def test_is_async(fn: Any, expected: bool) -> None:
     assert is_async(fn) == expected

@@ -163,6 +163,7 @@ def generates() -> Any:
         (gives("a"), {}, "the path map is empty"),
         (gives("a"), "a", "write ['a']"),
         (gives("a"), {"a": 3}, "the path map sends 'a' to 3"),
+        (gives("a"), {"a": ["b", 3]}, "the path map sends 'a' to ['b', 3]"),
         (gives("a"), {"a": []}, "the path map sends 'a' to []"),
         (literal, {"search": "a"}, "may give 'END', which the path map does not have"),
         (literal, {"search": "a", "END": "b", "more": "c"}, "never gives 'more', which the path map has"),

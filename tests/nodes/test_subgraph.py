@@ -201,6 +201,13 @@ def test_a_worker_of_a_map_gives_no_inputs_back() -> None:
         assert program.given == [{"question": "t", "hint": "h"}]
 
 
+def test_a_worker_of_a_map_gives_outputs_that_did_not_change() -> None:
+    program = Program({}, ("hint",))
+    found = build_map("node", program, schema=OUTER, over="topics", item="question", into="results")
+    call = call_of({"topics": ["t"]}, program=holder(node=program))
+    assert reply(good(found), call).updates == {"results": [""]}
+
+
 def test_a_missing_input_raises() -> None:
     program = Program({})
     node = good(built(program))
