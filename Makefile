@@ -33,7 +33,8 @@ $(READY): pyproject.toml
 	@touch $@
 
 demo: $(READY)
-	$(BIN)/python examples/demo.py
+	$(BIN)/python examples/quickstart.py
+	$(BIN)/python examples/optimize.py
 
 test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile

@@ -1,7 +1,7 @@
 """The language model of the examples: offline by default, any other one by name.
 
-python examples/triage.py                                # offline: learns only from the examples in its prompt
-DSPYER_MODEL=openai/gpt-4o-mini python examples/triage.py
+python examples/quickstart.py                                # offline: learns only from the examples in its prompt
+DSPYER_MODEL=openai/gpt-4o-mini python examples/quickstart.py
 """
 
 from __future__ import annotations

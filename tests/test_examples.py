@@ -1,0 +1,67 @@
+"""The examples run offline, as somebody who has just cloned the project runs them, and show what they say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+SHOWN = {
+    "quickstart.py": [
+        "loop of plan_step, check: a round begins at plan_step",
+        "fork    classify, extract, urgency, contract",
+        "join    4 branches at triage",
+        "merge   urgency",
+        "12 tickets",
+    ],
+    "optimize.py": [
+        "as written",
+        "BootstrapFewShot ",
+        "BootstrapFewShotWithRandomSearch",
+        "MIPROv2",
+        "loaded into a new graph",
+    ],
+    "research.py": [
+        "8 documents read",
+        "length_m      records 412, books 418, press 412 -> 418 (prefer('books'), by books)",
+        "households    records 2,900, books 3,200, press 2,300 -> 3,200 (larger, by books)",
+        "cost_million      31   records",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_example_shows_what_it_says(name: str, tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "DSPYER_MODEL"}
+    result = subprocess.run(
+        [sys.executable, str(EXAMPLES / name)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    for line in SHOWN[name]:
+        assert line in result.stdout
+    if name == "optimize.py":
+        assert_tuning_helped(result.stdout)
+
+
+def assert_tuning_helped(printed: str) -> None:
+    """Every optimizer beats the program as written, and the saved program scores as its original."""
+    scores = [float(line.split(" %")[0].split()[-1]) for line in printed.splitlines() if " %" in line]
+    before, *after, loaded = scores
+    assert len(after) == 3
+    assert min(after) > before + 5
+    assert loaded == max(after)
+
+
+def test_every_example_is_run() -> None:
+    parts = {"model.py", "triage.py"}  # imported by the others
+    assert {path.name for path in EXAMPLES.glob("*.py")} - parts == SHOWN.keys()
