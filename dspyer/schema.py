@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from pydantic import BaseModel, ValidationError
 
+from ._scalars import SCALARS
 from .annotations import read_model
 from .errors import DspyerError, GraphError, InputError, NodeOutputError, brief, suggestion
 from .field_types import NO_OTHERS, Field
@@ -54,6 +55,9 @@ class _Write(NamedTuple):
         if update is None and field.reducer is None:
             text += ". None is a value of a field with a type; DELETE resets the field to its default"
         return self.error(text)
+
+
+_NEVER_MERGED = (SCALARS - {type(None)}) | {type(DELETE)}  # types that a patch takes as they are
 
 
 class Schema:
@@ -131,6 +135,8 @@ class Schema:
             given = ", ".join(map(repr, inputs)) or "none"
             raise InputError(f"missing inputs: {', '.join(map(repr, missing))} (given: {given})")
         state = ImmutableState()
+        if self.model is None:
+            return state.apply_patch(_as_whole(inputs))
         for name, field in self.fields.items():
             value = field.default(state)
             if value is not DELETE:
@@ -247,17 +253,27 @@ def _commit_open(
 ) -> tuple[dict[str, Any], ImmutableState]:
     """A commit without a model: RFC 7396, or whole values as they are."""
     if whole:
-        updates = {
-            name: value if value is DELETE or isinstance(value, Replace) else Replace(value)
-            for name, value in updates.items()
-        }
+        updates = _as_whole(updates)
     after = state.apply_patch(updates)
-    if after is state:
-        return {}, state
     patch: dict[str, Any] = {}
-    for name, update in updates.items():
-        _add_net_change(patch, name, state.raw(name, DELETE), after.raw(name, DELETE), None if whole else update)
+    if after is not state:
+        for name, update in updates.items():
+            old, new = state.raw(name, DELETE), after.raw(name, DELETE)
+            if new is old:  # applying a patch keeps what stays the same
+                continue
+            if isinstance(new, FrozenDict) and isinstance(old, FrozenDict) and not whole:
+                _add_net_change(patch, name, old, new, update)
+            else:
+                patch[name] = diff_value(old, new)
     return patch, after
+
+
+def _as_whole(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as a patch that puts each of them as it is."""
+    return {
+        name: value if type(value) in _NEVER_MERGED or isinstance(value, Replace) else Replace(value)
+        for name, value in values.items()
+    }
 
 
 def _add_net_change(patch: dict[Any, Any], key: Any, old: Any, new: Any, update: Any) -> bool:
