@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from .blueprint import Blueprint
-from .errors import RouteError
-from .events import Emitted, Event, Path, RunEnded, RunStarted
+from .errors import RouteError, brief
+from .events import ConflictFound, Emitted, Event, MergedConflict, Path, RunEnded, RunStarted
 from .lineage import lineage
 from .nodes import Call, Context, Decision, Node, Reply, Router, Runner, Send
 from .patch import diff_value
 from .runstate import Branch, Execution, Failure, RunState, Target, Transition, path_text
 from .schedule import advance, begin, plan, start
 from .state import ImmutableState
-from .topology import START
+from .topology import END, START
 from .tracing import Steps
 
 if TYPE_CHECKING:
@@ -24,6 +25,18 @@ if TYPE_CHECKING:
 
 Script = Generator[tuple[Node | Router, Call], Any, Transition]
 Observe = Callable[[Event], None]
+
+
+logger = logging.getLogger("dspyer")
+
+
+def log_conflict(conflict: MergedConflict) -> None:
+    """A resolved conflict is a warning: somebody's write did not last."""
+    if conflict.winner is not None:
+        path = ".".join(map(str, conflict.path))
+        writers = ", ".join(author for author, _ in conflict.values)
+        decided = f"{brief(conflict.value)} by {conflict.winner}"
+        logger.warning("join at %s: %s wrote %r, %s kept %s", conflict.join, writers, path, conflict.policy, decided)
 
 
 def ignore(event: Event) -> None:
@@ -69,6 +82,8 @@ class Session:
         if self.scope and not event.scope:
             event = event._replace(scope=self.scope)
         self.events.append(event)
+        if type(event) is ConflictFound and event.scope == self.scope:
+            log_conflict(event.conflict)
         self.observe(event)
 
     def start_ready(self) -> list[Execution]:
@@ -217,6 +232,8 @@ class Session:
         targets: dict[Any, Target] = {}
         for i, way in enumerate(goto):
             node = way if isinstance(way, str) else way.node
+            if node == END and not isinstance(way, str):
+                raise RouteError(f"node {name!r} sent a branch to END: return END to finish the branch, not Send(END)")
             if node not in allowed:
                 raise RouteError(
                     f"node {name!r} went to {node!r}, which is none of its targets: {', '.join(map(repr, allowed))}. "

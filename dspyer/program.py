@@ -86,10 +86,11 @@ class CompiledGraph(dspy.Module):
         """The graph as it was compiled: `explain()`, `to_mermaid()`, a picture in a notebook."""
         return self._blueprint
 
-    def forward(self, **inputs: Any) -> dspy.Prediction:
+    def forward(self, *args: Any, **inputs: Any) -> dspy.Prediction:
         """Runs the graph. Call the program itself, not this.
 
         Args:
+            args: none; inputs have names.
             inputs: the inputs by name.
 
         Returns:
@@ -99,23 +100,24 @@ class CompiledGraph(dspy.Module):
             InputError: for missing, unknown or invalid inputs.
             Exception: what the first failing node raised, unwrapped.
         """
-        request, session = self._open(inputs)
+        request, session = self._open(args, inputs)
         try:
             drive(session, **{REQUEST: None})
         finally:
             self._close(session)
         return self._answer(request, session)
 
-    async def aforward(self, **inputs: Any) -> dspy.Prediction:
+    async def aforward(self, *args: Any, **inputs: Any) -> dspy.Prediction:
         """Runs the graph in async code. Await `acall`, not this.
 
         Args:
+            args: none; inputs have names.
             inputs: the inputs by name.
 
         Returns:
             The outputs as plain values.
         """
-        request, session = self._open(inputs)
+        request, session = self._open(args, inputs)
         try:
             await adrive(session, **{REQUEST: None})
         finally:
@@ -233,9 +235,12 @@ class CompiledGraph(dspy.Module):
                     raise
         return request.run(tracker.get_total_tokens())
 
-    def _open(self, inputs: Mapping[str, Any]) -> tuple[Request, Session]:
+    def _open(self, args: tuple[Any, ...], inputs: Mapping[str, Any]) -> tuple[Request, Session]:
         """Checks the inputs before anything starts."""
         blueprint = self._blueprint
+        if args:
+            name = blueprint.inputs[0] if blueprint.inputs else "name"
+            raise InputError(f"graph {blueprint.name!r} takes its inputs by name: write program({name}=...)")
         request = dspy.settings.get(REQUEST) or Request()
         known = blueprint.inputs
         extra = [name for name in inputs if name not in known] if blueprint.closed else []

@@ -1,4 +1,4 @@
-"""The same graph under three optimizers: scores before and after on tickets that none of them has seen, saved and loaded again.
+"""The same graph under three optimizers: scores before and after on held-out tickets, saved and loaded again.
 
 python examples/optimize.py                                   # offline
 DSPYER_MODEL=openai/gpt-4o-mini python examples/optimize.py   # with a real model: some 3,000 calls

@@ -1,4 +1,4 @@
-"""Eight documents that contradict each other: a map over them, three groups of readers at once, merge policies, and who said what.
+"""Eight documents that contradict each other: a map, three groups of readers at once, merge policies, who said what.
 
 python examples/research.py                                   # offline
 DSPYER_MODEL=openai/gpt-4o-mini python examples/research.py   # with a real model

@@ -498,3 +498,35 @@ def test_node_failed_event_holds_the_error(play: Play) -> None:
     run = play(Graph(Log).add_node("a", fails).add_path(START, "a", END).compile(), {})
     (event,) = [event for event in run.events if isinstance(event, NodeFailed)]
     assert event.error is run.error
+
+
+def test_a_resolved_conflict_is_logged_once(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    def graph(name: str) -> Graph:
+        built = Graph(Log, name=name, merge="last_write_wins")
+        for node in "bc":
+            built.add_node(node, lambda ctx: {"value": ctx.node})
+        return built.add_edge(START, ["b", "c"]).add_edge(["b", "c"], END)
+
+    outer = Graph(Log).add_node("inner", graph("Inner").compile()).add_path(START, "inner", END)
+    for program in (graph("Plain").compile(), outer.compile()):
+        caplog.clear()
+        play(program, {})
+        assert [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "dspyer"] == [
+            ("WARNING", "join at END: b, c wrote 'value', last_write_wins kept 'c' by c")
+        ]
+
+
+def test_a_send_to_the_end_is_refused(play: Play) -> None:
+    graph = Graph(Log).add_node("a", says("a")).add_edge(START, "a")
+    graph.add_conditional_edges("a", lambda state: [Send(END, {})], ["a", END])
+    error = play(graph.compile(), {}).error
+    assert isinstance(error, RouteError)
+    assert "Send(END)" in str(error)
+
+
+def test_inputs_have_names() -> None:
+    program = fork().compile()
+    with pytest.raises(InputError, match=r"write program\(start=\.\.\.\)"):
+        program("x")
+    with pytest.raises(InputError, match="by name"):
+        asyncio.run(program.acall("x"))
