@@ -328,7 +328,7 @@ _COMPILE_FIRST = "it is the plan of a program. Call .compile() first, and use or
 
 
 def _names(nodes: str | Sequence[str]) -> tuple[str, ...]:
-    names = (nodes,) if isinstance(nodes, str) else tuple(nodes)
+    names = (nodes,) if isinstance(nodes, str) or not isinstance(nodes, Sequence) else tuple(nodes)
     if not names or not all(isinstance(name, str) for name in names):
         raise GraphError(
             f"an edge goes between names of nodes, not {nodes!r}; add the node with add_node and use its name"
