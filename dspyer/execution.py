@@ -13,7 +13,8 @@ from .errors import RouteError, brief
 from .events import ConflictFound, Emitted, Event, MergedConflict, Path, RunEnded, RunStarted
 from .lineage import lineage
 from .nodes import Call, Context, Decision, Node, Reply, Router, Runner, Send
-from .patch import diff_value
+from .patch import DELETE, diff_value
+from .reducers import Updates
 from .runstate import Branch, Execution, Failure, RunState, Target, Transition, path_text
 from .schedule import advance, begin, plan, start
 from .state import ImmutableState
@@ -215,12 +216,15 @@ class Session:
             if decision.reason:
                 reasons.append(decision.reason)
             if decision.updates:
-                commit_id = f"{self.run_id}:{execution.id}"
-                _, state = self.blueprint.topology.schema.commit(
-                    state, decision.updates, node=way.module_name or name, commit_id=commit_id, whole=True
-                )
-                for field in decision.updates:
-                    patch = {**patch, field: diff_value(before.raw(field, None), state.raw(field))}
+                schema, author = self.blueprint.topology.schema, way.module_name or name
+                commit_id = f"{self.run_id}:{execution.id}:{author}"
+                written, state = schema.commit(state, decision.updates, node=author, commit_id=commit_id, whole=True)
+                for field, update in written.items():
+                    if schema.reducer(field) is not None and name != START:  # a join folds both updates
+                        both = Updates(patch[field], update) if field in patch else update
+                    else:
+                        both = diff_value(before.raw(field, DELETE), state.raw(field, DELETE))
+                    patch = {**patch, field: both}
         duration = time.perf_counter() - clock
         return Transition(patch, state, self._targets(name, goto), "\n".join(reasons) or None, began, duration)
 

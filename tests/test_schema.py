@@ -576,6 +576,7 @@ class Validated(BaseModel):
     name: str = ""
     words: Annotated[list[str], reducers.extend] = []
     fixed: int = Field(default=1, frozen=True, gt=0)
+    settled: int = Field(default=1, frozen=True)
     totals: dict[str, int] = {}
 
     @field_validator("high")
@@ -631,6 +632,8 @@ class TestValidators:
         assert state["fixed"] == 5
         with pytest.raises(NodeOutputError, match="only inputs of a run set it"):
             self.write({"fixed": 6}, state)
+        with pytest.raises(NodeOutputError, match="only inputs of a run set it"):
+            self.write({"settled": 6}, state)
 
     def test_updates_that_fit_alone_but_not_together(self) -> None:
         _, state = commit({"short": ["a", "b"]})
