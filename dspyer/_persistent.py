@@ -206,7 +206,10 @@ class PersistentMap(Generic[K, V]):
 
     def set(self, key: K, value: V) -> PersistentMap[K, V]:
         """A map with `key` set to `value`; a known key keeps its place in the order."""
-        return PersistentMap._of(with_key(self._data, key, value))
+        data = self._data
+        new: PersistentMap[K, V] = object.__new__(PersistentMap)
+        new._data = {**data, key: value} if type(data) is dict and len(data) < SMALL else with_key(data, key, value)
+        return new
 
     def discard(self, key: K) -> PersistentMap[K, V]:
         """A map without `key`; the same map where the key is unknown."""

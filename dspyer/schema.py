@@ -24,19 +24,27 @@ from .views import fill, view_class
 
 
 class _Write(NamedTuple):
-    """Who writes, for errors, and how."""
+    """Who writes, for errors, and how: a node, or the caller who gives the inputs (None)."""
 
-    error: type[DspyerError]
-    author: str
-    verb: str
+    node: str | None
     commit_id: str
     whole: bool
 
+    @property
+    def error(self) -> type[DspyerError]:
+        """The class of errors by culprit."""
+        return InputError if self.node is None else NodeOutputError
+
+    @property
+    def author(self) -> str:
+        """How an error's sentence starts."""
+        return "the caller gives" if self.node is None else f"node {self.node!r} writes"
+
     def one(self, field: Field, old: Any, update: Any, state: ImmutableState) -> tuple[Any, Any]:
         """The stored update of a field and its new value."""
-        if field.constant and self.error is NodeOutputError:
+        if field.constant and self.node is not None:
             raise NodeOutputError(
-                f"{self.author} writes field {field.name!r}, which is frozen in the schema: only inputs of a run set it"
+                f"{self.author} field {field.name!r}, which is frozen in the schema: only inputs of a run set it"
             )
         try:
             if field.reducer is None:
@@ -49,7 +57,7 @@ class _Write(NamedTuple):
             raise self._refusal(field, update, str(refusal)) from None
 
     def _refusal(self, field: Field, update: Any, reasons: str) -> DspyerError:
-        text = f"{self.author} {self.verb} {brief(update)} for field {field.name!r}, which is refused: {reasons}"
+        text = f"{self.author} {brief(update)} for field {field.name!r}, which is refused: {reasons}"
         if field.reducer is not None and field.reducer.hint:
             text += f"; {field.reducer.hint}"
         if update is None and field.reducer is None:
@@ -141,7 +149,7 @@ class Schema:
             value = field.default(state)
             if value is not DELETE:
                 state = state.set(name, value)
-        _, state = self._commit(state, inputs, _Write(InputError, "the caller", "gives", commit_id, True))
+        _, state = self._commit(state, inputs, _Write(None, commit_id, True))
         if self.fields:
             state = ImmutableState({name: state.raw(name) for name in self.fields if name in state})
         return state
@@ -165,7 +173,9 @@ class Schema:
         Raises:
             NodeOutputError: for an unknown key or a value that does not fit, naming node, field, value and reason.
         """
-        return self._commit(state, updates, _Write(NodeOutputError, f"node {node!r}", "writes", commit_id, whole))
+        if self.model is None:
+            return _commit_open(state, updates, whole)
+        return self._commit(state, updates, _Write(node, commit_id, whole))
 
     def fold(self, name: str, current: Any, update: Any) -> Any:
         """Folds one stored update into a field with a reducer, as when it was committed.
@@ -205,8 +215,6 @@ class Schema:
     def _commit(
         self, state: ImmutableState, updates: Mapping[str, Any], write: _Write
     ) -> tuple[dict[str, Any], ImmutableState]:
-        if self.model is None:
-            return _commit_open(state, updates, write.whole)
         patch: dict[str, Any] = {}
         for name, update in updates.items():
             field = self.fields.get(name)
@@ -231,9 +239,7 @@ class Schema:
 
     def _refuse_key(self, name: object, write: _Write) -> NoReturn:
         hint, known = suggestion(name, self.fields), ", ".join(self.fields)
-        raise write.error(
-            f"{write.author} {write.verb} {name!r}, which is no field of the schema.{hint} Fields: {known}"
-        )
+        raise write.error(f"{write.author} {name!r}, which is no field of the schema.{hint} Fields: {known}")
 
     def __repr__(self) -> str:
         return f"Schema({None if self.model is None else self.model.__name__})"
