@@ -255,6 +255,17 @@ def test_annotations_that_cannot_be_resolved_bind_by_name() -> None:
     assert ["q", list, "node"] == SEEN
 
 
+def test_a_class_of_the_enclosing_function_is_found_where_the_body_uses_it() -> None:
+    class Local:
+        pass
+
+    def node(client: Local) -> None:
+        see(isinstance(client, Local))
+
+    run_node(node, schema=RESEARCH, resources={Local: Local()})
+    assert SEEN == [True]
+
+
 def test_a_parameter_with_an_unresolvable_annotation_says_so() -> None:
     def node(client: Unknown) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
