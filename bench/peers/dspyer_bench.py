@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 
 import dspy
+from pydantic import BaseModel
 
 from bench.peers.hand_bench import CHAIN, called
 from bench.peers.measure import Round, Watch, Work, expect, filler, timed
-from dspyer import END, START, Graph, Send
+from dspyer import END, START, Graph, Send, reducers
 
 PACKAGES = ["dspyer", "dspy", "pydantic", "pyrsistent", "anyio"]
 
@@ -77,9 +78,16 @@ def run_program(program: Any, colour: str, inputs: dict[str, Any]) -> Any:
     return program(**inputs) if colour == "sync" else asyncio.run(program.acall(**inputs))
 
 
+class Fan(BaseModel):
+    """The state of a fan-out."""
+
+    squares: Annotated[list[int], reducers.extend] = []
+    total: int = 0
+
+
 def fan_out(branches: int, colour: str = "sync") -> Round:
     """`Send` to one node, and a join that folds what the branches appended."""
-    graph = Graph(merge={"squares": "combine_lists"}, outputs=["total"])
+    graph = Graph(Fan, outputs=["total"])
     graph.add_node("square", square if colour == "sync" else asquare, writes=["squares"])
     graph.add_node(total, writes=["total"])
     graph.add_conditional_edges(START, lambda: [Send("square", {"i": i}) for i in range(branches)], ["square"])
@@ -87,7 +95,7 @@ def fan_out(branches: int, colour: str = "sync") -> Round:
     program = graph.compile()
     wanted = sum(i * i for i in range(branches))
     return lambda: timed(
-        lambda: run_program(program, colour, {"squares": []}), branches, lambda result: expect(result["total"], wanted)
+        lambda: run_program(program, colour, {}), branches, lambda result: expect(result["total"], wanted)
     )
 
 

@@ -1,0 +1,206 @@
+"""The benchmarks compute the right things and their tables render. No test here looks at a time."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.environments import BENCH, Environment, requirements
+from bench.machine import calibrate, describe, spread
+from bench.peers import dspyer_bench, dspyer_state_bench, hand_bench, plain_bench
+from bench.peers.measure import UnsupportedError, WrongResultError, expect, timed
+from bench.process import Library, Peer, PeerError
+from bench.report import Cell, Measured, Report, as_page, as_text, number
+from bench.rows import PLAIN, Entry, Row, tables
+from bench.run import Bench
+
+PLAIN_ROWS: list[tuple[str, dict[str, Any]]] = [
+    ("loop", {"keys": 3, "steps": 4}),
+    ("loop", {"keys": 3, "steps": 4, "history": True}),
+    ("fan_out", {"branches": 5}),
+    ("fan_out", {"branches": 5, "colour": "async"}),
+    *[("patch_key", {"keys": 9, "alive": 2, "ops": 3, "how": how}) for how in ("deepcopy", "dict copy")],
+    *[("append_message", {"messages": 9, "alive": 2, "ops": 3, "how": how}) for how in ("deepcopy", "dict copy")],
+    *[("patch_leaf", {"depth": 4, "alive": 2, "ops": 3, "how": how}) for how in ("deepcopy", "dict copy")],
+    ("memory", {"keys": 9, "versions": 3}),
+]
+STATE_ROWS: list[tuple[str, dict[str, Any]]] = [
+    ("patch_key", {"keys": 100, "alive": 2, "ops": 3}),
+    ("append_message", {"messages": 100, "alive": 2, "ops": 3}),
+    ("patch_leaf", {"depth": 4, "alive": 2, "ops": 3}),
+    ("memory", {"keys": 9, "versions": 3}),
+    ("fork_bytes", {"items": 70}),
+]
+GRAPH_ROWS: list[tuple[str, dict[str, Any]]] = [
+    ("loop", {"keys": 1, "steps": 4}),
+    ("loop", {"keys": 100, "steps": 4, "history": True}),
+    ("call", {"keys": 50}),
+    ("compile_chain", {"nodes": 3}),
+    *[("fan_out", {"branches": 5, "colour": colour}) for colour in ("sync", "async")],
+    *[("map", {"branches": 5, "colour": colour}) for colour in ("sync", "async")],
+    *[("fork", {"keys": 3, "steps": 2, "colour": colour}) for colour in ("sync", "async")],
+]
+
+
+@pytest.mark.parametrize(("work", "size"), PLAIN_ROWS)
+def test_plain_workloads_check_their_result(work: str, size: dict[str, Any]) -> None:
+    assert plain_bench.WORKS[work](**size)() > 0
+
+
+@pytest.mark.parametrize(("work", "size"), STATE_ROWS)
+def test_state_workloads_check_their_result(work: str, size: dict[str, Any]) -> None:
+    assert dspyer_state_bench.WORKS[work](**size)() > 0
+
+
+@pytest.mark.parametrize(("work", "size"), GRAPH_ROWS)
+def test_graph_workloads_check_their_result(work: str, size: dict[str, Any]) -> None:
+    assert dspyer_bench.WORKS[work](**size)() > 0
+
+
+@pytest.mark.parametrize("work", sorted(hand_bench.WORKS))
+def test_programs_by_hand_and_their_graphs_answer_alike(work: str) -> None:
+    assert hand_bench.WORKS[work](calls=1)() > 0
+    assert dspyer_bench.WORKS[work.removesuffix("_by_hand")](calls=1)() > 0
+
+
+def works_of(module: str) -> set[str]:
+    """The workloads of a module, read from its text: the other libraries are not installed here."""
+    tree = ast.parse((BENCH / "peers" / f"{module}.py").read_text())
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "WORKS" and isinstance(node.value, ast.Dict):
+            return {ast.literal_eval(key) for key in node.value.keys if key is not None}
+    raise AssertionError(f"{module} has no WORKS")
+
+
+def test_every_cell_of_every_row_has_its_workload() -> None:
+    missing = [
+        f"{row.title}: {entry.library.name} has no {entry.work}"
+        for table in tables()
+        for row in table.rows
+        for entry in row.entries
+        if not any(entry.work in works_of(module) for module in entry.library.modules)
+    ]
+    assert missing == []
+
+
+def test_every_library_is_pinned() -> None:
+    for table in tables():
+        for row in table.rows:
+            for library in (entry.library for entry in row.entries):
+                if library.requirement:
+                    lines = requirements(library.environment)
+                    assert any(line.startswith(f"{library.requirement}==") for line in lines), library.name
+
+
+def test_a_wrong_result_is_an_error_not_a_time() -> None:
+    with pytest.raises(WrongResultError, match="got 1, wanted 2"):
+        timed(lambda: 1, 1, lambda got: expect(got, 2))
+
+
+def test_spread_is_half_the_quartiles_distance() -> None:
+    assert spread([1.0]) == 0.0
+    assert spread([8.0, 9.0, 10.0, 11.0, 12.0]) == pytest.approx(0.1)
+    assert calibrate() > 0
+    assert "Python" in describe()
+
+
+def measured(**cells: list[float]) -> Measured:
+    named = {name.replace("_", " "): Cell(values) for name, values in cells.items()}
+    return Measured("a step", "µs", 15.0, "", named)
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    row = measured(dspyer=[1e-5, 2e-5, 4e-5], other=[1e-4, 2e-4, 8e-4])
+    assert row.ratio("other") == pytest.approx(10)
+    assert row.verdict() == "≤ 15 µs: **no**"
+    assert measured(dspyer=[1e-5]).verdict() == "≤ 15 µs: yes"
+    assert measured(other=[1e-5]).verdict() == "≤ 15 µs"
+
+
+def test_a_goal_may_be_relative() -> None:
+    row = Measured("chain", "ms", 1.05, "by hand", {"dspyer": Cell([0.0103]), "by hand": Cell([0.01])})
+    assert row.verdict() == "≤ 1.05 × by hand: 1.03, yes"
+
+
+@pytest.mark.parametrize(("value", "text"), [(1234.5, "1,234"), (12.34, "12.3"), (1.234, "1.23"), (0.012, "0.01")])
+def test_numbers_have_no_exponents(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_tables_render_with_figures_problems_and_gaps() -> None:
+    first = measured(dspyer=[1e-5, 1e-5], other=[1e-4, 1e-4])
+    second = Measured("a fork", "KiB", None, "", {"dspyer": Cell([2048.0]), "third": Cell([], "– keeps no history")})
+    report = Report(
+        [("Runs", "What it is.", [first, second])], [0.01, 0.011], {"other": "1.2"}, 2, "a machine", "2026-01-01"
+    )
+    text = as_text(report)
+    assert "| a step | µs   | 10.0 ± 0% | 100 ± 0% (10.0×) |" in text
+    assert "– keeps no history" in text
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in lines}) == 1
+    page = as_page(report)
+    assert page.startswith("# Benchmarks")
+    assert "2026-01-01. a machine. other 1.2." in page
+
+
+def test_a_row_is_measured_in_processes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = (
+        Entry("plain", PLAIN, "loop", {"keys": 2, "steps": 3}),
+        Entry("again", PLAIN, "loop", {"keys": 2, "steps": 3, "history": True}),
+        Entry("nobody", PLAIN, "teleport", {}),
+    )
+    bench = Bench(rounds=2)
+    try:
+        row = bench.measure(Row("a step", "µs", entries))
+    finally:
+        bench.close()
+    assert [len(cell.values) for cell in row.cells.values()] == [2, 2, 0]
+    assert row.cells["nobody"].problem == "– no workload 'teleport'"
+    assert len(bench.noise) == 4
+
+
+def test_what_is_not_installed_is_said_in_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = Environment(sys.executable, {"plain==1": "No matching distribution"})
+    monkeypatch.setattr("bench.process.environment", lambda name: broken)
+    with pytest.raises(PeerError, match="not installed: No matching distribution"):
+        Peer(Library("plain", "anywhere", ("plain_bench",), "plain"), 10)
+
+
+def test_a_process_that_dies_says_its_last_words() -> None:
+    with pytest.raises(PeerError, match="the process ended: ModuleNotFoundError"):
+        Peer(Library("ghost", "here", ("ghost_bench",)), 60)
+
+
+def test_the_server_answers_each_line_and_survives_errors() -> None:
+    asked = [
+        {"ask": "hello"},
+        {"ask": "prepare", "id": "a", "work": "loop", "size": {"keys": 1, "steps": 2}},
+        {"ask": "round", "id": "a"},
+        {"ask": "drop", "id": "a"},
+        {"ask": "round", "id": "a"},
+        {"ask": "dance"},
+    ]
+    done = subprocess.run(
+        [sys.executable, str(Path(BENCH) / "peers" / "serve.py"), "plain_bench"],
+        input="\n".join(map(json.dumps, asked)),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    hello, prepared, value, dropped, gone, unknown = map(json.loads, done.stdout.splitlines())
+    assert hello["versions"] == {}
+    assert prepared == dropped == {"ok": True}
+    assert value["value"] > 0
+    assert gone == {"error": "KeyError: 'a'"}
+    assert unknown == {"error": "ValueError: unknown request 'dance'"}
+
+
+def test_unsupported_is_not_a_failure() -> None:
+    assert issubclass(UnsupportedError, Exception)
+    assert not issubclass(UnsupportedError, WrongResultError)
