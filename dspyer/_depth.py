@@ -9,7 +9,7 @@ from ._boxes import Box, Levels
 from ._refusals import MAX_DEPTH, TooDeepError
 from ._scalars import SCALARS
 
-L = TypeVar("L", bound=Levels)
+F = TypeVar("F")
 
 
 def depth_of(frozen: Any) -> int:
@@ -33,29 +33,29 @@ def _deepest(parts: Iterable[Any]) -> int:
     return deepest
 
 
-def check_depth(frozen: L) -> L:
-    """The container itself, if it is not nested too deep. A bound that is too high is computed anew first.
+def check_depth(frozen: F) -> F:
+    """The frozen value itself, if it is not nested too deep. A bound that is too high is computed anew first.
 
     Raises:
         TooDeepError: it is nested too deep.
     """
-    if frozen._depth > MAX_DEPTH:
-        _correct(frozen)
-        if frozen._depth > MAX_DEPTH:
+    if depth_of(frozen) > MAX_DEPTH:
+        _correct(frozen, set())
+        if depth_of(frozen) > MAX_DEPTH:
             raise TooDeepError
     return frozen
 
 
-def _correct(frozen: Any) -> None:
+def _correct(frozen: Any, seen: set[int]) -> None:
     """Make the bounds of a value and of all containers in it exact."""
-    if type(frozen) in SCALARS:
+    if type(frozen) in SCALARS or id(frozen) in seen:
         return
-    if isinstance(frozen, Levels):
-        for part in frozen._parts():
-            _correct(part)
-        frozen._depth = 1 + _deepest(frozen._parts())
-    elif isinstance(frozen, Box):
-        _correct(frozen.content)
-    elif isinstance(frozen, tuple | frozenset):
-        for part in frozen:
-            _correct(part)
+    seen.add(id(frozen))
+    if isinstance(frozen, Box):
+        _correct(frozen.content, seen)
+    elif isinstance(frozen, Levels | tuple | frozenset):
+        parts = frozen._parts() if isinstance(frozen, Levels) else frozen
+        for part in parts:
+            _correct(part, seen)
+        if isinstance(frozen, Levels):
+            frozen._depth = 1 + _deepest(parts)

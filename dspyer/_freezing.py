@@ -67,7 +67,7 @@ def _other(value: Any, path: Path, room: int) -> Any:
     kind = kind_of(value)
     if kind is not None:
         content = kind.pack(value)
-        return Box(kind, type(value), freeze_within(content, path, room - 1) if kind.in_parts else content)
+        return check_depth(Box(kind, type(value), freeze_within(content, path, room - 1) if kind.in_parts else content))
     if is_scalar(value):
         return value
     if isinstance(value, FrozenDict):  # a state inside a value
@@ -114,17 +114,18 @@ def _members(value: Iterable[Any], cls: Any, path: Path, room: int) -> Any:
     members = []
     changed = boxed = False
     for index, member in enumerate(value):
-        frozen = member if type(member) in SCALARS else freeze_within(member, (*path, index), room - 1)
-        changed = changed or frozen is not member
-        boxed = boxed or type(frozen) is Box
-        members.append(frozen)
+        part = member if type(member) in SCALARS else freeze_within(member, (*path, index), room - 1)
+        changed = changed or part is not member
+        boxed = boxed or type(part) is Box
+        members.append(part)
+    frozen: Any = value
     if boxed or (issubclass(cls, tuple) and cls.__dictoffset__):
-        return Box(BUNDLE, cls, tuple(members))
-    if cls is set:
-        return FrozenSet(members)
-    if not changed:
-        return value
-    return frozenset(members) if cls is frozenset else rebuild_tuple(cls, members)
+        frozen = Box(BUNDLE, cls, tuple(members))
+    elif cls is set:
+        frozen = FrozenSet(members)
+    elif changed:
+        frozen = frozenset(members) if cls is frozenset else rebuild_tuple(cls, members)
+    return check_depth(frozen)
 
 
 Container._freeze = staticmethod(freeze)

@@ -121,7 +121,10 @@ class _Array(_Named):
         return content.copy()
 
     def same(self, a: Any, b: Any, _: Same) -> bool:
-        return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
+        native = a.dtype.newbyteorder("=")  # pickle does not keep the byte order
+        if b.dtype.newbyteorder("=") != native or a.shape != b.shape:
+            return False
+        return bool(a.astype(native, copy=False).tobytes() == b.astype(native, copy=False).tobytes())
 
 
 class _Bundle(_Named):

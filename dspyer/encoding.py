@@ -22,11 +22,12 @@ from ._boxes import Box, rebuild_tuple, thaw
 from ._freezing import freeze
 from ._frozen import FrozenDict, FrozenList, FrozenSet
 from ._kinds import ARRAY, BUNDLE, Registered, class_name, known_class, record_kind, registered
+from ._refusals import MAX_DEPTH
 from ._scalars import ADDRESSES, PATHS, is_array_scalar, scalar_base
 from .errors import StateError
 
 TAG = "$type"
-_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 _LARGE = 2**1024  # Python refuses to read longer integers as decimal digits
 
 
@@ -49,6 +50,8 @@ def from_json(text: str | bytes, types: Iterable[type] = ()) -> Any:
         return decode(json.loads(text), types)
     except StateError:
         raise
+    except RecursionError:
+        raise StateError(f"the JSON text is nested deeper than {MAX_DEPTH} levels") from None
     except _MALFORMED as error:
         raise StateError(f"the text is not the JSON form of a state: {type(error).__name__}: {error}") from error
 

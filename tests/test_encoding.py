@@ -1,0 +1,225 @@
+"""The JSON form: every supported value there and back, in any process, without pickle and without an import by name."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import datetime, timedelta, tzinfo
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dspyer.encoding import TAG, decode, encode, from_json, to_json
+from dspyer.errors import StateError
+from dspyer.state import ImmutableState
+from dspyer.values import MAX_DEPTH, freeze, register_value_type, same, thaw
+from tests.value_samples import SAMPLES, TYPES, Access, Color, Doc, Point, Profile
+
+make_of = pytest.mark.parametrize("make", SAMPLES.values(), ids=SAMPLES.keys())
+
+
+@make_of
+def test_every_supported_value_there_and_back(make: Callable[[], Any]) -> None:
+    frozen = freeze({"x": make(), "l": [make()], "t": (make(), 1)})
+    text = to_json(frozen)
+    back = from_json(text, types=TYPES)
+    assert same(back, frozen)
+    assert list(back["x"]) == list(frozen["x"]) if isinstance(make(), dict) else True
+    assert to_json(back) == text
+
+
+@make_of
+def test_the_text_is_strict_json_in_utf8(make: Callable[[], Any]) -> None:
+    text = to_json(freeze({"x": make()}))
+    text.encode()
+
+    def no_constant(name: str) -> Any:
+        raise AssertionError(f"{name} is no JSON")
+
+    json.loads(text, parse_constant=no_constant)
+
+
+def test_json_values_stand_for_themselves() -> None:
+    value = {"s": "é", "n": 1, "f": 0.5, "b": [True, None], "d": {"a": {}}}
+    assert json.loads(to_json(freeze(value))) == value
+    assert "é" in to_json(freeze(value))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {TAG: "set", "value": [1]},
+        {TAG: "dict", "value": []},
+        {TAG: {TAG: None}},
+        {TAG: "unknown"},
+        {"a": [{TAG: "tuple", "value": []}]},
+        {1: {TAG: "tuple"}},
+        {"\ud800": 1},
+    ],
+)
+def test_dicts_that_look_tagged_stay_dicts(value: Any) -> None:
+    assert same(from_json(to_json(freeze(value))), freeze(value))
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(), max_size=4)
+    | st.binary(max_size=3)
+    | st.complex_numbers()
+    | st.decimals()
+    | st.fractions()
+    | st.uuids()
+    | st.datetimes(timezones=st.none() | st.timezones(), allow_imaginary=False)
+    | st.times()
+    | st.timedeltas()
+    | st.sampled_from([*Color, Access.READ, Access(0)]),
+    lambda below: (
+        st.lists(below, max_size=3)
+        | st.dictionaries(st.sampled_from(["a", TAG, "value", 1, None, (1, "b")]), below, max_size=3)
+        | st.tuples(below, below)
+        | st.builds(Point, below, below)
+        | st.frozensets(st.integers() | st.text(max_size=2), max_size=3)
+        | st.builds(Doc, st.text(max_size=2), st.lists(below, max_size=2), below)
+        | st.builds(lambda data: Profile.model_construct(name="n", data=data), below)
+    ),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(value=values)
+def test_arbitrary_values_there_and_back(value: Any) -> None:
+    frozen = freeze({"x": value})
+    assert same(from_json(to_json(frozen), types=TYPES), frozen)
+
+
+@settings(max_examples=60, deadline=None)
+@given(value=values)
+def test_the_form_itself_is_plain(value: Any) -> None:
+    form = encode(freeze(value))
+    assert same(decode(json.loads(json.dumps(form)), TYPES), freeze(value))
+
+
+def test_the_greatest_depth() -> None:
+    value: Any = 1
+    for level in range(MAX_DEPTH):
+        value = {level: value} if level % 2 else (value,)
+    frozen = freeze(value)
+    assert same(from_json(to_json(frozen)), frozen)
+
+
+class Other(tzinfo):
+    def utcoffset(self, when: datetime | None) -> timedelta:
+        return timedelta(hours=2)
+
+    def dst(self, when: datetime | None) -> timedelta:
+        return timedelta(0)
+
+    def tzname(self, when: datetime | None) -> str:
+        return "other"
+
+
+def test_a_foreign_time_zone_becomes_its_offset() -> None:
+    when = datetime(2026, 1, 2, tzinfo=Other())
+    back = from_json(to_json(freeze({"x": when})))["x"]
+    assert back == when
+    assert back.utcoffset() == timedelta(hours=2)
+
+
+def test_sets_are_written_in_one_order_whatever_the_hash_seed_is() -> None:
+    code = "from dspyer import ImmutableState as S\nprint(S({'s': {'c', 'a', 'b', (1, 'x'), 10, 9}}).to_json())"
+    texts = set()
+    for seed in ("0", "1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        texts.add(done.stdout)
+    assert len(texts) == 1
+
+
+UNKNOWN = [
+    (
+        '{"x": {"$type": "dataclass", "class": "os:system", "value": {}}}',
+        r"names the class os:system.*types=\[system\]",
+    ),
+    ('{"x": {"$type": "model", "class": "dspy:settings", "value": {}}}', "dspy:settings, which is unknown"),
+    ('{"x": {"$type": "model", "class": "dspy.primitives.example:Nope", "value": {}}}', "unknown"),
+    ('{"x": {"$type": "enum", "class": "m:Color", "value": "RED"}}', "register_value_type"),
+    ('{"x": {"$type": "registered", "class": "m:C", "value": 1}}', "register_value_type"),
+    ('{"x": {"$type": "nonsense", "value": 1}}', "tagged 'nonsense'"),
+    ('{"x": {"$type": "dataclass", "class": "tests.value_samples:Color", "value": {}}}', "Color, which is none"),
+    ('{"x": {"$type": "uuid", "value": "zz"}}', "not the JSON form"),
+    ('{"x": {"$type": "set"}}', "not the JSON form"),
+    ('{"x": {"$type": "dict", "value": 5}}', "not the JSON form"),
+    ('{"x": {"$type": ["set"]}}', "not the JSON form"),
+    ('{"x": {"$type": "enum", "class": "tests.value_samples:Color", "value": "GREEN"}}', "not the JSON form"),
+    ("{", "not the JSON form"),
+    ("[" * 100_000, "deeper than"),
+    ("[" * 500 + "]" * 500, "deeper than"),
+]
+
+
+@pytest.mark.parametrize(("text", "error"), UNKNOWN)
+def test_text_that_cannot_be_read(text: str, error: str) -> None:
+    with pytest.raises(StateError, match=error):
+        from_json(text, types=[Color])
+
+
+@pytest.mark.parametrize("text", ["[]", "1", '{"$type": "set", "value": []}'])
+def test_a_state_is_an_object(text: str) -> None:
+    with pytest.raises(StateError, match="is an object, not a"):
+        ImmutableState.from_json(text)
+
+
+def test_a_class_is_known_once_it_is_registered() -> None:
+    class Grade(Point):
+        __slots__ = ()
+
+    text = to_json(freeze({"x": Grade(1, [2])}))
+    with pytest.raises(StateError, match="Grade"):
+        from_json(text)
+    register_value_type(Grade)
+    assert type(from_json(text)["x"]) is Grade
+
+
+class Money:
+    def __init__(self, cents: int) -> None:
+        self.cents = cents
+
+
+def test_a_registered_type_there_and_back() -> None:
+    register_value_type(Money, encode=lambda money: (money.cents, {"x"}), decode=lambda parts: Money(parts[0]))
+    back = from_json(to_json(freeze({"x": Money(7)})))
+    assert back["x"].cents == 7
+
+
+def test_arrays_need_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = to_json(freeze({"x": np.arange(2)}))
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    with pytest.raises(StateError, match="import numpy first"):
+        from_json(text)
+
+
+def test_arrays_read_back_can_be_written() -> None:
+    back = thaw(from_json(to_json(freeze({"x": np.arange(2)}))))
+    back["x"][0] = 5
+    assert back["x"].tolist() == [5, 1]
+
+
+def test_numbers_keep_their_type() -> None:
+    back = from_json(to_json(freeze({"a": 1, "b": 1.0, "c": True, "d": -0.0, "e": 10**400})))
+    assert [type(value) for value in back.values()] == [int, float, bool, float, int]
+    assert math.copysign(1, back["d"]) == -1
