@@ -191,7 +191,7 @@ class Session:
         reply: Reply = yield self.blueprint.nodes[name], call
         schema = self.blueprint.topology.schema
         patch, after = schema.commit(
-            state, reply.updates, node=name, commit_id=f"{self.run_id}:{execution.id}", whole=reply.whole
+            state, reply.updates, node=name, commit_id="/".join((*self.scope, execution.id)), whole=reply.whole
         )
         if reply.goto is not None:
             targets = self._targets(name, reply.goto)
@@ -217,7 +217,7 @@ class Session:
                 reasons.append(decision.reason)
             if decision.updates:
                 schema, author = self.blueprint.topology.schema, way.module_name or name
-                commit_id = f"{self.run_id}:{execution.id}:{author}"
+                commit_id = "/".join((*self.scope, execution.id, author))
                 written, state = schema.commit(state, decision.updates, node=author, commit_id=commit_id, whole=True)
                 for field, update in written.items():
                     if schema.reducer(field) is not None and name != START:  # a join folds both updates

@@ -138,16 +138,17 @@ class Field:
                 new = new.set(key, value)
         return new
 
-    def prepare(self, update: Any, commit_id: str) -> Any:
+    def prepare(self, current: Any, update: Any, commit_id: str) -> Any:
         """The stored form of an update of a field with reducer: stamped, validated, frozen.
 
         Args:
+            current: the frozen value before, `DELETE` if there is none.
             update: what was written: one update, `Updates`, `Replace` or `DELETE`.
             commit_id: id of the commit, for reducers that derive names from it.
         """
         if isinstance(update, Updates):
             ids = [f"{commit_id}/{number}" if number else commit_id for number in range(len(update.updates))]
-            return Updates(*map(self.prepare, update.updates, ids))
+            return Updates(*[self.prepare(current, *part) for part in zip(update.updates, ids, strict=True)])
         if update is DELETE:
             return DELETE if self.info.default_factory is None else Replace(self.default())
         if isinstance(update, Replace):
@@ -158,7 +159,7 @@ class Field:
         if self.reducer.check is not None:
             self.reducer.check(update)
         if self.reducer.stamp is not None:
-            update = self.reducer.stamp(update, commit_id)
+            update = self.reducer.stamp(update, commit_id, current)
         if self.validate_update is None:
             return freeze(update, (self.name,))
         return self._keep(update, self.validate_update(update))

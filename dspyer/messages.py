@@ -6,18 +6,22 @@ A message is a mapping with an `"id"`, or an object with an `id` (a pydantic mod
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, get_origin
 
 from pydantic import BaseModel
 
 from ._persistent import SMALL, PersistentMap
 from .errors import NodeOutputError, brief
+from .patch import DELETE
 from .values import Box, FrozenDict, FrozenList, freeze
 
 EMPTY: FrozenList[Any] = FrozenList()
 EXAMPLE = '{"role": "user", "content": "..."}'
 Places = PersistentMap[Any, int]
+NO_PLACES: Places = PersistentMap()
 
 # The places of the ids in the long lists folded last, by identity of the list: a cache, so that adding one message to
 # many does not read them all. It holds the lists, so that no identity is used twice, and is emptied when it is full.
@@ -62,12 +66,14 @@ def check(update: Any) -> None:
             )
 
 
-def stamp(update: Any, commit_id: str) -> list[Any]:
-    """The messages of an update, each with an id: the same one however often its commit is replayed.
+def stamp(update: Any, commit_id: str, current: Any = DELETE) -> list[Any]:
+    """The messages of an update, each with an id: the same one however often its commit is made.
 
     Args:
         update: one message or a list of messages.
         commit_id: what missing ids are derived from.
+        current: the messages so far. A derived id is never one of theirs, so that a conversation which is handed from
+            run to run loses nothing.
 
     Returns:
         The messages; those without an id as copies with one.
@@ -76,10 +82,26 @@ def stamp(update: Any, commit_id: str) -> list[Any]:
         >>> stamp({"role": "user", "content": "Hi"}, "trunk:3")
         [{'role': 'user', 'content': 'Hi', 'id': 'trunk:3/0'}]
     """
-    return [
-        message if _id_of(message) is not None else _with_id(message, f"{commit_id}/{index}")
-        for index, message in enumerate(_listed(update))
-    ]
+    messages = _listed(update)
+    ids = [_id_of(message) for message in messages]
+    if None not in ids:
+        return list(messages)
+    places = _places_in(current) if isinstance(current, FrozenList) else NO_PLACES
+    taken = set(ids)
+    stamped = []
+    for index, message in enumerate(messages):
+        if ids[index] is None:
+            new_id = _free_id(f"{commit_id}/{index}", taken, places)
+            taken.add(new_id)
+            stamped.append(_with_id(message, new_id))
+        else:
+            stamped.append(message)
+    return stamped
+
+
+def _free_id(wanted: str, taken: AbstractSet[Any], places: Places) -> str:
+    tries = itertools.chain([wanted], (f"{wanted}~{again}" for again in itertools.count(2)))
+    return next(each for each in tries if each not in taken and each not in places)
 
 
 def add(current: FrozenList[Any], update: FrozenList[Any]) -> FrozenList[Any]:

@@ -75,7 +75,7 @@ class Reducer:
         check: raises if an update has the wrong shape, naming what to return instead.
         update_type: the type of an update to a field of the given type; None where only the new value can be validated.
             Raises `TypeError` if the reducer does not fit the type.
-        stamp: makes an update replayable, given the id of its commit.
+        stamp: makes an update replayable: `(update, id of its commit, current) -> update`.
         hint: what an error about an invalid update adds.
         folds: whether the updates of sibling branches fold. If not, they conflict like those of a field without
             reducer.
@@ -86,7 +86,7 @@ class Reducer:
     empty: Any = DELETE
     check: Callable[[Any], None] | None = None
     update_type: Callable[[Any], Any] | None = None
-    stamp: Callable[[Any, str], Any] | None = None
+    stamp: Callable[[Any, str, Any], Any] | None = None
     hint: str = ""
     folds: bool = True
 
@@ -146,9 +146,10 @@ class Reducer:
         """
         if self.check is not None:
             self.check(update)
+        frozen = current if current is DELETE else freeze(current)
         if self.stamp is not None:
-            update = self.stamp(update, "")
-        return self.fold(current if current is DELETE else freeze(current), freeze(update))
+            update = self.stamp(update, "update", frozen)
+        return self.fold(frozen, freeze(update))
 
     def __repr__(self) -> str:
         return f"reducers.{self.name}" if BUILT_IN.get(self.name) is self else f"Reducer({self.name})"

@@ -49,7 +49,7 @@ class _Write(NamedTuple):
         try:
             if field.reducer is None:
                 return update, field.place(old, update, self.whole, state if field.wants_others else NO_OTHERS)
-            stored = field.prepare(update, self.commit_id)
+            stored = field.prepare(old, update, self.commit_id)
             return stored, field.fold(old, stored)
         except ValidationError as refusal:
             raise self._refusal(field, update, _reasons(refusal)) from None

@@ -207,6 +207,14 @@ def test_missing_ids_are_derived_from_the_commit() -> None:
     assert frozen == [{"text": "hi", "id": "c/0"}]
 
 
+def test_a_derived_id_is_never_one_that_is_there() -> None:
+    """A conversation handed from run to run, whose commits have the same ids, loses no message."""
+    current = freeze([{"id": "c/0"}, {"id": "c/0~2"}])
+    stamped = messages.stamp([{"text": "a"}, {"text": "b"}, {"id": "c/1"}], "c", current)
+    assert [each["id"] for each in stamped] == ["c/0~3", "c/1~2", "c/1"]
+    assert len(reducers.add_messages(current, {"text": "new"})) == 3
+
+
 def test_messages_as_objects() -> None:
     class Message(BaseModel):
         text: str

@@ -352,6 +352,11 @@ class TestCommit:
         ids = [part[0]["id"] for part in patch["messages"].updates]
         assert ids == ["trunk:1/0", "trunk:1/1/0"]
 
+    def test_a_message_never_takes_the_id_of_another(self) -> None:
+        state = after({"messages": {"text": "a"}}, {"messages": {"text": "b"}}, {"messages": {"text": "c"}})
+        assert [each["text"] for each in state["messages"]] == ["a", "b", "c"]
+        assert [each["id"] for each in state["messages"]] == ["trunk:1/0", "trunk:1/0~2", "trunk:1/0~3"]
+
     def test_a_factory_makes_the_default_of_a_reset_once(self) -> None:
         serial = count()
 
