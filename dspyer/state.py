@@ -16,6 +16,7 @@ from .policies import Policies
 from .values import freeze, thaw
 
 _EMPTY: Any = freeze({})
+_STR = frozenset({str})
 
 
 class ImmutableState(FrozenDict[str, Any]):
@@ -45,9 +46,11 @@ class ImmutableState(FrozenDict[str, Any]):
 
     def __new__(cls, mapping: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> Self:
         """Freeze a mapping."""
-        if isinstance(mapping, FrozenDict) and all(type(key) is str for key in mapping):
-            return cls._of(mapping._map, mapping._depth)
-        return super().__new__(cls, {_field_name(key, ()): value for key, value in dict(mapping).items()})
+        plain = mapping if type(mapping) is dict or isinstance(mapping, Mapping) else dict(mapping)
+        if not _STR.issuperset(map(type, plain)):
+            plain = {_field_name(key, ()): value for key, value in plain.items()}
+        frozen = plain if isinstance(plain, FrozenDict) else cls._freeze(plain)
+        return cls._of(frozen._map, frozen._depth)
 
     @staticmethod
     def _key(key: Any, path: Path) -> Hashable:
