@@ -23,10 +23,41 @@ EXAMPLE = '{"role": "user", "content": "..."}'
 Places = PersistentMap[Any, int]
 NO_PLACES: Places = PersistentMap()
 
-# The places of the ids in the long lists folded last, by identity of the list: a cache, so that adding one message to
-# many does not read them all. It holds the lists, so that no identity is used twice, and is emptied when it is full.
-_places: dict[int, tuple[FrozenList[Any], Places]] = {}
-_CACHED = 16
+CACHED = 32  # long lists whose ids are known at once
+
+
+class Recent:
+    """The places of the ids in the long lists used last: a cache, so that adding one message to many reads one.
+
+    Lists are known by identity, and are held so that no identity is used twice. The older half goes when the younger
+    is full.
+    """
+
+    def __init__(self) -> None:
+        self.young: dict[int, tuple[FrozenList[Any], Places]] = {}
+        self.old: dict[int, tuple[FrozenList[Any], Places]] = {}
+
+    def __len__(self) -> int:
+        return len(self.young) + len(self.old)
+
+    def get(self, messages: FrozenList[Any]) -> Places | None:
+        """The places of a list, None if it is not known."""
+        found = self.young.get(id(messages))
+        if found is None:
+            found = self.old.get(id(messages))
+            if found is not None:
+                self.put(messages, found[1])
+        return None if found is None else found[1]
+
+    def put(self, messages: FrozenList[Any], places: Places) -> None:
+        """Remembers the places of a list, if it is long."""
+        if len(messages) > SMALL:
+            if len(self.young) >= CACHED // 2:
+                self.old, self.young = self.young, {}
+            self.young[id(messages)] = messages, places
+
+
+recent = Recent()
 
 
 def item_type(annotation: Any) -> Any:
@@ -131,7 +162,7 @@ def add(current: FrozenList[Any], update: FrozenList[Any]) -> FrozenList[Any]:
         kept = [replaced.get(place, message) for place, message in enumerate(current.raw_items())]
         current = EMPTY.plus(kept)
     new = current.plus(added)
-    _remember(new, places)
+    recent.put(new, places)
     return new
 
 
@@ -140,20 +171,13 @@ def _listed(update: Any) -> Any:
 
 
 def _places_in(messages: FrozenList[Any]) -> Places:
-    cached = _places.get(id(messages))
-    if cached is not None:
-        return cached[1]
+    known = recent.get(messages)
+    if known is not None:
+        return known
     ids = (_id_of(message) for message in messages.raw_items())
     places: Places = PersistentMap({key: place for place, key in enumerate(ids) if key is not None})
-    _remember(messages, places)
+    recent.put(messages, places)
     return places
-
-
-def _remember(messages: FrozenList[Any], places: Places) -> None:
-    if len(messages) > SMALL:
-        if len(_places) >= _CACHED:
-            _places.clear()
-        _places[id(messages)] = messages, places
 
 
 def _id_of(message: Any) -> Any:

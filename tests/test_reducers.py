@@ -261,7 +261,7 @@ def test_long_lists_of_messages_are_looked_up_not_read() -> None:
     assert len(old) == 151
     assert old[70]["n"] == -1
     assert history[150][70]["n"] == 70
-    assert len(messages._places) <= messages._CACHED
+    assert len(messages.recent) <= messages.CACHED
 
 
 def test_a_function_that_mutates_is_caught() -> None:
