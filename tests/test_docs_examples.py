@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,6 +93,14 @@ def test_the_drawn_graph_is_up_to_date() -> None:
     exec(first.code, namespace)
     shown = (ROOT / "docs" / "img" / "research.svg").read_text()
     assert namespace["program"].graph.to_svg() == shown, "run docs/pictures/draw.py"
+
+
+def test_the_examples_print_what_their_page_shows() -> None:
+    excerpts = [fence["body"] for fence in FENCE.finditer((ROOT / "docs" / "examples.md").read_text())]
+    script = ROOT / "examples" / "research.py"
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    assert excerpts
+    assert all(excerpt in result.stdout for excerpt in excerpts)
 
 
 def anchors(page: Path) -> set[str]:
