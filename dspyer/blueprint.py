@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .nodes import Node, Router
@@ -29,6 +29,7 @@ class Blueprint:
         thawed: names of the nodes whose modules are open to optimizers, even if one has compiled them before.
         closed: whether inputs that are not listed are refused.
         max_concurrency: most nodes of one run that work at the same time.
+        needs_resources: whether a node or router has a parameter for a resource.
     """
 
     topology: Topology
@@ -41,6 +42,11 @@ class Blueprint:
     thawed: frozenset[str] = frozenset()
     closed: bool = True
     max_concurrency: int = 32
+    needs_resources: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        parts: tuple[Node | Router, ...] = (*self.nodes.values(), *self.routers())
+        object.__setattr__(self, "needs_resources", any(part.resources for part in parts))
 
     @property
     def name(self) -> str:
@@ -82,13 +88,15 @@ class Blueprint:
             facts = [] if node is None else [f"reads {_fields(node.reads)}", f"writes {_fields(node.writes)}"]
             facts.append("-> " + ", ".join(dict.fromkeys(self.topology.targets(name))))
             lines.append(f"  {name}: {'; '.join(facts)}")
-        for loop in self.topology.rounds.loops:
-            lines.append(f"  loop of {', '.join(loop.nodes)}: a round begins at {', '.join(loop.heads)}")
+        lines.extend(
+            f"  loop of {', '.join(loop.nodes)}: a round begins at {', '.join(loop.heads)}"
+            for loop in self.topology.rounds.loops
+        )
         unknown = [name for name, node in self.nodes.items() if node.writes is None]
         if unknown:
             lines.append(
-                f"  not checked: what {', '.join(unknown)} write is not declared, so parallel writers and unset reads are "
-                "found when they happen; declare it with writes=[...]"
+                f"  not checked: what {', '.join(unknown)} write is not declared, so parallel writers and unset reads "
+                "are found when they happen; declare it with writes=[...]"
             )
         return "\n".join(lines)
 

@@ -180,7 +180,7 @@ class Session:
     def _begin_script(self, execution: Execution, runner: Runner) -> Script:
         began = time.time()
         call = self._call(execution, self.inputs, runner)
-        patch = ImmutableState().diff(self.inputs)
+        patch = {name: diff_value(DELETE, value) for name, value in self.inputs.raw_items()}
         return (yield from self._leave(execution, call, patch, self.inputs, began, time.perf_counter()))
 
     def _node_script(self, execution: Execution, runner: Runner) -> Script:

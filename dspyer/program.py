@@ -243,16 +243,18 @@ class CompiledGraph(dspy.Module):
             raise InputError(f"graph {blueprint.name!r} takes its inputs by name: write program({name}=...)")
         request = dspy.settings.get(REQUEST) or Request()
         known = blueprint.inputs
-        extra = [name for name in inputs if name not in known] if blueprint.closed else []
-        if extra:
+        if blueprint.closed and not inputs.keys() <= set(known):
+            extra = [name for name in inputs if name not in known]
             hints = "".join(suggestion(name, known) for name in extra)
             raise InputError(
                 f"graph {blueprint.name!r} has no input {', '.join(map(repr, extra))}.{hints} Its inputs are "
                 f"{', '.join(map(repr, known)) or 'none'}; name others with Graph(inputs=[...])"
             )
-        state = blueprint.topology.schema.initial(inputs, sorted(blueprint.required, key=known.index))
+        required = () if blueprint.required <= inputs.keys() else sorted(blueprint.required, key=known.index)
+        state = blueprint.topology.schema.initial(inputs, required)
         resources = {**self._resources, **request.resources}
-        check_resources((*blueprint.nodes.values(), *blueprint.routers()), resources)
+        if blueprint.needs_resources:
+            check_resources((*blueprint.nodes.values(), *blueprint.routers()), resources)
         session = Session(self, blueprint, state, resources, request.observe, request.scope)
         session.stopped = request.stopped
         request.sessions.append(session)

@@ -34,20 +34,15 @@ from .topology import END, START, Topology
 
 Step = tuple[RunState, list[Event]]
 NOWHERE: PersistentMap[Place, int] = PersistentMap()
+_NONE: PersistentMap[Any, Any] = PersistentMap()
+_BEGINNING: Place = (START, ())
+_TRUNK = Branch((), ((),), ImmutableState(), -1, "", -1, _NONE)
 
 
 def start(topology: Topology) -> RunState:
     """A run that is about to commit its inputs: `START` is its first execution."""
-    branch = Branch((), ((),), ImmutableState(), -1, "", -1, PersistentMap())
-    place: Place = (START, ())
-    return RunState(
-        topology,
-        PersistentVector(),
-        PersistentMap(),
-        (Group(place, (branch,)),),
-        PersistentMap(),
-        NOWHERE.set(place, 1),
-    )
+    ready = (Group(_BEGINNING, (_TRUNK,)),)
+    return RunState(topology, PersistentVector(), _NONE, ready, _NONE, NOWHERE.set(_BEGINNING, 1))
 
 
 def plan(run: RunState) -> tuple[Group, ...]:
