@@ -255,7 +255,7 @@ LAYERS = [
     ("nodes", "functions, DSPy modules, subgraphs, maps: binding, permissions, traces", "right"),
     ("schedule", "plan, advance, rounds, joins: pure, a run is a frozen value", "left"),
     ("state", "patches, merge policies, reducers, schema: pure", "left"),
-    ("persistent maps and vectors", "copy nothing, share everything", "left"),
+    ("persistent maps and vectors", "versions share what did not change", "left"),
 ]
 
 
