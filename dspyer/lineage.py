@@ -134,7 +134,7 @@ class Merged(NamedTuple):
 
 
 class ConflictRaisedError(Exception):
-    """A policy raised; carries its error and what was found until then."""
+    """A policy or a reducer raised; carries its error and what was found until then."""
 
     def __init__(self, error: Exception, conflicts: tuple[MergedConflict, ...]) -> None:
         super().__init__(str(error))
@@ -241,8 +241,19 @@ class Join:
             return resolve((field,), base, left.raw(field, DELETE), value)
         value = left.raw(field, DELETE)
         for item in right_only:
-            value = self.schema.fold(field, value, self.log[item.place].commit.patch[field])
+            value = self._replay(field, value, self.log[item.place].commit.patch[field])
         return value
+
+    def _replay(self, field: str, value: Any, update: Any) -> Any:
+        """Folds one update; a reducer, or a constraint of the field, may refuse what branches made together."""
+        try:
+            return self.schema.fold(field, value, update)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> ConflictRaisedError:
+        error.add_note(f"raised when branches joined at node {self.node!r}")
+        return ConflictRaisedError(error, tuple(self.conflicts.values()))
 
     def _resets(self, items: list[Own], field: str) -> list[Own]:
         """The commits that put a value in the place of what was there."""
@@ -250,7 +261,7 @@ class Join:
         for item in items:
             update = self.log[item.place].commit.patch[field]
             parts = update.updates if isinstance(update, Updates) else (update,)
-            if any([part is DELETE or type(part) is Replace for part in parts]):
+            if any(part is DELETE or type(part) is Replace for part in parts):
                 found.append(item)
         return found
 
@@ -265,7 +276,7 @@ class Join:
                     if self.schema.reducer(field) is None:
                         value = apply_value(value, patch[field])
                     else:
-                        value = self.schema.fold(field, value, patch[field])
+                        value = self._replay(field, value, patch[field])
         return value
 
     def _writers(self, left_only: list[Own], right_only: list[Own]) -> Callable[[Keys], tuple[int, int]]:
@@ -302,7 +313,7 @@ class Join:
                 value = settle(policy, conflict)
             except Exception as error:
                 self.conflicts[path] = record
-                raise ConflictRaisedError(error, tuple(self.conflicts.values())) from error
+                raise self._failed(error) from error
             winner = right_index if value is right else left_index if value is left else self.index
             self.winners[path] = winner
             self.conflicts[path] = record._replace(value=thaw(value), winner=self._name(winner))

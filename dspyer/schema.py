@@ -52,7 +52,7 @@ class _Write(NamedTuple):
             stored = field.prepare(old, update, self.commit_id)
             return stored, field.fold(old, stored)
         except ValidationError as refusal:
-            raise self._refusal(field, update, _reasons(refusal)) from None
+            raise self._refusal(field, update, _reasons(refusal, field.name)) from None
         except NodeOutputError as refusal:
             raise self._refusal(field, update, str(refusal)) from None
 
@@ -192,8 +192,8 @@ class Schema:
             return self.fields[name].fold(current, update)
         except ValidationError as refusal:
             raise NodeOutputError(
-                f"the updates of field {name!r} fold to a value that it refuses: {_reasons(refusal)}. Each of them "
-                "was valid where it was written: loosen the field's constraint, or give it a reducer that keeps it"
+                f"the updates of field {name!r} fold to a value that it refuses: {_reasons(refusal, name)}. Each of "
+                "them was valid where it was written: loosen the field's constraint, or give it a reducer that keeps it"
             ) from None
 
     def view(self, state: Mapping[str, Any], readable: Iterable[str] | None = None) -> BaseModel:
@@ -303,10 +303,11 @@ def _add_net_change(patch: dict[Any, Any], key: Any, old: Any, new: Any, update:
     return True
 
 
-def _reasons(refusal: ValidationError) -> str:
+def _reasons(refusal: ValidationError, name: str) -> str:
     found = []
     for problem in refusal.errors(include_url=False, include_context=False, include_input=False)[:3]:
-        place = "".join(f"[{part!r}]" for part in problem["loc"])
+        inside = problem["loc"][1:] if problem["loc"][:1] == (name,) else problem["loc"]
+        place = "".join(f"[{part!r}]" for part in inside)
         found.append(f"{place}: {problem['msg']}" if place else problem["msg"])
     more = refusal.error_count() - len(found)
     return "; ".join(found) + (f"; and {more} more" if more else "")
