@@ -10,6 +10,13 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 os.environ.setdefault("DSPY_CACHEDIR", tempfile.mkdtemp(prefix="dspyer-tests-"))
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No property is judged by how fast a busy machine draws its examples. In CI the examples are the same in every run.
+settings.register_profile(
+    "dspyer", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI"))
+)
+settings.load_profile("dspyer")
 
 
 @pytest.fixture
