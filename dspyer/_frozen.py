@@ -13,6 +13,7 @@ from ._depth import check_depth, depth_of
 from ._persistent import MapData, SequenceData, as_map, as_sequence, extended, with_key, without_key
 from ._refusals import refuse_change, refuse_missing
 from ._scalars import SCALARS, freeze_key
+from .errors import UnsupportedValueError
 
 K = TypeVar("K")
 V_co = TypeVar("V_co", covariant=True)
@@ -43,8 +44,7 @@ class FrozenDict(Levels, Mapping[K, V_co]):
 
     def __new__(cls, mapping: Mapping[K, V_co] | Iterable[tuple[K, V_co]] = ()) -> Self:
         """Freeze a mapping."""
-        plain = mapping if isinstance(mapping, Mapping) else dict(mapping)
-        frozen = cls._freeze(plain)
+        frozen = cls._freeze(mapping if isinstance(mapping, Mapping) else entries_of(mapping, cls))
         return cls._of(frozen._map, frozen._depth)
 
     @classmethod
@@ -161,6 +161,15 @@ class FrozenDict(Levels, Mapping[K, V_co]):
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
         return _schema(cls, dict, source, handler)
+
+
+def entries_of(pairs: Any, cls: type) -> dict[Any, Any]:
+    """The dict of pairs that a mapping is built from."""
+    try:
+        return dict(pairs)
+    except (TypeError, ValueError):
+        text = f"a {cls.__name__} is built from a mapping or from pairs, not from a {type(pairs).__name__}"
+        raise UnsupportedValueError(text) from None
 
 
 class _Items(ItemsView[Any, Any]):

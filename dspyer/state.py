@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from . import encoding
 from ._boxes import Path
-from ._frozen import FrozenDict
+from ._frozen import FrozenDict, entries_of
 from ._refusals import refuse_key
 from .errors import StateError
 from .merge import merge_values
@@ -46,7 +46,7 @@ class ImmutableState(FrozenDict[str, Any]):
 
     def __new__(cls, mapping: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> Self:
         """Freeze a mapping."""
-        plain = mapping if type(mapping) is dict or isinstance(mapping, Mapping) else dict(mapping)
+        plain = mapping if type(mapping) is dict or isinstance(mapping, Mapping) else entries_of(mapping, cls)
         if not _STR.issuperset(map(type, plain)):
             plain = {_field_name(key, ()): value for key, value in plain.items()}
         frozen = plain if isinstance(plain, FrozenDict) else cls._freeze(plain)

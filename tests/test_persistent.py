@@ -79,6 +79,19 @@ def test_map_behaves_like_a_dict(make: Any, size: int, ops: list[tuple[str, int,
     assert make(999) not in mapping
 
 
+@pytest.mark.parametrize("make", KEYS.values(), ids=KEYS.keys())
+def test_a_map_that_grows_and_shrinks_key_by_key(make: Any) -> None:
+    size = 300 if make is Clash else 3000
+    mapping: PersistentMap[Any, int] = PersistentMap()
+    for n in range(size):
+        mapping = mapping.set(make(n), n)
+    assert list(mapping.items()) == [(make(n), n) for n in range(size)]
+    assert all(mapping[make(n)] == n for n in range(size))
+    for n in range(0, size, 2):
+        mapping = mapping.discard(make(n))
+    assert list(mapping.items()) == [(make(n), n) for n in range(1, size, 2)]
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     size=st.sampled_from([*SIZES, 1023, 1024, 1100]),

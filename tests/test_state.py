@@ -113,6 +113,13 @@ def test_other_keys_are_refused(build: Any) -> None:
         build()
 
 
+@pytest.mark.parametrize("value", [[1], "ab", 5, None, object()])
+def test_a_state_of_no_mapping(value: Any) -> None:
+    for cls in (ImmutableState, FrozenDict):
+        with pytest.raises(UnsupportedValueError, match=f"a {cls.__name__} is built from a mapping or from pairs, not"):
+            cls(value)
+
+
 @pytest.mark.parametrize("patch", [None, [("a", 1)], "a", 5])
 def test_a_patch_that_is_no_mapping(patch: Any) -> None:
     for apply in (ImmutableState().apply_patch, ImmutableState().__or__):

@@ -50,6 +50,7 @@ def test_thawing_gives_back_what_was_frozen(make: Callable[[], Any]) -> None:
     value, plain = make(), thaw(freeze(make()))
     assert type(plain) is type(unfold(value))
     assert same(plain, unfold(value))
+    assert equal(plain, value) or not equal(value, make())  # NaN
 
 
 @make_of
@@ -581,6 +582,14 @@ def test_pydantic_fields_of_the_frozen_types() -> None:
     view: FrozenDict[str, Any] = FrozenDict({"a": 1})
     assert TypeAdapter(FrozenDict).validate_python(view) is view
     assert "object" in str(TypeAdapter(FrozenDict[str, int]).json_schema())
+
+
+def test_an_array_stays_the_callers() -> None:
+    array = np.arange(3)
+    frozen = freeze({"a": array})
+    array[0] = 7
+    assert frozen["a"].tolist() == [0, 1, 2]
+    assert array.flags.writeable
 
 
 def test_cached_properties_are_not_kept() -> None:
