@@ -6,6 +6,8 @@ DSPYER_MODEL=openai/gpt-4o-mini python examples/quickstart.py   # with a real mo
 
 from __future__ import annotations
 
+import logging
+
 import dspy
 from model import language_model
 from triage import desk, tickets
@@ -19,6 +21,7 @@ SHOWN = 12
 def main() -> None:
     lm = language_model()
     dspy.configure(lm=lm)
+    logging.getLogger("dspyer").setLevel(logging.ERROR)  # conflicts are shown below
     program = desk()
     inbox = tickets("dev")[:SHOWN]
     print(f"Support desk with {lm.model}\n")
