@@ -55,7 +55,8 @@ def scores(prompt: Prompt, field: Field, values: Sequence[str], likeness: Sequen
     total = sum(shares.values()) or 1.0
     count = sum(seen.values())
     trust = count / (count + _FEW)
-    hints, attention = hint_scores(prompt, field, values), attention_to_hints(prompt, field, values)
+    new = 1 - max(likeness, default=0.0) ** 2  # of an input that was demonstrated itself, hints tell nothing new
+    hints, attention = hint_scores(prompt, field, values), new * attention_to_hints(prompt, field, values)
     return {value: trust * shares[value] / total + attention * hints[value] + 1e-6 * seen[value] for value in values}
 
 

@@ -13,7 +13,7 @@ from dspyer.testing.choosing import best, condition_holds, scores, similar_demos
 from dspyer.testing.engine import Sampling, TextLM
 from dspyer.testing.prompt import Field, Prompt, write_answer
 from dspyer.testing.text import content_words
-from dspyer.testing.writing import asks_for_instruction, extract, write_instruction
+from dspyer.testing.writing import extract, written_instruction
 
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w])")
 _SAME = 0.45  # likeness from which on the text of a demonstration is taken over
@@ -109,12 +109,16 @@ class _Answer:
         return str(condition_holds(self.prompt, field))
 
     def number(self, field: Field) -> str:
-        shown = _NUMBER.findall(" ".join(self.prompt.inputs.values()))
         given = self.given(field)
-        if given and (not shown or given not in " ".join(self.prompt.demos[self.nearest].inputs.values())):
-            return given
-        number = shown[0] if shown else "0"
+        taken_over = self.nearest >= 0 and given in " ".join(self.prompt.demos[self.nearest].inputs.values())
+        found = self.shown_number()
+        number = given if _NUMBER.fullmatch(given) and not (taken_over and found) else found or "0"
         return str(round(float(number))) if field.type == "int" else number
+
+    def shown_number(self) -> str:
+        """The first number of the inputs, empty if there is none."""
+        match = _NUMBER.search(" ".join(self.prompt.inputs.values()))
+        return match.group() if match else ""
 
     def structure(self, field: Field) -> object:
         given = self.given(field)
@@ -125,8 +129,9 @@ class _Answer:
     def text(self, field: Field) -> str:
         if "prefix" in field.name:
             return "Answer:"
-        if asks_for_instruction(self.prompt, field):
-            return write_instruction(self.prompt, self.seed)
+        instruction = written_instruction(self.prompt, field, self.seed)
+        if instruction:
+            return instruction
         given = self.given(field)
         if given and self.likeness[self.nearest] >= _SAME:
             return given
@@ -169,7 +174,7 @@ class _Answer:
                 return [self.build(field, items, root, depth + 1)]
             return extract(self.prompt, field, 3)
         if kind in ("integer", "number"):
-            number = float(self.number(Field(field.name, "float", "", "number")))
+            number = float(self.shown_number() or "0")
             return round(number) if kind == "integer" else number
         if kind == "boolean":
             return condition_holds(self.prompt, field)

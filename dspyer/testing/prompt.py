@@ -150,7 +150,7 @@ def _as_text(value: object) -> str:
 
 
 def _as_json(value: object, kind: Kind) -> object:
-    if not isinstance(value, str) or kind in ("text", "choice"):
+    if not isinstance(value, str) or kind not in ("bool", "number"):
         return to_jsonable_python(value, fallback=str)
     try:
         return json.loads(value.lower() if kind == "bool" else value)

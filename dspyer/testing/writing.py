@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ Hints = dict[str, dict[str, list[str]]]  # field -> value -> words
 _INSTRUCTION = re.compile(r"instruction|rules?$|advice|guideline", re.IGNORECASE)
 _ACCOUNT = re.compile(r"observation|description|summary", re.IGNORECASE)
 _ATTEMPT = re.compile(r"Instruction #\d+: (.*?)\s*Resulting Score #\d+: ([\d.]+)", re.DOTALL)
-_LISTED = re.compile(r"^\s*- (?:(\w+) )?[“\"](.+?)[”\"]: (.+)$", re.MULTILINE)
+_LISTED = re.compile(r"^\s*- (?:(\w+) )?[“\"](.+?)[”\"]: ([^.\n]+)", re.MULTILINE)
 _PREFIXED = re.compile(r"^([A-Z]\w*(?: \w+){0,3}|\w+): (.*)$")
 _REPR = re.compile(r"Example\((\{.*?\})\) \(input_keys=", re.DOTALL)
 _LEADS = (
@@ -28,8 +29,10 @@ _LEADS = (
     "Weigh every sentence, the last one most.",
 )
 _VALUE_LENGTH = 30  # characters; longer values are texts, not labels
-_LEARNED = 8  # words per value that an instruction lists
+_LEARNED = 12  # words per value that an instruction lists
+_USUAL_LENGTH = 5  # of words; much longer ones are rare and help little
 _KEPT = 24  # words per value after several rounds
+_NOTED = 60  # words per value in an account, from which an instruction is still to be made
 
 
 def extract(prompt: Prompt, field: Field, count: int = 1) -> list[str]:
@@ -50,11 +53,11 @@ def extract(prompt: Prompt, field: Field, count: int = 1) -> list[str]:
     return [source[number] for number in sorted(order[:count])]
 
 
-def asks_for_instruction(prompt: Prompt, field: Field) -> bool:
-    """Whether a field asks for an instruction, or for an account of examples from which one is made."""
+def written_instruction(prompt: Prompt, field: Field, seed: str = "") -> str:
+    """The text for a field that asks for an instruction, or for an account of examples; empty for any other field."""
     if _INSTRUCTION.search(field.name):
-        return True
-    return bool(_ACCOUNT.search(field.name) and (hints_in(prompt) or learn(list(examples_in(prompt)))))
+        return write_instruction(prompt, seed)
+    return write_account(prompt) if _ACCOUNT.search(field.name) else ""
 
 
 def write_instruction(prompt: Prompt, seed: str = "") -> str:
@@ -65,20 +68,31 @@ def write_instruction(prompt: Prompt, seed: str = "") -> str:
     lines = [plain] if plain else []
     if lead not in plain:
         lines.append(lead)
-    learned = _merged(hints_in(prompt), learn(list(examples_in(prompt)), seed))
-    lines.extend(
-        f'- {field} "{value}": {", ".join(found)}'
-        for field, values in learned.items()
+    keep = _LEARNED + int(fraction(f"keep|{seed}") * 5) - 2
+    learned = learn(list(examples_in(prompt)), keep)
+    return "\n".join([*lines, *_listing(_merged(hints_in(prompt), learned, _KEPT))])
+
+
+def write_account(prompt: Prompt) -> str:
+    """An account of the examples that a prompt shows, or of earlier accounts. Empty if it shows fewer than two."""
+    examples = list(examples_in(prompt))
+    learned = learn(examples, _NOTED) if len(examples) > 1 else {}
+    lines = _listing(learned or hints_in(prompt))  # what it was told before is not told again: it would count twice
+    return "\n".join(["Each value is told by words of its own.", *lines]) if lines else ""
+
+
+def _listing(hints: Hints) -> list[str]:
+    return [
+        f'- {field} "{value}": {", ".join(found)}.'
+        for field, values in hints.items()
         for value, found in values.items()
-    )
-    return "\n".join(lines)
+    ]
 
 
-def learn(examples: Sequence[Example], seed: str = "") -> Hints:
-    """The words that speak for each value of the short fields of some examples."""
+def learn(examples: Sequence[Example], keep: int) -> Hints:
+    """The words, at most so many, that speak for each value of the short fields of some examples."""
     labels = _label_fields(examples)
     result: Hints = {}
-    keep = _LEARNED + int(fraction(f"keep|{seed}") * 5) - 2
     for field in labels:
         told: dict[str, Counter[str]] = {}
         for example in examples:
@@ -86,22 +100,42 @@ def learn(examples: Sequence[Example], seed: str = "") -> Hints:
             if value:
                 text = " ".join(other for name, other in example if name not in labels)
                 told.setdefault(value, Counter()).update(set(content_words(text)))
-        spread = Counter(stem(word) for each in told.values() for word in each)
-        for value, counts in told.items():
-            ranked = sorted(counts, key=lambda word: (-counts[word] / spread[stem(word)] ** 1.5, -len(word), word))
-            found = [word for word in ranked if spread[stem(word)] <= max(1, len(told) // 2)][:keep]
+        for value, found in _telling_words(told, keep).items():
             if found:
                 result.setdefault(field, {})[value] = found
     return result
 
 
+def _telling_words(told: Mapping[str, Counter[str]], keep: int) -> dict[str, list[str]]:
+    """For each value the words that come with it often, and seldom with other values."""
+    spread = Counter(stem(word) for counts in told.values() for word in counts)
+    overall: Counter[str] = Counter()
+    for counts in told.values():
+        overall.update(counts)
+    common = max(1, len(told) // 2)
+
+    def rank(word: str, count: int) -> tuple[float, int, str]:
+        share = (count - 0.5) / (overall[word] + 1)  # one time proves less than two
+        return -share * math.sqrt(count), abs(len(word) - _USUAL_LENGTH), word
+
+    return {
+        value: sorted((word for word in counts if spread[stem(word)] <= common), key=lambda w: rank(w, counts[w]))[
+            :keep
+        ]
+        for value, counts in told.items()
+    }
+
+
 def hints_in(prompt: Prompt) -> Hints:
-    """The words per value that the inputs of a prompt already list."""
-    result: Hints = {}
+    """The words per value that the inputs of a prompt already list, those that are listed most often first."""
+    counts: dict[str, dict[str, Counter[str]]] = {}
     for text in prompt.inputs.values():
         for field, value, found in _LISTED.findall(text):
-            result.setdefault(field, {}).setdefault(value, []).extend(found.split(", "))
-    return result
+            counts.setdefault(field, {}).setdefault(value, Counter()).update(found.split(", "))
+    return {
+        field: {value: [word for word, _ in counted.most_common()] for value, counted in values.items()}
+        for field, values in counts.items()
+    }
 
 
 def examples_in(prompt: Prompt) -> Iterator[Example]:
@@ -215,14 +249,14 @@ def _base_instruction(prompt: Prompt) -> str:
     return ""
 
 
-def _merged(old: Hints, new: Hints) -> Hints:
+def _merged(old: Hints, new: Hints, keep: int) -> Hints:
     result: Hints = {}
     for hints in (old, new):
         for field, values in hints.items():
             for value, found in values.items():
                 kept = result.setdefault(field, {}).setdefault(value, [])
                 kept.extend(word for word in found if word not in kept)
-                del kept[:-_KEPT]
+                del kept[keep:]
     return result
 
 

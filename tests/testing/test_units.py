@@ -63,7 +63,10 @@ def test_route_gives_sends() -> None:
 
     graph = Graph().add_node("read", lambda doc: {"seen": doc}, writes=["seen"])
     graph.add_conditional_edges(START, split, ["read"]).add_edge("read", END)
-    assert route(graph.compile(), START, {"docs": ["a", "b"]}) == [Send("read", {"doc": "a"}), Send("read", {"doc": "b"})]
+    assert route(graph.compile(), START, {"docs": ["a", "b"]}) == [
+        Send("read", {"doc": "a"}),
+        Send("read", {"doc": "b"}),
+    ]
 
 
 def test_stub_replaces_functions_and_modules() -> None:
