@@ -89,6 +89,12 @@ def test_pictures_are_self_contained_and_described(picture: Path) -> None:
     assert not outside
 
 
+def test_contributing_names_files_that_exist() -> None:
+    named = re.findall(r"`((?:dspyer|tests|docs|bench)/[^` ]*)`", (ROOT / "CONTRIBUTING.md").read_text())
+    assert len(named) > 30
+    assert not [path for path in named if not (ROOT / path).exists()]
+
+
 def test_one_word_per_thing() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "dspyer").rglob("*.py")]
     stray = re.compile(r"transpil|superstep|workflow", re.IGNORECASE)
