@@ -28,13 +28,13 @@ Outcome = tuple[Any, BaseException | None, Steps]
 def attempt(work: Callable[[], Any]) -> Outcome:
     """Runs one piece of work with a DSPy trace of its own; an exception is an outcome."""
     with recording() as steps:
-        return attempt_here(work, steps)
+        return attempt_here(steps, work)
 
 
-def attempt_here(work: Callable[[], Any], steps: list[Any]) -> Outcome:
+def attempt_here(steps: list[Any], work: Callable[..., Any], *args: Any) -> Outcome:
     """The same inside a recording that nothing else uses meanwhile: takes the steps out of it."""
     try:
-        return work(), None, take(steps)
+        return work(*args), None, take(steps) if steps else ()
     except BaseException as error:  # noqa: BLE001 - the driver raises what is no Exception
         return None, error, take(steps)
 
@@ -42,13 +42,13 @@ def attempt_here(work: Callable[[], Any], steps: list[Any]) -> Outcome:
 async def aattempt(work: Callable[[], Awaitable[Any]]) -> Outcome:
     """Runs one piece of async work with a DSPy trace of its own."""
     with recording() as steps:
-        return await aattempt_here(work, steps)
+        return await aattempt_here(steps, work)
 
 
-async def aattempt_here(work: Callable[[], Awaitable[Any]], steps: list[Any]) -> Outcome:
+async def aattempt_here(steps: list[Any], work: Callable[..., Awaitable[Any]], *args: Any) -> Outcome:
     """The same inside a recording. A cancellation is no outcome: it belongs to whoever cancelled."""
     try:
-        return await work(), None, take(steps)
+        return await work(*args), None, take(steps) if steps else ()
     except asyncio.CancelledError:
         raise
     except BaseException as error:  # noqa: BLE001 - as above
@@ -206,7 +206,7 @@ def drive(session: Session, **overrides: Any) -> None:
             started = session.start_ready()
             if len(started) == 1 and not threads.busy and not plan(session.run):
                 script = session.script(started[0], Gather(session, started[0]))
-                settle(session, started[0], attempt_here(lambda script=script: follow(script), steps))  # type: ignore[misc]
+                settle(session, started[0], attempt_here(steps, follow, script))
                 continue
             for execution in started:
                 script = session.script(execution, Gather(session, execution))
@@ -233,7 +233,7 @@ async def _adrive(session: Session, tasks: Tasks, steps: list[Any]) -> None:
         started = session.start_ready()
         if len(started) == 1 and not tasks.busy and not plan(session.run):
             script = session.script(started[0], Gather(session, started[0]))
-            settle(session, started[0], await aattempt_here(lambda script=script: afollow(script), steps))  # type: ignore[misc]
+            settle(session, started[0], await aattempt_here(steps, afollow, script))
             continue
         for execution in started:
             script = session.script(execution, Gather(session, execution))

@@ -90,7 +90,8 @@ class Session:
     def start_ready(self) -> list[Execution]:
         """Starts what may start, as far as `max_concurrency` goes."""
         started: list[Execution] = []
-        while not self.stopped and plan(self.run) and len(self.run.running) < self.blueprint.max_concurrency:
+        limit = self.blueprint.max_concurrency
+        while not self.stopped and plan(self.run) and len(self.run.running) < limit:
             self.run, execution, events = begin(self.run)
             for event in events:
                 self.record(event)
@@ -196,6 +197,9 @@ class Session:
         if reply.goto is not None:
             targets = self._targets(name, reply.goto)
             return Transition(patch, after, targets, None, began, time.perf_counter() - clock)
+        ways = self.blueprint.exits[name]
+        if len(ways) == 1 and isinstance(ways[0], str):
+            return Transition(patch, after, (Target(ways[0]),), None, began, time.perf_counter() - clock)
         return (yield from self._leave(execution, call, patch, after, began, clock))
 
     def _leave(
@@ -210,7 +214,7 @@ class Session:
             if isinstance(way, str):
                 goto.append(way)
                 continue
-            routed = call._replace(state=state)
+            routed = Call(state, call.context, call.program, call.overlay, call.resources, call.runner)
             decision: Decision = way.decide(routed) if way.inline else (yield way, routed)
             goto += decision.targets
             if decision.reason:

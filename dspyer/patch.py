@@ -111,7 +111,7 @@ def apply(value: FrozenDict[Any, Any], patch: Mapping[Any, Any], path: Path = ()
         >>> apply(before, {"user": {"name": "Ada"}}) is before
         True
     """
-    if not isinstance(patch, Mapping):
+    if type(patch) is not dict and not isinstance(patch, Mapping):
         raise PatchError(
             f"a patch is a mapping from keys to new values, not a {type(patch).__name__}: return a dict such as "
             f"{{'key': value}} (for a model: model.model_dump())"
@@ -156,7 +156,8 @@ def _apply(value: FrozenDict[Any, Any], patch: Mapping[Any, Any], path: Path, ro
             data[key] = new
     if data is before:
         return value
-    return check_depth(value._of(as_map(data) if small else data, depth))
+    after = value._of(as_map(data) if small else data, depth)
+    return after if depth == value._depth else check_depth(after)
 
 
 def _updated(old: Any, update: Any, path: Path, room: int) -> Any:
