@@ -120,6 +120,8 @@ MOODS = [
         ("winning the cups", "glad"),
         ("my dogs are dying", "sad"),
         ("a splendid exam", "glad"),
+        ("concrt", "sad"),
+        ("splenddly", "glad"),
     ],
 )
 def test_misspelled_and_inflected_words_find_their_demonstration(text: str, mood: str) -> None:
@@ -268,6 +270,15 @@ def test_several_answers_of_one_call_vary() -> None:
     found = program(basic_instruction="Sort the tickets.").completions.proposed_instruction
     assert len(set(found)) > 1
     assert program(basic_instruction="Sort the tickets.").completions.proposed_instruction == found
+
+
+def test_without_temperature_nothing_varies() -> None:
+    program = dspy.Predict("basic_instruction -> proposed_instruction")
+    found = [
+        program(basic_instruction="Sort the tickets.", config={"rollout_id": rollout}).proposed_instruction
+        for rollout in (None, 1, 2, 3, 4)
+    ]
+    assert len(set(found)) == 1
 
 
 def test_answers_are_the_same_in_every_process() -> None:
