@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType, MethodType, NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, is_typeddict
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+
+from typing_extensions import is_typeddict
 
 _PLAIN = (list, dict, set, bytearray)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
 
 import dspy
 from pydantic import BaseModel
+from typing_extensions import is_typeddict
 
 from dspyer.errors import NodeOutputError, RouteError, brief, suggestion
 from dspyer.schema import Schema

@@ -4,10 +4,11 @@ from typing import Any, Literal, TypedDict
 
 import dspy
 import pytest
+import typing_extensions
 from pydantic import BaseModel, ConfigDict
 
 from dspyer.errors import NodeOutputError, RouteError
-from dspyer.nodes import Command, Reply, Send
+from dspyer.nodes import Command, Reply, Send, build_node
 from dspyer.schema import Schema
 from dspyer.state import ImmutableState
 from tests.nodes.kit import COLOURS, built, good, run_node
@@ -262,3 +263,16 @@ def test_a_send_keeps_its_overlay_from_changes() -> None:
         send.node = "other"
     with pytest.raises(TypeError, match="takes the name of a node"):
         Send({"docs": docs})  # type: ignore[arg-type]
+
+
+def test_the_typed_dict_of_typing_extensions_declares_writes_too() -> None:
+    class Found(typing_extensions.TypedDict):
+        answer: str
+
+    def search(question: str) -> dict[str, str]:
+        return {"answer": question}
+
+    search.__annotations__["return"] = Found
+    node = build_node("search", search, schema=Schema.of(None)).node
+    assert node is not None
+    assert node.writes == {"answer": "answer"}
