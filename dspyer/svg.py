@@ -1,0 +1,181 @@
+"""What all pictures share: text that is safe in SVG, its width, and the frame with its colours.
+
+A picture is a card with a ground of its own, so that it is readable on any page, and follows the reader's light or dark
+setting. It asks for nothing from outside. Every rule of its style is scoped: a notebook may put it right into a page.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from html import escape as escape_html
+
+Point = tuple[float, float]
+
+FONT_SIZE = 13.5
+SMALL = 11.5  # for labels and whatever is beside the point
+CORNER = 9.0
+
+_COLOURS = {  # class: (fill, stroke) by day, by night
+    "ground": (("#ffffff", "#e3e6ee"), ("#1c1f29", "#333847")),
+    "mask": (("#ffffff", "none"), ("#1c1f29", "none")),
+    "function": (("#f5f6fb", "#8a93ab"), ("#272b38", "#77819c")),
+    "module": (("#e7f1ff", "#3f7fd6"), ("#1b2d47", "#5b9bf0")),
+    "subgraph": (("#f3ebff", "#8457c9"), ("#33254b", "#ab85e8")),
+    "map": (("#fff1e2", "#d98324"), ("#40301c", "#e9a254")),
+    "end": (("#e9ebf2", "#8a93ab"), ("#333847", "#77819c")),
+    "join": (("#e9f7ec", "#3f9b57"), ("#1d3626", "#62bf7c")),
+    "failed": (("#ffe9e7", "#cf3d30"), ("#4a2320", "#f0776b")),
+    "line": (("none", "#6b7389"), ("none", "#97a0b8")),
+    "tip": (("#6b7389", "none"), ("#97a0b8", "none")),
+    "lane": (("none", "#e3e6ee"), ("none", "#333847")),
+}
+_TEXTS = {  # class: colour by day, by night
+    "name": ("#1f2430", "#e6e8ef"),
+    "quiet": ("#5d667a", "#a3acc0"),
+    "alarm": ("#b3271b", "#ff9c91"),
+}
+_FONTS = 'system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif'
+_RULES = (
+    f".dspyer text {{ font-family: {_FONTS}; font-size: {FONT_SIZE}px; font-weight: 600; stroke: none }}",
+    f".dspyer text.small {{ font-size: {SMALL}px; font-weight: 400 }}",
+    ".dspyer .frame { stroke-width: 1.2 }",
+    ".dspyer .head { stroke-width: 3 }",
+    ".dspyer .line { stroke-width: 1.5 }",
+    ".dspyer .back { stroke-dasharray: 5 4 }",
+)
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]+")
+
+
+def escape(text: str) -> str:
+    """A text as it may stand in SVG, in an attribute too: what XML cannot hold becomes a space.
+
+    Example:
+        >>> escape('a < "b"')
+        'a &lt; &quot;b&quot;'
+    """
+    return escape_html(_CONTROL.sub(" ", text))
+
+
+def shorten(text: str, limit: int) -> str:
+    """A text on one line, of so many characters at most.
+
+    Example:
+        >>> shorten("a long way home", 8)
+        'a long …'
+    """
+    line = " ".join(_CONTROL.sub(" ", text).split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def text_width(text: str, size: float = FONT_SIZE) -> float:
+    """About how wide a text is, in pixels: no font is asked, a wide one is assumed."""
+    return size * sum(_width(character) for character in text)
+
+
+def _width(character: str) -> float:
+    if unicodedata.combining(character):
+        return 0.0
+    if unicodedata.east_asian_width(character) in "WF":
+        return 1.05
+    if character in "ijlI.,:;'|!()[] ":
+        return 0.38
+    if character in "mwMW@%—":
+        return 0.95
+    return 0.72 if character.isupper() else 0.63
+
+
+def number(value: float) -> str:
+    """A length as it stands in SVG: one decimal at most.
+
+    Example:
+        >>> number(12.0), number(12.34)
+        ('12', '12.3')
+    """
+    return f"{round(value, 1) + 0.0:.1f}".removesuffix(".0")  # adding 0.0 turns -0.0 into 0.0
+
+
+def draw_text(x: float, y: float, words: str, kind: str = "name", anchor: str = "middle") -> str:
+    """A line of text; `y` is its middle."""
+    classes = kind if kind == "name" else f"{kind} small"
+    dy = (FONT_SIZE if kind == "name" else SMALL) * 0.35
+    return f'<text x="{number(x)}" y="{number(y + dy)}" class="{classes}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def document(title: str, width: float, height: float, parts: Iterable[str]) -> str:
+    """A whole SVG document.
+
+    Args:
+        title: what the picture shows, in words.
+        width: in pixels.
+        height: in pixels.
+        parts: the elements in drawing order.
+    """
+    w, h = number(width), number(height)
+    body = "\n".join(f"  {part}" for part in parts)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {w} {h}" width="{w}" height="{h}" class="dspyer" '
+        f'role="img" aria-label="{escape(title)}">\n'
+        f"  <title>{escape(title)}</title>\n"
+        f"  <style>\n{_style()}\n  </style>\n"
+        '  <defs><marker id="dspyer-tip" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="8" markerHeight="8" '
+        'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0.5 L8 4 L0 7.5 z" class="tip"/></marker></defs>\n'
+        f'  <rect x="0.5" y="0.5" width="{number(width - 1)}" height="{number(height - 1)}" rx="10" class="ground"/>\n'
+        f"{body}\n</svg>\n"
+    )
+
+
+def _style() -> str:
+    day = [f".dspyer .{name} {{ fill: {fill}; stroke: {stroke} }}" for name, ((fill, stroke), _) in _COLOURS.items()]
+    day += [f".dspyer text.{name} {{ fill: {colour} }}" for name, (colour, _) in _TEXTS.items()]
+    night = [f".dspyer .{name} {{ fill: {fill}; stroke: {stroke} }}" for name, (_, (fill, stroke)) in _COLOURS.items()]
+    night += [f".dspyer text.{name} {{ fill: {colour} }}" for name, (_, colour) in _TEXTS.items()]
+    lines = [f"    {rule}" for rule in (*_RULES, *day)]
+    lines += ["    @media (prefers-color-scheme: dark) {", *(f"      {rule}" for rule in night), "    }"]
+    return "\n".join(lines)
+
+
+def curve(points: Sequence[Point], upright: Sequence[bool]) -> str:
+    """A smooth SVG path downwards through some points; it passes the `upright` ones straight down."""
+    slopes = []
+    for i, straight in enumerate(upright):
+        if straight:
+            slopes.append(0.0)
+        else:
+            (x0, y0), (x1, y1), (x2, y2) = points[i - 1 : i + 2]
+            before, after = (x1 - x0) / (y1 - y0), (x2 - x1) / (y2 - y1)
+            slopes.append(2 * before * after / (before + after) if before * after > 0 else 0.0)
+    path = [f"M{number(points[0][0])} {number(points[0][1])}"]
+    for i in range(1, len(points)):
+        (x0, y0), (x1, y1) = points[i - 1], points[i]
+        if x0 == x1 and slopes[i - 1] == slopes[i] == 0:
+            path.append(f"V{number(y1)}")
+            continue
+        reach = (y1 - y0) * 0.5
+        controls = (x0 + slopes[i - 1] * reach, y0 + reach, x1 - slopes[i] * reach, y1 - reach, x1, y1)
+        path.append("C" + " ".join(map(number, controls)))
+    return " ".join(path)
+
+
+def angular(points: Sequence[Point]) -> str:
+    """An SVG path of upright and level lines with round corners.
+
+    Example:
+        >>> angular([(0, 0), (40, 0), (40, 40)])
+        'M0 0 L31 0 Q40 0 40 9 L40 40'
+    """
+    path = [f"M{number(points[0][0])} {number(points[0][1])}"]
+    for before, corner, after in zip(points, points[1:], points[2:], strict=False):
+        into, out = _towards(corner, before), _towards(corner, after)
+        path.append(f"L{number(into[0])} {number(into[1])}")
+        path.append(f"Q{number(corner[0])} {number(corner[1])} {number(out[0])} {number(out[1])}")
+    path.append(f"L{number(points[-1][0])} {number(points[-1][1])}")
+    return " ".join(path)
+
+
+def _towards(corner: Point, other: Point) -> Point:
+    (x, y), (u, v) = corner, other
+    far = abs(u - x) + abs(v - y)
+    part = min(CORNER, far / 2) / far if far else 0.0
+    return x + (u - x) * part, y + (v - y) * part
