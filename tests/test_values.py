@@ -26,6 +26,7 @@ from dspyer._boxes import equal
 from dspyer.errors import ImmutableError, UnsetFieldError, UnsupportedValueError
 from dspyer.values import (
     MAX_DEPTH,
+    Box,
     FrozenDict,
     FrozenList,
     FrozenSet,
@@ -35,7 +36,7 @@ from dspyer.values import (
     same,
     thaw,
 )
-from tests.value_samples import CONTAINERS, MODELS, SAMPLES, SCALARS, Cell, Doc, Marked, Point, Profile, spoil
+from tests.value_samples import CONTAINERS, MODELS, SAMPLES, SCALARS, Cell, Doc, Marked, Place, Point, Profile, spoil
 
 make_of = pytest.mark.parametrize("make", SAMPLES.values(), ids=SAMPLES.keys())
 
@@ -85,6 +86,36 @@ def test_nothing_that_was_passed_in_or_read_out_changes_a_state(make: Callable[[
         assert same(frozen.raw("x"), expected)
         assert same(frozen["l"].raw_items()[0], expected)
         assert same(frozen.raw("t"), freeze((make(), [make()])))
+
+
+def boxes_in(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(boxes_in(part) for pair in value.items() for part in pair)
+    if isinstance(value, Sequence | frozenset) and not isinstance(value, str | bytes | range):
+        return any(map(boxes_in, value))
+    return isinstance(value, Box)
+
+
+@make_of
+def test_no_way_of_reading_shows_a_box(make: Callable[[], Any]) -> None:
+    frozen = freeze({"x": make(), "l": [make()], "t": (make(), [make()])})
+    assert not boxes_in(frozen)
+    assert not boxes_in(list(frozen.values()))
+    assert not boxes_in([frozen["x"], frozen.get("x"), frozen["l"][0], frozen["l"][:1], frozen["t"]])
+    assert not boxes_in(thaw(frozen))
+
+
+def test_functional_changes_take_copies() -> None:
+    part = ["a"]
+    empty: FrozenDict[str, Any] = FrozenDict()
+    mapping, items = empty.set("x", part), FrozenList().plus([part, part])
+    part.append("b")
+    assert mapping == {"x": ["a"]}
+    assert items == [["a"], ["a"]]
+    with pytest.raises(UnsupportedValueError, match="'x' is of type object"):
+        mapping.set("x", object())
+    with pytest.raises(UnsupportedValueError, match="'3' is of type object"):
+        items.plus([1, object()])
 
 
 def test_the_spoiler_spoils() -> None:
@@ -244,6 +275,7 @@ DIFFERENT: list[tuple[Any, Any]] = [
     (np.arange(2), np.arange(2.0)),
     (np.arange(2), np.arange(3)),
     (Doc("a"), Doc("b")),
+    (Cell(1, 2), Place(1, 2)),
     (Doc("a", [1]), Doc("a", [True])),
     (Profile(name="a"), Profile(name="a", data=None)),  # which fields were set differs
     (complex(0, 0.0), complex(0, -0.0)),
@@ -487,6 +519,14 @@ def test_depth_built_up_from_frozen_parts(wrap: Callable[[Any], Any]) -> None:
         levels += 1
     assert MAX_DEPTH // 2 - 1 <= levels <= MAX_DEPTH
     assert MAX_DEPTH - 2 <= depth_of(frozen) <= MAX_DEPTH
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda deep: (deep,), lambda deep: {(1, deep)}, lambda deep: Point(1, deep), lambda deep: [deep]]
+)
+def test_one_level_around_the_greatest_depth(wrap: Callable[[Any], Any]) -> None:
+    with pytest.raises(UnsupportedValueError, match="deeper"):
+        freeze(wrap(freeze(chain(MAX_DEPTH, "dict"))))
 
 
 def test_a_depth_that_is_gone_does_not_count() -> None:

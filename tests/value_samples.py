@@ -81,6 +81,12 @@ class Cell:
     column: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    row: int
+    column: int
+
+
 class Profile(BaseModel):
     model_config = ConfigDict(extra="allow")
 
@@ -159,6 +165,7 @@ CONTAINERS: dict[str, Callable[[], Any]] = {
     "dict": lambda: {"b": 1, "a": {"c": [None]}},
     "dict with odd keys": lambda: {1: "a", None: "b", (1, b"x"): "c", Color.RED: "d", date(2026, 1, 1): "e", 1.5: "f"},
     "dict that looks tagged": lambda: {"$type": "set", "value": [1]},
+    "dict with a lone surrogate": lambda: {"\udc00": 1},
     "large dict": lambda: {f"k{n}": [n] for n in range(100)},
     "OrderedDict": lambda: OrderedDict(b=[1], a=2),
     "defaultdict": lambda: defaultdict(list, {"a": [1]}),
