@@ -469,6 +469,48 @@ def test_cancelling_an_async_run_cancels_its_nodes() -> None:
     assert cancelled == ["waits", "waits"]
 
 
+def test_a_time_limit_around_a_run_waits_until_its_nodes_have_tidied_up() -> None:
+    began: list[str] = []
+    tidied: list[str] = []
+    scopes: list[anyio.CancelScope] = []
+
+    async def waits(state: Any, ctx: Context) -> None:
+        began.append(ctx.node)
+        if len(began) == 2:
+            scopes[0].cancel()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.lowlevel.checkpoint()
+                await anyio.lowlevel.checkpoint()
+            tidied.append(ctx.node)
+
+    async def main() -> None:
+        graph = Graph(Log).add_node("waits", waits).add_node("beside", waits)
+        program = graph.add_edge(START, ["waits", "beside"]).add_edge(["waits", "beside"], END).compile()
+        with anyio.CancelScope() as scope:
+            scopes.append(scope)
+            await program.acall()
+        assert scope.cancelled_caught
+        assert sorted(tidied) == ["beside", "waits"]
+
+    asyncio.run(main())
+
+
+def test_a_node_that_cancels_itself_ends_the_run_instead_of_hanging_it() -> None:
+    async def gives_up(state: Any) -> None:
+        raise asyncio.CancelledError
+
+    async def main() -> None:
+        graph = Graph(Log).add_node("gives_up", gives_up).add_node("beside", says("beside"))
+        program = graph.add_edge(START, ["gives_up", "beside"]).add_edge(["gives_up", "beside"], END).compile()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(program.acall(), 30)
+
+    asyncio.run(main())
+
+
 def test_an_interrupt_of_the_process_is_no_failure_of_a_node() -> None:
     def work(state: Any) -> None:
         raise KeyboardInterrupt
