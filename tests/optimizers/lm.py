@@ -52,7 +52,9 @@ class NotingWriter:
             if digest[0] < 80:
                 return write_answer(prompt, {"label": label.choices[digest[1] % len(label.choices)]})
         text = self._nearest.write(prompt, sampling)
-        if "draft" in fields and "notes" in prompt.inputs:  # DSPy's bootstrapping takes equal texts of two rounds for one
+        if (
+            "draft" in fields and "notes" in prompt.inputs
+        ):  # DSPy's bootstrapping takes equal texts of two rounds for one
             rounds = prompt.inputs["notes"].count(":")
             text = text.replace("[[ ## draft ## ]]\n", f"[[ ## draft ## ]]\nround {rounds}, ")
         return text
@@ -80,14 +82,14 @@ class NotingLM(TextLM):
         return cls(state["model"])
 
 
-class FakeTraining(TrainingJob):  # type: ignore[misc]
+class FakeTraining(TrainingJob):
     """A finetuning job that is done at once."""
 
     def status(self) -> str:
         return "succeeded"
 
 
-class FakeReinforcement(ReinforceJob):  # type: ignore[misc]
+class FakeReinforcement(ReinforceJob):
     """A reinforcement job that keeps what it is given."""
 
     groups: list[Any]
@@ -109,7 +111,7 @@ class FakeReinforcement(ReinforceJob):  # type: ignore[misc]
         raise NotImplementedError
 
 
-class FakeProvider(Provider):  # type: ignore[misc]
+class FakeProvider(Provider):
     """Finetunes nothing, and notes with what it would have."""
 
     jobs: list[list[dict[str, Any]]]
@@ -125,7 +127,7 @@ class FakeProvider(Provider):  # type: ignore[misc]
     def __deepcopy__(self, memo: dict[int, Any]) -> FakeProvider:
         return self
 
-    def finetune(  # type: ignore[override]
+    def finetune(
         self, job: Any, model: str, train_data: list[dict[str, Any]], train_data_format: Any, train_kwargs: Any = None
     ) -> str:
         self.jobs.append(train_data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -107,7 +106,7 @@ def judge(facts: str, label: str, notes: list[str]) -> dict[str, Any]:
 
 
 def enough(rounds: int) -> str:
-    return "stop" if rounds >= 3 else "ask"
+    return "stop" if rounds >= 2 else "ask"
 
 
 def pause() -> None:
@@ -131,7 +130,7 @@ class LoopByHand(dspy.Module):
             label = self.sort(question=question, draft=draft).label
             rounds += 1
             notes = [*notes, f"{label}: {facts}"]
-            if rounds >= 3 or self.pause_router(draft=draft, facts=facts).verdict == "done":
+            if rounds >= 2 or self.pause_router(draft=draft, facts=facts).verdict == "done":
                 return dspy.Prediction(notes=notes, draft=draft, facts=facts, label=label, rounds=rounds)
 
 
@@ -262,8 +261,12 @@ class Pair:
 
     @property
     def trainset(self) -> list[dspy.Example]:
-        wrap = (lambda text: text.split(", ")) if self.field == "docs" else operator.methodcaller("strip")
-        return [dspy.Example(**{self.field: wrap(text)}, label=label).with_inputs(self.field) for text, label in TEXTS]
+        return [
+            dspy.Example(**{self.field: text.split(", ") if self.field == "docs" else text}, label=label).with_inputs(
+                self.field
+            )
+            for text, label in TEXTS
+        ]
 
 
 PAIRS = [

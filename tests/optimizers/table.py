@@ -82,7 +82,14 @@ def mipro(program: Any, trainset: Examples, lm: NotingLM, demos: int = 2, aware:
 
 
 def gepa(program: Any, trainset: Examples, lm: NotingLM, **options: Any) -> Any:
-    settings = {"max_metric_calls": 100, "component_selector": "all", "reflection_minibatch_size": 3, "num_threads": 1, "seed": 0, **options}
+    settings = {
+        "max_metric_calls": 100,
+        "component_selector": "all",
+        "reflection_minibatch_size": 3,
+        "num_threads": 1,
+        "seed": 0,
+        **options,
+    }
     optimizer = dspy.GEPA(metric=advising, reflection_lm=lm, **settings)
     return optimizer.compile(program, trainset=trainset, valset=trainset[:4])
 

@@ -7,7 +7,6 @@ comes after it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,8 @@ CASES = [
     pytest.param(pair, row, id=f"{pair.name}-{row.name}")
     for pair in PAIRS
     for row in ROWS
-    if pair.name in {"chain", "fork", "loop"} or row.name in EVERYWHERE
+    if row.name in EVERYWHERE
+    or pair.name in ({"chain", "fork", "loop"} if row.name != "GEPA_one_by_one" else {"chain"})
 ]
 
 
@@ -45,7 +45,7 @@ class Tuned:
         """Score and answers; what is sent is noted in `lm.sent`."""
         self.lm.sent.clear()
         with dspy.context(lm=self.lm):
-            result = dspy.Evaluate(devset=pair.trainset[4:], num_threads=1, display_progress=False)(
+            result = dspy.Evaluate(devset=pair.trainset[5:], num_threads=1, display_progress=False)(
                 self.program, metric=exact
             )
         return result.score, [(dict(prediction), score) for _, prediction, score in result.results]
@@ -79,9 +79,13 @@ def test_graph_and_hand_written_module_are_tuned_alike(pair: Pair, row: Row, tmp
     assert graph.state == hand.state
     assert_learned(graph, pair, row)
     assert_trained_alike(graph, hand)
-    assert graph.evaluate(pair) == hand.evaluate(pair)
+    outcome = graph.evaluate(pair)
+    assert outcome == hand.evaluate(pair)
     assert graph.lm.prompts() == hand.lm.prompts()
-    assert_copies_and_files_agree(graph, hand, pair, tmp_path)
+    copied = Tuned(graph.program.deepcopy(), graph.lm, [])
+    assert copied.state == graph.state
+    assert copied.evaluate(pair) == outcome
+    assert_files_agree(graph, hand, pair, tmp_path)
 
 
 def assert_learned(tuned: Tuned, pair: Pair, row: Row) -> None:
@@ -98,25 +102,16 @@ def assert_trained_alike(graph: Tuned, hand: Tuned) -> None:
     assert graph.lm.provider.jobs == hand.lm.provider.jobs
     ours, theirs = (getattr(tuned.lm, "reinforced", None) for tuned in (graph, hand))
     assert (ours is None) == (theirs is None)
-    if ours is not None:
+    if ours is not None and theirs is not None:
         assert ours.groups == theirs.groups
         assert {len(item["group"]) for item in ours.groups} == {2}
     if graph.lm.provider.jobs:
         assert {predictor.lm.model for predictor in graph.program.predictors()} == {"fake/model-tuned"}
 
 
-def assert_copies_and_files_agree(graph: Tuned, hand: Tuned, pair: Pair, folder: Path) -> None:
-    copied = Tuned(graph.program.deepcopy(), graph.lm, [])
-    assert copied.state == graph.state
-    assert copied.evaluate(pair) == graph.evaluate(pair)
+def assert_files_agree(graph: Tuned, hand: Tuned, pair: Pair, folder: Path) -> None:
     for name in ("state.json", "state.pkl"):
         for giver, taker in ((graph, pair.by_hand()), (hand, pair.graph()), (graph, pair.graph())):
             giver.program.save(folder / name)
             taker.load(folder / name, allow_pickle=True, allow_unsafe_lm_state=True)
             assert Tuned(taker, graph.lm, []).state == graph.state
-
-
-def reading(program: Any, pair: Pair, row: Row, read: Callable[[Any], bool]) -> list[str]:
-    """The first messages of the prompts that a tuning sent."""
-    tuned = tune(program, pair, row)
-    return [turn.content for sent in tuned.sent for turn in sent.turns if read(turn.content)]
