@@ -61,7 +61,7 @@ class Group(NamedTuple):
     """Branches at one place. A `Send` branch is a group of its own; `blocker` is a place from which more may come."""
 
     place: Place
-    branches: tuple[Branch, ...]
+    branches: tuple[Branch, ...] | PersistentVector[Branch]  # the vector where many wait: it grows without a copy
     overlay: FrozenDict[str, Any] | None = None
     blocker: Place | None = None
 

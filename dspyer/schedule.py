@@ -69,7 +69,7 @@ def begin(run: RunState) -> tuple[RunState, Execution | None, list[Event]]:
         except ConflictRaisedError as raised:
             found: list[Event] = [ConflictFound(conflict) for conflict in raised.conflicts]
             path = min(branch.path for branch in group.branches)
-            failure = Failure(path, f"join:{node}", "", raised.error, group.branches, raised.conflicts)
+            failure = Failure(path, f"join:{node}", "", raised.error, tuple(group.branches), raised.conflicts)
             run, failed = _fail(run, failure, group.place)
             return run, None, found + failed
     if node == END:
@@ -235,7 +235,10 @@ def _arrive(run: RunState, left: Place, moves: Iterable[tuple[Target, Branch]]) 
             waiting = waiting.set(place, Group(place, (branch,)))
             fresh.append(place)
         else:
-            waiting = waiting.set(place, group._replace(branches=(*group.branches, branch)))
+            arrived = (
+                group.branches if isinstance(group.branches, PersistentVector) else PersistentVector(group.branches)
+            )
+            waiting = waiting.set(place, group._replace(branches=arrived.append(branch)))
     return _settle(run._replace(live=live, waiting=waiting), left, fresh, sent)
 
 
