@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from queue import SimpleQueue
+from threading import Thread
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
@@ -87,37 +87,41 @@ async def afollow(script: Script) -> Transition:
 class Threads:
     """Sync work in threads, each with a copy of the caller's context variables.
 
-    In an AnyIO worker thread (under `dspy.streamify` or `dspy.asyncify`) the work goes to further AnyIO worker
-    threads of the same
-    loop, so that tokens can be streamed from it; a limiter of its own keeps it from waiting for the thread that waits
-    for it.
+    In an AnyIO worker thread (under `dspy.streamify` or `dspy.asyncify`) the work goes to further AnyIO worker threads
+    of the same loop, so that tokens can be streamed from it; a limiter of its own keeps it from waiting for the thread
+    that waits for it.
     """
 
     def __init__(self, limit: int) -> None:
         self.busy = 0
         self._limit = limit
+        self._jobs: SimpleQueue[tuple[Context, Any, Callable[[], Any]] | None] = SimpleQueue()
         self._done: SimpleQueue[tuple[Any, Outcome]] = SimpleQueue()
-        self._pool: ThreadPoolExecutor | None = None
+        self._threads: list[Thread] = []
+        self._limiter: anyio.CapacityLimiter | None = None
         self._on_loop: bool | None = None
 
     def start(self, key: Any, work: Callable[[], Any]) -> None:
         """Starts work; `next` gives its outcome under `key`."""
-
-        def run() -> None:
-            self._done.put((key, attempt(work)))
-
         self.busy += 1
         if self._on_loop is None:
             self._on_loop = in_worker_thread()
-            self._limiter = anyio.CapacityLimiter(self._limit)
         if self._on_loop:
-            anyio.from_thread.run_sync(self._spawn, run)
-        else:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(self._limit, "dspyer")
-            self._pool.submit(copy_context().run, run)
+            anyio.from_thread.run_sync(self._spawn, lambda: self._done.put((key, attempt(work))))
+            return
+        self._jobs.put((copy_context(), key, work))
+        if len(self._threads) < min(self.busy, self._limit):
+            thread = Thread(target=self._serve, name=f"dspyer_{len(self._threads)}")
+            thread.start()
+            self._threads.append(thread)
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            context, key, work = job
+            self._done.put((key, context.run(attempt, work)))
 
     def _spawn(self, run: Callable[[], None]) -> None:
+        self._limiter = self._limiter or anyio.CapacityLimiter(self._limit)
         task = asyncio.ensure_future(anyio.to_thread.run_sync(run, limiter=self._limiter))
         _tasks.add(task)
         task.add_done_callback(_tasks.discard)
@@ -134,8 +138,10 @@ class Threads:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True)
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
 
 
 _tasks: set[asyncio.Future[None]] = set()  # asyncio itself keeps only weak references to tasks
