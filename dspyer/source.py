@@ -135,7 +135,7 @@ class EdgeText(NamedTuple):
     source: str
     targets: tuple[str, ...]
     router: object = None
-    labels: Mapping[Any, str] | None = None
+    labels: Mapping[Any, str | Sequence[str]] | None = None
 
 
 def graph_text(
@@ -168,6 +168,13 @@ def graph_text(
     return f"class {class_name(name)}(dspy.Module):\n" + textwrap.indent("\n\n".join(body), "    ") + "\n"
 
 
+def modules_text(name: str, modules: Mapping[str, dspy.Module]) -> str:
+    """Write the modules that are bound to a function as the class that holds them."""
+    lines = [f"self.{local} = {_module_text(module)}" for local, module in modules.items()]
+    body = "def __init__(self):\n" + textwrap.indent("\n".join(lines), "    ")
+    return f"class {class_name(name)}(dspy.Module):\n" + textwrap.indent(body, "    ") + "\n"
+
+
 _ABOUT = (
     "A graph of nodes over one shared state. A node reads fields of the state and writes others.\n\n"
     "The targets of one edge run in parallel, each on the state as it was before them; branches that arrive at the\n"
@@ -189,14 +196,20 @@ def _node_call(name: str, node: object, sources: dict[str, None]) -> str:
 def _edge_call(edge: EdgeText, sources: dict[str, None]) -> str:
     source = _place(edge.source)
     if edge.router is None:
-        targets = [_place(target) for target in edge.targets]
-        return f"graph.add_edge({source}, {targets[0] if len(targets) == 1 else '[' + ', '.join(targets) + ']'})"
+        return f"graph.add_edge({source}, {_places(edge.targets)})"
     router = repr(edge.router) if isinstance(edge.router, str) else _value_text(edge.router, sources)
     if edge.labels is None:
+        if not edge.targets:
+            return f"graph.add_conditional_edges({source}, {router})"
         ways = "[" + ", ".join(_place(target) for target in edge.targets) + "]"
     else:
-        ways = "{" + ", ".join(f"{label!r}: {_place(target)}" for label, target in edge.labels.items()) + "}"
+        ways = "{" + ", ".join(f"{label!r}: {_places(target)}" for label, target in edge.labels.items()) + "}"
     return f"graph.add_conditional_edges({source}, {router}, {ways})"
+
+
+def _places(nodes: str | Sequence[str]) -> str:
+    names = [_place(node) for node in ([nodes] if isinstance(nodes, str) else nodes)]
+    return names[0] if len(names) == 1 else "[" + ", ".join(names) + "]"
 
 
 def _place(node: str) -> str:

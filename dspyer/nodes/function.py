@@ -8,6 +8,8 @@ from typing import Any
 
 import dspy
 
+from dspyer.source import modules_text, reduce_program, source_class
+
 from .base import Built, Call, Command, Node, Reply, Send
 from .binding import Binding
 from .callables import describe
@@ -33,6 +35,9 @@ class NodeModules(dspy.Module):
         super().__init__()
         for name, module in modules.items():
             setattr(self, name, module)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return super().__reduce_ex__(protocol) if type(self) is NodeModules else reduce_program(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -108,8 +113,14 @@ def build_function(fn: Callable[..., Any], spec: Spec) -> Built:
         asynchronous=is_async(fn),
         per_item=bool(spec.overlay),
     )
-    modules = NodeModules(**spec.modules) if spec.modules else None
-    return Built(node, modules, tuple(problems), tuple(plan.unknown))
+    return Built(node, _bound(spec) if spec.modules else None, tuple(problems), tuple(plan.unknown))
+
+
+def _bound(spec: Spec) -> NodeModules | None:
+    if not all(isinstance(module, dspy.Module) for module in spec.modules.values()):
+        return None
+    kind = source_class(spec.name, NodeModules, modules_text(spec.name, spec.modules))
+    return kind(**spec.modules)
 
 
 def _writes(spec: Spec, promised: tuple[str, ...] | None) -> tuple[Names | None, list[str]]:
