@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from difflib import get_close_matches
 
 
@@ -133,6 +134,29 @@ class ScriptError(DspyerError, AssertionError):
 
 class RunStoppedError(DspyerError):
     """A run was stopped by whoever streamed it, before it had come to its end."""
+
+
+def annotate(error: BaseException, note: str) -> None:
+    """Adds a note to an exception, once. One that takes no notes (a frozen dataclass) is left as it is.
+
+    Example:
+        >>> error = ValueError("odd")
+        >>> annotate(error, "in node 'count'")
+        >>> annotate(error, "in node 'count'")
+        >>> error.__notes__
+        ["in node 'count'"]
+    """
+    if note not in getattr(error, "__notes__", ()):
+        with suppress(AttributeError, TypeError):
+            error.add_note(note)
+
+
+def original(error: BaseException) -> BaseException:
+    """What was raised, where Python has put a `RuntimeError` in the place of a `StopIteration` (PEP 479)."""
+    cause = error.__cause__
+    if isinstance(cause, StopIteration) and str(error).endswith("raised StopIteration"):
+        return cause
+    return error
 
 
 def brief(value: object, limit: int = 60) -> str:

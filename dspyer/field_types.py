@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import AliasChoices, BaseModel
 from pydantic.fields import FieldInfo
 
-from .errors import NodeOutputError
+from .errors import NodeOutputError, annotate
 from .patch import DELETE, Replace, apply_value
 from .reducers import Reducer, Updates
 from .values import Box, FrozenDict, FrozenList, freeze, same, thaw
@@ -188,7 +188,7 @@ class Field:
         try:
             new = self.reducer.fold(current, update)
         except Exception as error:
-            error.add_note(f"raised by reducer {self.reducer.name!r} of field {self.name!r}")
+            annotate(error, f"raised by reducer {self.reducer.name!r} of field {self.name!r}")
             raise
         if self.checks_result and type(new) not in self.exact:
             return self._keep(new, self.validate(thaw(new), NO_OTHERS))

@@ -14,6 +14,7 @@ from heapq import heappop, heappush
 from typing import Any, NamedTuple, Protocol
 
 from ._persistent import PersistentMap
+from .errors import annotate
 from .events import Commit, MergedConflict
 from .merge import Conflict, Resolve, merge_values
 from .patch import DELETE, Replace, apply_value
@@ -252,7 +253,7 @@ class Join:
             raise self._failed(error) from error
 
     def _failed(self, error: Exception) -> ConflictRaisedError:
-        error.add_note(f"raised when branches joined at node {self.node!r}")
+        annotate(error, f"raised when branches joined at node {self.node!r}")
         return ConflictRaisedError(error, tuple(self.conflicts.values()))
 
     def _resets(self, items: list[Own], field: str) -> list[Own]:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dspyer.errors import NodeOutputError, brief
+from dspyer.errors import NodeOutputError, annotate, brief
 from dspyer.values import FrozenDict, FrozenList
 
 from .base import Built, Call, Node, Reply
@@ -90,7 +90,8 @@ class _Item:
             raise
 
     def _note(self, error: BaseException) -> None:
-        error.add_note(f"in item {self.index} of {self.count} of the map {self.node.name!r} (field {self.node.over!r})")
+        where = f"of the map {self.node.name!r} (field {self.node.over!r})"
+        annotate(error, f"in item {self.index} of {self.count} {where}")
 
 
 def result_of(reply: Reply, node: MapNode) -> object:
