@@ -15,6 +15,14 @@ from .execution import Observe
 from .run import Run
 
 
+def raise_error(run: Run) -> None:
+    """Raises what stopped a run; a `StopIteration` would end the loop over the events as if nothing had happened."""
+    if isinstance(run.error, StopIteration | StopAsyncIteration):
+        raise RuntimeError(f"a node raised {type(run.error).__name__}") from run.error  # noqa: TRY004
+    if run.error is not None:
+        raise run.error
+
+
 class Events(Iterator[Event]):
     """The events of a run that works in a thread. Use it as an iterator, or in a `with` block to stop it early.
 
@@ -28,6 +36,7 @@ class Events(Iterator[Event]):
         self._stop = stop
         self._queue: SimpleQueue[Event | None] = SimpleQueue()
         self._future: Future[Run] | None = None
+        self._through = False
 
     def __iter__(self) -> Events:
         return self
@@ -35,12 +44,14 @@ class Events(Iterator[Event]):
     def __next__(self) -> Event:
         if self._future is None:
             self._future = self._start()
-        event = self._queue.get() if self.run is None else None
+        if self._through:
+            raise StopIteration
+        event = self._queue.get()
         if event is not None:
             return event
+        self._through = True
         self.run = self._future.result()
-        if self.run.error is not None:
-            raise self.run.error
+        raise_error(self.run)
         raise StopIteration
 
     def _start(self) -> Future[Run]:
@@ -78,6 +89,7 @@ class AsyncEvents(AsyncIterator[Event]):
         self._work = work
         self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
         self._task: asyncio.Future[Run] | None = None
+        self._through = False
 
     def __aiter__(self) -> AsyncEvents:
         return self
@@ -85,12 +97,14 @@ class AsyncEvents(AsyncIterator[Event]):
     async def __anext__(self) -> Event:
         if self._task is None:
             self._task = self._start()
-        event = await self._queue.get() if self.run is None else None
+        if self._through:
+            raise StopAsyncIteration
+        event = await self._queue.get()
         if event is not None:
             return event
+        self._through = True
         self.run = await self._task
-        if self.run.error is not None:
-            raise self.run.error
+        raise_error(self.run)
         raise StopAsyncIteration
 
     def _start(self) -> asyncio.Future[Run]:
