@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from .blueprint import Blueprint
-from .errors import RouteError, brief
+from .errors import RouteError, annotate, brief, original
 from .events import ConflictFound, Emitted, Event, MergedConflict, Path, RunEnded, RunStarted
 from .lineage import lineage
 from .nodes import Call, Context, Decision, Node, Reply, Router, Runner, Send
-from .patch import DELETE, diff_value
+from .patch import DELETE, Replace, diff_value
 from .reducers import Updates
 from .runstate import Branch, Execution, Failure, RunState, Target, Transition, path_text
 from .schedule import advance, begin, plan, start
@@ -104,10 +105,9 @@ class Session:
         if steps:
             self.steps[execution.id] = steps
         if isinstance(outcome, BaseException):
-            note = (
-                f"in node {execution.node!r} (branch {path_text(execution.path)}, visit {execution.visit}, attempt 1)"
-            )
-            outcome.add_note(note)
+            outcome = original(outcome)
+            place = f"branch {path_text(execution.path)}, visit {execution.visit}, attempt 1"
+            annotate(outcome, f"in node {execution.node!r} ({place})")
         self.run, events = advance(self.run, execution.id, outcome)
         for event in events:
             self.record(event)
@@ -128,10 +128,8 @@ class Session:
             return None
         first, *others = self.run.failures
         for other in others:
-            what = f"{type(other.error).__name__}: {other.error}"
-            note = f"also failed: {other.node!r} (branch {path_text(other.path)}): {what}"
-            if note not in getattr(first.error, "__notes__", ()):
-                first.error.add_note(note)
+            what = "".join(format_exception_only(other.error)).partition("\n")[0]
+            annotate(first.error, f"also failed: {other.node!r} (branch {path_text(other.path)}): {what}")
         return first.error
 
     def trace(self) -> list[Any]:
@@ -224,13 +222,17 @@ class Session:
                 commit_id = "/".join((*self.scope, execution.id, author))
                 written, state = schema.commit(state, decision.updates, node=author, commit_id=commit_id, whole=True)
                 for field, update in written.items():
-                    if schema.reducer(field) is not None and name != START:  # a join folds both updates
-                        both = Updates(patch[field], update) if field in patch else update
-                    else:
-                        both = diff_value(before.raw(field, DELETE), state.raw(field, DELETE))
-                    patch = {**patch, field: both}
+                    folds = schema.reducer(field) is not None
+                    net = update if folds else diff_value(before.raw(field, DELETE), state.raw(field, DELETE))
+                    patch = {**patch, field: self._both(name, patch, field, net) if folds else net}
         duration = time.perf_counter() - clock
         return Transition(patch, state, self._targets(name, goto), "\n".join(reasons) or None, began, duration)
+
+    def _both(self, name: str, patch: Mapping[str, Any], field: str, update: Any) -> Any:
+        """What a node and its router did to a field with a reducer: a join, or the graph outside, folds each update."""
+        if name == START and not isinstance(patch.get(field), Updates):  # what the run was given is no update
+            return Updates(Replace(self.inputs.raw(field)) if field in patch else DELETE, update)
+        return Updates(patch[field], update) if field in patch else update
 
     def _targets(self, name: str, goto: Sequence[str | Send]) -> tuple[Target, ...]:
         """Equal names count once; each `Send` is a branch of its own. What is no declared target is refused."""

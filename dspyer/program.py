@@ -11,7 +11,7 @@ import dspy
 from .blueprint import Blueprint
 from .copying import copy_tree
 from .drivers import adrive, drive
-from .errors import InputError, RunStoppedError, suggestion
+from .errors import InputError, RunStoppedError, original, suggestion
 from .execution import Observe, Session, ignore
 from .lineage import lineage
 from .nodes import Call, check_resources, resources_of
@@ -41,6 +41,7 @@ class Request:
     sessions: list[Session] = field(default_factory=list)
     predictions: dict[str, dspy.Prediction] = field(default_factory=dict)
     stopped: bool = False
+    inside: bool = False
 
     def run(self, usage: Mapping[str, Mapping[str, Any]]) -> Run:
         """The run of the last session."""
@@ -49,7 +50,7 @@ class Request:
 
     def failed_with(self, error: BaseException) -> bool:
         """Whether the last session is a failed run, and this its error."""
-        return bool(self.sessions) and self.sessions[-1].error() is error
+        return bool(self.sessions) and self.sessions[-1].error() is original(error)
 
     def stop(self) -> None:
         """Lets nothing new start."""
@@ -251,13 +252,15 @@ class CompiledGraph(dspy.Module):
                 f"{', '.join(map(repr, known)) or 'none'}; name others with Graph(inputs=[...])"
             )
         required = () if blueprint.required <= inputs.keys() else sorted(blueprint.required, key=known.index)
-        state = blueprint.topology.schema.initial(inputs, required)
+        schema = blueprint.topology.schema
+        state = schema.initial(schema.as_values(inputs) if request.inside else inputs, required)
         resources = {**self._resources, **request.resources}
         if blueprint.needs_resources:
             check_resources((*blueprint.nodes.values(), *blueprint.routers()), resources)
         session = Session(self, blueprint, state, resources, request.observe, request.scope)
-        session.stopped = request.stopped
         request.sessions.append(session)
+        if request.stopped:  # asked last: whoever stops the request from now on finds the session in it
+            session.stopped = True
         return request, session
 
     def _close(self, session: Session) -> None:
@@ -316,23 +319,31 @@ class CompiledGraph(dspy.Module):
 
 
 def _request_inside(call: Call) -> Request:
-    return Request(call.resources, getattr(call.runner, "observe", ignore), getattr(call.runner, "scope", ()))
+    observe, scope = getattr(call.runner, "observe", ignore), getattr(call.runner, "scope", ())
+    return Request(call.resources, observe, scope, inside=True)
 
 
 def changes(session: Session) -> dict[str, object]:
     """What the commits of a completed run changed: raw updates of fields with a reducer, net change of others."""
     log = session.run.log
-    order = lineage(log, [len(log) - 1])
-    found: dict[str, object] = {}
-    for index in order[1:]:
-        for name in log[index].commit.patch:
-            found.setdefault(name, None)
     schema = session.blueprint.topology.schema
-    before, after = log[order[0]].state, session.run.resting
-    for name in list(found):
-        if schema.reducer(name) is not None:
-            patches = [log[index].commit.patch for index in order[1:]]
-            found[name] = Updates(*(patch[name] for patch in patches if name in patch))
+    before, after = session.inputs, session.run.resting
+    begun, *order = lineage(log, [len(log) - 1])
+    found: dict[str, Any] = {}
+    for name, update in log[begun].commit.patch.items():  # the inputs, and what a router at START wrote
+        if schema.reducer(name) is None:
+            found[name] = None
+        elif isinstance(update, Updates):
+            found[name] = list(update.updates[1:])
+    for index in order:
+        for name, update in log[index].commit.patch.items():
+            if schema.reducer(name) is None:
+                found[name] = None
+            else:
+                found.setdefault(name, []).append(update)
+    for name, updates in list(found.items()):
+        if updates is not None:
+            found[name] = Updates(*updates)
         elif same(before.raw(name, DELETE), after.raw(name, DELETE)):
             del found[name]
         else:

@@ -154,6 +154,10 @@ class Schema:
             state = ImmutableState({name: state.raw(name) for name in self.fields if name in state})
         return state
 
+    def as_values(self, inputs: Mapping[str, object]) -> dict[str, object]:
+        """Inputs that are values of another state: none is folded into the default of its field."""
+        return {name: value if self.reducer(name) is None else Replace(value) for name, value in inputs.items()}
+
     def commit(
         self, state: ImmutableState, updates: Mapping[str, object], *, node: str, commit_id: str, whole: bool = False
     ) -> tuple[dict[str, Any], ImmutableState]:

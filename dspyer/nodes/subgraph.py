@@ -105,7 +105,7 @@ class SubgraphNode(Node):
         schema = program.graph.topology.schema
         raw = {name for name in changes if schema.reducer(name) is not None}
         if self.per_item or raw - self.folds:
-            state = schema.initial(inputs)
+            state = schema.initial(schema.as_values(inputs))
             values = {name: state.raw(name) for name in state} if self.per_item else {}
             values |= {name: change for name, change in changes.items() if name not in raw or name in self.folds}
             values |= {name: schema.fold(name, state.raw(name, DELETE), changes[name]) for name in raw - self.folds}
