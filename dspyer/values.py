@@ -14,6 +14,9 @@ from ._refusals import MAX_DEPTH, show_path
 from ._scalars import PLAIN, SCALARS, is_scalar, same_scalar, scalar_identity
 
 _ABSENT: Any = object()
+_MAPS = (FrozenDict, dict)  # tuples: a union would be made anew at each test
+_LISTS = (FrozenList, list)
+_SETS = (FrozenSet, set)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -31,14 +34,14 @@ def same(a: Any, b: Any) -> bool:
     cls = type(a)
     if cls in SCALARS:
         return cls is type(b) and (bool(a == b) if cls in PLAIN else same_scalar(a, b))
-    if isinstance(a, FrozenDict | dict):
-        return isinstance(b, FrozenDict | dict) and _same_maps(_map_of(a), _map_of(b))
-    if isinstance(a, FrozenList | list):
-        return isinstance(b, FrozenList | list) and _same_items(_items_of(a), _items_of(b))
+    if isinstance(a, _MAPS):
+        return isinstance(b, _MAPS) and _same_maps(_map_of(a), _map_of(b))
+    if isinstance(a, _LISTS):
+        return isinstance(b, _LISTS) and _same_items(_items_of(a), _items_of(b))
     if isinstance(a, Box):
         return isinstance(b, Box) and a.cls is b.cls and a.kind.same(a.content, b.content, same)
-    if isinstance(a, FrozenSet | set):
-        return isinstance(b, FrozenSet | set) and _same_sets(a, b)
+    if isinstance(a, _SETS):
+        return isinstance(b, _SETS) and _same_sets(a, b)
     if isinstance(a, frozenset):
         return type(b) is cls and _same_sets(a, b)
     if is_scalar(a):
