@@ -37,7 +37,7 @@ demo: $(READY)
 	$(BIN)/python examples/optimize.py
 
 test: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .
