@@ -9,7 +9,10 @@ import dspy
 
 from .events import Commit, Event, MergedConflict, Path
 from .execution import Session
+from .history import rows_of
 from .lineage import Entry, lineage, touches
+from .pictures_run import draw_run
+from .report import describe
 from .state import ImmutableState
 
 
@@ -114,6 +117,22 @@ class Run:
                 return entry.commit
         known = ", ".join(self.state)
         raise LookupError(f"no commit has written {'.'.join(map(str, keys))!r}; fields of the state: {known}")
+
+    def report(self) -> str:
+        """The run in words, for a terminal: commits in canonical order, branches beside each other, conflicts, errors.
+
+        Returns:
+            A text of at most 100 columns.
+        """
+        return describe(self)
+
+    def to_svg(self) -> str:
+        """The run as a picture: a lane for each branch, a dot for each commit, conflicts marked.
+
+        Returns:
+            An SVG document that needs nothing from outside.
+        """
+        return draw_run(rows_of(self.commits, self.events, self.branches), f"run {self.status}")
 
     def _entry(self, version: int | str) -> Entry:
         if isinstance(version, str):

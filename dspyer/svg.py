@@ -27,13 +27,18 @@ _COLOURS = {  # class: (fill, stroke) by day, by night
     "end": (("#e9ebf2", "#8a93ab"), ("#333847", "#77819c")),
     "join": (("#e9f7ec", "#3f9b57"), ("#1d3626", "#62bf7c")),
     "failed": (("#ffe9e7", "#cf3d30"), ("#4a2320", "#f0776b")),
+    "warned": (("#fff5d1", "#b08400"), ("#3d3413", "#dcb23c")),
     "line": (("none", "#6b7389"), ("none", "#97a0b8")),
     "tip": (("#6b7389", "none"), ("#97a0b8", "none")),
-    "lane": (("none", "#e3e6ee"), ("none", "#333847")),
+    "lane0": (("none", "#3f7fd6"), ("none", "#5b9bf0")),
+    "lane1": (("none", "#d98324"), ("none", "#e9a254")),
+    "lane2": (("none", "#3f9b57"), ("none", "#62bf7c")),
+    "lane3": (("none", "#8457c9"), ("none", "#ab85e8")),
 }
 _TEXTS = {  # class: colour by day, by night
     "name": ("#1f2430", "#e6e8ef"),
     "quiet": ("#5d667a", "#a3acc0"),
+    "warning": ("#7d5d00", "#ecc75a"),
     "alarm": ("#b3271b", "#ff9c91"),
 }
 _FONTS = 'system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif'

@@ -20,10 +20,10 @@ LAYERS: list[set[str]] = [
     {"merge", "patterns", "policies", "messages", "reducers"},
     {"state", "field_types", "annotations", "views", "schema"},
     {"topology", "rounds"},
-    {"lineage", "runstate", "schedule", "validation", "pictures", "wires", "layout", "svg"},
+    {"lineage", "runstate", "schedule", "validation", "pictures", "wires", "layout", "svg", "history", "pictures_run"},
     {"nodes", "tracing", "signatures", "source", "copying", "parameters", "declarations"},
     {"blueprint", "assembly", "graph", "execution", "drivers"},
-    {"program", "run", "streams"},
+    {"program", "run", "report", "streams"},
     {"testing"},
     {"__init__"},
 ]
