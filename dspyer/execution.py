@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from secrets import token_hex
 from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from .blueprint import Blueprint
 from .errors import RouteError, annotate, brief, original
@@ -69,7 +69,7 @@ class Session:
         self.resources = resources
         self.observe = observe
         self.scope = scope
-        self.run_id = uuid4().hex
+        self.run_id = token_hex(16)
         self.run: RunState = start(blueprint.topology)
         self.events: list[Event] = []
         self.steps: dict[str, Steps] = {}

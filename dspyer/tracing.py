@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import dspy
@@ -11,8 +10,7 @@ import dspy
 Steps = Sequence[tuple[Any, dict[str, Any], Any]]
 
 
-@contextmanager
-def recording(**overrides: Any) -> Iterator[list[Any]]:
+class recording:  # noqa: N801  read as `with recording() as steps`
     """Gives the block a DSPy trace of its own.
 
     A node sees an empty trace, so that what it appends can be put where it belongs, whatever runs beside it.
@@ -20,9 +18,19 @@ def recording(**overrides: Any) -> Iterator[list[Any]]:
     Args:
         overrides: further DSPy settings for the block.
     """
-    steps: list[Any] = []
-    with dspy.context(trace=steps, **overrides):
-        yield steps
+
+    __slots__ = ("_context", "_steps")
+
+    def __init__(self, **overrides: Any) -> None:
+        self._steps: list[Any] = []
+        self._context = dspy.context(trace=self._steps, **overrides)
+
+    def __enter__(self) -> list[Any]:
+        self._context.__enter__()
+        return self._steps
+
+    def __exit__(self, *raised: object) -> None:
+        self._context.__exit__(*raised)
 
 
 def hand_over(steps: Steps) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from contextlib import ExitStack
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from typing import Any, TypeVar
@@ -49,20 +49,22 @@ class _LoopThread:
 _loop_thread: ContextVar[_LoopThread | None] = ContextVar("dspyer_loop_thread", default=None)
 
 
-@contextmanager
-def portal_scope() -> Iterator[None]:
+class portal_scope:  # noqa: N801  read as `with portal_scope()`
     """Give all async functions that are called from sync code inside the block one event loop, stopped at its end.
 
     The loop runs in a thread of its own, so it works where the calling thread has a running loop (a notebook), and a
     program inside a node of another program has its own.
     """
-    loop_thread = _LoopThread()
-    token = _loop_thread.set(loop_thread)
-    try:
-        yield
-    finally:
-        _loop_thread.reset(token)
-        loop_thread.stop()
+
+    __slots__ = ("_loop_thread", "_token")
+
+    def __enter__(self) -> None:
+        self._loop_thread = _LoopThread()
+        self._token = _loop_thread.set(self._loop_thread)
+
+    def __exit__(self, *raised: object) -> None:
+        _loop_thread.reset(self._token)
+        self._loop_thread.stop()
 
 
 def call_async(fn: Callable[..., Awaitable[T]], kwargs: Mapping[str, Any]) -> T:
