@@ -86,7 +86,7 @@ class Blueprint:
         for name in (START, *self.nodes):
             node = self.nodes.get(name)
             facts = [] if node is None else [f"reads {_fields(node.reads)}", f"writes {_fields(node.writes)}"]
-            facts.append("-> " + ", ".join(dict.fromkeys(self.topology.targets(name))))
+            facts.append("-> " + ", ".join(self._way(name, target) for target in self.topology.targets(name)))
             lines.append(f"  {name}: {'; '.join(facts)}")
         lines.extend(
             f"  loop of {', '.join(loop.nodes)}: a round begins at {', '.join(loop.heads)}"
@@ -122,12 +122,23 @@ class Blueprint:
     def __repr__(self) -> str:
         return f"<graph {self.name}: {', '.join(self.nodes)}>"
 
+    def _labels(self, name: str) -> dict[str, str]:
+        """What leads from a node to each target, if a router decides by labels."""
+        labels: dict[str, list[str]] = {}
+        for way in self.exits.get(name, ()):
+            if not isinstance(way, str):
+                for target, text in way.labels.items():
+                    labels.setdefault(target, []).append(text)
+        return {target: ", ".join(texts) for target, texts in labels.items()}
+
+    def _way(self, name: str, target: str) -> str:
+        label = self._labels(name).get(target)
+        facts = [repr(label)] if label else []
+        facts += ["next round"] if self.topology.rounds.goes_back(name, target) else []
+        return f"{target} ({', '.join(facts)})" if facts else target
+
     def _picture(self) -> Picture:
-        labels: dict[tuple[str, str], str] = {}
-        for source, ways in self.exits.items():
-            for way in ways:
-                if not isinstance(way, str):
-                    labels.update({(source, target): text for target, text in way.labels.items()})
+        labels = {(name, target): text for name in self.exits for target, text in self._labels(name).items()}
         kinds = {name: type(node).__name__.removesuffix("Node").lower() for name, node in self.nodes.items()}
         return Picture(self.topology, labels, kinds)
 
