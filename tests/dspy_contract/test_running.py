@@ -1,0 +1,248 @@
+"""Rules 11 to 17, 26, 27 and 29 of the contract: calls, values, settings, concurrent runs."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+from pydantic import BaseModel
+
+from dspyer import END, START, Graph
+from dspyer.errors import InputError
+from tests.optimizers.lm import NotingLM
+from tests.optimizers.programs import LABEL, PAIRS, Pair, generous
+
+ROOT = Path(__file__).parents[2]
+CHAIN, FORK, LOOP = PAIRS[:3]
+pairs = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+
+
+@pairs
+def test_call_and_acall_answer_like_the_module_by_hand(pair: Pair, lm: NotingLM) -> None:
+    """Rule 11: inputs by name; both colours go through DSPy's own `__call__` and `acall`."""
+    program, inputs = pair.graph(), dict(pair.trainset[2].inputs())
+
+    expected = dict(pair.by_hand()(**inputs))
+    assert dict(program(**inputs)) == expected
+    assert dict(asyncio.run(program.acall(**inputs))) == expected
+    for name in ("__call__", "acall"):
+        assert name not in {key for kind in type(program).__mro__ if kind is not dspy.Module for key in vars(kind)} or (
+            getattr(type(program), name) is getattr(dspy.Module, name)
+        )
+
+
+def test_forward_may_be_replaced_on_the_instance(lm: NotingLM) -> None:
+    """Rule 11: bootstrapping and KNNFewShot patch it and put it back."""
+    program = CHAIN.graph()
+    original = object.__getattribute__(program, "forward")
+
+    def patched(self: Any, **inputs: Any) -> Any:
+        return original(**inputs), "traced"
+
+    program.forward = types.MethodType(patched, program)
+    assert program(question="A train?")[1] == "traced"
+    program.forward = original
+    assert program(question="A train?").label
+    twin = program.deepcopy()
+    twin.label.demos = [dspy.Example(question="q", draft="seen in the copy", label="north")]
+    lm.sent.clear()
+    twin(question="A train?")
+    assert "seen in the copy" in str(lm.sent)
+
+
+def test_wrong_inputs_raise_before_anything_runs(lm: NotingLM) -> None:
+    """Rule 11: missing and unknown names."""
+    for wrong in ({}, {"qestion": "A train?"}):
+        with pytest.raises(InputError, match="question"):
+            FORK.graph()(**wrong)
+    with pytest.raises(InputError, match="extra"):
+        FORK.graph()(question="A train?", extra=1)
+    assert not lm.sent
+
+
+@pairs
+def test_prediction_holds_plain_values(pair: Pair, lm: NotingLM) -> None:
+    """Rule 12: frozen views of the state would break JSON, streamify, SIMBA and tracers."""
+    prediction = pair.graph()(**pair.trainset[0].inputs())
+
+    def check(value: Any) -> None:
+        assert type(value) in {str, int, list, dict, bool, float, type(None)}
+        for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            check(item)
+
+    assert type(prediction) is dspy.Prediction
+    for value in dict(prediction).values():
+        check(value)
+    json.dumps(prediction.toDict())
+
+
+@pairs
+def test_run_leaves_nothing_on_the_program(pair: Pair, lm: NotingLM) -> None:
+    """Rules 13 and 16: no state of a run on `self`, no setting changed."""
+    program = pair.graph()
+    before = {name: value for name, value in vars(program).items() if name != "history"}
+    program(**pair.trainset[0].inputs())
+    asyncio.run(program.acall(**pair.trainset[1].inputs()))
+    after = {name: value for name, value in vars(program).items() if name != "history"}
+
+    assert before.keys() == after.keys()
+    assert all(before[name] is after[name] for name in before)
+    assert dspy.settings.lm is lm
+
+
+@pytest.mark.parametrize("pair", [FORK, LOOP], ids=lambda pair: pair.name)
+def test_one_program_in_many_threads(pair: Pair) -> None:
+    """Rules 13 and 29: `Evaluate(num_threads=8)` gives what one thread gives."""
+    results = []
+    for threads in (1, 8):
+        with dspy.context(lm=NotingLM()):
+            evaluate = dspy.Evaluate(
+                devset=pair.trainset * 4, metric=generous, num_threads=threads, display_progress=False
+            )
+            result = evaluate(pair.graph())
+        results.append([(example.question, dict(prediction), score) for example, prediction, score in result.results])
+    assert results[0] == results[1]
+
+
+def test_batch_gives_the_answers_in_order(lm: NotingLM) -> None:
+    """`program.batch` runs the examples in threads."""
+    program = FORK.graph()
+    assert [dict(each) for each in program.batch(FORK.trainset, num_threads=4, disable_progress_bar=True)] == [
+        dict(program(**example.inputs())) for example in FORK.trainset
+    ]
+
+
+def test_runs_at_the_same_time_on_one_loop(lm: NotingLM) -> None:
+    """Rule 29: the same program, several tasks."""
+    program = LOOP.graph()
+
+    async def all_at_once() -> list[Any]:
+        return list(await asyncio.gather(*(program.acall(**example.inputs()) for example in LOOP.trainset)))
+
+    assert [dict(each) for each in asyncio.run(all_at_once())] == [
+        dict(program(**example.inputs())) for example in LOOP.trainset
+    ]
+
+
+def test_modules_are_called_through_call(lm: NotingLM) -> None:
+    """Rule 14: DSPy notes a call in the history of every module that is being called."""
+    program = FORK.graph()
+    program(question="A train?")
+
+    assert [len(part.history) for part in (program, program.topic, program.topic.predict, program.mood)] == [3, 1, 1, 1]
+
+
+PROMPTS = """
+from functools import partial
+import dspy
+from dspyer import END, START, Graph
+from tests.optimizers.lm import NotingLM
+graph = Graph(name="Ordered")
+facts = {"zeta": 1, "alpha": ["a"], "mid": {"y": 1, "x": 2}}
+graph.add_node("a", partial(lambda question, given: {"facts": given, "tags": {"one"}}, given=facts))
+graph.add_node("b", lambda question: {"more": {f"k{i}": i for i in range(80)}})
+graph.add_node("ask", dspy.Predict("facts: dict, more: dict, tags: set[str], question -> answer"))
+program = graph.add_edge(START, ["a", "b"]).add_edge(["a", "b"], "ask").add_edge("ask", END).compile()
+lm = NotingLM()
+with dspy.context(lm=lm):
+    program(question="Which?")
+print(lm.sent)
+"""
+
+
+def test_prompts_do_not_depend_on_the_hash_seed() -> None:
+    """Rule 15: else caches miss and runs cannot be repeated."""
+    prompts = {
+        subprocess.run(
+            [sys.executable, "-c", PROMPTS],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "2")
+    }
+    assert len(prompts) == 1
+    assert '"zeta": 1, "alpha"' in prompts.pop()
+
+
+class Greedy(dspy.Module):
+    """Changes what it is given."""
+
+    def forward(self, history: dspy.History, items: list[str]) -> dspy.Prediction:
+        history.messages.append({"question": "forged", "answer": "forged"})
+        items.append("forged")
+        return dspy.Prediction(count=len(items))
+
+
+class Talk(BaseModel):
+    question: str
+    history: dspy.History
+    items: list[str]
+    count: int = 0
+    answer: str = ""
+
+
+def test_module_cannot_change_the_state_through_its_inputs(lm: NotingLM) -> None:
+    """Rule 17: ReActV2 appends to the History of its caller; a node has a copy of its own."""
+    graph = Graph(Talk, name="Talk")
+    graph.add_node("greedy", Greedy(), writes=["count"])
+    graph.add_node("answer", dspy.Predict("question, history: dspy.History, items: list[str] -> answer"))
+    program = graph.add_path(START, "greedy", "answer", END).compile()
+    history, items = dspy.History(messages=[{"question": "Hi?", "answer": "Hi."}]), ["first"]
+
+    prediction = program(question="Which?", history=history, items=items)
+
+    assert prediction.count == 2
+    assert (len(history.messages), items) == (1, ["first"])
+    assert "forged" not in str(lm.sent)
+    assert "Hi?" in str(lm.sent)
+
+
+def test_sync_call_with_an_async_node_inside_a_running_loop(lm: NotingLM) -> None:
+    """Rule 16: no `asyncio.run` in a run."""
+
+    async def slow(question: str) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return {"text": question}
+
+    graph = Graph(name="Colours").add_node("slow", slow, writes=["text"])
+    graph.add_node("label", dspy.Predict(f"text -> {LABEL}"))
+    program = graph.add_path(START, "slow", "label", END).compile()
+
+    async def inside() -> Any:
+        return program(question="A train?")
+
+    assert asyncio.run(inside()).label == program(question="A train?").label
+
+
+def test_no_lm_is_pinned() -> None:
+    """Rule 26: the teacher's language model, rollouts and retries come by settings."""
+    program = FORK.graph()
+    assert [predictor.lm for predictor in program.predictors()] == [None] * 3
+    teacher, student = NotingLM("fake/teacher"), NotingLM("fake/student")
+    with dspy.context(lm=student):
+        dspy.BootstrapFewShot(metric=generous, teacher_settings={"lm": teacher}, max_bootstrapped_demos=2).compile(
+            program, trainset=FORK.trainset
+        )
+    assert (len(teacher.sent), len(student.sent)) == (6, 0)
+
+
+@pairs
+def test_source_is_the_graph(pair: Pair) -> None:
+    """Rule 27: what `inspect` reads is the user's graph, also of copies."""
+    program = pair.graph()
+    source = inspect.getsource(type(program))
+    assert source.startswith(f"class {type(program).__name__}(dspy.Module):")
+    compile(source, "source", "exec")
+    assert inspect.getsource(type(program.deepcopy())) == source
