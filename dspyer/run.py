@@ -10,7 +10,7 @@ import dspy
 from .events import Commit, Event, MergedConflict, Path
 from .execution import Session
 from .history import rows_of
-from .lineage import Entry, lineage, touches
+from .lineage import Entry, last_writer, lineage, value_at
 from .pictures_run import draw_run
 from .report import describe
 from .state import ImmutableState
@@ -108,13 +108,10 @@ class Run:
             LookupError: if nothing has written there.
         """
         keys: tuple[Any, ...] = tuple(path.split(".")) if isinstance(path, str) else tuple(path)
-        for index in reversed(lineage(self._entries, [self._head])):
-            entry = self._entries[index]
-            if touches(entry.commit.patch, keys):
-                for length in range(len(keys), 0, -1):
-                    if keys[:length] in entry.winners:
-                        return self._entries[entry.winners[keys[:length]]].commit
-                return entry.commit
+        head = [self._head]
+        writer = last_writer(self._entries, lineage(self._entries, head), head, keys, value_at(self.state, keys))
+        if writer is not None:
+            return self._entries[writer].commit
         known = ", ".join(self.state)
         raise LookupError(f"no commit has written {'.'.join(map(str, keys))!r}; fields of the state: {known}")
 

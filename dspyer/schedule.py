@@ -14,7 +14,8 @@ from typing import Any
 from ._persistent import PersistentMap, PersistentVector
 from .errors import CallLimitError, StepLimitError
 from .events import Commit, Committed, ConflictFound, Event, Forked, Joined, NodeFailed, NodeStarted, Path
-from .lineage import ConflictRaisedError, Entry, Join
+from .joining import ConflictRaisedError, Join
+from .lineage import Entry
 from .runstate import (
     Branch,
     Execution,

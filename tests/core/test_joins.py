@@ -1,0 +1,193 @@
+"""Joins against a reference that knows nothing but commits and their parents, and blame against the states."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from dspyer import END, START, Graph, reducers
+from dspyer.lineage import Entry
+from dspyer.patch import DELETE
+from dspyer.runstate import Execution
+from dspyer.schema import Schema
+from dspyer.state import ImmutableState
+
+from .simulation import graph, simulate
+
+VALUES: list[Any] = [0, 1, 2, [1], [1, 2], DELETE, {"a": 1}, {"a": {"b": 1}}, {"a": DELETE, "c": 3}]
+
+
+@st.composite
+def layers(draw: st.DrawFn) -> dict[str, str]:
+    """Edges of a graph without loops: each node forks to some nodes of the next layers, so that branches cross."""
+    names = [[f"n{i}{k}" for k in range(draw(st.integers(1, 3)))] for i in range(draw(st.integers(2, 4)))]
+    edges = {START: " ".join(names[0])}
+    for i, layer in enumerate(names):
+        ahead = [name for later in names[i + 1 : i + 3] for name in later]
+        for name in layer:
+            targets = draw(st.lists(st.sampled_from([*ahead, END]), min_size=1, max_size=3, unique=True))
+            edges[name] = " ".join(targets)
+    return edges
+
+
+def behind(log: Sequence[Entry], head: int) -> set[int]:
+    found: set[int] = set()
+    work = [head]
+    while work:
+        place = work.pop()
+        if place not in found:
+            found.add(place)
+            work += log[place].parents
+    return found
+
+
+def merged(log: Sequence[Entry], heads: Sequence[int], policy: str) -> ImmutableState | None:
+    """The fold of `state.merge`; None where the common commits come from no single state."""
+    state, known = log[heads[0]].state, behind(log, heads[0])
+    for head in heads[1:]:
+        common = known & behind(log, head)
+        last = common - {parent for place in common for parent in log[place].parents}
+        if len(last) != 1:
+            return None
+        state = state.merge(log[head].state, policy=policy, base=log[last.pop()].state)
+        known |= behind(log, head)
+    return state
+
+
+def leaves(value: Mapping[Any, Any], path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    for key, inner in value.items():
+        if isinstance(inner, Mapping) and inner:
+            yield from leaves(inner, (*path, key))
+        else:
+            yield (*path, key), inner
+
+
+POLICIES = st.sampled_from(["last_write_wins", "first_write_wins", "combine_lists"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(layers(), POLICIES, st.integers(0, 2**32))
+def test_a_join_is_the_three_way_merge_of_its_branches(edges: dict[str, str], policy: str, seed: int) -> None:
+    def behave(execution: Execution) -> tuple[dict[str, Any], list[str]]:
+        rng = random.Random(f"{seed}{execution.id}")
+        return {key: rng.choice(VALUES) for key in "xn" if execution.node != START and rng.random() < 0.6}, []
+
+    nodes = " ".join(name for name in edges if name != START)
+    order = random.Random(seed)
+    outcome = simulate(graph(nodes, edges, merge=policy), behave, order.randrange, {"x": 0, "n": {"a": 0}})
+    log = list(outcome.run.log)
+    assert outcome.run.ended
+    for entry in log:
+        if len(entry.parents) > 1:
+            expected = merged(log, entry.parents, policy)
+            if expected is not None:
+                assert expected == entry.state
+                assert list(expected) == list(entry.state)
+
+
+@settings(max_examples=60, deadline=None)
+@given(layers(), POLICIES, st.integers(0, 2**32))
+def test_what_a_commit_is_blamed_for_is_what_it_left(edges: dict[str, str], policy: str, seed: int) -> None:
+    def node(name: str) -> Any:
+        def work(ctx: Any) -> dict[str, Any]:
+            rng = random.Random(f"{seed}{ctx.execution}")
+            return {key: rng.choice(VALUES) for key in "xn" if rng.random() < 0.6}
+
+        return work
+
+    reached = {START}
+    built = Graph(merge=policy, inputs=["x", "n"])
+    for source, targets in edges.items():  # the layers come in order
+        if source in reached:
+            reached |= set(targets.split())
+            built.add_edge(source, targets.split())
+    for name in edges:
+        if name in reached - {START}:
+            built.add_node(name, node(name))
+    run = built.compile().run({"x": 0, "n": {"a": 0}})
+    assert [commit.version for commit in run.commits] == list(range(len(run.commits)))
+    assert len({commit.id for commit in run.commits}) == len(run.commits)
+    for path, value in leaves(run.state):
+        left: Any = run.at(run.blame(path).id)
+        for key in path:
+            left = left[key]
+        assert left == value
+
+
+def chain(*names: str) -> dict[str, str]:
+    return dict(itertools.pairwise(names))
+
+
+def writes(table: Mapping[str, Any], field: str = "x") -> Any:
+    return lambda execution: ({field: table[execution.node]} if execution.node in table else {}, [])
+
+
+@pytest.mark.parametrize("order", ["B C", "C B"])
+def test_a_branch_that_restores_a_value_is_not_blamed_for_anothers(order: str) -> None:
+    table = {"B": 2, "C": 1, "C2": 0}
+    built = Graph()
+    for name in ("B", "C", "C2"):
+        built.add_node(name, lambda name=name: {"x": table[name]})
+    built.add_edge(START, order.split()).add_path("C", "C2", END).add_edge("B", END)
+    run = built.compile().run({"x": 0})
+    assert run.state["x"] == 2
+    assert run.blame("x").node == "B"
+
+
+def test_the_author_of_a_conflict_is_not_a_branch_that_restored_the_value() -> None:
+    edges = {START: "B C D", "B": END, **chain("C", "C2", END), "D": END}
+    outcome = simulate(
+        graph("B C C2 D", edges, merge="last_write_wins"), writes({"B": 2, "C": 1, "C2": 0, "D": 3}), inputs={"x": 0}
+    )
+    (conflict,) = outcome.conflicts
+    assert conflict.values == (("B", 2), ("D", 3))
+
+
+def test_where_branches_have_met_before_their_base_is_what_they_made_of_it() -> None:
+    """B and C join at J, where C has restored what it wrote; then J forks, and T has met nobody yet."""
+    edges = {START: "B C T", "B": "J", **chain("C", "C2", "J"), "J": "L R", "L": "Z", "R": "Z", "T": "Z", "Z": END}
+    table = {"B": ["a", "x"], "C": ["a", "y"], "C2": ["a"], "L": ["a", "x", "l"], "R": ["a", "x", "r"]}
+    topology = graph("B C C2 T J L R Z", edges, merge="combine_lists")
+    outcome = simulate(topology, writes(table), inputs={"x": ["a"]})
+    assert outcome.run.resting["x"] == ["a", "x", "l", "r"]
+    (conflict,) = outcome.conflicts
+    assert conflict.base == ["a", "x"]
+
+
+def test_a_conflict_that_a_later_branch_builds_on_says_so() -> None:
+    """The policy gives the base back, so that the third branch is the only one that changed it."""
+    edges = {START: "B C D", "B": END, "C": END, "D": END}
+    topology = graph("B C D", edges, merge=lambda conflict: conflict.base)
+    outcome = simulate(topology, writes({"B": 1, "C": 2, "D": 3}), inputs={"x": 0})
+    assert outcome.run.resting["x"] == 3
+    (conflict,) = outcome.conflicts
+    assert (conflict.values, conflict.value, conflict.winner) == ((("B", 1), ("C", 2), ("D", 3)), 3, "D")
+
+
+class Tally(BaseModel):
+    """A state that only folds."""
+
+    log: Annotated[list[str], reducers.extend] = []
+    count: Annotated[int, reducers.increment] = 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(layers(), st.integers(0, 2**32))
+def test_crossing_branches_fold_each_update_once(edges: dict[str, str], seed: int) -> None:
+    nodes = " ".join(name for name in edges if name != START)
+    topology = graph(nodes, edges, schema=Schema.of(Tally))
+
+    def update(execution: Execution) -> tuple[dict[str, Any], list[str]]:
+        return ({"log": [execution.id], "count": 1} if execution.node != START else {}), []
+
+    outcome = simulate(topology, update, random.Random(seed).randrange)
+    assert outcome.run.resting["count"] == len(outcome.calls)
+    made = [commit.id for commit in outcome.commits if commit.node in nodes.split()]
+    assert sorted(outcome.run.resting["log"]) == sorted(made)
