@@ -27,6 +27,7 @@ RESERVED = frozenset(
     {
         *(START, END, "state", "ctx", "thread", "forward", "aforward"),
         *("run", "arun", "stream", "astream", "graph", "with_resources", "run_inside", "arun_inside"),
+        *("callbacks", "history"),
         *("score", "simba_idx", "candidate_programs", "trial_logs", "total_calls", "prompt_model_total_calls"),
         *(
             "mb_candidate_programs",
