@@ -73,16 +73,16 @@ class Grid:
         return next(number for number, row in enumerate(self.rows) if node in row)
 
 
-def arrange(nodes: Sequence[str], ways: Sequence[Way], last: str) -> Grid:
+def arrange(nodes: Sequence[str], ways: Sequence[Way]) -> Grid:
     """Puts nodes and edges into rows and orders these.
 
     Args:
-        nodes: the nodes in the order of declaration, the start first.
+        nodes: the nodes in the order of declaration, the start first; the end, if there is one, last.
         ways: the edges, none of which goes back, in the order of declaration.
-        last: the node that goes to the bottom.
     """
     rank = _ranks(nodes, ways)
-    rank[last] = max(rank.values())
+    if all(source != nodes[-1] for source, _ in ways):
+        rank[nodes[-1]] = max(rank.values())
     above: dict[Cell, list[Cell]] = {node: [] for node in nodes}
     below: dict[Cell, list[Cell]] = {node: [] for node in nodes}
     level: dict[Cell, int] = {node: 2 * rank[node] for node in nodes}

@@ -40,6 +40,12 @@ class Picture:
         return tuple(Edge(source, target, conditional) for (source, target), conditional in found.items())
 
     @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes between `START` and `END`; a loop without an end has no `END`."""
+        ends = (END,) if any(edge.target == END for edge in self.topology.edges) else ()
+        return (START, *self.topology.nodes, *ends)
+
+    @property
     def heads(self) -> tuple[str, ...]:
         """The nodes at which rounds begin."""
         return tuple(dict.fromkeys(head for loop in self.topology.rounds.loops for head in loop.heads))
@@ -71,7 +77,7 @@ def draw_mermaid(picture: Picture) -> str:
         A `flowchart` from the top to the bottom.
     """
     lines = ["flowchart TD"]
-    for node in (START, *picture.topology.nodes, END):
+    for node in picture.nodes:
         opening, closing = _SHAPES.get(picture.kind(node), ("[", "]"))
         lines.append(f'    {_id(node)}{opening}"{_mermaid_text(node)}"{closing}')
     for edge in picture.edges:
@@ -109,10 +115,10 @@ def draw_svg(picture: Picture) -> str:
     }
     ahead = [(edge.source, edge.target) for edge in edges if not picture.goes_back(edge)]
     back = [(edge.source, edge.target) for edge in edges if picture.goes_back(edge)]
-    nodes = (START, *picture.topology.nodes, END)
+    nodes = picture.nodes
     sizes = {node: _size(picture, node) for node in nodes}
     widths = {way: text_width(label, SMALL) + 8 for way, label in labels.items()}
-    layout = lay_out(arrange(nodes, ahead, END), sizes, back, widths)
+    layout = lay_out(arrange(nodes, ahead), sizes, back, widths)
     parts = [_edge(layout, edge, picture.goes_back(edge)) for edge in edges]
     for way, label in labels.items():
         parts += _label(layout.labels[way], label, picture.labels[way], widths[way])
