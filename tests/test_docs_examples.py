@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import dspy
 import pytest
@@ -57,22 +58,29 @@ def shown_output(text: str, fences: list[re.Match[str]], number: int, code: str)
     return None
 
 
+DURATION = re.compile(r"[\d.]+ (µs|ms|s)\b")
 STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)
 PROGRESS = re.compile(r"^Bootstrapp(ed|ing) |\d+%\|")  # what DSPy's optimizers print on their way
 
 
 def tidy(output: str) -> str:
-    lines = [line.rstrip() for line in output.strip().splitlines()]
+    lines = [DURATION.sub("...", line.rstrip()) for line in output.strip().splitlines()]
     return "\n".join(line for line in lines if not PROGRESS.search(line)).strip()
 
 
 @pytest.fixture
-def namespace(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """A module of the page's own, which its classes can be pickled from; DSPy's settings are put back afterwards."""
+def settings() -> Iterator[None]:
+    """Puts DSPy's settings back afterwards."""
+    yield
+    dspy.configure(lm=None, adapter=None, callbacks=[])
+
+
+@pytest.fixture
+def namespace(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, settings: None) -> ModuleType:
+    """A module of the page's own, which its classes can be pickled from."""
     module = ModuleType("page_" + re.sub(r"\W", "_", request.node.callspec.id))
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    yield module
-    dspy.configure(lm=None, adapter=None, callbacks=[])
+    return module
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if any(blocks(page))], ids=name_of)
@@ -88,12 +96,14 @@ def test_page(page: Path, namespace: ModuleType, tmp_path: Path, monkeypatch: py
         assert tidy(printed.getvalue()) == tidy(block.shown or ""), f"{place} prints something else"
 
 
-def test_the_drawn_graph_is_up_to_date() -> None:
-    namespace: dict[str, Any] = {}
-    first = next(blocks(ROOT / "docs" / "guides" / "looking.md"))
-    exec(first.code, namespace)
-    shown = (ROOT / "docs" / "img" / "research.svg").read_text()
-    drawn = namespace["program"].graph.to_svg()
+DRAW = runpy.run_path(str(ROOT / "docs" / "pictures" / "draw.py"))
+
+
+@pytest.mark.parametrize("file", DRAW["DRAWN"])
+@pytest.mark.usefixtures("settings")
+def test_pictures_drawn_by_the_library_are_up_to_date(file: str) -> None:
+    shown = (ROOT / "docs" / "img" / f"{file}.svg").read_text()
+    drawn = DRAW["drawn"](*DRAW["DRAWN"][file])
     assert STYLE.sub("", drawn) == STYLE.sub("", shown), "run docs/pictures/draw.py"
 
 

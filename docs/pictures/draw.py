@@ -6,6 +6,8 @@ dark setting.
 
 from __future__ import annotations
 
+import contextlib
+import io
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -87,45 +89,6 @@ class Picture:
             f'  <rect x="0.5" y="0.5" width="{self.width - 1}" height="{self.height - 1}" rx="12" class="ground"/>\n'
             f"{body}\n</svg>\n"
         )
-
-
-def run() -> None:
-    """A run as a history of commits: one lane per branch."""
-    p = Picture("run", 860, 306, "A run: a letter forks to desk and urgency, label joins them")
-    trunk, top, low = 124, 78, 170
-    start, mid, join, label, end = 120, 320, 510, 660, 796
-    p.text(28, trunk + 5, "trunk", "quiet small")
-    p.text(190, top - 14, "branch 0", "tl small")
-    p.text(190, low + 24, "branch 1", "tr small")
-    for y, kind in ((top, "l"), (low, "r")):
-        p.path(
-            f"M{start} {trunk} C190 {trunk} 190 {y} 245 {y} H380 C445 {y} 445 {trunk} {join} {trunk}", kind, head=False
-        )
-    p.path(f"M{join} {trunk} H{end - 12}", "j")
-    p.dot(start, trunk)
-    p.dot(mid, top, "left")
-    p.dot(mid, low, "right")
-    p.dot(join, trunk, "join")
-    p.dot(label, trunk, "join")
-    p.text(end - 4, trunk + 5, "END", "title")
-    p.text(start, trunk - 18, "START", "title small", "middle")
-    p.text(start, trunk + 28, "letter", "code quiet", "middle")
-    p.text(mid, top - 18, "desk", "title small", "middle")
-    p.text(mid, top + 26, "desk: 'billing'", "code tl", "middle")
-    p.text(mid, low - 16, "urgency", "title small", "middle")
-    p.text(mid, low + 28, "urgency: 'high'", "code tr", "middle")
-    p.text(join, trunk - 18, "join:label", "title small", "middle")
-    p.text(join, trunk + 28, "no conflict", "code tj", "middle")
-    p.text(label + 8, trunk - 18, "label", "title small", "middle")
-    p.text(label + 8, trunk + 28, "label: 'billing high'", "code tj", "middle")
-    p.box(28, 230, 804, 52, kind="band")
-    p.text(48, 261, "run.blame('urgency').node", "code")
-    p.text(250, 261, "'urgency'", "code tr")
-    p.text(390, 261, "run.conflicts", "code")
-    p.text(502, 261, "()", "code tj")
-    p.text(590, 261, "run.at(0)", "code")
-    p.text(672, 261, "{'letter': ...}", "code quiet")
-    p.save()
 
 
 def graph_nodes(p: Picture, x: float, y: float) -> None:
@@ -278,15 +241,28 @@ def layers() -> None:
     p.save()
 
 
-def research() -> None:
-    """The graph of the page "Looking at a graph", as the library draws it."""
-    page = OUT.parent / "guides" / "looking.md"
+# Pictures that the library draws itself: the page whose first blocks are run, how many of them, and what is drawn then.
+DRAWN = {
+    "run": ("README.md", 2, "run"),
+    "research": ("docs/guides/looking.md", 1, "program.graph"),
+    "research-run": ("docs/guides/looking.md", 1, "run"),
+}
+
+
+def drawn(page: str, blocks: int, name: str) -> str:
+    """What `to_svg()` of a page's object gives."""
+    fences = (OUT.parent.parent / page).read_text().split("```python\n")[1 : blocks + 1]
     namespace: dict[str, Any] = {}
-    exec(page.read_text().split("```python\n")[1].split("```")[0], namespace)
-    OUT.joinpath("research.svg").write_text(namespace["program"].graph.to_svg())
+    with contextlib.redirect_stdout(io.StringIO()):
+        for fence in fences:
+            exec(fence.split("```")[0], namespace)
+    picture: str = eval(f"{name}.to_svg()", namespace)
+    return picture
 
 
 if __name__ == "__main__":
     OUT.mkdir(exist_ok=True)
-    for draw in (run, rounds, three_way, sharing, layers, research):
+    for draw in (rounds, three_way, sharing, layers):
         draw()
+    for file, source in DRAWN.items():
+        OUT.joinpath(f"{file}.svg").write_text(drawn(*source))
