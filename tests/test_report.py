@@ -1,0 +1,308 @@
+"""A run in words and as a picture: forks and joins drawn, conflicts with both authors, failures, nothing too wide."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Annotated, Any
+from xml.etree import ElementTree
+
+import pytest
+from pydantic import BaseModel
+
+from dspyer import DELETE, END, START, Graph, Replace, Send, reducers
+from dspyer.history import leaves_of, rows_of, seconds, writes
+from dspyer.pictures_run import draw_run
+from dspyer.reducers import Updates
+from dspyer.report import describe
+from dspyer.run import Run
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+class Found(BaseModel):
+    n: int = 0
+    found: Annotated[list[str], reducers.extend] = []
+    docs: list[str] = []
+
+
+def research(merge: str = "raise", fail: str = "") -> Run:
+    """A fork whose branches both write `tags`; branch 1 is two nodes long."""
+
+    def answer(n: int) -> dict[str, Any]:
+        if fail == "answer":
+            raise ValueError("no such thing,\n\x1b[31mreally")
+        return {"tags": ["a", "x"], "answer": "because"}
+
+    def judge(tags: list[str]) -> dict[str, Any]:
+        return {"done": 1 / (fail != "judge")}
+
+    graph = Graph(merge=merge, name="research")
+    graph.add_node("search", lambda question: {"tags": ["a"], "n": 1})
+    graph.add_node("answer", answer)
+    graph.add_node("audit", lambda n: {"tags": ["b"]})
+    graph.add_node("more", lambda n: {"risk": {"level": "low"}})
+    graph.add_node("judge", judge)
+    graph.add_path(START, "search")
+    graph.add_edge("search", ["answer", "audit"])
+    graph.add_edge("audit", "more")
+    graph.add_edge(["answer", "more"], "judge")
+    graph.add_edge("judge", END)
+    return graph.compile().run({"question": "why?"})
+
+
+def wrote(name: str) -> dict[str, list[str]]:
+    return {"found": [name]}
+
+
+def letters(graph: Graph, names: str) -> Graph:
+    for name in names:
+        graph.add_node(name, partial(wrote, name))
+    return graph
+
+
+def crossing() -> Run:
+    """Two of three branches join first; the third one forks, and one of its children joins the two."""
+    graph = letters(Graph(Found), "abcdefz")
+    graph.add_edge(START, ["a", "b", "c"]).add_edge(["a", "c"], "d").add_edge("b", ["e", "f"])
+    graph.add_edge(["d", "e"], "z").add_edge(["f", "z"], END)
+    return graph.compile().run({})
+
+
+def rounds() -> Run:
+    """A fork in a loop of two rounds; one branch forks again."""
+    graph = letters(Graph(Found), "abcd").add_node("plan", lambda n: {"n": n + 1}).add_node("j", lambda found: None)
+    graph.add_path(START, "plan").add_edge("plan", ["a", "b"]).add_edge("b", ["c", "d"]).add_edge(["a", "c", "d"], "j")
+    graph.add_conditional_edges("j", lambda n: "again" if n < 2 else "done", {"again": "plan", "done": END})
+    return graph.compile().run({})
+
+
+def sends(count: int, fail: bool = False) -> Run:
+    def work(doc: int) -> dict[str, Any]:
+        if fail and doc == 0:
+            raise ValueError("no")
+        return {"found": [str(doc)]}
+
+    graph = Graph(Found).add_node("work", work).add_node("end", lambda found: {"n": len(found)})
+    graph.add_conditional_edges(START, lambda: [Send("work", {"doc": i}) for i in range(count)], ["work"])
+    graph.add_path("work", "end", END)
+    return graph.compile().run({})
+
+
+RUNS = {
+    "resolved": lambda: research("last_write_wins"),
+    "made": lambda: research("combine_lists"),
+    "raised": research,
+    "failed in a branch": lambda: research(fail="answer"),
+    "failed on the trunk": lambda: research("last_write_wins", fail="judge"),
+    "crossing": crossing,
+    "rounds": rounds,
+    "sends": lambda: sends(30),
+    "many sends": lambda: sends(600),
+    "many sends, one fails": lambda: sends(600, fail=True),
+}
+
+
+def shown(run: Run) -> str:
+    return re.sub(r"\d[\d.]* (µs|ms|s)\b", "T", describe(run))
+
+
+def test_a_conflict_that_was_resolved() -> None:
+    assert shown(research("last_write_wins")) == (
+        "Run completed in T: graph 'research', 7 commits, 5 node calls, 1 conflict\n"
+        "\n"
+        "● v0 START → search  (step 0, T)\n"
+        "│   question: 'why?'\n"
+        "● v1 search → answer, audit  (step 1, T)\n"
+        "│   tags: ['a']\n"
+        "│   n: 1\n"
+        "├─╮\n"
+        "● │ v2 answer → judge  (step 2, branch 0, T)\n"
+        "│ │   tags: ['a', 'x']\n"
+        "│ │   answer: 'because'\n"
+        "│ ● v3 audit → more  (step 2, branch 1, T)\n"
+        "│ │   tags: ['b']\n"
+        "│ ● v4 more → judge  (step 3, branch 1, T)\n"
+        "│ │   risk: replaced by {'level': 'low'}\n"
+        "├─╯\n"
+        "● v5 join:judge  (step 4)\n"
+        "│   joins v2 answer, v4 more\n"
+        "│   ! conflict at tags: audit won by policy 'last_write_wins'\n"
+        "│     answer wrote ['a', 'x']\n"
+        "│     audit wrote ['b']\n"
+        "● v6 judge → END  (step 5, T)\n"
+        "    done: 1.0"
+    )
+
+
+def test_a_value_that_the_policy_made() -> None:
+    assert "! conflict at tags: ['x', 'b'], made of them by policy 'combine_lists'" in describe(
+        research("combine_lists")
+    )
+
+
+def test_a_conflict_that_was_raised() -> None:
+    text = shown(research())
+    assert text.startswith("Run failed after T: graph 'research', 5 commits, 4 node calls, 1 conflict\n")
+    assert (
+        "├─╯\n"
+        "✗ join:judge failed  (step 4, branch 0)\n"
+        "    joins 0:0 answer, 1:1 more\n"
+        "    ! conflict at tags: not resolved (policy 'raise')\n"
+        "      answer wrote ['a', 'x']\n"
+        "      audit wrote ['b']\n"
+        "\n"
+        "MergeConflictError: Conflict detected at key 'tags'"
+    ) in text
+
+
+def test_a_node_that_failed_and_one_that_was_not_started() -> None:
+    text = shown(research(fail="answer"))
+    assert (
+        "├─╮\n"
+        "│ ● 1:0 audit → more  (step 2, branch 1, T)\n"
+        "│ │   tags: ['b']\n"
+        "✗ │ answer failed  (step 2, branch 0)\n"
+        "  │   ValueError: no such thing, [31mreally\n"
+        "  ○ more was not started  (step 3, branch 1)\n"
+        "\n"
+        "ValueError: no such thing, [31mreally\n"
+        "in node 'answer' (branch 0, visit 1, attempt 1)"
+    ) in text
+    assert "\x1b" not in text
+
+
+def test_lanes_that_cross() -> None:
+    tree = [line for line in shown(crossing()).splitlines() if not line.rstrip().endswith("]")]
+    assert tree[2:] == [
+        "● v0 START → a, b, c  (step 0, T)",
+        "│   n: 0",
+        "├─┬───╮",
+        "● │   │ v1 a → d  (step 1, branch 0, T)",
+        "│ ●   │ v2 b → e, f  (step 1, branch 1, T)",
+        "│ ├─╮ │",
+        "│ │ │ ● v3 c → d  (step 1, branch 2, T)",
+        "├─┼─┼─╯",
+        "● │ │ v4 join:d  (step 2, branch 0)",
+        "│ │ │   joins v1 a, v3 c",
+        "│ ● │ v5 e → z  (step 2, branch 1.0, T)",
+        "│ │ ● v6 f → END  (step 2, branch 1.1, T)",
+        "● │ │ v7 d → z  (step 3, branch 0, T)",
+        "├─╯ │",
+        "●   │ v8 join:z  (step 4, branch 0)",
+        "│   │   joins v7 d, v5 e",
+        "●   │ v9 z → END  (step 5, branch 0, T)",
+        "├───╯",
+        "● v10 join:END  (step 6)",
+        "    joins v9 z, v6 f",
+    ]
+
+
+def test_a_reason_and_what_a_visit_adds() -> None:
+    run = rounds()
+    run.commits = tuple(
+        commit._replace(reason="there is more\n\x07to find " * 20, attempt=2) if commit.node == "j" else commit
+        for commit in run.commits
+    )
+    text = shown(run)
+    assert "because: there is more to find there is more" in text
+    assert "j → plan  (step 5, attempt 2, T)" in text
+    assert "plan → a, b  (step 6, visit 2, T)" in text
+    assert "\x07" not in text
+
+
+def test_tokens_are_counted() -> None:
+    run = crossing()
+    run.usage = {"one": {"total_tokens": 1200, "prompt_tokens": 1000}, "two": {"total_tokens": 34}, "three": {}}
+    assert ", 1,234 tokens\n" in describe(run)
+
+
+@pytest.mark.parametrize("make", RUNS.values(), ids=RUNS)
+def test_nothing_is_too_wide(make: Any) -> None:
+    lines = describe(make()).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_a_long_run_is_shortened_in_the_middle() -> None:
+    lines = describe(sends(600)).splitlines()
+    assert "... 203 more: run.commits has them all" in lines
+    assert "● v601 join:end  (step 2)" in lines
+    assert len(lines) < 900
+
+
+def test_a_graph_inside_leaves_no_trace_in_the_rows() -> None:
+    inner = letters(Graph(Found, name="inner"), "ab").add_edge(START, ["a", "b"]).add_edge(["a", "b"], END).compile()
+    graph = Graph(Found).add_node("inside", inner).add_path(START, "inside", END)
+    run = graph.compile().run({})
+    rows = rows_of(run.commits, run.events, run.branches)
+    assert [(row.node, row.came, row.children) for row in rows] == [("START", (), ()), ("inside", ((),), ())]
+    assert "graph 'Found', 2 commits, 1 node call\n" in describe(run)
+
+
+def test_run_has_both() -> None:
+    run = crossing()
+    assert run.report() == describe(run)
+    assert run.to_svg() == draw_run(rows_of(run.commits, run.events, run.branches), "run completed")
+
+
+@pytest.mark.parametrize("make", RUNS.values(), ids=RUNS)
+def test_the_picture_has_a_dot_for_each_row_and_a_way_to_each_parent(make: Any) -> None:
+    run = make()
+    rows = rows_of(run.commits, run.events, run.branches)
+    root = ElementTree.fromstring(draw_run(rows, "a run"))
+    dots = list(root.iter(f"{SVG}circle"))
+    assert len(dots) == len(rows)
+    width, height = float(root.get("width", "0")), float(root.get("height", "0"))
+    places = [(float(dot.get("cx", "nan")), float(dot.get("cy", "nan"))) for dot in dots]
+    assert all(0 < x < width and 0 < y < height for x, y in places)
+    assert len(set(places)) == len(places)
+    kinds = [dot.get("class", "").split()[0] for dot in dots]
+    assert [kind == "failed" for kind in kinds] == [row.error is not None for row in rows]
+    assert [kind == "warned" for kind in kinds] == [bool(row.conflicts) and row.error is None for row in rows]
+    ends = [path.get("d", "").split("H")[-1] for path in root.iter(f"{SVG}path") if "line" in path.get("class", "")]
+    assert len(ends) >= sum(len(row.parents) for row in rows)
+
+
+def test_the_picture_escapes_what_was_written() -> None:
+    graph = Graph().add_node("a", lambda text: {"<b>": "]]>&\x00"}).add_path(START, "a", END)
+    run = graph.compile().run({"text": '"<script>"'})
+    texts = [text.text for text in ElementTree.fromstring(run.to_svg()).iter(f"{SVG}text")]
+    assert "<b>: ']]>&\\x00'" in texts
+    assert "text: '\"<script>\"'" in texts
+
+
+def test_the_picture_is_that_of_the_branches_not_of_the_clock() -> None:
+    def picture() -> str:
+        return sends(5).to_svg()
+
+    assert picture() == picture()
+
+
+def test_lanes_are_those_of_the_last_children() -> None:
+    run = crossing()
+    lanes = leaves_of(rows_of(run.commits, run.events, run.branches))
+    assert lanes == {(): (0, 3), (0,): (0, 0), (1,): (1, 2), (1, 0): (1, 1), (1, 1): (2, 2), (2,): (3, 3)}
+
+
+def test_writes_in_words() -> None:
+    patch = {
+        "gone": DELETE,
+        "whole": Replace({"a": 1}),
+        "folded": Updates(["a"], ["b"]),
+        "plain": {"deep": DELETE},
+        **{f"f{i}": i for i in range(10)},
+    }
+    lines = writes(patch, without=["f0"])
+    assert lines[:4] == [
+        "gone: deleted",
+        "whole: replaced by {'a': 1}",
+        "folded: ['a'], then ['b']",
+        "plain: {'deep': DELETE}",
+    ]
+    assert lines[4:] == [*(f"f{i}: {i}" for i in range(1, 9)), "and 1 more fields"]
+
+
+@pytest.mark.parametrize(("duration", "text"), [(0.0, "0 µs"), (0.00099, "990 µs"), (0.05, "50 ms"), (90.0, "90.0 s")])
+def test_seconds(duration: float, text: str) -> None:
+    assert seconds(duration) == text
