@@ -16,7 +16,7 @@ from .lineage import lineage
 from .nodes import Call, Context, Decision, Node, Reply, Router, Runner, Send
 from .patch import DELETE, Replace, diff_value
 from .reducers import Updates
-from .runstate import Branch, Execution, Failure, RunState, Target, Transition, path_text
+from .runstate import Branch, Execution, Failure, RunState, Target, Transition, execution_id, path_text
 from .schedule import advance, begin, plan, start
 from .state import ImmutableState
 from .topology import END, START
@@ -136,6 +136,9 @@ class Session:
         """The DSPy trace in lineage order, whoever finished first. What failed comes after what its branch had done."""
         if not self.steps:
             return []
+        last = len(self.run.log) - 1
+        if self.run.ended and self.run.log[last].commit.id == execution_id((), last):  # it never forked
+            return [step for steps in self.steps.values() for step in steps]
         heads, failed = self._heads()
         steps: list[Any] = []
         done: set[str] = set()

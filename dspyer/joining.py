@@ -253,8 +253,14 @@ class Join:
 
     def _tally(self, own: list[Own]) -> PersistentMap[Any, int]:
         tally = self.base.tally
+        assert tally is not None  # branches that join have parted at the base
+        grown: dict[Any, int] = {}
         for item in own:
             commit = self.log[item.place].commit
-            tally = tally.set(commit.node, tally.get(commit.node, 0) + 1)
-            tally = tally.set(commit.branch, tally.get(commit.branch, 0) + 1)
+            for key in (commit.node, commit.branch):
+                grown[key] = (grown.get(key) or tally.get(key, 0)) + 1
+        if len(grown) > len(tally):
+            return PersistentMap({**dict(tally.items()), **grown})
+        for key, count in grown.items():
+            tally = tally.set(key, count)
         return tally

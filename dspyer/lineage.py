@@ -29,7 +29,8 @@ class Entry(NamedTuple):
         commit: the commit as users see it.
         state: the state after it.
         parents: places of the parents in the log.
-        tally: how often each node has committed in this lineage, and how many commits each branch path has.
+        tally: how often each node has committed in this lineage, and how many commits each branch path has; kept where
+            branches part, since only a join needs it.
         winners: for a join, the place in the log of the commit that wrote each resolved value.
         conflicts: for a join, the conflicts that were resolved.
     """
@@ -37,7 +38,7 @@ class Entry(NamedTuple):
     commit: Commit
     state: ImmutableState
     parents: tuple[int, ...]
-    tally: PersistentMap[Any, int]
+    tally: PersistentMap[Any, int] | None
     winners: Mapping[Keys, int] = FrozenDict()
     conflicts: tuple[MergedConflict, ...] = ()
 

@@ -116,8 +116,10 @@ def advance(run: RunState, execution_id: str, outcome: Transition | BaseExceptio
         return _fail(run._replace(running=running), failure, execution.place)
     branch, targets = execution.branch, outcome.targets
     alone = not waiting and not ready and not running and not failures
-    entry = _entry(len(log), alone, execution.id, execution.node, execution.path, (branch,), branch.tally, outcome)
-    moved = Branch(execution.path, branch.spots, outcome.state, len(log), execution.id, entry.commit.step, entry.tally)
+    entry, tally = _entry(
+        len(log), alone, execution.id, execution.node, execution.path, (branch,), branch.tally, outcome
+    )
+    moved = Branch(execution.path, branch.spots, outcome.state, len(log), execution.id, entry.commit.step, tally)
     log = log.append(entry)
     events: list[Event] = [Committed(entry.commit)]
     if alone:
@@ -162,7 +164,7 @@ def _entry(
     parents: tuple[Branch, ...],
     tally: PersistentMap[Any, int],
     outcome: Transition,
-) -> Entry:
+) -> tuple[Entry, PersistentMap[Any, int]]:
     visit = tally.get(node, 0) + 1
     commit = Commit(
         commit_id,
@@ -180,7 +182,8 @@ def _entry(
         outcome.duration,
     )
     heads = tuple([parent.head for parent in parents if parent.head >= 0])
-    return Entry(commit, outcome.state, heads, tally.set(node, visit).set(path, tally.get(path, 0) + 1))
+    tally = tally.set(node, visit).set(path, tally.get(path, 0) + 1)
+    return Entry(commit, outcome.state, heads, tally if len(outcome.targets) > 1 else None), tally
 
 
 def _join(run: RunState, group: Group) -> tuple[RunState, Branch, list[Event]]:
@@ -196,12 +199,12 @@ def _join(run: RunState, group: Group) -> tuple[RunState, Branch, list[Event]]:
     alone = not run.waiting and not run.ready and not run.running and not run.failures
     transition = Transition(merged.patch, merged.state, (Target(node),))
     commit_id = execution_id(path, merged.tally.get(path, 0))
-    entry = _entry(index, alone, commit_id, join.author, path, branches, merged.tally, transition)
+    entry, tally = _entry(index, alone, commit_id, join.author, path, branches, merged.tally, transition)
     entry = entry._replace(winners=merged.winners, conflicts=merged.conflicts)
     run = run._replace(log=run.log.append(entry), resting=merged.state if alone else run.resting)
     events: list[Event] = [ConflictFound(conflict) for conflict in merged.conflicts]
     events += [Joined(node, tuple([branch.path for branch in branches]), path), Committed(entry.commit)]
-    return run, Branch(path, spots, merged.state, index, commit_id, entry.commit.step, entry.tally), events
+    return run, Branch(path, spots, merged.state, index, commit_id, entry.commit.step, tally), events
 
 
 def _fork(branch: Branch, width: int) -> list[Branch]:
