@@ -258,7 +258,7 @@ class Assembly(NamedTuple):
                 edges += [EdgeText(source, way.targets) for source in way.sources]
             else:
                 labels = dict(way.path_map) if isinstance(way.path_map, Mapping) else None
-                targets = tuple(labels.values()) if labels else tuple(way.path_map or ())
+                targets = () if labels else tuple(way.path_map or ())
                 edges.append(EdgeText(way.source, targets, way.route, labels))
         model: type[BaseModel] | None = self.schema.model
         return graph_text(self.name, schema=model, nodes=nodes, edges=edges)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .nodes import Node, Router
+from .errors import InputError, suggestion
+from .nodes import FunctionNode, Node, Router
 from .pictures import Picture, draw_mermaid, draw_svg
 from .topology import END, START, Topology
 
@@ -68,6 +69,35 @@ class Blueprint:
     def routers(self) -> list[Router]:
         """All routers, in the order of declaration."""
         return [way for ways in self.exits.values() for way in ways if not isinstance(way, str)]
+
+    def check_inputs(self, inputs: Collection[str]) -> None:
+        """Check the names of a run's inputs.
+
+        Raises:
+            InputError: if one is unknown or missing; a missing one is named with its readers.
+        """
+        known = self.inputs
+        if self.closed and not set(inputs) <= set(known):
+            extra = [name for name in inputs if name not in known]
+            hints = "".join(suggestion(name, known) for name in extra)
+            raise InputError(
+                f"graph {self.name!r} has no input {', '.join(map(repr, extra))}.{hints} Its inputs are "
+                f"{', '.join(map(repr, known)) or 'none'}; name others with Graph(inputs=[...])"
+            )
+        missing = [name for name in known if name in self.required and name not in inputs]
+        if missing:
+            listed = ", ".join(self._wanted(name) for name in missing)
+            given = ", ".join(map(repr, inputs)) or "none"
+            raise InputError(f"missing inputs: {listed} (given: {given})")
+
+    def _wanted(self, field: str) -> str:
+        """A field, for the error that it is missing: who reads it, and what else its reader may have meant."""
+        readers = [name for name, node in self.nodes.items() if field in (node.reads or {}).values()]
+        if not readers:
+            return repr(field)
+        alone = isinstance(self.nodes[readers[0]], FunctionNode) and len(self.nodes[readers[0]].reads or {}) == 1
+        hint = "; for the state as a whole name the parameter `state`" if alone and self.topology.schema.open else ""
+        return f"{field!r}, read by {', '.join(map(repr, readers))}{hint}"
 
     def explain(self) -> str:
         """The graph in words: what each node reads and writes, where it goes, where rounds begin, what cannot be

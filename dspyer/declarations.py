@@ -36,6 +36,6 @@ class RouterSpec(NamedTuple):
 
     source: str
     route: Callable[..., object] | str | dspy.Module
-    path_map: Mapping[Any, str] | Sequence[str] | None
+    path_map: Mapping[Any, str | Sequence[str]] | Sequence[str] | None
     name: str | None
     writes: Collection[str] | Mapping[str, str] | None

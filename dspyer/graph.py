@@ -224,7 +224,7 @@ class Graph:
         self,
         source: str,
         route: Callable[..., object] | str | dspy.Module,
-        path_map: Mapping[Any, str] | Sequence[str] | None = None,
+        path_map: Mapping[Any, str | Sequence[str]] | Sequence[str] | None = None,
         *,
         name: str | None = None,
         writes: Collection[str] | Mapping[str, str] | None = None,
@@ -235,7 +235,8 @@ class Graph:
             source: the node that the branch leaves, or `START`.
             route: a sync function of the state's fields, the name of a field, or a `dspy.Module` with one `Literal`
                 output.
-            path_map: target by label, or the list of targets; by default the `Literal` that the function returns.
+            path_map: by label a target, or a list of targets that fork; or the list of all targets. By default the
+                `Literal` that the function returns.
             name: name of a module router, by default the source's with `_router`.
             writes: the field that gets the label of a module router.
 

@@ -11,7 +11,7 @@ import dspy
 from .blueprint import Blueprint
 from .copying import copy_tree
 from .drivers import adrive, drive
-from .errors import InputError, RunStoppedError, original, suggestion
+from .errors import InputError, RunStoppedError, original
 from .execution import Observe, Session, ignore
 from .lineage import lineage
 from .nodes import Call, check_resources, resources_of
@@ -243,17 +243,9 @@ class CompiledGraph(dspy.Module):
             name = blueprint.inputs[0] if blueprint.inputs else "name"
             raise InputError(f"graph {blueprint.name!r} takes its inputs by name: write program({name}=...)")
         request = dspy.settings.get(REQUEST) or Request()
-        known = blueprint.inputs
-        if blueprint.closed and not inputs.keys() <= set(known):
-            extra = [name for name in inputs if name not in known]
-            hints = "".join(suggestion(name, known) for name in extra)
-            raise InputError(
-                f"graph {blueprint.name!r} has no input {', '.join(map(repr, extra))}.{hints} Its inputs are "
-                f"{', '.join(map(repr, known)) or 'none'}; name others with Graph(inputs=[...])"
-            )
-        required = () if blueprint.required <= inputs.keys() else sorted(blueprint.required, key=known.index)
+        blueprint.check_inputs(inputs)
         schema = blueprint.topology.schema
-        state = schema.initial(schema.as_values(inputs) if request.inside else inputs, required)
+        state = schema.initial(schema.as_values(inputs) if request.inside else inputs)
         resources = {**self._resources, **request.resources}
         if blueprint.needs_resources:
             check_resources((*blueprint.nodes.values(), *blueprint.routers()), resources)

@@ -10,7 +10,7 @@ import dspy
 from .events import Commit, Event, MergedConflict, Path
 from .execution import Session
 from .history import rows_of
-from .lineage import Entry, last_writer, lineage, value_at
+from .lineage import Entry, last_writer, lineage, touches, value_at
 from .pictures_run import draw_run
 from .report import describe
 from .state import ImmutableState
@@ -76,6 +76,14 @@ class Run:
         assert self._prediction is not None
         return self._prediction
 
+    @property
+    def routing_reason(self) -> str | None:
+        """Why an LM router went where it went, in its own words: of the last one that gave a reason.
+
+        Each commit has the reason of its own route: `commit.reason`.
+        """
+        return next((commit.reason for commit in reversed(self.commits) if commit.reason), None)
+
     def at(self, version: int | str) -> ImmutableState:
         """The state after a commit; inside a fork, the state of that commit's branch.
 
@@ -113,6 +121,12 @@ class Run:
         if writer is not None:
             return self._entries[writer].commit
         known = ", ".join(self.state)
+        apart = [entry.commit for entry in self._entries if touches(entry.commit.patch, keys)]
+        if apart:
+            raise LookupError(
+                f"{'.'.join(map(str, keys))!r} was written by {apart[-1].node!r} (commit {apart[-1].id!r}), but its "
+                "branch never joined: see run.branches and run.at(id)"
+            )
         raise LookupError(f"no commit has written {'.'.join(map(str, keys))!r}; fields of the state: {known}")
 
     def report(self) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import dspy
 
+from dspyer.errors import NodeOutputError
 from dspyer.source import modules_text, reduce_program, source_class
 
 from .base import Built, Call, Command, Node, Reply, Send
@@ -15,7 +16,7 @@ from .binding import Binding
 from .callables import describe
 from .color import acall_function, call_function, is_async
 from .hidden import hidden_problems, mentions
-from .names import Names, check_names
+from .names import Names, check_names, no_patch
 from .outputs import RESULT, goto_of, is_bare, permitted, promise_of, values_of
 from .plan import plan_binding
 from .spec import Spec
@@ -74,7 +75,14 @@ class FunctionNode(Node):
         if self.per_item and is_bare(result):
             return Reply({RESULT: result}, goto, True)
         values, whole = values_of(result, who)
+        if whole and values and self.writes is None and not self.per_item:
+            self._check_model(result, values)
         return Reply(permitted(values, self.writes, who), goto, whole)
+
+    def _check_model(self, result: object, values: Mapping[str, object]) -> None:
+        schema = self.binding.schema
+        if schema and not schema.open and not values.keys() & schema.fields.keys():
+            raise NodeOutputError(f"{self.who} returned a {type(result).__name__}, which {no_patch(values, schema)}")
 
 
 def build_function(fn: Callable[..., Any], spec: Spec) -> Built:
@@ -129,6 +137,8 @@ def _writes(spec: Spec, promised: tuple[str, ...] | None) -> tuple[Names | None,
         return spec.writes, check_names(spec.writes, "writes", spec.who, own=promised, schema=spec.output_schema)
     if promised is None:
         return None, []
+    if promised and not spec.output_schema.open and not set(promised) & set(spec.output_schema.fields):
+        return None, [f"{spec.who}: its return annotation {no_patch(promised, spec.output_schema)}"]
     writes = {name: name for name in promised}
     who = f"{spec.who}, by its return annotation"
     return writes, check_names(writes, "writes", who, own=None, schema=spec.output_schema)

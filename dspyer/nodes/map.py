@@ -90,8 +90,7 @@ class _Item:
             raise
 
     def _note(self, error: BaseException) -> None:
-        where = f"of the map {self.node.name!r} (field {self.node.over!r})"
-        annotate(error, f"in item {self.index} of {self.count} {where}")
+        annotate(error, f"in {self.node.over}[{self.index}] of the map {self.node.name!r} ({self.count} items)")
 
 
 def result_of(reply: Reply, node: MapNode) -> object:

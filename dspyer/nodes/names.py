@@ -78,5 +78,13 @@ def no_field(name: str, schema: Schema) -> str:
     return f"is no field of the state ({listed(schema.fields)}).{suggestion(name, schema.fields)}"
 
 
+def no_patch(names: Iterable[str], schema: Schema) -> str:
+    """A text that says that nothing of what a function returns is a field, and how to store it as one value."""
+    return (
+        f"has {listed(names)}, none of which is a field of the state ({listed(schema.fields)}). What a function "
+        "returns is a patch, also as a model: to store all of it in one field, return {'field': ...}"
+    )
+
+
 def _is_field(name: str, schema: Schema) -> bool:
     return schema.open or name in schema.fields

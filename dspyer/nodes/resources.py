@@ -91,8 +91,13 @@ def resources_of(resources: Mapping[type, object] | Iterable[object] | None) -> 
         if wrong:
             raise InputError(f"resources are given by type, as {{Client: client}}: {', '.join(wrong)} is no type")
         return MappingProxyType(dict(resources))
+    if not hasattr(resources, "__iter__") or isinstance(resources, str):
+        name = type(resources).__name__
+        raise InputError(f"resources are given as a list or by type, not as one {name}: write resources=[...]")
     found: dict[type, object] = {}
     for resource in resources:
+        if isinstance(resource, type):
+            raise InputError(f"the resource {resource.__name__} is a class: give an object of it")
         if type(resource) in found:
             raise InputError(f"two resources are of type {type(resource).__name__}: give them as {{Type: object}}")
         found[type(resource)] = resource

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import dspy
 
-from dspyer.errors import RouteError, brief
+from dspyer.errors import RouteError, annotate, brief
 
 from .base import Call, Command, Decision
 from .binding import Binding, unset
@@ -97,7 +98,12 @@ class FunctionRouter(Router):
 
     def decide(self, call: Call) -> Decision:
         """Call the function."""
-        result = self.fn(**self.binding.bind(call))
+        arguments = self.binding.bind(call)
+        try:
+            result = self.fn(**arguments)
+        except Exception as error:
+            annotate(error, f"in {self.who}")
+            raise
         if result is None or isinstance(result, Command):
             raise RouteError(
                 f"{self.who} returned {brief(result)}: a router returns a label, a name, a Send or a list of them; "
@@ -138,11 +144,25 @@ class ModuleRouter(Router):
 
     def decide(self, call: Call) -> Decision:
         """Ask the program's module."""
-        return self._decision(call_module(self._module(call), gather_inputs(self.inputs, call, self.who)))
+        inputs = gather_inputs(self.inputs, call, self.who)
+        with self._named():
+            result = call_module(self._module(call), inputs)
+        return self._decision(result)
 
     async def adecide(self, call: Call) -> Decision:
         """The same from async code."""
-        return self._decision(await acall_module(self._module(call), gather_inputs(self.inputs, call, self.who)))
+        inputs = gather_inputs(self.inputs, call, self.who)
+        with self._named():
+            result = await acall_module(self._module(call), inputs)
+        return self._decision(result)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            annotate(error, f"in {self.who}")
+            raise
 
     def _module(self, call: Call) -> dspy.Module:
         assert self.module_name is not None

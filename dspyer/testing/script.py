@@ -185,7 +185,14 @@ def rules_of(script: Any) -> list[Rule]:
             f"a script is a list of answers, a mapping from match to answer, a list of pairs, or a function, "
             f"not {type(script).__name__}"
         )
-    if script and all(isinstance(item, tuple) and len(item) == 2 for item in script):
+    pairs = [isinstance(item, tuple) and len(item) == 2 for item in script]
+    if any(pairs):
+        if not all(pairs):
+            lone = next(item for item, paired in zip(script, pairs, strict=True) if not paired)
+            raise TypeError(
+                "a script is a list of answers or a list of pairs (match, answer), not both: its item "
+                f"[{pairs.index(False)}] is no pair but {_short(repr(lone))}. Give it a match, such as Asks('answer')"
+            )
         return [Rule(match, answers) for match, answers in script]
     return [Rule(None, list(script))]
 
@@ -219,15 +226,14 @@ def _written_fields(answer: Mapping[str, object], prompt: Prompt) -> str:
     if unknown or missing:
         raise UnexpectedCallError(
             f"an answer of the script does not fit the call: "
-            f"{_names('it lacks', missing)}{_names('it has', unknown)}{_shown(prompt)}"
+            f"{'; '.join([*_names('it lacks', missing), *_names('it has', unknown)])}. {_shown(prompt)}"
         )
     values = {name: answer.get(name, "") for name in prompt.asks}
     return write_answer(prompt, values)
 
 
-def _names(what: str, names: Iterable[str]) -> str:
-    listed = ", ".join(names)
-    return f"{what} {listed}. " if listed else ""
+def _names(what: str, names: Sequence[str]) -> list[str]:
+    return [f"{what} {', '.join(names)}"] if names else []
 
 
 def _shown(prompt: Prompt) -> str:

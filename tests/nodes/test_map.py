@@ -189,7 +189,7 @@ def test_a_failing_item_is_named_and_its_error_kept(colour: str) -> None:
     with pytest.raises(RuntimeError) as caught:
         results(fn, colour)
     assert caught.value is error
-    assert caught.value.__notes__ == ["in item 1 of 2 of the map 'digest' (field 'docs')"]
+    assert caught.value.__notes__ == ["in docs[1] of the map 'digest' (2 items)"]
 
 
 def goes(doc: str) -> Command[Literal["a"]]:

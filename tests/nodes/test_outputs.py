@@ -200,7 +200,7 @@ def returns_elsewhere() -> Other:
 @pytest.mark.parametrize(
     ("fn", "writes", "message"),
     [
-        (returns_elsewhere, None, "by its return annotation: 'elsewhere' in writes is no field of the state"),
+        (returns_elsewhere, None, "its return annotation has 'elsewhere', none of which is a field of the state"),
         (returns_dict, ["titel"], "Did you mean 'title'?"),
         (returns_dict, {"title": "name"}, "write writes={'name': 'title'}"),
         (returns_typed, {"titel": "title"}, "'titel' in writes is none of its outputs ('title', 'tags')"),

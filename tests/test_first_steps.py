@@ -1,0 +1,127 @@
+"""What somebody who has just read the documentation does first, and what the errors say to it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, cast
+
+import dspy
+import pytest
+from pydantic import BaseModel
+
+from dspyer import END, START, CompiledGraph, Graph, reducers
+from dspyer.testing import Asks, ScriptedLM
+
+
+class Person(BaseModel):
+    name: str
+    age: int = 0
+
+
+class Card(BaseModel):
+    text: str
+    person: Person | None = None
+
+
+class Debate(BaseModel):
+    topic: str
+    turns: Annotated[list[str], reducers.append] = []
+    decision: Literal["on", "stop"] = "on"
+
+
+class Client:
+    def ask(self) -> str:
+        return "asked"
+
+
+def of(node: Any, schema: type[BaseModel] | None = None) -> CompiledGraph:
+    return Graph(schema).add_node("node", node).add_path(START, "node", END).compile()
+
+
+def test_a_label_of_a_router_may_fork() -> None:
+    graph = Graph(Debate)
+    graph.add_node("pro", lambda topic: {"turns": f"for {topic}"}, writes=["turns"])
+    graph.add_node("contra", lambda topic: {"turns": f"against {topic}"}, writes=["turns"])
+    graph.add_node("moderate", lambda turns: {"decision": "stop" if len(turns) > 2 else "on"}, writes=["decision"])
+    graph.add_edge(START, ["pro", "contra"]).add_edge(["pro", "contra"], "moderate")
+    graph.add_conditional_edges("moderate", "decision", {"on": ["pro", "contra"], "stop": END})
+    program = graph.compile()
+    assert program(topic="tea").turns == ["for tea", "against tea"] * 2
+    ways = """add_conditional_edges("moderate", 'decision', {'on': ["pro", "contra"], 'stop': END})"""
+    assert ways in inspect.getsource(type(program))
+    assert '"on"' in program.graph.to_mermaid()
+
+
+def returns_a_model(text: str) -> Any:
+    return Person(name=text)
+
+
+def promises_a_model(text: str) -> Person:
+    return Person(name=text)
+
+
+def needs_a_client(client: Client) -> dict[str, str]:
+    return {"reply": client.ask()}
+
+
+def takes_s(s: Any) -> dict[str, int]:
+    return {"n": s["n"] + 1}
+
+
+MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    "a model that is meant as a value": (lambda: of(returns_a_model, Card)(text="Ada"), "return {'field': ...}"),
+    "a model promised that is meant as a value": (lambda: of(promises_a_model, Card), "return {'field': ...}"),
+    "one resource": (
+        lambda: of(needs_a_client).with_resources(cast(Any, Client())),
+        r"not as one Client: write resources=\[...\]",
+    ),
+    "a class as resource": (
+        lambda: of(needs_a_client).run({}, resources=[Client]),
+        "Client is a class",
+    ),
+    "a state called s": (lambda: of(takes_s)(n=1), "'s', read by 'node'; for the state as a whole .* `state`"),
+    "pairs and answers in one script": (
+        lambda: ScriptedLM([(Asks("a"), {"a": "1"}), {"b": "2"}]),
+        r"not both: its item \[1\] is no pair",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "text"), MISTAKES.values(), ids=MISTAKES)
+def test_what_a_first_mistake_is_told(make: Callable[[], Any], text: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=text):
+        make()
+
+
+def failing_route(text: str) -> str:
+    raise KeyError("mine")
+
+
+def test_the_error_of_a_router_says_that_it_is_the_router() -> None:
+    graph = Graph().add_node("read", lambda text: None, writes=[]).add_edge(START, "read")
+    run = graph.add_conditional_edges("read", failing_route, [END]).compile().run({"text": "a"})
+    assert run.error is not None
+    assert run.error.__notes__[0] == "in the router of 'read'"
+
+
+def test_the_error_of_an_lm_router_says_that_it_is_the_router() -> None:
+    graph = Graph().add_node("read", lambda text: None, writes=[]).add_edge(START, "read")
+    graph.add_conditional_edges("read", dspy.Predict("text -> way: Literal['END']"), [END])
+    with ScriptedLM([ConnectionError("no LM")]) as lm:
+        run = graph.compile().run({"text": "a"})
+    assert lm.calls
+    assert run.error is not None
+    assert run.error.__notes__[0] == "in the router of 'read'"
+
+
+def test_blame_of_what_never_joined_says_where_it_is() -> None:
+    def fails(text: str) -> None:
+        raise RuntimeError(text)
+
+    graph = Graph().add_node(fails).add_node("notes", lambda text: {"note": text}, writes=["note"])
+    run = graph.add_edge(START, ["fails", "notes"]).add_edge(["fails", "notes"], END).compile().run({"text": "a"})
+    with pytest.raises(
+        LookupError, match=r"'note' was written by 'notes' \(commit '1:0'\), but its branch never joined"
+    ):
+        run.blame("note")
