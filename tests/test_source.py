@@ -1,0 +1,171 @@
+"""The generated class of a graph: its text, and how long it can be read."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import linecache
+import pickle
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+import dspy
+import pytest
+from pydantic import BaseModel
+
+from dspyer.source import EdgeText, FunctionText, MapText, graph_text, reduce_program, source_class
+
+TEXT = "class Chain(dspy.Module):\n    'a -> b'\n"
+
+
+class Base(dspy.Module):
+    """A stand-in for the compiled graph."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduce_program(self)
+
+
+class Other(Base):
+    """A second base."""
+
+
+def test_source_is_the_text_and_survives_an_emptied_cache() -> None:
+    chain = source_class("Chain", Base, TEXT)
+
+    for forget in (gc.collect, linecache.clearcache, linecache.checkcache):
+        forget()
+        assert inspect.getsource(chain) == TEXT
+    assert issubclass(chain, Base)
+    assert chain.__name__ == chain.__qualname__ == "Chain"
+
+
+def test_same_graph_has_one_class() -> None:
+    chain = source_class("Chain", Base, TEXT)
+    assert source_class("Chain", Base, TEXT) is chain
+    assert source_class("Chain", Base, TEXT + "    1\n") is not chain
+    other = source_class("Chain", Other, TEXT)
+    assert other is not chain
+    assert inspect.getsource(other) == inspect.getsource(chain)
+
+
+def test_nothing_is_left_of_a_class_that_nobody_uses() -> None:
+    text = TEXT + "    'left behind?'\n"
+    chain = source_class("Chain", Base, text)
+    module = chain.__module__
+    assert module in sys.modules
+    del chain
+    gc.collect()
+    assert module not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("My graph!", "My_graph_"), ("", "Graph"), ("1st", "Graph_1st"), ("Übung", "Übung")]
+)
+def test_any_name_of_a_graph_gives_a_class(name: str, expected: str) -> None:
+    text = graph_text(name, schema=None, nodes={}, edges=[])
+    assert source_class(name, Base, text).__name__ == expected
+    assert inspect.getsource(source_class(name, Base, text)) == text
+    compile(text, "text", "exec")
+
+
+@pytest.mark.parametrize("dumps", [pickle.dumps, cloudpickle.dumps], ids=["pickle", "cloudpickle"])
+def test_program_is_pickled_by_recipe(dumps: Callable[[Any], bytes]) -> None:
+    program = source_class("Chain", Base, TEXT)()
+    program.mark = {"a": [1]}
+    twin = pickle.loads(dumps(program))
+
+    assert type(twin) is type(program)
+    assert twin.mark == {"a": [1]}
+    assert twin.history == []
+
+
+class Doc(BaseModel):
+    """What is known."""
+
+    question: str
+    notes: list[str] = []
+
+
+def named(question: str) -> dict[str, str]:
+    """Names it."""
+    return {"name": question}
+
+
+class Judge:
+    def __call__(self, name: str) -> str:
+        return "again" if name else "done"
+
+
+def line_of(node: object) -> str:
+    text = graph_text("G", schema=None, nodes={"x": node}, edges=[])
+    return next(line.strip() for line in text.splitlines() if '"x"' in line)
+
+
+made = eval("lambda question, name: None")  # no source anywhere
+
+
+class Sig(dspy.Signature):
+    """S."""
+
+    a: str = dspy.InputField()
+    b: list[int] = dspy.OutputField()
+
+
+@pytest.mark.parametrize(
+    ("node", "line"),
+    [
+        (named, 'graph.add_node("x", named)'),
+        (functools.partial(named, question="?"), 'graph.add_node("x", partial(named))'),
+        (Judge(), 'graph.add_node("x", Judge())'),
+        (len, 'graph.add_node("x", len)'),
+        (lambda question: {"a": 1}, "graph.add_node(\"x\", lambda question: {'a': 1})"),
+        (made, 'graph.add_node("x", lambda question, name: ...)'),
+        (dspy.Predict("a, b: int -> c"), 'graph.add_node("x", dspy.Predict("a, b: int -> c"))'),
+        (dspy.ChainOfThought(Sig), 'graph.add_node("x", dspy.ChainOfThought("a -> b: list[int]"))'),
+        (Base(), 'graph.add_node("x", Base())'),
+        (
+            FunctionText(named, {"ask": dspy.Predict("a -> b")}),
+            'graph.add_node("x", named, modules={"ask": dspy.Predict("a -> b")})',
+        ),
+        (
+            MapText(FunctionText(named), "docs", "doc", "found"),
+            'graph.add_map("x", named, over="docs", item="doc", into="found")',
+        ),
+    ],
+)
+def test_every_kind_of_node_is_one_call(node: object, line: str) -> None:
+    assert line_of(node) == line
+
+
+def test_edges_are_the_users_calls() -> None:
+    edges = [
+        EdgeText("START", ("a",)),
+        EdgeText("a", ("b", "c")),
+        EdgeText("b", ("a", "END"), Judge(), {"again": "a", True: "END"}),
+        EdgeText("c", ("a", "END"), "category"),
+        EdgeText("d", (), named),
+    ]
+    text = graph_text("G", schema=Doc, nodes={}, edges=edges, doc='Says "so".')
+
+    assert [line.strip() for line in text.splitlines() if "graph.add" in line] == [
+        'graph.add_edge(START, "a")',
+        'graph.add_edge("a", ["b", "c"])',
+        'graph.add_conditional_edges("b", Judge(), {\'again\': "a", True: END})',
+        'graph.add_conditional_edges("c", \'category\', ["a", END])',
+        'graph.add_conditional_edges("d", named)',
+    ]
+    assert "graph = Graph(Doc)" in text
+    assert inspect.getsource(Doc).strip().splitlines()[-1] in text
+    assert 'return {"name": question}' in text
+    assert text.startswith('class G(dspy.Module):\n    """Says "so".')
+    assert "0x" not in text
+    compile(text, "text", "exec")
+
+
+def test_each_source_is_shown_once() -> None:
+    text = graph_text("G", schema=None, nodes={"a": named, "b": named, "c": Judge(), "d": Judge()}, edges=[])
+    assert text.count("def named(") == 1
+    assert text.count("class Judge") == 1
