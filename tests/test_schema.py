@@ -643,7 +643,9 @@ class TestValidators:
     def test_updates_that_fit_alone_but_not_together(self) -> None:
         _, state = commit({"short": ["a", "b"]})
         two, _ = commit({"short": ["c", "d"]})
-        with pytest.raises(NodeOutputError, match=r"'short' fold to a value that it refuses: List should have at most 3 items"):
+        with pytest.raises(
+            NodeOutputError, match=r"'short' fold to a value that it refuses: List should have at most 3 items"
+        ):
             SCHEMA.fold("short", state.raw("short"), two["short"])
 
     def test_options_of_the_model_hold(self) -> None:
