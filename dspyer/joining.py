@@ -75,6 +75,7 @@ class Join:
             disjoint = disjoint and item.mask == lowest
             first[lowest.bit_length() - 1].append(item)
         self.disjoint = disjoint
+        self.first = first
         state = states[0]
         seen: dict[str, list[Own]] = {}
         self.resets: dict[str, list[Own]] = {}
@@ -187,16 +188,26 @@ class Join:
 
     def _writers(self, left_only: list[Own], right_only: list[Own], bit: int) -> Writers:
         def find(path: Keys, left: Any, right: Any) -> tuple[int, int]:
-            before = (1 << bit) - 1
-            ours = [item.place for item in self.own if item.mask & before and not item.mask >> bit & 1]
-            theirs = [item.place for item in self.own if item.mask >> bit & 1 and not item.mask & before]
             known = self.winners.get(path)
             if known is None or not same(self.resolved[path], left):
-                known = last_writer(self.log, ours, self.heads[:bit], path, left)
+                known = self._left_writer(bit, path, left)
+            theirs = [item.place for item in self.first[bit]]
             other = last_writer(self.log, theirs, self.heads[bit : bit + 1], path, right)
             return left_only[-1].place if known is None else known, right_only[-1].place if other is None else other
 
         return find
+
+    def _left_writer(self, bit: int, path: Keys, left: Any) -> int | None:
+        """Who wrote a value of the branches before one; where none of them crossed, a look at each finds it."""
+        for other in reversed(range(bit if self.disjoint else 0)):
+            if same(value_at(self.log[self.heads[other]].state, path), left):
+                places = [item.place for item in self.first[other]]
+                writer = last_writer(self.log, places, [self.heads[other]], path, left)
+                if writer is not None:
+                    return writer
+        before = (1 << bit) - 1
+        ours = [item.place for item in self.own if item.mask & before and not item.mask >> bit & 1]
+        return last_writer(self.log, ours, self.heads[:bit], path, left)
 
     def _name(self, index: int) -> str:
         return self.author if index == self.index else self.log[index].commit.node
