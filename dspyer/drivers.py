@@ -107,7 +107,7 @@ class Threads:
         if self._on_loop is None:
             self._on_loop = in_worker_thread()
         if self._on_loop:
-            anyio.from_thread.run_sync(self._spawn, lambda: self._done.put((key, attempt(work))))
+            anyio.from_thread.run_sync(self._spawn, key, work)
             return
         self._jobs.put((copy_context(), key, work))
         if len(self._threads) < min(self.busy, self._limit):
@@ -120,11 +120,19 @@ class Threads:
             context, key, work = job
             self._done.put((key, context.run(attempt, work)))
 
-    def _spawn(self, run: Callable[[], None]) -> None:
+    def _spawn(self, key: Any, work: Callable[[], Any]) -> None:
+        def run() -> None:
+            self._done.put((key, attempt(work)))
+
+        def ended(task: asyncio.Future[None]) -> None:
+            _tasks.discard(task)
+            if task.cancelled():  # the loop shuts down, and the work may never have begun: nobody waits for it
+                self._done.put((key, (None, asyncio.CancelledError(), ())))
+
         self._limiter = self._limiter or anyio.CapacityLimiter(self._limit)
         task = asyncio.ensure_future(anyio.to_thread.run_sync(run, limiter=self._limiter))
         _tasks.add(task)
-        task.add_done_callback(_tasks.discard)
+        task.add_done_callback(ended)
 
     def next(self) -> tuple[Any, Outcome]:
         """Waits for the next outcome."""
