@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -14,7 +17,16 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Replace, Run, Send, Updates, reducers
-from dspyer.errors import InputError, MergeConflictError, NodeOutputError, RouteError, RunStoppedError, annotate
+from dspyer.drivers import Threads, _tasks
+from dspyer.errors import (
+    GraphError,
+    InputError,
+    MergeConflictError,
+    NodeOutputError,
+    RouteError,
+    RunStoppedError,
+    annotate,
+)
 from dspyer.events import Emitted
 from dspyer.testing import ScriptedLM
 
@@ -355,3 +367,147 @@ def test_what_a_router_at_start_writes_is_given_back_by_a_subgraph(field: str, s
     if field == "tags":
         assert begun.commits[0].patch["tags"] == Updates(Replace(["p"]), "x")
         assert begun.at(0)["tags"] == ["p", "x"]
+
+
+# --- threads, tasks and what belongs to the caller
+
+
+class Stopped(Threads):
+    """Threads of an event loop that shuts down as soon as it is asked for one."""
+
+    def _spawn(self, key: Any, work: Callable[[], Any]) -> None:
+        known = set(_tasks)
+        super()._spawn(key, work)
+        for task in _tasks - known:
+            task.cancel()
+
+
+def test_nobody_waits_for_work_that_a_stopped_loop_never_began() -> None:
+    def wait() -> Any:
+        with Stopped(2) as threads:
+            threads.start("work", lambda: None)
+            return threads.next()
+
+    key, (_, error, _) = asyncio.run(dspy.asyncify(wait)())
+    assert key == "work"
+    assert isinstance(error, asyncio.CancelledError)
+
+
+async def _waits(state: Any) -> None:
+    await asyncio.Event().wait()
+
+
+NESTED = beside(beside(_waits, _waits), _waits)
+
+
+@pytest.mark.parametrize("program", [alone(_waits), beside(_waits, _waits), NESTED], ids=["alone", "fork", "nested"])
+def test_a_deadline_ends_a_run(program: CompiledGraph) -> None:
+    async def with_anyio() -> None:
+        with anyio.fail_after(0.01):
+            await program.acall()
+
+    async def with_asyncio() -> None:
+        await asyncio.wait_for(program.acall(), 0.01)
+
+    for call in (with_anyio, with_asyncio):
+        with pytest.raises(TimeoutError):
+            asyncio.run(call())
+
+
+def test_a_failed_run_leaves_settings_and_threads_as_they_were(play: Play) -> None:
+    def fails(state: Any) -> None:
+        raise ValueError("x")
+
+    async def afails(state: Any) -> None:
+        raise ValueError("x")
+
+    before, threads = dict(dspy.settings.copy()), set(threading.enumerate())
+    for program in (alone(fails), beside(fails, afails), beside(beside(fails, fails), afails)):
+        assert isinstance(play(program, {}).error, ValueError)
+    assert dict(dspy.settings.copy()) == before
+    left = [thread.name for thread in set(threading.enumerate()) - threads if thread.name.startswith("dspyer")]
+    assert left == []
+
+
+def test_a_program_keeps_no_run() -> None:
+    program = beside(lambda state: {"x": 1}, lambda state: {"y": 1})
+    run = weakref.ref(program.run({}))
+    gc.collect()
+    assert run() is None
+
+
+def test_branches_do_not_see_each_others_context_variables(play: Play) -> None:
+    variable = contextvars.ContextVar("variable", default=0)
+    passing = threading.Barrier(2, timeout=10)
+
+    def node(number: int) -> Callable[[Any], dict[str, int]]:
+        def work(state: Any) -> dict[str, int]:
+            variable.set(number)
+            passing.wait()
+            return {f"n{number}": variable.get()}
+
+        return work
+
+    run = play(beside(node(1), node(2)), {})
+    assert run.state == {"n1": 1, "n2": 2}
+    assert variable.get() == 0
+
+
+def test_a_program_that_calls_itself(play: Play) -> None:
+    programs: list[Any] = []
+
+    def work(n: int, ctx: Context) -> dict[str, int]:
+        return {"out": 0 if n == 0 else 1 + again(n - 1)}
+
+    def again(n: int) -> int:
+        inner = programs[0](n=n)
+        return int(inner.out)
+
+    graph = Graph(inputs=["n"]).add_node("a", work, writes=["out"]).add_node("b", lambda state: None, writes=[])
+    programs.append(graph.add_edge(START, ["a", "b"]).add_edge(["a", "b"], END).compile())
+    assert play(programs[0], {"n": 4}).state["out"] == 4
+
+
+@pytest.mark.parametrize(("size", "left"), [(3, ["old", "old", "step"]), (0, ["old", "old", "old"])])
+def test_the_callers_trace_is_as_long_as_it_may_be(size: int, left: list[str]) -> None:
+    program = alone(dspy.Predict("q -> a"))
+    trace: list[Any] = ["old", "old", "old"]
+    with dspy.context(lm=ScriptedLM([{"a": "1"}]), trace=trace, max_trace_size=size):
+        program(q="?")
+    assert ["old" if step == "old" else "step" for step in trace] == left
+    with dspy.context(lm=ScriptedLM([{"a": "1"}]), trace=None):
+        assert len(program.run({"q": "?"}).trace) == 1
+        assert dspy.settings.trace is None
+
+
+@pytest.mark.parametrize("name", ["callbacks", "history", "START", "END"])
+def test_names_that_dspy_needs_are_refused(name: str) -> None:
+    with pytest.raises(GraphError, match="cannot name a node"):
+        Graph().add_node(name, says("a"))
+
+
+def test_names_like_those_of_the_ends_are_names() -> None:
+    graph = Graph(Log).add_node("END_", says("END_")).add_node("START2", says("START2"))
+    assert graph.add_path(START, "START2", "END_", END).compile()().log == ["START2", "END_"]
+
+
+def test_subgraphs_in_sends_loops_and_maps(play: Play) -> None:
+    inner = Graph(Log, name="Inner", inputs=["q", "log"]).add_node("x", lambda q: {"log": ["x" + q], "count": 1})
+    inner.add_node("y", lambda q: {"log": ["y" + q]}).add_edge(START, ["x", "y"]).add_edge(["x", "y"], END)
+    sub = inner.compile()
+
+    def spread(ctx: Context) -> list[Send]:
+        return [Send("sub", {"q": str(i)}) for i in range(2)]
+
+    sent = Graph(Log).add_node("sub", sub).add_conditional_edges(START, spread, ["sub"]).add_edge("sub", END).compile()
+    run = play(sent, {})
+    assert (run.state["log"], run.state["count"]) == (["x0", "y0", "x1", "y1"], 2)
+
+    loop = Graph(Log).add_node("sub", sub).add_edge(START, "sub")
+    loop.add_conditional_edges("sub", lambda ctx: "sub" if ctx.visit < 2 else END, ["sub", END])
+    assert play(loop.compile(), {"q": "!"}).state["log"] == ["x!", "y!", "x!", "y!"]
+
+    mapped = (
+        Graph(inputs=["qs"]).add_map("m", sub, over="qs", item="q", into="outs").add_path(START, "m", END).compile()
+    )
+    assert [out["log"] for out in play(mapped, {"qs": ["a", "b"]}).state["outs"]] == [["xa", "ya"], ["xb", "yb"]]
