@@ -1,10 +1,8 @@
 """Joining branches by what each of them committed.
 
 A branch is known by its last commit, and its lineage is that commit with all commits behind it. Of two branches the
-common
-commits are the base, what only one of them has are its changes, and each change is applied exactly once, however the
-branches
-were forked and crossed before.
+common commits are the base, what only one of them has are its changes, and each change is applied exactly once,
+however the branches were forked and crossed before.
 """
 
 from __future__ import annotations

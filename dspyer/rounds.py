@@ -1,17 +1,13 @@
 """Loops of a graph, and which position of a branch can still reach which.
 
 A *loop* is a strongly connected part of the graph. Its *heads* are where its rounds begin: the only node that is
-entered from
-outside; if several are, those whose every edge from inside the loop is conditional; if there is none, the first
-declared. An edge
-inside a loop into a head *goes back*: it starts the next round. Without these edges the same search finds the loops
-inside.
+entered from outside; if several are, those whose every edge from inside the loop is conditional; if there is none,
+the first declared. An edge inside a loop into a head *goes back*: it starts the next round. Without these edges the
+same search finds the loops inside.
 
 A branch stands at a node in a *round*: one counter per loop around the node, outermost first. Going back adds 1 to
-the counter of
-that loop, leaving a loop drops its counter, entering one appends 0. These are the pointstamps of timely dataflow
-(Murray et al.,
-"Naiad: A Timely Dataflow System", SOSP 2013, section 2.3).
+the counter of that loop, leaving a loop drops its counter, entering one appends 0. These are the pointstamps of
+timely dataflow (Murray et al., "Naiad: A Timely Dataflow System", SOSP 2013, section 2.3).
 """
 
 from __future__ import annotations
@@ -188,8 +184,7 @@ class Rounds:
         """For each node that `source` can reach: counters shared with it, and the least round in which it is reached.
 
         The outer shared counters never change on a least path, since the innermost shared loop is strongly connected:
-        only
-        the innermost shared one may grow, and what follows does not depend on where the branch stood.
+        only the innermost shared one may grow, and what follows does not depend on where the branch stood.
         """
         least: dict[str, Round] = {}
         zero = (0,) * len(self._around[source])

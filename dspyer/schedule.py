@@ -1,9 +1,8 @@
 """The scheduler: what may start, and what follows when a node has finished. Pure: values in, values out.
 
 A `RunState` is a frozen value. `plan` says what may start next, `begin` starts it, `advance` folds one finished node
-in. Nothing here
-knows of threads, tasks, clocks or language models, so any order of completion can be tested by calling these
-functions in it.
+in. Nothing here knows of threads, tasks, clocks or language models, so any order of completion can be tested by
+calling these functions in it.
 """
 
 from __future__ import annotations
@@ -255,8 +254,7 @@ def _settle(run: RunState, left: Place, fresh: list[Place], sent: list[Group]) -
     """Moves groups that no other live branch can reach any more from waiting to ready.
 
     A group remembers one place that blocks it and is looked at again only when that place is left: what blocks can
-    only move on,
-    and whatever it could reach before includes what it can reach then.
+    only move on, and whatever it could reach before includes what it can reach then.
     """
     waiting, live = run.waiting, run.live
     released = [] if left in live else [place for place, group in waiting.items() if group.blocker == left]
