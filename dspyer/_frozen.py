@@ -13,7 +13,7 @@ from ._depth import check_depth, depth_of
 from ._persistent import MapData, SequenceData, as_map, as_sequence, extended, with_key, without_key
 from ._refusals import refuse_change, refuse_missing
 from ._scalars import SCALARS, freeze_key
-from .errors import UnsupportedValueError
+from .errors import UnsupportedValueError, with_article
 
 K = TypeVar("K")
 V_co = TypeVar("V_co", covariant=True)
@@ -150,7 +150,7 @@ class FrozenDict(Levels, Mapping[K, V_co]):
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         refuse_change(
-            f"a {type(self).__name__}",
+            with_article(type(self).__name__),
             "return a patch from the node, {'key': new_value}, nested for nested keys and with DELETE to remove one; "
             "or change a plain copy, `.copy()`",
         )
@@ -168,7 +168,8 @@ def entries_of(pairs: Any, cls: type) -> dict[Any, Any]:
     try:
         return dict(pairs)
     except (TypeError, ValueError):
-        text = f"a {cls.__name__} is built from a mapping or from pairs, not from a {type(pairs).__name__}"
+        what, given = with_article(cls.__name__), with_article(type(pairs).__name__)
+        text = f"{what} is built from a mapping or from pairs, not from {given}"
         raise UnsupportedValueError(text) from None
 
 

@@ -47,7 +47,7 @@ class Assembly(NamedTuple):
         problems: list[str] = []
         modules: dict[str, dspy.Module] = {}
         nodes, unknown = self._build_nodes(modules, problems)
-        exits = self._build_exits(modules, problems)
+        exits, open_ends = self._build_exits(modules, problems)
         edges = self._edges(nodes, exits)
         sent = _sent(nodes, exits)
         for name, texts in unknown.items():
@@ -57,9 +57,9 @@ class Assembly(NamedTuple):
         facts = Facts(names, tuple(edges), {}, {}, {}, (), ())
         wrong = list(check_targets(facts))
         problems += wrong
-        if wrong or len(nodes) < len(names):
+        if wrong or open_ends or len(nodes) < len(names):
             raise GraphError(problems)
-        inputs, required = self._declared_inputs(nodes, exits, edges, problems)
+        inputs, required = self._declared_inputs(nodes, exits, edges, sent, problems)
         facts = self._facts(facts, nodes, exits, inputs, sent)
         rounds = Rounds.of((START, *names, END), edges)
         problems += check_paths(facts)
@@ -117,7 +117,11 @@ class Assembly(NamedTuple):
                 modules[spec.name] = built.module
         return nodes, unknown
 
-    def _build_exits(self, modules: dict[str, dspy.Module], problems: list[str]) -> dict[str, tuple[Exit, ...]]:
+    def _build_exits(
+        self, modules: dict[str, dspy.Module], problems: list[str]
+    ) -> tuple[dict[str, tuple[Exit, ...]], bool]:
+        """The ways out of each node, and whether a router could not be built, so that not all are known."""
+        open_ends = False
         exits: dict[str, list[Exit]] = {name: [] for name in (START, *(spec.name for spec in self.nodes))}
         for way in self.ways:
             if isinstance(way, EdgeSpec):
@@ -128,6 +132,7 @@ class Assembly(NamedTuple):
                 way.source, way.route, way.path_map, schema=self.schema, name=way.name, writes=way.writes
             )
             problems += built.problems
+            open_ends = open_ends or built.router is None
             if built.router is not None:
                 exits.setdefault(way.source, []).append(built.router)
             if built.module is not None and built.router is not None:
@@ -137,7 +142,7 @@ class Assembly(NamedTuple):
                         f"two parts of the graph are called {name!r}: give the router at {way.source!r} a name="
                     )
                 modules[name] = built.module
-        return {source: tuple(ways) for source, ways in exits.items()}
+        return {source: tuple(ways) for source, ways in exits.items()}, open_ends
 
     def _edges(self, nodes: Mapping[str, Node], exits: Mapping[str, tuple[Exit, ...]]) -> list[Edge]:
         edges: dict[tuple[str, str], Edge] = {}
@@ -157,15 +162,16 @@ class Assembly(NamedTuple):
         nodes: Mapping[str, Node],
         exits: Mapping[str, tuple[Exit, ...]],
         edges: list[Edge],
+        sent: Collection[str],
         problems: list[str],
     ) -> tuple[tuple[str, ...], frozenset[str]]:
         """The fields that a run is given, and those that it must be given."""
         fields = self.schema.fields
         written = {field for _, writes in _writers(nodes, exits) for field in writes or ()}
         if self.schema.open:
-            inferred = self._open_inputs(nodes, edges)
-            inputs = inferred if self.inputs is None else self.inputs
-            return inputs, frozenset(self.inputs or inferred) & frozenset(inferred)
+            inferred = self._open_inputs(nodes, edges, sent)
+            inputs = tuple(inferred) if self.inputs is None else self.inputs
+            return inputs, frozenset(name for name in self.inputs or inferred if inferred.get(name))
         if self.inputs is None:
             inputs = tuple(name for name in fields if name not in written)
         else:
@@ -176,18 +182,21 @@ class Assembly(NamedTuple):
             ]
         return inputs, frozenset(name for name in inputs if name in fields and fields[name].required)
 
-    def _open_inputs(self, nodes: Mapping[str, Node], edges: list[Edge]) -> tuple[str, ...]:
-        """Without a schema: what a node reads and no earlier node writes."""
+    def _open_inputs(self, nodes: Mapping[str, Node], edges: list[Edge], sent: Collection[str]) -> dict[str, bool]:
+        """Without a schema: what a node reads and no earlier node writes, and whether a run must be given it.
+
+        What only the targets of a `Send` read may come with the `Send`.
+        """
         writes = {name: None if node.writes is None else tuple(node.writes.values()) for name, node in nodes.items()}
         earlier = Earlier(edges, writes)
-        found: dict[str, None] = {}
+        found: dict[str, bool] = {}
         for name, node in nodes.items():
             if earlier.unknown(name):
                 continue
             for field in (node.reads or {}).values():
                 if field not in node.optional and not earlier.wrote(name, field):
-                    found[field] = None
-        return tuple(found)
+                    found[field] = found.get(field, False) or name not in sent
+        return found
 
     def _declared_outputs(
         self,

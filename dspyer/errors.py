@@ -136,6 +136,16 @@ class RunStoppedError(DspyerError):
     """A run was stopped by whoever streamed it, before it had come to its end."""
 
 
+def with_article(name: str) -> str:
+    """A name with the article that it is spoken with.
+
+    Example:
+        >>> with_article("ImmutableState"), with_article("list")
+        ('an ImmutableState', 'a list')
+    """
+    return f"{'an' if name[:1].lower() in tuple('aeio') else 'a'} {name}"
+
+
 def annotate(error: BaseException, note: str) -> None:
     """Adds a note to an exception, once. One that takes no notes (a frozen dataclass) is left as it is.
 

@@ -13,7 +13,7 @@ from ._kinds import kind_of
 from ._persistent import as_map
 from ._refusals import MAX_DEPTH, TooDeepError, advise, refuse_depth
 from ._scalars import PLAIN, SCALARS
-from .errors import PatchError
+from .errors import PatchError, with_article
 from .values import same
 
 
@@ -113,8 +113,8 @@ def apply(value: FrozenDict[Any, Any], patch: Mapping[Any, Any], path: Path = ()
     """
     if type(patch) is not dict and not isinstance(patch, Mapping):
         raise PatchError(
-            f"a patch is a mapping from keys to new values, not a {type(patch).__name__}: return a dict such as "
-            f"{{'key': value}} (for a model: model.model_dump())"
+            f"a patch is a mapping from keys to new values, not {with_article(type(patch).__name__)}: return a dict "
+            f"such as {{'key': value}} (for a model: model.model_dump())"
         )
     try:
         return _apply(value, patch, path, MAX_DEPTH)

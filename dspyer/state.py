@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from . import encoding
 from ._boxes import Path
@@ -55,6 +55,10 @@ class ImmutableState(FrozenDict[str, Any]):
     @staticmethod
     def _key(key: Any, path: Path) -> Hashable:
         return _field_name(key, path)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        hint = f": a field is read as state[{name!r}]" if not name.startswith("_") and name in self else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     def apply_patch(self, patch: Mapping[str, Any]) -> ImmutableState:
         """The state after a merge patch (RFC 7396, with the markers `DELETE` and `Replace`).

@@ -38,6 +38,10 @@ def check_targets(facts: Facts) -> Iterator[str]:
     """Edges that name no node."""
     known = {*facts.nodes, START, END}
     for edge in facts.edges:
+        if edge.source == END:
+            yield f"the edge 'END' -> {edge.target!r} begins where a branch ends: begin it at a node, or at START"
+        if edge.target == START:
+            yield f"the edge {edge.source!r} -> 'START' goes to the start: name the first node itself, or END"
         for end in (edge.source, edge.target):
             if end not in known:
                 hint = f"{suggestion(end, known)} Add it with add_node({end!r}, ...)"

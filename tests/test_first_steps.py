@@ -10,7 +10,7 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, reducers
+from dspyer import END, START, CompiledGraph, Graph, ImmutableState, reducers
 from dspyer.testing import Asks, ScriptedLM
 
 
@@ -81,6 +81,29 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "Client is a class",
     ),
     "a state called s": (lambda: of(takes_s)(n=1), "'s', read by 'node'; for the state as a whole .* `state`"),
+    "a field as an attribute": (lambda: ImmutableState({"n": 1}).n, r"read as state\['n'\]"),
+    "an edge to START": (
+        lambda: Graph().add_node("a", takes_s).add_edge(START, "a").add_edge("a", START).compile(),
+        "'a' -> 'START' goes to the start: name the first node",
+    ),
+    "an edge from END": (
+        lambda: Graph().add_node("a", takes_s).add_edge(START, "a").add_edge(END, "a").compile(),
+        "'END' -> 'a' begins where a branch ends",
+    ),
+    "a router without a Literal": (
+        lambda: (
+            Graph()
+            .add_node("a", takes_s)
+            .add_edge(START, "a")
+            .add_conditional_edges("a", dspy.Predict("q -> a"))
+            .compile()
+        ),
+        "^the router of 'a' is a Predict with no Literal output: a router has exactly one",
+    ),
+    "too much to read": (
+        lambda: Graph().add_node("a", dspy.Predict("q -> a"), reads=["q", "z"]).add_path(START, "a", END).compile(),
+        "'z' in reads is none of its inputs .* Leave it out",
+    ),
     "pairs and answers in one script": (
         lambda: ScriptedLM([(Asks("a"), {"a": "1"}), {"b": "2"}]),
         r"not both: its item \[1\] is no pair",
@@ -90,7 +113,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.parametrize(("make", "text"), MISTAKES.values(), ids=MISTAKES)
 def test_what_a_first_mistake_is_told(make: Callable[[], Any], text: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=text):
+    with pytest.raises((TypeError, ValueError, AttributeError), match=text):
         make()
 
 

@@ -140,9 +140,9 @@ def _build_module_router(
     flaws = [f"{who}: {problem}" for problem in found.problems]
     choices = {output: literals(kind) for output, kind in (found.outputs or {}).items() if literals(kind)}
     if len(choices) != 1:
-        have = f"has {len(choices)} ({listed(choices)})" if choices else "has none"
+        have = f"{len(choices)} Literal outputs ({listed(choices)})" if choices else "no Literal output"
         problem = (
-            f"{who} is a {type(module).__name__} that {have}: a router has exactly one Literal output, "
+            f"{who} is a {type(module).__name__} with {have}: a router has exactly one, "
             "as in dspy.Predict(\"question -> next: Literal['search', 'done']\")"
         )
         return BuiltRouter(None, None, (*flaws, problem))

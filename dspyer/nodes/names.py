@@ -62,7 +62,7 @@ def check_names(
             swap = f" The node's own name is on the left: write {option}={{{right!r}: {left!r}}}."
         if not known_left:
             parts = "inputs" if option == "reads" else "outputs"
-            hint = swap or suggestion(left, own or ())
+            hint = swap or suggestion(left, own or ()) or " Leave it out."
             problems.append(f"{who}: {left!r} in {option} is none of its {parts} ({listed(own or ())}).{hint}")
         else:
             problems.append(f"{who}: {right!r} in {option} {no_field(right, schema)}{swap}")

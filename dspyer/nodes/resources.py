@@ -126,7 +126,7 @@ def missing_resource(reader: str, parameter: str, kind: type) -> InputError:
     name = kind.__name__
     return InputError(
         f"{reader} needs a resource of type {name} for its parameter {parameter!r}: give the run "
-        f"resources={{{name}: ...}}"
+        f"resources={{{name}: ...}}, or take program.with_resources({{{name}: ...}})"
     )
 
 

@@ -297,8 +297,8 @@ def test_a_label_that_a_module_made_up_raises() -> None:
 @pytest.mark.parametrize(
     ("module", "options", "message"),
     [
-        (dspy.Predict("question -> label"), {}, "is a Predict that has none: a router has exactly one Literal output"),
-        (dspy.Predict("question -> a: Literal['x'], b: Literal['y']"), {}, "that has 2 ('a', 'b')"),
+        (dspy.Predict("question -> label"), {}, "is a Predict with no Literal output: a router has exactly one"),
+        (dspy.Predict("question -> a: Literal['x'], b: Literal['y']"), {}, "with 2 Literal outputs ('a', 'b')"),
         (dspy.Predict(CHOOSE), {"writes": "labell"}, "Did you mean 'label'?"),
         (dspy.Predict(CHOOSE), {"writes": {"category": "label"}}, "write writes={'label': 'category'}"),
         (dspy.Predict(CHOOSE), {"path_map": {"search": "a"}}, "may give 'END'"),
