@@ -572,3 +572,14 @@ def test_inputs_have_names() -> None:
         program("x")
     with pytest.raises(InputError, match="by name"):
         asyncio.run(program.acall("x"))
+
+
+def test_a_goto_takes_the_place_of_the_edges(play: Play) -> None:
+    def decide(count: int) -> Command:
+        return Command(update={"count": 1}, goto="left" if count == 0 else None)
+
+    graph = Graph(Log).add_node("decide", decide, goto=["left"], writes=["count"])
+    graph.add_node("left", lambda state: {"log": ["left"]}).add_node("right", lambda state: {"log": ["right"]})
+    graph.add_path(START, "decide", "right", END).add_edge("left", "decide")
+    run = play(graph.compile(), {})
+    assert [c.node for c in run.commits] == ["START", "decide", "left", "decide", "right"]
