@@ -116,7 +116,9 @@ def test_other_keys_are_refused(build: Any) -> None:
 @pytest.mark.parametrize("value", [[1], "ab", 5, None, object()])
 def test_a_state_of_no_mapping(value: Any) -> None:
     for cls in (ImmutableState, FrozenDict):
-        with pytest.raises(UnsupportedValueError, match=f"^an? {cls.__name__} is built from a mapping or from pairs, not"):
+        with pytest.raises(
+            UnsupportedValueError, match=f"^an? {cls.__name__} is built from a mapping or from pairs, not"
+        ):
             cls(value)
 
 
