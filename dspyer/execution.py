@@ -50,7 +50,7 @@ class Session:
 
     Attributes:
         run: the run as a value; each step puts the next one here.
-        events: what happened, in order of arrival.
+        events: what happened, in order of arrival, if anybody will be able to ask.
         steps: the DSPy trace of each execution.
     """
 
@@ -62,6 +62,7 @@ class Session:
         resources: Mapping[type, object],
         observe: Observe = ignore,
         scope: tuple[str, ...] = (),
+        keeps_events: bool = True,
     ) -> None:
         self.program = program
         self.blueprint = blueprint
@@ -69,6 +70,7 @@ class Session:
         self.resources = resources
         self.observe = observe
         self.scope = scope
+        self.keeps_events = keeps_events
         self.run_id = token_hex(16)
         self.run: RunState = start(blueprint.topology)
         self.events: list[Event] = []
@@ -83,10 +85,12 @@ class Session:
         """Keeps an event and shows it to whoever listens. May be called from any thread."""
         if self.scope and not event.scope:
             event = event._replace(scope=self.scope)
-        self.events.append(event)
+        if self.keeps_events:
+            self.events.append(event)
         if type(event) is ConflictFound and event.scope == self.scope:
             log_conflict(event.conflict)
-        self.observe(event)
+        if self.observe is not ignore:
+            self.observe(event)
 
     def start_ready(self) -> list[Execution]:
         """Starts what may start, as far as `max_concurrency` goes."""

@@ -242,14 +242,16 @@ class CompiledGraph(dspy.Module):
         if args:
             name = blueprint.inputs[0] if blueprint.inputs else "name"
             raise InputError(f"graph {blueprint.name!r} takes its inputs by name: write program({name}=...)")
-        request = dspy.settings.get(REQUEST) or Request()
+        asked: Request | None = dspy.settings.get(REQUEST)
+        request = asked or Request()
         blueprint.check_inputs(inputs)
         schema = blueprint.topology.schema
         state = schema.initial(schema.as_values(inputs) if request.inside else inputs)
         resources = {**self._resources, **request.resources}
         if blueprint.needs_resources:
             check_resources((*blueprint.nodes.values(), *blueprint.routers()), resources)
-        session = Session(self, blueprint, state, resources, request.observe, request.scope)
+        keeps = asked is not None and not asked.inside
+        session = Session(self, blueprint, state, resources, request.observe, request.scope, keeps)
         request.sessions.append(session)
         if request.stopped:  # asked last: whoever stops the request from now on finds the session in it
             session.stopped = True
