@@ -152,7 +152,7 @@ def _children(row: Row, plan: _Plan) -> list[str]:
     """The names of the branches that a fork made, at the beginning of their lanes and outside of the curves."""
     if not plan.detailed:
         return []
-    x = plan.after(row.step) + BEND
+    x = plan.after(row.step) + BEND - 3
     lane = plan.y[row.branch]
     sides = {path: 10 if plan.y[path] > lane else -10 for path in row.children}
     return [draw_text(x, plan.y[path] + side, path_text(path), "quiet", "end") for path, side in sides.items()]

@@ -81,7 +81,7 @@ def lay_out(grid: Grid, sizes: Mapping[str, Point], back: Sequence[Way], labels:
         extent for cell, at in x.items() for extent in (at - widths.get(cell, 0) / 2, at + widths.get(cell, 0) / 2)
     ]
     for lane in lanes:
-        edges += [lane.x, lane.x + lane.side * _room(labels.get(lane.way))]
+        edges.append(lane.x + lane.side * _room(labels.get(lane.way)))
     shift = MARGIN - min(edges)
     x = {cell: at + shift for cell, at in x.items()}
     for lane in lanes:

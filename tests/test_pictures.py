@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from itertools import combinations
+from itertools import combinations, pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -18,7 +18,7 @@ from dspyer.pictures import Picture, draw_mermaid, draw_svg
 from dspyer.policies import Policies
 from dspyer.rounds import Edge
 from dspyer.schema import Schema
-from dspyer.svg import curve, escape, number, shorten, text_width
+from dspyer.svg import SMALL, curve, escape, number, shorten, text_width
 from dspyer.topology import END, START, Topology
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -48,6 +48,10 @@ GRAPHS = {
     "nested loops": "START -> a\na -> b\nb -> c\nc ? b inner\nc ? d\nd ? a outer\nd ? END\nd ? d self",
     "long edges": "START -> a\na -> b\nb -> c\nc -> d\na -> d\na -> c\na -> END\nd -> END",
     "out of the middle": "START -> s\ns -> a\ns -> b\ns -> c\na -> j\nb ? s back\nb -> j\nc -> j\nj ? b half\nj ? END",
+    "loops inside a fork": (
+        "START -> s\ns -> a\ns -> b\ns -> c\na ? a1 on\na1 ? a back\na1 -> j\nb ? b1 on\nb1 ? b back\nb1 -> j\n"
+        "c ? c1 on\nc1 ? c back\nc1 -> j\nj ? s back\nj ? END done"
+    ),
     "loop with two heads": "START ? a\nSTART ? b\na ? b\nb ? a\nb ? END",
     "no end": "START -> a\na -> b\nb -> a",
     "no end and the last node in the middle": "START -> a\na -> c\nc -> a\na -> b\nb -> c",
@@ -91,16 +95,12 @@ def test_svg_has_every_node_and_edge_and_dashes_what_goes_back(text: str) -> Non
 def test_boxes_are_inside_the_picture_and_apart(text: str) -> None:
     root = drawn(picture(text))
     width, height = float(root.get("width", "0")), float(root.get("height", "0"))
-    boxes = []
-    for group in root.iter(f"{SVG}g"):
-        frame = group.find(f"{SVG}rect")
-        if frame is not None:
-            x, y, w, h = (float(frame.get(name, "nan")) for name in ("x", "y", "width", "height"))
-            boxes.append(Box(x + w / 2, y + h / 2, w, h))
-            assert x >= 0
-            assert y >= 0
-            assert x + w <= width
-            assert y + h <= height
+    boxes = boxes_of(root)
+    for box in boxes:
+        assert box.left >= 0
+        assert box.top >= 0
+        assert box.right <= width
+        assert box.bottom <= height
     assert len(boxes) >= 2
     for one, other in combinations(boxes, 2):
         apart_x = one.right < other.left or other.right < one.left
@@ -116,6 +116,49 @@ def test_numbers_in_paths_are_finite_and_inside(text: str) -> None:
             values = [float(value) for value in re.findall(r"-?[\d.]+", path.get("d", ""))]
             assert values
             assert all(0 <= value <= max(width, height) for value in values)
+
+
+def boxes_of(root: ElementTree.Element) -> list[Box]:
+    boxes = []
+    for group in root.iter(f"{SVG}g"):
+        frame = group.find(f"{SVG}rect")
+        if frame is not None:
+            x, y, w, h = (float(frame.get(name, "nan")) for name in ("x", "y", "width", "height"))
+            boxes.append(Box(x + w / 2, y + h / 2, w, h))
+    return boxes
+
+
+@pytest.mark.parametrize("text", GRAPHS.values(), ids=GRAPHS)
+def test_ways_back_run_around_the_boxes(text: str) -> None:
+    root = drawn(picture(text))
+    for path in root.iter(f"{SVG}path"):
+        if path.get("class") != "line back":
+            continue
+        values = [float(value) for value in re.findall(r"-?[\d.]+", path.get("d", ""))]
+        points = list(zip(values[::2], values[1::2], strict=True))
+        for (x0, y0), (x1, y1) in pairwise(points):
+            for box in boxes_of(root):
+                beside = max(x0, x1) <= box.left + 1 or min(x0, x1) >= box.right - 1
+                assert beside or max(y0, y1) <= box.top + 1 or min(y0, y1) >= box.bottom - 1
+
+
+@pytest.mark.parametrize("text", GRAPHS.values(), ids=GRAPHS)
+def test_labels_are_inside_and_apart(text: str) -> None:
+    root = drawn(picture(text.replace(" back", " a much longer way back")))
+    width = float(root.get("width", "0"))
+    spans = []
+    for element in root.iter(f"{SVG}text"):
+        if "small" not in element.get("class", ""):
+            continue
+        wide = text_width(element.text or "", SMALL)
+        left = (
+            float(element.get("x", "nan"))
+            - wide * {"start": 0, "middle": 0.5, "end": 1}[element.get("text-anchor", "")]
+        )
+        assert 0 < left < left + wide < width
+        spans.append((left, left + wide, float(element.get("y", "nan"))))
+    for one, other in combinations(spans, 2):
+        assert one[1] < other[0] or other[1] < one[0] or abs(one[2] - other[2]) >= SMALL
 
 
 def test_heads_of_loops_are_marked() -> None:
@@ -254,6 +297,10 @@ def test_siblings_stay_in_their_order_and_crossings_go() -> None:
     rows = arrange(["s", "a", "b", "x", "y", "z", "e"], crossed).rows
     assert rows[2] == ("a", "b")
     assert rows[4] == ("y", "z", "x")
+    apart = [("s", "a"), ("s", "b"), ("s", "c"), ("a", "x"), ("b", "y"), ("c", "x"), ("x", "e"), ("y", "e")]
+    rows = arrange(["s", "a", "b", "c", "x", "y", "e"], apart).rows
+    assert rows[2] == ("a", "c", "b")
+    assert rows[4] == ("x", "y")
 
 
 def test_chains_and_long_edges_are_straight() -> None:
@@ -274,7 +321,7 @@ def test_spread_keeps_order_and_gaps_and_moves_least(data: st.DataObject) -> Non
     gaps = data.draw(st.lists(st.floats(0, 50), min_size=len(wanted) - 1, max_size=len(wanted) - 1))
     weights = data.draw(st.lists(st.floats(0.1, 9), min_size=len(wanted), max_size=len(wanted)))
     places = spread(wanted, gaps, weights)
-    assert all(right - left >= gap - 1e-6 for left, right, gap in zip(places, places[1:], gaps, strict=False))
+    assert all(right - left >= gap - 1e-6 for left, right, gap in zip(places[:-1], places[1:], gaps, strict=True))
 
     def cost(at: list[float]) -> float:
         return sum(weight * (a - b) ** 2 for weight, a, b in zip(weights, at, wanted, strict=True))

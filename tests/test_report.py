@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from itertools import combinations
 from typing import Annotated, Any
 from xml.etree import ElementTree
 
@@ -16,6 +17,7 @@ from dspyer.pictures_run import draw_run
 from dspyer.reducers import Updates
 from dspyer.report import describe
 from dspyer.run import Run
+from dspyer.svg import FONT_SIZE, SMALL, text_width
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -172,6 +174,31 @@ def test_a_node_that_failed_and_one_that_was_not_started() -> None:
     assert "\x1b" not in text
 
 
+def test_a_branch_that_was_not_started_is_named_by_its_own_target() -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    graph = Graph(Found).add_node("a", fail).add_node("b", partial(wrote, "b")).add_edge(START, ["a", "b"])
+    run = graph.add_edge(["a", "b"], END).compile(max_concurrency=1).run({})
+    rows = rows_of(run.commits, run.events, run.branches)
+    assert [(row.node, row.branch, row.parents) for row in rows[1:]] == [
+        ("a", (0,), ("trunk:0",)),
+        ("b", (1,), ("trunk:0",)),
+    ]
+
+
+def test_each_join_has_its_own_conflicts() -> None:
+    graph = Graph(merge="last_write_wins").add_node("s", lambda n: {"n": n + 1}, writes=["n"])
+    graph.add_node("a", lambda n: {"x": n}, writes=["x"]).add_node("b", lambda n: {"x": -n}, writes=["x"])
+    graph.add_node("j", lambda x: None, writes=[]).add_path(START, "s").add_edge("s", ["a", "b"])
+    graph.add_edge(["a", "b"], "j").add_conditional_edges("j", lambda n: "s" if n < 3 else END, ["s", END])
+    run = graph.compile().run({"n": 0})
+    rows = rows_of(run.commits, run.events, run.branches)
+    values = [[value for _, value in found.values] for row in rows for found in row.conflicts]
+    assert values == [[1, -1], [2, -2], [3, -3]]
+    assert [len(row.conflicts) for row in rows if row.node == "join:j"] == [1, 1, 1]
+
+
 def test_lanes_that_cross() -> None:
     tree = [line for line in shown(crossing()).splitlines() if not line.rstrip().endswith("]")]
     assert tree[2:] == [
@@ -262,6 +289,17 @@ def test_the_picture_has_a_dot_for_each_row_and_a_way_to_each_parent(make: Any) 
     assert [kind == "warned" for kind in kinds] == [bool(row.conflicts) and row.error is None for row in rows]
     ends = [path.get("d", "").split("H")[-1] for path in root.iter(f"{SVG}path") if "line" in path.get("class", "")]
     assert len(ends) >= sum(len(row.parents) for row in rows)
+
+
+@pytest.mark.parametrize("make", [crossing, rounds, research, partial(sends, 5)])
+def test_words_in_the_picture_of_a_run_do_not_overlap(make: Any) -> None:
+    spans = []
+    for text in ElementTree.fromstring(make().to_svg()).iter(f"{SVG}text"):
+        wide = text_width(text.text or "", SMALL if "small" in text.get("class", "") else FONT_SIZE)
+        left = float(text.get("x", "nan")) - wide * {"start": 0, "middle": 0.5, "end": 1}[text.get("text-anchor", "")]
+        spans.append((left, left + wide, float(text.get("y", "nan"))))
+    for one, other in combinations(spans, 2):
+        assert one[1] <= other[0] or other[1] <= one[0] or abs(one[2] - other[2]) >= SMALL, (one, other)
 
 
 def test_the_picture_escapes_what_was_written() -> None:
