@@ -80,8 +80,7 @@ def lay_out(grid: Grid, sizes: Mapping[str, Point], back: Sequence[Way], labels:
     edges = [
         extent for cell, at in x.items() for extent in (at - widths.get(cell, 0) / 2, at + widths.get(cell, 0) / 2)
     ]
-    for lane in lanes:
-        edges.append(lane.x + lane.side * _room(labels.get(lane.way)))
+    edges += [lane.x + lane.side * _room(labels.get(lane.way)) for lane in lanes]
     shift = MARGIN - min(edges)
     x = {cell: at + shift for cell, at in x.items()}
     for lane in lanes:
