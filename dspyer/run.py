@@ -145,6 +145,9 @@ class Run:
         """
         return draw_run(rows_of(self.commits, self.events, self.branches), f"run {self.status}")
 
+    def _repr_svg_(self) -> str:
+        return self.to_svg()
+
     def _entry(self, version: int | str) -> Entry:
         if isinstance(version, str):
             place = self._places.get(version)

@@ -270,6 +270,7 @@ def test_a_graph_inside_leaves_no_trace_in_the_rows() -> None:
 def test_run_has_both() -> None:
     run = crossing()
     assert run.report() == describe(run)
+    assert run._repr_svg_() == run.to_svg()
     assert run.to_svg() == draw_run(rows_of(run.commits, run.events, run.branches), "run completed")
 
 
