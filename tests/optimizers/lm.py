@@ -52,9 +52,7 @@ class NotingWriter:
             if digest[0] < 80:
                 return write_answer(prompt, {"label": label.choices[digest[1] % len(label.choices)]})
         text = self._nearest.write(prompt, sampling)
-        if (
-            "draft" in fields and "notes" in prompt.inputs
-        ):  # DSPy's bootstrapping takes equal texts of two rounds for one
+        if "draft" in fields and "notes" in prompt.inputs:  # see below
             rounds = prompt.inputs["notes"].count(":")
             text = text.replace("[[ ## draft ## ]]\n", f"[[ ## draft ## ]]\nround {rounds}, ")
         return text
