@@ -179,6 +179,8 @@ def policy_of(spec: object) -> Policy:
         raise ValueError(f"unknown merge policy {spec!r}.{suggestion(spec, KNOWN)} {_known()}")
     if spec is prefer:
         raise ValueError("prefer is given the names of nodes: write prefer('editor', 'writer')")
+    if inspect.iscoroutinefunction(spec):
+        raise ValueError(f"merge policy {spec.__name__!r} is async: a join decides at once; await in a node before it")
     if not isinstance(spec, type) and callable(spec):
         _check_arity(spec)
         return Policy(str(getattr(spec, "__name__", type(spec).__name__)), spec)

@@ -111,6 +111,8 @@ class Reducer:
                 f"{brief(function)} is no reducer; use one of {known}, or a function (current, update) -> new"
             )
         name = str(getattr(function, "__name__", type(function).__name__))
+        if inspect.iscoroutinefunction(function):
+            raise TypeError(f"reducer {name!r} is async: a reducer only folds; await in the node that writes")
         try:
             inspect.signature(function).bind(None, None)
         except TypeError:

@@ -1,0 +1,224 @@
+"""Promises of the project that no other test shows on their own. The numbers are those of the project's list."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import dspy
+import pytest
+from pydantic import BaseModel
+
+from dspyer import END, START, Command, Graph, ImmutableState, errors, reducers
+from dspyer.testing import ScriptedLM
+
+
+class Notes(BaseModel):
+    topic: str
+    text: str = ""
+    size: int = 0
+    share: float = 0.0
+    count: Annotated[int, reducers.increment] = 0
+    log: Annotated[list[str], reducers.append] = []
+
+
+def outline(topic: str) -> dict[str, Any]:
+    return {"text": f"on {topic}", "log": "outline"}
+
+
+def extend(text: str) -> dict[str, Any]:
+    return {"text": f"{text}, at length", "log": "extend"}
+
+
+def measure(text: str) -> dict[str, Any]:
+    return {"size": len(text), "share": 0.5, "log": "measure"}
+
+
+def chain(*functions: Any, **options: Any) -> Graph:
+    graph = Graph(Notes, **options)
+    for function in functions:
+        graph.add_node(function)
+    return graph.add_path(START, *(function.__name__ for function in functions), END)
+
+
+def test_every_update_makes_a_version_and_earlier_ones_stay_readable() -> None:
+    """S000-12, S000-13, S000-23, S001-1, S001-2: S(t+1) = S(t) ⊕ Δ(t), version by version."""
+    run = chain(outline, extend, measure).compile().run({"topic": "tides"})
+    assert [commit.version for commit in run.commits] == [0, 1, 2, 3]
+    assert [run.at(version)["text"] for version in range(4)] == ["", "on tides", *["on tides, at length"] * 2]
+    for before, commit in enumerate(run.commits[1:]):
+        written = {name: update for name, update in commit.patch.items() if name != "log"}
+        after = run.at(before) | written
+        assert after == run.at(before + 1) | {"log": after["log"]}
+
+
+async def write_later(topic: str) -> dict[str, Any]:
+    return {"text": topic.upper()}
+
+
+async def fold_later(current: Any, update: Any) -> Any:
+    return update
+
+
+def test_nodes_may_be_async_and_updates_fold_at_once() -> None:
+    """S000-29: a node may be async; what only folds or decides may not, and says so before anything runs."""
+    assert chain(write_later).compile()(topic="tides").text == "TIDES"
+
+    class Folded(BaseModel):
+        text: Annotated[str, fold_later] = ""
+
+    with pytest.raises(errors.GraphError, match="reducer 'fold_later' is async"):
+        Graph(Folded)
+    with pytest.raises(ValueError, match="merge policy 'write_later' is async"):
+        Graph(merge=write_later)
+
+
+def test_the_result_is_a_field_of_the_final_state() -> None:
+    """S000-32."""
+    program = chain(outline, extend, outputs=["text"]).compile()
+    assert dict(program(topic="tides").items()) == {"text": "on tides, at length"}
+
+
+def test_who_owns_a_field_is_visible_and_kept() -> None:
+    """S000-33: a node writes its own fields alone; the graph says which, the run says who did."""
+    graph = Graph(Notes).add_node("outline", outline, writes=["text", "log"])
+    graph.add_node("measure", lambda text: {"text": "mine", "size": 1}, writes=["size"])
+    program = graph.add_path(START, "outline", "measure", END).compile()
+    assert "outline: reads topic; writes text, log" in program.graph.explain()
+    run = program.run({"topic": "tides"})
+    assert isinstance(run.error, errors.NodeOutputError)
+    assert (run.state["text"], run.state["size"], run.blame("text").node) == ("on tides", 0, "outline")
+
+
+class Draft(BaseModel):
+    text: str
+    size: int = 7
+
+
+@pytest.mark.parametrize("give", [lambda draft: draft, lambda draft: draft.model_dump()], ids=["model", "dump"])
+def test_a_model_is_a_patch_like_its_dump(give: Any) -> None:
+    """S001-3."""
+
+    def write(topic: str) -> Any:
+        return give(Draft(text=topic, size=3))
+
+    run = chain(write).compile().run({"topic": "tides"})
+    assert dict(run.commits[1].patch) == {"text": "tides", "size": 3}
+
+
+def test_only_the_parents_of_a_changed_path_are_new() -> None:
+    """S001-6, S001-7, S001-8."""
+    before = ImmutableState({"a": {"b": {"c": 1, "kept": {}}, "kept": {}}, "kept": {"deep": [1]}})
+    after = before | {"a": {"b": {"c": 2}}}
+    assert after is not before
+    assert after["a"] is not before["a"]
+    assert after["a"]["b"] is not before["a"]["b"]
+    assert after["kept"] is before["kept"]
+    assert after["a"]["kept"] is before["a"]["kept"]
+    assert after["a"]["b"]["kept"] is before["a"]["b"]["kept"]
+
+
+def test_parallel_branches_start_from_one_state_and_give_patches_of_their_own() -> None:
+    """S000-24, S001-12."""
+    seen: dict[str, ImmutableState] = {}
+
+    def left(state: ImmutableState) -> dict[str, Any]:
+        seen["left"] = state
+        return {"text": "left"}
+
+    def right(state: ImmutableState) -> dict[str, Any]:
+        seen["right"] = state
+        return {"size": 2}
+
+    graph = Graph(Notes).add_node(left).add_node(right).add_edge(START, ["left", "right"])
+    run = graph.add_edge(["left", "right"], END).compile().run({"topic": "tides"})
+    assert seen["left"] == seen["right"] == run.at(0)
+    assert {commit.node: dict(commit.patch) for commit in run.commits if commit.branch} == {
+        "left": {"text": "left"},
+        "right": {"size": 2},
+    }
+
+
+@pytest.mark.parametrize(("field", "first", "last"), [("text", "a", "b"), ("size", 1, 2), ("share", 0.1, 0.2)])
+def test_of_two_writers_in_a_row_the_last_wins(field: str, first: object, last: object) -> None:
+    """S003-7: text and numbers without a reducer."""
+    graph = Graph(Notes).add_node("one", lambda: {field: first}, writes=[field])
+    graph.add_node("two", lambda: {field: last}, writes=[field])
+    run = graph.add_path(START, "one", "two", END).compile().run({"topic": "tides"})
+    assert run.state[field] == last
+
+
+def test_returning_the_sum_to_a_counter_counts_twice_and_the_commit_shows_it() -> None:
+    """S003-10, S003-12: the commit holds the increment that the node gave."""
+    graph = Graph(Notes).add_node("right", lambda: {"count": 1}, writes=["count"])
+    graph.add_node("wrong", lambda count: {"count": count + 1}, writes=["count"])
+    run = graph.add_path(START, "right", "wrong", END).compile().run({"topic": "tides"})
+    assert [commit.patch.get("count") for commit in run.commits[1:]] == [1, 2]
+    assert run.state["count"] == 3
+
+
+def test_a_command_may_update_alone() -> None:
+    """S003-14: the edges of the node are followed."""
+
+    def write(topic: str) -> Command[Literal["END"]]:
+        return Command(update={"text": topic})
+
+    graph = Graph(Notes).add_node(write).add_node(extend).add_path(START, "write", "extend", END)
+    assert graph.compile()(topic="tides").text == "tides, at length"
+
+
+def test_why_an_lm_router_chose_its_way() -> None:
+    """S003-5."""
+    graph = Graph().add_node("read", lambda text: None, writes=[]).add_edge(START, "read")
+    graph.add_conditional_edges("read", dspy.ChainOfThought("text -> way: Literal['read', 'END']"), ["read", END])
+    answers = [{"reasoning": "Once more.", "way": "read"}, {"reasoning": "Enough.", "way": "END"}]
+    with ScriptedLM(answers):
+        run = graph.compile().run({"text": "a"})
+    assert run.routing_reason == "Enough."
+    assert [commit.reason for commit in run.commits] == [None, "Once more.", "Enough."]
+    assert chain(outline).compile().run({"topic": "tides"}).routing_reason is None
+
+
+def test_alternatives_from_one_point_leave_the_main_run_as_it_was() -> None:
+    """S002-14, S002-17: a finished run is taken up again from any of its states, any number of times."""
+    run = chain(outline, extend, measure).compile().run({"topic": "tides"})
+    before, point = run.state.to_dict(), run.at(1)
+    again = chain(extend, measure, inputs=["topic", "text"]).compile()
+    given = {"topic": point["topic"]}
+    sizes = [again.run({**given, "text": text}).state["size"] for text in (point["text"], "short", "")]
+    assert sizes == [run.state["size"], len("short, at length"), len(", at length")]
+    assert run.state.to_dict() == before
+
+
+def test_a_branch_that_is_done_waits_while_the_others_go_on() -> None:
+    """S002-15, S002-16: commits name their branch, `END` stops no other branch, the run ends with the last."""
+    graph = Graph(Notes).add_node("short", lambda: {"log": "short"}, writes=["log"])
+    for name in ("one", "two", "three"):
+        graph.add_node(name, lambda ctx: {"log": ctx.node}, writes=["log"])
+    graph.add_edge(START, ["short", "one"]).add_edge("short", END).add_path("one", "two", "three", END)
+    run = graph.compile().run({"topic": "tides"})
+    assert run.status == "completed"
+    assert run.state["log"] == ["short", "one", "two", "three"]
+    assert {commit.node: commit.branch for commit in run.commits if commit.branch} == {
+        "short": (0,),
+        "one": (1,),
+        "two": (1,),
+        "three": (1,),
+    }
+
+
+def test_an_lm_that_chooses_its_way_stays_within_bounds() -> None:
+    """S002-36: the same node in a fixed chain, and chosen by an LM that never has enough."""
+    assert chain(outline).compile()(topic="tides").text == "on tides"
+    graph = Graph(Notes).add_node(outline).add_edge(START, "outline")
+    graph.add_conditional_edges("outline", dspy.Predict("text -> way: Literal['outline', 'END']"), ["outline", END])
+    with ScriptedLM(lambda prompt: {"way": "outline"}):
+        run = graph.compile(max_calls=3).run({"topic": "tides"})
+    assert isinstance(run.error, errors.CallLimitError)
+    assert run.state["log"] == ["outline"] * 3
+
+
+def test_a_graph_shows_itself_in_a_notebook() -> None:
+    """Point 6 of the core: `program.graph` is a picture."""
+    picture = chain(outline).compile().graph._repr_svg_()
+    assert picture.startswith("<svg")
+    assert "outline" in picture
