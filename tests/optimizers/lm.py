@@ -52,7 +52,9 @@ class NotingWriter:
             if digest[0] < 80:
                 return write_answer(prompt, {"label": label.choices[digest[1] % len(label.choices)]})
         text = self._nearest.write(prompt, sampling)
-        if "draft" in fields and "notes" in prompt.inputs:  # see below
+        if "draft" in fields and "notes" in prompt.inputs:
+            # DSPy seeds its choice between the rounds of a loop with a pickle of them, in which equal texts differ from
+            # one text twice. By hand the texts of two rounds are two objects; a state keeps what does not change.
             rounds = prompt.inputs["notes"].count(":")
             text = text.replace("[[ ## draft ## ]]\n", f"[[ ## draft ## ]]\nround {rounds}, ")
         return text
