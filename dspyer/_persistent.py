@@ -211,6 +211,18 @@ class PersistentMap(Generic[K, V]):
         new._data = {**data, key: value} if type(data) is dict and len(data) < SMALL else with_key(data, key, value)
         return new
 
+    def update(self, entries: Mapping[K, V]) -> PersistentMap[K, V]:
+        """A map with all `entries` set."""
+        data = self._data
+        new: PersistentMap[K, V] = object.__new__(PersistentMap)
+        if type(data) is dict and len(data) + len(entries) <= SMALL:
+            new._data = {**data, **entries}
+            return new
+        for key, value in entries.items():
+            data = with_key(data, key, value)
+        new._data = data
+        return new
+
     def discard(self, key: K) -> PersistentMap[K, V]:
         """A map without `key`; the same map where the key is unknown."""
         data = without_key(self._data, key)

@@ -96,8 +96,10 @@ class Session:
         """Starts what may start, as far as `max_concurrency` goes."""
         started: list[Execution] = []
         limit = self.blueprint.max_concurrency
-        while not self.stopped and plan(self.run) and len(self.run.running) < limit:
-            self.run, execution, events = begin(self.run)
+        run = self.run
+        while not self.stopped and plan(run) and len(run.running) < limit:
+            run, execution, events = begin(run)
+            self.run = run
             for event in events:
                 self.record(event)
             if execution is not None:
@@ -203,8 +205,14 @@ class Session:
             targets = self._targets(name, reply.goto)
             return Transition(patch, after, targets, None, began, time.perf_counter() - clock)
         ways = self.blueprint.exits[name]
-        if len(ways) == 1 and isinstance(ways[0], str):
-            return Transition(patch, after, (Target(ways[0]),), None, began, time.perf_counter() - clock)
+        if len(ways) == 1:
+            way = ways[0]
+            if isinstance(way, str):
+                return Transition(patch, after, (Target(way),), None, began, time.perf_counter() - clock)
+            if way.inline:
+                routed = Call(after, call.context, call.program, call.overlay, call.resources, call.runner)
+                targets = self._targets(name, way.decide(routed).targets)
+                return Transition(patch, after, targets, None, began, time.perf_counter() - clock)
         return (yield from self._leave(execution, call, patch, after, began, clock))
 
     def _leave(

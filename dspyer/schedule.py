@@ -115,23 +115,39 @@ def advance(run: RunState, execution_id: str, outcome: Transition | BaseExceptio
         return _fail(run._replace(running=running), failure, execution.place)
     branch, targets = execution.branch, outcome.targets
     alone = not waiting and not ready and not running and not failures
-    entry, tally = _entry(
-        len(log), alone, execution.id, execution.node, execution.path, (branch,), branch.tally, outcome
+    path, place, step = execution.path, len(log), branch.step + 1
+    route = (targets[0].node,) if len(targets) == 1 else tuple([target.node for target in targets])
+    tally = branch.tally.update({execution.node: execution.visit, path: branch.tally.get(path, 0) + 1})
+    commit = Commit(
+        execution.id,
+        place if alone else None,
+        execution.node,
+        path,
+        execution.visit,
+        step,
+        outcome.patch,
+        (branch.id,) if step else (),
+        1,
+        route,
+        outcome.reason,
+        outcome.started,
+        outcome.duration,
     )
-    moved = Branch(execution.path, branch.spots, outcome.state, len(log), execution.id, entry.commit.step, tally)
+    entry = Entry(commit, outcome.state, (branch.head,) if step else (), tally if len(targets) > 1 else None)
+    moved = Branch(path, branch.spots, outcome.state, place, execution.id, step, tally)
     log = log.append(entry)
-    events: list[Event] = [Committed(entry.commit)]
+    events: list[Event] = [Committed(commit)]
     if alone:
         resting = outcome.state
         if len(targets) == 1 and targets[0].overlay is None:
-            place = _move(topology, execution.place, targets[0])
-            group = Group(place, (moved,))
-            live = live if place == execution.place else NOWHERE.set(place, 1)
+            spot = _move(topology, execution.place, targets[0])
+            group = Group(spot, (moved,))
+            live = live if spot == execution.place else NOWHERE.set(spot, 1)
             return RunState(topology, log, waiting, (group,), running, live, calls, failures, resting, ended), events
     children = [moved] if len(targets) == 1 else _fork(moved, len(targets))
     if len(children) > 1:
         paths = tuple([child.path for child in children])
-        events.append(Forked(execution.path, tuple([target.node for target in targets]), paths))
+        events.append(Forked(path, route, paths))
     run = RunState(topology, log, waiting, ready, running, live, calls, failures, resting, ended)
     return _arrive(run, execution.place, zip(targets, children, strict=True)), events
 
@@ -154,37 +170,6 @@ def _limit(run: RunState, branch: Branch, node: str) -> Exception | None:
     return None
 
 
-def _entry(
-    place: int,
-    alone: bool,
-    commit_id: str,
-    node: str,
-    path: Path,
-    parents: tuple[Branch, ...],
-    tally: PersistentMap[Any, int],
-    outcome: Transition,
-) -> tuple[Entry, PersistentMap[Any, int]]:
-    visit = tally.get(node, 0) + 1
-    commit = Commit(
-        commit_id,
-        place if alone else None,
-        node,
-        path,
-        visit,
-        1 + max([parent.step for parent in parents]),
-        outcome.patch,
-        tuple([parent.id for parent in parents if parent.head >= 0]),
-        1,
-        tuple([target.node for target in outcome.targets]),
-        outcome.reason,
-        outcome.started,
-        outcome.duration,
-    )
-    heads = tuple([parent.head for parent in parents if parent.head >= 0])
-    tally = tally.set(node, visit).set(path, tally.get(path, 0) + 1)
-    return Entry(commit, outcome.state, heads, tally if len(outcome.targets) > 1 else None), tally
-
-
 def _join(run: RunState, group: Group) -> tuple[RunState, Branch, list[Event]]:
     """Merges the branches of a group into one and commits the resolutions."""
     branches = tuple(sorted(group.branches, key=lambda branch: branch.path))
@@ -196,14 +181,27 @@ def _join(run: RunState, group: Group) -> tuple[RunState, Branch, list[Event]]:
     spots = collapse([spot for branch in branches for spot in branch.spots])
     path = path_of(spots)
     alone = not run.waiting and not run.ready and not run.running and not run.failures
-    transition = Transition(merged.patch, merged.state, (Target(node),))
-    commit_id = execution_id(path, merged.tally.get(path, 0))
-    entry, tally = _entry(index, alone, commit_id, join.author, path, branches, merged.tally, transition)
-    entry = entry._replace(winners=merged.winners, conflicts=merged.conflicts)
+    count, visit = merged.tally.get(path, 0), merged.tally.get(join.author, 0) + 1
+    step = 1 + max([branch.step for branch in branches])
+    commit_id = execution_id(path, count)
+    commit = Commit(
+        commit_id,
+        index if alone else None,
+        join.author,
+        path,
+        visit,
+        step,
+        merged.patch,
+        tuple([branch.id for branch in branches]),
+        route=(node,),
+    )
+    heads = tuple([branch.head for branch in branches])
+    entry = Entry(commit, merged.state, heads, None, merged.winners, merged.conflicts)
+    tally = merged.tally.update({join.author: visit, path: count + 1})
     run = run._replace(log=run.log.append(entry), resting=merged.state if alone else run.resting)
     events: list[Event] = [ConflictFound(conflict) for conflict in merged.conflicts]
-    events += [Joined(node, tuple([branch.path for branch in branches]), path), Committed(entry.commit)]
-    return run, Branch(path, spots, merged.state, index, commit_id, entry.commit.step, tally), events
+    events += [Joined(node, tuple([branch.path for branch in branches]), path), Committed(commit)]
+    return run, Branch(path, spots, merged.state, index, commit_id, step, tally), events
 
 
 def _fork(branch: Branch, width: int) -> list[Branch]:

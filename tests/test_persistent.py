@@ -139,6 +139,15 @@ def test_discarding_an_unknown_key_gives_the_same_map() -> None:
         assert PersistentVector(range(size)).extend([]) == PersistentVector(range(size))
 
 
+@pytest.mark.parametrize("size", [0, 3, SMALL - 1, SMALL, 300])
+def test_many_keys_are_set_at_once(size: int) -> None:
+    mapping = PersistentMap({n: n for n in range(size)})
+    after = mapping.update({0: 7, -1: 8})
+    assert dict(after.items()) == {**{n: n for n in range(size)}, 0: 7, -1: 8}
+    assert dict(mapping.items()) == {n: n for n in range(size)}
+    assert mapping.update({}) == mapping
+
+
 @pytest.mark.parametrize("size", [3, 300])
 def test_pickle_and_copies(size: int) -> None:
     mapping = PersistentMap({f"k{n}": n for n in range(size)})
