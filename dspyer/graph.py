@@ -47,15 +47,12 @@ class Graph:
         schema: a pydantic model of the state: its fields, their types, defaults and reducers. None for a state of any
             keys.
         name: name of the graph, by default that of the schema.
-        inputs: the fields that a run is given. By default the fields without a default that no node declares to
-            write, which
-            are required, and the fields with one that no node declares to write, which are optional.
+        inputs: the fields that a run is given. By default those that no node declares to write; the ones without a
+            default are required, the others optional.
         outputs: the fields that the program returns. By default every field that some node may write and that is no
-            input, and
-            those with a reducer.
+            required input, and those with a reducer.
         merge: what a join does with a conflict: the name of a merge policy, a policy, a function `(Conflict) ->
-            value`, or a dict
-            from path pattern to one of these. By default a conflict raises.
+            value`, or a dict from path pattern to one of these. By default a conflict raises.
 
     Raises:
         ValueError: if a merge policy is unknown.
