@@ -15,7 +15,7 @@ import anyio
 import anyio.from_thread
 import anyio.to_thread
 
-from .execution import Script, Session
+from .execution import Observe, Script, Session
 from .nodes import Decision, Reply, Router, portal_scope
 from .runstate import Execution, Transition
 from .schedule import plan
@@ -271,15 +271,30 @@ def settle(session: Session, execution: Execution, outcome: Outcome) -> None:
 class Gather:
     """Runs the calls of one node at once (the items of a map), with the trace in the order of the calls.
 
-    Attributes:
-        observe: where the events of a graph inside the node go.
-        scope: the executions around such a graph.
+    Args:
+        session: the run.
+        execution: the node's.
     """
 
+    __slots__ = ("_execution", "_session")
+
     def __init__(self, session: Session, execution: Execution) -> None:
-        self.observe = session.record
-        self.scope = (*session.scope, execution.id)
-        self._limit = session.blueprint.max_concurrency
+        self._session = session
+        self._execution = execution
+
+    @property
+    def observe(self) -> Observe:
+        """Where the events of a graph inside the node go."""
+        return self._session.record
+
+    @property
+    def scope(self) -> tuple[str, ...]:
+        """The executions around such a graph."""
+        return (*self._session.scope, self._execution.id)
+
+    @property
+    def _limit(self) -> int:
+        return self._session.blueprint.max_concurrency
 
     def gather(self, calls: Sequence[Callable[[], T]], max_concurrency: int | None) -> list[T]:
         """Runs sync calls. After a failure nothing new starts, and the first failure in order is raised."""

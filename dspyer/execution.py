@@ -211,7 +211,11 @@ class Session:
                 return Transition(patch, after, (Target(way),), None, began, time.perf_counter() - clock)
             if way.inline:
                 routed = Call(after, call.context, call.program, call.overlay, call.resources, call.runner)
-                targets = self._targets(name, way.decide(routed).targets)
+                goto = way.decide(routed).targets  # a router gives its own targets only
+                first = goto[0]
+                if len(goto) == 1 and isinstance(first, str):
+                    return Transition(patch, after, (Target(first),), None, began, time.perf_counter() - clock)
+                targets = self._targets(name, goto)
                 return Transition(patch, after, targets, None, began, time.perf_counter() - clock)
         return (yield from self._leave(execution, call, patch, after, began, clock))
 
