@@ -16,8 +16,8 @@ from dspyer.policies import prefer
 from dspyer.program import CompiledGraph
 from dspyer.reducers import Updates
 from dspyer.run import Run
+from dspyer.scheduler.topology import END, START
 from dspyer.state import ImmutableState
-from dspyer.topology import END, START
 from dspyer.values import register_value_type
 
 __all__ = [

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import dspy
 from pydantic import BaseModel
 
-from .assembly import Assembly
-from .declarations import EdgeSpec, NodeSpec, RouterSpec
-from .errors import GraphError
-from .nodes import node_name
-from .policies import Policies
-from .schema import Schema
-from .topology import END, START
+from dspyer.building.assembly import Assembly
+from dspyer.building.declarations import EdgeSpec, NodeSpec, RouterSpec
+from dspyer.errors import GraphError
+from dspyer.nodes import node_name
+from dspyer.policies import Policies
+from dspyer.scheduler.topology import END, START
+from dspyer.schema import Schema
 
 if TYPE_CHECKING:
-    from .program import CompiledGraph
+    from dspyer.program import CompiledGraph
 
 # Attributes that DSPy's optimizers set on a program, or that a program needs.
 RESERVED = frozenset(
@@ -271,7 +271,7 @@ class Graph:
             Traceback (most recent call last):
             dspyer.errors.GraphError: nothing starts: add an edge from START, for example add_edge(START, 'first')
         """
-        from .program import assemble  # the layer above: users expect the method here
+        from dspyer.program import assemble
 
         limits: dict[str, object] = {"max_steps": max_steps, "max_concurrency": max_concurrency}
         for name, limit in {**limits, **({} if max_calls is None else {"max_calls": max_calls})}.items():

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .patch import DELETE
-from .values import FrozenDict, same
+from dspyer.patch import DELETE
+from dspyer.values import FrozenDict, same
 
 Keys = tuple[Any, ...]
 Resolve = Callable[[Keys, Any, Any, Any], Any]

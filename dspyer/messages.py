@@ -13,10 +13,10 @@ from typing import Any, get_origin
 
 from pydantic import BaseModel
 
-from ._persistent import SMALL, PersistentMap
-from .errors import NodeOutputError, brief
-from .patch import DELETE
-from .values import Box, FrozenDict, FrozenList, freeze
+from dspyer.errors import NodeOutputError, brief
+from dspyer.patch import DELETE
+from dspyer.values import Box, FrozenDict, FrozenList, freeze
+from dspyer.values._persistent import SMALL, PersistentMap
 
 EMPTY: FrozenList[Any] = FrozenList()
 EXAMPLE = '{"role": "user", "content": "..."}'

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, final
 
-from ._boxes import Box, Path, thaw
-from ._depth import check_depth, depth_of
-from ._freezing import freeze, freeze_within
-from ._frozen import FrozenDict
-from ._kinds import kind_of
-from ._persistent import as_map
-from ._refusals import MAX_DEPTH, TooDeepError, advise, refuse_depth
-from ._scalars import PLAIN, SCALARS
-from .errors import PatchError, with_article
-from .values import same
+from dspyer.errors import PatchError, with_article
+from dspyer.values import same
+from dspyer.values._boxes import Box, Path, thaw
+from dspyer.values._depth import check_depth, depth_of
+from dspyer.values._freezing import freeze, freeze_within
+from dspyer.values._frozen import FrozenDict
+from dspyer.values._kinds import kind_of
+from dspyer.values._persistent import as_map
+from dspyer.values._refusals import MAX_DEPTH, TooDeepError, advise, refuse_depth
+from dspyer.values._scalars import PLAIN, SCALARS
 
 
 @final

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .errors import brief
+from dspyer.errors import brief
 
 Keys = tuple[Any, ...]
 ONE, MANY = "*", "**"

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from .errors import MergeConflictError, brief, suggestion
-from .merge import Conflict, Keys, Resolve
-from .patch import DELETE
-from .patterns import Pattern
-from .values import FrozenList, freeze, same, thaw
+from dspyer.errors import MergeConflictError, brief, suggestion
+from dspyer.merge import Conflict, Keys, Resolve
+from dspyer.patch import DELETE
+from dspyer.patterns import Pattern
+from dspyer.values import FrozenList, freeze, same, thaw
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,22 +8,22 @@ from typing import Any
 
 import dspy
 
-from .blueprint import Blueprint
-from .copying import copy_tree
-from .drivers import adrive, drive
-from .errors import InputError, RunStoppedError, original
-from .execution import Observe, Session, ignore
-from .lineage import lineage
-from .nodes import Call, check_resources, resources_of
-from .parameters import every_parameter, load_parameters
-from .patch import DELETE
-from .reducers import Updates
-from .run import Run
-from .signatures import own_signatures
-from .source import reduce_program, source_class
-from .streams import AsyncEvents, Events
-from .tracing import hand_over
-from .values import same, thaw
+from dspyer.bond.copying import copy_tree
+from dspyer.bond.parameters import every_parameter, load_parameters
+from dspyer.bond.signatures import own_signatures
+from dspyer.bond.source import reduce_program, source_class
+from dspyer.bond.tracing import hand_over
+from dspyer.building.blueprint import Blueprint
+from dspyer.errors import InputError, RunStoppedError, original
+from dspyer.nodes import Call, check_resources, resources_of
+from dspyer.patch import DELETE
+from dspyer.reducers import Updates
+from dspyer.run import Run
+from dspyer.running.drivers import adrive, drive
+from dspyer.running.session import Observe, Session, ignore
+from dspyer.scheduler.lineage import lineage
+from dspyer.streams import AsyncEvents, Events
+from dspyer.values import same, thaw
 
 REQUEST = "dspyer_request"
 

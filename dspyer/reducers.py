@@ -20,11 +20,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields
 from typing import Any, Union, get_args, get_origin
 
-from . import messages
-from ._refusals import advise
-from .errors import NodeOutputError, brief
-from .patch import DELETE, Replace, apply_value
-from .values import FrozenDict, FrozenList, freeze
+from dspyer import messages
+from dspyer.errors import NodeOutputError, brief
+from dspyer.patch import DELETE, Replace, apply_value
+from dspyer.values import FrozenDict, FrozenList, freeze
+from dspyer.values._refusals import advise
 
 UNIONS = (Union, types.UnionType)
 

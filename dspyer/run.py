@@ -7,13 +7,13 @@ from typing import Any
 
 import dspy
 
-from .events import Commit, Event, MergedConflict, Path
-from .execution import Session
-from .history import rows_of
-from .lineage import Entry, last_writer, lineage, touches, value_at
-from .pictures_run import draw_run
-from .report import describe
-from .state import ImmutableState
+from dspyer.events import Commit, Event, MergedConflict, Path
+from dspyer.pictures.history import rows_of
+from dspyer.pictures.report import describe
+from dspyer.pictures.run import draw_run
+from dspyer.running.session import Session
+from dspyer.scheduler.lineage import Entry, last_writer, lineage, touches, value_at
+from dspyer.state import ImmutableState
 
 
 class Run:

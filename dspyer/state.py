@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NoReturn, Self
 
-from . import encoding
-from ._boxes import Path
-from ._frozen import FrozenDict, entries_of
-from ._refusals import refuse_key
-from .errors import StateError
-from .merge import merge_values
-from .patch import apply, diff, plain_patch
-from .policies import Policies
-from .values import freeze, thaw
+from dspyer.errors import StateError
+from dspyer.merge import merge_values
+from dspyer.patch import apply, diff, plain_patch
+from dspyer.policies import Policies
+from dspyer.values import encoding, freeze, thaw
+from dspyer.values._boxes import Path
+from dspyer.values._frozen import FrozenDict, entries_of
+from dspyer.values._refusals import refuse_key
 
 _EMPTY: Any = freeze({})
 _STR = frozenset({str})

@@ -10,9 +10,9 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Self
 
-from .events import Event
-from .execution import Observe
-from .run import Run
+from dspyer.events import Event
+from dspyer.run import Run
+from dspyer.running.session import Observe
 
 
 def raise_error(run: Run) -> None:

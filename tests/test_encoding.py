@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dspyer.encoding import TAG, decode, encode, from_json, to_json
 from dspyer.errors import StateError
 from dspyer.state import ImmutableState
 from dspyer.values import MAX_DEPTH, freeze, register_value_type, same, thaw
+from dspyer.values.encoding import TAG, decode, encode, from_json, to_json
 from tests.value_samples import SAMPLES, TYPES, Access, Color, Doc, Point, Profile
 
 make_of = pytest.mark.parametrize("make", SAMPLES.values(), ids=SAMPLES.keys())

@@ -13,7 +13,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dspyer._persistent import SMALL, PersistentMap, PersistentVector, Trie, as_sequence, extended, is_vector
+from dspyer.values._persistent import (
+    SMALL,
+    PersistentMap,
+    PersistentVector,
+    Trie,
+    as_sequence,
+    extended,
+    is_vector,
+)
 
 SIZES = [0, 1, 15, SMALL // 2, SMALL - 1, SMALL, SMALL + 1, 300]
 

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dspyer.layout import Box, across, arrange, spread
-from dspyer.pictures import Picture, draw_mermaid, draw_svg
+from dspyer.pictures.graph import Picture, draw_mermaid, draw_svg
+from dspyer.pictures.layout import Box, across, arrange, spread
+from dspyer.pictures.svg import SMALL, curve, escape, number, shorten, text_width
 from dspyer.policies import Policies
-from dspyer.rounds import Edge
+from dspyer.scheduler.rounds import Edge
+from dspyer.scheduler.topology import END, START, Topology
 from dspyer.schema import Schema
-from dspyer.svg import SMALL, curve, escape, number, shorten, text_width
-from dspyer.topology import END, START, Topology
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = 'a <b> & "c" | `d` #e; \x00\x1b[31m ]] --> f'

@@ -12,12 +12,12 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import DELETE, END, START, Graph, Replace, Send, reducers
-from dspyer.history import leaves_of, rows_of, seconds, writes
-from dspyer.pictures_run import draw_run
+from dspyer.pictures.history import leaves_of, rows_of, seconds, writes
+from dspyer.pictures.report import describe
+from dspyer.pictures.run import draw_run
+from dspyer.pictures.svg import FONT_SIZE, SMALL, text_width
 from dspyer.reducers import Updates
-from dspyer.report import describe
 from dspyer.run import Run
-from dspyer.svg import FONT_SIZE, SMALL, text_width
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -16,7 +16,14 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer.source import EdgeText, FunctionText, MapText, graph_text, reduce_program, source_class
+from dspyer.bond.source import (
+    EdgeText,
+    FunctionText,
+    MapText,
+    graph_text,
+    reduce_program,
+    source_class,
+)
 
 TEXT = "class Chain(dspy.Module):\n    'a -> b'\n"
 

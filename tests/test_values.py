@@ -22,7 +22,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, SecretStr, TypeAdapter
 
-from dspyer._boxes import equal
 from dspyer.errors import ImmutableError, UnsetFieldError, UnsupportedValueError
 from dspyer.values import (
     MAX_DEPTH,
@@ -36,6 +35,7 @@ from dspyer.values import (
     same,
     thaw,
 )
+from dspyer.values._boxes import equal
 from tests.value_samples import CONTAINERS, MODELS, SAMPLES, SCALARS, Cell, Doc, Marked, Place, Point, Profile, spoil
 
 make_of = pytest.mark.parametrize("make", SAMPLES.values(), ids=SAMPLES.keys())

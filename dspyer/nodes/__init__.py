@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from .base import IN_ORDER, Built, Call, Command, Context, Decision, Goto, Node, OneByOne, Reply, Runner, Send
-from .build import build_map, build_node, node_name, precompiled
-from .build_routers import BuiltRouter, build_router
-from .color import call_async, colours, portal_scope, to_thread, uses_acall
-from .function import FunctionNode, NodeModules
-from .map import MapNode
-from .module import ModuleNode
-from .resources import check_resources, resources_of
-from .routers import FieldRouter, FunctionRouter, ModuleRouter, Router
-from .subgraph import SubgraphNode, is_program
+from dspyer.nodes.base import (
+    IN_ORDER,
+    Built,
+    Call,
+    Command,
+    Context,
+    Decision,
+    Goto,
+    Node,
+    OneByOne,
+    Reply,
+    Runner,
+    Send,
+)
+from dspyer.nodes.build import build_map, build_node, node_name, precompiled
+from dspyer.nodes.build_routers import BuiltRouter, build_router
+from dspyer.nodes.color import call_async, colours, portal_scope, to_thread, uses_acall
+from dspyer.nodes.function import FunctionNode, NodeModules
+from dspyer.nodes.map import MapNode
+from dspyer.nodes.module import ModuleNode
+from dspyer.nodes.resources import check_resources, resources_of
+from dspyer.nodes.routers import FieldRouter, FunctionRouter, ModuleRouter, Router
+from dspyer.nodes.subgraph import SubgraphNode, is_program
 
 __all__ = [
     "IN_ORDER",

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dspyer.errors import UnsetFieldError
+from dspyer.nodes.base import Call
+from dspyer.nodes.names import Names
+from dspyer.nodes.resources import resource_for
 from dspyer.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values import FrozenDict, thaw
-
-from .base import Call
-from .names import Names
-from .resources import resource_for
 
 ABSENT: Any = object()
 

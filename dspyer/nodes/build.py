@@ -9,15 +9,14 @@ import dspy
 from pydantic import BaseModel
 
 from dspyer.errors import GraphError, brief
+from dspyer.nodes.base import Built
+from dspyer.nodes.function import build_function
+from dspyer.nodes.map import build_map_node
+from dspyer.nodes.module import build_module
+from dspyer.nodes.names import NamesSpec
+from dspyer.nodes.spec import Spec, spec_of
+from dspyer.nodes.subgraph import build_subgraph, is_program
 from dspyer.schema import Schema
-
-from .base import Built
-from .function import build_function
-from .map import build_map_node
-from .module import build_module
-from .names import NamesSpec
-from .spec import Spec, spec_of
-from .subgraph import build_subgraph, is_program
 
 
 def node_name(node: object) -> str:

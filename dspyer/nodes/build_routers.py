@@ -8,19 +8,18 @@ from typing import NamedTuple, TypeAlias
 import dspy
 
 from dspyer.errors import brief
+from dspyer.nodes.base import Send
+from dspyer.nodes.callables import describe, gives_literals_alone, literals
+from dspyer.nodes.color import is_async
+from dspyer.nodes.hidden import hidden_problems, mentions
+from dspyer.nodes.module import plan_inputs
+from dspyer.nodes.module_io import module_io
+from dspyer.nodes.names import Names, NamesSpec, as_map, check_names, listed, no_field
+from dspyer.nodes.plan import plan_binding
+from dspyer.nodes.routers import FieldRouter, FunctionRouter, ModuleRouter, Router
+from dspyer.nodes.routes import PathMap, routes_of
+from dspyer.nodes.spec import Spec
 from dspyer.schema import Schema
-
-from .base import Send
-from .callables import describe, gives_literals_alone, literals
-from .color import is_async
-from .hidden import hidden_problems, mentions
-from .module import plan_inputs
-from .module_io import module_io
-from .names import Names, NamesSpec, as_map, check_names, listed, no_field
-from .plan import plan_binding
-from .routers import FieldRouter, FunctionRouter, ModuleRouter, Router
-from .routes import PathMap, routes_of
-from .spec import Spec
 
 Route: TypeAlias = Callable[..., object] | str | dspy.Module
 

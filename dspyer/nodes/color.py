@@ -15,7 +15,7 @@ import dspy
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from anyio.from_thread import run as run_on_host_loop
 
-from .callables import own_call
+from dspyer.nodes.callables import own_call
 
 T = TypeVar("T")
 

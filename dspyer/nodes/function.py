@@ -8,18 +8,17 @@ from typing import Any
 
 import dspy
 
+from dspyer.bond.source import modules_text, reduce_program, source_class
 from dspyer.errors import NodeOutputError
-from dspyer.source import modules_text, reduce_program, source_class
-
-from .base import Built, Call, Command, Node, Reply, Send
-from .binding import Binding
-from .callables import describe
-from .color import acall_function, call_function, is_async
-from .hidden import hidden_problems, mentions
-from .names import Names, check_names, no_patch
-from .outputs import RESULT, goto_of, is_bare, permitted, promise_of, values_of
-from .plan import plan_binding
-from .spec import Spec
+from dspyer.nodes.base import Built, Call, Command, Node, Reply, Send
+from dspyer.nodes.binding import Binding
+from dspyer.nodes.callables import describe
+from dspyer.nodes.color import acall_function, call_function, is_async
+from dspyer.nodes.hidden import hidden_problems, mentions
+from dspyer.nodes.names import Names, check_names, no_patch
+from dspyer.nodes.outputs import RESULT, goto_of, is_bare, permitted, promise_of, values_of
+from dspyer.nodes.plan import plan_binding
+from dspyer.nodes.spec import Spec
 
 OF_DSPY = {"forward", "aforward", "history", "callbacks", "_compiled"}
 """Attributes that DSPy gives to instances of modules."""

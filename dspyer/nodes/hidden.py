@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import dspy
 
-from .callables import own_call
+from dspyer.nodes.callables import own_call
 
 _CONTAINERS = (list, tuple, set, frozenset)
 

@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from dspyer.errors import NodeOutputError, annotate, brief
+from dspyer.nodes.base import Built, Call, Node, Reply
+from dspyer.nodes.binding import unset
+from dspyer.nodes.callables import class_of
+from dspyer.nodes.function import FunctionNode
+from dspyer.nodes.module import ModuleNode
+from dspyer.nodes.names import no_field
+from dspyer.nodes.outputs import RESULT
+from dspyer.nodes.spec import Spec
+from dspyer.nodes.subgraph import SubgraphNode
 from dspyer.values import FrozenDict, FrozenList
-
-from .base import Built, Call, Node, Reply
-from .binding import unset
-from .callables import class_of
-from .function import FunctionNode
-from .module import ModuleNode
-from .names import no_field
-from .outputs import RESULT
-from .spec import Spec
-from .subgraph import SubgraphNode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 import dspy
 
 from dspyer.errors import NodeOutputError, brief, suggestion
+from dspyer.nodes.base import Built, Call, Node, Reply
+from dspyer.nodes.binding import unset
+from dspyer.nodes.color import acall_module, call_module
+from dspyer.nodes.module_io import BY_PRODUCTS, ModuleIO, module_io
+from dspyer.nodes.names import Names, check_names, listed, no_field
+from dspyer.nodes.spec import Spec
 from dspyer.values import thaw
-
-from .base import Built, Call, Node, Reply
-from .binding import unset
-from .color import acall_module, call_module
-from .module_io import BY_PRODUCTS, ModuleIO, module_io
-from .names import Names, check_names, listed, no_field
-from .spec import Spec
 
 
 class Input(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import dspy
 from pydantic_core import PydanticUndefined
 
-from .callables import Described, describe
+from dspyer.nodes.callables import Described, describe
 
 BY_PRODUCTS = ("reasoning", "trajectory")
 

@@ -10,12 +10,11 @@ from pydantic import BaseModel
 from typing_extensions import is_typeddict
 
 from dspyer.errors import NodeOutputError, RouteError, brief, suggestion
+from dspyer.nodes.base import Command, Goto, Send
+from dspyer.nodes.callables import literals, members
+from dspyer.nodes.names import Names, listed
 from dspyer.schema import Schema
 from dspyer.state import ImmutableState
-
-from .base import Command, Goto, Send
-from .callables import literals, members
-from .names import Names, listed
 
 Values: TypeAlias = Mapping[str, object]
 RESULT = ""

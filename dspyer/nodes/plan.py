@@ -6,14 +6,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dspyer.errors import suggestion
+from dspyer.nodes.base import Context
+from dspyer.nodes.binding import Binding, FieldParameter, ResourceParameter
+from dspyer.nodes.callables import Described, Parameter, class_of, members, wants_copy
+from dspyer.nodes.names import Names, check_names, listed, no_field
+from dspyer.nodes.resources import is_record, is_value_class
 from dspyer.schema import Schema
 from dspyer.state import ImmutableState
-
-from .base import Context
-from .binding import Binding, FieldParameter, ResourceParameter
-from .callables import Described, Parameter, class_of, members, wants_copy
-from .names import Names, check_names, listed, no_field
-from .resources import is_record, is_value_class
 
 
 class Plan(NamedTuple):

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import dspy
 from pydantic import BaseModel
 
-from dspyer._kinds import registered
 from dspyer.errors import InputError
+from dspyer.nodes.base import NOTHING
 from dspyer.values import FrozenDict, FrozenList
-
-from .base import NOTHING
+from dspyer.values._kinds import registered
 
 if TYPE_CHECKING:
-    from .base import Call
+    from dspyer.nodes.base import Call
 
 _SCALARS = (
     str, int, float, complex, bytes, bytearray, list, tuple, dict, set, frozenset, type(None), type, enum.Enum,

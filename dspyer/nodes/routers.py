@@ -10,13 +10,12 @@ from typing import TypeAlias
 import dspy
 
 from dspyer.errors import RouteError, annotate, brief
-
-from .base import Call, Command, Decision
-from .binding import Binding, unset
-from .color import acall_module, call_module
-from .module import Input, gather_inputs, selected, values_of_prediction
-from .names import Names, listed
-from .routes import Routes
+from dspyer.nodes.base import Call, Command, Decision
+from dspyer.nodes.binding import Binding, unset
+from dspyer.nodes.color import acall_module, call_module
+from dspyer.nodes.module import Input, gather_inputs, selected, values_of_prediction
+from dspyer.nodes.names import Names, listed
+from dspyer.nodes.routes import Routes
 
 Route: TypeAlias = Callable[..., object] | str | dspy.Module
 REASONS = ("reasoning", "rationale", "final_reasoning")

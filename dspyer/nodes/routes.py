@@ -8,10 +8,9 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from dspyer.errors import RouteError, brief, suggestion
-
-from .base import Goto, Send
-from .names import listed
-from .outputs import check_target
+from dspyer.nodes.base import Goto, Send
+from dspyer.nodes.names import listed
+from dspyer.nodes.outputs import check_target
 
 PathMap: TypeAlias = Mapping[Any, str | Sequence[str]] | Iterable[str]
 

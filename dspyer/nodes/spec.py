@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import dspy
 
+from dspyer.nodes.names import Names, NamesSpec, as_map
 from dspyer.schema import Schema
-
-from .names import Names, NamesSpec, as_map
 
 
 class Spec(NamedTuple):

@@ -8,15 +8,14 @@ from typing import Any, Protocol, cast
 
 import dspy
 
+from dspyer.nodes.base import Built, Call, Node, Reply
+from dspyer.nodes.module import Input, gather_inputs, plan_inputs
+from dspyer.nodes.module_io import ModuleIO
+from dspyer.nodes.names import Names, check_names, listed
+from dspyer.nodes.spec import Spec
 from dspyer.patch import DELETE
+from dspyer.scheduler.topology import Topology
 from dspyer.schema import Schema
-from dspyer.topology import Topology
-
-from .base import Built, Call, Node, Reply
-from .module import Input, gather_inputs, plan_inputs
-from .module_io import ModuleIO
-from .names import Names, check_names, listed
-from .spec import Spec
 
 
 class GraphView(Protocol):

@@ -9,13 +9,13 @@ from typing import Any
 
 import dspy
 
-from dspyer.blueprint import Blueprint
+from dspyer.building.blueprint import Blueprint
 from dspyer.errors import GraphError, suggestion
 from dspyer.nodes import Call, Context, Node, Router, Send, build_node, check_resources, resources_of
 from dspyer.patch import plain_patch
 from dspyer.program import CompiledGraph
+from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
-from dspyer.topology import START
 
 Resources = Mapping[type, object] | Sequence[object] | None
 

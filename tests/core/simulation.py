@@ -9,12 +9,12 @@ from typing import Any
 
 from dspyer.events import Commit, MergedConflict
 from dspyer.policies import Policies
-from dspyer.rounds import Edge
-from dspyer.runstate import Execution, RunState, Target, Transition
-from dspyer.schedule import advance, begin, plan, start
+from dspyer.scheduler.rounds import Edge
+from dspyer.scheduler.runstate import Execution, RunState, Target, Transition
+from dspyer.scheduler.schedule import advance, begin, plan, start
+from dspyer.scheduler.topology import START, Topology
 from dspyer.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.topology import START, Topology
 
 Behaviour = Callable[[Execution], tuple[Mapping[str, Any], Sequence[str | Target]]]
 Choose = Callable[[int], int]

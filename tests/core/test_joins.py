@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from dspyer import END, START, Graph, reducers
-from dspyer.lineage import Entry
 from dspyer.patch import DELETE
-from dspyer.runstate import Execution
+from dspyer.scheduler.lineage import Entry
+from dspyer.scheduler.runstate import Execution
 from dspyer.schema import Schema
 from dspyer.state import ImmutableState
 

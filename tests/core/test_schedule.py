@@ -17,10 +17,10 @@ from pydantic import BaseModel
 from dspyer import reducers
 from dspyer.errors import CallLimitError, MergeConflictError, StepLimitError
 from dspyer.patch import DELETE
-from dspyer.runstate import Execution, RunState, Target, collapse
-from dspyer.schedule import advance, begin, plan, start
+from dspyer.scheduler.runstate import Execution, RunState, Target, collapse
+from dspyer.scheduler.schedule import advance, begin, plan, start
+from dspyer.scheduler.topology import END, START, Topology
 from dspyer.schema import Schema
-from dspyer.topology import END, START, Topology
 from dspyer.values import FrozenDict
 
 from .simulation import Outcome, graph, simulate, step

@@ -17,7 +17,6 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Replace, Run, Send, Updates, reducers
-from dspyer.drivers import Threads, _tasks
 from dspyer.errors import (
     GraphError,
     InputError,
@@ -28,6 +27,7 @@ from dspyer.errors import (
     annotate,
 )
 from dspyer.events import Emitted
+from dspyer.running.drivers import Threads, _tasks
 from dspyer.testing import ScriptedLM
 
 from .conftest import Play

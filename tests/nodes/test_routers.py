@@ -10,8 +10,8 @@ from pydantic import BaseModel
 
 from dspyer.errors import RouteError, UnsetFieldError
 from dspyer.nodes import Command, Decision, FieldRouter, FunctionRouter, ModuleRouter, Router, Send, build_router
+from dspyer.scheduler.topology import END
 from dspyer.schema import Schema
-from dspyer.topology import END
 from tests.nodes.kit import COLOURS, OPEN, answering, call_of, decision, holder
 
 

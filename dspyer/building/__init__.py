@@ -1,0 +1,1 @@
+"""From the calls of a `Graph` to a checked, frozen blueprint."""

@@ -1,0 +1,310 @@
+"""From the declarations of a graph to its blueprint: builds every node and router, and reports all problems at once."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple, Union, cast, get_args, get_origin
+
+import dspy
+from pydantic import BaseModel
+
+from dspyer.bond.source import EdgeText, FunctionText, MapText, graph_text
+from dspyer.building.blueprint import Blueprint, Exit
+from dspyer.building.declarations import EdgeSpec, NodeSpec, RouterSpec
+from dspyer.errors import GraphError, suggestion
+from dspyer.nodes import Node, Router, build_map, build_node, build_router
+from dspyer.policies import Policies
+from dspyer.scheduler.rounds import Edge, Rounds
+from dspyer.scheduler.topology import END, START, Topology
+from dspyer.scheduler.validation import (
+    Earlier,
+    Facts,
+    check_parallel_writers,
+    check_paths,
+    check_reads,
+    check_targets,
+)
+from dspyer.schema import Schema
+
+
+class Assembly(NamedTuple):
+    """The declarations of a graph, as `Graph.compile` hands them over."""
+
+    name: str
+    schema: Schema
+    nodes: tuple[NodeSpec, ...]
+    ways: tuple[EdgeSpec | RouterSpec, ...]
+    inputs: tuple[str, ...] | None
+    outputs: tuple[str, ...] | None
+    policies: Policies
+    join_policies: Mapping[str, Policies]
+
+    def build(
+        self, max_steps: int, max_calls: int | None, max_concurrency: int
+    ) -> tuple[Blueprint, dict[str, dspy.Module], str]:
+        """Builds the blueprint.
+
+        Returns:
+            The blueprint, the modules by attribute of the program, and the graph as text.
+
+        Raises:
+            GraphError: with every problem of the graph.
+        """
+        problems: list[str] = []
+        modules: dict[str, dspy.Module] = {}
+        nodes, unknown = self._build_nodes(modules, problems)
+        exits, open_ends = self._build_exits(modules, problems)
+        edges = self._edges(nodes, exits)
+        sent = _sent(nodes, exits)
+        for name, texts in unknown.items():
+            if name not in sent:
+                problems += texts
+        names = tuple(spec.name for spec in self.nodes)
+        facts = Facts(names, tuple(edges), {}, {}, {}, (), ())
+        wrong = list(check_targets(facts))
+        problems += wrong
+        if wrong or open_ends or len(nodes) < len(names):
+            raise GraphError(problems)
+        inputs, required = self._declared_inputs(nodes, exits, edges, sent, problems)
+        facts = self._facts(facts, nodes, exits, inputs, sent)
+        rounds = Rounds.of((START, *names, END), edges)
+        problems += check_paths(facts)
+        problems += check_parallel_writers(facts, rounds)
+        problems += check_reads(facts) if self.inputs is not None or not self.schema.open else ()
+        problems += self._check_outputs()
+        if problems:
+            raise GraphError(problems)
+        topology = Topology(
+            self.name, names, tuple(edges), self.schema, self.policies, self.join_policies, max_steps, max_calls, rounds
+        )
+        outputs = self._declared_outputs(nodes, exits, inputs, required)
+        frozen = frozenset(spec.name for spec in self.nodes if spec.frozen)
+        thawed = frozenset(spec.name for spec in self.nodes if spec.frozen is False)
+        closed = self.inputs is not None or not self.schema.open
+        blueprint = Blueprint(
+            topology, nodes, exits, inputs, required, outputs, frozen, thawed, closed, max_concurrency
+        )
+        return blueprint, modules, self._text()
+
+    def _build_nodes(
+        self, modules: dict[str, dspy.Module], problems: list[str]
+    ) -> tuple[dict[str, Node], dict[str, tuple[str, ...]]]:
+        nodes: dict[str, Node] = {}
+        unknown: dict[str, tuple[str, ...]] = {}
+        for spec in self.nodes:
+            if spec.over is not None:
+                built = build_map(
+                    spec.name,
+                    spec.node,
+                    schema=self.schema,
+                    over=spec.over,
+                    item=spec.item,
+                    into=spec.into,
+                    max_concurrency=spec.max_concurrency,
+                    reads=spec.reads,
+                    writes=spec.writes,
+                    modules=spec.modules,
+                )
+            else:
+                built = build_node(
+                    spec.name,
+                    spec.node,
+                    schema=self.schema,
+                    reads=spec.reads,
+                    writes=spec.writes,
+                    modules=spec.modules,
+                    goto=spec.goto,
+                )
+            problems += built.problems
+            unknown[spec.name] = built.unknown
+            if built.node is not None:
+                nodes[spec.name] = built.node
+            if built.module is not None:
+                modules[spec.name] = built.module
+        return nodes, unknown
+
+    def _build_exits(
+        self, modules: dict[str, dspy.Module], problems: list[str]
+    ) -> tuple[dict[str, tuple[Exit, ...]], bool]:
+        """The ways out of each node, and whether a router could not be built, so that not all are known."""
+        open_ends = False
+        exits: dict[str, list[Exit]] = {name: [] for name in (START, *(spec.name for spec in self.nodes))}
+        for way in self.ways:
+            if isinstance(way, EdgeSpec):
+                for source in way.sources:
+                    exits.setdefault(source, []).extend(way.targets)
+                continue
+            built = build_router(
+                way.source, way.route, way.path_map, schema=self.schema, name=way.name, writes=way.writes
+            )
+            problems += built.problems
+            open_ends = open_ends or built.router is None
+            if built.router is not None:
+                exits.setdefault(way.source, []).append(built.router)
+            if built.module is not None and built.router is not None:
+                name = str(built.router.module_name)
+                if name in modules or name in exits:
+                    problems.append(
+                        f"two parts of the graph are called {name!r}: give the router at {way.source!r} a name="
+                    )
+                modules[name] = built.module
+        return {source: tuple(ways) for source, ways in exits.items()}, open_ends
+
+    def _edges(self, nodes: Mapping[str, Node], exits: Mapping[str, tuple[Exit, ...]]) -> list[Edge]:
+        edges: dict[tuple[str, str], Edge] = {}
+        for source, ways in exits.items():
+            for way in ways:
+                for target in (way,) if isinstance(way, str) else way.targets:
+                    known = edges.get((source, target))
+                    conditional = not isinstance(way, str) and (known is None or known.conditional)
+                    edges[source, target] = Edge(source, target, conditional)
+            node = nodes.get(source)
+            for target in node.goto if node is not None else ():
+                edges.setdefault((source, target), Edge(source, target, True))
+        return list(edges.values())
+
+    def _declared_inputs(
+        self,
+        nodes: Mapping[str, Node],
+        exits: Mapping[str, tuple[Exit, ...]],
+        edges: list[Edge],
+        sent: Collection[str],
+        problems: list[str],
+    ) -> tuple[tuple[str, ...], frozenset[str]]:
+        """The fields that a run is given, and those that it must be given."""
+        fields = self.schema.fields
+        written = {field for _, writes in _writers(nodes, exits) for field in writes or ()}
+        if self.schema.open:
+            inferred = self._open_inputs(nodes, edges, sent)
+            inputs = tuple(inferred) if self.inputs is None else self.inputs
+            return inputs, frozenset(name for name in self.inputs or inferred if inferred.get(name))
+        if self.inputs is None:
+            inputs = tuple(name for name in fields if name not in written)
+        else:
+            inputs = self.inputs
+            unknown = [name for name in inputs if name not in fields]
+            problems += [
+                f"the input {name!r} is no field of {self.name}.{suggestion(name, fields)}" for name in unknown
+            ]
+        return inputs, frozenset(name for name in inputs if name in fields and fields[name].required)
+
+    def _open_inputs(self, nodes: Mapping[str, Node], edges: list[Edge], sent: Collection[str]) -> dict[str, bool]:
+        """Without a schema: what a node reads and no earlier node writes, and whether a run must be given it.
+
+        What only the targets of a `Send` read may come with the `Send`.
+        """
+        writes = {name: None if node.writes is None else tuple(node.writes.values()) for name, node in nodes.items()}
+        earlier = Earlier(edges, writes)
+        found: dict[str, bool] = {}
+        for name, node in nodes.items():
+            if earlier.unknown(name):
+                continue
+            for field in (node.reads or {}).values():
+                if field not in node.optional and not earlier.wrote(name, field):
+                    found[field] = found.get(field, False) or name not in sent
+        return found
+
+    def _declared_outputs(
+        self,
+        nodes: Mapping[str, Node],
+        exits: Mapping[str, tuple[Exit, ...]],
+        inputs: tuple[str, ...],
+        required: frozenset[str],
+    ) -> tuple[str, ...] | None:
+        if self.outputs is not None or self.schema.open:
+            return self.outputs
+        writers = list(_writers(nodes, exits))
+        written = {field for _, writes in writers for field in writes or ()}
+        undeclared = any(writes is None for _, writes in writers)
+        kept = inputs if self.inputs is not None else required
+        return tuple(
+            name
+            for name in self.schema.fields
+            if self.schema.reducer(name) is not None or (name not in kept and (name in written or undeclared))
+        )
+
+    def _facts(
+        self,
+        facts: Facts,
+        nodes: Mapping[str, Node],
+        exits: Mapping[str, tuple[Exit, ...]],
+        inputs: tuple[str, ...],
+        sent: Collection[str],
+    ) -> Facts:
+        forks = {
+            source: [(way,) if isinstance(way, str) else way.targets for way in ways] for source, ways in exits.items()
+        }
+        reads = {
+            name: [field for field in (node.reads or {}).values() if field not in node.optional]
+            for name, node in nodes.items()
+            if name not in sent
+        }
+        writes = {name: None if node.writes is None else tuple(node.writes.values()) for name, node in nodes.items()}
+        given = {*inputs, *(name for name in self.schema.fields if not self.schema.fields[name].required)}
+        folded = {name for name in self.schema.fields if self._settled(name)}
+        if self.schema.open:
+            folded = {field for fields in writes.values() for field in fields or () if self._settled(field)}
+        return facts._replace(forks=forks, reads=reads, writes=writes, given=given, folded=folded)
+
+    def _settled(self, name: str) -> bool:
+        """Whether parallel writes of a field fold, merge by key, or are covered by what the user said."""
+        if self.schema.reducer(name) is not None:
+            return True
+        field = self.schema.fields.get(name)
+        covered = any(policies.covers(name) for policies in (self.policies, *self.join_policies.values()))
+        return covered or (field is not None and _is_mapping(field.annotation))
+
+    def _check_outputs(self) -> Iterator[str]:
+        if self.schema.open:
+            return
+        fields = self.schema.fields
+        for name in self.outputs or ():
+            if name not in fields:
+                yield f"the output {name!r} is no field of {self.name}.{suggestion(name, fields)}"
+
+    def _text(self) -> str:
+        nodes: dict[str, object] = {}
+        for spec in self.nodes:
+            node = FunctionText(cast(Any, spec.node), spec.modules) if spec.modules else spec.node
+            nodes[spec.name] = node if spec.over is None else MapText(node, spec.over, spec.item, spec.into)
+        edges: list[EdgeText] = []
+        for way in self.ways:
+            if isinstance(way, EdgeSpec):
+                edges += [EdgeText(source, way.targets) for source in way.sources]
+            else:
+                labels = dict(way.path_map) if isinstance(way.path_map, Mapping) else None
+                targets = () if labels else tuple(way.path_map or ())
+                edges.append(EdgeText(way.source, targets, way.route, labels))
+        model: type[BaseModel] | None = self.schema.model
+        return graph_text(self.name, schema=model, nodes=nodes, edges=edges)
+
+
+def _writers(
+    nodes: Mapping[str, Node], exits: Mapping[str, tuple[Exit, ...]]
+) -> Iterator[tuple[str, Collection[str] | None]]:
+    for name, node in nodes.items():
+        yield name, None if node.writes is None else node.writes.values()
+    for source, ways in exits.items():
+        for way in ways:
+            if isinstance(way, Router):
+                yield source, way.writes.values()
+
+
+def _sent(nodes: Mapping[str, Node], exits: Mapping[str, tuple[Exit, ...]]) -> set[str]:
+    """The nodes that a `Send` may start, whose inputs may come with it."""
+    found: set[str] = set()
+    for node in nodes.values():
+        found.update(node.goto if node.sends else ())
+    for ways in exits.values():
+        for way in ways:
+            if isinstance(way, Router) and way.sends:
+                found.update(way.targets)
+    return found
+
+
+def _is_mapping(annotation: Any) -> bool:
+    if get_origin(annotation) in (Union, types.UnionType):
+        return any(_is_mapping(part) for part in get_args(annotation))
+    kind = get_origin(annotation) or annotation
+    return isinstance(kind, type) and issubclass(kind, Mapping)

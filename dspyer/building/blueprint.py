@@ -1,0 +1,185 @@
+"""A graph as it was compiled: its topology, its nodes and the ways out of each. `program.graph` is one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dspyer.errors import InputError, suggestion
+from dspyer.nodes import FunctionNode, Node, Router
+from dspyer.pictures.graph import Picture, draw_mermaid, draw_svg
+from dspyer.scheduler.topology import END, START, Topology
+
+Exit = str | Router
+"""A way out of a node: the target of an edge, or a router."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Blueprint:
+    """The frozen graph of a program: `program.graph`.
+
+    Attributes:
+        topology: names, edges and rules.
+        nodes: the nodes by name, in the order of declaration.
+        exits: the ways out of each node and of `START`, in the order in which they were declared.
+        inputs: the fields that a run may be given.
+        required: the fields that a run must be given.
+        outputs: the fields that a program returns; None for every field that is no input.
+        frozen: names of the nodes whose modules optimizers are kept away from.
+        thawed: names of the nodes whose modules are open to optimizers, even if one has compiled them before.
+        closed: whether inputs that are not listed are refused.
+        max_concurrency: most nodes of one run that work at the same time.
+        needs_resources: whether a node or router has a parameter for a resource.
+    """
+
+    topology: Topology
+    nodes: Mapping[str, Node]
+    exits: Mapping[str, tuple[Exit, ...]]
+    inputs: tuple[str, ...]
+    required: frozenset[str]
+    outputs: tuple[str, ...] | None
+    frozen: frozenset[str] = frozenset()
+    thawed: frozenset[str] = frozenset()
+    closed: bool = True
+    max_concurrency: int = 32
+    needs_resources: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        parts: tuple[Node | Router, ...] = (*self.nodes.values(), *self.routers())
+        object.__setattr__(self, "needs_resources", any(part.resources for part in parts))
+
+    @property
+    def name(self) -> str:
+        """The name of the graph."""
+        return self.topology.name
+
+    @property
+    def writes(self) -> tuple[str, ...] | None:
+        """The fields that the nodes may write; None if a node does not say."""
+        fields: dict[str, None] = {}
+        for node in self.nodes.values():
+            if node.writes is None:
+                return None
+            fields.update(dict.fromkeys(node.writes.values()))
+        for router in self.routers():
+            fields.update(dict.fromkeys(router.writes.values()))
+        return tuple(fields)
+
+    def routers(self) -> list[Router]:
+        """All routers, in the order of declaration."""
+        return [way for ways in self.exits.values() for way in ways if not isinstance(way, str)]
+
+    def check_inputs(self, inputs: Collection[str]) -> None:
+        """Check the names of a run's inputs.
+
+        Raises:
+            InputError: if one is unknown or missing; a missing one is named with its readers.
+        """
+        known = self.inputs
+        if self.closed and not set(inputs) <= set(known):
+            extra = [name for name in inputs if name not in known]
+            hints = "".join(suggestion(name, known) for name in extra)
+            raise InputError(
+                f"graph {self.name!r} has no input {', '.join(map(repr, extra))}.{hints} Its inputs are "
+                f"{', '.join(map(repr, known)) or 'none'}; name others with Graph(inputs=[...])"
+            )
+        missing = [name for name in known if name in self.required and name not in inputs]
+        if missing:
+            listed = ", ".join(self._wanted(name) for name in missing)
+            given = ", ".join(map(repr, inputs)) or "none"
+            raise InputError(f"missing inputs: {listed} (given: {given})")
+
+    def _wanted(self, field: str) -> str:
+        """A field, for the error that it is missing: who reads it, and what else its reader may have meant."""
+        readers = [name for name, node in self.nodes.items() if field in (node.reads or {}).values()]
+        if not readers:
+            return repr(field)
+        alone = isinstance(self.nodes[readers[0]], FunctionNode) and len(self.nodes[readers[0]].reads or {}) == 1
+        hint = "; for the state as a whole name the parameter `state`" if alone and self.topology.schema.open else ""
+        return f"{field!r}, read by {', '.join(map(repr, readers))}{hint}"
+
+    def explain(self) -> str:
+        """The graph in words: what each node reads and writes, where it goes, where rounds begin, what cannot be
+        checked.
+
+        Returns:
+            A text of one line per fact.
+        """
+        lines = [f"graph {self.name}: {len(self.nodes)} nodes"]
+        lines.append(
+            f"  inputs: {', '.join(f if f in self.required else f'{f} (optional)' for f in self.inputs) or 'none'}"
+        )
+        lines.append(
+            f"  outputs: {'every field that is no input' if self.outputs is None else ', '.join(self.outputs)}"
+        )
+        for name in (START, *self.nodes):
+            node = self.nodes.get(name)
+            facts = [] if node is None else [f"reads {_fields(node.reads)}", f"writes {_fields(node.writes)}"]
+            facts.append("-> " + ", ".join(self._way(name, target) for target in self.topology.targets(name)))
+            lines.append(f"  {name}: {'; '.join(facts)}")
+        lines.extend(
+            f"  loop of {', '.join(loop.nodes)}: a round begins at {', '.join(loop.heads)}"
+            for loop in self.topology.rounds.loops
+        )
+        unknown = [name for name, node in self.nodes.items() if node.writes is None]
+        if unknown:
+            lines.append(
+                f"  not checked: what {', '.join(unknown)} write is not declared, so parallel writers and unset reads "
+                "are found when they happen; declare it with writes=[...]"
+            )
+        return "\n".join(lines)
+
+    def to_mermaid(self) -> str:
+        """The graph as Mermaid text: routes are labelled, edges that go back are dashed.
+
+        Returns:
+            A `flowchart`.
+        """
+        return draw_mermaid(self._picture())
+
+    def to_svg(self) -> str:
+        """The graph as a picture.
+
+        Returns:
+            An SVG document that needs nothing from outside.
+        """
+        return draw_svg(self._picture())
+
+    def _repr_svg_(self) -> str:
+        return self.to_svg()
+
+    def __repr__(self) -> str:
+        return f"<graph {self.name}: {', '.join(self.nodes)}>"
+
+    def _labels(self, name: str) -> dict[str, str]:
+        """What leads from a node to each target, if a router decides by labels."""
+        labels: dict[str, list[str]] = {}
+        for way in self.exits.get(name, ()):
+            if not isinstance(way, str):
+                for target, text in way.labels.items():
+                    labels.setdefault(target, []).append(text)
+        return {target: ", ".join(texts) for target, texts in labels.items()}
+
+    def _way(self, name: str, target: str) -> str:
+        label = self._labels(name).get(target)
+        facts = [repr(label)] if label else []
+        facts += ["next round"] if self.topology.rounds.goes_back(name, target) else []
+        return f"{target} ({', '.join(facts)})" if facts else target
+
+    def _picture(self) -> Picture:
+        labels = {(name, target): text for name in self.exits for target, text in self._labels(name).items()}
+        kinds = {name: type(node).__name__.removesuffix("Node").lower() for name, node in self.nodes.items()}
+        return Picture(self.topology, labels, kinds)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Blueprint:
+        return self
+
+
+def _fields(names: Mapping[str, str] | None) -> str:
+    if names is None:
+        return "?"
+    return ", ".join(field if own == field else f"{field} (as {own})" for own, field in names.items()) or "nothing"
+
+
+__all__ = ["END", "START", "Blueprint", "Exit"]

@@ -1,0 +1,217 @@
+"""A run as rows that can be shown: each commit with where it came from and went to, and what stopped before one.
+
+Also how versions, durations, writes and conflicts are put into words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from dspyer.errors import brief
+from dspyer.events import (
+    Commit,
+    Committed,
+    ConflictFound,
+    Event,
+    Forked,
+    Joined,
+    MergedConflict,
+    NodeFailed,
+    Path,
+    RunEnded,
+)
+from dspyer.patch import DELETE, Replace
+from dspyer.reducers import Updates
+from dspyer.values import thaw
+
+SHOWN = 12  # fields of a commit, or authors of a conflict, that are put into words
+
+
+class Row(NamedTuple):
+    """A commit of a run, or a place where one was to come.
+
+    Attributes:
+        node: the node; `"join:NAME"` for a join.
+        branch: the branch that holds the commit.
+        step: of the commit, or that it would have had.
+        came: the branches that came in, several for a join; none for the first row.
+        parents: the id of the last commit of each of them.
+        children: the branches that a fork made, empty without a fork.
+        commit: the commit, None if there is none.
+        conflicts: the conflicts of a join.
+        error: what was raised instead of a commit; None too for a node that was not started any more.
+    """
+
+    node: str
+    branch: Path
+    step: int
+    came: tuple[Path, ...]
+    parents: tuple[str, ...]
+    children: tuple[Path, ...] = ()
+    commit: Commit | None = None
+    conflicts: tuple[MergedConflict, ...] = ()
+    error: BaseException | None = None
+
+
+def rows_of(commits: Sequence[Commit], events: Sequence[Event], branches: Iterable[Path]) -> list[Row]:
+    """The rows of a run: the commits in canonical order, then what failed, then what was not started any more.
+
+    Args:
+        commits: the commits in canonical order.
+        events: the events of the run; those of runs inside it are left out.
+        branches: the branches that were live at its end.
+    """
+    forks: dict[str, tuple[Path, ...]] = {}
+    joins: dict[str, tuple[tuple[Path, ...], tuple[MergedConflict, ...]]] = {}
+    failures: list[tuple[NodeFailed, tuple[MergedConflict, ...]]] = []
+    last: dict[Path, str] = {}
+    found: list[MergedConflict] = []
+    came: tuple[Path, ...] = ()
+    for event in events:
+        if event.scope != events[0].scope:
+            continue
+        if isinstance(event, ConflictFound):
+            found.append(event.conflict)
+        elif isinstance(event, Joined):
+            came = event.branches
+        elif isinstance(event, Committed):
+            last[event.commit.branch] = event.commit.id
+            if came:
+                joins[event.commit.id] = came, tuple(found)
+                came, found = (), []
+        elif isinstance(event, Forked):
+            forks[last[event.branch]] = event.branches
+        elif isinstance(event, NodeFailed):
+            failures.append((event, tuple(found)))
+            found = []
+    rows = []
+    for commit in commits:
+        came, conflicts = joins.get(commit.id, ((commit.branch,) if commit.parents else (), ()))
+        children = forks.get(commit.id, ())
+        rows.append(Row(commit.node, commit.branch, commit.step, came, commit.parents, children, commit, conflicts))
+    if any(isinstance(event, RunEnded) and event.status == "completed" for event in events[-1:]):
+        return rows
+    return rows + _stops(commits, forks, failures, list(branches))
+
+
+def _stops(
+    commits: Sequence[Commit],
+    forks: Mapping[str, tuple[Path, ...]],
+    failures: Sequence[tuple[NodeFailed, tuple[MergedConflict, ...]]],
+    live: list[Path],
+) -> list[Row]:
+    """Where the branches of a run stood when it ended early."""
+    latest: dict[Path, Commit] = {}
+    for commit in commits:
+        if commit.branch not in latest or latest[commit.branch].step < commit.step:
+            latest[commit.branch] = commit
+    heads = {path: _head(latest, path) for path in (*live, *(event.branch for event, _ in failures))}
+    goals = {path: _goal(heads[path], path, forks) for path in live}
+    stops: list[Row] = []
+    stopped: set[Path] = set()
+    for event, conflicts in sorted(failures, key=lambda failure: failure[0].branch):
+        came: tuple[Path, ...] = (event.branch,)
+        if not event.execution:  # a join: of all who stood before it
+            came = tuple(path for path in live if goals[path] == event.node.removeprefix("join:"))
+        stopped.update(came)
+        stops.append(_stop(event.node, event.branch, came, heads)._replace(conflicts=conflicts, error=event.error))
+    return stops + [_stop(goals[path], path, (path,), heads) for path in live if path not in stopped]
+
+
+def _stop(node: str, branch: Path, came: tuple[Path, ...], heads: Mapping[Path, Commit | None]) -> Row:
+    behind = {path: head for path in came if (head := heads[path]) is not None}
+    step = 1 + max((head.step for head in behind.values()), default=-1)
+    return Row(node, branch, step, tuple(behind), tuple(head.id for head in behind.values()))
+
+
+def _head(latest: Mapping[Path, Commit], path: Path) -> Commit | None:
+    """The last commit behind a live branch: the latest on its path or on one from which it was forked."""
+    behind = [latest[path[:length]] for length in range(len(path) + 1) if path[:length] in latest]
+    return max(behind, key=lambda commit: commit.step, default=None)
+
+
+def _goal(head: Commit | None, path: Path, forks: Mapping[str, tuple[Path, ...]]) -> str:
+    """The node to which a branch is on its way."""
+    if head is None:
+        return "START"
+    return head.route[path[-1] if head.id in forks else 0]
+
+
+def leaves_of(rows: Iterable[Row]) -> dict[Path, tuple[int, int]]:
+    """Lanes for branches: for each path, the first and last lane of the branches that were forked from it.
+
+    The children of a fork are side by side in their order, so that nothing crosses where it forks. A path that forks no
+    further has a lane of its own; forked again in a later round, it has the same.
+    """
+    paths = {()} | {path for row in rows for path in (row.branch, *row.came, *row.children)}
+    ordered = sorted({path[:length] for path in paths for length in range(len(path) + 1)})
+    lanes: dict[Path, tuple[int, int]] = {}
+    count = 0
+    for i, path in enumerate(ordered):  # a path comes right before those that extend it
+        if i + 1 == len(ordered) or ordered[i + 1][: len(path)] != path:
+            for length in range(len(path) + 1):
+                lanes[path[:length]] = (lanes.get(path[:length], (count, 0))[0], count)
+            count += 1
+    return lanes
+
+
+def label(commit: Commit) -> str:
+    """How a commit is called: by its version, inside a fork that never joined by its id."""
+    return commit.id if commit.version is None else f"v{commit.version}"
+
+
+def seconds(duration: float) -> str:
+    """A duration as a person reads it.
+
+    Example:
+        >>> seconds(0.0000354), seconds(0.25), seconds(75.0)
+        ('35 µs', '250 ms', '75.0 s')
+    """
+    if duration < 0.001:
+        return f"{duration * 1e6:.0f} µs"
+    return f"{duration * 1e3:.0f} ms" if duration < 1 else f"{duration:,.1f} s"
+
+
+def writes(patch: Mapping[str, Any], without: Iterable[str] = ()) -> list[str]:
+    """What a patch writes, one field a line.
+
+    Args:
+        patch: the patch of a commit.
+        without: fields that are left out.
+    """
+    fields = [field for field in patch if field not in set(without)]
+    lines = [f"{field}: {_update(patch[field])}" for field in fields[:SHOWN]]
+    if len(fields) > SHOWN:
+        lines.append(f"and {len(fields) - SHOWN} more fields")
+    return lines
+
+
+def _update(update: object) -> str:
+    if update is DELETE:
+        return "deleted"
+    if isinstance(update, Replace):
+        return f"replaced by {_brief(update.value)}"
+    if isinstance(update, Updates):
+        return ", then ".join(_update(one) for one in update.updates[:4]) + (", ..." if len(update.updates) > 4 else "")
+    return _brief(update)
+
+
+def _brief(value: object) -> str:
+    return "nothing" if value is DELETE else brief(thaw(value), 76)
+
+
+def outcome(conflict: MergedConflict) -> list[str]:
+    """A conflict in words: who wrote what, what became of it, by which policy."""
+    path = ".".join(map(str, conflict.path))
+    if conflict.winner is None:
+        end = f"not resolved (policy {conflict.policy!r})"
+    elif conflict.winner.startswith("join:"):
+        end = f"{_brief(conflict.value)}, made of them by policy {conflict.policy!r}"
+    else:
+        end = f"{conflict.winner} won by policy {conflict.policy!r}"
+    lines = [f"! conflict at {path}: {end}"]
+    lines += [f"  {author} wrote {_brief(value)}" for author, value in conflict.values[:SHOWN]]
+    if len(conflict.values) > SHOWN:
+        lines.append(f"  and {len(conflict.values) - SHOWN} more")
+    return lines

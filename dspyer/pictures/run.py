@@ -1,0 +1,222 @@
+"""Pictures of a run: a lane for each branch, a dot for each commit, from the left to the right by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dspyer.events import Path
+from dspyer.pictures.history import Row, label, leaves_of, outcome, writes
+from dspyer.pictures.svg import (
+    SMALL,
+    document,
+    draw_text,
+    escape,
+    number,
+    shorten,
+    text_width,
+)
+from dspyer.scheduler.runstate import path_text
+
+MARGIN = 30.0
+TOP = 46.0  # from the upper side to the first lane: room for the names above it
+GAP = 18.0  # between two steps
+BEND = 46.0  # the same where ways change their lanes
+DOT = 10.0
+LABEL_LIMIT = 24  # characters of what a commit wrote
+LANES = ((12, 80.0), (40, 34.0))  # up to so many lanes: pixels between two; more lanes are closer still
+NARROW = 12.0
+
+_DOTS = ("module", "map", "join", "subgraph")  # by day blue, orange, green, purple, as the lanes
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Where everything goes.
+
+    Attributes:
+        x: the middle of each step.
+        half: half of the width that each step takes up; ways from lane to lane run between the steps.
+        y: the lane of each branch.
+        named: whether there is room for names.
+        detailed: whether there is room for what was written.
+    """
+
+    x: Mapping[int, float]
+    half: Mapping[int, float]
+    y: Mapping[Path, float]
+    named: bool
+    detailed: bool
+
+    def after(self, step: int) -> float:
+        """Where ways that part after a step begin to do so."""
+        return self.x[step] + self.half[step]
+
+    def before(self, step: int) -> float:
+        """Where ways that meet at a step begin to do so."""
+        return self.x[step] - self.half[step] - BEND
+
+
+def draw_run(rows: Sequence[Row], title: str) -> str:
+    """A run as an SVG document that needs nothing from outside.
+
+    Args:
+        rows: the rows of the run.
+        title: what the picture shows, in words.
+
+    Returns:
+        The document.
+    """
+    lanes = leaves_of(rows)
+    count = 1 + max(last for _, last in lanes.values())
+    gap = next((pixels for most, pixels in LANES if count <= most), NARROW)
+    named, detailed = gap > NARROW, gap == LANES[0][1]
+    y = {path: TOP + gap * (first + last) / 2 for path, (first, last) in lanes.items()}
+    x, half = _columns(rows, named, detailed)
+    plan = _Plan(x, half, y, named, detailed)
+    steps = {row.commit.id: row for row in rows if row.commit}
+    parts = [part for row in rows for part in _ways(row, plan, steps)]
+    parts += [part for row in rows for part in _children(row, plan)]
+    end = max((plan.after(step) for step in x), default=0.0)
+    final = rows[-1] if rows else None
+    if final and final.commit and final.commit.route == ("END",):
+        at = y[final.branch]
+        parts.append(f'<path d="M{number(x[final.step])} {number(at)} H{number(end + 24)}" class="line" {_TIP}/>')
+        parts.append(draw_text(end + 30, at, "END", anchor="start"))
+        end += 30 + text_width("END")
+    parts += [part for row in rows for part in _dot(row, plan)]
+    return document(title, end + MARGIN, TOP + gap * (count - 1) + TOP, parts)
+
+
+_TIP = 'marker-end="url(#dspyer-tip)"'
+
+
+def _columns(rows: Sequence[Row], named: bool, detailed: bool) -> tuple[dict[int, float], dict[int, float]]:
+    """The middle of each step and half of its width, by what is written there."""
+    half: dict[int, float] = {}
+    bends: set[int] = set()  # steps before which ways change their lanes
+    for row in rows:
+        words = [text_width(_name(row))] if named else []
+        if detailed:
+            words += [text_width(line, SMALL) for line, _ in _below(row)]
+        half[row.step] = max([half.get(row.step, DOT), *(width / 2 for width in words)])
+        bends |= {row.step + 1} if row.children else set()
+        bends |= {row.step} if len(row.came) > 1 else set()
+    x: dict[int, float] = {}
+    at = MARGIN
+    for step in range(max(half, default=-1) + 1):
+        if step:
+            at += BEND if step in bends else GAP
+        x[step] = at + half[step]
+        at += 2 * half[step]
+    return x, half
+
+
+def _hue(branch: Path) -> int | None:
+    """The colour of a branch; None for the trunk."""
+    return (branch[-1] + len(branch) - 1) % len(_DOTS) if branch else None
+
+
+def _line(branch: Path) -> str:
+    hue = _hue(branch)
+    return "line" if hue is None else f"line lane{hue}"
+
+
+def _ways(row: Row, plan: _Plan, steps: Mapping[str, Row]) -> list[str]:
+    """The ways to a row: out of each parent into the lane of its branch, along it, at a join over to its lane."""
+    parts = []
+    x, y = plan.x[row.step], plan.y[row.branch]
+    for branch, parent in zip(row.came, row.parents, strict=True):
+        source = steps[parent]
+        at, lane = plan.y[source.branch], plan.y[branch]
+        begin, end = plan.x[source.step], x
+        if branch != source.branch:
+            parts.append(_level(begin, plan.after(source.step), at, source.branch))
+            begin = plan.after(source.step)
+        if branch != row.branch:
+            end = plan.before(row.step) + BEND
+            parts.append(_level(end, x, y, row.branch))
+        path = f"M{number(begin)} {number(at)}"
+        if at != lane:
+            path += _over((begin, at), lane)
+        if lane != y:
+            path += _over((plan.before(row.step), lane), y)
+        parts.append(f'<path d="{path} H{number(end)}" class="{_line(branch)}"/>')
+    return parts
+
+
+def _level(begin: float, end: float, y: float, branch: Path) -> str:
+    return f'<path d="M{number(begin)} {number(y)} H{number(end)}" class="{_line(branch)}"/>'
+
+
+def _over(start: tuple[float, float], lane: float) -> str:
+    """Along a lane to a point, and from there by a curve to another lane."""
+    x, y = start
+    numbers = (x + BEND / 2, y, x + BEND / 2, lane, x + BEND, lane)
+    return f" H{number(x)} C{' '.join(map(number, numbers))}"
+
+
+def _children(row: Row, plan: _Plan) -> list[str]:
+    """The names of the branches that a fork made, at the beginning of their lanes and outside of the curves."""
+    if not plan.detailed:
+        return []
+    x = plan.after(row.step) + BEND - 3
+    lane = plan.y[row.branch]
+    sides = {path: 10 if plan.y[path] > lane else -10 for path in row.children}
+    return [draw_text(x, plan.y[path] + side, path_text(path), "quiet", "end") for path, side in sides.items()]
+
+
+def _name(row: Row) -> str:
+    return shorten(row.node, LABEL_LIMIT + 8)
+
+
+def _below(row: Row) -> list[tuple[str, str]]:
+    """What is written under a dot, with its class."""
+    if row.conflicts:
+        paths = ", ".join(".".join(map(str, conflict.path)) for conflict in row.conflicts)
+        return [(shorten(f"conflict: {paths}", LABEL_LIMIT + 8), "alarm" if row.error else "warning")]
+    if row.error:
+        return [(shorten(type(row.error).__name__, LABEL_LIMIT), "alarm")]
+    if row.commit is None:
+        return [("not started", "quiet")]
+    lines = writes(row.commit.patch)
+    text = [shorten(lines[0], LABEL_LIMIT)] if lines else []
+    if len(lines) > 1:
+        text.append(shorten(lines[1], LABEL_LIMIT) if len(lines) == 2 else f"and {len(lines) - 1} more")
+    return [(line, "quiet") for line in text]
+
+
+def _dot(row: Row, plan: _Plan) -> list[str]:
+    x, y = plan.x[row.step], plan.y[row.branch]
+    hue = _hue(row.branch)
+    kind = "function" if hue is None else _DOTS[hue]
+    weight = "frame"
+    if row.error or row.conflicts:
+        kind, weight = "failed" if row.error else "warned", "head"
+    elif row.commit is None:
+        weight = "frame back"
+    radius = DOT if plan.named else 4.0
+    parts = [f"<title>{escape(_tooltip(row))}</title>"]
+    parts.append(f'<circle cx="{number(x)}" cy="{number(y)}" r="{number(radius)}" class="{kind} {weight}"/>')
+    if plan.named:
+        version = row.commit.version if row.commit else None
+        mark = "✗" if row.error else "" if row.commit is None or version is None else str(version)
+        if mark:
+            parts.append(draw_text(x, y, mark, "alarm" if row.error else "quiet"))
+        parts.append(draw_text(x, y - DOT - 10, _name(row)))
+    if plan.detailed:
+        parts += [draw_text(x, y + DOT + 10 + 14 * i, words, kind) for i, (words, kind) in enumerate(_below(row))]
+    return [f"<g>{''.join(parts)}</g>"]
+
+
+def _tooltip(row: Row) -> str:
+    facts = [
+        f"{label(row.commit)} {row.node}" if row.commit else f"{row.node}, {'failed' if row.error else 'not started'}"
+    ]
+    facts.append(f"branch {path_text(row.branch)}, step {row.step}")
+    facts += [line for conflict in row.conflicts for line in outcome(conflict)]
+    if row.commit:
+        facts += writes(row.commit.patch)
+    elif row.error:
+        facts.append(f"{type(row.error).__name__}: {shorten(str(row.error), 200)}")
+    return "; ".join(" ".join(fact.split()) for fact in facts)

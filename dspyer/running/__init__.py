@@ -1,0 +1,1 @@
+"""One run in the making: the session that the drivers share, and the drivers."""

@@ -1,0 +1,277 @@
+"""Joining branches: each change is applied exactly once, and conflicts go to the merge policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from dspyer.errors import annotate
+from dspyer.events import MergedConflict
+from dspyer.merge import Conflict, Resolve, merge_values
+from dspyer.patch import DELETE, Replace, apply_value
+from dspyer.policies import Policies, settle
+from dspyer.reducers import Updates
+from dspyer.scheduler.lineage import Keys, Log, Own, divergence, last_writer, value_at
+from dspyer.schema import Schema
+from dspyer.state import ImmutableState
+from dspyer.values import same, thaw
+from dspyer.values._persistent import PersistentMap
+
+Writers = Callable[[Keys, Any, Any], tuple[int, int]]
+"""Who wrote the left and the right value of a path: `(path, left, right)`."""
+
+
+class Merged(NamedTuple):
+    """What a join makes of its branches."""
+
+    state: ImmutableState
+    patch: dict[str, Any]
+    conflicts: tuple[MergedConflict, ...]
+    winners: dict[Keys, int]
+    tally: PersistentMap[Any, int]
+
+
+class ConflictRaisedError(Exception):
+    """A policy or a reducer raised; carries its error and what was found until then."""
+
+    def __init__(self, error: Exception, conflicts: tuple[MergedConflict, ...]) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.conflicts = conflicts
+
+
+class Join:
+    """One join of branches, folded left to right in the order in which they are given."""
+
+    def __init__(self, log: Log, node: str, schema: Schema, policies: Policies, index: int) -> None:
+        self.log = log
+        self.node = node
+        self.author = f"join:{node}"
+        self.schema = schema
+        self.policies = policies
+        self.index = index
+        self.conflicts: dict[Keys, MergedConflict] = {}
+        self.winners: dict[Keys, int] = {}
+        self.resolved: dict[Keys, Any] = {}
+
+    def merge(self, heads: Sequence[int], states: Sequence[ImmutableState]) -> Merged:
+        """Merges the states of branches.
+
+        Args:
+            heads: the place in the log of each branch's last commit, in path order.
+            states: the state of each branch.
+
+        Raises:
+            ConflictRaisedError: if a policy raises.
+        """
+        base, own = divergence(self.log, heads)
+        self.base = self.log[base]
+        self.heads = heads
+        self.own = own
+        disjoint = True
+        first: list[list[Own]] = [[] for _ in heads]
+        for item in own:
+            lowest = item.mask & -item.mask
+            disjoint = disjoint and item.mask == lowest
+            first[lowest.bit_length() - 1].append(item)
+        self.disjoint = disjoint
+        self.first = first
+        state = states[0]
+        seen: dict[str, list[Own]] = {}
+        self.resets: dict[str, list[Own]] = {}
+        for bit, items in enumerate(first):
+            touched: dict[str, list[Own]] = {}
+            for item in items:
+                for field in self.log[item.place].commit.patch:
+                    touched.setdefault(field, []).append(item)
+            if bit:
+                for field in self._in_order_of(states[bit], touched):
+                    left = seen.get(field, [])
+                    if not disjoint:
+                        left = [item for item in left if not item.mask >> bit & 1]
+                    state = self._field(state, states[bit], field, left, touched[field], bit)
+            for field, items_of_field in touched.items():
+                seen.setdefault(field, []).extend(items_of_field)
+                if self.schema.reducer(field) is not None:
+                    self.resets.setdefault(field, []).extend(self._resets(items_of_field, field))
+        self._overtaken(state)
+        return Merged(state, self._resolutions(state), tuple(self.conflicts.values()), self.winners, self._tally(own))
+
+    @staticmethod
+    def _in_order_of(state: ImmutableState, touched: dict[str, list[Own]]) -> list[str]:
+        if len(touched) == 1:
+            return list(touched)
+        return [key for key in state if key in touched] + [key for key in touched if key not in state]
+
+    def _field(
+        self,
+        left: ImmutableState,
+        right: ImmutableState,
+        field: str,
+        left_only: list[Own],
+        right_only: list[Own],
+        bit: int,
+    ) -> ImmutableState:
+        """Folds what only the right branch did to one field into the left state."""
+        if self.schema.reducer(field) is None:
+            value = right.raw(field, DELETE)
+            if left_only:
+                base = self._base(field, bit)
+                writers = self._writers(left_only, right_only, bit)
+                value = merge_values(base, left.raw(field, DELETE), value, (field,), self._resolver(writers))
+        else:
+            value = self._fold(left, right, field, left_only, right_only, bit)
+        return left.discard(field) if value is DELETE else left.set(field, value)
+
+    def _fold(
+        self,
+        left: ImmutableState,
+        right: ImmutableState,
+        field: str,
+        left_only: list[Own],
+        right_only: list[Own],
+        bit: int,
+    ) -> Any:
+        """Replays updates of a reducer; a reset beside a sibling's update is a conflict: only one can be meant."""
+        reset = any(not item.mask >> bit & 1 for item in self.resets.get(field, ()))
+        if left_only and (reset or self._resets(right_only, field)):
+            value, base = right.raw(field, DELETE), self._base(field, bit)
+            if same(left.raw(field, DELETE), value):
+                return value
+            resolve = self._resolver(self._writers(left_only, right_only, bit))
+            return resolve((field,), base, left.raw(field, DELETE), value)
+        value = left.raw(field, DELETE)
+        for item in right_only:
+            value = self._replay(field, value, self.log[item.place].commit.patch[field])
+        return value
+
+    def _replay(self, field: str, value: Any, update: Any) -> Any:
+        """Folds one update; a reducer, or a constraint of the field, may refuse what branches made together."""
+        try:
+            return self.schema.fold(field, value, update)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> ConflictRaisedError:
+        annotate(error, f"raised when branches joined at node {self.node!r}")
+        return ConflictRaisedError(error, tuple(self.conflicts.values()))
+
+    def _resets(self, items: list[Own], field: str) -> list[Own]:
+        """The commits that put a value in the place of what was there."""
+        found = []
+        for item in items:
+            update = self.log[item.place].commit.patch[field]
+            parts = update.updates if isinstance(update, Updates) else (update,)
+            if any(part is DELETE or type(part) is Replace for part in parts):
+                found.append(item)
+        return found
+
+    def _base(self, field: str, bit: int) -> Any:
+        """The value of a field after the last common commits: each path as its last common writer left it."""
+        if self.disjoint:
+            return self.base.state.raw(field, DELETE)
+        before = (1 << bit) - 1
+        common = [item.place for item in self.own if item.mask >> bit & 1 and item.mask & before]
+        inner = {parent for place in common for parent in self.log[place].parents}
+        last = [place for place in common if place not in inner]
+        if len(last) == 1:
+            return self.log[last[0]].state.raw(field, DELETE)
+        value = self.base.state.raw(field, DELETE)
+        for place in common:
+            patch = self.log[place].commit.patch
+            if field in patch:
+                if self.schema.reducer(field) is None:
+                    value = apply_value(value, patch[field])
+                else:
+                    value = self._replay(field, value, patch[field])
+        return value
+
+    def _writers(self, left_only: list[Own], right_only: list[Own], bit: int) -> Writers:
+        def find(path: Keys, left: Any, right: Any) -> tuple[int, int]:
+            known = self.winners.get(path)
+            if known is None or not same(self.resolved[path], left):
+                known = self._left_writer(bit, path, left)
+            theirs = [item.place for item in self.first[bit]]
+            other = last_writer(self.log, theirs, self.heads[bit : bit + 1], path, right)
+            return left_only[-1].place if known is None else known, right_only[-1].place if other is None else other
+
+        return find
+
+    def _left_writer(self, bit: int, path: Keys, left: Any) -> int | None:
+        """Who wrote a value of the branches before one; where none of them crossed, a look at each finds it."""
+        for other in reversed(range(bit if self.disjoint else 0)):
+            if same(value_at(self.log[self.heads[other]].state, path), left):
+                places = [item.place for item in self.first[other]]
+                writer = last_writer(self.log, places, [self.heads[other]], path, left)
+                if writer is not None:
+                    return writer
+        before = (1 << bit) - 1
+        ours = [item.place for item in self.own if item.mask & before and not item.mask >> bit & 1]
+        return last_writer(self.log, ours, self.heads[:bit], path, left)
+
+    def _name(self, index: int) -> str:
+        return self.author if index == self.index else self.log[index].commit.node
+
+    def _resolver(self, writers: Writers) -> Resolve:
+        def resolve(path: Keys, base: Any, left: Any, right: Any) -> Any:
+            left_index, right_index = writers(path, left, right)
+            policy = self.policies.policy_for(path)
+            conflict = Conflict(path, base, left, right, self._name(left_index), self._name(right_index))
+            known = self.conflicts.get(path)
+            values = known.values if known else ((conflict.left_author, thaw(left)),)
+            values = (*values, (conflict.right_author, thaw(right)))
+            record = MergedConflict(self.node, path, thaw(base), values, policy.name)
+            try:
+                value = settle(policy, conflict)
+            except Exception as error:
+                self.conflicts[path] = record
+                raise self._failed(error) from error
+            winner = right_index if value is right else left_index if value is left else self.index
+            self.winners[path] = winner
+            self.resolved[path] = value
+            self.conflicts[path] = record._replace(value=thaw(value), winner=self._name(winner))
+            return value
+
+        return resolve
+
+    def _overtaken(self, state: ImmutableState) -> None:
+        """A later branch may change what was resolved without a conflict: if it builds on the value that was kept."""
+        for path, value in self.resolved.items():
+            final = value_at(state, path)
+            if same(final, value) or any(path[:length] in self.winners for length in range(1, len(path))):
+                continue
+            holds = [head for head in self.heads if same(value_at(self.log[head].state, path), final)]
+            writer = last_writer(self.log, [item.place for item in self.own], holds, path, final)
+            self.winners[path] = self.index if writer is None else writer
+            name, record = self._name(self.winners[path]), self.conflicts[path]
+            self.conflicts[path] = record._replace(
+                values=(*record.values, (name, thaw(final))), value=thaw(final), winner=name
+            )
+
+    def _resolutions(self, state: ImmutableState) -> dict[str, Any]:
+        """The resolved values as one patch. A later conflict above a path takes its place."""
+        patch: dict[str, Any] = {}
+        for path in self.winners:
+            if any(path[:length] in self.winners for length in range(1, len(path))):
+                continue
+            value = value_at(state, path)
+            inner: dict[Any, Any] = patch
+            for key in path[:-1]:
+                inner = inner.setdefault(key, {})
+            whole = isinstance(value, Mapping) or value is None or self.schema.reducer(path[0]) is not None
+            inner[path[-1]] = Replace(value) if whole and value is not DELETE else value
+        return patch
+
+    def _tally(self, own: list[Own]) -> PersistentMap[Any, int]:
+        tally = self.base.tally
+        assert tally is not None  # branches that join have parted at the base
+        grown: dict[Any, int] = {}
+        for item in own:
+            commit = self.log[item.place].commit
+            for key in (commit.node, commit.branch):
+                grown[key] = (grown.get(key) or tally.get(key, 0)) + 1
+        if len(grown) > len(tally):
+            return PersistentMap({**dict(tally.items()), **grown})
+        for key, count in grown.items():
+            tally = tally.set(key, count)
+        return tally

@@ -1,0 +1,168 @@
+"""Joining branches by what each of them committed.
+
+A branch is known by its last commit, and its lineage is that commit with all commits behind it. Of two branches the
+common commits are the base, what only one of them has are its changes, and each change is applied exactly once,
+however the branches were forked and crossed before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
+from typing import Any, NamedTuple, Protocol
+
+from dspyer.events import Commit, MergedConflict
+from dspyer.patch import DELETE
+from dspyer.state import ImmutableState
+from dspyer.values import FrozenDict, same
+from dspyer.values._persistent import PersistentMap
+
+Keys = tuple[Any, ...]
+
+
+class Entry(NamedTuple):
+    """One commit of the log, with what the scheduler remembers of it.
+
+    Attributes:
+        commit: the commit as users see it.
+        state: the state after it.
+        parents: places of the parents in the log.
+        tally: how often each node has committed in this lineage, and how many commits each branch path has; kept where
+            branches part, since only a join needs it.
+        winners: for a join, the place in the log of the commit that wrote each resolved value.
+        conflicts: for a join, the conflicts that were resolved.
+    """
+
+    commit: Commit
+    state: ImmutableState
+    parents: tuple[int, ...]
+    tally: PersistentMap[Any, int] | None
+    winners: Mapping[Keys, int] = FrozenDict()
+    conflicts: tuple[MergedConflict, ...] = ()
+
+
+class Log(Protocol):
+    """The entries of a run by place."""
+
+    def __getitem__(self, index: int, /) -> Entry: ...
+
+
+class Own(NamedTuple):
+    """A commit by its place in the log, which not all joining branches need have. Bit i of `mask`: branch i has it."""
+
+    place: int
+    mask: int
+
+
+def divergence(log: Log, heads: Sequence[int]) -> tuple[int, list[Own]]:
+    """Finds the last commit that every branch went through alone, and all commits after it.
+
+    Args:
+        log: the entries of the run.
+        heads: the last commit of each branch.
+
+    Returns:
+        The place of that commit, and the commits after it in lineage order with the branches that have them.
+    """
+    everyone = (1 << len(heads)) - 1
+    masks: dict[int, int] = {}
+    heap: list[tuple[int, int]] = []
+    for bit, head in enumerate(heads):
+        if head not in masks:
+            heappush(heap, (-log[head].commit.step, head))
+        masks[head] = masks.get(head, 0) | (1 << bit)
+    after: set[int] = set()
+    while len(heap) > 1 or masks[heap[0][1]] != everyone:
+        _, index = heappop(heap)
+        mask = masks[index]
+        after.add(index)
+        for parent in log[index].parents:
+            if parent not in masks:
+                heappush(heap, (-log[parent].commit.step, parent))
+            masks[parent] = masks.get(parent, 0) | mask
+    return heap[0][1], [Own(index, masks[index]) for index in lineage(log, heads, after)]
+
+
+def lineage(log: Log, heads: Sequence[int], within: Container[int] | None = None) -> list[int]:
+    """The commits behind some heads, in lineage order: what a commit builds on comes first, a left branch before a
+    right one.
+
+    Args:
+        log: the entries of the run.
+        heads: the last commit of each branch, in path order.
+        within: leaves out all commits that are not in it, and those behind them.
+    """
+    ordered: list[int] = []
+    seen: set[int] = set()
+    stack = [(head, False) for head in reversed(heads)]
+    while stack:
+        index, done = stack.pop()
+        if done:
+            ordered.append(index)
+        elif index not in seen and (within is None or index in within):
+            seen.add(index)
+            stack.append((index, True))
+            stack.extend((parent, False) for parent in reversed(log[index].parents))
+    return ordered
+
+
+def touches(patch: Mapping[Any, Any], path: Keys) -> bool:
+    """Whether a patch writes at, in or above a path."""
+    update: Any = patch
+    for key in path:
+        if not isinstance(update, Mapping):
+            return True
+        if key not in update:
+            return False
+        update = update.raw(key) if hasattr(update, "raw") else update[key]
+    return True
+
+
+def value_at(state: FrozenDict[Any, Any], path: Keys) -> Any:
+    """The frozen value at a path, or what stands in its way; `DELETE` if there is none."""
+    value: Any = state
+    for key in path:
+        if not isinstance(value, FrozenDict):
+            break
+        value = value.raw(key, DELETE)
+    return value
+
+
+def last_writer(log: Log, places: Iterable[int], heads: Iterable[int], path: Keys, value: Any) -> int | None:
+    """The commit that last wrote at, in or above a path.
+
+    Where branches have joined, those count that hold what was made of them: one that wrote a value and restored the
+    old one has changed nothing. A resolved value keeps its winner.
+
+    Args:
+        log: the entries of the run.
+        places: the commits to look at, in lineage order.
+        heads: the last commits of the branches to look at.
+        path: keys from the state down.
+        value: what these branches came to at the path.
+
+    Returns:
+        The place of the commit, None if none of them wrote there.
+    """
+    found: dict[int, tuple[int, int]] = {}  # by place: when in lineage order, and who
+
+    def latest(branches: Iterable[int], value: Any) -> tuple[int, int] | None:
+        wrote = [place for place in branches if place in found]
+        hold = [place for place in wrote if len(wrote) == 1 or same(value_at(log[place].state, path), value)]
+        return max([found[place] for place in hold or wrote], default=None)
+
+    for order, place in enumerate(places):
+        entry = log[place]
+        value_here = value_at(entry.state, path)
+        last: tuple[int, int] | None = (order, place)
+        if not touches(entry.commit.patch, path):
+            last = latest(entry.parents, value_here)
+        elif len(entry.parents) > 1:
+            known = [path[:length] for length in range(len(path), 0, -1) if path[:length] in entry.winners]
+            winner = entry.winners[known[0]] if known else place
+            kept = winner == place or same(value_at(log[winner].state, path), value_here)
+            last = (order, winner) if kept else latest(entry.parents, value_here) or last
+        if last is not None:
+            found[place] = last
+    last = latest(heads, value)
+    return None if last is None else last[1]

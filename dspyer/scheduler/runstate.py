@@ -1,0 +1,148 @@
+"""A run as a value: branches, groups, executions and what they are called. Nothing here decides anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from dspyer.events import MergedConflict, Path
+from dspyer.scheduler.lineage import Entry
+from dspyer.scheduler.rounds import Round
+from dspyer.scheduler.topology import Topology
+from dspyer.state import ImmutableState
+from dspyer.values import FrozenDict
+from dspyer.values._persistent import PersistentMap, PersistentVector
+
+Spot = tuple[int, int]  # (which child of a fork, how many children it has)
+Place = tuple[str, Round]  # where a branch stands
+
+
+class Target(NamedTuple):
+    """Where a branch goes. With an overlay it is a `Send`: a branch of its own that starts at once."""
+
+    node: str
+    overlay: FrozenDict[str, Any] | None = None
+
+
+class Transition(NamedTuple):
+    """What a finished node gives: patch, state with it, and where the branch goes. Applied whole or not at all."""
+
+    patch: Mapping[str, Any]
+    state: ImmutableState
+    targets: tuple[Target, ...]
+    reason: str | None = None
+    started: float = 0.0
+    duration: float = 0.0
+
+
+class Branch(NamedTuple):
+    """A live branch.
+
+    Attributes:
+        path: its name: the smallest of the paths that it united.
+        spots: these paths, smallest first, with the width of each fork.
+        state: its state.
+        head: place of its last commit in the log, -1 before the first.
+        id: the id of that commit.
+        step: the step of that commit, -1 before the first.
+        tally: commits per node and per path in its lineage.
+    """
+
+    path: Path
+    spots: tuple[tuple[Spot, ...], ...]
+    state: ImmutableState
+    head: int
+    id: str
+    step: int
+    tally: PersistentMap[Any, int]
+
+
+class Group(NamedTuple):
+    """Branches at one place. A `Send` branch is a group of its own; `blocker` is a place from which more may come."""
+
+    place: Place
+    branches: tuple[Branch, ...] | PersistentVector[Branch]  # the vector where many wait: it grows without a copy
+    overlay: FrozenDict[str, Any] | None = None
+    blocker: Place | None = None
+
+
+class Execution(NamedTuple):
+    """One node that runs: what a driver needs to call it."""
+
+    id: str
+    node: str
+    branch: Branch
+    path: Path
+    visit: int
+    place: Place
+    overlay: FrozenDict[str, Any] | None
+
+
+class Failure(NamedTuple):
+    """A node, router or join that raised, and the branches that it stopped."""
+
+    path: Path
+    node: str
+    execution: str
+    error: BaseException
+    branches: tuple[Branch, ...]
+    conflicts: tuple[MergedConflict, ...] = ()
+
+
+class RunState(NamedTuple):
+    """A run as a value.
+
+    Attributes:
+        topology: the graph.
+        log: the commits in order of arrival.
+        waiting: branches that have arrived at a place where more may come.
+        ready: groups that may start, in path order.
+        running: executions by id.
+        live: how many groups stand at each place; those that wait at one place count once.
+        calls: nodes that were started.
+        failures: what raised.
+        resting: the last state that all branches shared.
+        ended: whether all branches have come to `END`.
+    """
+
+    topology: Topology
+    log: PersistentVector[Entry]
+    waiting: PersistentMap[Place, Group]
+    ready: tuple[Group, ...]
+    running: PersistentMap[str, Execution]
+    live: PersistentMap[Place, int]
+    calls: int = 0
+    failures: tuple[Failure, ...] = ()
+    resting: ImmutableState = ImmutableState()
+    ended: bool = False
+
+
+def execution_id(path: Path, index: int) -> str:
+    """The id of the commit number `index` of a branch path, and of the execution that makes it."""
+    return f"{path_text(path)}:{index}" if path else f"trunk:{index}"
+
+
+def path_text(path: Path) -> str:
+    """A branch path as errors show it."""
+    return ".".join(map(str, path)) or "trunk"
+
+
+def path_of(spots: tuple[tuple[Spot, ...], ...]) -> Path:
+    """The path that names a branch: the smallest of those that it united."""
+    return tuple([child for child, _ in spots[0]])
+
+
+def collapse(spots: Iterable[tuple[Spot, ...]]) -> tuple[tuple[Spot, ...], ...]:
+    """Puts all children of a fork together as their parent, as often as it goes."""
+    held = set(spots)
+    while True:
+        families: dict[tuple[Spot, ...], list[tuple[Spot, ...]]] = {}
+        for spot in held:
+            if spot:
+                families.setdefault(spot[:-1], []).append(spot)
+        whole = {parent: children for parent, children in families.items() if len(children) == children[0][-1][1]}
+        if not whole:
+            return tuple(sorted(held))
+        for parent, children in whole.items():
+            held.difference_update(children)
+            held.add(parent)

@@ -1,0 +1,302 @@
+"""The scheduler: what may start, and what follows when a node has finished. Pure: values in, values out.
+
+A `RunState` is a frozen value. `plan` says what may start next, `begin` starts it, `advance` folds one finished node
+in. Nothing here knows of threads, tasks, clocks or language models, so any order of completion can be tested by
+calling these functions in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from dspyer.errors import CallLimitError, StepLimitError
+from dspyer.events import (
+    Commit,
+    Committed,
+    ConflictFound,
+    Event,
+    Forked,
+    Joined,
+    NodeFailed,
+    NodeStarted,
+    Path,
+)
+from dspyer.scheduler.joining import ConflictRaisedError, Join
+from dspyer.scheduler.lineage import Entry
+from dspyer.scheduler.runstate import (
+    Branch,
+    Execution,
+    Failure,
+    Group,
+    Place,
+    RunState,
+    Target,
+    Transition,
+    collapse,
+    execution_id,
+    path_of,
+    path_text,
+)
+from dspyer.scheduler.topology import END, START, Topology
+from dspyer.state import ImmutableState
+from dspyer.values._persistent import PersistentMap, PersistentVector
+
+Step = tuple[RunState, list[Event]]
+NOWHERE: PersistentMap[Place, int] = PersistentMap()
+_NONE: PersistentMap[Any, Any] = PersistentMap()
+_BEGINNING: Place = (START, ())
+_TRUNK = Branch((), ((),), ImmutableState(), -1, "", -1, _NONE)
+
+
+def start(topology: Topology) -> RunState:
+    """A run that is about to commit its inputs: `START` is its first execution."""
+    ready = (Group(_BEGINNING, (_TRUNK,)),)
+    return RunState(topology, PersistentVector(), _NONE, ready, _NONE, NOWHERE.set(_BEGINNING, 1))
+
+
+def plan(run: RunState) -> tuple[Group, ...]:
+    """What may start now, in path order. After a failure nothing does."""
+    return () if run.failures else run.ready
+
+
+def begin(run: RunState) -> tuple[RunState, Execution | None, list[Event]]:
+    """Starts the first group of `plan`: joins its branches and makes an execution.
+
+    Returns:
+        The next run, the execution to call (None if the run has ended, or if the join or a limit failed), and the
+        events.
+    """
+    group = run.ready[0]
+    ready = run.ready[1:]
+    branch = group.branches[0]
+    events: list[Event] = []
+    node = group.place[0]
+    if len(group.branches) > 1:
+        run = run._replace(ready=ready)
+        try:
+            run, branch, events = _join(run, group)
+        except ConflictRaisedError as raised:
+            found: list[Event] = [ConflictFound(conflict) for conflict in raised.conflicts]
+            path = min(branch.path for branch in group.branches)
+            failure = Failure(path, f"join:{node}", "", raised.error, tuple(group.branches), raised.conflicts)
+            run, failed = _fail(run, failure, group.place)
+            return run, None, found + failed
+    if node == END:
+        return (
+            run._replace(ready=ready, ended=True, resting=branch.state, live=_leave(run.live, group.place)),
+            None,
+            events,
+        )
+    path, tally = branch.path, branch.tally
+    name = execution_id(path, tally.get(path, 0))
+    execution = Execution(name, node, branch, path, tally.get(node, 0) + 1, group.place, group.overlay)
+    calls = run.calls
+    if node != START:
+        limit = _limit(run, branch, node)
+        if limit is not None:
+            failure = Failure(path, node, name, limit, (branch,))
+            run, failed = _fail(run._replace(ready=ready), failure, group.place)
+            return run, None, events + failed
+        events.append(NodeStarted(node, path, execution.visit, name))
+        calls += 1
+    running = run.running.set(name, execution)
+    topology, log, waiting, _, _, live, _, failures, resting, ended = run
+    run = RunState(topology, log, waiting, ready, running, live, calls, failures, resting, ended)
+    return run, execution, events
+
+
+def advance(run: RunState, execution_id: str, outcome: Transition | BaseException) -> Step:
+    """Folds one finished execution in.
+
+    Args:
+        run: the run.
+        execution_id: which execution has finished.
+        outcome: its transition, or what it raised.
+
+    Returns:
+        The next run and what happened.
+    """
+    execution = run.running[execution_id]
+    topology, log, waiting, ready, running, live, calls, failures, resting, ended = run
+    running = running.discard(execution_id)
+    if isinstance(outcome, BaseException):
+        failure = Failure(execution.path, execution.node, execution.id, outcome, (execution.branch,))
+        return _fail(run._replace(running=running), failure, execution.place)
+    branch, targets = execution.branch, outcome.targets
+    alone = not waiting and not ready and not running and not failures
+    path, place, step = execution.path, len(log), branch.step + 1
+    route = (targets[0].node,) if len(targets) == 1 else tuple([target.node for target in targets])
+    tally = branch.tally.update({execution.node: execution.visit, path: branch.tally.get(path, 0) + 1})
+    commit = Commit(
+        execution.id,
+        place if alone else None,
+        execution.node,
+        path,
+        execution.visit,
+        step,
+        outcome.patch,
+        (branch.id,) if step else (),
+        1,
+        route,
+        outcome.reason,
+        outcome.started,
+        outcome.duration,
+    )
+    entry = Entry(commit, outcome.state, (branch.head,) if step else (), tally if len(targets) > 1 else None)
+    moved = Branch(path, branch.spots, outcome.state, place, execution.id, step, tally)
+    log = log.append(entry)
+    events: list[Event] = [Committed(commit)]
+    if alone:
+        resting = outcome.state
+        if len(targets) == 1 and targets[0].overlay is None:
+            spot = _move(topology, execution.place, targets[0])
+            group = Group(spot, (moved,))
+            live = live if spot == execution.place else NOWHERE.set(spot, 1)
+            return RunState(topology, log, waiting, (group,), running, live, calls, failures, resting, ended), events
+    children = [moved] if len(targets) == 1 else _fork(moved, len(targets))
+    if len(children) > 1:
+        paths = tuple([child.path for child in children])
+        events.append(Forked(path, route, paths))
+    run = RunState(topology, log, waiting, ready, running, live, calls, failures, resting, ended)
+    return _arrive(run, execution.place, zip(targets, children, strict=True)), events
+
+
+def _limit(run: RunState, branch: Branch, node: str) -> Exception | None:
+    topology = run.topology
+    if branch.step >= topology.max_steps:
+        calls = {name: branch.tally.get(name, 0) for name in topology.nodes if branch.tally.get(name, 0)}
+        counts = ", ".join(f"{name} {count}x" for name, count in calls.items())
+        return StepLimitError(
+            f"the run reached max_steps={topology.max_steps} before node {node!r} (branch {path_text(branch.path)}): "
+            f"{counts}. Check what ends the loop, or raise the limit with compile(max_steps=...)",
+            calls,
+        )
+    if topology.max_calls is not None and run.calls >= topology.max_calls:
+        return CallLimitError(
+            f"the run reached max_calls={topology.max_calls} before node {node!r} (branch {path_text(branch.path)}). "
+            "Raise the limit with compile(max_calls=...)"
+        )
+    return None
+
+
+def _join(run: RunState, group: Group) -> tuple[RunState, Branch, list[Event]]:
+    """Merges the branches of a group into one and commits the resolutions."""
+    branches = tuple(sorted(group.branches, key=lambda branch: branch.path))
+    node = group.place[0]
+    index = len(run.log)
+    topology = run.topology
+    join = Join(run.log, node, topology.schema, topology.policies_at(node), index)
+    merged = join.merge([branch.head for branch in branches], [branch.state for branch in branches])
+    spots = collapse([spot for branch in branches for spot in branch.spots])
+    path = path_of(spots)
+    alone = not run.waiting and not run.ready and not run.running and not run.failures
+    count, visit = merged.tally.get(path, 0), merged.tally.get(join.author, 0) + 1
+    step = 1 + max([branch.step for branch in branches])
+    commit_id = execution_id(path, count)
+    commit = Commit(
+        commit_id,
+        index if alone else None,
+        join.author,
+        path,
+        visit,
+        step,
+        merged.patch,
+        tuple([branch.id for branch in branches]),
+        route=(node,),
+    )
+    heads = tuple([branch.head for branch in branches])
+    entry = Entry(commit, merged.state, heads, None, merged.winners, merged.conflicts)
+    tally = merged.tally.update({join.author: visit, path: count + 1})
+    run = run._replace(log=run.log.append(entry), resting=merged.state if alone else run.resting)
+    events: list[Event] = [ConflictFound(conflict) for conflict in merged.conflicts]
+    events += [Joined(node, tuple([branch.path for branch in branches]), path), Committed(commit)]
+    return run, Branch(path, spots, merged.state, index, commit_id, step, tally), events
+
+
+def _fork(branch: Branch, width: int) -> list[Branch]:
+    """The children of a fork extend the smallest path; the first keeps the others."""
+    first, rest = branch.spots[0], branch.spots[1:]
+    children = []
+    for child in range(width):
+        spot = (*first, (child, width))
+        spots = tuple(sorted((spot, *rest))) if rest and not child else (spot,)
+        children.append(branch._replace(path=(*branch.path, child), spots=spots))
+    return children
+
+
+def _move(topology: Topology, place: Place, target: Target) -> Place:
+    return target.node, topology.rounds.move(place[0], place[1], target.node)
+
+
+def _arrive(run: RunState, left: Place, moves: Iterable[tuple[Target, Branch]]) -> RunState:
+    """Puts branches where they go, and settles what may start now that one group has left its place."""
+    live, waiting = _leave(run.live, left), run.waiting
+    sent: list[Group] = []
+    fresh: list[Place] = []
+    for target, branch in moves:
+        place = _move(run.topology, left, target)
+        if target.overlay is not None:
+            live = live.set(place, live.get(place, 0) + 1)
+            sent.append(Group(place, (branch,), target.overlay))
+            continue
+        group = waiting.get(place)
+        if group is None:
+            live = live.set(place, live.get(place, 0) + 1)
+            waiting = waiting.set(place, Group(place, (branch,)))
+            fresh.append(place)
+        else:
+            arrived = (
+                group.branches if isinstance(group.branches, PersistentVector) else PersistentVector(group.branches)
+            )
+            waiting = waiting.set(place, group._replace(branches=arrived.append(branch)))
+    return _settle(run._replace(live=live, waiting=waiting), left, fresh, sent)
+
+
+def _leave(live: PersistentMap[Place, int], place: Place) -> PersistentMap[Place, int]:
+    count = live[place]
+    return live.set(place, count - 1) if count > 1 else live.discard(place)
+
+
+def _settle(run: RunState, left: Place, fresh: list[Place], sent: list[Group]) -> RunState:
+    """Moves groups that no other live branch can reach any more from waiting to ready.
+
+    A group remembers one place that blocks it and is looked at again only when that place is left: what blocks can
+    only move on, and whatever it could reach before includes what it can reach then.
+    """
+    waiting, live = run.waiting, run.live
+    released = [] if left in live else [place for place, group in waiting.items() if group.blocker == left]
+    settled: list[Group] = []
+    for place in dict.fromkeys((*fresh, *released)):
+        group = waiting[place]
+        blocker = _blocker(run.topology, live, place)
+        if blocker is None:
+            settled.append(group)
+            waiting = waiting.discard(place)
+        elif blocker != group.blocker:
+            waiting = waiting.set(place, group._replace(blocker=blocker))
+    if not settled and not sent:
+        return run._replace(waiting=waiting)
+    ready = sorted((*run.ready, *sent, *settled), key=_first_path)
+    return run._replace(waiting=waiting, ready=tuple(ready))
+
+
+def _first_path(group: Group) -> Path:
+    return min([branch.path for branch in group.branches])
+
+
+def _blocker(topology: Topology, live: PersistentMap[Place, int], place: Place) -> Place | None:
+    """A place of another live group from which `place` can still be reached, in its round or an earlier one."""
+    can_reach = topology.rounds.can_reach
+    for other, count in live.items():
+        if other == place and count == 1:
+            continue
+        if can_reach(other[0], other[1], place[0], place[1]):
+            return other
+    return None
+
+
+def _fail(run: RunState, failure: Failure, place: Place) -> Step:
+    failures = tuple(sorted((*run.failures, failure), key=lambda failed: failed.path))
+    event = NodeFailed(failure.node, failure.path, failure.execution, failure.error)
+    return run._replace(failures=failures, live=_leave(run.live, place)), [event]

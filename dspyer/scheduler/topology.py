@@ -1,0 +1,60 @@
+"""The frozen shape of a compiled graph: what the scheduler needs to know, and nothing that can run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dspyer.policies import Policies
+from dspyer.scheduler.rounds import Edge, Rounds
+from dspyer.schema import Schema
+
+START = "START"
+END = "END"
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Nodes, edges and rules of a graph.
+
+    Attributes:
+        name: name of the graph.
+        nodes: names of the nodes in the order of declaration, without `START` and `END`.
+        edges: every way that a branch may take, in the order of declaration.
+        schema: types and reducers of the fields.
+        policies: what a join does with a conflict, by path.
+        join_policies: the same for single joins, by the node at which the branches join; asked first.
+        max_steps: longest chain of commits that a run may have.
+        max_calls: most node calls that a run may make, None for no limit.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    edges: tuple[Edge, ...]
+    schema: Schema
+    policies: Policies
+    join_policies: Mapping[str, Policies] = field(default_factory=dict)
+    max_steps: int = 1000
+    max_calls: int | None = None
+    rounds: Rounds = field(default_factory=Rounds)
+    _targets: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.rounds.nodes:
+            object.__setattr__(self, "rounds", Rounds.of((START, *self.nodes, END), self.edges))
+        targets: dict[str, dict[str, None]] = {}
+        for edge in self.edges:
+            targets.setdefault(edge.source, {})[edge.target] = None
+        object.__setattr__(self, "_targets", {source: tuple(names) for source, names in targets.items()})
+
+    def targets(self, node: str) -> tuple[str, ...]:
+        """The nodes that a branch at `node` may go to, each once."""
+        return self._targets.get(node, ())
+
+    def policies_at(self, node: str) -> Policies:
+        """The merge policies of a join at `node`."""
+        return self.join_policies.get(node, self.policies)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Topology:
+        return self

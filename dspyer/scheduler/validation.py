@@ -1,0 +1,169 @@
+"""What `compile()` checks of a whole graph: pure functions of its shape, each giving problems with their fix."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import product
+from typing import NamedTuple
+
+from dspyer.errors import suggestion
+from dspyer.scheduler.rounds import Edge, Rounds
+from dspyer.scheduler.topology import END, START
+
+
+class Facts(NamedTuple):
+    """What is known of a graph before it runs.
+
+    Attributes:
+        nodes: names in the order of declaration.
+        edges: every way that a branch may take.
+        forks: for each node, the sets of targets that one transition may take together.
+        reads: for each node, the fields that it needs.
+        writes: for each node, the fields that it may write; None for unknown.
+        given: fields that are there from the start.
+        folded: fields of which parallel writes never conflict, or for which the user has said what happens.
+    """
+
+    nodes: tuple[str, ...]
+    edges: tuple[Edge, ...]
+    forks: Mapping[str, Sequence[Sequence[str]]]
+    reads: Mapping[str, Collection[str]]
+    writes: Mapping[str, Collection[str] | None]
+    given: Collection[str]
+    folded: Collection[str]
+
+
+def check_targets(facts: Facts) -> Iterator[str]:
+    """Edges that name no node."""
+    known = {*facts.nodes, START, END}
+    for edge in facts.edges:
+        if edge.source == END:
+            yield f"the edge 'END' -> {edge.target!r} begins where a branch ends: begin it at a node, or at START"
+        if edge.target == START:
+            yield f"the edge {edge.source!r} -> 'START' goes to the start: name the first node itself, or END"
+        for end in (edge.source, edge.target):
+            if end not in known:
+                hint = f"{suggestion(end, known)} Add it with add_node({end!r}, ...)"
+                yield f"the edge {edge.source!r} -> {edge.target!r} names no node {end!r}.{hint}"
+
+
+def check_paths(facts: Facts) -> Iterator[str]:
+    """Nodes that no branch can come to, and nodes that no branch can leave."""
+    if not any(edge.source == START for edge in facts.edges):
+        yield "nothing starts: add an edge from START, for example add_edge(START, 'first')"
+        return
+    reached = reach(facts.edges, START)
+    ends = reach([Edge(edge.target, edge.source) for edge in facts.edges], END)
+    sources = {edge.source for edge in facts.edges}
+    for node in facts.nodes:
+        if node not in reached:
+            yield f"node {node!r} is never reached: add an edge to it, or leave it out"
+        elif node not in sources:
+            yield f"node {node!r} is a dead end: add an edge from it, add_edge({node!r}, END) if the branch ends there"
+        elif node not in ends:
+            yield f"no way leads from node {node!r} to END, so a run would never end: add one, like a route to END"
+
+
+def check_parallel_writers(facts: Facts, rounds: Rounds) -> Iterator[str]:
+    """Pairs of nodes that may run in parallel and write one field, with nothing to say what a join makes of it."""
+    reported: set[tuple[str, str, str]] = set()
+    order = {node: i for i, node in enumerate(facts.nodes)}
+    writes = {node: set(facts.writes[node] or ()) - set(facts.folded) for node in facts.nodes}
+    forward = [edge for edge in facts.edges if not rounds.goes_back(edge.source, edge.target)]
+    after: dict[str, set[str]] = {}
+    for groups in facts.forks.values():
+        for left, right in _pairs(groups):
+            for node in (left, right):
+                if node not in after:
+                    after[node] = {found for found in ({node} | reach(forward, node)) if writes.get(found)}
+            only_left = sorted(after[left] - after[right], key=order.__getitem__)
+            only_right = sorted(after[right] - after[left], key=order.__getitem__)
+            for a, b in product(only_left, only_right):
+                for field in sorted(writes[a] & writes[b]):
+                    first, second = sorted((a, b), key=order.__getitem__)
+                    if (first, second, field) not in reported:
+                        reported.add((first, second, field))
+                        yield (
+                            f"nodes {first!r} and {second!r} run in parallel and both write {field!r}: give the "
+                            f"field a reducer (Annotated[..., reducers.extend]), say what wins with Graph(..., "
+                            f"merge={{{field!r}: 'last_write_wins'}}), or let one of them write another field"
+                        )
+
+
+def _pairs(groups: Sequence[Sequence[str]]) -> Iterator[tuple[str, str]]:
+    for i, group in enumerate(groups):
+        for other in groups[i + 1 :]:
+            yield from ((a, b) for a in group for b in other if a != b)
+
+
+def check_reads(facts: Facts) -> Iterator[str]:
+    """Reads that nothing can have written."""
+    earlier = Earlier(facts.edges, facts.writes)
+    for node, fields in facts.reads.items():
+        missing = [field for field in fields if field not in facts.given]
+        if not missing or earlier.unknown(node):
+            continue
+        for field in missing:
+            if not earlier.wrote(node, field):
+                later = [other for other in facts.nodes if field in (facts.writes[other] or ()) and other != node]
+                hint = f"{', '.join(later)} writes it, but only afterwards" if later else "no node writes it"
+                yield (
+                    f"node {node!r} reads {field!r}, which nothing can have written by then ({hint}): make it an "
+                    "input, give it a default, or put a node that writes it before"
+                )
+
+
+class Earlier:
+    """What may have been written before each node starts, found in one pass along the edges.
+
+    Args:
+        edges: every way that a branch may take.
+        writes: for each node, the fields that it may write; None for unknown.
+    """
+
+    def __init__(self, edges: Collection[Edge], writes: Mapping[str, Collection[str] | None]) -> None:
+        self._bits: dict[str, int] = {}
+        own = {node: self._mask(fields) for node, fields in writes.items()}
+        successors: dict[str, list[str]] = {}
+        for edge in edges:
+            successors.setdefault(edge.source, []).append(edge.target)
+        self._before = {START: 0}
+        work = deque([START])
+        while work:
+            source = work.popleft()
+            passed = self._before[source] | own.get(source, 0)
+            for target in successors.get(source, ()):
+                known = self._before.get(target)
+                grown = passed | (known or 0)
+                if grown != known:
+                    self._before[target] = grown
+                    work.append(target)
+
+    def _mask(self, fields: Collection[str] | None) -> int:
+        if fields is None:
+            return 1  # the lowest bit stands for what is unknown
+        return sum(1 << self._bits.setdefault(field, len(self._bits) + 1) for field in set(fields))
+
+    def unknown(self, node: str) -> bool:
+        """Whether a node before this one does not say what it writes."""
+        return bool(self._before.get(node, 0) & 1)
+
+    def wrote(self, node: str, field: str) -> bool:
+        """Whether a node before this one may have written a field."""
+        return field in self._bits and bool(self._before.get(node, 0) >> self._bits[field] & 1)
+
+
+def reach(edges: Collection[Edge], start: str) -> set[str]:
+    """The nodes that can be reached from one by at least one edge."""
+    successors: dict[str, list[str]] = {}
+    for edge in edges:
+        successors.setdefault(edge.source, []).append(edge.target)
+    found: set[str] = set()
+    work = [start]
+    while work:
+        for target in successors.get(work.pop(), ()):
+            if target not in found:
+                found.add(target)
+                work.append(target)
+    return found

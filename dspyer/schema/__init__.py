@@ -1,0 +1,7 @@
+"""Schemas: the fields of a state, and how what a node wrote becomes the next state."""
+
+from __future__ import annotations
+
+from dspyer.schema.schema import Schema
+
+__all__ = ["Schema"]

@@ -1,0 +1,324 @@
+"""Schemas: what fields a state has, and how what a node wrote becomes the next state.
+
+Everything is validated before anything is committed. Without a model a schema is *open*: any key is allowed, and
+nothing is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn
+
+from pydantic import BaseModel, ValidationError
+
+from dspyer.errors import (
+    DspyerError,
+    GraphError,
+    InputError,
+    NodeOutputError,
+    brief,
+    suggestion,
+)
+from dspyer.patch import DELETE, Replace, diff_value
+from dspyer.reducers import Reducer
+from dspyer.schema.annotations import read_model
+from dspyer.schema.field_types import NO_OTHERS, Field
+from dspyer.schema.views import fill, view_class
+from dspyer.state import ImmutableState
+from dspyer.values import FrozenDict, same
+from dspyer.values._scalars import SCALARS
+
+
+class _Write(NamedTuple):
+    """Who writes, for errors, and how: a node, or the caller who gives the inputs (None)."""
+
+    node: str | None
+    commit_id: str
+    whole: bool
+
+    @property
+    def error(self) -> type[DspyerError]:
+        """The class of errors by culprit."""
+        return InputError if self.node is None else NodeOutputError
+
+    @property
+    def author(self) -> str:
+        """How an error's sentence starts."""
+        return "the caller gives" if self.node is None else f"node {self.node!r} writes"
+
+    def one(self, field: Field, old: Any, update: Any, state: ImmutableState) -> tuple[Any, Any]:
+        """The stored update of a field and its new value."""
+        if field.constant and self.node is not None:
+            raise NodeOutputError(
+                f"{self.author} field {field.name!r}, which is frozen in the schema: only inputs of a run set it"
+            )
+        try:
+            if field.reducer is None:
+                return update, field.place(old, update, self.whole, state if field.wants_others else NO_OTHERS)
+            stored = field.prepare(old, update, self.commit_id)
+            return stored, field.fold(old, stored)
+        except ValidationError as refusal:
+            raise self._refusal(field, update, _reasons(refusal, field.name)) from None
+        except NodeOutputError as refusal:
+            raise self._refusal(field, update, str(refusal)) from None
+
+    def _refusal(self, field: Field, update: Any, reasons: str) -> DspyerError:
+        text = f"{self.author} {brief(update)} for field {field.name!r}, which is refused: {reasons}"
+        if field.reducer is not None and field.reducer.hint:
+            text += f"; {field.reducer.hint}"
+        if update is None and field.reducer is None:
+            text += ". None is a value of a field with a type; DELETE resets the field to its default"
+        return self.error(text)
+
+
+_NEVER_MERGED = (SCALARS - {type(None)}) | {type(DELETE)}  # types that a patch takes as they are
+
+
+class Schema:
+    """The fields of a state. Build one with `Schema.of`.
+
+    Attributes:
+        model: the pydantic model, None for an open schema.
+        fields: the fields by name, in the order of the model.
+
+    Example:
+        >>> from pydantic import BaseModel
+        >>> class Draft(BaseModel):
+        ...     title: str
+        ...     words: int = 0
+        >>> schema = Schema.of(Draft)
+        >>> state = schema.initial({"title": "Bees"})
+        >>> schema.commit(state, {"words": "12"}, node="count", commit_id="trunk:1")[0]
+        {'words': 12}
+    """
+
+    __slots__ = ("_view", "fields", "model")
+
+    def __init__(
+        self, model: type[BaseModel] | None, fields: Mapping[str, Field], view: type[BaseModel] | None
+    ) -> None:
+        self.model = model
+        self.fields = fields
+        self._view = view
+
+    @classmethod
+    def of(cls, model: type[BaseModel] | None) -> Schema:
+        """Reads a pydantic model.
+
+        Args:
+            model: the model class; None for an open schema.
+
+        Returns:
+            The schema.
+
+        Raises:
+            GraphError: naming every field that cannot be used, and why.
+        """
+        if model is None:
+            return cls(None, MappingProxyType({}), None)
+        return cls(model, MappingProxyType(read_model(model)), view_class(model))
+
+    @property
+    def open(self) -> bool:
+        """Whether any key is allowed and nothing is validated."""
+        return self.model is None
+
+    def reducer(self, name: str) -> Reducer | None:
+        """The reducer that folds updates of a field; None if there is none."""
+        field = self.fields.get(name)
+        return None if field is None else field.reducer
+
+    def initial(
+        self, inputs: Mapping[str, object], required: Iterable[str] | None = None, *, commit_id: str = "inputs"
+    ) -> ImmutableState:
+        """The state that a run starts from: the defaults, with the inputs folded in.
+
+        Args:
+            inputs: values, or updates for fields with a reducer.
+            required: names that must be among them.
+            commit_id: what reducers derive names from.
+
+        Returns:
+            The state, its fields in the order of the schema.
+
+        Raises:
+            InputError: for missing, unknown or invalid inputs.
+        """
+        missing = [name for name in required or () if name not in inputs]
+        if missing:
+            given = ", ".join(map(repr, inputs)) or "none"
+            raise InputError(f"missing inputs: {', '.join(map(repr, missing))} (given: {given})")
+        state = ImmutableState()
+        if self.model is None:
+            return state.apply_patch(_as_whole(inputs))
+        for name, field in self.fields.items():
+            value = field.default(state)
+            if value is not DELETE:
+                state = state.set(name, value)
+        _, state = self._commit(state, inputs, _Write(None, commit_id, True))
+        if self.fields:
+            state = ImmutableState({name: state.raw(name) for name in self.fields if name in state})
+        return state
+
+    def as_values(self, inputs: Mapping[str, object]) -> dict[str, object]:
+        """Inputs that are values of another state: none is folded into the default of its field."""
+        return {name: value if self.reducer(name) is None else Replace(value) for name, value in inputs.items()}
+
+    def commit(
+        self, state: ImmutableState, updates: Mapping[str, object], *, node: str, commit_id: str, whole: bool = False
+    ) -> tuple[dict[str, Any], ImmutableState]:
+        """What a node wrote, as a canonical patch and the state after it. Raises before anything changes.
+
+        Args:
+            state: the state before.
+            updates: a patch; for fields with a reducer one update, or `Updates`.
+            node: who wrote it, for errors.
+            commit_id: id of the commit; reducers derive names from it.
+            whole: whether the updates are whole values, never merged, None included.
+
+        Returns:
+            The patch and the next state. The patch holds the stored update of each field with a reducer, and of the
+            others the net change: what did not change is left out.
+
+        Raises:
+            NodeOutputError: for an unknown key or a value that does not fit, naming node, field, value and reason.
+        """
+        if self.model is None:
+            return _commit_open(state, updates, whole)
+        return self._commit(state, updates, _Write(node, commit_id, whole))
+
+    def fold(self, name: str, current: Any, update: Any) -> Any:
+        """Folds one stored update into a field with a reducer, as when it was committed.
+
+        Args:
+            name: the field.
+            current: its frozen value, `DELETE` if it has none.
+            update: the update from the patch of a commit.
+
+        Returns:
+            The frozen new value, `DELETE` if it has none.
+        """
+        try:
+            return self.fields[name].fold(current, update)
+        except ValidationError as refusal:
+            raise NodeOutputError(
+                f"the updates of field {name!r} fold to a value that it refuses: {_reasons(refusal, name)}. Each of "
+                "them was valid where it was written: loosen the field's constraint, or give it a reducer that keeps it"
+            ) from None
+
+    def view(self, state: Mapping[str, Any], readable: Iterable[str] | None = None) -> BaseModel:
+        """The state as an instance of the model, read-only: what a node with a parameter `s: Research` gets.
+
+        Args:
+            state: the state.
+            readable: the fields that may be read; None for all.
+
+        Returns:
+            An instance of the model whose fields are those of the state. Reading another one raises `UnsetFieldError`.
+        """
+        if self._view is None:
+            raise GraphError("a typed view needs a schema: write Graph(Research), with a pydantic model")
+        names = self.fields if readable is None else frozenset(readable)
+        values = {name: state[name] for name in self.fields if name in names and name in state}
+        return fill(self._view, values)
+
+    def _commit(
+        self, state: ImmutableState, updates: Mapping[str, Any], write: _Write
+    ) -> tuple[dict[str, Any], ImmutableState]:
+        patch: dict[str, Any] = {}
+        for name, update in updates.items():
+            field = self.fields.get(name)
+            if field is None:
+                self._refuse_key(name, write)
+            old = state.raw(name, DELETE)
+            if type(update) in field.exact and field.reducer is None:
+                stored, new = update, update
+            else:
+                stored, new = write.one(field, old, update, state)
+            if field.reducer is not None:
+                patch[name] = stored
+            elif field.merges and not write.whole:
+                if not _add_net_change(patch, name, old, new, update):
+                    continue
+            elif new is old or same(old, new):
+                continue
+            else:
+                patch[name] = diff_value(old, new)
+            state = state.discard(name) if new is DELETE else state.set(name, new)
+        return patch, state
+
+    def _refuse_key(self, name: object, write: _Write) -> NoReturn:
+        hint, known = suggestion(name, self.fields), ", ".join(self.fields)
+        raise write.error(f"{write.author} {name!r}, which is no field of the schema.{hint} Fields: {known}")
+
+    def __repr__(self) -> str:
+        return f"Schema({None if self.model is None else self.model.__name__})"
+
+    def __copy__(self) -> Schema:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Schema:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Schema.of, (self.model,)
+
+
+def _commit_open(
+    state: ImmutableState, updates: Mapping[str, Any], whole: bool
+) -> tuple[dict[str, Any], ImmutableState]:
+    """A commit without a model: RFC 7396, or whole values as they are."""
+    if whole:
+        updates = _as_whole(updates)
+    after = state.apply_patch(updates)
+    patch: dict[str, Any] = {}
+    if after is not state:
+        for name, update in updates.items():
+            old, new = state.raw(name, DELETE), after.raw(name, DELETE)
+            if new is old:  # applying a patch keeps what stays the same
+                continue
+            if isinstance(new, FrozenDict) and isinstance(old, FrozenDict) and not whole:
+                _add_net_change(patch, name, old, new, update)
+            else:
+                patch[name] = diff_value(old, new)
+    return patch, after
+
+
+def _as_whole(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as a patch that puts each of them as it is."""
+    return {
+        name: value if type(value) in _NEVER_MERGED or isinstance(value, Replace) else Replace(value)
+        for name, value in values.items()
+    }
+
+
+def _add_net_change(patch: dict[Any, Any], key: Any, old: Any, new: Any, update: Any) -> bool:
+    """Adds what an update changed, found by what it names: a large mapping is not compared as a whole."""
+    if new is old:
+        return False
+    if isinstance(update, Mapping) and isinstance(old, FrozenDict) and isinstance(new, FrozenDict):
+        inner: dict[Any, Any] = {}
+        for name, part in update.items():
+            before, after = old.raw(name, DELETE), new.raw(name, DELETE)
+            if before is after is DELETE and part is not None and part is not DELETE:  # validation changed the key
+                inner = diff_value(old, new)
+                break
+            _add_net_change(inner, name, before, after, part)
+        if inner:
+            patch[key] = inner
+        return bool(inner)
+    if same(old, new):
+        return False
+    patch[key] = diff_value(old, new)
+    return True
+
+
+def _reasons(refusal: ValidationError, name: str) -> str:
+    found = []
+    for problem in refusal.errors(include_url=False, include_context=False, include_input=False)[:3]:
+        inside = problem["loc"][1:] if problem["loc"][:1] == (name,) else problem["loc"]
+        place = "".join(f"[{part!r}]" for part in inside)
+        found.append(f"{place}: {problem['msg']}" if place else problem["msg"])
+    more = refusal.error_count() - len(found)
+    return "; ".join(found) + (f"; and {more} more" if more else "")

@@ -1,0 +1,397 @@
+"""Immutable mappings, lists and sets of frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
+from types import GenericAlias
+from typing import Any, NoReturn, Self, TypeVar, cast, overload
+
+from pydantic_core import core_schema
+
+from dspyer.errors import UnsupportedValueError, with_article
+from dspyer.values._boxes import Box, Container, Levels, equal, thaw
+from dspyer.values._depth import check_depth, depth_of
+from dspyer.values._persistent import (
+    MapData,
+    SequenceData,
+    as_map,
+    as_sequence,
+    extended,
+    with_key,
+    without_key,
+)
+from dspyer.values._refusals import refuse_change, refuse_missing
+from dspyer.values._scalars import SCALARS, freeze_key
+
+K = TypeVar("K")
+V_co = TypeVar("V_co", covariant=True)
+_ABSENT: Any = object()
+_new = object.__new__
+
+
+class FrozenDict(Levels, Mapping[K, V_co]):
+    """An immutable mapping in insertion order; equal to the plain dict with the same items.
+
+    Args:
+        mapping: what to freeze, a mapping or pairs.
+
+    Raises:
+        UnsupportedValueError: a value in it cannot be protected from later changes.
+
+    Example:
+        >>> user = FrozenDict({"name": "Ada", "tags": ["a"]})
+        >>> user == {"name": "Ada", "tags": ["a"]}
+        True
+        >>> user.set("name", "Bob")
+        FrozenDict({'name': 'Bob', 'tags': FrozenList(['a'])})
+    """
+
+    __slots__ = ("_map",)
+
+    _map: MapData[Any, Any]
+
+    def __new__(cls, mapping: Mapping[K, V_co] | Iterable[tuple[K, V_co]] = ()) -> Self:
+        """Freeze a mapping."""
+        frozen = cls._freeze(mapping if isinstance(mapping, Mapping) else entries_of(mapping, cls))
+        return cls._of(frozen._map, frozen._depth)
+
+    @classmethod
+    def _of(cls, data: MapData[Any, Any], depth: int) -> Self:
+        new = _new(cls)
+        new._map = data
+        new._depth = depth
+        return new
+
+    _key = staticmethod(freeze_key)
+
+    def __getitem__(self, key: K) -> V_co:
+        value = self._map.get(key, _ABSENT)
+        if value is _ABSENT:
+            refuse_missing(key, self._map)
+        return cast("V_co", value.open() if type(value) is Box else value)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The value under a key, `default` where there is none."""
+        value = self._map.get(key, default)
+        return value.open() if type(value) is Box else value
+
+    def raw(self, key: Any, default: Any = _ABSENT) -> Any:
+        """The frozen value under a key, as it is kept: a box is not opened."""
+        value = self._map.get(key, default)
+        if value is _ABSENT:
+            refuse_missing(key, self._map)
+        return value
+
+    def raw_items(self) -> Iterable[tuple[Any, Any]]:
+        """Keys and frozen values, as they are kept, in insertion order."""
+        return self._map.items()
+
+    def items(self) -> ItemsView[K, V_co]:
+        """A view of keys and values, in insertion order."""
+        return _Items(self)
+
+    def values(self) -> ValuesView[V_co]:
+        """A view of the values, in insertion order."""
+        return _Values(self)
+
+    def set(self, key: Any, value: object) -> Self:
+        """A mapping with `value` under `key`; the same mapping where this very object is there already."""
+        if type(key) is not str:
+            key = self._key(key, ())
+        depth = self._depth
+        if type(value) not in SCALARS:
+            value = self._freeze(value, (key,))
+            depth = max(depth, 1 + depth_of(value))
+        if self._map.get(key, _ABSENT) is value:
+            return self
+        return check_depth(self._of(with_key(self._map, key, value), depth))
+
+    def discard(self, key: Any) -> Self:
+        """A mapping without `key`; the same mapping where it is not there."""
+        data = without_key(self._map, key)
+        return self if data is self._map else self._of(data, self._depth)
+
+    def copy(self) -> dict[Any, Any]:
+        """A plain dict, the caller's own down to the last value."""
+        plain = {}
+        for key, value in self._map.items():
+            plain[key] = value if type(value) in SCALARS else thaw(value)
+        return plain
+
+    _thaw = copy
+
+    def _parts(self) -> Iterable[Any]:
+        return self._map.values()
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._map
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._map)
+
+    def __reversed__(self) -> Iterator[K]:
+        return reversed(list(iter(self)))
+
+    def __len__(self) -> int:
+        return len(self._map)
+
+    def __eq__(self, other: object) -> bool:
+        theirs: Any = other._map if isinstance(other, FrozenDict) else other
+        if self._map is theirs:
+            return True
+        if type(self._map) is dict and isinstance(other, FrozenDict) and type(theirs) is dict:
+            return self._map == theirs
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        if len(self._map) != len(theirs):
+            return False
+        return all(key in theirs and equal(value, theirs[key]) for key, value in self._map.items())
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._map.items()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({dict(self._map.items())!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:  # hashes differ between processes, so the storage is rebuilt
+        return _restore_dict, (type(self), dict(self._map.items()), self._depth)
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        refuse_change(
+            with_article(type(self).__name__),
+            "return a patch from the node, {'key': new_value}, nested for nested keys and with DELETE to remove one; "
+            "or change a plain copy, `.copy()`",
+        )
+
+    __setitem__ = __delitem__ = pop = popitem = clear = update = setdefault = _refuse
+    __ior__: Any = _refuse
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        return _schema(cls, dict, source, handler)
+
+
+def entries_of(pairs: Any, cls: type) -> dict[Any, Any]:
+    """The dict of pairs that a mapping is built from."""
+    try:
+        return dict(pairs)
+    except (TypeError, ValueError):
+        what, given = with_article(cls.__name__), with_article(type(pairs).__name__)
+        text = f"{what} is built from a mapping or from pairs, not from {given}"
+        raise UnsupportedValueError(text) from None
+
+
+class _Items(ItemsView[Any, Any]):
+    _mapping: Any
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        for key, value in self._mapping.raw_items():
+            yield key, value.open() if type(value) is Box else value
+
+
+class _Values(ValuesView[Any]):
+    _mapping: Any
+
+    def __iter__(self) -> Iterator[Any]:
+        for _, value in self._mapping.raw_items():
+            yield value.open() if type(value) is Box else value
+
+
+class FrozenList(Levels, Sequence[V_co]):
+    """An immutable list; equal to the plain list with the same items. `+` with a list, on either side, gives a new one.
+
+    Args:
+        items: what to freeze.
+
+    Raises:
+        UnsupportedValueError: an item cannot be protected from later changes.
+
+    Example:
+        >>> tags = FrozenList(["a"])
+        >>> tags + ["b"]
+        FrozenList(['a', 'b'])
+        >>> tags == ["a"]
+        True
+    """
+
+    __slots__ = ("_seq",)
+
+    _seq: SequenceData
+
+    def __new__(cls, items: Iterable[V_co] = ()) -> Self:
+        """Freeze the items."""
+        return cast("Self", cls._freeze(list(items)))
+
+    @classmethod
+    def _of(cls, data: SequenceData, depth: int) -> Self:
+        new = _new(cls)
+        new._seq = data
+        new._depth = depth
+        return new
+
+    @overload
+    def __getitem__(self, index: int) -> V_co: ...
+    @overload
+    def __getitem__(self, index: slice) -> FrozenList[V_co]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return FrozenList._of(as_sequence(tuple(self._seq)[index]), self._depth)
+        value = self._seq[index]
+        return value.open() if type(value) is Box else value
+
+    def raw_items(self) -> Iterable[Any]:
+        """The frozen items, as they are kept: boxes are not opened."""
+        return cast("Iterable[Any]", self._seq)
+
+    def plus(self, items: Iterable[object]) -> FrozenList[Any]:
+        """A list with `items` behind these; the same list where there are none."""
+        more = tuple(items)
+        if not more:
+            return self
+        depth = self._depth
+        if not SCALARS.issuperset(map(type, more)):
+            size = len(self._seq)
+            more = tuple([self._freeze(item, (size + place,)) for place, item in enumerate(more)])
+            depth = max(depth, 1 + max(map(depth_of, more)))
+        new: FrozenList[Any] = FrozenList._of(extended(self._seq, more), depth)
+        return check_depth(new)
+
+    def copy(self) -> list[Any]:
+        """A plain list, the caller's own down to the last item."""
+        plain: list[Any] = []
+        plain.extend(value if type(value) in SCALARS else thaw(value) for value in self._seq)
+        return plain
+
+    _thaw = copy
+
+    def _parts(self) -> Iterable[Any]:
+        return cast("Iterable[Any]", self._seq)
+
+    def __add__(self, other: Any) -> FrozenList[Any]:
+        if isinstance(other, FrozenList):
+            return self.plus(other._seq)
+        return self.plus(other) if isinstance(other, list) else NotImplemented
+
+    def __radd__(self, other: Any) -> FrozenList[Any]:
+        return FrozenList(other).plus(self._seq) if isinstance(other, list) else NotImplemented
+
+    def __mul__(self, times: int) -> FrozenList[V_co]:
+        return cast("FrozenList[V_co]", FrozenList._of(as_sequence(tuple(self._seq) * times), self._depth))
+
+    __rmul__ = __mul__
+
+    def __iter__(self) -> Iterator[V_co]:
+        for value in self._seq:
+            yield value.open() if type(value) is Box else value
+
+    def __len__(self) -> int:
+        return len(self._seq)
+
+    def __eq__(self, other: object) -> bool:
+        theirs: Any = other._seq if isinstance(other, FrozenList) else other
+        if self._seq is theirs:
+            return True
+        if not isinstance(other, FrozenList | list):
+            return NotImplemented
+        return len(self._seq) == len(theirs) and all(map(equal, self._seq, theirs))
+
+    def __lt__(self, other: Any) -> bool:
+        return list(self) < list(other) if isinstance(other, FrozenList | list) else NotImplemented
+
+    def __le__(self, other: Any) -> bool:
+        return list(self) <= list(other) if isinstance(other, FrozenList | list) else NotImplemented
+
+    def __gt__(self, other: Any) -> bool:
+        return list(self) > list(other) if isinstance(other, FrozenList | list) else NotImplemented
+
+    def __ge__(self, other: Any) -> bool:
+        return list(self) >= list(other) if isinstance(other, FrozenList | list) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((FrozenList, tuple(self._seq)))
+
+    def __repr__(self) -> str:
+        return f"FrozenList({list(self._seq)!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore_list, (tuple(self._seq), self._depth)
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        refuse_change(
+            "a list of a state",
+            "return a new list, {'items': items + [item]}; or give the field the reducer `append` or `extend` and "
+            "return the new items alone; or change a plain copy, `.copy()`",
+        )
+
+    __setitem__ = __delitem__ = append = extend = insert = pop = remove = clear = sort = reverse = _refuse
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        return _schema(cls, list, source, handler)
+
+
+class FrozenSet(Container, frozenset[Any]):
+    """A frozenset that was a set, and becomes one again as a plain value."""
+
+    __slots__ = ()
+
+    def copy(self) -> Any:
+        """A plain set, the caller's own."""
+        return set(self)
+
+    _thaw = copy
+
+    def __or__(self, other: Any) -> Any:
+        return _as_set(frozenset.__or__(self, other))
+
+    def __and__(self, other: Any) -> Any:
+        return _as_set(frozenset.__and__(self, other))
+
+    def __sub__(self, other: Any) -> Any:
+        return _as_set(frozenset.__sub__(self, other))
+
+    def __xor__(self, other: Any) -> Any:
+        return _as_set(frozenset.__xor__(self, other))
+
+    def __repr__(self) -> str:
+        return f"FrozenSet({set(self)!r})" if self else "FrozenSet()"
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        refuse_change(
+            "a set of a state",
+            "return a new set, {'seen': seen | {item}}; or give the field the reducer `union` and return the new items "
+            "alone; or change a plain copy, `.copy()`",
+        )
+
+    add = discard = remove = pop = clear = update = _refuse
+    difference_update = intersection_update = symmetric_difference_update = _refuse
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        return _schema(cls, set, source, handler)
+
+
+def _as_set(result: Any) -> Any:
+    return FrozenSet(result) if isinstance(result, frozenset) else result
+
+
+def _restore_dict(cls: Any, entries: dict[Any, Any], depth: int) -> Any:
+    return cls._of(as_map(entries), depth)
+
+
+def _restore_list(items: tuple[Any, ...], depth: int) -> Any:
+    return FrozenList._of(as_sequence(items), depth)
+
+
+def _schema(cls: type, plain: type, source: Any, handler: Any) -> Any:
+    """How pydantic validates and writes a field that is annotated with a frozen container."""
+    arguments = getattr(source, "__args__", ())
+
+    def validate(value: Any, inner: Any) -> Any:
+        return value if type(value) is cls and not arguments else cls(inner(value))
+
+    return core_schema.no_info_wrap_validator_function(
+        validate,
+        handler.generate_schema(GenericAlias(plain, arguments) if arguments else plain),
+        serialization=core_schema.plain_serializer_function_ser_schema(thaw),
+    )

@@ -1,0 +1,320 @@
+"""Kinds of values that a state keeps as private copies: dataclasses, models, DSPy's records, arrays, registered types.
+
+DSPy and numpy are never imported here: a value of theirs can only exist where they have been imported already.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import re
+import sys
+from collections.abc import Callable
+from enum import Enum
+from functools import cached_property
+from typing import Any
+
+from pydantic import AnyUrl, BaseModel
+
+from dspyer.values._boxes import Kind, Same, rebuild_tuple, thaw
+from dspyer.values._scalars import SCALARS, scalar_base
+
+_LAYOUTS = (dict, list, set, frozenset, tuple, str, bytes, int, float, BaseException)
+
+
+class _Named:
+    """A kind of which there is one instance, pickled by its name in this module."""
+
+    name = ""
+    in_parts = False
+
+    def __reduce__(self) -> str:
+        return self.name.upper()
+
+
+class _Record(_Named):
+    """Values that are their attributes: the content is a frozen mapping of them."""
+
+    in_parts = True
+
+    def pack(self, value: Any) -> Any:
+        return self.parts(value)
+
+    def unpack(self, cls: type, content: Any) -> Any:
+        return self.build(cls, thaw(content))
+
+    def same(self, a: Any, b: Any, same: Same) -> bool:
+        return same(a, b)
+
+    def parts(self, value: Any) -> dict[str, Any]:
+        """The attributes that make up the value."""
+        raise NotImplementedError
+
+    def build(self, cls: type, parts: dict[str, Any]) -> Any:
+        """A value with these attributes, without a call of its class."""
+        new: Any = object.__new__(cls)
+        for name, part in parts.items():
+            object.__setattr__(new, name, part)
+        return new
+
+
+class _Dataclass(_Record):
+    name = "dataclass"
+
+    def parts(self, value: Any) -> dict[str, Any]:
+        cls = type(value)
+        return {name: part for name, part in _attributes(value).items() if not _is_cache(cls, name)}
+
+
+class _Model(_Record):
+    """Pydantic models: fields under their names, the rest under names that no field can have."""
+
+    name = "model"
+
+    def parts(self, value: Any) -> dict[str, Any]:
+        fields = type(value).model_fields
+        parts = {name: part for name, part in value.__dict__.items() if name in fields}
+        given = value.__pydantic_fields_set__
+        if given != fields.keys():
+            parts["$set"] = set(given)
+        if value.__pydantic_extra__:
+            parts["$extra"] = value.__pydantic_extra__
+        if value.__pydantic_private__:
+            parts["$private"] = value.__pydantic_private__
+        return parts
+
+    def build(self, cls: Any, parts: dict[str, Any]) -> Any:
+        given = parts.pop("$set", None)
+        extra = parts.pop("$extra", {} if cls.model_config.get("extra") == "allow" else None)
+        private = parts.pop("$private", {} if cls.__private_attributes__ else None)
+        new = cls.__new__(cls)
+        object.__setattr__(new, "__dict__", parts)
+        object.__setattr__(new, "__pydantic_fields_set__", set(cls.model_fields) if given is None else given)
+        object.__setattr__(new, "__pydantic_extra__", extra)
+        object.__setattr__(new, "__pydantic_private__", private)
+        return new
+
+
+class _Example(_Record):
+    """DSPy's `Example`, `Prediction` and `Completions`. The signature of completions, a class, is left out."""
+
+    name = "example"
+
+    def parts(self, value: Any) -> dict[str, Any]:
+        parts = dict(vars(value))
+        if "signature" in parts:
+            parts["signature"] = None
+        return parts
+
+
+class _Array(_Named):
+    """Arrays of numpy."""
+
+    name = "array"
+
+    def pack(self, value: Any) -> Any:
+        content = value.copy()
+        content.flags.writeable = False
+        return content
+
+    def unpack(self, _: type, content: Any) -> Any:
+        return content.copy()
+
+    def same(self, a: Any, b: Any, _: Same) -> bool:
+        native = a.dtype.newbyteorder("=")  # pickle does not keep the byte order
+        if b.dtype.newbyteorder("=") != native or a.shape != b.shape:
+            return False
+        return bool(a.astype(native, copy=False).tobytes() == b.astype(native, copy=False).tobytes())
+
+
+class _Bundle(_Named):
+    """Tuples and sets with members that read as copies."""
+
+    name = "bundle"
+
+    def pack(self, value: Any) -> Any:
+        return value  # a tuple of frozen members
+
+    def unpack(self, cls: Any, content: Any) -> Any:
+        members = [thaw(member) for member in content]
+        return rebuild_tuple(cls, members) if issubclass(cls, tuple) else cls(members)
+
+    def same(self, a: Any, b: Any, same: Same) -> bool:
+        return same(a, b)
+
+
+class Registered:
+    """A type that the user taught with `register_value_type`."""
+
+    name = "registered"
+    in_parts = False
+
+    def __init__(
+        self, encode: Callable[[Any], Any], decode: Callable[[Any], Any], duplicate: Callable[[Any], Any], cls: type
+    ) -> None:
+        self.encode = encode
+        self.decode = decode
+        self.duplicate = duplicate
+        self.cls = cls
+
+    def pack(self, value: Any) -> Any:
+        return self.duplicate(value)
+
+    def unpack(self, _: type, content: Any) -> Any:
+        return self.duplicate(content)
+
+    def same(self, a: Any, b: Any, same: Same) -> bool:
+        return same(self.encode(a), self.encode(b))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return registered, (self.cls,)
+
+
+DATACLASS, MODEL, EXAMPLE, ARRAY, BUNDLE = _Dataclass(), _Model(), _Example(), _Array(), _Bundle()
+
+_registered: dict[type, Registered] = {}
+_known: dict[str, type] = {}
+
+
+def register_value_type(
+    type_: Any,
+    *,
+    encode: Callable[[Any], Any] | None = None,
+    decode: Callable[[Any], Any] | None = None,
+    copy: Callable[[Any], Any] = copy.deepcopy,
+) -> None:
+    """Teach states to keep values of a type, and to read them back from JSON.
+
+    A dataclass, a pydantic model, an enum, a namedtuple or a subclass of a scalar is supported already: registered
+    without more, it is found by its name in `from_json`.
+
+    Args:
+        type_: the class; its subclasses are not included.
+        encode: gives a value that states support (a dict, a string, ...) for an instance.
+        decode: gives an instance for what `encode` gave.
+        copy: gives an independent copy of an instance; `lambda value: value` for a type that is immutable.
+
+    Raises:
+        TypeError: `type_` is no class, or `encode` and `decode` are missing for a type that needs them.
+
+    Example:
+        >>> from dspyer.values import freeze
+        >>> class Money:
+        ...     def __init__(self, cents):
+        ...         self.cents = cents
+        >>> register_value_type(Money, encode=lambda money: money.cents, decode=Money)
+        >>> freeze({"price": Money(5)})["price"].cents
+        5
+    """
+    if not isinstance(type_, type) or type_ in SCALARS or type_ in (dict, list, set, frozenset, tuple):
+        raise TypeError(f"register_value_type takes a class that states do not know yet, not {type_!r}")
+    if encode is not None and decode is not None:
+        _registered[type_] = Registered(encode, decode, copy, type_)
+    elif encode is not None or decode is not None or not is_open(type_):
+        raise TypeError(
+            f"register_value_type({type_.__qualname__}) needs both `encode` (from an instance to a plain value) and "
+            f"`decode` (the way back)"
+        )
+    _known[class_name(type_)] = type_
+
+
+def registered(cls: type) -> Registered:
+    """How a registered type is kept; an error that says what to do for one that is not."""
+    try:
+        return _registered[cls]
+    except KeyError:
+        raise LookupError(f"{class_name(cls)} is not registered here: call register_value_type first") from None
+
+
+def is_open(cls: type) -> bool:
+    """Whether values of a class can be taken apart and rebuilt without help."""
+    return (
+        dataclasses.is_dataclass(cls)
+        or issubclass(cls, BaseModel | Enum)
+        or issubclass(cls, _dspy_records())
+        or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
+        or scalar_base(cls) is not None
+    )
+
+
+def kind_of(value: object) -> Kind | None:
+    """How a value is kept as a private copy; None for a value that no kind knows."""
+    cls = type(value)
+    if cls in _registered:
+        return _registered[cls]
+    if isinstance(value, Enum):  # also one that is mixed with a dataclass
+        return None
+    if isinstance(value, BaseModel):
+        return MODEL
+    if dataclasses.is_dataclass(cls) and not issubclass(cls, _LAYOUTS):
+        return DATACLASS
+    if issubclass(cls, _dspy_records()):
+        return EXAMPLE
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None and cls is numpy.ndarray and not value.dtype.hasobject:  # type: ignore[attr-defined]
+        return ARRAY
+    return None
+
+
+def record_kind(cls: type) -> _Record | None:
+    """The kind of a class of records; None for any other class."""
+    if issubclass(cls, BaseModel):
+        return MODEL
+    if dataclasses.is_dataclass(cls):
+        return DATACLASS
+    return EXAMPLE if issubclass(cls, _dspy_records()) else None
+
+
+def class_name(cls: type) -> str:
+    """The name under which JSON knows a class."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def known_class(name: str) -> type | None:
+    """A class that was registered under this name, or one of DSPy's that has been imported already."""
+    if name in _known:
+        return _known[name]
+    module, _, qualname = name.partition(":")
+    if module != "dspy" and not module.startswith("dspy."):
+        return None
+    found: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) and record_kind(found) is not None else None
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    state = object.__getstate__(value)
+    in_dict, in_slots = state if isinstance(state, tuple) else (state, None)
+    return {**(in_dict or {}), **(in_slots or {})}
+
+
+def _is_cache(cls: type, name: str) -> bool:
+    return isinstance(getattr(cls, name, None), cached_property)
+
+
+def _dspy_records() -> tuple[type, ...]:
+    examples: Any = sys.modules.get("dspy.primitives.example")
+    predictions: Any = sys.modules.get("dspy.primitives.prediction")
+    found = getattr(examples, "Example", None), getattr(predictions, "Completions", None)
+    return tuple(cls for cls in found if cls is not None)
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _register_builtins() -> None:
+    register_value_type(
+        re.Pattern,
+        encode=lambda pattern: (pattern.pattern, pattern.flags),
+        decode=lambda parts: re.compile(*parts),
+        copy=_itself,
+    )
+    urls = [AnyUrl]
+    for cls in urls:
+        urls.extend(cls.__subclasses__())
+        register_value_type(cls, encode=str, decode=cls)
+
+
+_register_builtins()

@@ -1,0 +1,144 @@
+"""Errors for values that a state refuses: where, of which type, and what to do instead."""
+
+from __future__ import annotations
+
+import io
+import types
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Hashable, Iterable, Iterator, Mapping
+from typing import Any, NoReturn
+
+from pydantic import SecretBytes, SecretStr
+
+from dspyer.errors import (
+    ImmutableError,
+    StateError,
+    UnsetFieldError,
+    UnsupportedValueError,
+    suggestion,
+)
+
+MAX_DEPTH = 100  # levels of nesting: each takes several frames of Python's stack to read, compare, copy or encode
+
+_ADVICE: list[tuple[tuple[type, ...], str]] = [
+    ((io.IOBase,), "read it in the node and return its content, or its path"),
+    ((AsyncGenerator, Awaitable), "await or collect it in the node and return the result"),
+    ((types.GeneratorType, Iterator), "return its items as a list: list(...)"),
+    ((types.FunctionType, types.BuiltinFunctionType, types.MethodType), "return its name, for a look-up by the caller"),
+    ((type,), "return its name"),
+    ((types.ModuleType,), "import it where it is used"),
+    ((deque,), "return a list: list(...)"),
+    ((bytearray, memoryview), "return bytes(...)"),
+    ((SecretStr, SecretBytes), "keep secrets out of the state and hand them to the run as one of its `resources`"),
+]
+
+
+class TooDeepError(UnsupportedValueError):
+    """A value that is nested too deep, or contains itself; `freeze` says where."""
+
+    def __init__(self, text: str = f"the value is nested deeper than {MAX_DEPTH} levels") -> None:
+        super().__init__(text)
+
+
+def advise(types: tuple[type, ...], advice: str) -> None:
+    """Say what to do instead of storing values of these types."""
+    _ADVICE.insert(0, (types, advice))
+
+
+def show_path(path: tuple[Hashable, ...]) -> str:
+    """A path for people: `user.tags.0`, shortened where it is long."""
+    parts = [str(part) for part in path]
+    if len(parts) > 12:
+        parts = [*parts[:6], "...", *parts[-3:]]
+    text = ".".join(parts)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def refuse_value(value: object, path: tuple[Hashable, ...]) -> NoReturn:
+    """Say what a value is and what to do instead of storing it."""
+    cls = type(value)
+    for kinds, known in _ADVICE:
+        if isinstance(value, kinds):
+            advice = known
+            break
+    else:
+        advice = (
+            f"if it is data, teach dspyer to copy it: register_value_type({cls.__qualname__}, encode=..., decode=...); "
+            f"if it is a client or another tool of the nodes, hand it to the run as one of its `resources`"
+        )
+    raise UnsupportedValueError(
+        f"{_place('value', path)} is of type {_name(cls)}, which a state cannot protect from later changes: {advice}"
+    )
+
+
+def refuse_key(key: object, path: tuple[Hashable, ...], advice: str) -> NoReturn:
+    """Say that a mapping cannot have this key."""
+    raise UnsupportedValueError(f"{_place('mapping', path)} has a key of type {_name(type(key))}: {advice}")
+
+
+def refuse_missing(key: object, known: Iterable[object]) -> NoReturn:
+    """Say that a key is not there, and which are near."""
+    keys = list(known)
+    if len(keys) > 1000:  # comparing names would take longer than the reader has patience
+        raise UnsetFieldError(f"no key {key!r} among the {len(keys)} here")
+    near = suggestion(key, keys) if isinstance(key, str) else ""
+    shown = ", ".join(map(repr, keys[:10])) + (", ..." if len(keys) > 10 else "")
+    raise UnsetFieldError(f"no key {key!r} here.{near or f' Known keys: {shown}.' if keys else ''}")
+
+
+def refuse_change(what: str, advice: str) -> NoReturn:
+    """Say what to do instead of changing a value of a state in place."""
+    raise ImmutableError(f"{what} cannot be changed in place: {advice}")
+
+
+def refuse_depth(value: object, path: tuple[Hashable, ...], error: type[StateError]) -> NoReturn:
+    """Say whether a value contains itself or is only nested too deep, and where."""
+    cycle = _find_cycle(value)
+    if cycle is not None:
+        raise error(
+            f"{_place('value', path)} contains itself, at {show_path(cycle)!r}: a state holds trees; store an id "
+            f"instead of the reference"
+        )
+    raise error(
+        f"{_place('value', path)} is nested deeper than {MAX_DEPTH} levels: store the deep part as text or bytes, or "
+        f"as a flat list with the ids of parents"
+    )
+
+
+def _find_cycle(value: object) -> tuple[Hashable, ...] | None:
+    """The path at which a container is met again inside itself."""
+    seen: set[int] = set()
+    done: set[int] = set()
+    stack: list[tuple[Any, tuple[Hashable, ...], bool]] = [(value, (), False)]
+    while stack:
+        item, path, leaving = stack.pop()
+        if leaving:
+            seen.discard(id(item))
+            done.add(id(item))
+            continue
+        if id(item) in seen:
+            return path
+        if id(item) in done:
+            continue
+        parts = _parts(item)
+        if parts:
+            seen.add(id(item))
+            stack.append((item, path, True))
+            stack.extend((part, (*path, key) if len(path) < 20 else path, False) for key, part in parts)
+    return None
+
+
+def _parts(item: Any) -> list[tuple[Hashable, Any]]:
+    if isinstance(item, Mapping):
+        return list(item.items())
+    if isinstance(item, list | tuple):
+        return list(enumerate(item))
+    return list(getattr(item, "__dict__", {}).items()) if not callable(item) else []
+
+
+def _name(cls: type) -> str:
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _place(what: str, path: tuple[Hashable, ...]) -> str:
+    return f"the {what} at {show_path(path)!r}" if path else f"the {what}"

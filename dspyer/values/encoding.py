@@ -1,0 +1,336 @@
+"""The JSON form of frozen values, there and back, without pickle and without an import by name.
+
+JSON's own values stand for themselves. Everything else is an object with the key `"$type"`, for example
+`{"$type": "set", "value": [...]}`. A mapping with that key of its own, or with keys that are no strings, becomes pairs.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum, Flag
+from fractions import Fraction
+from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from dspyer.errors import StateError
+from dspyer.values._boxes import Box, rebuild_tuple, thaw
+from dspyer.values._freezing import freeze
+from dspyer.values._frozen import FrozenDict, FrozenList, FrozenSet
+from dspyer.values._kinds import (
+    ARRAY,
+    BUNDLE,
+    Registered,
+    class_name,
+    known_class,
+    record_kind,
+    registered,
+)
+from dspyer.values._refusals import MAX_DEPTH
+from dspyer.values._scalars import ADDRESSES, PATHS, is_array_scalar, scalar_base
+
+TAG = "$type"
+_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+_LARGE = 2**1024  # Python refuses to read longer integers as decimal digits
+
+
+def to_json(frozen: Any) -> str:
+    """The JSON text of a frozen value."""
+    return json.dumps(encode(frozen), ensure_ascii=False, allow_nan=False)
+
+
+def from_json(text: str | bytes, types: Iterable[type] = ()) -> Any:
+    """The frozen value of a JSON text.
+
+    Args:
+        text: what `to_json` gave.
+        types: classes that the text may name beside the registered ones.
+
+    Raises:
+        StateError: the text is no JSON, or names what is unknown here.
+    """
+    try:
+        return decode(json.loads(text), types)
+    except StateError:
+        raise
+    except RecursionError:
+        raise StateError(f"the JSON text is nested deeper than {MAX_DEPTH} levels") from None
+    except _MALFORMED as error:
+        raise StateError(f"the text is not the JSON form of a state: {type(error).__name__}: {error}") from error
+
+
+def encode(frozen: Any) -> Any:
+    """The JSON form of a frozen value, as dicts, lists, strings, numbers, booleans and None.
+
+    Example:
+        >>> encode((1, b"x"))
+        {'$type': 'tuple', 'value': [1, {'$type': 'bytes', 'value': 'eA=='}]}
+    """
+    cls = type(frozen)
+    if frozen is None or cls is bool:
+        return frozen
+    if cls is str:
+        return frozen if _is_text(frozen) else _tagged("str", _pack(frozen.encode("utf-8", "surrogatepass")))
+    if cls is int:
+        return frozen if -_LARGE < frozen < _LARGE else _tagged("int", hex(frozen))
+    if cls is float:
+        return frozen if frozen - frozen == 0 else _tagged("float", repr(frozen))
+    if isinstance(frozen, FrozenDict):
+        return _encode_mapping(frozen)
+    if cls is FrozenList:
+        return _encode_all(frozen.raw_items())
+    if cls is tuple:
+        return _tagged("tuple", _encode_all(frozen))
+    if isinstance(frozen, frozenset):
+        return _tagged("set" if cls is FrozenSet else "frozenset", _encode_set(frozen))
+    if cls is Box:
+        return _encode_box(frozen)
+    if cls in _SCALARS:
+        name, write, _ = _SCALARS[cls]
+        return _tagged(name, write(frozen))
+    return _encode_named(frozen)
+
+
+def _tagged(name: str, value: Any, **more: Any) -> dict[str, Any]:
+    return {TAG: name, **more, "value": value}
+
+
+def _encode_all(items: Iterable[Any]) -> list[Any]:
+    return list(map(encode, items))
+
+
+def _encode_set(members: Iterable[Any]) -> list[Any]:
+    """In the order of their text: the order of a set differs between processes."""
+    return sorted(_encode_all(members), key=json.dumps)
+
+
+def _encode_mapping(frozen: FrozenDict[Any, Any]) -> dict[str, Any]:
+    encoded: dict[str, Any] = {}
+    plain = True
+    for key, value in frozen.raw_items():
+        plain = plain and type(key) is str and key != TAG and _is_text(key)
+        encoded[key] = encode(value)
+    if plain:
+        return encoded
+    return _tagged("dict", [[encode(key), value] for key, value in encoded.items()])
+
+
+def _encode_box(box: Box) -> Any:
+    if box.kind is ARRAY:
+        array = box.content
+        return _tagged("array", _pack(array.tobytes()), dtype=_encode_dtype(array.dtype), shape=list(array.shape))
+    if box.kind is BUNDLE:
+        members = _encode_all(box.content)
+        if box.cls in (tuple, set, frozenset):
+            return _tagged(box.cls.__name__, members)
+        return _tagged("namedtuple", members, **{"class": class_name(box.cls)})
+    if isinstance(box.kind, Registered):
+        return _tagged("registered", encode(freeze(box.kind.encode(box.content))), **{"class": class_name(box.cls)})
+    return _tagged(box.kind.name, encode(box.content), **{"class": class_name(box.cls)})
+
+
+def _encode_named(frozen: Any) -> Any:
+    """Values of classes that JSON has to name: enums, namedtuples, subclasses of scalars, scalars of numpy."""
+    cls = type(frozen)
+    if isinstance(frozen, Enum):
+        value = encode(freeze(frozen.value)) if isinstance(frozen, Flag) else frozen.name
+        return _tagged("enum", value, **{"class": class_name(cls)})
+    if isinstance(frozen, tuple):
+        return _tagged("namedtuple", _encode_all(frozen), **{"class": class_name(cls)})
+    if is_array_scalar(frozen):
+        return _tagged("scalar", _pack(frozen.tobytes()), dtype=_encode_dtype(frozen.dtype))
+    base = scalar_base(cls)
+    if base is not None:
+        return _tagged("subclass", encode(_as_base(frozen, base)), **{"class": class_name(cls)})
+    raise StateError(
+        f"a {class_name(cls)} has no JSON form: register_value_type({cls.__qualname__}, encode=..., decode=...)"
+    )
+
+
+def _as_base(value: Any, base: Any) -> Any:
+    """A plain scalar of class `base`, whatever the subclass overrides."""
+    if base in (str, bytes):
+        return base.__getitem__(value, slice(None))
+    return base.__pos__(value) if base in (int, float) else _from_base(base, value)
+
+
+def _from_base(cls: Any, value: Any) -> Any:
+    if isinstance(value, datetime):
+        return cls.combine(value.date(), value.timetz())
+    if isinstance(value, date):
+        return cls(value.year, value.month, value.day)
+    if isinstance(value, time):
+        return cls(value.hour, value.minute, value.second, value.microsecond, value.tzinfo, fold=value.fold)
+    if isinstance(value, timedelta):
+        return cls(value.days, value.seconds, value.microseconds)
+    return cls(int=value.int) if isinstance(value, UUID) else cls(value)
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _is_text(text: str) -> bool:
+    """Whether a string can be written as UTF-8: a lone surrogate cannot."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _pack(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _unpack(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+def _encode_dtype(dtype: Any) -> Any:
+    return dtype.str if dtype.names is None else encode(freeze(dtype.descr))
+
+
+def decode(value: Any, types: Iterable[type] = ()) -> Any:
+    """The frozen value of what `encode` gave.
+
+    Example:
+        >>> decode({"$type": "tuple", "value": [1, None]})
+        (1, None)
+    """
+    return freeze(_decode(value, {class_name(cls): cls for cls in types}))
+
+
+def _decode(value: Any, types: Mapping[str, type]) -> Any:
+    if type(value) is list:
+        return [_decode(item, types) for item in value]
+    if type(value) is not dict:
+        return value
+    if TAG in value:
+        return _decode_tagged(value, types)
+    plain = {}
+    for key, item in value.items():
+        plain[key] = _decode(item, types)
+    return plain
+
+
+def _decode_tagged(tagged: dict[str, Any], types: Mapping[str, type]) -> Any:
+    name, value = tagged[TAG], tagged.get("value")
+    if name in _READERS:
+        return _READERS[name](value)
+    if name in ("array", "scalar"):
+        return _decode_array(name, tagged)
+    parts = _decode(value, types)
+    if name == "dict":
+        return dict(parts)
+    if name == "tuple":
+        return tuple(parts)
+    if name in ("set", "frozenset"):  # a list can be a member only in its frozen form
+        members = [part if _is_hashable(part) else freeze(part) for part in parts]
+        return set(members) if name == "set" else frozenset(members)
+    if "class" not in tagged:
+        raise StateError(f"the JSON form has a value tagged {name!r}, which this version of dspyer does not know")
+    return _decode_class(name, _class_of(tagged["class"], types), parts)
+
+
+def _decode_class(name: str, cls: Any, parts: Any) -> Any:
+    if name == "registered":
+        return registered(cls).decode(parts)
+    if name == "enum":
+        return cls(parts) if issubclass(cls, Flag) else cls[parts]
+    if name == "namedtuple":
+        return rebuild_tuple(cls, parts)
+    if name == "subclass":
+        return _from_base(cls, parts)
+    kind = record_kind(cls)
+    if kind is None:
+        raise StateError(f"the JSON form has a {name} of {class_name(cls)}, which is none here")
+    return kind.build(cls, parts)
+
+
+def _class_of(name: str, types: Mapping[str, type]) -> type:
+    cls = types.get(name) or known_class(name)
+    if cls is None:
+        short = name.rpartition(":")[2]
+        raise StateError(
+            f"the JSON form names the class {name}, which is unknown here: pass it, from_json(text, types=[{short}]), "
+            f"or call register_value_type({short}) first"
+        )
+    return cls
+
+
+def _decode_array(name: str, tagged: dict[str, Any]) -> Any:
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None:
+        raise StateError("the JSON form has arrays of numpy: import numpy first")
+    dtype = tagged["dtype"]
+    dtype = numpy.dtype(dtype if isinstance(dtype, str) else _decode_fields(thaw(decode(dtype))))
+    array = numpy.frombuffer(_unpack(tagged["value"]), dtype)
+    return array.reshape(tagged["shape"]).copy() if name == "array" else array[0]
+
+
+def _decode_fields(fields: Any) -> Any:
+    return [
+        (field[0], _decode_fields(field[1]) if isinstance(field[1], list) else field[1], *field[2:]) for field in fields
+    ]
+
+
+def _write_time(value: Any) -> list[Any]:
+    return [value.replace(tzinfo=None, fold=0).isoformat(), value.fold, encode(_zone_of(value))]
+
+
+def _zone_of(value: Any) -> Any:
+    """The zone of a time; zones of other makers become their offset at this time."""
+    if value.tzinfo is None or type(value.tzinfo) in (timezone, ZoneInfo):
+        return value.tzinfo
+    offset = value.utcoffset()
+    return None if offset is None else timezone(offset)
+
+
+def _read_time(cls: Any) -> Callable[[Any], Any]:
+    return lambda parts: cls.fromisoformat(parts[0]).replace(fold=parts[1], tzinfo=decode(parts[2]))
+
+
+def _timezone_parts(zone: timezone) -> list[Any]:
+    offset = zone.utcoffset(None)
+    parts: list[Any] = [[offset.days, offset.seconds, offset.microseconds]]
+    name = zone.tzname(None)
+    return parts if name == timezone(offset).tzname(None) else [*parts, name]
+
+
+_SCALARS: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    bytes: ("bytes", _pack, _unpack),
+    complex: ("complex", lambda value: [repr(value.real), repr(value.imag)], lambda parts: complex(*map(float, parts))),
+    Decimal: ("decimal", str, Decimal),
+    Fraction: ("fraction", str, Fraction),
+    UUID: ("uuid", str, UUID),
+    range: ("range", lambda value: [value.start, value.stop, value.step], lambda parts: range(*parts)),
+    datetime: ("datetime", _write_time, _read_time(datetime)),
+    time: ("time", _write_time, _read_time(time)),
+    date: ("date", date.isoformat, date.fromisoformat),
+    timedelta: (
+        "timedelta",
+        lambda value: [value.days, value.seconds, value.microseconds],
+        lambda parts: timedelta(*parts),
+    ),
+    timezone: ("timezone", _timezone_parts, lambda parts: timezone(timedelta(*parts[0]), *parts[1:])),
+    ZoneInfo: ("zone", lambda zone: zone.key, ZoneInfo),
+    **{cls: (cls.__name__.lower(), str, cls) for cls in (*ADDRESSES, *PATHS)},
+}
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "str": lambda text: _unpack(text).decode("utf-8", "surrogatepass"),
+    "int": lambda text: int(text, 16),
+    "float": float,
+    **{name: read for name, _, read in _SCALARS.values()},
+}
