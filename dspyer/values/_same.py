@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dspyer.values._boxes import Box, thaw
-from dspyer.values._depth import depth_of
+from dspyer.values._boxes import Box
 from dspyer.values._freezing import freeze
 from dspyer.values._frozen import FrozenDict, FrozenList, FrozenSet
-from dspyer.values._kinds import register_value_type
 from dspyer.values._persistent import MapData
-from dspyer.values._refusals import MAX_DEPTH, show_path
 from dspyer.values._scalars import PLAIN, SCALARS, is_scalar, same_scalar, scalar_identity
 
 _ABSENT: Any = object()
@@ -101,18 +98,3 @@ def _identity(member: Any) -> Any:
     if isinstance(member, frozenset):
         return FrozenSet if isinstance(member, FrozenSet) else frozenset, _identities(member)
     return scalar_identity(member) if is_scalar(member) else member
-
-
-__all__ = [
-    "MAX_DEPTH",
-    "Box",
-    "FrozenDict",
-    "FrozenList",
-    "FrozenSet",
-    "depth_of",
-    "freeze",
-    "register_value_type",
-    "same",
-    "show_path",
-    "thaw",
-]
