@@ -96,6 +96,26 @@ def test_order_of_completion_changes_nothing(play: Play, order: list[str]) -> No
     assert run.blame("value").node == "d"
 
 
+def test_a_branch_goes_on_while_its_sibling_works(play: Play) -> None:
+    """`d` starts alone beside the running `b`, and ends only after what follows `b`: nobody is held up by it."""
+    gate = Turnstile(["c", "b", "b2", "d"])
+
+    def node(name: str) -> Any:
+        def work(state: Any) -> dict[str, Any]:
+            gate.passing(name)
+            return {"log": [name]}
+
+        return work
+
+    graph = Graph(Log)
+    for name in ("b", "b2", "c", "d"):
+        graph.add_node(name, node(name))
+    graph.add_edge(START, ["b", "c"]).add_path("b", "b2", END).add_path("c", "d", END)
+    run = play(graph.compile(), {})
+    assert run.error is None
+    assert run.state["log"] == ["b", "b2", "c", "d"]
+
+
 def test_async_and_sync_nodes_mix(play: Play) -> None:
     async def a(state: Any) -> dict[str, Any]:
         await anyio.lowlevel.checkpoint()

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from dspyer import reducers
 from dspyer.errors import CallLimitError, MergeConflictError, StepLimitError
 from dspyer.patch import DELETE
+from dspyer.scheduler.rounds import Edge, Rounds
 from dspyer.scheduler.runstate import Execution, RunState, Target, collapse
 from dspyer.scheduler.schedule import advance, begin, plan, start
 from dspyer.scheduler.topology import END, START, Topology
@@ -215,6 +216,36 @@ def test_fork_in_a_loop_is_parallel() -> None:
         running = next(iter(state.running.values()))
         state, _ = advance(state, running.id, step(topology, running, router({"J": ["L", "END"]}), {}))
     assert together == 2
+
+
+def test_a_branch_of_several_paths_keeps_them_when_it_forks() -> None:
+    edges = {START: "A", "A": "B C D", "B": "J", "C": "J", "J": "K M", "K": "Z", "M": "Z", "D": "Z", "Z": "END"}
+    outcome = orders(graph("A B C D J K M Z", edges), router({}))
+    named = {commit.node: commit.branch for commit in outcome.commits}
+    assert named == {
+        "START": (),
+        "A": (),
+        "B": (0,),
+        "C": (1,),
+        "D": (2,),
+        "join:J": (0,),
+        "J": (0,),
+        "K": (0, 0),
+        "M": (0, 1),
+        "join:Z": (),
+        "Z": (),
+    }
+
+
+def test_the_least_way_decides_what_can_still_be_reached() -> None:
+    """From `a` the node `b` is reached in this round by way of `c`, although going back to `L` leads there too."""
+    fixed = [Edge(*pair) for pair in (("START", "L"), ("L", "a"), ("L", "b"), ("a", "c"), ("c", "b"))]
+    back = [Edge("a", "L", True), Edge("b", "L", True), Edge("b", "END", True)]
+    for edges in ([*fixed, *back], [*back, *fixed]):
+        rounds = Rounds.of(("START", "L", "a", "c", "b", "END"), edges)
+        assert rounds.can_reach("a", (0,), "b", (0,))
+        assert not rounds.can_reach("b", (0,), "b", (0,))
+        assert rounds.can_reach("b", (0,), "b", (1,))
 
 
 class Folded(BaseModel):
@@ -441,4 +472,5 @@ def test_confluence(plan: Plan, seed: int) -> None:
         assert sorted(first.run.resting["log"]) == sorted(commit.id for commit in first.commits if commit.node in NODES)
         assert len({(c.step, c.branch) for c in first.commits}) == len(first.commits)
         assert len({c.id for c in first.commits}) == len(first.commits)
+        assert first.commits[-1].branch == (), "at the end all branches are the trunk again"
     assert first.run.ended or first.run.failures, "no two branches ever wait for each other"
