@@ -92,7 +92,7 @@ def loops() -> list[Row]:
                 f"step of a loop, {keys:,} key{'s' if keys > 1 else ''}{', history kept' if history else ''}",
                 "µs",
                 "loop",
-                {"keys": keys, "steps": 2_000, "history": history},
+                {"keys": keys, "steps": 10_000 if keys == 100_000 else 2_000, "history": history},
                 rivals,
                 goal=goal,
             )
@@ -141,6 +141,7 @@ def calls() -> list[Row]:
     rows = [
         row("a whole call of one node, 1 key", "µs", "call", {"keys": 1}, everybody),
         row("a whole call of one node, 1,000 keys", "µs", "call", {"keys": 1_000}, everybody),
+        row("a whole call of one node, 100,000 keys", "ms", "call", {"keys": 100_000}, {BURR: None, PUBLIC: None}),
     ]
     rows.extend(
         row(f"build and compile a chain of {nodes:,} nodes", "ms", "compile_chain", {"nodes": nodes}, everybody)

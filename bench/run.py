@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.machine import calibrate
 from bench.process import Library, Peer, PeerError
 from bench.report import Cell, Measured, Report, as_page, as_text
-from bench.rows import Entry, Row, tables
+from bench.rows import PUBLIC, Entry, Row, tables
 
 TIMEOUT = 180.0  # seconds that a single answer may take
 
@@ -110,7 +110,11 @@ class Bench:
             report.rounds = self.rounds
             for peer in self.peers.values():
                 if isinstance(peer, Peer):
-                    report.versions.update(peer.versions)
+                    own = {
+                        f"{name} (from the index)" if peer.library is PUBLIC and name == "dspyer" else name: version
+                        for name, version in peer.versions.items()
+                    }
+                    report.versions.update(own)
         finally:
             self.close()
         return report

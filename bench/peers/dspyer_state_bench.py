@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bench.peers.measure import Round, Work, allocated, expect, filler, leaf_of, message, nested, versions_alive
-from dspyer.state import ImmutableState
+from dspyer import ImmutableState
 
 PACKAGES = ["dspyer", "pyrsistent"]
 
