@@ -288,7 +288,7 @@ def _first_path(group: Group) -> Path:
 def _blocker(topology: Topology, live: PersistentMap[Place, int], place: Place) -> Place | None:
     """A place of another live group from which `place` can still be reached, in its round or an earlier one."""
     can_reach = topology.rounds.can_reach
-    for other in live.keys():
+    for other, _ in live.items():
         if other != place and can_reach(other[0], other[1], place[0], place[1]):
             return other
     return None
