@@ -216,12 +216,12 @@ def _join(run: RunState, group: Group) -> tuple[RunState, Branch, list[Event]]:
 
 def _fork(branch: Branch, width: int) -> list[Branch]:
     """The children of a fork extend the smallest path; the first keeps the others."""
-    first, rest = branch.spots[0], branch.spots[1:]
+    path, (first, *rest), state, head, commit_id, step, tally = branch
     children = []
     for child in range(width):
         spot = (*first, (child, width))
         spots = tuple(sorted((spot, *rest))) if rest and not child else (spot,)
-        children.append(branch._replace(path=(*branch.path, child), spots=spots))
+        children.append(Branch((*path, child), spots, state, head, commit_id, step, tally))
     return children
 
 
@@ -231,11 +231,12 @@ def _move(topology: Topology, place: Place, target: Target) -> Place:
 
 def _arrive(run: RunState, left: Place, moves: Iterable[tuple[Target, Branch]]) -> RunState:
     """Puts branches where they go, and settles what may start now that one group has left its place."""
-    live, waiting = _leave(run.live, left), run.waiting
+    topology, log, waiting, ready, running, live, calls, failures, resting, ended = run
+    live = _leave(live, left)
     sent: list[Group] = []
     fresh: list[Place] = []
     for target, branch in moves:
-        place = _move(run.topology, left, target)
+        place = _move(topology, left, target)
         if target.overlay is not None:
             live = live.set(place, live.get(place, 0) + 1)
             sent.append(Group(place, (branch,), target.overlay))
@@ -246,11 +247,15 @@ def _arrive(run: RunState, left: Place, moves: Iterable[tuple[Target, Branch]]) 
             waiting = waiting.set(place, Group(place, (branch,)))
             fresh.append(place)
         else:
-            arrived = (
-                group.branches if isinstance(group.branches, PersistentVector) else PersistentVector(group.branches)
-            )
-            waiting = waiting.set(place, group._replace(branches=arrived.append(branch)))
-    return _settle(run._replace(live=live, waiting=waiting), left, fresh, sent)
+            here = group.branches
+            here = here if isinstance(here, PersistentVector) else PersistentVector(here)
+            waiting = waiting.set(place, Group(place, here.append(branch), None, group.blocker))
+    if fresh or left not in live:
+        waiting, settled = _settle(topology, waiting, live, left, fresh)
+        sent += settled
+    if sent:
+        ready = tuple(sorted((*ready, *sent), key=_first_path))
+    return RunState(topology, log, waiting, ready, running, live, calls, failures, resting, ended)
 
 
 def _leave(live: PersistentMap[Place, int], place: Place) -> PersistentMap[Place, int]:
@@ -258,27 +263,29 @@ def _leave(live: PersistentMap[Place, int], place: Place) -> PersistentMap[Place
     return live.set(place, count - 1) if count > 1 else live.discard(place)
 
 
-def _settle(run: RunState, left: Place, fresh: list[Place], sent: list[Group]) -> RunState:
-    """Moves groups that no other live branch can reach any more from waiting to ready.
+def _settle(
+    topology: Topology,
+    waiting: PersistentMap[Place, Group],
+    live: PersistentMap[Place, int],
+    left: Place,
+    fresh: list[Place],
+) -> tuple[PersistentMap[Place, Group], list[Group]]:
+    """Takes groups that no other live branch can reach any more out of those that wait.
 
     A group remembers one place that blocks it and is looked at again only when that place is left: what blocks can
     only move on, and whatever it could reach before includes what it can reach then.
     """
-    waiting, live = run.waiting, run.live
     released = [] if left in live else [place for place, group in waiting.items() if group.blocker == left]
     settled: list[Group] = []
     for place in dict.fromkeys((*fresh, *released)):
         group = waiting[place]
-        blocker = _blocker(run.topology, live, place)
+        blocker = _blocker(topology, live, place)
         if blocker is None:
             settled.append(group)
             waiting = waiting.discard(place)
         elif blocker != group.blocker:
             waiting = waiting.set(place, group._replace(blocker=blocker))
-    if not settled and not sent:
-        return run._replace(waiting=waiting)
-    ready = sorted((*run.ready, *sent, *settled), key=_first_path)
-    return run._replace(waiting=waiting, ready=tuple(ready))
+    return waiting, settled
 
 
 def _first_path(group: Group) -> Path:
@@ -288,7 +295,7 @@ def _first_path(group: Group) -> Path:
 def _blocker(topology: Topology, live: PersistentMap[Place, int], place: Place) -> Place | None:
     """A place of another live group from which `place` can still be reached, in its round or an earlier one."""
     can_reach = topology.rounds.can_reach
-    for other, _ in live.items():
+    for other in live:
         if other != place and can_reach(other[0], other[1], place[0], place[1]):
             return other
     return None
