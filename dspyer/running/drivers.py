@@ -25,10 +25,10 @@ T = TypeVar("T")
 Outcome = tuple[Any, BaseException | None, Steps]
 
 
-def attempt(work: Callable[[], Any]) -> Outcome:
+def attempt(work: Callable[..., Any], *args: Any) -> Outcome:
     """Runs one piece of work with a DSPy trace of its own; an exception is an outcome."""
     with recording() as steps:
-        return attempt_here(steps, work)
+        return attempt_here(steps, work, *args)
 
 
 def attempt_here(steps: list[Any], work: Callable[..., Any], *args: Any) -> Outcome:
@@ -39,10 +39,10 @@ def attempt_here(steps: list[Any], work: Callable[..., Any], *args: Any) -> Outc
         return None, error, take(steps)
 
 
-async def aattempt(work: Callable[[], Awaitable[Any]]) -> Outcome:
+async def aattempt(work: Callable[..., Awaitable[Any]], *args: Any) -> Outcome:
     """Runs one piece of async work with a DSPy trace of its own."""
     with recording() as steps:
-        return await aattempt_here(steps, work)
+        return await aattempt_here(steps, work, *args)
 
 
 async def aattempt_here(steps: list[Any], work: Callable[..., Awaitable[Any]], *args: Any) -> Outcome:
@@ -95,21 +95,21 @@ class Threads:
     def __init__(self, limit: int) -> None:
         self.busy = 0
         self._limit = limit
-        self._jobs: SimpleQueue[tuple[Context, Any, Callable[[], Any]] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[Context, Any, Callable[..., Any], tuple[Any, ...]] | None] = SimpleQueue()
         self._done: SimpleQueue[tuple[Any, Outcome]] = SimpleQueue()
         self._threads: list[Thread] = []
         self._limiter: anyio.CapacityLimiter | None = None
         self._on_loop: bool | None = None
 
-    def start(self, key: Any, work: Callable[[], Any]) -> None:
+    def start(self, key: Any, work: Callable[..., Any], *args: Any) -> None:
         """Starts work; `next` gives its outcome under `key`."""
         self.busy += 1
         if self._on_loop is None:
             self._on_loop = in_worker_thread()
         if self._on_loop:
-            anyio.from_thread.run_sync(self._spawn, key, work)
+            anyio.from_thread.run_sync(self._spawn, key, work, *args)
             return
-        self._jobs.put((copy_context(), key, work))
+        self._jobs.put((copy_context(), key, work, args))
         if len(self._threads) < min(self.busy, self._limit):
             thread = Thread(target=self._serve, name=f"dspyer_{len(self._threads)}")
             thread.start()
@@ -117,12 +117,12 @@ class Threads:
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
-            context, key, work = job
-            self._done.put((key, context.run(attempt, work)))
+            context, key, work, args = job
+            self._done.put((key, context.run(attempt, work, *args)))
 
-    def _spawn(self, key: Any, work: Callable[[], Any]) -> None:
+    def _spawn(self, key: Any, work: Callable[..., Any], *args: Any) -> None:
         def run() -> None:
-            self._done.put((key, attempt(work)))
+            self._done.put((key, attempt(work, *args)))
 
         def ended(task: asyncio.Future[None]) -> None:
             _tasks.discard(task)
@@ -173,10 +173,10 @@ class Tasks:
         self._done: deque[tuple[Any, Outcome]] = deque()
         self._wake = asyncio.Event()
 
-    def start(self, key: Any, work: Callable[[], Awaitable[Any]]) -> None:
+    def start(self, key: Any, work: Callable[..., Awaitable[Any]], *args: Any) -> None:
         """Starts work; `next` gives its outcome under `key`."""
         self.busy += 1
-        task = asyncio.create_task(aattempt(work))
+        task = asyncio.create_task(aattempt(work, *args))
         self._tasks[task] = key
         task.add_done_callback(self._finish)
 
@@ -227,7 +227,7 @@ def drive(session: Session, **overrides: Any) -> None:
                 continue
             for execution in started:
                 script = session.script(execution, Gather(session, execution))
-                threads.start(execution, lambda script=script: follow(script))  # type: ignore[misc]
+                threads.start(execution, follow, script)
             if not threads.busy:
                 return
             settle(session, *threads.next())
@@ -254,7 +254,7 @@ async def _adrive(session: Session, tasks: Tasks, steps: list[Any]) -> None:
             continue
         for execution in started:
             script = session.script(execution, Gather(session, execution))
-            tasks.start(execution, lambda script=script: afollow(script))  # type: ignore[misc]
+            tasks.start(execution, afollow, script)
         if not tasks.busy:
             return
         settle(session, *await tasks.next())
