@@ -89,13 +89,16 @@ _EMPTY: FrozenDict[Any, Any] = freeze({})
 _ABSENT: Any = object()
 
 
-def apply(value: FrozenDict[Any, Any], patch: Mapping[Any, Any], path: Path = ()) -> Any:
+def apply(
+    value: FrozenDict[Any, Any], patch: Mapping[Any, Any], path: Path = (), net: dict[Any, Any] | None = None
+) -> Any:
     """Apply a patch: mappings merge deeply, `None` and `DELETE` delete, everything else replaces.
 
     Args:
         value: the frozen mapping to patch.
         patch: the patch, with the markers `DELETE` and `Replace`.
         path: where `value` is, for error messages.
+        net: gets what the patch changed, as `diff` would give it, found by what the patch names.
 
     Returns:
         A mapping of the type of `value` that shares what the patch does not name; `value` itself where nothing changes.
@@ -117,12 +120,14 @@ def apply(value: FrozenDict[Any, Any], patch: Mapping[Any, Any], path: Path = ()
             f"such as {{'key': value}} (for a model: model.model_dump())"
         )
     try:
-        return _apply(value, patch, path, MAX_DEPTH)
+        return _apply(value, patch, path, MAX_DEPTH, net)
     except TooDeepError:
         refuse_depth(patch, path, PatchError)
 
 
-def _apply(value: FrozenDict[Any, Any], patch: Mapping[Any, Any], path: Path, room: int) -> Any:
+def _apply(
+    value: FrozenDict[Any, Any], patch: Mapping[Any, Any], path: Path, room: int, net: dict[Any, Any] | None
+) -> Any:
     before: Any = value._map
     data = before
     small = type(data) is dict
@@ -131,6 +136,7 @@ def _apply(value: FrozenDict[Any, Any], patch: Mapping[Any, Any], path: Path, ro
         key = given if type(given) is str else value._key(given, path)
         old = data.get(key, _ABSENT)
         cls = type(update)
+        inner: dict[Any, Any] | None = None  # stays None where the new value is the update itself
         if update is None or update is DELETE:
             if old is _ABSENT:
                 continue
@@ -140,10 +146,13 @@ def _apply(value: FrozenDict[Any, Any], patch: Mapping[Any, Any], path: Path, ro
                 continue
             new = update
         else:
-            new = _updated(old, update, (*path, key), room - 1)
+            inner = None if net is None else {}
+            new = _updated(old, update, (*path, key), room - 1, inner)
             if new is old:
                 continue
             depth = max(depth, 1 + depth_of(new))
+        if net is not None:
+            net[key] = new if inner is None else inner or diff_value(DELETE if old is _ABSENT else old, new)
         if not small:
             data = data.discard(key) if new is DELETE else data.set(key, new)
             small = type(data) is dict  # few keys were left
@@ -160,13 +169,15 @@ def _apply(value: FrozenDict[Any, Any], patch: Mapping[Any, Any], path: Path, ro
     return after if depth == value._depth else check_depth(after)
 
 
-def _updated(old: Any, update: Any, path: Path, room: int) -> Any:
+def _updated(old: Any, update: Any, path: Path, room: int, net: dict[Any, Any] | None) -> Any:
     """The new value of one key whose update is no scalar; `old` itself where it is the same."""
     cls = type(update)
     if cls is dict or cls is FrozenDict or (isinstance(update, Mapping) and kind_of(update) is None):
         if room <= 0:
             raise TooDeepError
-        return _apply(old if isinstance(old, FrozenDict) else _EMPTY, update, path, room)
+        if isinstance(old, FrozenDict):
+            return _apply(old, update, path, room, net)
+        return _apply(_EMPTY, update, path, room, None)
     new = update.frozen if cls is Replace else freeze_within(update, path, room)
     return old if old is not _ABSENT and same(old, new) else new
 
@@ -181,7 +192,7 @@ def apply_value(old: Any, update: Any, path: Path = ()) -> Any:
     if update is None or update is DELETE:
         return DELETE
     try:
-        return _updated(_ABSENT if old is DELETE else old, update, path, MAX_DEPTH)
+        return _updated(_ABSENT if old is DELETE else old, update, path, MAX_DEPTH, None)
     except TooDeepError:
         refuse_depth(update, path, PatchError)
 

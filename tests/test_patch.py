@@ -126,6 +126,27 @@ def test_what_does_not_change_keeps_its_identity(value: dict[str, Any]) -> None:
     assert after.raw("b") is frozen.raw("b")
 
 
+marked = st.dictionaries(
+    names,
+    st.recursive(
+        leaves | st.none() | st.just(DELETE) | documents.map(Replace) | st.none().map(Replace),
+        lambda below: st.dictionaries(names, below, max_size=3),
+    ),
+    max_size=3,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(before=documents, patch=marked, extra=st.sampled_from([0, 100]))
+def test_the_net_of_a_patch_is_the_diff(before: dict[str, Any], patch: dict[str, Any], extra: int) -> None:
+    old = freeze({**before, **{f"k{n}": n for n in range(extra)}})
+    net: dict[Any, Any] = {}
+    new = apply(old, patch, net=net)
+    assert net == diff(old, new)
+    assert apply(old, patch) == new
+    assert same(apply(old, net), new)
+
+
 def test_a_patch_touches_only_its_paths() -> None:
     before = freeze({"a": {"b": {"c": 1}, "d": {}}, "e": {"f": [1]}, "g": [{"h": 1}]})
     after = apply(before, {"a": {"b": {"c": 2}}})

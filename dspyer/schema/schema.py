@@ -20,7 +20,7 @@ from dspyer.errors import (
     brief,
     suggestion,
 )
-from dspyer.patch import DELETE, Replace, diff_value
+from dspyer.patch import DELETE, Replace, apply, diff_value
 from dspyer.reducers import Reducer
 from dspyer.schema.annotations import read_model
 from dspyer.schema.field_types import NO_OTHERS, Field
@@ -271,17 +271,8 @@ def _commit_open(
     """A commit without a model: RFC 7396, or whole values as they are."""
     if whole:
         updates = _as_whole(updates)
-    after = state.apply_patch(updates)
     patch: dict[str, Any] = {}
-    if after is not state:
-        for name, update in updates.items():
-            old, new = state.raw(name, DELETE), after.raw(name, DELETE)
-            if new is old:  # applying a patch keeps what stays the same
-                continue
-            if isinstance(new, FrozenDict) and isinstance(old, FrozenDict) and not whole:
-                _add_net_change(patch, name, old, new, update)
-            else:
-                patch[name] = diff_value(old, new)
+    after: ImmutableState = apply(state, updates, net=patch)
     return patch, after
 
 
