@@ -249,12 +249,16 @@ class FrozenList(Levels, Sequence[V_co]):
         if not more:
             return self
         depth = self._depth
-        if not SCALARS.issuperset(map(type, more)):
+        if len(more) == 1:  # the usual case, without lists
+            if type(more[0]) not in SCALARS:
+                more = (self._freeze(more[0], (len(self._seq),)),)
+                depth = max(depth, 1 + depth_of(more[0]))
+        elif not SCALARS.issuperset(map(type, more)):
             size = len(self._seq)
             more = tuple([self._freeze(item, (size + place,)) for place, item in enumerate(more)])
             depth = max(depth, 1 + max(map(depth_of, more)))
         new: FrozenList[Any] = FrozenList._of(extended(self._seq, more), depth)
-        return check_depth(new)
+        return new if depth == self._depth else check_depth(new)
 
     def copy(self) -> list[Any]:
         """A plain list, the caller's own down to the last item."""

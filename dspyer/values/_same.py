@@ -31,6 +31,8 @@ def same(a: Any, b: Any) -> bool:
     cls = type(a)
     if cls in SCALARS:
         return cls is type(b) and (bool(a == b) if cls in PLAIN else same_scalar(a, b))
+    if cls is FrozenList and type(b) is FrozenList:
+        return _same_items(a._seq, b._seq)
     if isinstance(a, _MAPS):
         return isinstance(b, _MAPS) and _same_maps(_map_of(a), _map_of(b))
     if isinstance(a, _LISTS):
