@@ -19,6 +19,8 @@ from typing import Any, Self
 
 import dspy
 
+from dspyer.testing.prompt import Prompt, Turn, read_prompt
+
 Messages = list[dict[str, Any]]
 
 
@@ -110,6 +112,11 @@ def text_of(message: dict[str, Any]) -> str:
     if isinstance(content, str):
         return content
     return "".join(part.get("text", "") for part in content)
+
+
+def prompt_of(messages: Messages) -> Prompt:
+    """What the messages of a request say: fields, demonstrations, inputs."""
+    return read_prompt([Turn(message["role"], text_of(message)) for message in messages])
 
 
 def _handler_of(server: OpenAIServer) -> type[BaseHTTPRequestHandler]:
