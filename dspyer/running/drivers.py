@@ -39,12 +39,6 @@ def attempt_here(steps: list[Any], work: Callable[..., Any], *args: Any) -> Outc
         return None, error, take(steps)
 
 
-async def aattempt(work: Callable[..., Awaitable[Any]], *args: Any) -> Outcome:
-    """Runs one piece of async work with a DSPy trace of its own."""
-    with recording() as steps:
-        return await aattempt_here(steps, work, *args)
-
-
 async def aattempt_here(steps: list[Any], work: Callable[..., Awaitable[Any]], *args: Any) -> Outcome:
     """The same inside a recording. A cancellation is no outcome: it belongs to whoever cancelled."""
     try:
@@ -169,22 +163,25 @@ class Tasks:
 
     def __init__(self) -> None:
         self.busy = 0
-        self._tasks: dict[asyncio.Task[Outcome], Any] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._done: deque[tuple[Any, Outcome]] = deque()
         self._wake = asyncio.Event()
 
     def start(self, key: Any, work: Callable[..., Awaitable[Any]], *args: Any) -> None:
         """Starts work; `next` gives its outcome under `key`."""
         self.busy += 1
-        task = asyncio.create_task(aattempt(work, *args))
-        self._tasks[task] = key
-        task.add_done_callback(self._finish)
+        self._tasks.add(asyncio.create_task(self._run(key, work, *args)))
 
-    def _finish(self, task: asyncio.Task[Outcome]) -> None:
-        # a cancellation that came from inside is an outcome after all: whoever waits for it has to know
-        outcome = (None, asyncio.CancelledError(), ()) if task.cancelled() else task.result()
-        self._done.append((self._tasks.pop(task), outcome))
-        self._wake.set()
+    async def _run(self, key: Any, work: Callable[..., Awaitable[Any]], *args: Any) -> None:
+        # a cancellation that comes from inside is an outcome after all: whoever waits for it has to know
+        outcome: Outcome = (None, asyncio.CancelledError(), ())
+        try:
+            with recording() as steps:
+                outcome = await aattempt_here(steps, work, *args)
+        finally:
+            self._done.append((key, outcome))
+            self._wake.set()
+            self._tasks.remove(cast("asyncio.Task[None]", asyncio.current_task()))
 
     async def next(self) -> tuple[Any, Outcome]:
         """Waits for the next outcome."""
