@@ -11,7 +11,7 @@ from dspyer.merge import Conflict, Resolve, merge_values
 from dspyer.patch import DELETE, Replace, apply_value
 from dspyer.policies import Policies, settle
 from dspyer.reducers import Updates
-from dspyer.scheduler.lineage import Keys, Log, Own, divergence, last_writer, value_at
+from dspyer.scheduler.lineage import Keys, Log, Obstacle, Own, divergence, last_writer, reach, value_at
 from dspyer.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values import same, thaw
@@ -236,17 +236,19 @@ class Join:
 
     def _overtaken(self, state: ImmutableState) -> None:
         """A later branch may change what was resolved without a conflict: if it builds on the value that was kept."""
+        resolved = set(self.winners)
         for path, value in self.resolved.items():
             final = value_at(state, path)
-            if same(final, value) or any(path[:length] in self.winners for length in range(1, len(path))):
+            if same(final, value) or any(path[:length] in resolved for length in range(1, len(path))):
                 continue
             holds = [head for head in self.heads if same(value_at(self.log[head].state, path), final)]
             writer = last_writer(self.log, [item.place for item in self.own], holds, path, final)
-            self.winners[path] = self.index if writer is None else writer
-            name, record = self._name(self.winners[path]), self.conflicts[path]
-            self.conflicts[path] = record._replace(
-                values=(*record.values, (name, thaw(final))), value=thaw(final), winner=name
-            )
+            winner = self.index if writer is None else writer
+            del self.winners[path]
+            self.winners[reach(state, path)] = winner
+            name, record = self._name(winner), self.conflicts[path]
+            kept = thaw(final.value if isinstance(final, Obstacle) else final)
+            self.conflicts[path] = record._replace(values=(*record.values, (name, kept)), value=kept, winner=name)
 
     def _resolutions(self, state: ImmutableState) -> dict[str, Any]:
         """The resolved values as one patch. A later conflict above a path takes its place."""

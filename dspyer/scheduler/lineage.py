@@ -118,14 +118,31 @@ def touches(patch: Mapping[Any, Any], path: Keys) -> bool:
     return True
 
 
+class Obstacle(NamedTuple):
+    """A value that is no mapping where a path goes on: `x` is 1, and the path `x.a`."""
+
+    depth: int
+    value: Any
+
+
 def value_at(state: FrozenDict[Any, Any], path: Keys) -> Any:
-    """The frozen value at a path, or what stands in its way; `DELETE` if there is none."""
+    """The frozen value at a path; `DELETE` if there is none, an `Obstacle` if something stands in its way."""
     value: Any = state
-    for key in path:
+    for depth, key in enumerate(path):
         if not isinstance(value, FrozenDict):
-            break
+            return value if value is DELETE else Obstacle(depth, value)
         value = value.raw(key, DELETE)
     return value
+
+
+def reach(state: FrozenDict[Any, Any], path: Keys) -> Keys:
+    """The path as far as it can be followed: to its end, to something in its way, or to a key that is not there."""
+    value: Any = state
+    for depth, key in enumerate(path):
+        if not isinstance(value, FrozenDict):
+            return path[:depth]
+        value = value.raw(key, DELETE)
+    return path
 
 
 def last_writer(log: Log, places: Iterable[int], heads: Iterable[int], path: Keys, value: Any) -> int | None:

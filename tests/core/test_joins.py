@@ -171,6 +171,36 @@ def test_a_conflict_that_a_later_branch_builds_on_says_so() -> None:
     assert (conflict.values, conflict.value, conflict.winner) == ((("B", 1), ("C", 2), ("D", 3)), 3, "D")
 
 
+@pytest.mark.parametrize(("last", "patch"), [(5, {"x": 5}), (DELETE, {"x": DELETE})])
+def test_a_later_branch_may_take_the_place_of_what_was_resolved_below(last: Any, patch: dict[str, Any]) -> None:
+    """A and B differ at `x.a`; C builds on B, and leaves no `x.a` at all."""
+    built = Graph(merge="last_write_wins", inputs=["x"], outputs=["x"])
+    for name, value in {"A": {"a": 1}, "B": {"a": 2, "b": 2}, "C": last}.items():
+        built.add_node(name, lambda value=value: {"x": value}, writes=["x"])
+    built.add_node("J", lambda: None, writes=[])
+    built.add_edge(START, ["A", "B"]).add_edge("A", "J").add_edge("B", ["J", "C"]).add_path("C", "J", END)
+    run = built.compile().run({"x": {"a": 0}})
+    (join,) = [commit for commit in run.commits if commit.node == "join:J"]
+    assert run.state.to_dict() == ({} if last is DELETE else {"x": last})
+    assert join.patch == patch
+    assert run.blame("x").node == "C"
+    (conflict,) = run.conflicts
+    assert (conflict.values, conflict.winner) == ((("A", 1), ("B", 2), ("C", last)), "C")
+
+
+def test_a_value_in_the_way_of_a_path_is_not_the_value_at_its_end() -> None:
+    """L makes `x.a.b` 1; R and R2 restore what was there, 1 for `x.a`."""
+    built = Graph(inputs=["x"], outputs=["x"], merge="last_write_wins")
+    built.add_node("L", lambda: {"x": {"a": {"b": 1}}}, writes=["x"])
+    built.add_node("R", lambda: {"x": {"a": 2}}, writes=["x"])
+    built.add_node("R2", lambda: {"x": {"a": 1}}, writes=["x"])
+    built.add_edge(START, ["L", "R"]).add_edge("L", END).add_path("R", "R2", END)
+    run = built.compile().run({"x": {"a": 1}})
+    assert not run.conflicts
+    assert run.state.to_dict() == {"x": {"a": {"b": 1}}}
+    assert run.blame("x.a.b").node == "L"
+
+
 class Tally(BaseModel):
     """A state that only folds."""
 
