@@ -22,7 +22,7 @@ T = TypeVar("T")
 SMALL = 64  # entries up to which copying a dict, or a tuple, beats a tree
 _BITS = 4
 _MASK = (1 << _BITS) - 1
-_LEAF = 16  # entries of a leaf before it splits
+_LEAF = 32  # entries of a leaf before it splits
 _HASH_BITS = 60  # below this depth all keys of a leaf have one hash: it grows instead
 _ABSENT: Any = object()
 
