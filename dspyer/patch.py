@@ -10,7 +10,7 @@ from dspyer.values import same
 from dspyer.values._boxes import Box, Path, thaw
 from dspyer.values._depth import check_depth, depth_of
 from dspyer.values._freezing import freeze, freeze_within
-from dspyer.values._frozen import FrozenDict
+from dspyer.values._frozen import FrozenDict, FrozenList
 from dspyer.values._kinds import kind_of
 from dspyer.values._persistent import as_map
 from dspyer.values._refusals import MAX_DEPTH, TooDeepError, advise, refuse_depth
@@ -172,6 +172,8 @@ def _apply(
 def _updated(old: Any, update: Any, path: Path, room: int, net: dict[Any, Any] | None) -> Any:
     """The new value of one key whose update is no scalar; `old` itself where it is the same."""
     cls = type(update)
+    if cls is FrozenList:  # a longer list, most often: frozen already, and no mapping
+        return old if old is not _ABSENT and same(old, update) else update
     if cls is dict or cls is FrozenDict or (isinstance(update, Mapping) and kind_of(update) is None):
         if room <= 0:
             raise TooDeepError
