@@ -8,6 +8,7 @@ from statistics import median
 
 from bench.machine import describe, spread
 
+NO = "**no**"
 SCALE = {"µs": 1e6, "ms": 1e3, "KiB": 1 / 1024, "MiB": 1 / 1024**2}
 
 
@@ -55,6 +56,16 @@ class Measured:
             return text
         return f"{text}: {word(ours.middle * SCALE[self.unit] <= self.goal)}"
 
+    def shortfall(self) -> str:
+        """Goal and figure, where dspyer missed the goal; else empty."""
+        if NO not in self.verdict():
+            return ""
+        ratio = self.ratio(self.against)
+        if self.against and ratio:
+            return f"{1 / ratio:.2f} × {self.against}, goal {self.goal:g}"
+        figure = number(self.cells["dspyer"].middle * SCALE[self.unit])
+        return f"{figure} {self.unit}, goal {self.goal:g}"
+
 
 @dataclass
 class Report:
@@ -70,7 +81,7 @@ class Report:
 
 def word(met: bool) -> str:
     """Yes or no."""
-    return "yes" if met else "**no**"
+    return "yes" if met else NO
 
 
 def number(value: float) -> str:
@@ -154,11 +165,34 @@ Burr's branches are applications of their own. Libraries that copy the state do 
 where a thousand would take minutes or gigabytes: `bench/rows.py` has every size.
 
 {tables}
+
+{shortfalls}
 """
+FLOORS = ("plain Python", "dict copy", "by hand")  # what nothing that does more can beat
+
+
+def shortfalls(report: Report) -> str:
+    """What a reader should not have to look for: the goals that were missed, and who was faster."""
+    rows = [row for _, _, rows in report.tables for row in rows]
+    missed = [f"- {row.title}: {row.shortfall()}" for row in rows if row.shortfall()]
+    faster = []
+    for row in rows:
+        ratios = {name: row.ratio(name) for name in row.cells if name not in FLOORS}
+        found = [f"{name} ({number(ratio)}×)" for name, ratio in ratios.items() if ratio is not None and ratio < 1]
+        if found:
+            faster.append(f"- {row.title}: {', '.join(found)}")
+    parts = ["## Where dspyer falls short"]
+    parts.append("Goals that this run missed:\n\n" + "\n".join(missed) if missed else "Every goal was met.")
+    parts.append("Libraries that were faster:\n\n" + "\n".join(faster) if faster else "No library was faster.")
+    return "\n\n".join(parts)
+
+
 SOURCE = "https://github.com/theramkm/dspyer/tree/main/bench/peers"
 
 
 def as_page(report: Report) -> str:
     """The page of the documentation."""
     parts = [f"## {name}\n\n{about}\n\n{markdown(grid(rows))}" for name, about, rows in report.tables]
-    return PAGE.format(circumstances=circumstances(report), source=SOURCE, tables="\n\n".join(parts))
+    return PAGE.format(
+        circumstances=circumstances(report), source=SOURCE, tables="\n\n".join(parts), shortfalls=shortfalls(report)
+    )

@@ -128,6 +128,16 @@ def test_a_goal_may_be_relative() -> None:
     assert row.verdict() == "≤ 1.05 × by hand: 1.03, yes"
 
 
+def test_the_page_says_where_dspyer_falls_short() -> None:
+    slow = Measured("a step", "µs", 15.0, "", {"dspyer": Cell([2e-5]), "other": Cell([1e-5]), "by hand": Cell([1e-6])})
+    ratio = Measured("chain", "ms", 1.05, "by hand", {"dspyer": Cell([0.012]), "by hand": Cell([0.01])})
+    page = as_page(Report([("Runs", "What it is.", [slow, ratio])], [0.01], {}, 1, "a machine", "2026-01-01"))
+    assert "- a step: 20.0 µs, goal 15" in page
+    assert "- chain: 1.20 × by hand, goal 1.05" in page
+    assert "- a step: other (0.50×)" in page
+    assert "by hand (" not in page.partition("Libraries that were faster")[2]
+
+
 @pytest.mark.parametrize(("value", "text"), [(1234.5, "1,234"), (12.34, "12.3"), (1.234, "1.23"), (0.012, "0.01")])
 def test_numbers_have_no_exponents(value: float, text: str) -> None:
     assert number(value) == text
