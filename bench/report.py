@@ -157,7 +157,7 @@ Lower is better everywhere. An empty cell: the library was not asked to do this;
 
 {circumstances}
 
-The workloads are in [`bench/peers/`]({source}): one module for each library, and every workload checks its result.
+The workloads are in `bench/peers/`: one module for each library, and every workload checks its result.
 The time of a loop starts when its first node starts, so that reading the inputs is in the row of the whole call alone.
 LangGraph's state has one channel for each key, which is what a key is there; "keys in one field" keeps all but one in
 a dictionary in one channel, which no node touches. pydantic-graph changes its state in place and keeps no versions.
@@ -187,12 +187,7 @@ def shortfalls(report: Report) -> str:
     return "\n\n".join(parts)
 
 
-SOURCE = "https://github.com/theramkm/dspyer/tree/main/bench/peers"
-
-
 def as_page(report: Report) -> str:
     """The page of the documentation."""
     parts = [f"## {name}\n\n{about}\n\n{markdown(grid(rows))}" for name, about, rows in report.tables]
-    return PAGE.format(
-        circumstances=circumstances(report), source=SOURCE, tables="\n\n".join(parts), shortfalls=shortfalls(report)
-    )
+    return PAGE.format(circumstances=circumstances(report), tables="\n\n".join(parts), shortfalls=shortfalls(report))
