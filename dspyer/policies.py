@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dspyer.errors import MergeConflictError, brief, suggestion
+from dspyer.hints import signature_of
 from dspyer.merge import Conflict, Keys, Resolve
 from dspyer.patch import DELETE
 from dspyer.patterns import Pattern
@@ -194,7 +195,7 @@ def _known() -> str:
 
 def _check_arity(function: Callable[..., Any]) -> None:
     try:
-        inspect.signature(function).bind(None)
+        signature_of(function).bind(None)
     except TypeError:
         raise ValueError(
             "a merge policy is called with one Conflict and returns the value to keep; "

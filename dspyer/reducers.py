@@ -22,6 +22,7 @@ from typing import Any, Union, get_args, get_origin
 
 from dspyer import messages
 from dspyer.errors import NodeOutputError, brief
+from dspyer.hints import signature_of
 from dspyer.patch import DELETE, Replace, apply_value
 from dspyer.values import FrozenDict, FrozenList, freeze
 from dspyer.values._refusals import advise
@@ -114,7 +115,7 @@ class Reducer:
         if inspect.iscoroutinefunction(function):
             raise TypeError(f"reducer {name!r} is async: a reducer only folds; await in the node that writes")
         try:
-            inspect.signature(function).bind(None, None)
+            signature_of(function).bind(None, None)
         except TypeError:
             raise TypeError(
                 f"reducer {name!r} must take two arguments, (current, update), and return the new value"

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "dspyer"
 # Imports point down only: a module may import from the groups above its own, and from its own group without a cycle.
 # A package is listed by its name and stands for all modules in it.
 LAYERS: list[set[str]] = [
-    {"errors"},
+    {"errors", "hints"},
     {"values", "patch", "events"},
     {"merge", "patterns", "policies", "messages", "reducers"},
     {"state", "schema"},
@@ -32,7 +32,6 @@ IMPURE = {"dspy", "litellm", "asyncio", "anyio", "threading", "concurrent", "tim
 # An import inside a function needs a reason here: (module, imported name) -> why.
 LOCAL_IMPORTS: dict[tuple[str, str], str] = {
     ("graph", "dspyer.program"): "Graph.compile() gives what the layer above defines, as users expect of it",
-    ("nodes.callables", "annotationlib"): "exists from Python 3.14 on",
 }
 
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple, TypeVar
 import dspy
 from pydantic import BaseModel
 
+from dspyer.hints import signature_of
+
 ModuleType = TypeVar("ModuleType", bound=dspy.Module)
 
 _classes: weakref.WeakValueDictionary[tuple[type, str, str], type] = weakref.WeakValueDictionary()
@@ -260,7 +262,7 @@ def _schema_text(schema: type[BaseModel]) -> str:
 
 def _parameters(function: Callable[..., object]) -> str:
     try:
-        names = list(inspect.signature(function).parameters)
+        names = list(signature_of(function).parameters)
     except (ValueError, TypeError):  # a built-in function without a signature
         names = ["..."]
     return "(" + ", ".join(names) + ")" if names != ["..."] else "(*args)"
@@ -277,7 +279,7 @@ def _source_of(value: Any) -> str | None:
 
 def _lambda_text(function: Callable[..., object]) -> str:
     """The lambda alone out of the statement that has it, if there is no doubt which one it is."""
-    names = list(inspect.signature(function).parameters)
+    names = list(signature_of(function).parameters)
     try:
         text = textwrap.dedent(inspect.getsource(function)).strip()
     except (OSError, TypeError):

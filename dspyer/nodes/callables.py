@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import builtins
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType, MethodType, NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, ForwardRef, Literal, NamedTuple, Union, get_args, get_origin
 
 from typing_extensions import is_typeddict
+
+from dspyer.hints import signature_of
 
 _PLAIN = (list, dict, set, bytearray)
 
@@ -98,6 +99,8 @@ def _resolve(annotation: Any, fn: Callable[..., Any]) -> tuple[Any, str]:
     """The annotation as an object, and its text if a part of it is unknown here."""
     if annotation is inspect.Parameter.empty:
         return Any, ""
+    if isinstance(annotation, ForwardRef):
+        annotation = annotation.__forward_arg__
     if not isinstance(annotation, str):
         return annotation, ""
     names = _names_of(fn)
@@ -106,14 +109,6 @@ def _resolve(annotation: Any, fn: Callable[..., Any]) -> tuple[Any, str]:
     except Exception:  # noqa: BLE001  whatever is wrong with it, the parameter is still known by its name
         return Any, annotation
     return resolved, annotation if names.missing else ""
-
-
-def _signature(fn: Callable[..., Any]) -> inspect.Signature:
-    if sys.version_info >= (3, 14):
-        from annotationlib import Format
-
-        return inspect.signature(fn, annotation_format=Format.FORWARDREF)
-    return inspect.signature(fn)
 
 
 def _bound_names(fn: Callable[..., Any]) -> set[str]:
@@ -140,7 +135,7 @@ def describe(fn: Callable[..., Any], who: str) -> Described:
             problems=(f"{who} is a generator: return one patch; for values on the way, `ctx.emit(value)`",)
         )
     try:
-        signature = _signature(fn)
+        signature = signature_of(fn)
     except (TypeError, ValueError) as error:
         reason = f"{who}: the parameters of {fn!r} cannot be read ({error}): wrap it in a function"
         return Described(problems=(reason,))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeAlias, get_args, get_origin
 
 import dspy
 from pydantic import BaseModel
 from typing_extensions import is_typeddict
 
 from dspyer.errors import NodeOutputError, RouteError, brief, suggestion
+from dspyer.hints import keys_of
 from dspyer.nodes.base import Command, Goto, Send
 from dspyer.nodes.callables import literals, members
 from dspyer.nodes.names import Names, listed
@@ -128,7 +129,7 @@ def promise_of(annotation: Any, schema: Schema) -> Promise:
         elif writes is None or member in (None, type(None)):
             continue
         elif is_typeddict(kind):
-            writes.update(dict.fromkeys(get_type_hints(kind)))
+            writes.update(dict.fromkeys(keys_of(kind)))
         elif isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not schema.model:
             writes.update(dict.fromkeys(kind.model_fields))
         else:

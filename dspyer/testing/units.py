@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +10,7 @@ import dspy
 
 from dspyer.building.blueprint import Blueprint
 from dspyer.errors import GraphError, suggestion
+from dspyer.hints import signature_of
 from dspyer.nodes import Call, Context, Node, Router, Send, build_node, check_resources, resources_of
 from dspyer.patch import plain_patch
 from dspyer.program import CompiledGraph
@@ -140,7 +140,7 @@ def _constant(patch: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
 
 def _reads(function: Callable[..., Any], reads: Mapping[str, str] | None) -> Mapping[str, str] | None:
     """What a fake reads: the part of the node's reads that it has parameters for."""
-    parameters = inspect.signature(function).parameters
+    parameters = signature_of(function).parameters
     if reads is None or not parameters.keys() & reads.keys():
         return reads if parameters else {}
     return {name: field for name, field in reads.items() if name in parameters}

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ForwardRef, Literal
 
 import dspy
 import pytest
@@ -271,6 +271,16 @@ def test_a_parameter_with_an_unresolvable_annotation_says_so() -> None:
 
     (problem,) = built(node, schema=RESEARCH).unknown
     assert "'client' is no field of the state" in problem
+    assert "annotation 'Unknown' cannot be resolved" in problem
+
+
+def test_a_reference_to_what_is_not_there_reads_as_its_text() -> None:
+    """What Python 3.14 gives for such an annotation where it is not a text."""
+
+    def node(client: Any) -> None: ...
+
+    node.__annotations__["client"] = ForwardRef("Unknown")
+    (problem,) = built(node, schema=RESEARCH).unknown
     assert "annotation 'Unknown' cannot be resolved" in problem
 
 

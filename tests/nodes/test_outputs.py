@@ -185,6 +185,20 @@ def test_a_return_annotation_declares_writes(fn: Any, writes: tuple[str, ...] | 
     assert good(built(fn, schema=DRAFT)).writes == expected
 
 
+def test_a_typed_dict_may_name_what_only_type_checkers_import() -> None:
+    class Base(TypedDict):
+        title: Unknown  # type: ignore[name-defined]  # noqa: F821
+
+    class Found(Base):
+        tags: list[str]
+
+    def node() -> Any:
+        return {}
+
+    node.__annotations__["return"] = Found
+    assert good(built(node, schema=DRAFT)).writes == {"title": "title", "tags": "tags"}
+
+
 def test_a_declared_return_is_a_permission() -> None:
     def node() -> Patch:
         return {"body": "b"}  # type: ignore[typeddict-unknown-key]

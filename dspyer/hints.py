@@ -1,0 +1,33 @@
+"""Signatures and annotations, read without a need for every name in them.
+
+From Python 3.14 on annotations are evaluated when somebody asks for them, and a name that only type checkers import is
+missing then.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+if sys.version_info >= (3, 14):
+    from annotationlib import Format, get_annotations
+
+    def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+        """A function's parameters; what cannot be evaluated in their annotations is a `ForwardRef`."""
+        return inspect.signature(function, annotation_format=Format.FORWARDREF)
+
+    def keys_of(typed_dict: Any) -> list[str]:
+        """The keys of a `TypedDict`, inherited ones first."""
+        return list(get_annotations(typed_dict, format=Format.FORWARDREF))
+
+else:
+
+    def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+        """A function's parameters; annotations may be texts."""
+        return inspect.signature(function)
+
+    def keys_of(typed_dict: Any) -> list[str]:
+        """The keys of a `TypedDict`, inherited ones first."""
+        return list(typed_dict.__annotations__)
