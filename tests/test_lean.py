@@ -1,0 +1,108 @@
+"""What dspyer needs, its four dependencies, and what importing it does: no network, nothing that only tests use."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+WITHOUT_EXTRAS = '''
+import importlib.util
+import sys
+
+class Finder:
+    """Finds what another finder finds, without the extras."""
+
+    def __init__(self, finder):
+        self.finder = finder
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+    def find_spec(self, name, path=None, target=None):
+        extra = name.partition(".")[0] in {"numpy", "optuna", "pandas", "pytest", "hypothesis"}
+        return None if extra else self.finder.find_spec(name, path, target)
+
+sys.meta_path[:] = map(Finder, sys.meta_path)
+assert importlib.util.find_spec("numpy") is None
+'''
+
+TUNED = """
+import asyncio, json, tempfile
+from pathlib import Path
+import dspy
+from dspyer import END, START, Graph, ImmutableState
+from dspyer.testing import NearestLM
+
+def program():
+    graph = Graph(name="Moods")
+    graph.add_node("mood", dspy.Predict("text -> mood: Literal['glad', 'sad']"))
+    graph.add_node("size", lambda text: {"size": len(text)}, writes=["size"])
+    graph.add_edge(START, ["mood", "size"]).add_edge(["mood", "size"], END)
+    return graph.compile()
+
+examples = [dspy.Example(text=text, mood=mood).with_inputs("text") for text, mood in
+            [("we won the cup", "glad"), ("my dog died", "sad"), ("what a lovely day", "glad")]]
+with dspy.context(lm=NearestLM()):
+    optimizer = dspy.BootstrapFewShot(metric=lambda example, found, trace=None: example.mood == found.mood)
+    tuned = optimizer.compile(program(), trainset=examples)
+    with tempfile.TemporaryDirectory() as folder:
+        tuned.save(Path(folder) / "moods.json")
+        loaded = program()
+        loaded.load(Path(folder) / "moods.json")
+    assert loaded.mood.demos
+    assert loaded(text="we won again").mood == asyncio.run(loaded.acall(text="we won again")).mood == "glad"
+    run = loaded.run({"text": "we won again"})
+state = ImmutableState.from_json(run.state.to_json())
+assert state == run.state, (state, run.state)
+assert "size" in run.report() and run.to_svg()
+"""
+
+EXAMPLE = """
+import runpy
+sys.argv = [{path!r}]
+sys.path.insert(0, {folder!r})
+runpy.run_path({path!r}, run_name="__main__")
+"""
+
+IMPORT = """
+import sys
+events = []
+sys.addaudithook(lambda event, arguments: events.append(event) if event.startswith("socket.") else None)
+import dspy
+before = set(sys.modules)
+events.clear()
+import dspyer, dspyer.testing
+new = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(sorted(new & {"optuna", "numpy", "pandas", "pytest", "hypothesis", "litellm", "asyncio", "unittest"}), events)
+"""
+
+
+def python(code: str, folder: Path) -> str:
+    """What a fresh interpreter prints."""
+    environment = {name: value for name, value in os.environ.items() if name != "DSPYER_MODEL"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_program_is_tuned_saved_and_run_without_the_extras(tmp_path: Path) -> None:
+    python(f"{WITHOUT_EXTRAS}{TUNED}assert 'numpy' not in sys.modules", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["quickstart.py", "research.py"])
+def test_an_example_runs_without_the_extras(name: str, tmp_path: Path) -> None:
+    path = ROOT / "examples" / name
+    assert python(WITHOUT_EXTRAS + EXAMPLE.format(path=str(path), folder=str(path.parent)), tmp_path)
+
+
+def test_an_import_opens_no_socket_and_loads_nothing_that_it_does_not_need(tmp_path: Path) -> None:
+    """Beyond what `import dspy` has loaded, and LiteLLM least of all: that takes seconds."""
+    assert python(IMPORT, tmp_path).strip() == "[] []"
