@@ -262,9 +262,7 @@ class FrozenList(Levels, Sequence[V_co]):
 
     def copy(self) -> list[Any]:
         """A plain list, the caller's own down to the last item."""
-        plain: list[Any] = []
-        plain.extend(value if type(value) in SCALARS else thaw(value) for value in self._seq)
-        return plain
+        return [value if type(value) in SCALARS else thaw(value) for value in self._seq]
 
     _thaw = copy
 
