@@ -249,10 +249,9 @@ class FrozenList(Levels, Sequence[V_co]):
         if not more:
             return self
         depth = self._depth
-        if len(more) == 1:  # the usual case, without lists
-            if type(more[0]) not in SCALARS:
-                more = (self._freeze(more[0], (len(self._seq),)),)
-                depth = max(depth, 1 + depth_of(more[0]))
+        if len(more) == 1 and type(more[0]) not in SCALARS:  # the usual case, without lists
+            more = (self._freeze(more[0], (len(self._seq),)),)
+            depth = max(depth, 1 + depth_of(more[0]))
         elif not SCALARS.issuperset(map(type, more)):
             size = len(self._seq)
             more = tuple([self._freeze(item, (size + place,)) for place, item in enumerate(more)])
