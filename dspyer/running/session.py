@@ -204,8 +204,11 @@ class Session:
 
     def _begin_script(self, execution: Execution, runner: Runner) -> Script:
         began = time.time()
-        call = self._call(execution, self.inputs, runner)
         patch = {name: diff_value(DELETE, value) for name, value in self.inputs.raw_items()}
+        ways = self.blueprint.exits[START]
+        if len(ways) == 1 and isinstance(ways[0], str):
+            return Transition(patch, self.inputs, (Target(ways[0]),), None, began)
+        call = self._call(execution, self.inputs, runner)
         return (yield from self._leave(execution, call, patch, self.inputs, began, time.perf_counter()))
 
     def _node_script(self, execution: Execution, runner: Runner) -> Script:
