@@ -203,13 +203,13 @@ class Session:
         return self._node_script(execution, runner)
 
     def _begin_script(self, execution: Execution, runner: Runner) -> Script:
-        began = time.time()
+        began, clock = time.time(), time.perf_counter()
         patch = {name: diff_value(DELETE, value) for name, value in self.inputs.raw_items()}
         ways = self.blueprint.exits[START]
         if len(ways) == 1 and isinstance(ways[0], str):
-            return Transition(patch, self.inputs, (Target(ways[0]),), None, began)
+            return Transition(patch, self.inputs, (Target(ways[0]),), None, began, time.perf_counter() - clock)
         call = self._call(execution, self.inputs, runner)
-        return (yield from self._leave(execution, call, patch, self.inputs, began, time.perf_counter()))
+        return (yield from self._leave(execution, call, patch, self.inputs, began, clock))
 
     def _node_script(self, execution: Execution, runner: Runner) -> Script:
         began, clock = time.time(), time.perf_counter()
