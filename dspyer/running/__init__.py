@@ -1,1 +1,1 @@
-"""One run in the making: the session that the drivers share, and the drivers."""
+"""One run in the making: its session, the two drivers, and the crews of threads and tasks that do the work."""

@@ -603,3 +603,16 @@ def test_a_goto_takes_the_place_of_the_edges(play: Play) -> None:
     graph.add_path(START, "decide", "right", END).add_edge("left", "decide")
     run = play(graph.compile(), {})
     assert [c.node for c in run.commits] == ["START", "decide", "left", "decide", "right"]
+
+
+def test_an_error_that_counts_as_false_is_an_error(play: Play) -> None:
+    class EmptyError(Exception):
+        def __len__(self) -> int:
+            return 0
+
+    def fails(state: Any) -> None:
+        raise EmptyError
+
+    run = play(Graph(Log).add_node("a", fails).add_path(START, "a", END).compile(), {})
+    assert isinstance(run.error, EmptyError)
+    assert run.status == "failed"

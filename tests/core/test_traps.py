@@ -27,7 +27,7 @@ from dspyer.errors import (
     annotate,
 )
 from dspyer.events import Emitted
-from dspyer.running.drivers import Threads, _tasks
+from dspyer.running.crews import Threads, _tasks
 from dspyer.testing import ScriptedLM
 
 from .conftest import Play

@@ -1,0 +1,177 @@
+"""Work at the same time: in threads for sync code, in tasks for async code. An exception of the work is an outcome."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextvars import Context, copy_context
+from queue import SimpleQueue
+from threading import Thread
+from types import TracebackType
+from typing import Any, Self, cast
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+
+from dspyer.bond.tracing import Steps, recording
+
+Outcome = tuple[Any, BaseException | None, Steps]
+
+
+def attempt(work: Callable[..., Any], *args: Any) -> Outcome:
+    """Runs one piece of work with a DSPy trace of its own; an exception is an outcome."""
+    with recording() as steps:
+        return attempt_here(steps, work, *args)
+
+
+def attempt_here(steps: list[Any], work: Callable[..., Any], *args: Any) -> Outcome:
+    """The same inside a recording that nothing else uses meanwhile: takes the steps out of it."""
+    try:
+        return work(*args), None, take(steps) if steps else ()
+    except BaseException as error:  # noqa: BLE001 - the driver raises what is no Exception
+        return None, error, take(steps)
+
+
+async def aattempt_here(steps: list[Any], work: Callable[..., Awaitable[Any]], *args: Any) -> Outcome:
+    """The same inside a recording. A cancellation is no outcome: it belongs to whoever cancelled."""
+    try:
+        return await work(*args), None, take(steps) if steps else ()
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - as above
+        return None, error, take(steps)
+
+
+def take(steps: list[Any]) -> Steps:
+    """Empties a recording."""
+    taken = tuple(steps)
+    steps.clear()
+    return taken
+
+
+class Threads:
+    """Sync work in threads, each with a copy of the caller's context variables.
+
+    In an AnyIO worker thread (under `dspy.streamify` or `dspy.asyncify`) the work goes to further AnyIO worker threads
+    of the same loop, so that tokens can be streamed from it; a limiter of its own keeps it from waiting for the thread
+    that waits for it.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.busy = 0
+        self._limit = limit
+        self._jobs: SimpleQueue[tuple[Context, Any, Callable[..., Any], tuple[Any, ...]] | None] = SimpleQueue()
+        self._done: SimpleQueue[tuple[Any, Outcome]] = SimpleQueue()
+        self._threads: list[Thread] = []
+        self._limiter: anyio.CapacityLimiter | None = None
+        self._on_loop: bool | None = None
+
+    def start(self, key: Any, work: Callable[..., Any], *args: Any) -> None:
+        """Starts work; `next` gives its outcome under `key`."""
+        self.busy += 1
+        if self._on_loop is None:
+            self._on_loop = in_worker_thread()
+        if self._on_loop:
+            anyio.from_thread.run_sync(self._spawn, key, work, *args)
+            return
+        self._jobs.put((copy_context(), key, work, args))
+        if len(self._threads) < min(self.busy, self._limit):
+            thread = Thread(target=self._serve, name=f"dspyer_{len(self._threads)}")
+            thread.start()
+            self._threads.append(thread)
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            context, key, work, args = job
+            self._done.put((key, context.run(attempt, work, *args)))
+
+    def _spawn(self, key: Any, work: Callable[..., Any], *args: Any) -> None:
+        def run() -> None:
+            self._done.put((key, attempt(work, *args)))
+
+        def ended(task: asyncio.Future[None]) -> None:
+            _tasks.discard(task)
+            if task.cancelled():  # the loop shuts down, and the work may never have begun: nobody waits for it
+                self._done.put((key, (None, asyncio.CancelledError(), ())))
+
+        self._limiter = self._limiter or anyio.CapacityLimiter(self._limit)
+        task = asyncio.ensure_future(anyio.to_thread.run_sync(run, limiter=self._limiter))
+        _tasks.add(task)
+        task.add_done_callback(ended)
+
+    def next(self) -> tuple[Any, Outcome]:
+        """Waits for the next outcome."""
+        found = self._done.get()
+        self.busy -= 1
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+
+
+_tasks: set[asyncio.Future[None]] = set()  # asyncio itself keeps only weak references to tasks
+
+
+def in_worker_thread() -> bool:
+    """Whether this is a worker thread of AnyIO, whose event loop can be reached."""
+    try:
+        anyio.from_thread.check_cancelled()
+    except RuntimeError:
+        return False
+    return True
+
+
+class Tasks:
+    """Async work in tasks of the running event loop: an AnyIO task group costs six times as much for each task."""
+
+    def __init__(self) -> None:
+        self.busy = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._done: deque[tuple[Any, Outcome]] = deque()
+        self._wake = asyncio.Event()
+
+    def start(self, key: Any, work: Callable[..., Awaitable[Any]], *args: Any) -> None:
+        """Starts work; `next` gives its outcome under `key`."""
+        self.busy += 1
+        self._tasks.add(asyncio.create_task(self._run(key, work, *args)))
+
+    async def _run(self, key: Any, work: Callable[..., Awaitable[Any]], *args: Any) -> None:
+        # a cancellation that comes from inside is an outcome after all: whoever waits for it has to know
+        outcome: Outcome = (None, asyncio.CancelledError(), ())
+        try:
+            with recording() as steps:
+                outcome = await aattempt_here(steps, work, *args)
+        finally:
+            self._done.append((key, outcome))
+            self._wake.set()
+            self._tasks.remove(cast("asyncio.Task[None]", asyncio.current_task()))
+
+    async def next(self) -> tuple[Any, Outcome]:
+        """Waits for the next outcome."""
+        while not self._done:
+            self._wake.clear()
+            await self._wake.wait()
+        self.busy -= 1
+        return self._done.popleft()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait(tuple(self._tasks))

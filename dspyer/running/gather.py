@@ -1,0 +1,102 @@
+"""Several calls of one node at once: the items of a map."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+from dspyer.bond.tracing import hand_over
+from dspyer.running.crews import Outcome, Tasks, Threads
+from dspyer.running.session import Observe, Session
+from dspyer.scheduler.runstate import Execution
+
+T = TypeVar("T")
+
+
+class Gather:
+    """Runs the calls of one node at once (the items of a map), with the trace in the order of the calls.
+
+    Args:
+        session: the run.
+        execution: the node's.
+    """
+
+    __slots__ = ("_execution", "_session")
+
+    def __init__(self, session: Session, execution: Execution) -> None:
+        self._session = session
+        self._execution = execution
+
+    @property
+    def observe(self) -> Observe:
+        """Where the events of a graph inside the node go."""
+        return self._session.record
+
+    @property
+    def scope(self) -> tuple[str, ...]:
+        """The executions around such a graph."""
+        return (*self._session.scope, self._execution.id)
+
+    @property
+    def _limit(self) -> int:
+        return self._session.blueprint.max_concurrency
+
+    def gather(self, calls: Sequence[Callable[[], T]], max_concurrency: int | None) -> list[T]:
+        """Runs sync calls. After a failure nothing new starts, and the first failure in order is raised."""
+        batch: Batch[T] = Batch(len(calls), min(self._limit, max_concurrency or self._limit))
+        with Threads(batch.limit) as threads:
+            while batch.wants(threads.busy):
+                index = batch.take()
+                threads.start(index, calls[index])
+                while threads.busy and not batch.wants(threads.busy):
+                    batch.put(*threads.next())
+        return batch.results()
+
+    async def agather(self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None) -> list[T]:
+        """Runs async calls, in the same way."""
+        batch: Batch[T] = Batch(len(calls), min(self._limit, max_concurrency or self._limit))
+        async with Tasks() as tasks:
+            while batch.wants(tasks.busy):
+                index = batch.take()
+                tasks.start(index, calls[index])
+                while tasks.busy and not batch.wants(tasks.busy):
+                    batch.put(*await tasks.next())
+        return batch.results()
+
+
+class Batch(Generic[T]):
+    """Which of several calls to start next, and what became of them."""
+
+    def __init__(self, count: int, limit: int) -> None:
+        self.limit = limit
+        self._count = count
+        self._next = 0
+        self._outcomes: dict[int, Outcome] = {}
+        self._failed = False
+
+    def wants(self, busy: int) -> bool:
+        """Whether another call may start beside `busy` others."""
+        return self._next < self._count and busy < self.limit and not self._failed
+
+    def take(self) -> int:
+        """The next call to start."""
+        self._next += 1
+        return self._next - 1
+
+    def put(self, index: int, outcome: Outcome) -> None:
+        """Keeps an outcome."""
+        if outcome[1] is not None:
+            if not isinstance(outcome[1], Exception):
+                raise outcome[1]
+            self._failed = True
+        self._outcomes[index] = outcome
+
+    def results(self) -> list[T]:
+        """The results in order; raises the first failure in order. The traces are handed over either way."""
+        ordered = [self._outcomes[index] for index in sorted(self._outcomes)]
+        for _, _, steps in ordered:
+            hand_over(steps)
+        for _, error, _ in ordered:
+            if error is not None:
+                raise error
+        return [result for result, _, _ in ordered]
