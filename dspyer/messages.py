@@ -15,8 +15,7 @@ from pydantic import BaseModel
 
 from dspyer.errors import NodeOutputError, brief
 from dspyer.patch import DELETE
-from dspyer.values import Box, FrozenDict, FrozenList, freeze
-from dspyer.values._persistent import SMALL, PersistentMap
+from dspyer.values import SMALL, Box, FrozenDict, FrozenList, PersistentMap, freeze
 
 EMPTY: FrozenList[Any] = FrozenList()
 EXAMPLE = '{"role": "user", "content": "..."}'

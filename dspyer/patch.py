@@ -6,15 +6,26 @@ from collections.abc import Iterator, Mapping
 from typing import Any, final
 
 from dspyer.errors import PatchError, with_article
-from dspyer.values import same
-from dspyer.values._boxes import Box, Path, thaw
-from dspyer.values._depth import check_depth, depth_of
-from dspyer.values._freezing import freeze, freeze_within
-from dspyer.values._frozen import FrozenDict, FrozenList
-from dspyer.values._kinds import kind_of
-from dspyer.values._persistent import as_map
-from dspyer.values._refusals import MAX_DEPTH, TooDeepError, advise, refuse_depth
-from dspyer.values._scalars import PLAIN, SCALARS
+from dspyer.values import (
+    MAX_DEPTH,
+    PLAIN,
+    SCALARS,
+    Box,
+    FrozenDict,
+    FrozenList,
+    Path,
+    TooDeepError,
+    advise,
+    as_map,
+    check_depth,
+    depth_of,
+    freeze,
+    freeze_within,
+    kind_of,
+    refuse_depth,
+    same,
+    thaw,
+)
 
 
 @final

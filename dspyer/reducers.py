@@ -24,8 +24,7 @@ from dspyer import messages
 from dspyer.errors import NodeOutputError, brief
 from dspyer.hints import signature_of
 from dspyer.patch import DELETE, Replace, apply_value
-from dspyer.values import FrozenDict, FrozenList, freeze
-from dspyer.values._refusals import advise
+from dspyer.values import FrozenDict, FrozenList, advise, freeze
 
 UNIONS = (Union, types.UnionType)
 

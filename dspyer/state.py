@@ -9,10 +9,7 @@ from dspyer.errors import StateError
 from dspyer.merge import merge_values
 from dspyer.patch import apply, diff, plain_patch
 from dspyer.policies import Policies
-from dspyer.values import encoding, freeze, thaw
-from dspyer.values._boxes import Path
-from dspyer.values._frozen import FrozenDict, entries_of
-from dspyer.values._refusals import refuse_key
+from dspyer.values import FrozenDict, Path, encoding, entries_of, freeze, refuse_key, thaw
 
 _EMPTY: Any = freeze({})
 _STR = frozenset({str})

@@ -133,6 +133,13 @@ def test_pyrsistent_has_one_importer(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=IDS)
+def test_private_modules_are_imported_by_their_own_package_alone(path: Path) -> None:
+    package = name_of(path.parent / "__init__.py")
+    private = {name for name, _ in imports(path) if name.startswith("dspyer.") and "._" in name}
+    assert not {name for name in private if name.rpartition("._")[0] != f"dspyer.{package}"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=IDS)
 def test_imports_inside_functions_have_a_reason(path: Path) -> None:
     name = name_of(path)
     hidden = {(name, imported) for imported, inside in imports(path) if inside}

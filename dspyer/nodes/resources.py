@@ -17,8 +17,7 @@ from pydantic import BaseModel
 
 from dspyer.errors import InputError
 from dspyer.nodes.base import NOTHING
-from dspyer.values import FrozenDict, FrozenList
-from dspyer.values._kinds import registered
+from dspyer.values import FrozenDict, FrozenList, registered
 
 if TYPE_CHECKING:
     from dspyer.nodes.base import Call

@@ -14,8 +14,7 @@ from dspyer.reducers import Updates
 from dspyer.scheduler.lineage import Keys, Log, Obstacle, Own, divergence, last_writer, reach, value_at
 from dspyer.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values import same, thaw
-from dspyer.values._persistent import PersistentMap
+from dspyer.values import PersistentMap, same, thaw
 
 Writers = Callable[[Keys, Any, Any], tuple[int, int]]
 """Who wrote the left and the right value of a path: `(path, left, right)`."""

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from dspyer.events import Commit, MergedConflict
 from dspyer.patch import DELETE
 from dspyer.state import ImmutableState
-from dspyer.values import FrozenDict, same
-from dspyer.values._persistent import PersistentMap
+from dspyer.values import FrozenDict, PersistentMap, same
 
 Keys = tuple[Any, ...]
 

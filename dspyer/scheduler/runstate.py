@@ -10,8 +10,7 @@ from dspyer.scheduler.lineage import Entry
 from dspyer.scheduler.rounds import Round
 from dspyer.scheduler.topology import Topology
 from dspyer.state import ImmutableState
-from dspyer.values import FrozenDict
-from dspyer.values._persistent import PersistentMap, PersistentVector
+from dspyer.values import FrozenDict, PersistentMap, PersistentVector
 
 Spot = tuple[int, int]  # (which child of a fork, how many children it has)
 Place = tuple[str, Round]  # where a branch stands

@@ -40,7 +40,7 @@ from dspyer.scheduler.runstate import (
 )
 from dspyer.scheduler.topology import END, START, Topology
 from dspyer.state import ImmutableState
-from dspyer.values._persistent import PersistentMap, PersistentVector
+from dspyer.values import PersistentMap, PersistentVector
 
 Step = tuple[RunState, list[Event]]
 NOWHERE: PersistentMap[Place, int] = PersistentMap()

@@ -26,8 +26,7 @@ from dspyer.schema.annotations import read_model
 from dspyer.schema.field_types import NO_OTHERS, Field
 from dspyer.schema.views import fill, view_class
 from dspyer.state import ImmutableState
-from dspyer.values import FrozenDict, same
-from dspyer.values._scalars import SCALARS
+from dspyer.values import SCALARS, FrozenDict, same
 
 
 class _Write(NamedTuple):

@@ -1,24 +1,47 @@
-"""Values of a state in their immutable form: `freeze`, `thaw`, the frozen containers, and when values are the same."""
+"""Values of a state in their immutable form: `freeze`, `thaw`, the frozen containers, and when values are the same.
+
+What the rest of dspyer uses of this package, it imports from here.
+"""
 
 from __future__ import annotations
 
-from dspyer.values._boxes import Box, thaw
-from dspyer.values._depth import depth_of
-from dspyer.values._freezing import freeze
-from dspyer.values._frozen import FrozenDict, FrozenList, FrozenSet
-from dspyer.values._kinds import register_value_type
-from dspyer.values._refusals import MAX_DEPTH
+from dspyer.values._boxes import Box, Path, thaw
+from dspyer.values._depth import check_depth, depth_of
+from dspyer.values._dicts import FrozenDict, entries_of
+from dspyer.values._freezing import freeze, freeze_within
+from dspyer.values._kinds import kind_of, register_value_type, registered
+from dspyer.values._lists import FrozenList
+from dspyer.values._persistent import SMALL, PersistentMap, PersistentVector, as_map
+from dspyer.values._refusals import MAX_DEPTH, TooDeepError, advise, refuse_depth, refuse_key
 from dspyer.values._same import same
+from dspyer.values._scalars import PLAIN, SCALARS
+from dspyer.values._sets import FrozenSet
 
 __all__ = [
     "MAX_DEPTH",
+    "PLAIN",
+    "SCALARS",
+    "SMALL",
     "Box",
     "FrozenDict",
     "FrozenList",
     "FrozenSet",
+    "Path",
+    "PersistentMap",
+    "PersistentVector",
+    "TooDeepError",
+    "advise",
+    "as_map",
+    "check_depth",
     "depth_of",
+    "entries_of",
     "freeze",
+    "freeze_within",
+    "kind_of",
+    "refuse_depth",
+    "refuse_key",
     "register_value_type",
+    "registered",
     "same",
     "thaw",
 ]

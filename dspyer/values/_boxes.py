@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
+from types import GenericAlias
 from typing import Any, ClassVar, Protocol
+
+from pydantic_core import core_schema
 
 from dspyer.values._scalars import SCALARS
 
@@ -140,3 +143,17 @@ def equal(a: Any, b: Any) -> bool:
         return False
     result = a == b
     return bool(result.all()) if hasattr(result, "all") else bool(result)
+
+
+def container_schema(cls: type, plain: type, source: Any, handler: Any) -> Any:
+    """How pydantic validates and writes a field that is annotated with a frozen container."""
+    arguments = getattr(source, "__args__", ())
+
+    def validate(value: Any, inner: Any) -> Any:
+        return value if type(value) is cls and not arguments else cls(inner(value))
+
+    return core_schema.no_info_wrap_validator_function(
+        validate,
+        handler.generate_schema(GenericAlias(plain, arguments) if arguments else plain),
+        serialization=core_schema.plain_serializer_function_ser_schema(thaw),
+    )

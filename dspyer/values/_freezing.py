@@ -8,11 +8,13 @@ from typing import Any
 from dspyer.errors import UnsupportedValueError
 from dspyer.values._boxes import Box, Container, Path, rebuild_tuple
 from dspyer.values._depth import check_depth, depth_of
-from dspyer.values._frozen import FrozenDict, FrozenList, FrozenSet
+from dspyer.values._dicts import FrozenDict
 from dspyer.values._kinds import BUNDLE, kind_of
+from dspyer.values._lists import FrozenList
 from dspyer.values._persistent import as_map, as_sequence
 from dspyer.values._refusals import MAX_DEPTH, TooDeepError, refuse_depth, refuse_value
 from dspyer.values._scalars import SCALARS, freeze_key, is_scalar
+from dspyer.values._sets import FrozenSet
 
 _FROZEN: frozenset[type] = frozenset({FrozenDict, FrozenList, FrozenSet, Box})
 

@@ -40,9 +40,9 @@ class TooDeepError(UnsupportedValueError):
         super().__init__(text)
 
 
-def advise(types: tuple[type, ...], advice: str) -> None:
+def advise(kinds: tuple[type, ...], advice: str) -> None:
     """Say what to do instead of storing values of these types."""
-    _ADVICE.insert(0, (types, advice))
+    _ADVICE.insert(0, (kinds, advice))
 
 
 def show_path(path: tuple[Hashable, ...]) -> str:

@@ -1,14 +1,16 @@
-"""Values of a state in their immutable form: `freeze`, `thaw`, the frozen containers, and when values are the same."""
+"""`same`: when two values have one type and one content, all the way down."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from dspyer.values._boxes import Box
+from dspyer.values._dicts import FrozenDict
 from dspyer.values._freezing import freeze
-from dspyer.values._frozen import FrozenDict, FrozenList, FrozenSet
+from dspyer.values._lists import FrozenList
 from dspyer.values._persistent import MapData
 from dspyer.values._scalars import PLAIN, SCALARS, is_scalar, same_scalar, scalar_identity
+from dspyer.values._sets import FrozenSet
 
 _ABSENT: Any = object()
 _MAPS = (FrozenDict, dict)  # tuples: a union would be made anew at each test

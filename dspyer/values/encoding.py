@@ -20,8 +20,8 @@ from zoneinfo import ZoneInfo
 
 from dspyer.errors import StateError
 from dspyer.values._boxes import Box, rebuild_tuple, thaw
+from dspyer.values._dicts import FrozenDict
 from dspyer.values._freezing import freeze
-from dspyer.values._frozen import FrozenDict, FrozenList, FrozenSet
 from dspyer.values._kinds import (
     ARRAY,
     BUNDLE,
@@ -31,8 +31,10 @@ from dspyer.values._kinds import (
     record_kind,
     registered,
 )
+from dspyer.values._lists import FrozenList
 from dspyer.values._refusals import MAX_DEPTH
 from dspyer.values._scalars import ADDRESSES, PATHS, is_array_scalar, scalar_base
+from dspyer.values._sets import FrozenSet
 
 TAG = "$type"
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
