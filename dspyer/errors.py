@@ -15,6 +15,12 @@
     │   ├── StepLimitError                      the longest chain of commits passed `max_steps`
     │   └── CallLimitError                      the node calls passed `max_calls`
     ├── RunStoppedError                     the caller: closed a stream before the run had come to its end
+    ├── Interrupted                         nobody: the run waits for answers to its questions
+    ├── StoreError                          a store that fails, or what it holds
+    ├── ThreadError                         a thread: what was asked of it does not fit to what it has come to
+    │   ├── ConcurrentRunError                  another run owns the thread
+    │   ├── OpenRunError                        its last run was not finished
+    │   └── ChangedGraphError                   its last run was made by a graph that was another one
     └── ScriptError (AssertionError)        a test: an LM call off the script, or an answer that was not used
 
 An exception that a node raises itself is never wrapped: it reaches the caller as it is, with a note (PEP 678) that
@@ -134,6 +140,37 @@ class ScriptError(DspyerError, AssertionError):
 
 class RunStoppedError(DspyerError):
     """A run was stopped by whoever streamed it, before it had come to its end."""
+
+
+class StoreError(DspyerError):
+    """A store that failed, or that holds what cannot be read. The cause is the exception of the store."""
+
+
+class ThreadError(DspyerError):
+    """A thread of which something was asked that does not fit to what it has come to."""
+
+
+class ConcurrentRunError(ThreadError):
+    """Another run owns the thread, or has taken it over."""
+
+
+class OpenRunError(ThreadError):
+    """The last run of the thread failed, crashed or waits for answers: resume or abandon it first."""
+
+
+class ChangedGraphError(ThreadError):
+    """The thread has an open run, or values, of a graph that was another one.
+
+    Attributes:
+        changes: what is different, one sentence each.
+    """
+
+    def __init__(self, text: str, changes: Iterable[str] = ()) -> None:
+        super().__init__(text)
+        self.changes = tuple(changes)
+
+    def __reduce__(self) -> tuple[type[ChangedGraphError], tuple[str, tuple[str, ...]]]:
+        return type(self), (str(self), self.changes)
 
 
 def with_article(name: str) -> str:

@@ -1,0 +1,1 @@
+"""Where runs are kept: the protocol of a store, and the stores."""

@@ -1,0 +1,147 @@
+"""What rows hold: frozen values, as bytes where a store wants bytes.
+
+Long texts and bytes are kept apart as *blobs*, named by what they are: stored once, however often they are written.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
+from hashlib import blake2b
+from types import MappingProxyType
+from typing import Any
+
+from dspyer.values import encoding
+from dspyer.values.encoding import TAG
+
+INLINE = 16 * 1024
+"""Bytes of a text or of bytes that stay in their row."""
+
+Fetch = Callable[[Collection[str]], Mapping[str, bytes]]
+"""Gives blobs by id."""
+
+_NO_BLOBS: Mapping[str, bytes] = MappingProxyType({})
+_UNREAD = object()
+
+
+class Content:
+    """A frozen value on its way to a store or back: encoded when a store asks for bytes, decoded when somebody reads.
+
+    Args:
+        value: the frozen value.
+    """
+
+    __slots__ = ("_blobs", "_data", "_refs", "_value")
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._data: bytes | None = None
+        self._refs: tuple[str, ...] = ()
+        self._blobs: Mapping[str, bytes] = _NO_BLOBS
+
+    @classmethod
+    def stored(cls, data: bytes, refs: Iterable[str] = (), blobs: Mapping[str, bytes] = _NO_BLOBS) -> Content:
+        """Content as its bytes.
+
+        Args:
+            data: the bytes.
+            refs: ids of the blobs that they refer to.
+            blobs: those of them that may have to be stored.
+        """
+        content = cls(_UNREAD)
+        content._data = data
+        content._refs = tuple(refs)
+        content._blobs = blobs
+        return content
+
+    @property
+    def data(self) -> bytes:
+        """The bytes: JSON as UTF-8."""
+        if self._data is None:
+            encoded = encoding.encode(self._value)
+            data = _dump(encoded)
+            if len(data) > INLINE:
+                blobs: dict[str, bytes] = {}
+                data = _dump(_without_blobs(encoded, blobs))
+                self._refs, self._blobs = tuple(blobs), blobs
+            self._data = data
+        return self._data
+
+    @property
+    def refs(self) -> tuple[str, ...]:
+        """The ids of the blobs that the bytes refer to."""
+        self.data  # noqa: B018 - finds them
+        return self._refs
+
+    @property
+    def blobs(self) -> Mapping[str, bytes]:
+        """Those of the blobs that may have to be stored, by id; none for what comes from a store."""
+        self.data  # noqa: B018 - finds them
+        return self._blobs
+
+    def value(self, fetch: Fetch, types: Iterable[type] = ()) -> Any:
+        """The frozen value.
+
+        Args:
+            fetch: where blobs come from.
+            types: classes that it may name beside the registered ones.
+
+        Raises:
+            StateError: if the bytes are not the form of a value, or name what is unknown here.
+            LookupError: if a blob is missing.
+        """
+        if self._value is not _UNREAD:
+            return self._value
+        plain = json.loads(self.data)
+        if self._refs:
+            plain = _with_blobs(plain, fetch(self._refs))
+        return encoding.decode(plain, types)
+
+    def __eq__(self, other: object) -> bool:
+        return self.data == other.data if isinstance(other, Content) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.data)
+
+
+def blob_id(data: bytes) -> str:
+    """The name of a blob: what it is says what it is called."""
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def _dump(encoded: Any) -> bytes:
+    return json.dumps(encoded, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _without_blobs(encoded: Any, blobs: dict[str, bytes]) -> Any:
+    """The same JSON with references in the place of long texts and bytes, which go to `blobs`."""
+    if type(encoded) is str:
+        return encoded if len(encoded) <= INLINE else _reference(encoded.encode(), "text", blobs)
+    if type(encoded) is list:
+        return [_without_blobs(item, blobs) for item in encoded]
+    if type(encoded) is not dict:
+        return encoded
+    if encoded.get(TAG) == "bytes" and len(encoded["value"]) > INLINE:
+        return _reference(base64.b64decode(encoded["value"]), "bytes", blobs)
+    return {key: _without_blobs(item, blobs) for key, item in encoded.items()}
+
+
+def _reference(data: bytes, kind: str, blobs: dict[str, bytes]) -> dict[str, str]:
+    name = blob_id(data)
+    blobs[name] = data
+    return {TAG: f"blob {kind}", "value": name}
+
+
+def _with_blobs(plain: Any, blobs: Mapping[str, bytes]) -> Any:
+    """The JSON form with the blobs in their places again."""
+    if type(plain) is list:
+        return [_with_blobs(item, blobs) for item in plain]
+    if type(plain) is not dict:
+        return plain
+    tag = plain.get(TAG)
+    if tag == "blob text":
+        return blobs[plain["value"]].decode()
+    if tag == "blob bytes":
+        return {TAG: "bytes", "value": base64.b64encode(blobs[plain["value"]]).decode()}
+    return {key: _with_blobs(item, blobs) for key, item in plain.items()}
