@@ -64,6 +64,31 @@ class MergedConflict(NamedTuple):
     winner: str | None = None
 
 
+class Question(NamedTuple):
+    """What a run waits to be told.
+
+    Attributes:
+        key: its name in the node that asks; `"before"` and `"after"` where the program was compiled to stop there.
+        text: what is asked.
+        answer: the JSON schema of the answer; None if it needs none.
+        node: name of the node that asks.
+        branch: path of its branch.
+        execution: id of the execution that asks, with those around it.
+    """
+
+    key: str
+    text: str
+    answer: Mapping[str, Any] | None
+    node: str
+    branch: Path
+    execution: str
+
+    @property
+    def id(self) -> str:
+        """Its name in the whole run: execution and key."""
+        return f"{self.execution}/{self.key}"
+
+
 class RunStarted(NamedTuple):
     """A run began. `scope` names the executions around it: empty for the outermost run."""
 
@@ -124,6 +149,13 @@ class NodeFailed(NamedTuple):
     scope: tuple[str, ...] = ()
 
 
+class Asked(NamedTuple):
+    """A node asked a question and gave way. Nothing of it was committed."""
+
+    question: Question
+    scope: tuple[str, ...] = ()
+
+
 class Emitted(NamedTuple):
     """A node called `ctx.emit(value)`."""
 
@@ -135,11 +167,13 @@ class Emitted(NamedTuple):
 
 
 class RunEnded(NamedTuple):
-    """A run came to its end. `status` is `"completed"` or `"failed"`."""
+    """A run came to its end. `status` is `"completed"`, `"failed"` or `"interrupted"`."""
 
     run_id: str
     status: str
     scope: tuple[str, ...] = ()
 
 
-Event = RunStarted | NodeStarted | Committed | Forked | Joined | ConflictFound | NodeFailed | Emitted | RunEnded
+Event = (
+    RunStarted | NodeStarted | Committed | Forked | Joined | ConflictFound | NodeFailed | Asked | Emitted | RunEnded
+)

@@ -10,6 +10,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -263,6 +264,11 @@ class Policies:
             if rule.pattern.matches(path):
                 return rule.policy
         return self.default if self.otherwise is None else self.otherwise.policy_for(path)
+
+    def deciding(self, path: Keys) -> tuple[str, Callable[[Conflict], Any]]:
+        """The name of the policy that holds at a path, and what it decides about a conflict of frozen values."""
+        policy = self.policy_for(path)
+        return policy.name, partial(settle, policy)
 
     def covers(self, field: str) -> bool:
         """Whether the user chose what holds at a field, or somewhere below it."""

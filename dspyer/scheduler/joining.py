@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dspyer.errors import annotate
+from dspyer.errors import StoreError, annotate
 from dspyer.events import MergedConflict
 from dspyer.merge import Conflict, Resolve, merge_values
 from dspyer.patch import DELETE, Replace, apply_value
-from dspyer.policies import Policies, settle
 from dspyer.reducers import Updates
-from dspyer.scheduler.lineage import Keys, Log, Obstacle, Own, divergence, last_writer, reach, value_at
+from dspyer.scheduler.lineage import Keys, Log, Obstacle, Own, Resolution, divergence, last_writer, reach, value_at
 from dspyer.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values import PersistentMap, same, thaw
 
 Writers = Callable[[Keys, Any, Any], tuple[int, int]]
 """Who wrote the left and the right value of a path: `(path, left, right)`."""
+
+Deciding = Callable[[Keys], tuple[str, Callable[[Conflict], Any]]]
+"""Gives, for the path of a conflict, the name of a policy and what it decides."""
+
+
+def resolved_as(resolutions: Iterable[Resolution]) -> Deciding:
+    """Decides conflicts as a join has decided them before: no policy is called again.
+
+    Args:
+        resolutions: those of the join, in their order.
+    """
+    left = iter(resolutions)
+
+    def deciding(path: Keys) -> tuple[str, Callable[[Conflict], Any]]:
+        resolution = next(left, None)
+        if resolution is None:
+            raise StoreError(f"the log has no resolution for the conflict at {path!r}: it is not the log of this join")
+        return resolution.policy, resolution.value_of
+
+    return deciding
 
 
 class Merged(NamedTuple):
@@ -28,6 +47,7 @@ class Merged(NamedTuple):
     conflicts: tuple[MergedConflict, ...]
     winners: dict[Keys, int]
     tally: PersistentMap[Any, int]
+    resolutions: tuple[Resolution, ...] = ()
 
 
 class ConflictRaisedError(Exception):
@@ -42,13 +62,14 @@ class ConflictRaisedError(Exception):
 class Join:
     """One join of branches, folded left to right in the order in which they are given."""
 
-    def __init__(self, log: Log, node: str, schema: Schema, policies: Policies, index: int) -> None:
+    def __init__(self, log: Log, node: str, schema: Schema, deciding: Deciding, index: int) -> None:
         self.log = log
         self.node = node
         self.author = f"join:{node}"
         self.schema = schema
-        self.policies = policies
+        self.deciding = deciding
         self.index = index
+        self.chosen: list[Resolution] = []
         self.conflicts: dict[Keys, MergedConflict] = {}
         self.winners: dict[Keys, int] = {}
         self.resolved: dict[Keys, Any] = {}
@@ -94,7 +115,8 @@ class Join:
                 if self.schema.reducer(field) is not None:
                     self.resets.setdefault(field, []).extend(self._resets(items_of_field, field))
         self._overtaken(state)
-        return Merged(state, self._resolutions(state), tuple(self.conflicts.values()), self.winners, self._tally(own))
+        conflicts, resolutions = tuple(self.conflicts.values()), tuple(self.chosen)
+        return Merged(state, self._resolutions(state), conflicts, self.winners, self._tally(own), resolutions)
 
     @staticmethod
     def _in_order_of(state: ImmutableState, touched: dict[str, list[Own]]) -> list[str]:
@@ -214,18 +236,20 @@ class Join:
     def _resolver(self, writers: Writers) -> Resolve:
         def resolve(path: Keys, base: Any, left: Any, right: Any) -> Any:
             left_index, right_index = writers(path, left, right)
-            policy = self.policies.policy_for(path)
+            policy, decide = self.deciding(path)
             conflict = Conflict(path, base, left, right, self._name(left_index), self._name(right_index))
             known = self.conflicts.get(path)
             values = known.values if known else ((conflict.left_author, thaw(left)),)
             values = (*values, (conflict.right_author, thaw(right)))
-            record = MergedConflict(self.node, path, thaw(base), values, policy.name)
+            record = MergedConflict(self.node, path, thaw(base), values, policy)
             try:
-                value = settle(policy, conflict)
+                value = decide(conflict)
             except Exception as error:
                 self.conflicts[path] = record
                 raise self._failed(error) from error
             winner = right_index if value is right else left_index if value is left else self.index
+            chosen = "right" if value is right else "left" if value is left else "new"
+            self.chosen.append(Resolution(policy, chosen, value if chosen == "new" else None))
             self.winners[path] = winner
             self.resolved[path] = value
             self.conflicts[path] = record._replace(value=thaw(value), winner=self._name(winner))

@@ -12,11 +12,30 @@ from heapq import heappop, heappush
 from typing import Any, NamedTuple, Protocol
 
 from dspyer.events import Commit, MergedConflict
+from dspyer.merge import Conflict
 from dspyer.patch import DELETE
 from dspyer.state import ImmutableState
 from dspyer.values import FrozenDict, PersistentMap, same
 
 Keys = tuple[Any, ...]
+
+
+class Resolution(NamedTuple):
+    """What a merge policy decided about one conflict.
+
+    Attributes:
+        policy: its name.
+        chosen: `"left"`, `"right"` or `"new"`.
+        value: the new value.
+    """
+
+    policy: str
+    chosen: str
+    value: Any = None
+
+    def value_of(self, conflict: Conflict) -> Any:
+        """The decided value."""
+        return self.value if self.chosen == "new" else getattr(conflict, self.chosen)
 
 
 class Entry(NamedTuple):
@@ -30,6 +49,7 @@ class Entry(NamedTuple):
             branches part, since only a join needs it.
         winners: for a join, the place in the log of the commit that wrote each resolved value.
         conflicts: for a join, the conflicts that were resolved.
+        resolutions: for a join, what the merge policies decided, in the order in which they were asked.
     """
 
     commit: Commit
@@ -38,6 +58,7 @@ class Entry(NamedTuple):
     tally: PersistentMap[Any, int] | None
     winners: Mapping[Keys, int] = FrozenDict()
     conflicts: tuple[MergedConflict, ...] = ()
+    resolutions: tuple[Resolution, ...] = ()
 
 
 class Log(Protocol):

@@ -160,6 +160,10 @@ class Rounds:
         """Whether the edge starts the next round of a loop."""
         return self._moves[source, target][0] < 0
 
+    def first(self, node: str) -> Round:
+        """The first round of a node."""
+        return (0,) * len(self._around[node])
+
     def move(self, source: str, at: Round, target: str) -> Round:
         """The round of a branch after it has taken the edge from `source` in round `at` to `target`."""
         kept, rest = self._moves[source, target]

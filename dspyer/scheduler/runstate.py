@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from dspyer.events import MergedConflict, Path
+from dspyer.events import MergedConflict, Path, Question
 from dspyer.scheduler.lineage import Entry
 from dspyer.scheduler.rounds import Round
 from dspyer.scheduler.topology import Topology
@@ -88,6 +88,12 @@ class Failure(NamedTuple):
     conflicts: tuple[MergedConflict, ...] = ()
 
 
+class Asking(NamedTuple):
+    """An execution that has asked and gives way until it is answered. It is no transition: its branch stays."""
+
+    questions: tuple[Question, ...]
+
+
 class RunState(NamedTuple):
     """A run as a value.
 
@@ -102,6 +108,8 @@ class RunState(NamedTuple):
         failures: what raised.
         resting: the last state that all branches shared.
         ended: whether all branches have come to `END`.
+        asked: executions that wait for an answer, with their questions, by id.
+        first: the version of the first commit: runs of a thread go on counting.
     """
 
     topology: Topology
@@ -114,6 +122,8 @@ class RunState(NamedTuple):
     failures: tuple[Failure, ...] = ()
     resting: ImmutableState = ImmutableState()
     ended: bool = False
+    asked: PersistentMap[str, tuple[Execution, Asking]] = PersistentMap()
+    first: int = 0
 
 
 def execution_id(path: Path, index: int) -> str:

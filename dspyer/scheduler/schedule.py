@@ -12,6 +12,7 @@ from typing import Any
 
 from dspyer.errors import CallLimitError, StepLimitError
 from dspyer.events import (
+    Asked,
     Commit,
     Committed,
     ConflictFound,
@@ -22,9 +23,10 @@ from dspyer.events import (
     NodeStarted,
     Path,
 )
-from dspyer.scheduler.joining import ConflictRaisedError, Join
+from dspyer.scheduler.joining import ConflictRaisedError, Deciding, Join
 from dspyer.scheduler.lineage import Entry
 from dspyer.scheduler.runstate import (
+    Asking,
     Branch,
     Execution,
     Failure,
@@ -45,14 +47,23 @@ from dspyer.values import PersistentMap, PersistentVector
 Step = tuple[RunState, list[Event]]
 NOWHERE: PersistentMap[Place, int] = PersistentMap()
 _NONE: PersistentMap[Any, Any] = PersistentMap()
-_BEGINNING: Place = (START, ())
-_TRUNK = Branch((), ((),), ImmutableState(), -1, "", -1, _NONE)
+_EMPTY = ImmutableState()
+_TRUNK = Branch((), ((),), _EMPTY, -1, "", -1, _NONE)
 
 
-def start(topology: Topology) -> RunState:
-    """A run that is about to commit its inputs: `START` is its first execution."""
-    ready = (Group(_BEGINNING, (_TRUNK,)),)
-    return RunState(topology, PersistentVector(), _NONE, ready, _NONE, NOWHERE.set(_BEGINNING, 1))
+def start(topology: Topology, state: ImmutableState = _EMPTY, first: int = 0, node: str = START) -> RunState:
+    """A run that is about to commit its inputs.
+
+    Args:
+        topology: the graph.
+        state: the state that it goes on from.
+        first: the version of its first commit.
+        node: its first execution: `START`, or a node that somebody commits by hand.
+    """
+    place: Place = (node, topology.rounds.first(node))
+    ready = (Group(place, (_TRUNK._replace(state=state),)),)
+    live = NOWHERE.set(place, 1)
+    return RunState(topology, PersistentVector(), _NONE, ready, _NONE, live, resting=state, first=first)
 
 
 def plan(run: RunState) -> tuple[Group, ...]:
@@ -60,22 +71,29 @@ def plan(run: RunState) -> tuple[Group, ...]:
     return () if run.failures else run.ready
 
 
-def begin(run: RunState) -> tuple[RunState, Execution | None, list[Event]]:
-    """Starts the first group of `plan`: joins its branches and makes an execution.
+def begin(
+    run: RunState, position: int = 0, deciding: Deciding | None = None
+) -> tuple[RunState, Execution | None, list[Event]]:
+    """Starts a group of `plan`: joins its branches and makes an execution.
+
+    Args:
+        run: the run.
+        position: which group.
+        deciding: what decides the conflicts of a join; by default the merge policies of the graph.
 
     Returns:
         The next run, the execution to call (None if the run has ended, or if the join or a limit failed), and the
         events.
     """
-    group = run.ready[0]
-    ready = run.ready[1:]
+    group = run.ready[position]
+    ready = run.ready[1:] if not position else (*run.ready[:position], *run.ready[position + 1 :])
     branch = group.branches[0]
     events: list[Event] = []
     node = group.place[0]
     if len(group.branches) > 1:
         run = run._replace(ready=ready)
         try:
-            run, branch, events = _join(run, group)
+            run, branch, events = _join(run, group, deciding)
         except ConflictRaisedError as raised:
             found: list[Event] = [ConflictFound(conflict) for conflict in raised.conflicts]
             path = min(branch.path for branch in group.branches)
@@ -101,36 +119,39 @@ def begin(run: RunState) -> tuple[RunState, Execution | None, list[Event]]:
         events.append(NodeStarted(node, path, execution.visit, name))
         calls += 1
     running = run.running.set(name, execution)
-    topology, log, waiting, _, _, live, _, failures, resting, ended = run
-    run = RunState(topology, log, waiting, ready, running, live, calls, failures, resting, ended)
+    topology, log, waiting, _, _, live, _, failures, resting, ended, asked, first = run
+    run = RunState(topology, log, waiting, ready, running, live, calls, failures, resting, ended, asked, first)
     return run, execution, events
 
 
-def advance(run: RunState, execution_id: str, outcome: Transition | BaseException) -> Step:
+def advance(run: RunState, execution_id: str, outcome: Transition | Asking | BaseException) -> Step:
     """Folds one finished execution in.
 
     Args:
         run: the run.
         execution_id: which execution has finished.
-        outcome: its transition, or what it raised.
+        outcome: its transition, its questions, or what it raised.
 
     Returns:
         The next run and what happened.
     """
     execution = run.running[execution_id]
-    topology, log, waiting, ready, running, live, calls, failures, resting, ended = run
+    topology, log, waiting, ready, running, live, calls, failures, resting, ended, asked, first = run
     running = running.discard(execution_id)
+    if isinstance(outcome, Asking):
+        events: list[Event] = [Asked(question) for question in outcome.questions]
+        return run._replace(running=running, asked=asked.set(execution_id, (execution, outcome))), events
     if isinstance(outcome, BaseException):
         failure = Failure(execution.path, execution.node, execution.id, outcome, (execution.branch,))
         return _fail(run._replace(running=running), failure, execution.place)
     branch, targets = execution.branch, outcome.targets
-    alone = not waiting and not ready and not running and not failures
+    alone = not waiting and not ready and not running and not failures and not asked
     path, place, step = execution.path, len(log), branch.step + 1
     route = (targets[0].node,) if len(targets) == 1 else tuple([target.node for target in targets])
     tally = branch.tally.update({execution.node: execution.visit, path: branch.tally.get(path, 0) + 1})
     commit = Commit(
         execution.id,
-        place if alone else None,
+        first + place if alone else None,
         execution.node,
         path,
         execution.visit,
@@ -146,19 +167,21 @@ def advance(run: RunState, execution_id: str, outcome: Transition | BaseExceptio
     entry = Entry(commit, outcome.state, (branch.head,) if step else (), tally if len(targets) > 1 else None)
     moved = Branch(path, branch.spots, outcome.state, place, execution.id, step, tally)
     log = log.append(entry)
-    events: list[Event] = [Committed(commit)]
+    events = [Committed(commit)]
     if alone:
         resting = outcome.state
         if len(targets) == 1 and targets[0].overlay is None:
             spot = _move(topology, execution.place, targets[0])
             group = Group(spot, (moved,))
             live = live if spot == execution.place else NOWHERE.set(spot, 1)
-            return RunState(topology, log, waiting, (group,), running, live, calls, failures, resting, ended), events
+            ready = (group,)
+            run = RunState(topology, log, waiting, ready, running, live, calls, failures, resting, ended, asked, first)
+            return run, events
     children = [moved] if len(targets) == 1 else _fork(moved, len(targets))
     if len(children) > 1:
         paths = tuple([child.path for child in children])
         events.append(Forked(path, route, paths))
-    run = RunState(topology, log, waiting, ready, running, live, calls, failures, resting, ended)
+    run = RunState(topology, log, waiting, ready, running, live, calls, failures, resting, ended, asked, first)
     return _arrive(run, execution.place, zip(targets, children, strict=True)), events
 
 
@@ -180,23 +203,23 @@ def _limit(run: RunState, branch: Branch, node: str) -> Exception | None:
     return None
 
 
-def _join(run: RunState, group: Group) -> tuple[RunState, Branch, list[Event]]:
+def _join(run: RunState, group: Group, deciding: Deciding | None) -> tuple[RunState, Branch, list[Event]]:
     """Merges the branches of a group into one and commits the resolutions."""
     branches = tuple(sorted(group.branches, key=lambda branch: branch.path))
     node = group.place[0]
     index = len(run.log)
     topology = run.topology
-    join = Join(run.log, node, topology.schema, topology.policies_at(node), index)
+    join = Join(run.log, node, topology.schema, deciding or topology.policies_at(node).deciding, index)
     merged = join.merge([branch.head for branch in branches], [branch.state for branch in branches])
     spots = collapse([spot for branch in branches for spot in branch.spots])
     path = path_of(spots)
-    alone = not run.waiting and not run.ready and not run.running and not run.failures
+    alone = not run.waiting and not run.ready and not run.running and not run.failures and not run.asked
     count, visit = merged.tally.get(path, 0), merged.tally.get(join.author, 0) + 1
     step = 1 + max([branch.step for branch in branches])
     commit_id = execution_id(path, count)
     commit = Commit(
         commit_id,
-        index if alone else None,
+        run.first + index if alone else None,
         join.author,
         path,
         visit,
@@ -206,7 +229,7 @@ def _join(run: RunState, group: Group) -> tuple[RunState, Branch, list[Event]]:
         route=(node,),
     )
     heads = tuple([branch.head for branch in branches])
-    entry = Entry(commit, merged.state, heads, None, merged.winners, merged.conflicts)
+    entry = Entry(commit, merged.state, heads, None, merged.winners, merged.conflicts, merged.resolutions)
     tally = merged.tally.update({join.author: visit, path: count + 1})
     run = run._replace(log=run.log.append(entry), resting=merged.state if alone else run.resting)
     events: list[Event] = [ConflictFound(conflict) for conflict in merged.conflicts]
@@ -231,7 +254,7 @@ def _move(topology: Topology, place: Place, target: Target) -> Place:
 
 def _arrive(run: RunState, left: Place, moves: Iterable[tuple[Target, Branch]]) -> RunState:
     """Puts branches where they go, and settles what may start now that one group has left its place."""
-    topology, log, waiting, ready, running, live, calls, failures, resting, ended = run
+    topology, log, waiting, ready, running, live, calls, failures, resting, ended, asked, first = run
     live = _leave(live, left)
     sent: list[Group] = []
     fresh: list[Place] = []
@@ -255,7 +278,7 @@ def _arrive(run: RunState, left: Place, moves: Iterable[tuple[Target, Branch]]) 
         sent += settled
     if sent:
         ready = tuple(sorted((*ready, *sent), key=_first_path))
-    return RunState(topology, log, waiting, ready, running, live, calls, failures, resting, ended)
+    return RunState(topology, log, waiting, ready, running, live, calls, failures, resting, ended, asked, first)
 
 
 def _leave(live: PersistentMap[Place, int], place: Place) -> PersistentMap[Place, int]:

@@ -6,7 +6,7 @@ nothing is checked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
@@ -20,8 +20,8 @@ from dspyer.errors import (
     brief,
     suggestion,
 )
-from dspyer.patch import DELETE, Replace, apply, diff_value
-from dspyer.reducers import Reducer
+from dspyer.patch import DELETE, Replace, apply, apply_value, diff_value
+from dspyer.reducers import Reducer, Updates
 from dspyer.schema.annotations import read_model
 from dspyer.schema.field_types import NO_OTHERS, Field
 from dspyer.schema.views import fill, view_class
@@ -158,6 +158,63 @@ class Schema:
         _, state = self._commit(state, inputs, _Write(None, commit_id, True))
         if self.fields:
             state = ImmutableState({name: state.raw(name) for name in self.fields if name in state})
+        return state
+
+    def begin(
+        self, before: ImmutableState, inputs: Mapping[str, object], *, keep: Collection[str] | None, commit_id: str
+    ) -> tuple[dict[str, Any], ImmutableState]:
+        """The state that a run starts from which goes on from another, with the inputs folded in.
+
+        Args:
+            before: the state that the run goes on from; an empty one for the first run.
+            inputs: values, or updates for fields with a reducer.
+            keep: the fields that keep their value, None for all; the others go back to their defaults.
+            commit_id: what reducers derive names from.
+
+        Returns:
+            The patch from `before` to the new state, and that state: `replay(before, patch)`.
+
+        Raises:
+            InputError: for unknown or invalid inputs.
+        """
+        if self.model is None:
+            gone = {} if keep is None else {name: DELETE for name in before if name not in keep and name not in inputs}
+            patch, _ = _commit_open(before, {**_as_whole(inputs), **gone}, False)
+            return patch, self.replay(before, patch)
+        state, resets = before, {}
+        for name, field in self.fields.items():
+            old = state.raw(name, DELETE)
+            if old is DELETE or (keep is not None and name not in keep):
+                new = field.default(state)
+                if not same(old, new):
+                    resets[name] = DELETE if new is DELETE else Replace(new)
+                    state = state.discard(name) if new is DELETE else state.set(name, new)
+        updates, after = self._commit(state, inputs, _Write(None, commit_id, True))
+        patch = {}
+        for name in self.fields:
+            if self.reducer(name) is None:
+                old, new = before.raw(name, DELETE), after.raw(name, DELETE)
+                if not same(old, new):
+                    patch[name] = diff_value(old, new)
+            elif name in resets or name in updates:
+                parts = [found[name] for found in (resets, updates) if name in found]
+                patch[name] = parts[0] if len(parts) == 1 else Updates(*parts)
+        return patch, self.replay(before, patch)
+
+    def replay(self, state: ImmutableState, patch: Mapping[str, Any]) -> ImmutableState:
+        """The state after a committed patch: nothing is validated again, reducers fold.
+
+        Args:
+            state: the state before.
+            patch: the patch of a commit, as `commit` or `begin` gave it.
+
+        Returns:
+            The state after it.
+        """
+        for name, update in patch.items():
+            old = state.raw(name, DELETE)
+            new = apply_value(old, update) if self.reducer(name) is None else self.fold(name, old, update)
+            state = state.discard(name) if new is DELETE else state.set(name, new)
         return state
 
     def as_values(self, inputs: Mapping[str, object]) -> dict[str, object]:
