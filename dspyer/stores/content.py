@@ -29,13 +29,15 @@ class Content:
     """A frozen value on its way to a store or back: encoded when a store asks for bytes, decoded when somebody reads.
 
     Args:
-        value: the frozen value.
+        value: what nobody can change.
+        encode: what makes JSON values of it.
     """
 
-    __slots__ = ("_blobs", "_data", "_refs", "_value")
+    __slots__ = ("_blobs", "_data", "_encode", "_refs", "_value")
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, encode: Callable[[Any], Any] = encoding.encode) -> None:
         self._value = value
+        self._encode = encode
         self._data: bytes | None = None
         self._refs: tuple[str, ...] = ()
         self._blobs: Mapping[str, bytes] = _NO_BLOBS
@@ -59,7 +61,7 @@ class Content:
     def data(self) -> bytes:
         """The bytes: JSON as UTF-8."""
         if self._data is None:
-            encoded = encoding.encode(self._value)
+            encoded = self._encode(self._value)
             data = _dump(encoded)
             if len(data) > INLINE:
                 blobs: dict[str, bytes] = {}
@@ -80,12 +82,12 @@ class Content:
         self.data  # noqa: B018 - finds them
         return self._blobs
 
-    def value(self, fetch: Fetch, types: Iterable[type] = ()) -> Any:
-        """The frozen value.
+    def value(self, fetch: Fetch, decode: Callable[[Any], Any] = encoding.decode) -> Any:
+        """The value.
 
         Args:
             fetch: where blobs come from.
-            types: classes that it may name beside the registered ones.
+            decode: what makes the value of JSON values again.
 
         Raises:
             StateError: if the bytes are not the form of a value, or name what is unknown here.
@@ -96,7 +98,7 @@ class Content:
         plain = json.loads(self.data)
         if self._refs:
             plain = _with_blobs(plain, fetch(self._refs))
-        return encoding.decode(plain, types)
+        return decode(plain)
 
     def __eq__(self, other: object) -> bool:
         return self.data == other.data if isinstance(other, Content) else NotImplemented
