@@ -1,0 +1,181 @@
+"""What the threads of a store reach, and what may go: pure, the same for every store.
+
+A thread reaches the rows from its head back to its root, along all parents, and whole runs that were made for it with
+what they go on from. The root's row is reached, and the walk goes no further there; a way around the root is walked
+to its end, so nothing that can still be read is removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from dspyer.stores.base import Point
+
+Spans = dict[str, list[tuple[int, int]]]
+"""By run, the first and last rows of what is reached of it; none of a run that is reached and has no rows."""
+
+
+class Ends(NamedTuple):
+    """Between what a thread lies.
+
+    Attributes:
+        head: its last row.
+        root: its first row, if older history was pruned.
+    """
+
+    head: Point | None = None
+    root: Point | None = None
+
+
+class Extent(NamedTuple):
+    """What must be known of a run.
+
+    Attributes:
+        thread: the thread that it was made for.
+        parents: the rows that it goes on from.
+        last: the number of its last row; -1 if it has none.
+    """
+
+    thread: str
+    parents: tuple[Point, ...]
+    last: int
+
+
+class Span(NamedTuple):
+    """Rows of a run, from `first` to `last`, both included."""
+
+    run: str
+    first: int
+    last: int
+
+
+class Removal(NamedTuple):
+    """What a store has to do.
+
+    Attributes:
+        threads: threads to remove.
+        runs: runs to remove with all rows and snapshots.
+        rows: rows to remove, with their snapshots, of runs that stay.
+        orphans: runs that stay for others: their thread is `""` from now on.
+        kept: by the name of each thread that stays, the ids of the runs that were to go and that it still reaches.
+    """
+
+    threads: tuple[str, ...]
+    runs: tuple[str, ...]
+    rows: tuple[Span, ...]
+    orphans: tuple[str, ...]
+    kept: Mapping[str, tuple[str, ...]]
+
+
+def removal(threads: Mapping[str, Ends], runs: Mapping[str, Extent], gone: Collection[str] = ()) -> Removal:
+    """What goes when threads are removed: they, and all that nothing else reaches.
+
+    Args:
+        threads: every thread of the store.
+        runs: every run of the store.
+        gone: names of the threads to remove; those that are not there are left out.
+    """
+    stays = {name: ends for name, ends in threads.items() if name not in gone}
+    made = _made_for(runs)
+    reached = {name: reach(ends, runs, made.get(name, ())) for name, ends in stays.items()}
+    candidates = {run: [(0, extent.last)] for run, extent in runs.items() if extent.thread in gone}
+    return _removal(tuple(sorted(threads.keys() - stays.keys())), runs, reached, candidates, candidates)
+
+
+def disowning(threads: Mapping[str, Ends], runs: Mapping[str, Extent], thread: str) -> Removal:
+    """What goes when a thread gives up what was made for it and lies outside of what it reaches from its head.
+
+    Args:
+        threads: every thread of the store.
+        runs: every run of the store.
+        thread: the name of the thread; nothing is given up if there is none.
+    """
+    made = _made_for(runs)
+    own = made.pop(thread, []) if thread in threads else []
+    reached = {name: reach(ends, runs, made.get(name, ())) for name, ends in threads.items()}
+    inside = reached.get(thread, {})
+    candidates = {run: list(_gaps(inside.get(run, ()), runs[run].last)) for run in own}
+    outside = {run: spans for run, spans in candidates.items() if spans or run not in inside}
+    return _removal((), runs, reached, outside, outside.keys() - inside.keys())
+
+
+def reach(ends: Ends, runs: Mapping[str, Extent], made: Iterable[str] = ()) -> Spans:
+    """What a thread reaches.
+
+    Args:
+        ends: its head and root.
+        runs: every run of the store.
+        made: the ids of the runs that were made for it.
+    """
+    spans: Spans = {}
+    walked: set[str] = set()
+    waiting = [Point(run, runs[run].last) for run in made]
+    if ends.head is not None:
+        waiting.append(ends.head)
+    root = ends.root
+    while waiting:
+        run, last = waiting.pop()
+        extent = runs.get(run)
+        if extent is None:  # pruned before
+            continue
+        stops = root is not None and root.run == run and root.seq <= last
+        first = root.seq if root is not None and stops else 0
+        found = spans.setdefault(run, [])
+        if first <= last and (first, last) not in found:
+            found.append((first, last))
+        if not stops and run not in walked:
+            walked.add(run)
+            waiting.extend(extent.parents)
+    return spans
+
+
+def _made_for(runs: Mapping[str, Extent]) -> dict[str, list[str]]:
+    made: dict[str, list[str]] = {}
+    for run, extent in runs.items():
+        if extent.thread:
+            made.setdefault(extent.thread, []).append(run)
+    return made
+
+
+def _removal(
+    threads: tuple[str, ...],
+    runs: Mapping[str, Extent],
+    reached: Mapping[str, Spans],
+    candidates: Mapping[str, list[tuple[int, int]]],
+    given_up: Collection[str],
+) -> Removal:
+    """What nothing reaches goes; of what was to go (`candidates`), what stays is said with the name of who keeps it."""
+    union: Spans = {}
+    for spans in reached.values():
+        for run, found in spans.items():
+            union.setdefault(run, []).extend(found)
+    kept = {
+        name: tuple(sorted(run for run in spans.keys() & candidates.keys() if _meet(spans[run], candidates[run])))
+        for name, spans in reached.items()
+    }
+    return Removal(
+        threads,
+        tuple(sorted(runs.keys() - union.keys())),
+        tuple(Span(run, *gap) for run, found in union.items() for gap in _gaps(found, runs[run].last)),
+        tuple(sorted(union.keys() & set(given_up))),
+        {name: ids for name, ids in kept.items() if ids},
+    )
+
+
+def _gaps(spans: Iterable[tuple[int, int]], last: int) -> Iterator[tuple[int, int]]:
+    """What lies between the spans, from 0 to the last row."""
+    after = 0
+    for first, end in sorted(spans):
+        if first > after:
+            yield after, min(first - 1, last)
+        after = max(after, end + 1)
+    if after <= last:
+        yield after, last
+
+
+def _meet(left: Iterable[tuple[int, int]], right: Collection[tuple[int, int]]) -> bool:
+    """Whether two lists of spans have a row in common; a run without rows is met by whoever reaches it."""
+    if not right or all(last < first for first, last in right):
+        return True
+    return any(first <= end and start <= last for first, last in left for start, end in right)
