@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from dspyer.stores.content import Content
 
@@ -46,7 +46,7 @@ class ThreadRow(NamedTuple):
         name: its name.
         head: the last row that belongs to it; None if it has none.
         epoch: how often its owner or its head was changed by force; every write names the epoch that it knows.
-        owner: who works on it, None for nobody.
+        owner: who works on it; None for nobody, and after a release.
         lease: seconds until the owner counts as gone, by the clock of the store; 0 or less once it has.
         root: the row at which its history begins, if older history was pruned.
         runs: how many runs were ever made for it.
@@ -66,7 +66,7 @@ class RunRow(NamedTuple):
 
     Attributes:
         id: a random text, another for each run.
-        thread: the thread that it was made for.
+        thread: the thread that it was made for; `""` once that was removed or has disowned it, if others keep the run.
         parents: the rows that it goes on from; two for the merge of two threads.
         header: what is known of it from the start, JSON values only.
     """
@@ -105,15 +105,16 @@ class Change(NamedTuple):
 
     Attributes:
         thread: the thread that is changed or whose owner writes; `""` touches no thread.
-        epoch: the epoch that the thread must have; 0 for a thread that must not exist yet.
-        next_epoch: the epoch that it has afterwards; None leaves it.
+        epoch: the epoch that the thread must have; 0 for a thread that must not exist yet: it is made.
+        next_epoch: the epoch that it has afterwards; None leaves it, and is 1 for a thread that is made.
         owner: who owns it afterwards, if `lease` is given.
-        lease: seconds that the owner has from now; 0 releases the thread; None leaves owner and lease.
+        lease: seconds that the owner has from now; 0 releases the thread, which has no owner then; None leaves owner
+            and lease.
         head: where the thread stands afterwards; None leaves it.
         root: where its history begins afterwards; None leaves it.
         run: a run to begin; the thread, if one is named, counts it.
-        rows_of: the run that gets the rows.
-        rows: rows to append, in the order of their numbers.
+        rows_of: the run that gets the rows; it is there, or is `run`.
+        rows: rows to append, in the order of their numbers, the first of them next to the last one that is there.
         snapshot: a snapshot to keep.
         flush: whether the change must be on the disk when `write` returns, and not only with the operating system.
     """
@@ -166,13 +167,16 @@ class Store(ABC):
         """Applies a change as a whole, or nothing of it.
 
         Writing a change a second time, after an answer that got lost, does nothing: rows that are there already with
-        equal content are no error if the epoch is still the same (or already the next).
+        equal content, and a run that is there already, are no error if the epoch is still the same. If it is the next
+        one already, the change was written if its rows, run, owner and head are all there; a change without rows, run
+        and owner has nothing to know it by, and is refused. `dspyer.stores.admission.admit` decides so for all stores.
 
         Args:
             change: what to do.
 
         Raises:
-            ConcurrentRunError: the thread has another epoch, or a row of that number has other content.
+            ConcurrentRunError: the thread has another epoch, or a row or run of that name is another one.
+            ValueError: rows with a gap before or between them, or a row, head or snapshot of a run that is not there.
         """
 
     def write_now(self, change: Change) -> bool:
@@ -230,7 +234,10 @@ class Store(ABC):
 
     @abstractmethod
     def disown(self, thread: str) -> Swept:
-        """Removes what was made for a thread but lies outside of what it reaches from its head back to its root."""
+        """Removes what was made for a thread but lies outside of what it reaches from its head back to its root.
+
+        A run that stays for others is the thread's no more. `dspyer.stores.reach` computes what goes, for all stores.
+        """
 
     @abstractmethod
     def drop_snapshots(self) -> None:
@@ -242,4 +249,17 @@ class Store(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the use of the store; what was written stays."""
+        """Ends the use of the store; what was written stays. A second time does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Copies of a program share its store."""
+        return self

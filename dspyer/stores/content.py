@@ -58,6 +58,11 @@ class Content:
         return content
 
     @property
+    def encoded(self) -> bool:
+        """Whether the bytes are there already."""
+        return self._data is not None
+
+    @property
     def data(self) -> bytes:
         """The bytes: JSON as UTF-8."""
         if self._data is None:
