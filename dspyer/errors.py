@@ -24,7 +24,8 @@
     └── ScriptError (AssertionError)        a test: an LM call off the script, or an answer that was not used
 
 An exception that a node raises itself is never wrapped: it reaches the caller as it is, with a note (PEP 678) that
-names node, branch and attempt.
+names node, branch and attempt. `Interrupt` is no error and no `Exception`: a node asks with it, and it must pass every
+`except Exception` on its way out.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dspyer.events import Question
 
 
 class DspyerError(Exception):
@@ -140,6 +145,33 @@ class ScriptError(DspyerError, AssertionError):
 
 class RunStoppedError(DspyerError):
     """A run was stopped by whoever streamed it, before it had come to its end."""
+
+
+class Interrupt(BaseException):
+    """What `ctx.interrupt` raises in a node whose question has no answer yet. Let it pass.
+
+    Attributes:
+        questions: what is asked.
+    """
+
+    def __init__(self, questions: Sequence[Question]) -> None:
+        super().__init__(", ".join(question.id for question in questions))
+        self.questions = tuple(questions)
+
+
+class Interrupted(DspyerError):  # noqa: N818 - the name of a status, raised where a result was asked for
+    """The run waits for answers to its questions, and has no result yet.
+
+    Attributes:
+        questions: the open ones.
+    """
+
+    def __init__(self, text: str, questions: Sequence[Question] = ()) -> None:
+        super().__init__(text)
+        self.questions = tuple(questions)
+
+    def __reduce__(self) -> tuple[type[Interrupted], tuple[str, tuple[Question, ...]]]:
+        return type(self), (str(self), self.questions)
 
 
 class StoreError(DspyerError):

@@ -174,6 +174,4 @@ class RunEnded(NamedTuple):
     scope: tuple[str, ...] = ()
 
 
-Event = (
-    RunStarted | NodeStarted | Committed | Forked | Joined | ConflictFound | NodeFailed | Asked | Emitted | RunEnded
-)
+Event = RunStarted | NodeStarted | Committed | Forked | Joined | ConflictFound | NodeFailed | Asked | Emitted | RunEnded

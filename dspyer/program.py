@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import dspy
@@ -14,49 +13,18 @@ from dspyer.bond.signatures import own_signatures
 from dspyer.bond.source import reduce_program, source_class
 from dspyer.bond.tracing import hand_over
 from dspyer.building.blueprint import Blueprint
-from dspyer.errors import InputError, RunStoppedError, original
+from dspyer.durable.replaying import replay
+from dspyer.errors import InputError, RunStoppedError
 from dspyer.nodes import Call, check_resources, resources_of
 from dspyer.patch import DELETE
 from dspyer.reducers import Updates
+from dspyer.request import REQUEST, Request, asking, interrupted, request_inside
 from dspyer.run import Run
 from dspyer.running.drivers import adrive, drive
-from dspyer.running.session import Observe, Session, ignore
+from dspyer.running.session import Observe, Opening, Session, ignore
 from dspyer.scheduler.lineage import lineage
 from dspyer.streams import AsyncEvents, Events
 from dspyer.values import same, thaw
-
-REQUEST = "dspyer_request"
-
-
-@dataclass(eq=False)
-class Request:
-    """What `run` and its like ask of the next call of a program, and the sessions that it makes.
-
-    It travels in DSPy's settings, which every wrapper of a module and every thread of DSPy hands on.
-    """
-
-    resources: Mapping[type, object] = field(default_factory=dict)
-    observe: Observe = ignore
-    scope: tuple[str, ...] = ()
-    sessions: list[Session] = field(default_factory=list)
-    predictions: dict[str, dspy.Prediction] = field(default_factory=dict)
-    stopped: bool = False
-    inside: bool = False
-
-    def run(self, usage: Mapping[str, Mapping[str, Any]]) -> Run:
-        """The run of the last session."""
-        session = self.sessions[-1]
-        return Run(session, self.predictions.get(session.run_id), usage)
-
-    def failed_with(self, error: BaseException) -> bool:
-        """Whether the last session is a failed run, and this its error."""
-        return bool(self.sessions) and self.sessions[-1].error() is original(error)
-
-    def stop(self) -> None:
-        """Lets nothing new start."""
-        self.stopped = True
-        for session in self.sessions:
-            session.stopped = True
 
 
 class CompiledGraph(dspy.Module):
@@ -204,15 +172,15 @@ class CompiledGraph(dspy.Module):
 
     def run_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
         """Runs as a node of another graph and gives what its commits changed."""
-        request = _request_inside(call)
-        with dspy.context(**{REQUEST: request}):
+        request = request_inside(call)
+        with dspy.context(**{REQUEST: request}), asking():
             self(**inputs)
         return changes(request.sessions[-1])
 
     async def arun_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
         """The same in async code."""
-        request = _request_inside(call)
-        with dspy.context(**{REQUEST: request}):
+        request = request_inside(call)
+        with dspy.context(**{REQUEST: request}), asking():
             await self.acall(**inputs)
         return changes(request.sessions[-1])
 
@@ -244,18 +212,29 @@ class CompiledGraph(dspy.Module):
             raise InputError(f"graph {blueprint.name!r} takes its inputs by name: write program({name}=...)")
         asked: Request | None = dspy.settings.get(REQUEST)
         request = asked or Request()
-        blueprint.check_inputs(inputs)
-        schema = blueprint.topology.schema
-        state = schema.initial(schema.as_values(inputs) if request.inside else inputs)
+        opening = request.opening or self._opening(inputs, request)
         resources = {**self._resources, **request.resources}
         if blueprint.needs_resources:
             check_resources((*blueprint.nodes.values(), *blueprint.routers()), resources)
         keeps = asked is not None and not asked.inside
-        session = Session(self, blueprint, state, resources, request.observe, request.scope, keeps)
+        memo, journal = request.memo, request.journal
+        session = Session(self, blueprint, opening, resources, request.observe, request.scope, keeps, memo, journal)
         request.sessions.append(session)
         if request.stopped:  # asked last: whoever stops the request from now on finds the session in it
             session.stopped = True
         return request, session
+
+    def _opening(self, inputs: Mapping[str, Any], request: Request) -> Opening:
+        """How a run begins that goes on from nothing, or is taken up again inside of another."""
+        blueprint = self._blueprint
+        blueprint.check_inputs(inputs)
+        topology, schema = blueprint.topology, blueprint.topology.schema
+        state = schema.initial(schema.as_values(inputs) if request.inside else inputs)
+        opening = Opening.of(topology, state)._replace(label=request.label)
+        if request.journal is None or request.memo is None:
+            return opening
+        run = replay(opening.run, request.memo.commits(request.scope), opening[1:3], *request.memo.reading)
+        return opening._replace(run=run)
 
     def _close(self, session: Session) -> None:
         """Hands the trace over to whoever reads it, also when a node has failed."""
@@ -266,6 +245,9 @@ class CompiledGraph(dspy.Module):
         error = session.error()
         if error is not None:
             raise error
+        questions = session.questions()
+        if questions:
+            raise interrupted(questions, self._blueprint.name)
         if not session.run.ended:
             raise RunStoppedError("the stream of this run was closed before the run had come to its end")
         state, outputs = session.run.resting, self._blueprint.outputs
@@ -310,11 +292,6 @@ class CompiledGraph(dspy.Module):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return reduce_program(self)
-
-
-def _request_inside(call: Call) -> Request:
-    observe, scope = getattr(call.runner, "observe", ignore), getattr(call.runner, "scope", ())
-    return Request(call.resources, observe, scope, inside=True)
 
 
 def changes(session: Session) -> dict[str, object]:

@@ -30,6 +30,9 @@ class Blueprint:
         thawed: names of the nodes whose modules are open to optimizers, even if one has compiled them before.
         closed: whether inputs that are not listed are refused.
         max_concurrency: most nodes of one run that work at the same time.
+        keep: the fields that last over the runs of a thread; None for all.
+        interrupt_before: the nodes before which a run stops.
+        interrupt_after: the nodes after which it stops.
         needs_resources: whether a node or router has a parameter for a resource.
     """
 
@@ -43,6 +46,9 @@ class Blueprint:
     thawed: frozenset[str] = frozenset()
     closed: bool = True
     max_concurrency: int = 32
+    keep: frozenset[str] | None = None
+    interrupt_before: frozenset[str] = frozenset()
+    interrupt_after: frozenset[str] = frozenset()
     needs_resources: bool = field(init=False)
 
     def __post_init__(self) -> None:

@@ -101,6 +101,11 @@ class Threads:
         _tasks.add(task)
         task.add_done_callback(ended)
 
+    @property
+    def done(self) -> bool:
+        """Whether `next` need not wait."""
+        return not self._done.empty()
+
     def next(self) -> tuple[Any, Outcome]:
         """Waits for the next outcome."""
         found = self._done.get()
@@ -155,6 +160,11 @@ class Tasks:
             self._done.append((key, outcome))
             self._wake.set()
             self._tasks.remove(cast("asyncio.Task[None]", asyncio.current_task()))
+
+    @property
+    def done(self) -> bool:
+        """Whether `next` need not wait."""
+        return bool(self._done)
 
     async def next(self) -> tuple[Any, Outcome]:
         """Waits for the next outcome."""

@@ -5,31 +5,33 @@ from __future__ import annotations
 from typing import Any, cast
 
 from dspyer.bond.tracing import recording
+from dspyer.errors import DspyerError, Interrupt
 from dspyer.nodes import Decision, Reply, Router, portal_scope
 from dspyer.running.crews import Outcome, Tasks, Threads, aattempt_here, attempt_here
 from dspyer.running.gather import Gather
-from dspyer.running.session import Script, Session
+from dspyer.running.scripts import Script, script
+from dspyer.running.session import Session
 from dspyer.scheduler.runstate import Execution, Transition
 from dspyer.scheduler.schedule import plan
 
 
-def follow(script: Script) -> Transition:
+def follow(calls: Script) -> Transition:
     """Makes the calls of a script in sync code."""
     reply: Reply | Decision | None = None
     while True:
         try:
-            step, call = script.send(reply)
+            step, call = calls.send(reply)
         except StopIteration as done:
             return cast(Transition, done.value)
         reply = step.decide(call) if isinstance(step, Router) else step.call(call)
 
 
-async def afollow(script: Script) -> Transition:
+async def afollow(calls: Script) -> Transition:
     """Makes the calls of a script in async code."""
     reply: Reply | Decision | None = None
     while True:
         try:
-            step, call = script.send(reply)
+            step, call = calls.send(reply)
         except StopIteration as done:
             return cast(Transition, done.value)
         reply = await (step.adecide(call) if isinstance(step, Router) else step.acall(call))
@@ -49,16 +51,20 @@ def drive(session: Session, **overrides: Any) -> None:
     ):
         while True:
             started = session.start_ready()
+            if session.unsaved is not None and not save(session):
+                started = []
             if len(started) == 1 and not threads.busy and not plan(session.run):
-                script = session.script(started[0], Gather(session, started[0]))
-                settle(session, started[0], attempt_here(steps, follow, script))
+                calls = script(session, started[0], Gather(session, started[0]))
+                settle(session, started[0], attempt_here(steps, follow, calls))
                 continue
             for execution in started:
-                script = session.script(execution, Gather(session, execution))
-                threads.start(execution, follow, script)
+                calls = script(session, execution, Gather(session, execution))
+                threads.start(execution, follow, calls)
             if not threads.busy:
                 return
             settle(session, *threads.next())
+            while session.unsaved is not None and threads.done:
+                settle(session, *threads.next())
 
 
 async def adrive(session: Session, **overrides: Any) -> None:
@@ -76,21 +82,53 @@ async def adrive(session: Session, **overrides: Any) -> None:
 async def _adrive(session: Session, tasks: Tasks, steps: list[Any]) -> None:
     while True:
         started = session.start_ready()
+        if session.unsaved is not None and not await asave(session):
+            started = []
         if len(started) == 1 and not tasks.busy and not plan(session.run):
-            script = session.script(started[0], Gather(session, started[0]))
-            settle(session, started[0], await aattempt_here(steps, afollow, script))
+            calls = script(session, started[0], Gather(session, started[0]))
+            settle(session, started[0], await aattempt_here(steps, afollow, calls))
             continue
         for execution in started:
-            script = session.script(execution, Gather(session, execution))
-            tasks.start(execution, afollow, script)
+            calls = script(session, execution, Gather(session, execution))
+            tasks.start(execution, afollow, calls)
         if not tasks.busy:
             return
         settle(session, *await tasks.next())
+        while session.unsaved is not None and tasks.done:
+            settle(session, *await tasks.next())
+
+
+def save(session: Session) -> bool:
+    """Writes down what has happened, before anything that depends on it starts; says whether that went well."""
+    assert session.journal is not None
+    drafts = session.drafts()
+    try:
+        if drafts:
+            session.journal.write(drafts)
+    except DspyerError as error:
+        session.lose(error)
+        return False
+    session.saved()
+    return True
+
+
+async def asave(session: Session) -> bool:
+    """The same in async code."""
+    assert session.journal is not None
+    drafts = session.drafts()
+    try:
+        if drafts:
+            await session.journal.awrite(drafts)
+    except DspyerError as error:
+        session.lose(error)
+        return False
+    session.saved()
+    return True
 
 
 def settle(session: Session, execution: Execution, outcome: Outcome) -> None:
     """Hands an outcome to the session; what is no `Exception` (an interrupt of the process) goes on up at once."""
     transition, error, steps = outcome
-    if error is not None and not isinstance(error, Exception):
+    if error is not None and not isinstance(error, (Exception, Interrupt)):
         raise error
     session.finish(execution, transition if error is None else error, steps)

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 from dspyer.bond.tracing import hand_over
+from dspyer.durable.journal import Journal
+from dspyer.durable.memo import Memo
 from dspyer.running.crews import Outcome, Tasks, Threads
 from dspyer.running.session import Observe, Session
 from dspyer.scheduler.runstate import Execution
@@ -31,6 +33,21 @@ class Gather:
     def observe(self) -> Observe:
         """Where the events of a graph inside the node go."""
         return self._session.record
+
+    @property
+    def memo(self) -> Memo:
+        """What the run remembers of its executions."""
+        return self._session.memo
+
+    @property
+    def journal(self) -> Journal | None:
+        """What writes the run down."""
+        return self._session.journal
+
+    @property
+    def label(self) -> tuple[str, ...]:
+        """The name of the run in what is named after its commits."""
+        return self._session.opening.label
 
     @property
     def scope(self) -> tuple[str, ...]:

@@ -4,45 +4,46 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from secrets import token_hex
 from traceback import format_exception_only
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dspyer.bond.tracing import Steps
 from dspyer.building.blueprint import Blueprint
-from dspyer.errors import RouteError, annotate, brief, original
+from dspyer.durable.journal import Journal
+from dspyer.durable.memo import Memo
+from dspyer.durable.rows import Draft
+from dspyer.errors import Interrupt, annotate, brief, original
 from dspyer.events import (
     ConflictFound,
-    Emitted,
     Event,
     MergedConflict,
     Path,
+    Question,
     RunEnded,
     RunStarted,
 )
-from dspyer.nodes import Call, Context, Decision, Node, Reply, Router, Runner, Send
-from dspyer.patch import DELETE, Replace, diff_value
-from dspyer.reducers import Updates
+from dspyer.patch import DELETE, diff_value
+from dspyer.running.saving import Unsaved
 from dspyer.scheduler.lineage import lineage
 from dspyer.scheduler.runstate import (
+    Asking,
     Branch,
     Execution,
     Failure,
     RunState,
-    Target,
     Transition,
     execution_id,
     path_text,
 )
 from dspyer.scheduler.schedule import advance, begin, plan, start
-from dspyer.scheduler.topology import END, START
+from dspyer.scheduler.topology import Topology
 from dspyer.state import ImmutableState
 
 if TYPE_CHECKING:
     import dspy
 
-Script = Generator[tuple[Node | Router, Call], Any, Transition]
 Observe = Callable[[Event], None]
 
 
@@ -62,6 +63,31 @@ def ignore(event: Event) -> None:
     """Where events go when nobody listens."""
 
 
+class Opening(NamedTuple):
+    """How a run begins.
+
+    Attributes:
+        run: the run before its first commit; one that is taken up again has its commits already.
+        patch: the patch of its first commit.
+        state: the state after that.
+        run_id: its id.
+        label: a name of the run that is the same however often it is taken up; in front of what is named after its
+            commits. Empty for a run that is not stored.
+    """
+
+    run: RunState
+    patch: Mapping[str, Any]
+    state: ImmutableState
+    run_id: str
+    label: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, topology: Topology, state: ImmutableState) -> Opening:
+        """A run of its own, with the state that its inputs make."""
+        patch = {name: diff_value(DELETE, value) for name, value in state.raw_items()}
+        return cls(start(topology), patch, state, token_hex(16))
+
+
 class Session:
     """A run while it goes on. Made for each run, never kept on a program.
 
@@ -69,27 +95,37 @@ class Session:
         run: the run as a value; each step puts the next one here.
         events: what happened, in order of arrival, if anybody will be able to ask.
         steps: the DSPy trace of each execution.
+        memo: what executions leave behind beside commits.
+        journal: writes the run down; None for a run that is not stored.
     """
 
     def __init__(
         self,
         program: dspy.Module,
         blueprint: Blueprint,
-        state: ImmutableState,
+        opening: Opening,
         resources: Mapping[type, object],
         observe: Observe = ignore,
         scope: tuple[str, ...] = (),
         keeps_events: bool = True,
+        memo: Memo | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self.program = program
         self.blueprint = blueprint
-        self.inputs = state
+        self.opening = opening
+        self.inputs = opening.state
         self.resources = resources
         self.observe = observe
         self.scope = scope
         self.keeps_events = keeps_events
-        self.run_id = token_hex(16)
-        self.run: RunState = start(blueprint.topology)
+        self.run_id = opening.run_id
+        self.run: RunState = opening.run
+        self.memo = memo or Memo()
+        self.journal = journal
+        self.unsaved = Unsaved(opening.run) if journal is not None else None
+        self.broken: BaseException | None = None
+        self._taken_up = list(opening.run.running.values())
         self.events: list[Event] = []
         self.steps: dict[str, Steps] = {}
         self.stopped = False
@@ -113,27 +149,84 @@ class Session:
         """Starts what may start, as far as `max_concurrency` goes."""
         started: list[Execution] = []
         limit = self.blueprint.max_concurrency
+        if self._taken_up and not self.stopped:
+            started, self._taken_up = self._taken_up, []
         run = self.run
         while not self.stopped and plan(run) and len(run.running) < limit:
-            run, execution, events = begin(run)
+            position = 0 if not self.blueprint.interrupt_after else self._next_position()
+            if position is None:
+                break
+            run, execution, events = begin(run, position)
             self.run = run
-            for event in events:
-                self.record(event)
+            self._tell(events)
             if execution is not None:
                 started.append(execution)
         return started
 
     def finish(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
         """Folds a finished execution in."""
+        if self.broken is not None:
+            return  # nothing can be written any more: what ran beside is not committed
         if steps:
             self.steps[execution.id] = steps
-        if isinstance(outcome, BaseException):
-            outcome = original(outcome)
+        found: Transition | Asking | BaseException = outcome
+        if isinstance(outcome, Interrupt):
+            found = Asking(outcome.questions)
+        elif isinstance(outcome, BaseException):
+            found = original(outcome)
             place = f"branch {path_text(execution.path)}, visit {execution.visit}, attempt 1"
-            annotate(outcome, f"in node {execution.node!r} ({place})")
-        self.run, events = advance(self.run, execution.id, outcome)
+            annotate(found, f"in node {execution.node!r} ({place})")
+        elif self.unsaved is not None:
+            self.unsaved.sent(execution.id, outcome.targets)
+        self.run, events = advance(self.run, execution.id, found)
+        self._tell(events)
+
+    def _tell(self, events: list[Event]) -> None:
+        """Shows what the scheduler says; where a run is written down, only once it is."""
+        if self.unsaved is not None:
+            self.unsaved.events += events
+            return
         for event in events:
             self.record(event)
+
+    def drafts(self) -> list[Draft]:
+        """The rows of what has happened since the last ones."""
+        assert self.unsaved is not None
+        drafts = self.unsaved.drafts(self.run, self.scope, self.opening.patch)
+        return drafts + self.memo.unwritten()
+
+    def saved(self) -> None:
+        """Takes what has happened as written, and shows it."""
+        assert self.unsaved is not None
+        for event in self.unsaved.take(self.run):
+            self.record(event)
+
+    def lose(self, error: BaseException) -> None:
+        """Goes back to what was written: the store failed. Nothing new starts."""
+        assert self.unsaved is not None
+        self.run, self.broken, self.stopped = self.unsaved.run, error, True
+        self.unsaved.take(self.run)
+
+    def _next_position(self) -> int | None:
+        """The first group that does not wait at a node after which the program stops."""
+        for position, group in enumerate(self.run.ready):
+            held = [self._held(branch) for branch in group.branches]  # each asks
+            if not any(held):
+                return position
+        return None
+
+    def _held(self, branch: Branch) -> bool:
+        if branch.head < 0:
+            return False
+        commit = self.run.log[branch.head].commit
+        if commit.node not in self.blueprint.interrupt_after:
+            return False
+        text = f"{commit.node!r} has run; go on?"
+        return not self.memo.passes(Question("after", text, None, commit.node, commit.branch, self.name(commit.id)))
+
+    def name(self, execution_id: str) -> str:
+        """The name of an execution within the whole run."""
+        return "/".join((*self.scope, execution_id)) if self.scope else execution_id
 
     def end(self) -> None:
         """Says that the run is over."""
@@ -142,11 +235,24 @@ class Session:
 
     @property
     def status(self) -> str:
-        """`"completed"` or `"failed"`."""
-        return "completed" if self.run.ended else "failed"
+        """`"completed"`, `"failed"` or `"interrupted"`."""
+        if self.run.ended and self.broken is None:
+            return "completed"
+        return "interrupted" if self.questions() else "failed"
+
+    def questions(self) -> tuple[Question, ...]:
+        """What the run waits to be told; nothing as long as it can go on without."""
+        run = self.run
+        if self.broken is not None or self.stopped or run.ended or run.failures or run.running:
+            return ()
+        within = self.name("") if self.scope else ""
+        found = [question for question in self.memo.open() if question.execution.startswith(within)]
+        return tuple(sorted(found, key=lambda question: (question.branch, question.id)))
 
     def error(self) -> BaseException | None:
         """What stopped the run: the first failure in path order, with the others in its notes."""
+        if self.broken is not None:
+            return self.broken
         if not self.run.failures:
             return None
         first, *others = self.run.failures
@@ -183,6 +289,7 @@ class Session:
     def _live(self) -> dict[Path, Branch]:
         branches = [branch for group in (*self.run.waiting.values(), *self.run.ready) for branch in group.branches]
         branches += [execution.branch for execution in self.run.running.values()]
+        branches += [execution.branch for execution, _ in self.run.asked.values()]
         branches += [branch for failure in self.run.failures for branch in failure.branches]
         return {branch.path: branch for branch in branches}
 
@@ -192,115 +299,6 @@ class Session:
         live = self._live()
         return [live[path].head for path in sorted(live) if live[path].head >= 0], self.run.failures
 
-    def script(self, execution: Execution, runner: Runner) -> Script:
-        """What one execution does, as a script of calls: a driver makes each call in its own colour and sends the
-        reply back.
-
-        A transition is whole: if the node, the validation or a router raises, nothing of it is committed.
-        """
-        if execution.node == START:
-            return self._begin_script(execution, runner)
-        return self._node_script(execution, runner)
-
-    def _begin_script(self, execution: Execution, runner: Runner) -> Script:
-        began, clock = time.time(), time.perf_counter()
-        patch = {name: diff_value(DELETE, value) for name, value in self.inputs.raw_items()}
-        ways = self.blueprint.exits[START]
-        if len(ways) == 1 and isinstance(ways[0], str):
-            return Transition(patch, self.inputs, (Target(ways[0]),), None, began, time.perf_counter() - clock)
-        call = self._call(execution, self.inputs, runner)
-        return (yield from self._leave(execution, call, patch, self.inputs, began, clock))
-
-    def _node_script(self, execution: Execution, runner: Runner) -> Script:
-        began, clock = time.time(), time.perf_counter()
-        name = execution.node
-        state = execution.branch.state
-        call = self._call(execution, state, runner)
-        reply: Reply = yield self.blueprint.nodes[name], call
-        schema = self.blueprint.topology.schema
-        patch, after = schema.commit(
-            state, reply.updates, node=name, commit_id="/".join((*self.scope, execution.id)), whole=reply.whole
-        )
-        if reply.goto is not None:
-            targets = self._targets(name, reply.goto)
-            return Transition(patch, after, targets, None, began, time.perf_counter() - clock)
-        ways = self.blueprint.exits[name]
-        if len(ways) == 1:
-            way = ways[0]
-            if isinstance(way, str):
-                return Transition(patch, after, (Target(way),), None, began, time.perf_counter() - clock)
-            if way.inline:
-                routed = Call(after, call.context, call.program, call.overlay, call.resources, call.runner)
-                goto = way.decide(routed).targets  # a router gives its own targets only
-                first = goto[0]
-                if len(goto) == 1 and isinstance(first, str):
-                    return Transition(patch, after, (Target(first),), None, began, time.perf_counter() - clock)
-                targets = self._targets(name, goto)
-                return Transition(patch, after, targets, None, began, time.perf_counter() - clock)
-        return (yield from self._leave(execution, call, patch, after, began, clock))
-
-    def _leave(
-        self, execution: Execution, call: Call, patch: dict[str, Any], state: ImmutableState, began: float, clock: float
-    ) -> Script:
-        """Follows the edges and routers of a node; what a module router writes belongs to the same transition."""
-        name = execution.node
-        goto: list[str | Send] = []
-        reasons: list[str] = []
-        before = execution.branch.state
-        for way in self.blueprint.exits[name]:
-            if isinstance(way, str):
-                goto.append(way)
-                continue
-            routed = Call(state, call.context, call.program, call.overlay, call.resources, call.runner)
-            decision: Decision = way.decide(routed) if way.inline else (yield way, routed)
-            goto += decision.targets
-            if decision.reason:
-                reasons.append(decision.reason)
-            if decision.updates:
-                schema, author = self.blueprint.topology.schema, way.module_name or name
-                commit_id = "/".join((*self.scope, execution.id, author))
-                written, state = schema.commit(state, decision.updates, node=author, commit_id=commit_id, whole=True)
-                for field, update in written.items():
-                    folds = schema.reducer(field) is not None
-                    net = update if folds else diff_value(before.raw(field, DELETE), state.raw(field, DELETE))
-                    patch = {**patch, field: self._both(name, patch, field, net) if folds else net}
-        duration = time.perf_counter() - clock
-        return Transition(patch, state, self._targets(name, goto), "\n".join(reasons) or None, began, duration)
-
-    def _both(self, name: str, patch: Mapping[str, Any], field: str, update: Any) -> Any:
-        """What a node and its router did to a field with a reducer: a join, or the graph outside, folds each update."""
-        if name == START and not isinstance(patch.get(field), Updates):  # what the run was given is no update
-            return Updates(Replace(self.inputs.raw(field)) if field in patch else DELETE, update)
-        return Updates(patch[field], update) if field in patch else update
-
-    def _targets(self, name: str, goto: Sequence[str | Send]) -> tuple[Target, ...]:
-        """Equal names count once; each `Send` is a branch of its own. What is no declared target is refused."""
-        allowed = self.blueprint.topology.targets(name)
-        if len(goto) == 1 and isinstance(goto[0], str) and goto[0] in allowed:
-            return (Target(goto[0]),)
-        targets: dict[Any, Target] = {}
-        for i, way in enumerate(goto):
-            node = way if isinstance(way, str) else way.node
-            if node == END and not isinstance(way, str):
-                raise RouteError(f"node {name!r} sent a branch to END: return END to finish the branch, not Send(END)")
-            if node not in allowed:
-                raise RouteError(
-                    f"node {name!r} went to {node!r}, which is none of its targets: {', '.join(map(repr, allowed))}. "
-                    "Declare it with an edge, in the path map of the router, or with add_node(goto=[...])"
-                )
-            if isinstance(way, str):
-                targets.setdefault(way, Target(way))
-            else:
-                targets[i] = Target(node, way.overlay)
-        if not targets:
-            raise RouteError(
-                f"node {name!r} has nowhere to go: return the name of a target, or END to finish the branch"
-            )
-        return tuple(targets.values())
-
-    def _call(self, execution: Execution, state: ImmutableState, runner: Runner) -> Call:
-        def sink(value: object) -> None:
-            self.record(Emitted(execution.node, execution.path, execution.id, value))
-
-        context = Context(self.run_id, execution.node, execution.path, execution.visit, execution.id, sink)
-        return Call(state, context, self.program, execution.overlay, self.resources, runner)
+    def stamp(self, execution: Execution, *rest: str) -> str:
+        """What reducers derive names from: another for every commit of every run."""
+        return "/".join((*self.opening.label, *self.scope, execution.id, *rest))

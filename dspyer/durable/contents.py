@@ -1,0 +1,97 @@
+"""What the rows of a run hold, as values and as JSON.
+
+A patch keeps apart what merges and what is a value: `DELETE`, `Replace`, `Updates` and mappings that merge are tagged,
+everything else is the JSON form of a frozen value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from dspyer.patch import DELETE, Replace
+from dspyer.reducers import Updates
+from dspyer.scheduler.lineage import Resolution
+from dspyer.values import FrozenDict, encoding, freeze
+from dspyer.values.encoding import TAG
+
+Decode = Callable[[Any], Any]
+"""Makes a frozen value of its JSON form."""
+
+
+class Written(NamedTuple):
+    """What a commit holds beside its structure.
+
+    Attributes:
+        patch: its patch; None for the patch with which the run was opened.
+        overlays: what each branch that goes on gets, for those started by a `Send`; empty where there are none.
+        reason: why an LM router chose the route.
+        resolutions: what the merge policies of a join decided.
+    """
+
+    patch: Mapping[str, Any] | None
+    overlays: tuple[FrozenDict[str, Any] | None, ...] = ()
+    reason: str | None = None
+    resolutions: tuple[Resolution, ...] = ()
+
+
+def encode_written(written: Written) -> Any:
+    """The JSON form of what a commit holds: only what is there."""
+    found: dict[str, Any] = {}
+    if written.patch is not None:
+        found["patch"] = {name: encode_update(update) for name, update in written.patch.items()}
+    if written.overlays:
+        found["sent"] = [None if overlay is None else encoding.encode(overlay) for overlay in written.overlays]
+    if written.reason is not None:
+        found["reason"] = written.reason
+    if written.resolutions:
+        found["resolved"] = [_encode_resolution(resolution) for resolution in written.resolutions]
+    return found
+
+
+def decode_written(found: Mapping[str, Any], decode: Decode = encoding.decode) -> Written:
+    """What a commit holds, from its JSON form."""
+    patch = found.get("patch")
+    return Written(
+        None if patch is None else {name: decode_update(update, decode) for name, update in patch.items()},
+        tuple([None if overlay is None else decode(overlay) for overlay in found.get("sent", ())]),
+        found.get("reason"),
+        tuple([_decode_resolution(resolution, decode) for resolution in found.get("resolved", ())]),
+    )
+
+
+def encode_update(update: Any) -> Any:
+    """The JSON form of one update of a patch."""
+    if update is DELETE:
+        return {TAG: "delete"}
+    if isinstance(update, Replace):
+        return {TAG: "replace", "value": encoding.encode(freeze(update.value))}
+    if isinstance(update, Updates):
+        return {TAG: "updates", "value": [encode_update(part) for part in update.updates]}
+    if type(update) is dict:
+        return {TAG: "patch", "value": [[encoding.encode(key), encode_update(part)] for key, part in update.items()]}
+    return encoding.encode(freeze(update))
+
+
+def decode_update(found: Any, decode: Decode = encoding.decode) -> Any:
+    """One update of a patch, from its JSON form."""
+    tag = found.get(TAG) if type(found) is dict else None
+    if tag == "delete":
+        return DELETE
+    if tag == "replace":
+        return Replace(decode(found["value"]))
+    if tag == "updates":
+        return Updates(*[decode_update(part, decode) for part in found["value"]])
+    if tag == "patch":
+        return {decode(key): decode_update(part, decode) for key, part in found["value"]}
+    return decode(found)
+
+
+def _encode_resolution(resolution: Resolution) -> list[Any]:
+    parts: list[Any] = [resolution.policy, resolution.chosen]
+    return [*parts, encode_update(resolution.value)] if resolution.chosen == "new" else parts
+
+
+def _decode_resolution(found: list[Any], decode: Decode) -> Resolution:
+    policy, chosen, *value = found
+    return Resolution(policy, chosen, decode_update(value[0], decode) if value else None)

@@ -1,0 +1,152 @@
+"""What the executions of a run have left behind beside their commits: answers, effects, items of maps."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from dspyer.durable.rows import ANSWER, ASK, COMMIT, ITEM, JOIN, ONCE, CommitHead, Draft
+from dspyer.events import Question
+from dspyer.stores.base import Row
+from dspyer.stores.content import Content, Fetch
+from dspyer.values import encoding, freeze
+
+MISSING: Any = object()
+"""Stands for a result that is not there: `None` is one."""
+
+Answer = Callable[[Question], Any]
+
+
+class Key(NamedTuple):
+    """The name of something that an execution leaves behind.
+
+    Attributes:
+        execution: the id of the execution, with those around it.
+        key: its name there.
+    """
+
+    execution: str
+    key: str
+
+
+class Memo:
+    """What a run remembers of its executions.
+
+    Attributes:
+        effects: results of `ctx.once`, frozen.
+        items: results of the items of maps, frozen, by the item's execution.
+        questions: all that were asked, by execution and key.
+        answers: frozen.
+        answer: gives answers to questions as they are asked, `MISSING` for none.
+        reading: where blobs of its rows come from, and what makes frozen values of their JSON form.
+    """
+
+    def __init__(self, answer: Answer = lambda _: MISSING) -> None:
+        self.effects: dict[Key, Any] = {}
+        self.items: dict[str, Any] = {}
+        self.questions: dict[Key, Question] = {}
+        self.answers: dict[Key, Any] = {}
+        self.answer = answer
+        self.reading: tuple[Fetch, Callable[[Any], Any]] = (_no_blobs, encoding.decode)
+        self._commits: dict[tuple[str, ...], list[Row]] = {}
+        self._unwritten: deque[Draft] = deque()
+
+    def read(self, rows: Iterable[Row], fetch: Fetch, decode: Callable[[Any], Any] = encoding.decode) -> None:
+        """Remembers what the rows of a run say.
+
+        Args:
+            rows: rows of any kind.
+            fetch: where blobs come from.
+            decode: what makes frozen values of their JSON form.
+        """
+        self.reading = (fetch, decode)
+        for row in rows:
+            content = row.content
+            if row.kind in (COMMIT, JOIN):
+                self._commits.setdefault(CommitHead.of(row.head).scope, []).append(row)
+            elif row.kind == ASK:
+                execution, key, node, branch = row.head
+                text, answer = read_question(content, fetch)
+                self.questions[Key(execution, key)] = Question(key, text, answer, node, tuple(branch), execution)
+            elif content is None:
+                continue
+            elif row.kind == ANSWER:
+                self.answers[Key(*row.head)] = content.value(fetch, decode)
+            elif row.kind == ONCE:
+                self.effects[Key(*row.head)] = content.value(fetch, decode)
+            elif row.kind == ITEM:
+                self.items[row.head[0]] = content.value(fetch, decode)
+
+    def commits(self, scope: tuple[str, ...]) -> list[Row]:
+        """The rows of the commits of one scope."""
+        return self._commits.get(scope, [])
+
+    def passes(self, question: Question) -> bool:
+        """Whether a question is answered; one that is new is asked."""
+        key = Key(question.execution, question.key)
+        if key in self.answers:
+            return True
+        if key not in self.questions:
+            self.questions[key] = question
+            self._unwritten.append(question_draft(question))
+            answer = self.answer(question)
+            if answer is not MISSING:
+                self.give(key, freeze(answer))
+        return key in self.answers
+
+    def give(self, key: Key, frozen: Any) -> None:
+        """Takes an answer."""
+        self.answers[key] = frozen
+        self._unwritten.append(answer_draft(key, frozen))
+
+    def unwritten(self) -> list[Draft]:
+        """The rows of questions and answers that were not written yet. May be called from any thread, each row once."""
+        drafts = []
+        while self._unwritten:
+            try:
+                drafts.append(self._unwritten.popleft())
+            except IndexError:  # another thread was faster
+                break
+        return drafts
+
+    def open(self) -> tuple[Question, ...]:
+        """The questions that have no answer."""
+        return tuple([question for key, question in self.questions.items() if key not in self.answers])
+
+    def waits(self, execution: str) -> tuple[Question, ...]:
+        """The questions of one execution that have no answer."""
+        return tuple([question for question in self.open() if question.execution == execution])
+
+
+def _no_blobs(ids: Collection[str]) -> Mapping[str, bytes]:
+    """A run that is not stored has no blobs."""
+    del ids
+    return {}
+
+
+def read_question(content: Content | None, fetch: Fetch) -> tuple[str, Mapping[str, Any] | None]:
+    """Text and answer schema of a question."""
+    text, answer = ("", None) if content is None else content.value(fetch, lambda plain: plain)
+    return text, answer
+
+
+def question_draft(question: Question) -> Draft:
+    """The row of a question."""
+    head = (question.execution, question.key, question.node, list(question.branch))
+    return Draft(ASK, head, Content((question.text, question.answer), list))
+
+
+def answer_draft(key: Key, frozen: Any) -> Draft:
+    """The row of an answer."""
+    return Draft(ANSWER, tuple(key), Content(frozen))
+
+
+def effect_draft(key: Key, frozen: Any) -> Draft:
+    """The row of the result of an effect."""
+    return Draft(ONCE, tuple(key), Content(frozen))
+
+
+def item_draft(execution: str, frozen: Any) -> Draft:
+    """The row of the result of one item of a map."""
+    return Draft(ITEM, (execution,), Content(frozen))

@@ -1,0 +1,115 @@
+"""From the rows of a run back to the run as the scheduler knows it. No node, router, policy or LM is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from sys import maxsize
+from typing import Any
+
+from dspyer.durable.contents import Written, decode_written
+from dspyer.durable.rows import COMMIT, END, JOIN, CommitHead
+from dspyer.errors import ChangedGraphError
+from dspyer.scheduler.joining import resolved_as
+from dspyer.scheduler.runstate import Execution, RunState, Target, Transition
+from dspyer.scheduler.schedule import advance, begin, plan
+from dspyer.scheduler.topology import END as END_NODE
+from dspyer.state import ImmutableState
+from dspyer.stores.base import Row
+from dspyer.stores.content import Content, Fetch
+from dspyer.values import encoding
+
+Opening = tuple[Mapping[str, Any], ImmutableState]
+"""The patch with which a run begins, and the state after it."""
+
+
+def replay(
+    run: RunState, rows: Iterable[Row], opening: Opening, fetch: Fetch, decode: Callable[[Any], Any] = encoding.decode
+) -> RunState:
+    """Folds the rows of one scope into a run, in the order in which they were written.
+
+    Args:
+        run: the run as it was begun.
+        rows: its rows; those that are no commits are passed over.
+        opening: the patch of its first commit, and the state after it.
+        fetch: where blobs come from.
+        decode: what makes frozen values of their JSON form.
+
+    Returns:
+        The run as the rows left it. What its joins have begun is among `running`.
+
+    Raises:
+        ChangedGraphError: if the graph cannot have made these rows.
+        StoreError: if the rows contradict themselves.
+    """
+    topology = run.topology
+    run = run._replace(topology=replace(topology, max_steps=maxsize, max_calls=None))  # limits are for what is new
+    for row in rows:
+        if row.kind == JOIN:
+            run = _joined(run, CommitHead.of(row.head), written_of(row.content, fetch, decode))
+        elif row.kind == COMMIT:
+            run = _committed(run, CommitHead.of(row.head), written_of(row.content, fetch, decode), opening)
+        elif row.kind == END and row.head[0] == "completed":
+            ready = [place for place, group in enumerate(plan(run)) if group.place[0] == END_NODE]
+            run = begin(run, ready[0])[0] if ready else run
+    return run._replace(topology=topology)
+
+
+def written_of(content: Content | None, fetch: Fetch, decode: Callable[[Any], Any]) -> Written:
+    """What a commit holds."""
+    if content is None:
+        return Written({})
+    written: Written = content.value(fetch, lambda found: decode_written(found, decode))
+    return written
+
+
+def _joined(run: RunState, head: CommitHead, written: Written) -> RunState:
+    parents = set(head.parents or ())
+    for place, group in enumerate(plan(run)):
+        if len(group.branches) > 1 and {branch.head for branch in group.branches} == parents:
+            node = head.node.removeprefix("join:")
+            if group.place[0] == node:
+                run, _, _ = begin(run, place, resolved_as(written.resolutions))
+                if run.failures:
+                    raise run.failures[0].error
+                return run
+    raise _unknown(head)
+
+
+def _committed(run: RunState, head: CommitHead, written: Written, opening: Opening) -> RunState:
+    run, execution = _begun(run, head)
+    if execution is None or execution.node != head.node:
+        raise _unknown(head)
+    if written.patch is None:
+        patch, state = opening
+    else:
+        patch, state = written.patch, run.topology.schema.replay(execution.branch.state, written.patch)
+    allowed = run.topology.targets(head.node)
+    gone = [name for name in head.route if name not in allowed]
+    if gone:
+        raise ChangedGraphError(
+            f"commit {head.id} of node {head.node!r} went to {gone[0]!r}, which is none of its targets in this graph",
+            [f"node {head.node!r} cannot go to {gone[0]!r}"],
+        )
+    overlays = written.overlays or (None,) * len(head.route)
+    targets = tuple([Target(name, overlay) for name, overlay in zip(head.route, overlays, strict=True)])
+    times = (head.started / 1_000, head.duration / 1_000_000)
+    return advance(run, execution.id, Transition(patch, state, targets, written.reason, *times))[0]
+
+
+def _begun(run: RunState, head: CommitHead) -> tuple[RunState, Execution | None]:
+    """The execution that made a commit: a join has begun it already, or it is among what may start."""
+    if head.id in run.running:
+        return run, run.running[head.id]
+    for place, group in enumerate(plan(run)):
+        if len(group.branches) == 1 and group.branches[0].path == head.branch:
+            run, execution, _ = begin(run, place)
+            return run, execution
+    return run, None
+
+
+def _unknown(head: CommitHead) -> ChangedGraphError:
+    return ChangedGraphError(
+        f"this graph cannot have made commit {head.id} of {head.node!r}: its nodes or edges were others",
+        [f"commit {head.id} of {head.node!r} has no place in it"],
+    )

@@ -1,0 +1,151 @@
+"""The rows of a run: one for each commit, and one for each thing that outlives a crash beside commits.
+
+    open      the patch with which a run begins, before anything has run
+    commit    a commit: of a node, of the inputs, of somebody who updates a thread by hand
+    join      the commit of a join, with what the merge policies decided
+    item      the result of one item of a map
+    once      the result of an effect
+    ask       a question
+    answer    the answer to one
+    resume    the run was taken up again
+    end       the run came to its end, whatever its status
+
+The structure of a row is its head, plain JSON that stays readable whatever its content is; what users wrote is in its
+content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from dspyer.durable.contents import Written, encode_written
+from dspyer.events import Path
+from dspyer.scheduler.lineage import Entry
+from dspyer.stores.base import Row
+from dspyer.stores.content import Content
+from dspyer.values import FrozenDict
+
+OPEN = "open"
+COMMIT = "commit"
+JOIN = "join"
+ITEM = "item"
+ONCE = "once"
+ASK = "ask"
+ANSWER = "answer"
+RESUME = "resume"
+END = "end"
+
+
+class Draft(NamedTuple):
+    """A row that has no number yet."""
+
+    kind: str
+    head: tuple[Any, ...]
+    content: Content | None = None
+
+    def numbered(self, seq: int) -> Row:
+        """The row."""
+        return Row(seq, self.kind, self.head, self.content)
+
+
+class CommitHead(NamedTuple):
+    """The structure of a commit.
+
+    Attributes:
+        id: branch path and index.
+        node: who made it.
+        step: the longest chain of commits up to it.
+        visit: how often the node has committed in its lineage.
+        settled: whether no other branch was live.
+        route: where its branch went.
+        parents: places of its parents among the commits of its scope; None for the one before it.
+        scope: the executions around it.
+        started: when the node began, milliseconds since the epoch.
+        duration: how long it took, microseconds.
+    """
+
+    id: str
+    node: str
+    step: int
+    visit: int
+    settled: bool
+    route: tuple[str, ...]
+    parents: tuple[int, ...] | None
+    scope: tuple[str, ...]
+    started: int
+    duration: int
+
+    @property
+    def branch(self) -> Path:
+        """The path of its branch."""
+        path = self.id.rpartition(":")[0]
+        return () if path == "trunk" else tuple(map(int, path.split(".")))
+
+    def packed(self) -> tuple[Any, ...]:
+        """The head of a row: what says nothing is left out at the end."""
+        route: Any = self.route[0] if len(self.route) == 1 else list(self.route)
+        parents = None if self.parents is None else list(self.parents)
+        times = (self.started, self.duration)
+        return (self.id, self.node, self.step, self.visit, int(self.settled), route, *times, parents, list(self.scope))[
+            : 10 if self.scope else 9 if self.parents is not None else 8
+        ]
+
+    @classmethod
+    def of(cls, head: Sequence[Any]) -> CommitHead:
+        """The structure of a commit, from the head of its row."""
+        commit_id, node, step, visit, settled, route, started, duration, *rest = head
+        parents = rest[0] if rest else None
+        return cls(
+            commit_id,
+            node,
+            step,
+            visit,
+            bool(settled),
+            (route,) if isinstance(route, str) else tuple(route),
+            None if parents is None else tuple(parents),
+            tuple(rest[1]) if len(rest) > 1 else (),
+            started,
+            duration,
+        )
+
+
+def commit_draft(
+    entry: Entry,
+    place: int,
+    scope: tuple[str, ...],
+    overlays: Iterable[FrozenDict[str, Any] | None] = (),
+    opened: bool = False,
+) -> Draft:
+    """The row of a commit.
+
+    Args:
+        entry: the commit in the log of its run.
+        place: its place there.
+        scope: the executions around it.
+        overlays: what the branches get that it sends.
+        opened: whether its patch is the one with which the run was opened, and is not written again.
+    """
+    commit = entry.commit
+    before = (place - 1,) if place else ()
+    head = CommitHead(
+        commit.id,
+        commit.node,
+        commit.step,
+        commit.visit,
+        commit.version is not None,
+        commit.route,
+        None if entry.parents == before else entry.parents,
+        scope,
+        int(commit.started * 1_000),
+        int(commit.duration * 1_000_000),
+    )
+    sent = tuple(overlays)
+    written = Written(
+        None if opened else commit.patch,
+        sent if any(overlay is not None for overlay in sent) else (),
+        commit.reason,
+        entry.resolutions,
+    )
+    kind = JOIN if len(entry.parents) > 1 else COMMIT
+    return Draft(kind, head.packed(), Content(written, encode_written))

@@ -1,0 +1,51 @@
+"""Writing a run down as it goes on: what has happened since the last write, and when it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dspyer.durable.rows import Draft, commit_draft
+from dspyer.events import Event
+from dspyer.scheduler.runstate import RunState, Target
+from dspyer.values import FrozenDict
+
+
+class Unsaved:
+    """What has happened in a session since its run was last written down.
+
+    Attributes:
+        run: the run as it was written.
+        events: what was not shown yet.
+    """
+
+    def __init__(self, run: RunState) -> None:
+        self.run = run
+        self.events: list[Event] = []
+        self._overlays: dict[str, tuple[FrozenDict[str, Any] | None, ...]] = {}
+
+    def sent(self, execution_id: str, targets: Iterable[Target]) -> None:
+        """Notes what an execution sends to its targets."""
+        overlays = tuple([target.overlay for target in targets])
+        if overlays != (None,):
+            self._overlays[execution_id] = overlays
+
+    def drafts(self, run: RunState, scope: tuple[str, ...], opening: Mapping[str, Any]) -> list[Draft]:
+        """The rows of the commits that were not written yet.
+
+        Args:
+            run: the run as it is now.
+            scope: the executions around it.
+            opening: the patch with which it was opened.
+        """
+        found = []
+        for place in range(len(self.run.log), len(run.log)):
+            entry = run.log[place]
+            overlays = self._overlays.pop(entry.commit.id, ())
+            found.append(commit_draft(entry, place, scope, overlays, entry.commit.patch is opening))
+        return found
+
+    def take(self, run: RunState) -> list[Event]:
+        """Takes a run as written, and gives the events that may be shown now."""
+        events, self.events, self.run = self.events, [], run
+        return events

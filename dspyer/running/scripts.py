@@ -1,0 +1,156 @@
+"""What one execution does, as a script of calls that a driver makes in its own colour."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+from dspyer.errors import Interrupt, RouteError
+from dspyer.events import Emitted, Question
+from dspyer.nodes import Call, Context, Decision, Node, Reply, Router, Runner, Send
+from dspyer.patch import DELETE, Replace, diff_value
+from dspyer.reducers import Updates
+from dspyer.running.session import Session
+from dspyer.scheduler.runstate import Execution, Target, Transition
+from dspyer.scheduler.topology import END, START
+from dspyer.state import ImmutableState
+
+Script = Generator[tuple[Node | Router, Call], Any, Transition]
+
+
+def script(session: Session, execution: Execution, runner: Runner) -> Script:
+    """What one execution does: a driver makes each call in its own colour and sends the reply back.
+
+    A transition is whole: if the node, the validation or a router raises, nothing of it is committed.
+    """
+    if execution.branch.head < 0:
+        return _begin_script(session, execution, runner)
+    return _node_script(session, execution, runner)
+
+
+def _begin_script(session: Session, execution: Execution, runner: Runner) -> Script:
+    began, clock = time.time(), time.perf_counter()
+    patch = session.opening.patch
+    ways = session.blueprint.exits[execution.node]
+    if len(ways) == 1 and isinstance(ways[0], str):
+        return Transition(patch, session.inputs, (Target(ways[0]),), None, began, time.perf_counter() - clock)
+    call = _call(session, execution, session.inputs, runner)
+    return (yield from _leave(session, execution, call, patch, session.inputs, began, clock))
+
+
+def _node_script(session: Session, execution: Execution, runner: Runner) -> Script:
+    began, clock = time.time(), time.perf_counter()
+    name = execution.node
+    state = execution.branch.state
+    call = _call(session, execution, state, runner)
+    if session.memo.questions or session.blueprint.interrupt_before:
+        _let_wait(session, execution)
+    reply: Reply = yield session.blueprint.nodes[name], call
+    schema = session.blueprint.topology.schema
+    patch, after = schema.commit(state, reply.updates, node=name, commit_id=session.stamp(execution), whole=reply.whole)
+    if reply.goto is not None:
+        targets = _targets(session, name, reply.goto)
+        return Transition(patch, after, targets, None, began, time.perf_counter() - clock)
+    ways = session.blueprint.exits[name]
+    if len(ways) == 1:
+        way = ways[0]
+        if isinstance(way, str):
+            return Transition(patch, after, (Target(way),), None, began, time.perf_counter() - clock)
+        if way.inline:
+            routed = Call(after, call.context, call.program, call.overlay, call.resources, call.runner)
+            goto = way.decide(routed).targets  # a router gives its own targets only
+            first = goto[0]
+            if len(goto) == 1 and isinstance(first, str):
+                return Transition(patch, after, (Target(first),), None, began, time.perf_counter() - clock)
+            targets = _targets(session, name, goto)
+            return Transition(patch, after, targets, None, began, time.perf_counter() - clock)
+    return (yield from _leave(session, execution, call, patch, after, began, clock))
+
+
+def _let_wait(session: Session, execution: Execution) -> None:
+    """Does not call again what has asked and has no answer, nor before its time what the program stops before."""
+    name, node = session.name(execution.id), execution.node
+    if node in session.blueprint.interrupt_before:
+        before = Question("before", f"{node!r} comes next; go on?", None, node, execution.path, name)
+        if not session.memo.passes(before):
+            raise Interrupt([before])
+    waits = session.memo.waits(name)
+    if waits:
+        raise Interrupt(waits)
+
+
+def _leave(
+    session: Session,
+    execution: Execution,
+    call: Call,
+    patch: Mapping[str, Any],
+    state: ImmutableState,
+    began: float,
+    clock: float,
+) -> Script:
+    """Follows the edges and routers of a node; what a module router writes belongs to the same transition."""
+    name = execution.node
+    goto: list[str | Send] = []
+    reasons: list[str] = []
+    before = execution.branch.state
+    for way in session.blueprint.exits[name]:
+        if isinstance(way, str):
+            goto.append(way)
+            continue
+        routed = Call(state, call.context, call.program, call.overlay, call.resources, call.runner)
+        decision: Decision = way.decide(routed) if way.inline else (yield way, routed)
+        goto += decision.targets
+        if decision.reason:
+            reasons.append(decision.reason)
+        if decision.updates:
+            schema, author = session.blueprint.topology.schema, way.module_name or name
+            commit_id = session.stamp(execution, author)
+            written, state = schema.commit(state, decision.updates, node=author, commit_id=commit_id, whole=True)
+            for field, update in written.items():
+                folds = schema.reducer(field) is not None
+                net = update if folds else diff_value(before.raw(field, DELETE), state.raw(field, DELETE))
+                patch = {**patch, field: _both(session, name, patch, field, net) if folds else net}
+    duration = time.perf_counter() - clock
+    return Transition(patch, state, _targets(session, name, goto), "\n".join(reasons) or None, began, duration)
+
+
+def _both(session: Session, name: str, patch: Mapping[str, Any], field: str, update: Any) -> Any:
+    """What a node and its router did to a field with a reducer: a join, or the graph outside, folds each update."""
+    plain = name == START and session.journal is None  # what a run of its own was given is no update
+    if plain and not isinstance(patch.get(field), Updates):
+        return Updates(Replace(session.inputs.raw(field)) if field in patch else DELETE, update)
+    return Updates(patch[field], update) if field in patch else update
+
+
+def _targets(session: Session, name: str, goto: Sequence[str | Send]) -> tuple[Target, ...]:
+    """Equal names count once; each `Send` is a branch of its own. What is no declared target is refused."""
+    allowed = session.blueprint.topology.targets(name)
+    if len(goto) == 1 and isinstance(goto[0], str) and goto[0] in allowed:
+        return (Target(goto[0]),)
+    targets: dict[Any, Target] = {}
+    for i, way in enumerate(goto):
+        node = way if isinstance(way, str) else way.node
+        if node == END and not isinstance(way, str):
+            raise RouteError(f"node {name!r} sent a branch to END: return END to finish the branch, not Send(END)")
+        if node not in allowed:
+            raise RouteError(
+                f"node {name!r} went to {node!r}, which is none of its targets: {', '.join(map(repr, allowed))}. "
+                "Declare it with an edge, in the path map of the router, or with add_node(goto=[...])"
+            )
+        if isinstance(way, str):
+            targets.setdefault(way, Target(way))
+        else:
+            targets[i] = Target(node, way.overlay)
+    if not targets:
+        raise RouteError(f"node {name!r} has nowhere to go: return the name of a target, or END to finish the branch")
+    return tuple(targets.values())
+
+
+def _call(session: Session, execution: Execution, state: ImmutableState, runner: Runner) -> Call:
+    def sink(value: object) -> None:
+        session.record(Emitted(execution.node, execution.path, execution.id, value))
+
+    name = session.stamp(execution) if session.scope or session.opening.label else execution.id
+    context = Context(session.run_id, execution.node, execution.path, execution.visit, name, sink)
+    return Call(state, context, session.program, execution.overlay, session.resources, runner)
