@@ -6,6 +6,7 @@ import keyword
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
+from os import PathLike
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import dspy
@@ -13,11 +14,12 @@ from pydantic import BaseModel
 
 from dspyer.building.assembly import Assembly
 from dspyer.building.declarations import EdgeSpec, NodeSpec, RouterSpec
-from dspyer.errors import GraphError
+from dspyer.errors import GraphError, suggestion
 from dspyer.nodes import node_name
 from dspyer.policies import Policies
 from dspyer.scheduler.topology import END, START
 from dspyer.schema import Schema
+from dspyer.stores import Store, open_store
 
 if TYPE_CHECKING:
     from dspyer.program import CompiledGraph
@@ -53,6 +55,8 @@ class Graph:
             required input, and those with a reducer.
         merge: what a join does with a conflict: the name of a merge policy, a policy, a function `(Conflict) ->
             value`, or a dict from path pattern to one of these. By default a conflict raises.
+        keep: the fields that last over the runs of a thread; the others begin every run with their defaults. By
+            default all last.
 
     Raises:
         ValueError: if a merge policy is unknown.
@@ -74,12 +78,14 @@ class Graph:
         inputs: Iterable[str] | None = None,
         outputs: Iterable[str] | None = None,
         merge: object = None,
+        keep: Iterable[str] | None = None,
     ) -> None:
         self._schema = Schema.of(schema)
         self._name = name or (schema.__name__ if schema is not None else "Graph")
         self._inputs = None if inputs is None else tuple(inputs)
         self._outputs = None if outputs is None else tuple(outputs)
         self._policies = Policies.of(merge)
+        self._keep = None if keep is None else frozenset(_names_of_fields(keep, self._schema))
         self._join_policies: dict[str, Policies] = {}
         self._nodes: dict[str, NodeSpec] = {}
         self._ways: list[EdgeSpec | RouterSpec] = []
@@ -251,7 +257,12 @@ class Graph:
         return self
 
     def compile(
-        self, *, max_steps: int = 1000, max_calls: int | None = None, max_concurrency: int = 32
+        self,
+        *,
+        max_steps: int = 1000,
+        max_calls: int | None = None,
+        max_concurrency: int = 32,
+        store: Store | str | PathLike[str] | None = None,
     ) -> CompiledGraph:
         """Checks the whole graph and makes a program of it. `graph.compile()` builds, `optimizer.compile()` tunes.
 
@@ -259,6 +270,8 @@ class Graph:
             max_steps: longest chain of commits in a run: bounds loops, however wide the graph forks.
             max_calls: most node calls in a run, None for no limit.
             max_concurrency: most nodes of one run that work at the same time.
+            store: where `program.thread(...)` keeps its runs: the path of an SQLite file, `":memory:"`, a
+                `postgresql://` address, or a `Store`.
 
         Returns:
             A `dspy.Module` with copies of the modules; the graph can go on to be changed and compiled again.
@@ -286,6 +299,7 @@ class Graph:
             self._outputs,
             self._policies,
             dict(self._join_policies),
+            self._keep,
         )
         blueprint, modules, text = assembly.build(max_steps, max_calls, max_concurrency)
         shadowed = sorted(set(blueprint.outputs or ()) & set(dir(dspy.Prediction)))
@@ -295,7 +309,7 @@ class Graph:
                 f"as prediction[{shadowed[0]!r}], or rename the fields",
                 stacklevel=2,
             )
-        return assemble(blueprint, modules, text)
+        return assemble(blueprint, modules, text, None if store is None else open_store(store))
 
     def _check_name(self, name: str) -> None:
         if not name.isidentifier() or keyword.iskeyword(name):
@@ -324,6 +338,19 @@ class Graph:
 
 
 _COMPILE_FIRST = "it is the plan of a program. Call .compile() first, and use or tune the program that it returns"
+
+
+def _names_of_fields(names: Iterable[str], schema: Schema) -> tuple[str, ...]:
+    """Names of fields, checked."""
+    found = (names,) if isinstance(names, str) else tuple(names)
+    unknown = [name for name in found if not schema.open and name not in schema.fields]
+    if unknown:
+        hints = "".join(suggestion(name, schema.fields) for name in unknown)
+        raise GraphError(
+            f"keep names {', '.join(map(repr, unknown))}, no field of the schema.{hints} Fields: "
+            f"{', '.join(schema.fields)}"
+        )
+    return found
 
 
 def _names(nodes: str | Sequence[str]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from dspyer.bond.source import reduce_program, source_class
 from dspyer.bond.tracing import hand_over
 from dspyer.building.blueprint import Blueprint
 from dspyer.durable.replaying import replay
-from dspyer.errors import InputError, RunStoppedError
+from dspyer.errors import InputError, RunStoppedError, ThreadError
 from dspyer.nodes import Call, check_resources, resources_of
 from dspyer.patch import DELETE
 from dspyer.reducers import Updates
@@ -23,7 +23,9 @@ from dspyer.run import Run
 from dspyer.running.drivers import adrive, drive
 from dspyer.running.session import Observe, Opening, Session, ignore
 from dspyer.scheduler.lineage import lineage
+from dspyer.stores import Store
 from dspyer.streams import AsyncEvents, Events
+from dspyer.threads.thread import Thread
 from dspyer.values import same, thaw
 
 
@@ -47,6 +49,7 @@ class CompiledGraph(dspy.Module):
         super().__init__()
         self._blueprint = blueprint
         self._resources: Mapping[type, object] = {}
+        self._store: Store | None = None
         for name, module in modules.items():
             setattr(self, name, module)
 
@@ -155,6 +158,34 @@ class CompiledGraph(dspy.Module):
         """
         request = Request(resources_of(resources))
         return AsyncEvents(lambda observe: self._arun(inputs, request, observe))
+
+    def thread(self, name: str) -> Thread:
+        """A stored conversation: runs that go on from each other. It begins with its first run.
+
+        Args:
+            name: any text; the same name is the same thread, in every process that uses the store.
+
+        Returns:
+            The handle on it.
+
+        Raises:
+            ThreadError: if the program was compiled without a store, or the name is empty.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("shout", lambda state: {"loud": state["text"].upper()})
+            >>> program = graph.add_path(START, "shout", END).compile(store=":memory:")
+            >>> program.thread("t-42").run({"text": "hey"}).state["loud"]
+            'HEY'
+        """
+        if self._store is None:
+            raise ThreadError(
+                f"graph {self._blueprint.name!r} was compiled without a store: compile(store='runs.db') keeps runs in "
+                "a file, compile(store=':memory:') as long as the program lives"
+            )
+        if not name:
+            raise ThreadError("a thread needs a name: program.thread('t-42')")
+        return Thread(self, self._store, name)
 
     def with_resources(self, resources: Mapping[type, object] | Sequence[object]) -> CompiledGraph:
         """The same program with resources for every run: for `program(...)`, `dspy.Evaluate` and optimizers.
@@ -280,7 +311,7 @@ class CompiledGraph(dspy.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledGraph:
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
-        shared = {"_blueprint": self._blueprint, "_resources": self._resources}
+        shared = {"_blueprint": self._blueprint, "_resources": self._resources, "_store": self._store}
         own = {name: value for name, value in self.__getstate__().items() if name not in shared}
         twin.__setstate__({**copy_tree(own, memo), **shared})
         own_signatures(twin)
@@ -322,13 +353,16 @@ def changes(session: Session) -> dict[str, object]:
     return found
 
 
-def assemble(blueprint: Blueprint, modules: Mapping[str, dspy.Module], text: str) -> CompiledGraph:
+def assemble(
+    blueprint: Blueprint, modules: Mapping[str, dspy.Module], text: str, store: Store | None = None
+) -> CompiledGraph:
     """Makes the program of a blueprint, with copies of the modules; modules that share a part go on sharing it.
 
     Args:
         blueprint: the graph.
         modules: the user's modules by attribute.
         text: the graph as source text.
+        store: where its threads are kept.
 
     Returns:
         The program.
@@ -342,4 +376,5 @@ def assemble(blueprint: Blueprint, modules: Mapping[str, dspy.Module], text: str
                 inner._compiled = False
     program = source_class(blueprint.name, CompiledGraph, text)(blueprint, copies)
     own_signatures(program, retag=True)
+    program._store = store
     return program

@@ -10,7 +10,7 @@ from typing import Any
 import dspy
 
 from dspyer.durable.journal import Journal
-from dspyer.durable.memo import Memo
+from dspyer.durable.memo import Answer, Memo, no_answer
 from dspyer.errors import Interrupt, Interrupted, brief, original
 from dspyer.events import Question
 from dspyer.nodes import Call
@@ -35,6 +35,7 @@ class Request:
     predictions: dict[str, dspy.Prediction] = field(default_factory=dict)
     stopped: bool = False
     inside: bool = False
+    answer: Answer = no_answer
     opening: Opening | None = None
     memo: Memo | None = None
     journal: Journal | None = None

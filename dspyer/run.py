@@ -54,7 +54,8 @@ class Run:
         self.usage = {name: dict(tokens) for name, tokens in usage.items()}
         self.duration = session.duration
         self._prediction = prediction
-        self._entries = _numbered(list(run.log))
+        self._entries = numbered(list(run.log), run.first)
+        self._first = run.first
         self._head = sum(1 for entry in self._entries if entry.commit.version is not None) - 1
         self.commits: tuple[Commit, ...] = tuple(entry.commit for entry in self._entries)
         self.conflicts: tuple[MergedConflict, ...] = (
@@ -154,7 +155,7 @@ class Run:
             if place is not None:
                 return self._entries[place]
             raise LookupError(f"no commit has the id {version!r}; ids look like {self.commits[-1].id!r}")
-        for entry in self._entries[max(version, 0) : version + 1]:
+        for entry in self._entries[max(version - self._first, 0) : max(version - self._first + 1, 0)]:
             if entry.commit.version == version:
                 return entry
         last = max((commit.version for commit in self.commits if commit.version is not None), default=-1)
@@ -165,8 +166,13 @@ class Run:
         return f"<run {self.status}: {len(self.commits)} commits{conflicts}, {self.duration:.3g} s>"
 
 
-def _numbered(log: list[Entry]) -> list[Entry]:
-    """The log in canonical order, with a version for each commit up to the last at which only one branch was live."""
+def numbered(log: list[Entry], first: int = 0) -> list[Entry]:
+    """The log in canonical order, with a version for each commit up to the last at which only one branch was live.
+
+    Args:
+        log: the commits in the order in which they were made.
+        first: the version of the first one.
+    """
     settled = max((i for i, entry in enumerate(log) if entry.commit.version is not None), default=-1) + 1
 
     def order(i: int) -> tuple[bool, int, Path]:
@@ -179,7 +185,7 @@ def _numbered(log: list[Entry]) -> list[Entry]:
         entry = log[old]
         numbered.append(
             entry._replace(
-                commit=entry.commit._replace(version=new if old < settled else None),
+                commit=entry.commit._replace(version=first + new if old < settled else None),
                 parents=tuple(moved[parent] for parent in entry.parents),
                 winners={path: moved[winner] for path, winner in entry.winners.items()},
             )

@@ -24,7 +24,7 @@ LAYERS: list[set[str]] = [
     {"durable"},
     {"nodes", "bond"},
     {"building", "graph", "running"},
-    {"program", "request", "run", "streams"},
+    {"program", "request", "run", "streams", "threads"},
     {"testing"},
     {"__init__"},
 ]

@@ -39,6 +39,7 @@ class Assembly(NamedTuple):
     outputs: tuple[str, ...] | None
     policies: Policies
     join_policies: Mapping[str, Policies]
+    keep: frozenset[str] | None = None
 
     def build(
         self, max_steps: int, max_calls: int | None, max_concurrency: int
@@ -83,7 +84,7 @@ class Assembly(NamedTuple):
         thawed = frozenset(spec.name for spec in self.nodes if spec.frozen is False)
         closed = self.inputs is not None or not self.schema.open
         blueprint = Blueprint(
-            topology, nodes, exits, inputs, required, outputs, frozen, thawed, closed, max_concurrency
+            topology, nodes, exits, inputs, required, outputs, frozen, thawed, closed, max_concurrency, self.keep
         )
         return blueprint, modules, self._text()
 

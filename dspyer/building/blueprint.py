@@ -76,8 +76,12 @@ class Blueprint:
         """All routers, in the order of declaration."""
         return [way for ways in self.exits.values() for way in ways if not isinstance(way, str)]
 
-    def check_inputs(self, inputs: Collection[str]) -> None:
+    def check_inputs(self, inputs: Collection[str], kept: Collection[str] = ()) -> None:
         """Check the names of a run's inputs.
+
+        Args:
+            inputs: the names that are given.
+            kept: the fields that have a value already, from earlier runs.
 
         Raises:
             InputError: if one is unknown or missing; a missing one is named with its readers.
@@ -90,7 +94,7 @@ class Blueprint:
                 f"graph {self.name!r} has no input {', '.join(map(repr, extra))}.{hints} Its inputs are "
                 f"{', '.join(map(repr, known)) or 'none'}; name others with Graph(inputs=[...])"
             )
-        missing = [name for name in known if name in self.required and name not in inputs]
+        missing = [name for name in known if name in self.required and name not in inputs and name not in kept]
         if missing:
             listed = ", ".join(self._wanted(name) for name in missing)
             given = ", ".join(map(repr, inputs)) or "none"

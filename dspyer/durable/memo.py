@@ -18,6 +18,12 @@ MISSING: Any = object()
 Answer = Callable[[Question], Any]
 
 
+def no_answer(question: Question) -> Any:
+    """Answers nothing."""
+    del question
+    return MISSING
+
+
 class Key(NamedTuple):
     """The name of something that an execution leaves behind.
 
@@ -42,7 +48,7 @@ class Memo:
         reading: where blobs of its rows come from, and what makes frozen values of their JSON form.
     """
 
-    def __init__(self, answer: Answer = lambda _: MISSING) -> None:
+    def __init__(self, answer: Answer = no_answer) -> None:
         self.effects: dict[Key, Any] = {}
         self.items: dict[str, Any] = {}
         self.questions: dict[Key, Question] = {}

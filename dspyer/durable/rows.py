@@ -16,15 +16,18 @@ content.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from traceback import format_exception
 from typing import Any, NamedTuple
 
 from dspyer.durable.contents import Written, encode_written
 from dspyer.events import Path
 from dspyer.scheduler.lineage import Entry
+from dspyer.state import ImmutableState
 from dspyer.stores.base import Row
 from dspyer.stores.content import Content
-from dspyer.values import FrozenDict
+from dspyer.values import FrozenDict, encoding
 
 OPEN = "open"
 COMMIT = "commit"
@@ -149,3 +152,53 @@ def commit_draft(
     )
     kind = JOIN if len(entry.parents) > 1 else COMMIT
     return Draft(kind, head.packed(), Content(written, encode_written))
+
+
+def end_draft(
+    status: str, state: ImmutableState | None, failures: Iterable[tuple[str, Path, str, BaseException]]
+) -> Draft:
+    """The row that says how a run ended.
+
+    Args:
+        status: `"completed"`, `"failed"`, `"interrupted"` or `"stopped"`.
+        state: the final state of a completed run.
+        failures: node, branch, execution and error of each failure. An error is kept as text.
+    """
+    failed = [
+        {
+            "node": node,
+            "branch": list(path),
+            "execution": execution,
+            "type": type(error).__name__,
+            "message": str(error),
+            "traceback": "".join(format_exception(error)),
+        }
+        for node, path, execution, error in failures
+    ]
+    head = (status,) if state is None else (status, digest(state))
+    return Draft(END, head, Content(failed, list) if failed else None)
+
+
+def digest(state: ImmutableState) -> str:
+    """A fingerprint of a state: the same for equal states, in every process."""
+    return blake2b(encoding.to_json(state).encode(), digest_size=16).hexdigest()
+
+
+def resume_draft(count: int, executions: Iterable[str]) -> Draft:
+    """The row that says that a run was taken up again.
+
+    Args:
+        count: how often without a step forward in between.
+        executions: what is called again.
+    """
+    return Draft(RESUME, (count, list(executions)))
+
+
+def open_draft(node: str, patch: Mapping[str, Any]) -> Draft:
+    """The row of the patch with which a run begins.
+
+    Args:
+        node: who makes it: `START` for inputs.
+        patch: the patch.
+    """
+    return Draft(OPEN, (node,), Content(Written(patch), encode_written))

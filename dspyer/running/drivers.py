@@ -49,22 +49,28 @@ def drive(session: Session, **overrides: Any) -> None:
         portal_scope(),
         Threads(session.blueprint.max_concurrency) as threads,
     ):
-        while True:
-            started = session.start_ready()
-            if session.unsaved is not None and not save(session):
-                started = []
-            if len(started) == 1 and not threads.busy and not plan(session.run):
-                calls = script(session, started[0], Gather(session, started[0]))
-                settle(session, started[0], attempt_here(steps, follow, calls))
-                continue
-            for execution in started:
-                calls = script(session, execution, Gather(session, execution))
-                threads.start(execution, follow, calls)
-            if not threads.busy:
-                return
+        _drive(session, threads, steps)
+    if session.unsaved is not None:
+        end(session)
+
+
+def _drive(session: Session, threads: Threads, steps: list[Any]) -> None:
+    while True:
+        started = session.start_ready()
+        if session.unsaved is not None and not save(session):
+            started = []
+        if len(started) == 1 and not threads.busy and not plan(session.run):
+            calls = script(session, started[0], Gather(session, started[0]))
+            settle(session, started[0], attempt_here(steps, follow, calls))
+            continue
+        for execution in started:
+            calls = script(session, execution, Gather(session, execution))
+            threads.start(execution, follow, calls)
+        if not threads.busy:
+            return
+        settle(session, *threads.next())
+        while session.unsaved is not None and threads.done:
             settle(session, *threads.next())
-            while session.unsaved is not None and threads.done:
-                settle(session, *threads.next())
 
 
 async def adrive(session: Session, **overrides: Any) -> None:
@@ -77,6 +83,8 @@ async def adrive(session: Session, **overrides: Any) -> None:
     with recording(**overrides) as steps:
         async with Tasks() as tasks:
             await _adrive(session, tasks, steps)
+    if session.unsaved is not None:
+        await aend(session)
 
 
 async def _adrive(session: Session, tasks: Tasks, steps: list[Any]) -> None:
@@ -124,6 +132,28 @@ async def asave(session: Session) -> bool:
         return False
     session.saved()
     return True
+
+
+def end(session: Session) -> None:
+    """Writes down how the run ended; a run inside another one ends with the commit of its node."""
+    if session.journal is None or session.scope or session.broken is not None:
+        return
+    try:
+        session.journal.write(session.last_drafts(), flush=True, release=True)
+        session.reported = True
+    except DspyerError as error:
+        session.lose(error)
+
+
+async def aend(session: Session) -> None:
+    """The same in async code."""
+    if session.journal is None or session.scope or session.broken is not None:
+        return
+    try:
+        await session.journal.awrite(session.last_drafts(), flush=True, release=True)
+        session.reported = True
+    except DspyerError as error:
+        session.lose(error)
 
 
 def settle(session: Session, execution: Execution, outcome: Outcome) -> None:

@@ -13,7 +13,7 @@ from dspyer.bond.tracing import Steps
 from dspyer.building.blueprint import Blueprint
 from dspyer.durable.journal import Journal
 from dspyer.durable.memo import Memo
-from dspyer.durable.rows import Draft
+from dspyer.durable.rows import Draft, end_draft
 from dspyer.errors import Interrupt, annotate, brief, original
 from dspyer.events import (
     ConflictFound,
@@ -125,6 +125,7 @@ class Session:
         self.journal = journal
         self.unsaved = Unsaved(opening.run) if journal is not None else None
         self.broken: BaseException | None = None
+        self.reported = False
         self._taken_up = list(opening.run.running.values())
         self.events: list[Event] = []
         self.steps: dict[str, Steps] = {}
@@ -195,11 +196,23 @@ class Session:
         drafts = self.unsaved.drafts(self.run, self.scope, self.opening.patch)
         return drafts + self.memo.unwritten()
 
+    def last_drafts(self) -> list[Draft]:
+        """The rows that end the run."""
+        ended = self.run.ended
+        failures = [(failure.node, failure.path, failure.execution, failure.error) for failure in self.run.failures]
+        status = "stopped" if self.status == "failed" and not failures else self.status
+        return [*self.drafts(), end_draft(status, self.run.resting if ended else None, failures)]
+
     def saved(self) -> None:
         """Takes what has happened as written, and shows it."""
         assert self.unsaved is not None
         for event in self.unsaved.take(self.run):
             self.record(event)
+
+    @property
+    def closed(self) -> bool:
+        """Whether its end was written, or the store has failed."""
+        return self.broken is not None or self.reported
 
     def lose(self, error: BaseException) -> None:
         """Goes back to what was written: the store failed. Nothing new starts."""

@@ -1,0 +1,216 @@
+"""From the rows of a thread back to its commits and states. It needs the schema and no graph: it reads any history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from dspyer.durable.contents import Written
+from dspyer.durable.replaying import written_of
+from dspyer.durable.rows import COMMIT, END, JOIN, OPEN, RESUME, CommitHead
+from dspyer.errors import StoreError
+from dspyer.events import Commit
+from dspyer.scheduler.joining import Join, resolved_as
+from dspyer.scheduler.lineage import Entry
+from dspyer.schema import Schema
+from dspyer.state import ImmutableState
+from dspyer.stores.base import Point, Row, RunRow, Store
+from dspyer.stores.content import Fetch
+from dspyer.values import PersistentMap, encoding
+
+Decode = Callable[[Any], Any]
+
+
+class Chapter(NamedTuple):
+    """One run of a thread, with all parts that it was written in.
+
+    Attributes:
+        run: its newest part.
+        parents: the rows that the run goes on from.
+        rows: its rows, in the order in which they were written.
+        points: the place of each of these rows.
+    """
+
+    run: RunRow
+    parents: tuple[Point, ...]
+    rows: tuple[Row, ...]
+    points: tuple[Point, ...]
+
+    @property
+    def status(self) -> str | None:
+        """How it ended: `"completed"`, `"failed"`, `"interrupted"` or `"stopped"`; None if nobody said so."""
+        for row in reversed(self.rows):
+            if row.kind == END:
+                return str(row.head[0])
+            if row.kind in (COMMIT, JOIN, RESUME):
+                break
+        return None
+
+    def main(self) -> Iterator[tuple[Row, CommitHead]]:
+        """The rows of its own commits, without those of the graphs inside of it."""
+        for row in self.rows:
+            if row.kind in (COMMIT, JOIN):
+                head = CommitHead.of(row.head)
+                if not head.scope:
+                    yield row, head
+
+
+def chapter(store: Store, at: Point) -> Chapter:
+    """The run that a row belongs to, up to this row.
+
+    Args:
+        store: where it is kept.
+        at: the row.
+
+    Raises:
+        StoreError: if the store has no such run.
+    """
+    newest = run_of(store, at.run)
+    run = newest
+    rows: list[Row] = []
+    points: list[Point] = []
+    last = at.seq
+    while True:
+        part = store.rows(run.id, 0, last)
+        rows[:0] = part
+        points[:0] = [Point(run.id, row.seq) for row in part]
+        if not run.header.get("continues"):
+            return Chapter(newest, run.parents, tuple(rows), tuple(points))
+        (before,) = run.parents
+        run, last = run_of(store, before.run), before.seq
+
+
+def run_of(store: Store, run: str) -> RunRow:
+    """A run by its id.
+
+    Raises:
+        StoreError: if it is not there.
+    """
+    found = store.run(run)
+    if found is None:
+        raise StoreError(
+            f"the store {store.address!r} has no run {run!r}, which a thread goes on from: was it removed?"
+        )
+    return found
+
+
+def chapters(store: Store, head: Point | None, root: Point | None = None) -> list[Chapter]:
+    """The runs behind a row, oldest first: of two parents the first one's come before those that only the other has.
+
+    Args:
+        store: where they are kept.
+        head: the row.
+        root: the row at which the history begins, if older history was pruned.
+    """
+    found: dict[str, Chapter] = {}
+    stack: list[tuple[Point, bool]] = [(head, False)] if head is not None else []
+    order: list[str] = []
+    while stack:
+        at, done = stack.pop()
+        if done:
+            order.append(at.run)
+        elif at.run not in found:
+            found[at.run] = chapter(store, at)
+            stack.append((at, True))
+            if root is None or root not in found[at.run].points:
+                stack.extend((parent, False) for parent in reversed(found[at.run].parents))
+    return [found[run] for run in order]
+
+
+class Told(NamedTuple):
+    """The commits of a chapter, each with its state, in the order in which they were written."""
+
+    entries: list[Entry]
+    before: ImmutableState
+    settled: int
+
+    @property
+    def resting(self) -> ImmutableState:
+        """The last state that all branches shared."""
+        return self.entries[self.settled].state if self.settled >= 0 else self.before
+
+
+class Reader:
+    """Reads chapters with a schema.
+
+    Args:
+        store: where they are kept.
+        schema: types and reducers of the fields.
+        decode: what makes frozen values of their JSON form.
+    """
+
+    def __init__(self, store: Store, schema: Schema, decode: Decode = encoding.decode) -> None:
+        self.fetch: Fetch = store.blobs
+        self.store = store
+        self.schema = schema
+        self.decode = decode
+
+    def opening(self, rows: Iterable[Row]) -> tuple[str, Mapping[str, Any]] | None:
+        """The node and the patch with which a run was opened."""
+        for row in rows:
+            if row.kind == OPEN:
+                patch = written_of(row.content, self.fetch, self.decode).patch
+                return str(row.head[0]), patch or {}
+        return None
+
+    def tell(self, of: Chapter, before: ImmutableState) -> Told:
+        """The commits of a chapter with their states.
+
+        Args:
+            of: the chapter.
+            before: the state that it goes on from.
+        """
+        opening = self.opening(of.rows)
+        entries: list[Entry] = []
+        settled = -1
+        for place, (row, head) in enumerate(of.main()):
+            written = written_of(row.content, self.fetch, self.decode)
+            if written.patch is None:
+                written = written._replace(patch=opening[1] if opening else {})
+            parents = head.parents if head.parents is not None else ((place - 1,) if place else ())
+            if row.kind == JOIN:
+                entry = self._join(entries, head, written, parents)
+            else:
+                state = entries[parents[0]].state if parents else before
+                after = self.schema.replay(state, written.patch or {})
+                entry = Entry(self._commit(head, written, parents, entries), after, parents, _NO_TALLY)
+            entries.append(entry)
+            settled = place if head.settled else settled
+        if not entries and opening is not None and opening[0] != "START":
+            entries.append(self._by_hand(*opening, before))
+            settled = 0
+        return Told(entries, before, settled)
+
+    def _by_hand(self, node: str, patch: Mapping[str, Any], before: ImmutableState) -> Entry:
+        """A commit that somebody made in the name of a node, whose routes nobody has asked for yet."""
+        commit = Commit("trunk:0", None, node, (), 1, 0, patch, ())
+        return Entry(commit, self.schema.replay(before, patch), (), _NO_TALLY)
+
+    def _join(self, log: list[Entry], head: CommitHead, written: Written, parents: tuple[int, ...]) -> Entry:
+        node = head.node.removeprefix("join:")
+        merged = Join(log, node, self.schema, resolved_as(written.resolutions), len(log)).merge(
+            parents, [log[parent].state for parent in parents]
+        )
+        commit = self._commit(head, written, parents, log)._replace(patch=merged.patch)
+        return Entry(commit, merged.state, parents, _NO_TALLY, merged.winners, merged.conflicts, merged.resolutions)
+
+    @staticmethod
+    def _commit(head: CommitHead, written: Written, parents: tuple[int, ...], log: list[Entry]) -> Commit:
+        return Commit(
+            head.id,
+            None,
+            head.node,
+            head.branch,
+            head.visit,
+            head.step,
+            written.patch or {},
+            tuple([log[parent].commit.id for parent in parents]),
+            1,
+            head.route,
+            written.reason,
+            head.started / 1_000,
+            head.duration / 1_000_000,
+        )
+
+
+_NO_TALLY: PersistentMap[Any, int] = PersistentMap()

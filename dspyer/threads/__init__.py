@@ -1,0 +1,1 @@
+"""Stored conversations: what a thread is asked, and what it tells."""

@@ -1,0 +1,56 @@
+"""Answers to the questions of a run that waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dspyer.building.blueprint import Blueprint
+from dspyer.durable.memo import Key, Memo
+from dspyer.errors import ThreadError, brief
+from dspyer.events import Question
+from dspyer.values import freeze, same
+
+
+def given_answers(memo: Memo, answers: Mapping[str, Any], blueprint: Blueprint) -> dict[Key, Any]:
+    """What a resume answers: what it was given, and the questions that need no answer.
+
+    Args:
+        memo: what the run has asked and been told.
+        answers: by the key of a question where one open question has it, else by its id.
+        blueprint: the graph.
+
+    Returns:
+        The frozen answers by execution and key.
+
+    Raises:
+        ThreadError: if an answer answers no open question, or several, or one that has another answer already.
+    """
+    found: dict[Key, Any] = {}
+    for name, answer in answers.items():
+        question = _question(memo, name)
+        key = Key(question.execution, question.key)
+        frozen = freeze(answer)
+        if key in memo.answers:
+            if not same(memo.answers[key], frozen):
+                raise ThreadError(f"question {name!r} was answered already, with {brief(memo.answers[key])}")
+            continue
+        found[key] = frozen
+    for question in memo.open():
+        if question.answer is None:
+            found.setdefault(Key(question.execution, question.key), None)
+    del blueprint
+    return found
+
+
+def _question(memo: Memo, name: str) -> Question:
+    questions = list(memo.questions.values())
+    named = [question for question in questions if question.id == name]
+    opened = [question for question in memo.open() if question.key == name]
+    closed = [question for question in questions if question.key == name]
+    if len(named or opened or closed) == 1:
+        return (named or opened or closed)[0]
+    listed = ", ".join(repr(question.id) for question in memo.open()) or "none"
+    if opened:
+        raise ThreadError(f"{len(opened)} open questions have the key {name!r}: answer each by its id: {listed}")
+    raise ThreadError(f"there is no open question {name!r}; open questions: {listed}")

@@ -1,0 +1,117 @@
+"""Who works on a thread: owners, whether they are still there, and leases that are renewed while a run works."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+from secrets import token_hex
+from threading import Event, Lock, Thread
+
+from dspyer.errors import ConcurrentRunError
+from dspyer.stores.base import Change, Owner, Store, ThreadRow
+
+LEASE = 30.0
+"""Seconds that an owner counts as alive after it was last heard of."""
+
+logger = logging.getLogger("dspyer")
+
+
+def new_owner() -> Owner:
+    """This process, as the owner of one run."""
+    return Owner(socket.gethostname(), os.getpid(), _started(os.getpid()), token_hex(8))
+
+
+def is_alive(row: ThreadRow) -> bool:
+    """Whether the owner of a thread still works on it, as far as can be told."""
+    owner = row.owner
+    if owner is None or row.lease <= 0:
+        return False
+    if owner.host != socket.gethostname():
+        return True
+    if owner.pid == os.getpid():
+        return leases.holds(owner.token)
+    return _runs(owner.pid) and _started(owner.pid) == owner.started
+
+
+def busy(row: ThreadRow) -> ConcurrentRunError:
+    """The error that a thread has an owner."""
+    owner = row.owner
+    where = "nobody" if owner is None else f"process {owner.pid} on {owner.host!r}"
+    return ConcurrentRunError(
+        f"thread {row.name!r} is owned by another run ({where}; its lease ends in {max(row.lease, 0):.0f} s unless it "
+        'is renewed): wait with on_conflict="wait", or replace the owner with take_over=True'
+    )
+
+
+def _started(pid: int) -> str:
+    """When a process began, in the system's own words; "" where it does not say."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return ""
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+class Leases:
+    """Renews the leases of the runs that this process works on, from one thread."""
+
+    def __init__(self, lease: float = LEASE) -> None:
+        self._lease = lease
+        self._held: dict[str, tuple[Store, str, int, Owner]] = {}
+        self._lock = Lock()
+        self._wake = Event()
+        self._thread: Thread | None = None
+
+    def hold(self, store: Store, thread: str, epoch: int, owner: Owner) -> None:
+        """Keeps an owner alive until `let_go`."""
+        with self._lock:
+            self._held[owner.token] = (store, thread, epoch, owner)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = Thread(target=self._renew_all, name="dspyer-leases", daemon=True)
+                self._thread.start()
+
+    def holds(self, token: str) -> bool:
+        """Whether a run of this process is at work."""
+        return token in self._held
+
+    def let_go(self, token: str) -> None:
+        """Renews an owner no longer."""
+        with self._lock:
+            self._held.pop(token, None)
+
+    def _renew_all(self) -> None:
+        while True:
+            self._wake.wait(self._lease / 3)
+            for store, thread, epoch, owner in list(self._held.values()):
+                self.renew(store, thread, epoch, owner)
+
+    def renew(self, store: Store, thread: str, epoch: int, owner: Owner) -> None:
+        """Renews one lease; whoever was replaced notices at its next write."""
+        try:
+            store.write(Change(thread, epoch, owner=owner, lease=self._lease))
+        except ConcurrentRunError:
+            self.let_go(owner.token)
+        except Exception as error:  # noqa: BLE001 - the run itself finds out when it writes
+            logger.warning("the lease of thread %r could not be renewed: %s", thread, error)
+
+    def forget(self) -> None:
+        """Holds nothing: a process that was forked owns none of its parent's runs."""
+        self._held.clear()
+        self._lock = Lock()
+        self._thread = None
+
+
+leases = Leases()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=leases.forget)

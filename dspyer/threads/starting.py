@@ -1,0 +1,277 @@
+"""How a thread gets a run: a new one, or its last one taken up again. Everything is checked before it is owned."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from secrets import token_hex
+from typing import Any, NamedTuple
+
+from dspyer.building.blueprint import Blueprint
+from dspyer.durable.journal import Journal, guarded
+from dspyer.durable.memo import Memo, answer_draft
+from dspyer.durable.reading import Chapter, Reader, chapter
+from dspyer.durable.replaying import replay
+from dspyer.durable.rows import ANSWER, COMMIT, END, ITEM, JOIN, ONCE, RESUME, Draft, open_draft, resume_draft
+from dspyer.errors import ConcurrentRunError, OpenRunError, ThreadError
+from dspyer.events import Question
+from dspyer.request import Request
+from dspyer.running.session import Opening
+from dspyer.scheduler.runstate import RunState
+from dspyer.scheduler.schedule import start
+from dspyer.scheduler.topology import START
+from dspyer.state import ImmutableState
+from dspyer.stores.base import Change, Owner, Point, RunRow, Store, ThreadRow
+from dspyer.threads.answering import given_answers
+from dspyer.threads.owning import LEASE, busy, is_alive, leases, new_owner
+
+PROGRESS = (COMMIT, JOIN, ITEM, ONCE, ANSWER, END)
+"""Rows that show that a run has come further."""
+
+
+class Rest(NamedTuple):
+    """What a thread has come to.
+
+    Attributes:
+        row: where it stands.
+        last: its last run, None if it has none.
+        state: the last state that all branches of it shared.
+        first: the version that the next commit gets.
+    """
+
+    row: ThreadRow
+    last: Chapter | None
+    state: ImmutableState
+    first: int
+
+    @property
+    def open(self) -> bool:
+        """Whether its last run was not finished."""
+        return self.last is not None and self.last.status != "completed"
+
+
+class Owned(NamedTuple):
+    """A run that this process owns: what its call asks for, and how it is given back."""
+
+    request: Request
+    journal: Journal
+    owner: Owner
+
+
+class Starter:
+    """Starts and takes up the runs of one thread.
+
+    Args:
+        blueprint: the graph.
+        store: where the thread is kept.
+        thread: its name.
+        reader: reads it.
+    """
+
+    def __init__(self, blueprint: Blueprint, store: Store, thread: str, reader: Reader) -> None:
+        self.blueprint = blueprint
+        self.store = store
+        self.thread = thread
+        self.reader = reader
+
+    def rest(self) -> Rest:
+        """What the thread has come to."""
+        row = self.store.thread(self.thread) or ThreadRow(self.thread, None, 0)
+        if row.head is None:
+            return Rest(row, None, ImmutableState(), 0)
+        last = chapter(self.store, row.head)
+        before, first = self.before(last)
+        told = self.reader.tell(last, before)
+        return Rest(row, last, told.resting, first + told.settled + 1)
+
+    def status(self) -> str:
+        """What the thread does, or how its last run ended."""
+        row = self.store.thread(self.thread)
+        if row is None or row.head is None:
+            return "new"
+        return chapter(self.store, row.head).status or ("running" if is_alive(row) else "crashed")
+
+    def questions(self) -> tuple[Question, ...]:
+        """What the last run waits to be told."""
+        row = self.store.thread(self.thread)
+        if row is None or row.head is None:
+            return ()
+        memo = Memo()
+        memo.read(chapter(self.store, row.head).rows, self.reader.fetch, self.reader.decode)
+        return memo.open()
+
+    def before(self, of: Chapter) -> tuple[ImmutableState, int]:
+        """The state that a run goes on from, and the version of its first commit."""
+        first = int(of.run.header.get("first", 0))
+        if not of.parents:
+            return ImmutableState(), first
+        earlier = chapter(self.store, of.parents[0])
+        return self.reader.tell(earlier, self.before(earlier)[0]).resting, first
+
+    def begin(self, inputs: Mapping[str, Any], request: Request, *, abandon: bool, take_over: bool) -> Owned:
+        """Makes a new run and owns the thread for it.
+
+        Args:
+            inputs: the inputs by name.
+            request: what the call asks for beside them.
+            abandon: whether an open run is left as it is.
+            take_over: whether an owner that is alive is replaced.
+
+        Raises:
+            ConcurrentRunError: if another run owns the thread.
+            OpenRunError: if its last run was not finished.
+            InputError: for missing, unknown or invalid inputs.
+        """
+        rest = self.rest()
+        self._check_owner(rest.row, take_over)
+        if rest.open and not abandon:
+            raise self._open_error(rest)
+        kept = self._kept(rest.state)
+        self.blueprint.check_inputs(inputs, kept)
+        label = f"{self.thread}.{rest.row.runs + 1}"
+        schema, keep = self.blueprint.topology.schema, self.blueprint.keep
+        patch, state = schema.begin(rest.state, inputs, keep=keep, commit_id=f"{label}/trunk:0")
+        parents = () if rest.row.head is None else (rest.row.head,)
+        run = RunRow(token_hex(16), self.thread, parents, self.header(rest.first, label))
+        opening = Opening(start(self.blueprint.topology, rest.state, rest.first), patch, state, run.id, (label,))
+        return self._own(rest.row, run, 0, [open_draft(START, patch)], opening, Memo(request.answer), request)
+
+    def take_up(
+        self, answers: Mapping[str, Any] | None, request: Request, *, take_over: bool, max_resumes: int
+    ) -> Owned:
+        """Owns the thread to go on with its last run.
+
+        Args:
+            answers: answers to open questions, by key or id.
+            request: what the call asks for beside them.
+            take_over: whether an owner that is alive is replaced.
+            max_resumes: how often a run may be taken up without coming further.
+
+        Raises:
+            ConcurrentRunError: if another run owns the thread.
+            ThreadError: if there is nothing to go on with, or an answer answers no open question.
+        """
+        rest = self.rest()
+        self._check_owner(rest.row, take_over)
+        last = rest.last
+        if last is None or not rest.open or rest.row.head is None:
+            what = "has no run yet" if last is None else "has finished its last run"
+            raise ThreadError(f"thread {self.thread!r} {what}: there is nothing to resume; start a run with t.run(...)")
+        memo = Memo(request.answer)
+        memo.read(last.rows, self.reader.fetch, self.reader.decode)
+        drafts: list[Draft] = []
+        for key, frozen in given_answers(memo, answers or {}, self.blueprint).items():
+            memo.answers[key] = frozen
+            drafts.append(answer_draft(key, frozen))
+        opening = self._again(last, memo)
+        count = 1 + self._resumes(last)
+        running = sorted(opening.run.running) or [group.place[0] for group in opening.run.ready]
+        if count > max_resumes:
+            raise ThreadError(
+                f"the last run of thread {self.thread!r} was taken up {max_resumes} times and came no further; open: "
+                f"{', '.join(running)}. Look for what kills its process, then allow more with "
+                f"resume(max_resumes={2 * max_resumes}), or leave it with t.run(..., abandon=True)"
+            )
+        drafts.append(resume_draft(count, running))
+        run, seq = last.run, rest.row.head.seq + 1
+        if run.thread != self.thread or self.store.rows(run.id, seq, seq):
+            header = {**run.header, "continues": True, "label": f"{self.thread}.{rest.row.runs + 1}"}
+            run, seq = RunRow(token_hex(16), self.thread, (rest.row.head,), header), 0
+            opening = opening._replace(run_id=run.id, label=(header["label"],))
+        return self._own(rest.row, run, seq, drafts, opening, memo, request)
+
+    def header(self, first: int, label: str) -> dict[str, Any]:
+        """What a run says about itself from the start."""
+        return {"graph": self.blueprint.name, "first": first, "label": label}
+
+    def _again(self, last: Chapter, memo: Memo) -> Opening:
+        before, first = self.before(last)
+        found = self.reader.opening(last.rows)
+        if found is None:
+            raise ThreadError(f"the last run of thread {self.thread!r} has no opening: leave it with abandon=True")
+        node, patch = found
+        topology = self.blueprint.topology
+        state = topology.schema.replay(before, patch)
+        begun: RunState = start(topology, before, first, node)
+        run = replay(begun, memo.commits(()), (patch, state), self.reader.fetch, self.reader.decode)
+        return Opening(run, patch, state, last.run.id, (str(last.run.header.get("label", self.thread)),))
+
+    def _own(
+        self,
+        row: ThreadRow,
+        run: RunRow,
+        seq: int,
+        drafts: list[Draft],
+        opening: Opening,
+        memo: Memo,
+        request: Request,
+    ) -> Owned:
+        owner = new_owner()
+        rows = [draft.numbered(seq + place) for place, draft in enumerate(drafts)]
+        change = Change(
+            self.thread,
+            row.epoch,
+            row.epoch + 1,
+            owner,
+            LEASE,
+            Point(run.id, rows[-1].seq),
+            run=run if not seq else None,
+            rows_of=run.id,
+            rows=rows,
+            flush=True,
+        )
+        guarded(self.store, lambda: self.store.write(change))
+        leases.hold(self.store, self.thread, row.epoch + 1, owner)
+        request.opening, request.memo = opening, memo
+        request.journal = Journal(self.store, self.thread, row.epoch + 1, run.id, seq + len(rows))
+        return Owned(request, request.journal, owner)
+
+    def _check_owner(self, row: ThreadRow, take_over: bool) -> None:
+        if not take_over and is_alive(row):
+            raise busy(row)
+
+    def _open_error(self, rest: Rest) -> OpenRunError:
+        status = rest.last.status if rest.last else None
+        what = {"failed": "failed", "interrupted": "waits for answers", "stopped": "was stopped"}.get(
+            str(status), "crashed"
+        )
+        return OpenRunError(
+            f"the last run of thread {self.thread!r} {what}: go on with it, t.resume(), or leave it, "
+            "t.run(..., abandon=True)"
+        )
+
+    def _kept(self, state: ImmutableState) -> frozenset[str]:
+        keep = self.blueprint.keep
+        return frozenset(name for name in state if keep is None or name in keep)
+
+    @staticmethod
+    def _resumes(last: Chapter) -> int:
+        """How often the run was taken up since it last came further."""
+        count = 0
+        for row in reversed(last.rows):
+            if row.kind in PROGRESS:
+                break
+            count += row.kind == RESUME
+        return count
+
+
+def patiently(work: Callable[[], Owned], timeout: float) -> Owned:
+    """Tries to own a thread until its owner has gone.
+
+    Args:
+        work: what owns it, or raises `ConcurrentRunError`.
+        timeout: seconds.
+
+    Raises:
+        ConcurrentRunError: if the time is over.
+    """
+    end, pause = time.monotonic() + timeout, 0.001
+    while True:
+        try:
+            return work()
+        except ConcurrentRunError:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, 0.25)
