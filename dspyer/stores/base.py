@@ -107,7 +107,7 @@ class Change(NamedTuple):
         thread: the thread that is changed or whose owner writes; `""` touches no thread.
         epoch: the epoch that the thread must have; 0 for a thread that must not exist yet: it is made.
         next_epoch: the epoch that it has afterwards; None leaves it, and is 1 for a thread that is made.
-        owner: who owns it afterwards, if `lease` is given.
+        owner: who owns it afterwards, if `lease` is given; None leaves the owner that it has.
         lease: seconds that the owner has from now; 0 releases the thread, which has no owner then; None leaves owner
             and lease.
         head: where the thread stands afterwards; None leaves it.
