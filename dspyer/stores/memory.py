@@ -1,0 +1,271 @@
+"""Runs in the memory of one process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import islice
+from threading import RLock
+from typing import Any
+
+from dspyer.stores.admission import Found, admit
+from dspyer.stores.base import Change, Owner, Point, Row, RunRow, Snapshot, Store, Swept, ThreadRow
+from dspyer.stores.content import Content
+from dspyer.stores.reach import Ends, Extent, Removal, disowning, removal
+
+
+class Memory(Store):
+    """Runs in the memory of one process: values stay as they are, nothing is encoded.
+
+    A pickle of it is an empty one.
+
+    Args:
+        max_threads: how many threads are kept; the one that was written to longest ago goes first, never one that has
+            an owner. None keeps all.
+        max_commits: how many rows of a thread are kept when it is released, as far as its history has a snapshot to
+            begin with at a row from which a run went on. None keeps all.
+        clock: seconds, by which leases are compared.
+
+    Raises:
+        ValueError: for a limit below 1.
+    """
+
+    def __init__(
+        self,
+        max_threads: int | None = None,
+        max_commits: int | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        for name, limit in (("max_threads", max_threads), ("max_commits", max_commits)):
+            if limit is not None and limit < 1:
+                raise ValueError(f"{name}={limit}: keep at least 1, or None for all")
+        self._limits = (max_threads, max_commits)
+        self._clock = clock
+        self._lock = RLock()
+        self._threads: dict[str, ThreadRow] = {}  # lease: the time at which it ends; in the order of their writes
+        self._runs: dict[str, RunRow] = {}
+        self._rows: dict[str, dict[int, Row]] = {}
+        self._snapshots: dict[str, dict[int, Snapshot]] = {}
+        self._blobs: dict[str, bytes] = {}
+
+    @property
+    def address(self) -> str:
+        """`":memory:"`."""
+        return ":memory:"
+
+    def __repr__(self) -> str:
+        return f"Memory({', '.join(map(repr, self._limits))})" if any(self._limits) else "Memory()"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Memory, self._limits
+
+    def write(self, change: Change) -> None:
+        """Applies a change."""
+        with self._lock:
+            thread = self._threads.get(change.thread)
+            self._check(change)
+            admitted = admit(change, self._found(change, thread))
+            if admitted is None:
+                return
+            if admitted.begins and change.run is not None:
+                self._runs[change.run.id] = change.run
+                self._rows[change.run.id] = {}
+                self._snapshots[change.run.id] = {}
+            if admitted.rows:
+                self._rows[change.rows_of].update((row.seq, row) for row in admitted.rows)
+                for row in admitted.rows:
+                    self._keep_blobs(row.content)
+            if change.snapshot is not None:
+                self._snapshots[change.snapshot.at.run][change.snapshot.at.seq] = change.snapshot
+                self._keep_blobs(change.snapshot.content)
+            if change.thread:
+                self._threads.pop(change.thread, None)  # the last one that was written to is at the end
+                self._threads[change.thread] = self._changed(change, thread, admitted.epoch, admitted.begins)
+                self._keep_limits(change)
+
+    def write_now(self, change: Change) -> bool:
+        """Applies a change: nobody is waited for longer than that takes."""
+        self.write(change)
+        return True
+
+    def thread(self, name: str) -> ThreadRow | None:
+        """Where a thread stands."""
+        with self._lock:
+            found = self._threads.get(name)
+            if found is None or found.owner is None:
+                return found
+            return found._replace(lease=found.lease - self._clock())
+
+    def threads(self) -> list[str]:
+        """The names of all threads, sorted."""
+        with self._lock:
+            return sorted(self._threads)
+
+    def run(self, run: str) -> RunRow | None:
+        """A run by its id."""
+        return self._runs.get(run)
+
+    def runs(self, thread: str) -> list[RunRow]:
+        """The runs that were made for a thread, in the order in which they were begun."""
+        with self._lock:
+            return [run for run in self._runs.values() if thread and run.thread == thread]
+
+    def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
+        """Rows of a run in order."""
+        with self._lock:
+            found = self._rows.get(run, {})
+            if not found:
+                return []
+            end = next(reversed(found)) if last is None else min(last, next(reversed(found)))
+            return [found[seq] for seq in range(max(first, 0), end + 1) if seq in found]
+
+    def blobs(self, ids: Collection[str]) -> dict[str, bytes]:
+        """Large values by id. Those of values that are not encoded have none."""
+        with self._lock:
+            missing = set(ids) - self._blobs.keys()
+            if missing:  # somebody may have encoded a content since it was written
+                for content in self._contents():
+                    if content.encoded and not missing.isdisjoint(content.refs):
+                        self._keep_blobs(content)
+            return {name: self._blobs[name] for name in ids if name in self._blobs}
+
+    def snapshot(self, at: Point) -> Snapshot | None:
+        """The last snapshot of a run at or before a row."""
+        with self._lock:
+            found = self._snapshots.get(at.run, {})
+            seq = max((seq for seq in found if seq <= at.seq), default=None)
+            return None if seq is None else found[seq]
+
+    def remove(self, threads: Collection[str] = ()) -> Swept:
+        """Removes threads, and all that nothing else reaches."""
+        with self._lock:
+            return self._sweep(removal(self._ends(), self._extents(), frozenset(threads)))
+
+    def disown(self, thread: str) -> Swept:
+        """Removes what was made for a thread and lies outside of what it reaches from its head."""
+        with self._lock:
+            return self._sweep(disowning(self._ends(), self._extents(), thread))
+
+    def drop_snapshots(self) -> None:
+        """Removes all snapshots but those at the roots of threads."""
+        with self._lock:
+            roots = {thread.root for thread in self._threads.values()}
+            for run, found in self._snapshots.items():
+                for seq in [seq for seq in found if Point(run, seq) not in roots]:
+                    del found[seq]
+            self._sweep_blobs()
+
+    def vacuum(self) -> None:
+        """Does nothing: there are no gaps."""
+
+    def close(self) -> None:
+        """Does nothing: what was written stays as long as the store."""
+
+    def _check(self, change: Change) -> None:
+        """Refuses points of runs that are not there, before anything is changed."""
+        named = [change.head, change.root, change.snapshot.at if change.snapshot else None]
+        begun = change.run.id if change.run else None
+        for point in named:
+            if point is not None and point.run not in self._runs and point.run != begun:
+                raise ValueError(f"there is no run {point.run!r}: nothing was written. Begin it with Change(run=...)")
+
+    def _found(self, change: Change, thread: ThreadRow | None) -> Found:
+        run = None if change.run is None else self._runs.get(change.run.id)
+        rows = self._rows.get(change.rows_of)
+        if not change.rows or rows is None:
+            return Found(thread, run)
+        last = next(reversed(rows), -1)
+        if change.rows[0].seq > last:
+            return Found(thread, run, last)
+        return Found(thread, run, last, [rows[row.seq] for row in change.rows if row.seq in rows])
+
+    def _changed(self, change: Change, thread: ThreadRow | None, epoch: int, begins: bool) -> ThreadRow:
+        found = thread or ThreadRow(change.thread, None, epoch)
+        owner: Owner | None = found.owner
+        lease = found.lease
+        if change.lease is not None:
+            owner, lease = (None, 0.0) if change.lease <= 0 else (change.owner or owner, self._clock() + change.lease)
+        return ThreadRow(
+            change.thread,
+            change.head or found.head,
+            epoch,
+            owner,
+            lease,
+            change.root or found.root,
+            found.runs + begins,
+        )
+
+    def _keep_blobs(self, content: Content | None) -> None:
+        if content is not None and content.encoded:
+            self._blobs.update(content.blobs)
+
+    def _contents(self) -> Iterable[Content]:
+        for rows in self._rows.values():
+            yield from (row.content for row in rows.values() if row.content is not None)
+        for snapshots in self._snapshots.values():
+            yield from (snapshot.content for snapshot in snapshots.values())
+
+    def _ends(self) -> Mapping[str, Ends]:
+        return {name: Ends(thread.head, thread.root) for name, thread in self._threads.items()}
+
+    def _extents(self) -> Mapping[str, Extent]:
+        return {
+            name: Extent(run.thread, run.parents, next(reversed(self._rows[name]), -1))
+            for name, run in self._runs.items()
+        }
+
+    def _sweep(self, gone: Removal) -> Swept:
+        """Removes what was decided, and the blobs that nothing refers to then."""
+        rows = 0
+        for name in gone.threads:
+            del self._threads[name]
+        for run in gone.runs:
+            rows += len(self._rows.pop(run))
+            del self._runs[run], self._snapshots[run]
+        for run, first, last in gone.rows:
+            for seq in range(first, last + 1):
+                rows += self._rows[run].pop(seq, None) is not None
+                self._snapshots[run].pop(seq, None)
+        for run in gone.orphans:
+            self._runs[run] = self._runs[run]._replace(thread="")
+        self._sweep_blobs()
+        return Swept(gone.threads, len(gone.runs), rows, gone.kept)
+
+    def _sweep_blobs(self) -> None:
+        if self._blobs:
+            used = {name for content in self._contents() if content.encoded for name in content.refs}
+            self._blobs = {name: data for name, data in self._blobs.items() if name in used}
+
+    def _keep_limits(self, change: Change) -> None:
+        """Drops the oldest threads at rest, and the oldest part of a history when its thread comes to rest."""
+        max_threads, max_commits = self._limits
+        if max_threads is not None and len(self._threads) > max_threads:
+            resting = (name for name, row in self._threads.items() if row.owner is None and name != change.thread)
+            self.remove(tuple(islice(resting, len(self._threads) - max_threads)))
+        thread = self._threads[change.thread]
+        if max_commits is None or thread.head is None or change.lease is None or thread.owner is not None:
+            return
+        root = self._later_root(thread.head, thread.root, max_commits)
+        if root is not None:
+            self._threads[change.thread] = thread._replace(root=root)
+            self.disown(change.thread)
+
+    def _later_root(self, head: Point, root: Point | None, limit: int) -> Point | None:
+        """The row on the way back from the head at which the history may begin; None if it is short enough as it is.
+
+        A row from which a run went on, with a snapshot: the first one with at most as many rows before the head, else
+        the last one.
+        """
+        count, at, best = 0, head, None
+        while at != root and (run := self._runs.get(at.run)) is not None:
+            if count and at.seq in self._snapshots[at.run] and (best is None or count < limit):
+                best = at
+            stop = root.seq if root is not None and root.run == at.run else -1
+            count += at.seq - stop
+            if count > limit and best is not None:
+                return best
+            if stop >= 0 or len(run.parents) != 1:
+                return None if count <= limit else best
+            at = run.parents[0]
+        return None if count <= limit else best

@@ -1,0 +1,54 @@
+"""From an address to the store that is there."""
+
+from __future__ import annotations
+
+import os
+
+from dspyer.stores.base import Store
+from dspyer.stores.memory import Memory
+from dspyer.stores.sqlite import SQLite
+
+POSTGRES = ("postgresql://", "postgres://")
+SQLITE = "sqlite:///"
+KINDS = '":memory:", the path of a file ("runs.db" or "sqlite:///runs.db"), "postgresql://...", or a Store'
+
+
+def open_store(address: Store | str | os.PathLike[str]) -> Store:
+    """The store at an address.
+
+    Args:
+        address: the path of an SQLite file, as it is or behind `sqlite:///`; `":memory:"`; a `postgresql://` address;
+            or a store.
+
+    Returns:
+        The store. A file is made when it is first used.
+
+    Raises:
+        TypeError: for what is no address.
+        ValueError: for an address of another kind.
+        ImportError: for PostgreSQL if its driver is not installed.
+    """
+    if isinstance(address, Store):
+        return address
+    if not isinstance(address, str | os.PathLike):
+        raise TypeError(f"a store is {KINDS}, not {address!r}")
+    text = os.fspath(address)
+    if text == ":memory:":
+        return Memory()
+    if text.startswith(POSTGRES):
+        return _postgres(text)
+    path = text.removeprefix(SQLITE)
+    if isinstance(address, str) and "://" in path:
+        kind = path.partition("://")[0]
+        raise ValueError(f"no store of kind {kind!r} is known: a store is {KINDS}")
+    if not path or path == ":memory:" or path.startswith("file:"):
+        raise ValueError(f"{text!r} names no file: a store is {KINDS}")
+    return SQLite(path)
+
+
+def _postgres(address: str) -> Store:
+    try:
+        from dspyer.stores.postgres import Postgres
+    except ImportError as error:
+        raise ImportError("a store in PostgreSQL needs its driver: pip install 'dspyer[postgres]'") from error
+    return Postgres(address)
