@@ -1,0 +1,150 @@
+"""Connections to a PostgreSQL server: kept open between uses, shared by threads, never by processes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from weakref import WeakSet
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from dspyer.errors import StoreError
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+T = TypeVar("T")
+
+
+class Connections:
+    """Connections to one server.
+
+    They run without prepared statements and hold no state of a session, so a pooler that gives each transaction
+    another connection may stand between.
+
+    Args:
+        address: where the server is, with the password if it needs one.
+        most: how many may be in use at once; further threads wait.
+    """
+
+    def __init__(self, address: str, most: int) -> None:
+        self._address = address
+        self._most = most
+        self._inherited: list[Connection] = []
+        self._closed = False
+        self._begin()
+        _ALL.add(self)
+
+    def run(self, work: Callable[[Connection], T]) -> T:
+        """Does some work with a connection, and once more with a new one if the connection was lost.
+
+        Args:
+            work: what to do; a second time it must do no harm.
+        """
+        with self._free:
+            if self._closed:
+                raise StoreError("the store is closed: open it again")
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                connection = self._open()
+            try:
+                return self._work(connection, work)
+            except psycopg.Error as error:
+                if not (connection.closed or _is_lost(error)):
+                    raise
+            connection.close()
+            self._forget_idle()  # what is as old is lost too, most likely
+            return self._work(self._open(), work)
+
+    def close(self) -> None:
+        """Closes what is idle; what is in use is closed when its work is done."""
+        self._closed = True
+        self._forget_idle()
+
+    def after_fork(self) -> None:
+        """Starts afresh in a child process: the parent's connections are not touched, they are still the parent's."""
+        self._inherited += [*self._idle, *self._busy]
+        self._begin()
+
+    def _begin(self) -> None:
+        self._free = threading.BoundedSemaphore(self._most)
+        self._idle: list[Connection] = []
+        self._busy: set[Connection] = set()
+
+    def _open(self) -> Connection:
+        connection = psycopg.connect(self._address, autocommit=True, prepare_threshold=None)
+        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        return connection
+
+    def _work(self, connection: Connection, work: Callable[[Connection], T]) -> T:
+        self._busy.add(connection)
+        try:
+            result = work(connection)
+        except BaseException as error:
+            # Whatever came in between (a signal, say): a connection in the middle of something is no use to others.
+            if connection.info.transaction_status == TransactionStatus.IDLE and not _is_lost(error):
+                self._give_back(connection)
+            else:
+                connection.close()
+            raise
+        else:
+            self._give_back(connection)
+            return result
+        finally:
+            self._busy.discard(connection)
+
+    def _give_back(self, connection: Connection) -> None:
+        if self._closed:
+            connection.close()
+        else:
+            self._idle.append(connection)
+
+    def _forget_idle(self) -> None:
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+
+def _is_lost(error: BaseException) -> bool:
+    """Whether an error says that the server ends the connection, even if that has not been noticed yet."""
+    state = error.sqlstate if isinstance(error, psycopg.Error) else None
+    return state is not None and (state.startswith(("08", "57P")) or state == "25P03")
+
+
+_ALL: WeakSet[Connections] = WeakSet()
+
+
+def _after_fork() -> None:
+    for connections in _ALL:
+        connections.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def split_address(address: str) -> tuple[str, str, str | None]:
+    """An address as the server's driver takes it, the same without the password, and the schema that it names.
+
+    Example:
+        >>> split_address("postgresql://ada:secret@db/runs?schema=team&sslmode=require")
+        ('postgresql://ada:secret@db/runs?sslmode=require', 'postgresql://ada@db/runs?sslmode=require', 'team')
+    """
+    parts = urlsplit(address)
+    if parts.scheme not in ("postgresql", "postgres"):
+        raise ValueError(
+            "the address of a PostgreSQL store starts with postgresql://, as in postgresql://user@host/database"
+        )
+    options = parse_qsl(parts.query, keep_blank_values=True)
+    schema = next((value for name, value in options if name == "schema"), None)
+    options = [option for option in options if option[0] != "schema"]
+    whole = parts._replace(query=urlencode(options))
+    user, at, host = parts.netloc.rpartition("@")
+    public = parts._replace(
+        netloc=user.partition(":")[0] + at + host,
+        query=urlencode([option for option in options if option[0] not in ("password", "sslpassword")]),
+    )
+    return urlunsplit(whole), urlunsplit(public), schema
