@@ -1,0 +1,135 @@
+"""What is special for the store in memory. What all stores have in common is in their conformance suite."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+
+from dspyer.stores.base import Change, Point, Snapshot
+from dspyer.stores.content import Content
+from dspyer.stores.memory import Memory
+from tests.stores.kit import OWNER, append, begin, content, numbers, row, run, snapshot
+
+
+class Untold:
+    """A value that nobody may encode."""
+
+    def __call__(self, value: Any) -> Any:
+        raise AssertionError("encoded")
+
+
+def test_values_stay_as_they_are() -> None:
+    store = Memory()
+    value = content("x").value(store.blobs)
+    kept = Content(value, Untold())
+    rows = (row(0)._replace(content=kept),)
+    store.write(Change("t", run=run("r", "t"), rows_of="r", rows=rows, head=Point("r", 0)))
+    store.write(Change("t", 1, snapshot=Snapshot(Point("r", 0), kept)))
+    store.disown("t")
+    (found,) = store.rows("r")
+    assert found.content is kept
+    assert found.content.value(store.blobs) is value
+
+
+def test_blobs_of_what_is_encoded_later() -> None:
+    """An export encodes what is there, and asks for the blobs then."""
+    store = Memory()
+    begin(store, "t", "r", 1)
+    store.write(append("t", "r", 1, "x" * 20_000))
+    long = store.rows("r", 1)[0].content
+    assert long is not None
+    (name,) = long.refs
+    assert store.blobs([name, "none"]) == {name: b"x" * 20_000}
+    store.remove(["t"])
+    assert store.blobs([name]) == {}
+
+
+def test_the_thread_that_was_written_to_longest_ago_goes() -> None:
+    store = Memory(max_threads=2)
+    for number in range(2):
+        begin(store, f"t{number}", f"r{number}", 2)
+    store.write(append("t0", "r0", 2))
+    begin(store, "t2", "r2", 1)
+    assert store.threads() == ["t0", "t2"]
+    assert store.run("r1") is None
+    assert repr(store) == "Memory(2, None)"
+
+
+def test_a_thread_with_an_owner_stays() -> None:
+    store = Memory(max_threads=1)
+    store.write(Change("t0", owner=OWNER, lease=30.0))
+    store.write(Change("t1", owner=OWNER, lease=30.0))
+    assert store.threads() == ["t0", "t1"]
+    store.write(Change("t1", 1, lease=0.0))
+    assert store.threads() == ["t0", "t1"]  # the one that is written to is never dropped
+    store.write(Change("t2", owner=OWNER, lease=30.0))
+    assert store.threads() == ["t0", "t2"]
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "expected"),
+    [
+        pytest.param((), {"r0": 4, "r1": 4, "r2": 4}, id="none to begin with"),
+        pytest.param((0, 1), {"r1": 1, "r2": 4}, id="the last that fits"),
+        pytest.param((0,), {"r0": 1, "r1": 4, "r2": 4}, id="the last there is"),
+    ],
+)
+def test_histories_are_pruned_at_rest(snapshots: tuple[int, ...], expected: dict[str, int]) -> None:
+    store = Memory(max_commits=5)
+    head = None
+    for number in range(3):
+        name = f"r{number}"
+        head = begin(store, "t", name, 4, *([head] if head else []), epoch=int(number > 0))
+        if number in snapshots:
+            store.write(Change("t", 1, snapshot=snapshot(name, 3)))
+    assert {run.id: len(store.rows(run.id)) for run in store.runs("t")} == {"r0": 4, "r1": 4, "r2": 4}
+    store.write(Change("t", 1, lease=0.0))
+    assert {run.id: len(store.rows(run.id)) for run in store.runs("t")} == expected
+    thread = store.thread("t")
+    assert thread is not None
+    assert thread.root == (Point(min(expected), 3) if snapshots else None)
+    store.write(Change("t", 1, lease=0.0))
+    assert {run.id: len(store.rows(run.id)) for run in store.runs("t")} == expected
+    if thread.root:
+        assert store.snapshot(thread.root) is not None
+
+
+def test_a_copy_keeps_what_its_source_gave_up() -> None:
+    store = Memory(max_commits=1)
+    head = begin(store, "t", "r0", 4)
+    store.write(Change("t", 1, snapshot=snapshot("r0", 3)))
+    store.write(Change("copy", head=Point("r0", 2)))
+    begin(store, "t", "r1", 1, head, epoch=1)
+    store.write(Change("t", 1, lease=0.0))
+    assert numbers(store, "r0") == [0, 1, 2, 3]
+    store.remove(["copy"])
+    assert numbers(store, "r0") == [3]
+
+
+def test_leases_end_by_its_clock() -> None:
+    now = [100.0]
+    store = Memory(clock=lambda: now[0])
+    store.write(Change("t", owner=OWNER, lease=30.0))
+    now[0] += 40
+    thread = store.thread("t")
+    assert thread is not None
+    assert (thread.owner, thread.lease) == (OWNER, -10.0)
+
+
+def test_copies_are_shared_and_pickles_are_empty() -> None:
+    store = Memory(max_threads=3)
+    begin(store, "t", "r", 1)
+    assert copy.deepcopy({"store": store})["store"] is store
+    assert copy.copy(store) is store
+    again = pickle.loads(pickle.dumps(store))
+    assert (repr(again), again.address, again.threads()) == (repr(store), ":memory:", [])
+
+
+@pytest.mark.parametrize("limits", [(0, None), (None, -1)])
+def test_limits_below_one_are_errors(limits: tuple[int | None, int | None]) -> None:
+    with pytest.raises(ValueError) as caught:
+        Memory(*limits)
+    assert "at least 1" in str(caught.value)

@@ -1,0 +1,62 @@
+"""From addresses to stores."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from dspyer.stores import open_store
+from dspyer.stores.memory import Memory
+from dspyer.stores.sqlite import SQLite
+
+
+@pytest.mark.parametrize(
+    ("address", "path"),
+    [
+        ("runs.db", "runs.db"),
+        (Path("runs.db"), "runs.db"),
+        ("sqlite:///sub/runs.db", "sub/runs.db"),
+        ("sqlite:////var/runs.db", "/var/runs.db"),
+        ("größe?mode=ro.db", "größe?mode=ro.db"),
+        (Path("odd://runs.db"), "odd:/runs.db"),
+    ],
+)
+def test_files(address: str | Path, path: str) -> None:
+    store = open_store(address)
+    assert isinstance(store, SQLite)
+    assert store.address == str(Path(path).absolute())
+    assert repr(store) == f"SQLite({store.address!r})"
+
+
+def test_memory_and_stores() -> None:
+    store = open_store(":memory:")
+    assert isinstance(store, Memory)
+    assert open_store(store) is store
+
+
+@pytest.mark.parametrize(
+    ("address", "kind", "words"),
+    [
+        ("mysql://host/db", ValueError, "no store of kind 'mysql'"),
+        ("", ValueError, "names no file"),
+        ("sqlite:///", ValueError, "names no file"),
+        ("sqlite:///:memory:", ValueError, "names no file"),
+        ("file:runs.db", ValueError, "names no file"),
+        (7, TypeError, "not 7"),
+        (None, TypeError, "not None"),
+    ],
+)
+def test_anything_else_is_an_error(address: str, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind) as caught:
+        open_store(address)
+    assert words in str(caught.value)
+    assert "postgresql://" in str(caught.value)
+
+
+def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dspyer.stores.postgres", None)
+    with pytest.raises(ImportError) as caught:
+        open_store("postgres://host/db")
+    assert "pip install 'dspyer[postgres]'" in str(caught.value)

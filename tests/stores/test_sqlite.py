@@ -1,0 +1,428 @@
+"""What is special for the store in a SQLite file. What all stores have in common is in their conformance suite."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from dspyer.errors import ConcurrentRunError, StoreError
+from dspyer.stores import sqlite_connections, sqlite_file
+from dspyer.stores.base import Change, Point
+from dspyer.stores.sqlite import SQLite
+from dspyer.stores.sqlite_connections import Connections, checkpoint
+from tests.stores.kit import OWNER, append, begin, content, numbers, row, run, snapshot
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "runs.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[SQLite]:
+    with SQLite(path) as opened:
+        yield opened
+
+
+def connections(store: SQLite) -> Connections:
+    return store._connections
+
+
+@pytest.mark.parametrize("name", ["größe 漢字 🙂", "a\0b", "it's; --", "0" * 32, "ab" * 16, "AB" * 16, "a" * 5_000])
+def test_any_name_comes_back(store: SQLite, path: Path, name: str) -> None:
+    long = content("🙂" * 20_000)
+    begun = run(name, name, Point(name, 0))
+    rows = (row(0, name)._replace(kind=name), row(1)._replace(head=(name, [name]), content=long))
+    store.write(Change(name, run=begun, rows_of=name, rows=rows, head=Point(name, 1)))
+    store.close()
+    with SQLite(path) as again:
+        found = again.thread(name)
+        assert found is not None
+        assert (again.threads(), found.name, found.head, found.runs) == ([name], name, Point(name, 1), 1)
+        assert again.run(name) == begun
+        assert again.runs(name) == [begun]
+        assert again.rows(name) == list(rows)
+        kept = again.rows(name)[1].content
+        assert kept is not None
+        assert kept.value(again.blobs) == "🙂" * 20_000
+
+
+def test_leases_end_by_the_clock(path: Path) -> None:
+    now = [1_000.0]
+    with SQLite(path, clock=lambda: now[0]) as store:
+        store.write(Change("t", owner=OWNER, lease=30.0))
+        now[0] += 10
+        store.write(Change("t", 1, lease=30.0))  # renewed
+        now[0] += 35
+        thread = store.thread("t")
+        assert thread is not None
+        assert (thread.owner, thread.lease) == (OWNER, -5.0)
+        store.write(Change("t", 1, lease=0.0))
+        thread = store.thread("t")
+        assert thread is not None
+        assert (thread.owner, thread.lease, thread.epoch) == (None, 0.0, 1)
+
+
+def test_an_error_leaves_nothing_behind(store: SQLite) -> None:
+    begin(store, "t", "r", 2)
+    for change in (
+        Change("t", 1, run=run("s", "t"), rows_of="s", rows=(row(1),)),
+        Change("t", 1, run=run("s", "t"), rows_of="s", rows=(row(0),), head=Point("nowhere", 1)),
+        Change("t", 1, run=run("s", "t"), snapshot=snapshot("nowhere", 1)),
+    ):
+        with pytest.raises(ValueError):
+            store.write(change)
+        assert store.run("s") is None
+    with pytest.raises(ConcurrentRunError):
+        store.write(append("t", "r", 2, epoch=3))
+    thread = store.thread("t")
+    assert thread is not None
+    assert (thread.head, thread.runs, numbers(store, "r")) == (Point("r", 1), 1, [0, 1])
+
+
+def test_nothing_waits_for_a_reader(store: SQLite, path: Path) -> None:
+    begin(store, "t", "r", 1)
+    reader = sqlite3.connect(path, isolation_level=None)
+    reader.execute("BEGIN")
+    assert reader.execute("SELECT count(*) FROM entry").fetchone() == (1,)
+    store.write(append("t", "r", 1))
+    assert store.write_now(append("t", "r", 2))
+    assert reader.execute("SELECT count(*) FROM entry").fetchone() == (1,)
+    reader.close()
+    assert numbers(store, "r") == [0, 1, 2]
+
+
+def test_write_now_waits_for_nobody(store: SQLite, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(store, "t", "r", 1)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    breaks: list[float] = []
+
+    def rest(seconds: float) -> None:
+        breaks.append(seconds)
+        if len(breaks) == 3:
+            other.execute("COMMIT")
+
+    monkeypatch.setattr(time, "sleep", rest)
+    assert store.write_now(append("t", "r", 1)) is False
+    assert (breaks, numbers(store, "r")) == ([], [0])
+    store.write(append("t", "r", 1))
+    assert len(breaks) == 3
+    assert store.write_now(append("t", "r", 2))
+    with connections(store).writing:  # a thread of this process is about to write
+        assert store.write_now(append("t", "r", 3)) is False
+    other.close()
+    assert numbers(store, "r") == [0, 1, 2]
+
+
+def test_patience_ends_with_advice(path: Path) -> None:
+    with SQLite(path, patience=0.01) as store:
+        begin(store, "t", "r", 1)
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(sqlite3.OperationalError) as caught:
+            store.write(append("t", "r", 1))
+        assert "patience=" in "".join(caught.value.__notes__)
+        other.close()
+        store.write(append("t", "r", 1))
+
+
+def test_connections_belong_to_threads(store: SQLite) -> None:
+    begin(store, "t", "r", 1)
+    barrier = threading.Barrier(3)
+
+    def work(_: int) -> int:
+        barrier.wait()
+        found = len(store.rows("r"))
+        barrier.wait()
+        return found
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(work, range(3))) == [1, 1, 1]
+        assert len(connections(store).opened) == 4
+    gc.collect()
+    assert len(connections(store).opened) == 1
+    assert len(connections(store).spares) <= 3
+    with ThreadPoolExecutor(1) as pool:
+        spares = len(connections(store).spares)
+        pool.submit(store.threads).result()
+        assert len(connections(store).spares) == spares - 1
+
+
+def test_many_threads_write(store: SQLite) -> None:
+    begin(store, "t", "r", 1)
+
+    def work(number: int) -> None:
+        begin(store, f"t{number}", f"r{number}", 1)
+        for seq in range(1, 50):
+            store.write(append(f"t{number}", f"r{number}", seq))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert [numbers(store, f"r{number}") for number in range(4)] == [list(range(50))] * 4
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_what_is_flushed(store: SQLite, flush: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection says what SQLite does at a commit: 2 flushes, 1 does not."""
+    begin(store, "t", "r", 1)
+    levels: list[int] = []
+    before = connections(store)._transaction
+
+    def watched(connection: sqlite3.Connection, *rest: object) -> object:
+        connection.set_trace_callback(
+            lambda text: (
+                levels.append(*connection.execute("PRAGMA synchronous").fetchone()) if text == "COMMIT" else None
+            )
+        )
+        return before(connection, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(connections(store), "_transaction", watched)
+    store.write(append("t", "r", 1, flush=flush))
+    assert store.write_now(append("t", "r", 2, flush=flush))
+    assert levels == [2 if flush else 1] * 2
+
+
+def big(seq: int) -> Change:
+    return append("t", "r", seq, f"{seq:06}" * 60_000)
+
+
+def checkpoint_thread(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+    """The threads that empty logs, as they are made."""
+    made: list[threading.Thread] = []
+
+    class Watched(threading.Thread):
+        def start(self) -> None:
+            made.append(self)
+            super().start()
+
+    monkeypatch.setattr(threading, "Thread", Watched)
+    return made
+
+
+def test_the_log_is_emptied_by_a_thread(store: SQLite, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = checkpoint_thread(monkeypatch)
+    begin(store, "t", "r", 1)
+    for seq in range(1, 41):  # 14 MB
+        store.write(big(seq))
+        while made and made[-1].is_alive():
+            made[-1].join()
+    assert 3 <= len(made) <= 6
+    assert Path(f"{path}-wal").stat().st_size <= sqlite_connections.KEPT_LOG + 1_000_000
+    assert path.stat().st_size > 10_000_000
+    store.close()
+    assert not Path(f"{path}-wal").exists()
+    with SQLite(path) as again:
+        assert numbers(again, "r") == list(range(41))
+
+
+def test_the_log_is_emptied_while_somebody_reads(store: SQLite, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = checkpoint_thread(monkeypatch)
+    begin(store, "t", "r", 1)
+    reader = sqlite3.connect(path, isolation_level=None)
+    reader.execute("BEGIN")
+    assert reader.execute("SELECT count(*) FROM entry").fetchone() == (1,)
+    for seq in range(1, 15):
+        store.write(big(seq))
+    for thread in made:
+        thread.join()
+    assert made
+    assert reader.execute("SELECT count(*) FROM entry").fetchone() == (1,)
+    reader.execute("COMMIT")
+    assert reader.execute("SELECT count(*) FROM entry").fetchone() == (15,)
+    reader.close()
+
+
+def test_another_process_empties_the_log(store: SQLite, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lock is respected: one process at a time, and each writes before."""
+    begin(store, "t", "r", 1)
+    modes: list[str] = []
+
+    def noted(_: sqlite3.Connection, mode: str) -> bool:
+        modes.append(mode)
+        return True
+
+    monkeypatch.setattr(sqlite_connections, "checkpoint", noted)
+    with sqlite_connections._locked(Path(f"{path}-wal")) as alone:
+        assert alone
+        connections(store).shorten()
+        assert modes == []
+    connections(store).shorten()
+    assert modes == ["TRUNCATE"]
+
+
+def test_a_checkpoint_writes_first(store: SQLite, path: Path) -> None:
+    begin(store, "t", "r", 1)
+    connection = sqlite3.connect(path, isolation_level=None)
+    seen: list[str] = []
+    connection.set_trace_callback(seen.append)
+    assert checkpoint(connection, "PASSIVE")
+    assert [text.split("=")[0] for text in seen] == ["PRAGMA application_id", "PRAGMA wal_checkpoint(PASSIVE)"]
+    size = Path(f"{path}-wal").stat().st_size
+    assert checkpoint(connection, "PASSIVE")
+    assert Path(f"{path}-wal").stat().st_size == size  # the second one began the log anew
+    connection.close()
+
+
+def test_appends_make_no_checkpoint(store: SQLite) -> None:
+    level = connections(store).read(lambda connection: connection.execute("PRAGMA wal_autocheckpoint").fetchone())
+    assert level == (0,)
+
+
+def test_close_is_the_end(store: SQLite, path: Path) -> None:
+    begin(store, "t", "r", 1)
+    assert Path(f"{path}-wal").exists()
+    store.close()
+    store.close()
+    assert [found.name for found in path.parent.iterdir()] == [path.name]
+    with pytest.raises(StoreError) as caught:
+        store.threads()
+    assert "open_store(" in str(caught.value)
+
+
+def test_the_log_is_short_after_close_while_others_have_the_file_open(store: SQLite, path: Path) -> None:
+    with SQLite(path) as other:
+        begin(other, "t", "r", 1)
+        begin(store, "t2", "r2", 1)
+        store.close()
+        assert Path(f"{path}-wal").stat().st_size == 0
+        assert other.threads() == ["t", "t2"]
+
+
+def test_space_comes_back(store: SQLite, path: Path) -> None:
+    begin(store, "t", "r", 1)
+    for seq in range(1, 10):
+        store.write(big(seq))
+    connections(store).shorten()
+    before = path.stat().st_size
+    assert store.remove(["t"]).rows == 10
+    store.vacuum()
+    assert path.stat().st_size < before / 20
+
+
+def test_a_pickle_is_the_address(store: SQLite) -> None:
+    begin(store, "t", "r", 1)
+    again = pickle.loads(pickle.dumps(store))
+    assert isinstance(again, SQLite)
+    assert (again.address, again.threads()) == (store.address, ["t"])
+    again.close()
+
+
+def foreign(path: Path, mode: str) -> None:
+    other = sqlite3.connect(path)
+    other.execute(f"PRAGMA journal_mode={mode}")
+    other.execute("CREATE TABLE cats (name)")
+    other.commit()
+    other.close()
+
+
+def newer(path: Path) -> None:
+    with SQLite(path) as made:
+        made.threads()
+    other = sqlite3.connect(path)
+    other.execute("PRAGMA user_version=99")
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        pytest.param(lambda path: path.write_bytes(b"cats and dogs" * 1000), "is no SQLite file", id="another file"),
+        pytest.param(lambda path: path.write_bytes(b"cat"), "is no SQLite file", id="a short file"),
+        pytest.param(lambda path: foreign(path, "DELETE"), "of something else than dspyer", id="another's tables"),
+        pytest.param(lambda path: foreign(path, "WAL"), "of something else than dspyer", id="with a log"),
+        pytest.param(newer, "has version 99", id="a later version"),
+        pytest.param(lambda path: path.mkdir(), "is a folder", id="a folder"),
+    ],
+)
+def test_other_files_are_refused_and_stay(path: Path, make: object, words: str) -> None:
+    make(path)  # type: ignore[operator]
+    before = path.read_bytes() if path.is_file() else b""
+    store = SQLite(path)
+    for _ in range(2):
+        with pytest.raises(StoreError) as caught:
+            begin(store, "t", "r", 1)
+        assert words in str(caught.value)
+        assert str(path) in str(caught.value)
+    store.close()
+    assert (path.read_bytes() if path.is_file() else b"") == before
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError) as caught:
+        SQLite(tmp_path / "none" / "runs.db").threads()
+    assert f"no folder {str(tmp_path / 'none')!r}" in str(caught.value)
+
+
+def test_an_empty_file_becomes_a_store(path: Path) -> None:
+    path.touch()
+    with SQLite(path) as store:
+        begin(store, "t", "r", 1)
+
+
+def test_older_tables_become_todays(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with SQLite(path) as store:
+        begin(store, "t", "r", 1)
+    steps = (*sqlite_file.MIGRATIONS, lambda connection: connection.execute("ALTER TABLE run ADD COLUMN note TEXT"))
+    monkeypatch.setattr(sqlite_file, "MIGRATIONS", steps)
+    with SQLite(path) as store:
+        assert store.threads() == ["t"]
+        columns = connections(store).read(lambda connection: connection.execute("PRAGMA table_info(run)").fetchall())
+        assert columns[-1][1] == "note"
+
+
+def test_a_step_that_fails_leaves_the_old_tables(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with SQLite(path) as store:
+        begin(store, "t", "r", 1)
+
+    def fail(connection: sqlite3.Connection) -> None:
+        connection.execute("DROP TABLE entry")
+        raise RuntimeError("half way")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlite_file, "MIGRATIONS", (*sqlite_file.MIGRATIONS, fail))
+        with pytest.raises(RuntimeError):
+            SQLite(path).threads()
+    with SQLite(path) as store:
+        assert numbers(store, "r") == [0]
+
+
+@pytest.mark.parametrize(
+    ("mounts", "kind"),
+    [
+        ("/dev/a / ext4 rw 0 0\nserver:/x {folder} nfs4 rw 0 0\n", "nfs4"),
+        ("/dev/a / ext4 rw 0 0\nserver:/x {folder} nfs4 rw 0 0\n/dev/b {folder}/sub xfs rw 0 0\n", "nfs4"),
+        ("server / nfs rw 0 0\n/dev/b {folder} ext4 rw 0 0\n", "ext4"),
+        ("/dev/a / ext4 rw 0 0\nserver:/x {folder}x nfs4 rw 0 0\n", "ext4"),
+    ],
+)
+def test_network_file_systems_are_told(path: Path, mounts: str, kind: str) -> None:
+    listed = path.with_name("mounts")
+    listed.write_text(mounts.format(folder=str(path.parent).replace(" ", "\\040")))
+    assert sqlite_file.file_system(path, listed) == kind
+    if kind in sqlite_file.NETWORK:
+        with pytest.raises(StoreError) as caught:
+            sqlite_file.check_place(path, listed)
+        assert f"network file system ({kind})" in str(caught.value)
+    else:
+        sqlite_file.check_place(path, listed)
+
+
+def test_no_list_of_file_systems(path: Path) -> None:
+    assert sqlite_file.file_system(path, path / "none") == ""
+
+
+def test_rows_are_small(path: Path) -> None:
+    with SQLite(path) as store:
+        begin(store, "t", "0" * 31 + "a", 1)
+        for seq in range(1, 2_000):
+            store.write(append("t", "0" * 31 + "a", seq, {"role": "user", "content": f"{seq:064}"}))
+    assert path.stat().st_size <= 1.65 * 2_000 * len(content({"role": "user", "content": "0" * 64}).data)
