@@ -10,6 +10,8 @@
     │   └── UnsetFieldError (KeyError)          a field that nothing has written yet
     ├── NodeOutputError (ValueError)        a node: wrong type, unknown key, write without permission
     ├── MergeConflictError (ValueError)     a merge: two sides changed one path, policy "raise"
+    ├── AttemptError (ValueError)           a node: a key of `ctx.once` or `ctx.interrupt` used twice, or an attempt
+    │                                       that asks otherwise than the one before
     ├── RouteError (ValueError)             a router or `goto`: an unknown target, or none
     ├── LimitError (RuntimeError)           a run went on for too long
     │   ├── StepLimitError                      the longest chain of commits passed `max_steps`
@@ -112,6 +114,10 @@ class MergeConflictError(DspyerError, ValueError):
         return type(self), (str(self), self.path, self.writers)
 
 
+class AttemptError(DspyerError, ValueError):
+    """What a node asks or does once does not fit to the same attempt, or to an earlier one."""
+
+
 class RouteError(DspyerError, ValueError):
     """A router or a `goto` that names no target of its node."""
 
@@ -169,6 +175,25 @@ class Interrupted(DspyerError):  # noqa: N818 - the name of a status, raised whe
     def __init__(self, text: str, questions: Sequence[Question] = ()) -> None:
         super().__init__(text)
         self.questions = tuple(questions)
+
+    @classmethod
+    def of(cls, questions: Sequence[Question], graph: str, stored: bool) -> Interrupted:
+        """The error for a run whose result is wanted and that waits for answers.
+
+        Args:
+            questions: the open ones.
+            graph: the name of the graph.
+            stored: whether the run is on a thread.
+        """
+        asked = "; ".join(f"{one.key!r} of node {one.node!r}: {brief(one.text)}" for one in questions)
+        fix = (
+            "give the answers with t.resume(answers={...})"
+            if stored
+            else "run it on a thread, program.thread('a name'), whose resume(answers={...}) takes the answers; under "
+            "an optimizer, Evaluate or in a test supply them with compile(interrupts={...}) or run(interrupts={...})"
+        )
+        count = f"{len(questions)} answer{'s' if len(questions) > 1 else ''}"
+        return cls(f"graph {graph!r} waits for {count}: {asked}. What to do: {fix}", questions)
 
     def __reduce__(self) -> tuple[type[Interrupted], tuple[str, tuple[Question, ...]]]:
         return type(self), (str(self), self.questions)

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from dspyer.building.assembly import Assembly
 from dspyer.building.declarations import EdgeSpec, NodeSpec, RouterSpec
 from dspyer.errors import GraphError, suggestion
-from dspyer.nodes import node_name
+from dspyer.nodes import Interrupts, node_name
 from dspyer.policies import Policies
 from dspyer.scheduler.topology import END, START
 from dspyer.schema import Schema
@@ -263,6 +263,9 @@ class Graph:
         max_calls: int | None = None,
         max_concurrency: int = 32,
         store: Store | str | PathLike[str] | None = None,
+        interrupt_before: Iterable[str] = (),
+        interrupt_after: Iterable[str] = (),
+        interrupts: Interrupts = None,
     ) -> CompiledGraph:
         """Checks the whole graph and makes a program of it. `graph.compile()` builds, `optimizer.compile()` tunes.
 
@@ -272,6 +275,11 @@ class Graph:
             max_concurrency: most nodes of one run that work at the same time.
             store: where `program.thread(...)` keeps its runs: the path of an SQLite file, `":memory:"`, a
                 `postgresql://` address, or a `Store`.
+            interrupt_before: nodes before which a run stops each time, until somebody lets it go on.
+            interrupt_after: nodes after which it stops.
+            interrupts: answers to questions by key, or a function from a `Question` to its answer, for runs that nobody
+                watches: under an optimizer, `dspy.Evaluate` or a test. Keys that nothing asks are left unused, since
+                those of `ctx.interrupt` show only in a run; a question without an answer is named by the error.
 
         Returns:
             A `dspy.Module` with copies of the modules; the graph can go on to be changed and compiled again.
@@ -300,6 +308,9 @@ class Graph:
             self._policies,
             dict(self._join_policies),
             self._keep,
+            _listed(interrupt_before),
+            _listed(interrupt_after),
+            interrupts,
         )
         blueprint, modules, text = assembly.build(max_steps, max_calls, max_concurrency)
         shadowed = sorted(set(blueprint.outputs or ()) & set(dir(dspy.Prediction)))
@@ -351,6 +362,10 @@ def _names_of_fields(names: Iterable[str], schema: Schema) -> tuple[str, ...]:
             f"{', '.join(schema.fields)}"
         )
     return found
+
+
+def _listed(names: Iterable[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _names(nodes: str | Sequence[str]) -> tuple[str, ...]:

@@ -14,15 +14,12 @@ from dspyer.bond.source import reduce_program, source_class
 from dspyer.bond.tracing import hand_over
 from dspyer.building.blueprint import Blueprint
 from dspyer.durable.replaying import replay
-from dspyer.errors import InputError, RunStoppedError, ThreadError
-from dspyer.nodes import Call, check_resources, resources_of
-from dspyer.patch import DELETE
-from dspyer.reducers import Updates
-from dspyer.request import REQUEST, Request, asking, interrupted, request_inside
+from dspyer.errors import InputError, Interrupted, RunStoppedError, ThreadError
+from dspyer.nodes import Call, Interrupts, answering, check_resources, first_of, resources_of
+from dspyer.request import REQUEST, Request, asking, changes, request_inside
 from dspyer.run import Run
 from dspyer.running.drivers import adrive, drive
 from dspyer.running.session import Observe, Opening, Session, ignore
-from dspyer.scheduler.lineage import lineage
 from dspyer.stores import Store
 from dspyer.streams import AsyncEvents, Events
 from dspyer.threads.thread import Thread
@@ -97,38 +94,53 @@ class CompiledGraph(dspy.Module):
         return self._answer(request, session)
 
     def run(
-        self, inputs: Mapping[str, Any], *, resources: Mapping[type, object] | Sequence[object] | None = None
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        resources: Mapping[type, object] | Sequence[object] | None = None,
+        interrupts: Interrupts = None,
     ) -> Run:
         """Runs the graph and gives all that the run leaves behind.
 
         Args:
             inputs: the inputs by name.
             resources: objects for parameters that are annotated with their type: clients, connections; never stored.
+            interrupts: answers to questions by key, or a function from a `Question` to its answer; they come before
+                those of `compile`.
 
         Returns:
-            The run; if a node failed, with its error in `run.error`.
+            The run; if a node failed, with its error in `run.error`; if it waits for answers, with its `questions`.
 
         Raises:
             InputError: for missing, unknown or invalid inputs.
         """
-        return self._run(inputs, Request(resources_of(resources)))
+        return self._run(inputs, Request(resources_of(resources), answer=answering(interrupts)))
 
     async def arun(
-        self, inputs: Mapping[str, Any], *, resources: Mapping[type, object] | Sequence[object] | None = None
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        resources: Mapping[type, object] | Sequence[object] | None = None,
+        interrupts: Interrupts = None,
     ) -> Run:
         """Runs the graph in async code and gives all that the run leaves behind.
 
         Args:
             inputs: the inputs by name.
             resources: as in `run`.
+            interrupts: as in `run`.
 
         Returns:
             The run.
         """
-        return await self._arun(inputs, Request(resources_of(resources)))
+        return await self._arun(inputs, Request(resources_of(resources), answer=answering(interrupts)))
 
     def stream(
-        self, inputs: Mapping[str, Any], *, resources: Mapping[type, object] | Sequence[object] | None = None
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        resources: Mapping[type, object] | Sequence[object] | None = None,
+        interrupts: Interrupts = None,
     ) -> Events:
         """Runs the graph and gives its events as they happen.
 
@@ -137,26 +149,32 @@ class CompiledGraph(dspy.Module):
         Args:
             inputs: the inputs by name.
             resources: as in `run`.
+            interrupts: as in `run`.
 
         Returns:
             An iterator of events; its `run` is there after the last one. If a node failed, its error is raised then.
         """
-        request = Request(resources_of(resources))
+        request = Request(resources_of(resources), answer=answering(interrupts))
         return Events(lambda observe: self._run(inputs, request, observe), request.stop)
 
     def astream(
-        self, inputs: Mapping[str, Any], *, resources: Mapping[type, object] | Sequence[object] | None = None
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        resources: Mapping[type, object] | Sequence[object] | None = None,
+        interrupts: Interrupts = None,
     ) -> AsyncEvents:
         """Runs the graph in async code and gives its events as they happen.
 
         Args:
             inputs: the inputs by name.
             resources: as in `run`.
+            interrupts: as in `run`.
 
         Returns:
             An async iterator of events, otherwise as in `stream`.
         """
-        request = Request(resources_of(resources))
+        request = Request(resources_of(resources), answer=answering(interrupts))
         return AsyncEvents(lambda observe: self._arun(inputs, request, observe))
 
     def thread(self, name: str) -> Thread:
@@ -221,7 +239,7 @@ class CompiledGraph(dspy.Module):
             try:
                 self(**inputs)
             except Exception as error:
-                if not request.failed_with(error):
+                if not request.ended_with(error):
                     raise
         return request.run(tracker.get_total_tokens())
 
@@ -231,7 +249,7 @@ class CompiledGraph(dspy.Module):
             try:
                 await self.acall(**inputs)
             except Exception as error:
-                if not request.failed_with(error):
+                if not request.ended_with(error):
                     raise
         return request.run(tracker.get_total_tokens())
 
@@ -248,8 +266,19 @@ class CompiledGraph(dspy.Module):
         if blueprint.needs_resources:
             check_resources((*blueprint.nodes.values(), *blueprint.routers()), resources)
         keeps = asked is not None and not asked.inside
-        memo, journal = request.memo, request.journal
-        session = Session(self, blueprint, opening, resources, request.observe, request.scope, keeps, memo, journal)
+        session = Session(
+            self,
+            blueprint,
+            opening,
+            resources,
+            request.observe,
+            request.scope,
+            keeps,
+            request.memo,
+            request.journal,
+            first_of(request.answer, blueprint.answer),
+            request.root,
+        )
         request.sessions.append(session)
         if request.stopped:  # asked last: whoever stops the request from now on finds the session in it
             session.stopped = True
@@ -278,7 +307,7 @@ class CompiledGraph(dspy.Module):
             raise error
         questions = session.questions()
         if questions:
-            raise interrupted(questions, self._blueprint.name)
+            raise Interrupted.of(questions, self._blueprint.name, session.journal is not None)
         if not session.run.ended:
             raise RunStoppedError("the stream of this run was closed before the run had come to its end")
         state, outputs = session.run.resting, self._blueprint.outputs
@@ -323,34 +352,6 @@ class CompiledGraph(dspy.Module):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return reduce_program(self)
-
-
-def changes(session: Session) -> dict[str, object]:
-    """What the commits of a completed run changed: raw updates of fields with a reducer, net change of others."""
-    log = session.run.log
-    schema = session.blueprint.topology.schema
-    before, after = session.inputs, session.run.resting
-    begun, *order = lineage(log, [len(log) - 1])
-    found: dict[str, Any] = {}
-    for name, update in log[begun].commit.patch.items():  # the inputs, and what a router at START wrote
-        if schema.reducer(name) is None:
-            found[name] = None
-        elif isinstance(update, Updates):
-            found[name] = list(update.updates[1:])
-    for index in order:
-        for name, update in log[index].commit.patch.items():
-            if schema.reducer(name) is None:
-                found[name] = None
-            else:
-                found.setdefault(name, []).append(update)
-    for name, updates in list(found.items()):
-        if updates is not None:
-            found[name] = Updates(*updates)
-        elif same(before.raw(name, DELETE), after.raw(name, DELETE)):
-            del found[name]
-        else:
-            found[name] = after.raw(name, DELETE)
-    return found
 
 
 def assemble(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,12 +11,15 @@ import dspy
 
 from dspyer.durable.journal import Journal
 from dspyer.durable.memo import Answer, Memo, no_answer
-from dspyer.errors import Interrupt, Interrupted, brief, original
-from dspyer.events import Question
+from dspyer.errors import Interrupt, Interrupted, original
 from dspyer.nodes import Call
+from dspyer.patch import DELETE
+from dspyer.reducers import Updates
 from dspyer.run import Run
 from dspyer.running.gather import Gather
 from dspyer.running.session import Observe, Opening, Session, ignore
+from dspyer.scheduler.lineage import lineage
+from dspyer.values import same
 
 REQUEST = "dspyer_request"
 
@@ -40,15 +43,19 @@ class Request:
     memo: Memo | None = None
     journal: Journal | None = None
     label: tuple[str, ...] = ()
+    root: str = ""
 
     def run(self, usage: Mapping[str, Mapping[str, Any]]) -> Run:
         """The run of the last session."""
         session = self.sessions[-1]
         return Run(session, self.predictions.get(session.run_id), usage)
 
-    def failed_with(self, error: BaseException) -> bool:
-        """Whether the last session is a failed run, and this its error."""
-        return bool(self.sessions) and self.sessions[-1].error() is original(error)
+    def ended_with(self, error: BaseException) -> bool:
+        """Whether the last session is a run that failed or waits, and this its error."""
+        if not self.sessions:
+            return False
+        session = self.sessions[-1]
+        return session.error() is original(error) or (isinstance(error, Interrupted) and bool(session.questions()))
 
     def stop(self) -> None:
         """Lets nothing new start."""
@@ -63,7 +70,7 @@ def request_inside(call: Call) -> Request:
     if not isinstance(runner, Gather):  # a node that is called alone, without a run
         return Request(call.resources, inside=True)
     within = Request(call.resources, runner.observe, runner.scope, inside=True, label=runner.label)
-    within.memo, within.journal = runner.memo, runner.journal
+    within.memo, within.journal, within.answer, within.root = runner.memo, runner.journal, runner.answer, runner.root
     return within
 
 
@@ -76,12 +83,29 @@ def asking() -> Iterator[None]:
         raise Interrupt(interruption.questions) from None
 
 
-def interrupted(questions: Sequence[Question], graph: str) -> Interrupted:
-    """What is raised where the result of a run is wanted that waits for answers."""
-    asked = "; ".join(f"{question.key!r} of node {question.node!r}: {brief(question.text)}" for question in questions)
-    return Interrupted(
-        f"graph {graph!r} waits for {len(questions)} answer{'s' if len(questions) > 1 else ''}: {asked}. Run it on a "
-        "thread, program.thread('a name'), and give the answers with resume(answers={...}); under an optimizer or "
-        "Evaluate supply them with compile(interrupts={...})",
-        questions,
-    )
+def changes(session: Session) -> dict[str, object]:
+    """What the commits of a completed run changed: raw updates of fields with a reducer, net change of others."""
+    log = session.run.log
+    schema = session.blueprint.topology.schema
+    before, after = session.inputs, session.run.resting
+    begun, *order = lineage(log, [len(log) - 1])
+    found: dict[str, Any] = {}
+    for name, update in log[begun].commit.patch.items():  # the inputs, and what a router at START wrote
+        if schema.reducer(name) is None:
+            found[name] = None
+        elif isinstance(update, Updates):
+            found[name] = list(update.updates[1:])
+    for index in order:
+        for name, update in log[index].commit.patch.items():
+            if schema.reducer(name) is None:
+                found[name] = None
+            else:
+                found.setdefault(name, []).append(update)
+    for name, updates in list(found.items()):
+        if updates is not None:
+            found[name] = Updates(*updates)
+        elif same(before.raw(name, DELETE), after.raw(name, DELETE)):
+            del found[name]
+        else:
+            found[name] = after.raw(name, DELETE)
+    return found

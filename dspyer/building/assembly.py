@@ -13,7 +13,7 @@ from dspyer.bond.source import EdgeText, FunctionText, MapText, graph_text
 from dspyer.building.blueprint import Blueprint, Exit
 from dspyer.building.declarations import EdgeSpec, NodeSpec, RouterSpec
 from dspyer.errors import GraphError, suggestion
-from dspyer.nodes import Node, Router, build_map, build_node, build_router
+from dspyer.nodes import Interrupts, Node, Router, answering, build_map, build_node, build_router
 from dspyer.policies import Policies
 from dspyer.scheduler.rounds import Edge, Rounds
 from dspyer.scheduler.topology import END, START, Topology
@@ -40,11 +40,19 @@ class Assembly(NamedTuple):
     policies: Policies
     join_policies: Mapping[str, Policies]
     keep: frozenset[str] | None = None
+    interrupt_before: tuple[str, ...] = ()
+    interrupt_after: tuple[str, ...] = ()
+    interrupts: Interrupts = None
 
     def build(
         self, max_steps: int, max_calls: int | None, max_concurrency: int
     ) -> tuple[Blueprint, dict[str, dspy.Module], str]:
         """Builds the blueprint.
+
+        Args:
+            max_steps: longest chain of commits in a run.
+            max_calls: most node calls in a run, None for no limit.
+            max_concurrency: most nodes of one run that work at the same time.
 
         Returns:
             The blueprint, the modules by attribute of the program, and the graph as text.
@@ -74,6 +82,12 @@ class Assembly(NamedTuple):
         problems += check_parallel_writers(facts, rounds)
         problems += check_reads(facts) if self.inputs is not None or not self.schema.open else ()
         problems += self._check_outputs()
+        problems += [
+            f"interrupt_{option} names {name!r}, which is no node.{suggestion(name, names)} Nodes: {', '.join(names)}"
+            for option, listed in (("before", self.interrupt_before), ("after", self.interrupt_after))
+            for name in listed
+            if name not in names
+        ]
         if problems:
             raise GraphError(problems)
         topology = Topology(
@@ -84,7 +98,20 @@ class Assembly(NamedTuple):
         thawed = frozenset(spec.name for spec in self.nodes if spec.frozen is False)
         closed = self.inputs is not None or not self.schema.open
         blueprint = Blueprint(
-            topology, nodes, exits, inputs, required, outputs, frozen, thawed, closed, max_concurrency, self.keep
+            topology,
+            nodes,
+            exits,
+            inputs,
+            required,
+            outputs,
+            frozen,
+            thawed,
+            closed,
+            max_concurrency,
+            self.keep,
+            frozenset(self.interrupt_before),
+            frozenset(self.interrupt_after),
+            answering(self.interrupts),
         )
         return blueprint, modules, self._text()
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dspyer.durable.memo import Answer, no_answer
 from dspyer.errors import InputError, suggestion
 from dspyer.nodes import FunctionNode, Node, Router
 from dspyer.pictures.graph import Picture, draw_mermaid, draw_svg
@@ -33,6 +34,7 @@ class Blueprint:
         keep: the fields that last over the runs of a thread; None for all.
         interrupt_before: the nodes before which a run stops.
         interrupt_after: the nodes after which it stops.
+        answer: answers questions as they are asked.
         needs_resources: whether a node or router has a parameter for a resource.
     """
 
@@ -49,6 +51,7 @@ class Blueprint:
     keep: frozenset[str] | None = None
     interrupt_before: frozenset[str] = frozenset()
     interrupt_after: frozenset[str] = frozenset()
+    answer: Answer = no_answer
     needs_resources: bool = field(init=False)
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from dspyer.durable.rows import ANSWER, ASK, COMMIT, ITEM, JOIN, ONCE, CommitHead, Draft
+from dspyer.errors import InputError, brief
 from dspyer.events import Question
 from dspyer.stores.base import Row
 from dspyer.stores.content import Content, Fetch
@@ -56,6 +57,7 @@ class Memo:
         self.answer = answer
         self.reading: tuple[Fetch, Callable[[Any], Any]] = (_no_blobs, encoding.decode)
         self._commits: dict[tuple[str, ...], list[Row]] = {}
+        self._keys: dict[str, list[str]] = {}
         self._unwritten: deque[Draft] = deque()
 
     def read(self, rows: Iterable[Row], fetch: Fetch, decode: Callable[[Any], Any] = encoding.decode) -> None:
@@ -74,7 +76,9 @@ class Memo:
             elif row.kind == ASK:
                 execution, key, node, branch = row.head
                 text, answer = read_question(content, fetch)
-                self.questions[Key(execution, key)] = Question(key, text, answer, node, tuple(branch), execution)
+                self._ask(Question(key, text, answer, node, tuple(branch), execution))
+            elif row.kind == ANSWER and content is None:
+                self.answers.pop(Key(*row.head), None)
             elif content is None:
                 continue
             elif row.kind == ANSWER:
@@ -88,23 +92,46 @@ class Memo:
         """The rows of the commits of one scope."""
         return self._commits.get(scope, [])
 
-    def passes(self, question: Question) -> bool:
-        """Whether a question is answered; one that is new is asked."""
+    def passes(self, question: Question, answer: Answer = no_answer) -> bool:
+        """Whether a question is answered; one that is new is asked.
+
+        Args:
+            question: the question.
+            answer: answers it if nobody has yet.
+
+        Raises:
+            InputError: if that is an answer to a question that takes none.
+        """
         key = Key(question.execution, question.key)
         if key in self.answers:
             return True
         if key not in self.questions:
-            self.questions[key] = question
+            self._ask(question)
             self._unwritten.append(question_draft(question))
-            answer = self.answer(question)
-            if answer is not MISSING:
-                self.give(key, freeze(answer))
-        return key in self.answers
+        given = answer(question)
+        if given is MISSING:
+            return False
+        if question.answer is None and given is not None and given is not True:
+            raise InputError(
+                f"question {question.key!r} of node {question.node!r} takes no answer, and was given {brief(given)}: "
+                "give None to go on"
+            )
+        self.give(key, freeze(given, ("answer",)))
+        return True
+
+    def _ask(self, question: Question) -> None:
+        self.questions[Key(question.execution, question.key)] = question
+        self._keys.setdefault(question.execution, []).append(question.key)
 
     def give(self, key: Key, frozen: Any) -> None:
         """Takes an answer."""
         self.answers[key] = frozen
         self._unwritten.append(answer_draft(key, frozen))
+
+    def refuse(self, key: Key) -> None:
+        """Takes an answer back that does not fit its question, which is open again."""
+        if self.answers.pop(key, MISSING) is not MISSING:
+            self._unwritten.append(Draft(ANSWER, tuple(key)))
 
     def unwritten(self) -> list[Draft]:
         """The rows of questions and answers that were not written yet. May be called from any thread, each row once."""
@@ -118,11 +145,16 @@ class Memo:
 
     def open(self) -> tuple[Question, ...]:
         """The questions that have no answer."""
-        return tuple([question for key, question in self.questions.items() if key not in self.answers])
+        return tuple([question for key, question in list(self.questions.items()) if key not in self.answers])
 
     def waits(self, execution: str) -> tuple[Question, ...]:
         """The questions of one execution that have no answer."""
-        return tuple([question for question in self.open() if question.execution == execution])
+        keys = [Key(execution, key) for key in self._keys.get(execution, ())]
+        return tuple([self.questions[key] for key in keys if key not in self.answers])
+
+    def answered(self, execution: str) -> list[str]:
+        """The keys of the questions of one execution that have an answer."""
+        return [key for key in self._keys.get(execution, ()) if Key(execution, key) in self.answers]
 
 
 def _no_blobs(ids: Collection[str]) -> Mapping[str, bytes]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dspyer.nodes.answers import Interrupts, answering, first_of
+from dspyer.nodes.attempt import Alone, Attempt
 from dspyer.nodes.base import (
     IN_ORDER,
     Built,
@@ -28,6 +30,8 @@ from dspyer.nodes.subgraph import SubgraphNode, is_program
 
 __all__ = [
     "IN_ORDER",
+    "Alone",
+    "Attempt",
     "Built",
     "BuiltRouter",
     "Call",
@@ -38,6 +42,7 @@ __all__ = [
     "FunctionNode",
     "FunctionRouter",
     "Goto",
+    "Interrupts",
     "MapNode",
     "ModuleNode",
     "ModuleRouter",
@@ -49,12 +54,14 @@ __all__ = [
     "Runner",
     "Send",
     "SubgraphNode",
+    "answering",
     "build_map",
     "build_node",
     "build_router",
     "call_async",
     "check_resources",
     "colours",
+    "first_of",
     "is_program",
     "node_name",
     "portal_scope",

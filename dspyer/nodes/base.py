@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, overload
 
 from typing_extensions import TypeVar
 
+from dspyer.nodes.attempt import Attempt
 from dspyer.values import FrozenDict, freeze
 
 if TYPE_CHECKING:
@@ -88,10 +89,6 @@ class Command(Generic[Target]):
     goto: Goto | Sequence[Goto] | None = None
 
 
-def _ignore(value: object) -> None:
-    """Where emitted values go when nobody listens."""
-
-
 @dataclass(frozen=True, slots=True)
 class Context:
     """Where in a run a node is, given to a parameter named `ctx`.
@@ -101,7 +98,8 @@ class Context:
         node: name of the node.
         branch: path of the branch, `()` for the trunk.
         visit: how often the node has run in the lineage of the branch, this time included.
-        execution: id of the commit that this call will make.
+        execution: id of the commit that this call will make; that of an item of a map has the item's place at its end.
+            Every attempt has the same, every other run, branch, lap and item another.
     """
 
     run_id: str
@@ -109,7 +107,7 @@ class Context:
     branch: tuple[int, ...] = ()
     visit: int = 1
     execution: str = ""
-    sink: Callable[[object], None] = field(default=_ignore, repr=False, compare=False)
+    attempt: Attempt = field(default_factory=Attempt, repr=False, compare=False)
 
     def emit(self, value: object) -> None:
         """Put a value into the run's event stream, at once.
@@ -117,7 +115,61 @@ class Context:
         Args:
             value: anything; it is not committed.
         """
-        self.sink(value)
+        self.attempt.emit(value)
+
+    @overload
+    def once(self, key: str, fn: Callable[..., Awaitable[T]]) -> Awaitable[T]: ...
+
+    @overload
+    def once(self, key: str, fn: Callable[..., T]) -> T: ...
+
+    def once(self, key: str, fn: Callable[..., Any]) -> Any:
+        """Does something that must not be repeated: an attempt after a crash or a question gets the recorded result.
+
+        On a thread the result is on the disk before this returns. A crash between the effect and its record calls `fn`
+        again: if it has a parameter `key`, it gets a text that is the same in every attempt, and no other's, by which
+        the other side can recognise it. An exception is not recorded.
+
+        Args:
+            key: the name of the effect; each of one attempt has its own.
+            fn: a function of nothing, or of `key`, whose result can be stored. Await what this returns if it is async.
+
+        Returns:
+            The result, as it was recorded.
+
+        Raises:
+            AttemptError: if the key was used before in this attempt, or the result cannot be stored.
+            StoreError: if the store fails.
+        """
+        return self.attempt.once(key, fn)
+
+    @overload
+    def interrupt(self, key: str, question: str, answer: type[T]) -> T: ...
+
+    @overload
+    def interrupt(self, key: str, question: str) -> bool: ...
+
+    @overload
+    def interrupt(self, key: str, question: str, answer: object) -> Any: ...
+
+    def interrupt(self, key: str, question: str, answer: Any = bool) -> Any:
+        """Asks somebody outside. The first attempt ends here; one that has the answer gets it.
+
+        The node runs again from its top then: what must not be repeated belongs into `once`.
+
+        Args:
+            key: the name of the question; each of one attempt has its own.
+            question: what is asked.
+            answer: the type of the answer, any that pydantic validates; None to wait until somebody says to go on.
+
+        Returns:
+            The answer. A falsy one is an answer too.
+
+        Raises:
+            AttemptError: if an earlier attempt was answered and this one asks otherwise.
+            InputError: if the answer is none of this type.
+        """
+        return self.attempt.interrupt(key, question, answer)
 
 
 class Runner(Protocol):

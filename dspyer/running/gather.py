@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from dspyer.bond.tracing import hand_over
 from dspyer.durable.journal import Journal
-from dspyer.durable.memo import Memo
+from dspyer.durable.memo import Answer, Memo
 from dspyer.running.crews import Outcome, Tasks, Threads
 from dspyer.running.session import Observe, Session
 from dspyer.scheduler.runstate import Execution
@@ -43,6 +43,16 @@ class Gather:
     def journal(self) -> Journal | None:
         """What writes the run down."""
         return self._session.journal
+
+    @property
+    def answer(self) -> Answer:
+        """What answers questions as they are asked."""
+        return self._session.answer
+
+    @property
+    def root(self) -> str:
+        """The id of the outermost run."""
+        return self._session.root
 
     @property
     def label(self) -> tuple[str, ...]:

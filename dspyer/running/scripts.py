@@ -7,8 +7,8 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from dspyer.errors import Interrupt, RouteError
-from dspyer.events import Emitted, Question
-from dspyer.nodes import Call, Context, Decision, Node, Reply, Router, Runner, Send
+from dspyer.events import Question
+from dspyer.nodes import Attempt, Call, Context, Decision, Node, Reply, Router, Runner, Send
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.reducers import Updates
 from dspyer.running.session import Session
@@ -26,7 +26,17 @@ def script(session: Session, execution: Execution, runner: Runner) -> Script:
     """
     if execution.branch.head < 0:
         return _begin_script(session, execution, runner)
-    return _node_script(session, execution, runner)
+    return _asking_script(session, execution, runner)
+
+
+def _asking_script(session: Session, execution: Execution, runner: Runner) -> Script:
+    call = _call(session, execution, execution.branch.state, runner)
+    if session.memo.questions or session.blueprint.interrupt_before:
+        _let_wait(session, execution)
+    transition = yield from _node_script(session, execution, call)
+    if session.memo.questions:
+        call.context.attempt.finish()
+    return transition
 
 
 def _begin_script(session: Session, execution: Execution, runner: Runner) -> Script:
@@ -36,16 +46,16 @@ def _begin_script(session: Session, execution: Execution, runner: Runner) -> Scr
     if len(ways) == 1 and isinstance(ways[0], str):
         return Transition(patch, session.inputs, (Target(ways[0]),), None, began, time.perf_counter() - clock)
     call = _call(session, execution, session.inputs, runner)
-    return (yield from _leave(session, execution, call, patch, session.inputs, began, clock))
+    call.context.attempt.let_wait()
+    transition = yield from _leave(session, execution, call, patch, session.inputs, began, clock)
+    call.context.attempt.finish()
+    return transition
 
 
-def _node_script(session: Session, execution: Execution, runner: Runner) -> Script:
+def _node_script(session: Session, execution: Execution, call: Call) -> Script:
     began, clock = time.time(), time.perf_counter()
     name = execution.node
     state = execution.branch.state
-    call = _call(session, execution, state, runner)
-    if session.memo.questions or session.blueprint.interrupt_before:
-        _let_wait(session, execution)
     reply: Reply = yield session.blueprint.nodes[name], call
     schema = session.blueprint.topology.schema
     patch, after = schema.commit(state, reply.updates, node=name, commit_id=session.stamp(execution), whole=reply.whole)
@@ -73,9 +83,9 @@ def _let_wait(session: Session, execution: Execution) -> None:
     name, node = session.name(execution.id), execution.node
     if node in session.blueprint.interrupt_before:
         before = Question("before", f"{node!r} comes next; go on?", None, node, execution.path, name)
-        if not session.memo.passes(before):
+        if not session.memo.passes(before, session.answer):
             raise Interrupt([before])
-    waits = session.memo.waits(name)
+    waits = [question for question in session.memo.waits(name) if not session.memo.passes(question, session.answer)]
     if waits:
         raise Interrupt(waits)
 
@@ -148,9 +158,9 @@ def _targets(session: Session, name: str, goto: Sequence[str | Send]) -> tuple[T
 
 
 def _call(session: Session, execution: Execution, state: ImmutableState, runner: Runner) -> Call:
-    def sink(value: object) -> None:
-        session.record(Emitted(execution.node, execution.path, execution.id, value))
-
-    name = session.stamp(execution) if session.scope or session.opening.label else execution.id
-    context = Context(session.run_id, execution.node, execution.path, execution.visit, name, sink)
+    name = shown = execution.id
+    if session.scope or session.opening.label:
+        name, shown = session.name(name), session.stamp(execution)
+    attempt = Attempt(session, execution.node, execution.path, execution.id, name)
+    context = Context(session.run_id, execution.node, execution.path, execution.visit, shown, attempt)
     return Call(state, context, session.program, execution.overlay, session.resources, runner)

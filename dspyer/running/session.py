@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dspyer.bond.tracing import Steps
 from dspyer.building.blueprint import Blueprint
 from dspyer.durable.journal import Journal
-from dspyer.durable.memo import Memo
+from dspyer.durable.memo import Answer, Key, Memo, no_answer
 from dspyer.durable.rows import Draft, end_draft
 from dspyer.errors import Interrupt, annotate, brief, original
 from dspyer.events import (
+    Asked,
     ConflictFound,
     Event,
     MergedConflict,
+    NodeFailed,
     Path,
     Question,
     RunEnded,
@@ -32,6 +34,7 @@ from dspyer.scheduler.runstate import (
     Branch,
     Execution,
     Failure,
+    Group,
     RunState,
     Transition,
     execution_id,
@@ -97,6 +100,8 @@ class Session:
         steps: the DSPy trace of each execution.
         memo: what executions leave behind beside commits.
         journal: writes the run down; None for a run that is not stored.
+        answer: answers questions as they are asked.
+        root: the id of the outermost run.
     """
 
     def __init__(
@@ -110,6 +115,8 @@ class Session:
         keeps_events: bool = True,
         memo: Memo | None = None,
         journal: Journal | None = None,
+        answer: Answer = no_answer,
+        root: str = "",
     ) -> None:
         self.program = program
         self.blueprint = blueprint
@@ -119,7 +126,9 @@ class Session:
         self.observe = observe
         self.scope = scope
         self.keeps_events = keeps_events
+        self.answer = answer
         self.run_id = opening.run_id
+        self.root = root or opening.run_id
         self.run: RunState = opening.run
         self.memo = memo or Memo()
         self.journal = journal
@@ -223,10 +232,21 @@ class Session:
     def _next_position(self) -> int | None:
         """The first group that does not wait at a node after which the program stops."""
         for position, group in enumerate(self.run.ready):
-            held = [self._held(branch) for branch in group.branches]  # each asks
+            try:
+                held = [self._held(branch) for branch in group.branches]  # each asks
+            except Exception as error:  # noqa: BLE001 - of a function that gives answers: the run has failed
+                self._fail(group, error)
+                return None
             if not any(held):
                 return position
         return None
+
+    def _fail(self, group: Group, error: Exception) -> None:
+        branch = group.branches[0]
+        node = self.run.log[branch.head].commit.node
+        failure = Failure(branch.path, node, branch.id, error, tuple(group.branches))
+        self.run = self.run._replace(failures=(*self.run.failures, failure))
+        self._tell([NodeFailed(node, branch.path, branch.id, error)])
 
     def _held(self, branch: Branch) -> bool:
         if branch.head < 0:
@@ -235,7 +255,13 @@ class Session:
         if commit.node not in self.blueprint.interrupt_after:
             return False
         text = f"{commit.node!r} has run; go on?"
-        return not self.memo.passes(Question("after", text, None, commit.node, commit.branch, self.name(commit.id)))
+        question = Question("after", text, None, commit.node, commit.branch, self.name(commit.id))
+        known = Key(question.execution, question.key) in self.memo.questions
+        if self.memo.passes(question, self.answer):
+            return False
+        if not known:
+            self._tell([Asked(question)])
+        return True
 
     def name(self, execution_id: str) -> str:
         """The name of an execution within the whole run."""

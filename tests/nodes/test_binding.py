@@ -13,7 +13,8 @@ from pydantic import BaseModel
 
 from dspyer import register_value_type
 from dspyer.errors import ImmutableError, InputError, UnsetFieldError
-from dspyer.nodes import Context, NodeModules, check_resources, resources_of
+from dspyer.events import Emitted, Event
+from dspyer.nodes import Alone, Attempt, Context, NodeModules, check_resources, resources_of
 from dspyer.nodes.callables import describe
 from dspyer.schema import Schema
 from dspyer.state import ImmutableState
@@ -296,10 +297,14 @@ def test_the_context() -> None:
         assert SEEN == ["run", "node", (1,), 2, "1:0"]
 
 
-def test_emit_goes_to_the_sink() -> None:
-    got: list[object] = []
-    Context("run", "node", (), 1, "0", got.append).emit({"n": 1})
-    assert got == [{"n": 1}]
+def test_emit_goes_to_whoever_listens() -> None:
+    class Listener(Alone):
+        def record(self, event: Event) -> None:
+            got.append(event)
+
+    got: list[Event] = []
+    Context("run", "node", (), 1, "0", Attempt(Listener(), "node", (), "0")).emit({"n": 1})
+    assert got == [Emitted("node", (), "0", {"n": 1})]
 
 
 # --- resources

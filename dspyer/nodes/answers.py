@@ -1,0 +1,144 @@
+"""Types of answers: the JSON schema that a question shows, and the value that a node gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+
+from dspyer.durable.memo import MISSING, Answer, no_answer
+from dspyer.errors import InputError, brief
+from dspyer.events import Question
+from dspyer.values import thaw
+
+Interrupts: TypeAlias = Mapping[str, Any] | Callable[[Question], Any] | None
+"""Answers that are there before anybody asks: by the key of a question, or from a function of it."""
+
+NO_ANSWER = (None, type(None))
+"""What stands for a question that is there to wait, not to be told anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Answers by key or id."""
+
+    answers: Mapping[str, Any]
+
+    def __call__(self, question: Question) -> Any:
+        """The answer to a question, `MISSING` if there is none."""
+        return self.answers.get(question.key, self.answers.get(question.id, MISSING))
+
+
+def answering(interrupts: Interrupts) -> Answer:
+    """What answers questions as they are asked.
+
+    Args:
+        interrupts: answers by key, or a function that answers every question.
+
+    Raises:
+        TypeError: if it is neither.
+    """
+    if interrupts is None:
+        return no_answer
+    if isinstance(interrupts, Mapping):
+        return Given(dict(interrupts))
+    if callable(interrupts):
+        return interrupts
+    raise TypeError(
+        f"interrupts={brief(interrupts)}: give a dict from the key of a question to its answer, or a function "
+        "(Question) -> answer"
+    )
+
+
+def first_of(first: Answer, second: Answer) -> Answer:
+    """What asks the second only where the first has no answer."""
+    if first is no_answer or second is no_answer:
+        return second if first is no_answer else first
+
+    def answer(question: Question) -> Any:
+        given = first(question)
+        return second(question) if given is MISSING else given
+
+    return answer
+
+
+def schema_of(answer: Any) -> Mapping[str, Any] | None:
+    """The JSON schema of a type of answers; None for a question that needs no answer.
+
+    Args:
+        answer: any type that pydantic can validate, or None.
+
+    Raises:
+        TypeError: if there is no JSON schema for it.
+    """
+    if answer in NO_ANSWER:
+        return None
+    try:
+        return _known(answer)[1]
+    except TypeError:  # it cannot be hashed
+        return _described(answer)[1]
+
+
+def adapter_of(answer: Any) -> TypeAdapter[Any]:
+    """What validates answers of a type."""
+    try:
+        return _known(answer)[0]
+    except TypeError:
+        return _described(answer)[0]
+
+
+def validated(answer: Any, frozen: Any, question: Question) -> Any:
+    """The answer as its type says.
+
+    Args:
+        answer: the type.
+        frozen: what was answered.
+        question: what was asked.
+
+    Returns:
+        A value that belongs to whoever gets it.
+
+    Raises:
+        InputError: if the answer is none of this type.
+    """
+    plain = thaw(frozen)
+    if answer in NO_ANSWER:
+        if plain is None or plain is True:
+            return None
+        raise InputError(f"{_named(question)} takes no answer, and was given {brief(plain)}: give None to go on")
+    try:
+        return adapter_of(answer).validate_python(plain)
+    except ValidationError as refusal:
+        reasons = "; ".join(_reason(problem) for problem in refusal.errors(include_url=False, include_input=False)[:3])
+        wanted = getattr(answer, "__name__", None) or str(answer)
+        raise InputError(
+            f"the answer {brief(plain)} to {_named(question)} is no {wanted}: {reasons}. The question is open again"
+        ) from None
+
+
+def _named(question: Question) -> str:
+    return f"question {question.key!r} of node {question.node!r}"
+
+
+def _reason(problem: Mapping[str, Any]) -> str:
+    place = "".join(f"[{part!r}]" for part in problem["loc"])
+    return f"{place}: {problem['msg']}" if place else str(problem["msg"])
+
+
+def _described(answer: Any) -> tuple[TypeAdapter[Any], Mapping[str, Any]]:
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(answer)
+        return adapter, adapter.json_schema()
+    except PydanticUserError as refusal:
+        reason = str(refusal).partition("\n")[0]
+        raise TypeError(
+            f"answer={brief(answer)} is no type of answers ({reason}): give a type that pydantic validates and has a "
+            "JSON schema for, like bool, str, Literal['yes', 'no'] or a model; None to wait only"
+        ) from None
+
+
+_known = lru_cache(maxsize=256)(_described)

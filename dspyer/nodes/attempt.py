@@ -1,0 +1,301 @@
+"""What an execution may do in one attempt beside giving a result: effects, questions, values on the way."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from hashlib import blake2b
+from typing import Any, Protocol
+
+from dspyer.durable.journal import Journal
+from dspyer.durable.memo import MISSING, Answer, Key, Memo, effect_draft, item_draft, no_answer
+from dspyer.durable.rows import Draft
+from dspyer.errors import AttemptError, InputError, Interrupt, StateError, brief
+from dspyer.events import Emitted, Event, Path, Question
+from dspyer.hints import signature_of
+from dspyer.nodes.answers import schema_of, validated
+from dspyer.nodes.color import is_async
+from dspyer.values import freeze, thaw
+
+RESERVED = ("before", "after")
+"""Keys of the questions of `compile(interrupt_before=, interrupt_after=)`."""
+
+
+class Host(Protocol):
+    """The run that an attempt belongs to.
+
+    Attributes:
+        memo: what its executions have left behind.
+        journal: writes it down; None for a run that is not stored.
+        answer: answers questions as they are asked.
+        root: the id of the run, the same however often it is taken up.
+    """
+
+    memo: Memo
+    journal: Journal | None
+    answer: Answer
+    root: str
+
+    def record(self, event: Event) -> None:
+        """Shows an event to whoever listens."""
+
+
+class Alone:
+    """Stands for the run of a node that is called without one.
+
+    Args:
+        answer: answers questions.
+    """
+
+    def __init__(self, answer: Answer = no_answer) -> None:
+        self.memo = Memo()
+        self.journal: Journal | None = None
+        self.answer = answer
+        self.root = "alone"
+
+    def record(self, event: Event) -> None:
+        """Nobody listens."""
+
+
+class Attempt:
+    """One attempt of one execution. What it remembers of earlier attempts is in the memo of the run.
+
+    Args:
+        host: the run.
+        node: name of the node.
+        branch: path of its branch.
+        execution: id of the execution, as events name it.
+        name: the same with the executions around it.
+    """
+
+    __slots__ = ("_open", "_refusal", "_used", "branch", "execution", "host", "name", "node")
+
+    def __init__(
+        self,
+        host: Host | None = None,
+        node: str = "",
+        branch: Path = (),
+        execution: str = "",
+        name: str = "",
+    ) -> None:
+        self.host: Host = host or Alone()
+        self.node = node
+        self.branch = branch
+        self.execution = execution
+        self.name = name
+        self._used: dict[tuple[str, str], object] | None = None
+        self._open: list[Question] = []
+        self._refusal: Exception | None = None
+
+    def item(self, index: int) -> Attempt:
+        """The attempt of one item of a map, which is an execution of its own."""
+        mark = f"[{index}]"
+        return Attempt(self.host, self.node, self.branch, self.execution + mark, self.name + mark)
+
+    def emit(self, value: object) -> None:
+        """Puts a value into the stream of events."""
+        self.host.record(Emitted(self.node, self.branch, self.execution, value))
+
+    # --- effects
+
+    def once(self, key: str, fn: Callable[..., Any]) -> Any:
+        """The recorded result of an effect; calls `fn` and records what it gives if there is none.
+
+        Args:
+            key: the name of the effect.
+            fn: makes it.
+
+        Returns:
+            A value that belongs to the caller; for an async function an awaitable of it.
+        """
+        self._use("once", key)
+        place = Key(self.name, key)
+        known = self.host.memo.effects.get(place, MISSING)
+        if is_async(fn):
+            return self._await_once(place, fn, known)
+        if known is not MISSING:
+            return thaw(known)
+        result = fn(**self._identity(place, fn))
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise AttemptError(
+                f"{self._who}: the effect {key!r} gave an awaitable, from a function that is not async: give ctx.once "
+                "an `async def` function and await what it returns"
+            )
+        frozen, draft = self._recorded(place, result)
+        if self.host.journal is not None:
+            self.host.journal.write([draft], flush=True)
+        self.host.memo.effects[place] = frozen
+        return thaw(frozen)
+
+    async def _await_once(self, place: Key, fn: Callable[..., Awaitable[Any]], known: Any) -> Any:
+        if known is not MISSING:
+            return thaw(known)
+        frozen, draft = self._recorded(place, await fn(**self._identity(place, fn)))
+        if self.host.journal is not None:
+            await self.host.journal.awrite([draft], flush=True)
+        self.host.memo.effects[place] = frozen
+        return thaw(frozen)
+
+    def _identity(self, place: Key, fn: Callable[..., Any]) -> dict[str, str]:
+        """A name of the effect for the other side, if the function wants one."""
+        try:
+            wanted = "key" in signature_of(fn).parameters
+        except (TypeError, ValueError):  # a built-in function that does not say what it takes
+            wanted = False
+        if not wanted:
+            return {}
+        text = "\n".join((self.host.root, *place))
+        return {"key": blake2b(text.encode(), digest_size=16).hexdigest()}
+
+    def _recorded(self, place: Key, result: object) -> tuple[Any, Draft]:
+        try:
+            frozen = freeze(result, ("result",))
+            draft = effect_draft(place, frozen)
+            if self.host.journal is not None and draft.content is not None:
+                draft.content.data  # noqa: B018 - whether it can be written is known before the journal tries
+        except StateError as error:
+            raise AttemptError(
+                f"{self._who}: the effect {place.key!r} has happened, but cannot be recorded, so the next attempt "
+                f"repeats it: {error}. Let its function return plain data"
+            ) from error
+        return frozen, draft
+
+    # --- questions
+
+    def asked(self, key: str) -> Question | None:
+        """What this execution has asked under a key before, if it has."""
+        return self.host.memo.questions.get(Key(self.name, key))
+
+    def interrupt(self, key: str, text: str, answer: Any) -> Any:
+        """The answer to a question.
+
+        Args:
+            key: the name of the question.
+            text: what is asked.
+            answer: the type of the answer; None to wait only.
+
+        Raises:
+            Interrupt: if there is no answer yet.
+            InputError: if the answer is none of this type.
+            AttemptError: if an earlier attempt has asked otherwise.
+        """
+        if key in RESERVED:
+            raise AttemptError(
+                f"{self._who}: the key {key!r} belongs to compile(interrupt_{key}=...): ctx.interrupt needs another"
+            )
+        if not isinstance(text, str):
+            raise TypeError(f"{self._who}: the question {key!r} is {brief(text)}: a question is a text")
+        self._use("interrupt", key)
+        question = Question(key, text, schema_of(answer), self.node, self.branch, self.name)
+        memo, place = self.host.memo, Key(self.name, key)
+        before = memo.questions.get(place)
+        if before is not None and before.answer != question.answer:
+            self._refuse(
+                f"{self._who} asks {key!r} for an answer of {_shape(question)}, and an earlier attempt asked for "
+                f"{_shape(before)}"
+            )
+        if memo.passes(question, self.host.answer):
+            return self._answer(place, question, answer)
+        self._check_answered(f"asks {key!r} instead")
+        self._open.append(question)
+        raise Interrupt([question])
+
+    def _answer(self, place: Key, question: Question, answer: Any) -> Any:
+        memo = self.host.memo
+        try:
+            return validated(answer, memo.answers[place], question)
+        except InputError as refusal:
+            memo.refuse(place)
+            self._refusal = refusal
+            raise
+
+    def finish(self) -> None:
+        """Checks what the attempt has asked, once the node has come to its end.
+
+        Raises:
+            Interrupt: if the node went on after a question that has no answer.
+            Exception: if it went on after its question was refused, or has not asked what was answered.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        if self._open:
+            raise Interrupt(self._open)
+        self._check_answered("came to its end")
+
+    def _check_answered(self, instead: str) -> None:
+        used = self._used or {}
+        missing = [key for key in self.host.memo.answered(self.name) if ("interrupt", key) not in used]
+        missing = [key for key in missing if key not in RESERVED]
+        if missing:
+            self._refuse(
+                f"{self._who} has not asked {', '.join(map(repr, missing))} again, which was answered, and {instead}"
+            )
+
+    def _refuse(self, text: str) -> None:
+        self._refusal = AttemptError(
+            f"{text}. Each attempt must ask the same: keep what decides about a question with ctx.once, or leave the "
+            "run with t.run(..., abandon=True)"
+        )
+        raise self._refusal
+
+    # --- items of a map
+
+    def kept(self) -> Any:
+        """The result of this item in an earlier attempt of the map, frozen; `MISSING` if there is none."""
+        return self.host.memo.items.get(self.name, MISSING)
+
+    def let_wait(self) -> None:
+        """Does not go on where a question of this execution has no answer."""
+        memo = self.host.memo
+        if memo.questions:
+            waits = [question for question in memo.waits(self.name) if not memo.passes(question, self.host.answer)]
+            if waits:
+                raise Interrupt(waits)
+
+    def keep(self, result: object, path: tuple[Any, ...]) -> Any:
+        """Keeps the result of an item, where the run is stored."""
+        journal = self.host.journal
+        if journal is None:
+            return result
+        frozen = freeze(result, path)
+        journal.write([self._item(frozen)])
+        self.host.memo.items[self.name] = frozen
+        return frozen
+
+    async def akeep(self, result: object, path: tuple[Any, ...]) -> Any:
+        """The same in async code."""
+        journal = self.host.journal
+        if journal is None:
+            return result
+        frozen = freeze(result, path)
+        await journal.awrite([self._item(frozen)])
+        self.host.memo.items[self.name] = frozen
+        return frozen
+
+    def _item(self, frozen: Any) -> Draft:
+        draft = item_draft(self.name, frozen)
+        if draft.content is not None:
+            draft.content.data  # noqa: B018 - fails here, in the item, if it cannot be written
+        return draft
+
+    def _use(self, kind: str, key: str) -> None:
+        if not key or type(key) is not str:
+            raise AttemptError(f"{self._who}: ctx.{kind} takes a key, a text that names it; this one is {key!r}")
+        if self._used is None:
+            self._used = {}
+        mark = object()
+        if self._used.setdefault((kind, key), mark) is not mark:
+            raise AttemptError(
+                f"{self._who} used the key {key!r} of ctx.{kind} twice: give each its own key, in a loop for example "
+                f"f'{key}-{{i}}'"
+            )
+
+    @property
+    def _who(self) -> str:
+        return f"node {self.node!r} (execution {self.name})" if self.name else f"node {self.node!r}"
+
+
+def _shape(question: Question) -> str:
+    return "nothing" if question.answer is None else brief(dict(question.answer), 120)
