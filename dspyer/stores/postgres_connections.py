@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -32,7 +33,6 @@ class Connections:
     def __init__(self, address: str, most: int) -> None:
         self._address = address
         self._most = most
-        self._inherited: list[Connection] = []
         self._closed = False
         self._begin()
         _ALL.add(self)
@@ -66,13 +66,15 @@ class Connections:
 
     def after_fork(self) -> None:
         """Starts afresh in a child process: the parent's connections are not touched, they are still the parent's."""
-        self._inherited += [*self._idle, *self._busy]
+        self._finish.detach()
+        _INHERITED.extend([*self._idle, *self._busy])
         self._begin()
 
     def _begin(self) -> None:
         self._free = threading.BoundedSemaphore(self._most)
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
+        self._finish = finalize(self, _close_all, self._idle)
 
     def _open(self) -> Connection:
         connection = psycopg.connect(self._address, autocommit=True, prepare_threshold=None)
@@ -103,9 +105,13 @@ class Connections:
             self._idle.append(connection)
 
     def _forget_idle(self) -> None:
-        idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+        _close_all(self._idle)
+
+
+def _close_all(connections: list[Connection]) -> None:
+    while connections:
+        with suppress(IndexError):  # a thread was faster
+            connections.pop().close()
 
 
 def _is_lost(error: BaseException) -> bool:
@@ -115,6 +121,7 @@ def _is_lost(error: BaseException) -> bool:
 
 
 _ALL: WeakSet[Connections] = WeakSet()
+_INHERITED: list[Connection] = []  # never closed: that would end the session of the parent process
 
 
 def _after_fork() -> None:

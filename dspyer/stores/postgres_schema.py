@@ -73,7 +73,7 @@ def prepare(connection: Connection, schema: str) -> None:
                 f"the tables in schema {schema!r} are of version {version}, and this dspyer knows {len(MIGRATIONS)}: "
                 f"use the later dspyer that made them, or another schema"
             )
-        if connection.execute("SELECT to_regnamespace(quote_ident(%s))", [schema]).fetchone() == (None,):
+        if not connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", [schema]).rowcount:
             connection.execute(sql.SQL("CREATE SCHEMA {s}").format(**names))
         if not version:
             table = "CREATE TABLE {s}.version (number int PRIMARY KEY, since timestamptz DEFAULT clock_timestamp())"
@@ -85,8 +85,9 @@ def prepare(connection: Connection, schema: str) -> None:
 
 def version_of(connection: Connection, schema: str) -> int:
     """The version of the tables in a schema; 0 for none."""
-    found = connection.execute("SELECT to_regclass(quote_ident(%s) || '.version')", [schema]).fetchone()
-    if found == (None,):
+    # Read from the catalog: to_regclass may still answer from what the session knew before it waited for the lock.
+    tables = "SELECT FROM pg_tables WHERE schemaname = %s AND tablename = 'version'"
+    if not connection.execute(tables, [schema]).rowcount:
         return 0
     table = sql.Identifier(schema, "version")
     row = connection.execute(sql.SQL("SELECT coalesce(max(number), 0) FROM {}").format(table)).fetchone()

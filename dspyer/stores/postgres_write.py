@@ -24,6 +24,9 @@ from dspyer.stores.postgres_columns import (
 )
 from dspyer.stores.postgres_connections import Connection
 
+MAX_NAME = 2_500
+"""Bytes of a thread's name: what an index of PostgreSQL can hold."""
+
 # How far a commit waits: on the disk as the server is set up for it, or until the server has it in its memory.
 _FLUSHED = (
     "CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END"
@@ -102,7 +105,13 @@ class Writer:
         self._append_apart = statement(_APPEND_APART)
 
     def pack(self, change: Change) -> Written:
-        """Encodes a change."""
+        """Encodes a change.
+
+        Raises:
+            ValueError: for a name of a thread that is too long for an index.
+        """
+        if len(change.thread) > MAX_NAME // 4 and len(pack_text(change.thread)) > MAX_NAME:
+            raise ValueError(f"a thread's name of more than {MAX_NAME} bytes: PostgreSQL keeps shorter ones")
         rows = pack_rows(change.rows)
         snapshot = None
         if change.snapshot is not None:
