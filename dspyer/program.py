@@ -262,9 +262,7 @@ class CompiledGraph(dspy.Module):
         asked: Request | None = dspy.settings.get(REQUEST)
         request = asked or Request()
         opening = request.opening or self._opening(inputs, request)
-        resources = {**self._resources, **request.resources}
-        if blueprint.needs_resources:
-            check_resources((*blueprint.nodes.values(), *blueprint.routers()), resources)
+        resources = self._check_resources(request)
         keeps = asked is not None and not asked.inside
         session = Session(
             self,
@@ -283,6 +281,13 @@ class CompiledGraph(dspy.Module):
         if request.stopped:  # asked last: whoever stops the request from now on finds the session in it
             session.stopped = True
         return request, session
+
+    def _check_resources(self, request: Request) -> Mapping[type, object]:
+        """The resources of a call; refuses one that lacks some."""
+        resources = {**self._resources, **request.resources}
+        if self._blueprint.needs_resources:
+            check_resources((*self._blueprint.nodes.values(), *self._blueprint.routers()), resources)
+        return resources
 
     def _opening(self, inputs: Mapping[str, Any], request: Request) -> Opening:
         """How a run begins that goes on from nothing, or is taken up again inside of another."""

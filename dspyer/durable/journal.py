@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from threading import Lock
+from threading import Lock, Thread
 from typing import TypeVar
 
 import anyio.to_thread
 
 from dspyer.durable.rows import Draft
-from dspyer.errors import DspyerError, StoreError
+from dspyer.errors import ConcurrentRunError, DspyerError, StoreError
 from dspyer.stores.base import Change, Point, Store
 
 T = TypeVar("T")
+
+logger = logging.getLogger("dspyer")
+
+logger = logging.getLogger("dspyer")
 
 
 class Journal:
@@ -37,6 +42,10 @@ class Journal:
         self.seq = seq
         self.broken: DspyerError | None = None
         self._lock = Lock()
+        self._left = False
+        self._released = not thread
+        self._left = False
+        self._released = not thread
 
     def write(self, drafts: Sequence[Draft], *, flush: bool = False, release: bool = False) -> None:
         """Writes rows.
@@ -53,7 +62,8 @@ class Journal:
         with self._lock:
             change = self._change(drafts, flush, release)
             self._guard(lambda: self.store.write(change))
-            self.seq += len(drafts)
+            self._written(change)
+        self._leave_late()
 
     async def awrite(self, drafts: Sequence[Draft], *, flush: bool = False, release: bool = False) -> None:
         """The same in async code: the event loop waits for nobody."""
@@ -61,16 +71,64 @@ class Journal:
             try:
                 change = self._change(drafts, flush, release)
                 if self._guard(lambda: self.store.write_now(change)):
-                    self.seq += len(drafts)
+                    self._written(change)
                     return
             finally:
                 self._lock.release()
         await anyio.to_thread.run_sync(lambda: self.write(drafts, flush=flush, release=release))
 
+    def renew(self, lease: float) -> None:
+        """Renews the lease, from any thread; nothing is renewed that was given back.
+
+        Args:
+            lease: seconds.
+        """
+        with self._lock:
+            if self.broken is not None or self._released:
+                return
+            try:
+                self.store.write(Change(self.thread, self.epoch, lease=lease))
+            except ConcurrentRunError as error:
+                self.broken = error
+            except Exception as error:  # noqa: BLE001 - the run itself finds out when it writes
+                logger.warning("the lease of thread %r could not be renewed: %s", self.thread, error)
+        self._leave_late()
+
     def leave(self) -> None:
-        """Gives the thread back without waiting; if the store is busy, the lease runs out."""
-        if self.thread and self.broken is None:
-            self._guard(lambda: self.store.write_now(Change(self.thread, self.epoch, lease=0.0)))
+        """Gives the thread back. A store that fails now is only logged: something else is on its way up."""
+        with self._lock:
+            self._leave(self.store.write)
+
+    def leave_soon(self) -> None:
+        """The same without waiting: whoever writes at the moment does it, or a thread."""
+        self._left = True
+        if self._lock.acquire(blocking=False):
+            try:
+                self._leave(self.store.write_now)
+                late = not self._released
+            finally:
+                self._lock.release()
+            if late:
+                Thread(target=self.leave, name="dspyer-leave").start()
+
+    def _leave_late(self) -> None:
+        if self._left:  # somebody wanted to leave while a write was under way
+            self.leave()
+
+    def _leave(self, write: Callable[[Change], bool | None]) -> None:
+        if self._released or not self.thread:
+            return
+        try:
+            self._released = write(Change(self.thread, self.epoch, lease=0.0)) is not False
+        except ConcurrentRunError:
+            self._released = True  # it is somebody else's
+        except Exception as error:  # noqa: BLE001 - see above
+            self._released = True
+            logger.warning("thread %r could not be given back, its lease runs out: %s", self.thread, error)
+
+    def _written(self, change: Change) -> None:
+        self.seq += len(change.rows)
+        self._released = self._released or change.lease == 0.0
 
     def _change(self, drafts: Sequence[Draft], flush: bool, release: bool) -> Change:
         if self.broken is not None:

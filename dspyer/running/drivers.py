@@ -160,5 +160,7 @@ def settle(session: Session, execution: Execution, outcome: Outcome) -> None:
     """Hands an outcome to the session; what is no `Exception` (an interrupt of the process) goes on up at once."""
     transition, error, steps = outcome
     if error is not None and not isinstance(error, (Exception, Interrupt)):
+        if session.unsaved is not None:
+            save(session)  # what has finished beside it
         raise error
     session.finish(execution, transition if error is None else error, steps)

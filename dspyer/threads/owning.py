@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 from contextlib import suppress
@@ -10,13 +9,12 @@ from pathlib import Path
 from secrets import token_hex
 from threading import Event, Lock, Thread
 
+from dspyer.durable.journal import Journal
 from dspyer.errors import ConcurrentRunError
-from dspyer.stores.base import Change, Owner, Store, ThreadRow
+from dspyer.stores.base import Owner, ThreadRow
 
 LEASE = 30.0
 """Seconds that an owner counts as alive after it was last heard of."""
-
-logger = logging.getLogger("dspyer")
 
 
 def new_owner() -> Owner:
@@ -47,9 +45,10 @@ def busy(row: ThreadRow) -> ConcurrentRunError:
 
 
 def _started(pid: int) -> str:
-    """When a process began, in the system's own words; "" where it does not say."""
+    """When a process began, in the system's own words; "" where it does not say, "ended" for one that has ended."""
     with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "ended" if state in "ZX" else rest[18]  # its parent has not asked yet how it ended
     return ""
 
 
@@ -68,15 +67,15 @@ class Leases:
 
     def __init__(self, lease: float = LEASE) -> None:
         self._lease = lease
-        self._held: dict[str, tuple[Store, str, int, Owner]] = {}
+        self._held: dict[str, Journal] = {}
         self._lock = Lock()
         self._wake = Event()
         self._thread: Thread | None = None
 
-    def hold(self, store: Store, thread: str, epoch: int, owner: Owner) -> None:
-        """Keeps an owner alive until `let_go`."""
+    def hold(self, token: str, journal: Journal) -> None:
+        """Keeps an owner alive until `let_go`: from before it owns the thread, so that nobody finds it gone."""
         with self._lock:
-            self._held[owner.token] = (store, thread, epoch, owner)
+            self._held[token] = journal
             if self._thread is None or not self._thread.is_alive():
                 self._thread = Thread(target=self._renew_all, name="dspyer-leases", daemon=True)
                 self._thread.start()
@@ -93,17 +92,12 @@ class Leases:
     def _renew_all(self) -> None:
         while True:
             self._wake.wait(self._lease / 3)
-            for store, thread, epoch, owner in list(self._held.values()):
-                self.renew(store, thread, epoch, owner)
+            self.renew()
 
-    def renew(self, store: Store, thread: str, epoch: int, owner: Owner) -> None:
-        """Renews one lease; whoever was replaced notices at its next write."""
-        try:
-            store.write(Change(thread, epoch, owner=owner, lease=self._lease))
-        except ConcurrentRunError:
-            self.let_go(owner.token)
-        except Exception as error:  # noqa: BLE001 - the run itself finds out when it writes
-            logger.warning("the lease of thread %r could not be renewed: %s", thread, error)
+    def renew(self) -> None:
+        """Renews all leases; whoever was replaced notices at its next write."""
+        for journal in list(self._held.values()):
+            journal.renew(self._lease)
 
     def forget(self) -> None:
         """Holds nothing: a process that was forked owns none of its parent's runs."""

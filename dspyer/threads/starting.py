@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from secrets import token_hex
 from typing import Any, NamedTuple
 
 from dspyer.building.blueprint import Blueprint
-from dspyer.durable.journal import Journal, guarded
+from dspyer.durable.journal import Journal
 from dspyer.durable.memo import Memo, answer_draft
 from dspyer.durable.reading import Chapter, Reader, chapter
 from dspyer.durable.replaying import replay
 from dspyer.durable.rows import ANSWER, COMMIT, END, ITEM, JOIN, ONCE, RESUME, Draft, open_draft, resume_draft
-from dspyer.errors import ConcurrentRunError, OpenRunError, ThreadError
+from dspyer.errors import OpenRunError, ThreadError
 from dspyer.events import Question
 from dspyer.request import Request
 from dspyer.running.session import Opening
@@ -56,6 +55,24 @@ class Owned(NamedTuple):
     request: Request
     journal: Journal
     owner: Owner
+
+
+class Ahead(NamedTuple):
+    """What is about to be written and run.
+
+    Attributes:
+        run: the run.
+        seq: the number of its next row.
+        drafts: its next rows.
+        opening: where it stands.
+        memo: what it remembers.
+    """
+
+    run: RunRow
+    seq: int
+    drafts: list[Draft]
+    opening: Opening
+    memo: Memo
 
 
 class Starter:
@@ -122,19 +139,7 @@ class Starter:
             OpenRunError: if its last run was not finished.
             InputError: for missing, unknown or invalid inputs.
         """
-        rest = self.rest()
-        self._check_owner(rest.row, take_over)
-        if rest.open and not abandon:
-            raise self._open_error(rest)
-        kept = self._kept(rest.state)
-        self.blueprint.check_inputs(inputs, kept)
-        label = f"{self.thread}.{rest.row.runs + 1}"
-        schema, keep = self.blueprint.topology.schema, self.blueprint.keep
-        patch, state = schema.begin(rest.state, inputs, keep=keep, commit_id=f"{label}/trunk:0")
-        parents = () if rest.row.head is None else (rest.row.head,)
-        run = RunRow(token_hex(16), self.thread, parents, self.header(rest.first, label))
-        opening = Opening(start(self.blueprint.topology, rest.state, rest.first), patch, state, run.id, (label,))
-        return self._own(rest.row, run, 0, [open_draft(START, patch)], opening, Memo(request.answer), request)
+        return self._own(lambda rest: self._new(rest, inputs, request, abandon), request, take_over)
 
     def take_up(
         self, answers: Mapping[str, Any] | None, request: Request, *, take_over: bool, max_resumes: int
@@ -151,8 +156,22 @@ class Starter:
             ConcurrentRunError: if another run owns the thread.
             ThreadError: if there is nothing to go on with, or an answer answers no open question.
         """
-        rest = self.rest()
-        self._check_owner(rest.row, take_over)
+        return self._own(lambda rest: self._last(rest, answers or {}, request, max_resumes), request, take_over)
+
+    def _new(self, rest: Rest, inputs: Mapping[str, Any], request: Request, abandon: bool) -> Ahead:
+        if rest.open and not abandon:
+            raise self._open_error(rest)
+        kept = self._kept(rest.state)
+        self.blueprint.check_inputs(inputs, kept)
+        label = f"{self.thread}.{rest.row.runs + 1}"
+        schema, keep = self.blueprint.topology.schema, self.blueprint.keep
+        patch, state = schema.begin(rest.state, inputs, keep=keep, commit_id=f"{label}/trunk:0")
+        parents = () if rest.row.head is None else (rest.row.head,)
+        run = RunRow(token_hex(16), self.thread, parents, self.header(rest.first, label))
+        opening = Opening(start(self.blueprint.topology, rest.state, rest.first), patch, state, run.id, (label,))
+        return Ahead(run, 0, [open_draft(START, patch)], opening, Memo(request.answer))
+
+    def _last(self, rest: Rest, answers: Mapping[str, Any], request: Request, max_resumes: int) -> Ahead:
         last = rest.last
         if last is None or not rest.open or rest.row.head is None:
             what = "has no run yet" if last is None else "has finished its last run"
@@ -160,7 +179,7 @@ class Starter:
         memo = Memo(request.answer)
         memo.read(last.rows, self.reader.fetch, self.reader.decode)
         drafts: list[Draft] = []
-        for key, frozen in given_answers(memo, answers or {}, self.blueprint).items():
+        for key, frozen in given_answers(memo, answers, self.blueprint).items():
             memo.answers[key] = frozen
             drafts.append(answer_draft(key, frozen))
         opening = self._again(last, memo)
@@ -178,7 +197,7 @@ class Starter:
             header = {**run.header, "continues": True, "label": f"{self.thread}.{rest.row.runs + 1}"}
             run, seq = RunRow(token_hex(16), self.thread, (rest.row.head,), header), 0
             opening = opening._replace(run_id=run.id, label=(header["label"],))
-        return self._own(rest.row, run, seq, drafts, opening, memo, request)
+        return Ahead(run, seq, drafts, opening, memo)
 
     def header(self, first: int, label: str) -> dict[str, Any]:
         """What a run says about itself from the start."""
@@ -196,39 +215,43 @@ class Starter:
         run = replay(begun, memo.commits(()), (patch, state), self.reader.fetch, self.reader.decode)
         return Opening(run, patch, state, last.run.id, (str(last.run.header.get("label", self.thread)),))
 
-    def _own(
-        self,
-        row: ThreadRow,
-        run: RunRow,
-        seq: int,
-        drafts: list[Draft],
-        opening: Opening,
-        memo: Memo,
-        request: Request,
-    ) -> Owned:
-        owner = new_owner()
-        rows = [draft.numbered(seq + place) for place, draft in enumerate(drafts)]
-        change = Change(
-            self.thread,
-            row.epoch,
-            row.epoch + 1,
-            owner,
-            LEASE,
-            Point(run.id, rows[-1].seq),
-            run=run if not seq else None,
-            rows_of=run.id,
-            rows=rows,
-            flush=True,
-        )
-        guarded(self.store, lambda: self.store.write(change))
-        leases.hold(self.store, self.thread, row.epoch + 1, owner)
-        request.opening, request.memo = opening, memo
-        request.journal = Journal(self.store, self.thread, row.epoch + 1, run.id, seq + len(rows))
-        return Owned(request, request.journal, owner)
-
-    def _check_owner(self, row: ThreadRow, take_over: bool) -> None:
-        if not take_over and is_alive(row):
+    def _own(self, ahead_of: Callable[[Rest], Ahead], request: Request, take_over: bool) -> Owned:
+        row = self.store.thread(self.thread)
+        if row is not None and not take_over and is_alive(row):
             raise busy(row)
+        rest = self.rest()
+        ahead = ahead_of(rest)  # everything is checked before anything is written
+        owner = new_owner()
+        replaced: Journal | None = None
+        try:
+            if rest.row.owner is not None:  # it may be at work after all: what it has written until now is kept
+                replaced = self._replace(rest.row, owner)
+                rest = self.rest()
+                ahead = ahead_of(rest)
+            return self._begun(rest.row, ahead, owner, request)
+        except BaseException:
+            if replaced is not None:
+                replaced.leave()
+            leases.let_go(owner.token)
+            raise
+
+    def _replace(self, row: ThreadRow, owner: Owner) -> Journal:
+        """Owns a thread that has an owner, who can write nothing more."""
+        journal = Journal(self.store, self.thread, row.epoch + 1, "", 0)
+        leases.hold(owner.token, journal)
+        self.store.write(Change(self.thread, row.epoch, row.epoch + 1, owner, LEASE))
+        return journal
+
+    def _begun(self, row: ThreadRow, ahead: Ahead, owner: Owner, request: Request) -> Owned:
+        run, seq, epoch = ahead.run, ahead.seq, row.epoch + 1
+        rows = [draft.numbered(seq + place) for place, draft in enumerate(ahead.drafts)]
+        journal = Journal(self.store, self.thread, epoch, run.id, seq + len(rows))
+        leases.hold(owner.token, journal)  # before anybody can see that it owns the thread
+        head, begun = Point(run.id, rows[-1].seq), run if not seq else None
+        change = Change(self.thread, row.epoch, epoch, owner, LEASE, head, None, begun, run.id, rows, flush=True)
+        self.store.write(change)
+        request.opening, request.memo, request.journal = ahead.opening, ahead.memo, journal
+        return Owned(request, journal, owner)
 
     def _open_error(self, rest: Rest) -> OpenRunError:
         status = rest.last.status if rest.last else None
@@ -253,25 +276,3 @@ class Starter:
                 break
             count += row.kind == RESUME
         return count
-
-
-def patiently(work: Callable[[], Owned], timeout: float) -> Owned:
-    """Tries to own a thread until its owner has gone.
-
-    Args:
-        work: what owns it, or raises `ConcurrentRunError`.
-        timeout: seconds.
-
-    Raises:
-        ConcurrentRunError: if the time is over.
-    """
-    end, pause = time.monotonic() + timeout, 0.001
-    while True:
-        try:
-            return work()
-        except ConcurrentRunError:
-            left = end - time.monotonic()
-            if left <= 0:
-                raise
-            time.sleep(min(pause, left))
-            pause = min(2 * pause, 0.25)

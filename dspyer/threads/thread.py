@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-import anyio.to_thread
-
-from dspyer.durable.journal import guarded
+from dspyer.durable.guarding import Guarded
 from dspyer.durable.reading import Reader
-from dspyer.errors import ThreadError
 from dspyer.events import Question
 from dspyer.nodes import resources_of
 from dspyer.request import Request
 from dspyer.run import Run
+from dspyer.running.session import Observe, ignore
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Store
+from dspyer.streams import AsyncEvents, Events
+from dspyer.threads.claiming import Claim
 from dspyer.threads.decoding import decoder
-from dspyer.threads.owning import leases
-from dspyer.threads.starting import Owned, Starter, patiently
+from dspyer.threads.starting import Starter
 
 if TYPE_CHECKING:
     from dspyer.program import CompiledGraph
 
 Resources = Mapping[type, object] | Sequence[object] | None
-T = TypeVar("T")
 OnConflict = Literal["raise", "wait"]
 
 
@@ -48,7 +46,8 @@ class Thread:
         self._program = program
         self._store = store
         schema = program.graph.topology.schema
-        self._starter = Starter(program.graph, store, name, Reader(store, schema, decoder(schema)))
+        guarded_store = Guarded(store)
+        self._starter = Starter(program.graph, guarded_store, name, Reader(guarded_store, schema, decoder(schema)))
 
     def run(
         self,
@@ -80,12 +79,7 @@ class Thread:
             StoreError: if the store fails before the run has begun.
         """
         request = Request(resources_of(resources))
-        begin = partial(self._starter.begin, inputs, request, abandon=abandon, take_over=take_over)
-        owned = _owned(begin, on_conflict, timeout)
-        try:
-            return self._program._run(inputs, owned.request)
-        finally:
-            _give_back(owned)
+        return self._play(inputs, request, self._begin(inputs, request, abandon, take_over, on_conflict, timeout))
 
     async def arun(
         self,
@@ -99,12 +93,45 @@ class Thread:
     ) -> Run:
         """Starts a run in async code, otherwise like `run`."""
         request = Request(resources_of(resources))
-        begin = partial(self._starter.begin, inputs, request, abandon=abandon, take_over=take_over)
-        owned = await anyio.to_thread.run_sync(_owned, begin, on_conflict, timeout)
-        try:
-            return await self._program._arun(inputs, owned.request)
-        finally:
-            _give_back(owned)
+        claim = self._begin(inputs, request, abandon, take_over, on_conflict, timeout)
+        return await self._aplay(inputs, request, claim)
+
+    def stream(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        resources: Resources = None,
+        on_conflict: OnConflict = "raise",
+        timeout: float = 60.0,
+        abandon: bool = False,
+        take_over: bool = False,
+    ) -> Events:
+        """Starts a run like `run` and gives its events as they happen.
+
+        The run begins with the first event that is asked for. Closing the stream early stops it: nothing new starts,
+        what runs is finished and committed, and `resume` or `stream_resume` goes on from there.
+
+        Returns:
+            An iterator of events; its `run` is there after the last one. If a node failed, its error is raised then.
+        """
+        request = Request(resources_of(resources))
+        claim = self._begin(inputs, request, abandon, take_over, on_conflict, timeout)
+        return Events(lambda observe: self._play(inputs, request, claim, observe), request.stop)
+
+    def astream(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        resources: Resources = None,
+        on_conflict: OnConflict = "raise",
+        timeout: float = 60.0,
+        abandon: bool = False,
+        take_over: bool = False,
+    ) -> AsyncEvents:
+        """Starts a run in async code and gives its events as they happen, otherwise like `stream`."""
+        request = Request(resources_of(resources))
+        claim = self._begin(inputs, request, abandon, take_over, on_conflict, timeout)
+        return AsyncEvents(lambda observe: self._aplay(inputs, request, claim, observe))
 
     def resume(
         self,
@@ -133,11 +160,7 @@ class Thread:
             StoreError: if the store fails before anything has run.
         """
         request = Request(resources_of(resources))
-        owned = self._starter.take_up(answers, request, take_over=take_over, max_resumes=max_resumes)
-        try:
-            return self._program._run({}, owned.request)
-        finally:
-            _give_back(owned)
+        return self._play({}, request, self._take_up(answers, request, take_over, max_resumes))
 
     async def aresume(
         self,
@@ -149,48 +172,80 @@ class Thread:
     ) -> Run:
         """Goes on with the last run in async code, otherwise like `resume`."""
         request = Request(resources_of(resources))
-        take_up = partial(self._starter.take_up, answers, request, take_over=take_over, max_resumes=max_resumes)
-        owned = await anyio.to_thread.run_sync(take_up)
-        try:
-            return await self._program._arun({}, owned.request)
-        finally:
-            _give_back(owned)
+        return await self._aplay({}, request, self._take_up(answers, request, take_over, max_resumes))
+
+    def stream_resume(
+        self,
+        answers: Mapping[str, Any] | None = None,
+        *,
+        resources: Resources = None,
+        take_over: bool = False,
+        max_resumes: int = 10,
+    ) -> Events:
+        """Goes on with the last run like `resume` and gives the events of what happens now, as they happen.
+
+        Returns:
+            An iterator of events, as of `stream`.
+        """
+        request = Request(resources_of(resources))
+        claim = self._take_up(answers, request, take_over, max_resumes)
+        return Events(lambda observe: self._play({}, request, claim, observe), request.stop)
+
+    def astream_resume(
+        self,
+        answers: Mapping[str, Any] | None = None,
+        *,
+        resources: Resources = None,
+        take_over: bool = False,
+        max_resumes: int = 10,
+    ) -> AsyncEvents:
+        """Goes on with the last run in async code and gives the events, otherwise like `stream_resume`."""
+        request = Request(resources_of(resources))
+        claim = self._take_up(answers, request, take_over, max_resumes)
+        return AsyncEvents(lambda observe: self._aplay({}, request, claim, observe))
+
+    def _begin(
+        self,
+        inputs: Mapping[str, Any],
+        request: Request,
+        abandon: bool,
+        take_over: bool,
+        on_conflict: str,
+        timeout: float,
+    ) -> Claim:
+        self._program._check_resources(request)
+        own = partial(self._starter.begin, inputs, request, abandon=abandon, take_over=take_over)
+        return Claim(own, request, on_conflict, timeout)
+
+    def _take_up(self, answers: Mapping[str, Any] | None, request: Request, take_over: bool, max_resumes: int) -> Claim:
+        self._program._check_resources(request)
+        own = partial(self._starter.take_up, answers, request, take_over=take_over, max_resumes=max_resumes)
+        return Claim(own, request, "raise", 0.0)
+
+    def _play(self, inputs: Mapping[str, Any], request: Request, claim: Claim, observe: Observe = ignore) -> Run:
+        with claim.held():
+            return self._program._run(inputs, request, observe)
+
+    async def _aplay(self, inputs: Mapping[str, Any], request: Request, claim: Claim, observe: Observe = ignore) -> Run:
+        async with claim.aheld():
+            return await self._program._arun(inputs, request, observe)
 
     @property
     def state(self) -> ImmutableState:
         """What the thread has come to: the last state that all branches of its last run shared."""
-        return self._read(self._starter.rest).state
+        return self._starter.rest().state
 
     @property
     def status(self) -> str:
         """`"new"`, `"running"`, or how the last run ended: `"completed"`, `"failed"`, `"interrupted"`, `"stopped"`,
         `"crashed"`.
         """
-        return self._read(self._starter.status)
+        return self._starter.status()
 
     @property
     def questions(self) -> tuple[Question, ...]:
         """What the last run waits to be told."""
-        return self._read(self._starter.questions)
-
-    def _read(self, work: Callable[[], T]) -> T:
-        return guarded(self._store, work)
+        return self._starter.questions()
 
     def __repr__(self) -> str:
         return f"<thread {self.name!r} in {self._store.address}>"
-
-
-def _owned(begin: Callable[[], Owned], on_conflict: str, timeout: float) -> Owned:
-    if on_conflict == "raise":
-        return begin()
-    if on_conflict == "wait":
-        return patiently(begin, timeout)
-    raise ThreadError(f'on_conflict={on_conflict!r}: it is "raise" or "wait"')
-
-
-def _give_back(owned: Owned) -> None:
-    """Renews the lease no longer; a run that was torn out of its work gives the thread back."""
-    leases.let_go(owned.owner.token)
-    session = owned.request.sessions[-1] if owned.request.sessions else None
-    if session is None or not session.closed:
-        owned.journal.leave()

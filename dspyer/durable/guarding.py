@@ -1,0 +1,80 @@
+"""A store whose failures are `StoreError`s."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from dspyer.durable.journal import guarded
+from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store, Swept, ThreadRow
+
+
+class Guarded(Store):
+    """Hands everything on to a store. What goes wrong there is raised as a `StoreError`, with its cause.
+
+    Args:
+        store: the store.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    @property
+    def address(self) -> str:
+        """Where it is."""
+        return self.store.address
+
+    def write(self, change: Change) -> None:
+        """Applies a change."""
+        guarded(self.store, lambda: self.store.write(change))
+
+    def write_now(self, change: Change) -> bool:
+        """Applies a change if that needs no waiting."""
+        return guarded(self.store, lambda: self.store.write_now(change))
+
+    def thread(self, name: str) -> ThreadRow | None:
+        """Where a thread stands."""
+        return guarded(self.store, lambda: self.store.thread(name))
+
+    def threads(self) -> list[str]:
+        """The names of all threads."""
+        return guarded(self.store, self.store.threads)
+
+    def run(self, run: str) -> RunRow | None:
+        """A run by its id."""
+        return guarded(self.store, lambda: self.store.run(run))
+
+    def runs(self, thread: str) -> list[RunRow]:
+        """The runs that were made for a thread."""
+        return guarded(self.store, lambda: self.store.runs(thread))
+
+    def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
+        """Rows of a run."""
+        return guarded(self.store, lambda: self.store.rows(run, first, last))
+
+    def blobs(self, ids: Collection[str]) -> dict[str, bytes]:
+        """Large values by id."""
+        return guarded(self.store, lambda: self.store.blobs(ids))
+
+    def snapshot(self, at: Point) -> Snapshot | None:
+        """The last snapshot at or before a row."""
+        return guarded(self.store, lambda: self.store.snapshot(at))
+
+    def remove(self, threads: Collection[str] = ()) -> Swept:
+        """Removes threads."""
+        return guarded(self.store, lambda: self.store.remove(threads))
+
+    def disown(self, thread: str) -> Swept:
+        """Removes what a thread does not reach."""
+        return guarded(self.store, lambda: self.store.disown(thread))
+
+    def drop_snapshots(self) -> None:
+        """Removes the cache."""
+        guarded(self.store, self.store.drop_snapshots)
+
+    def vacuum(self) -> None:
+        """Gives space back."""
+        guarded(self.store, self.store.vacuum)
+
+    def close(self) -> None:
+        """Ends the use of the store."""
+        guarded(self.store, self.store.close)

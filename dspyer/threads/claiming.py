@@ -1,0 +1,115 @@
+"""Holding a thread while a run works on it: got at once or once it is free, and given back whatever happens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from threading import Lock
+
+import anyio
+import anyio.to_thread
+
+from dspyer.errors import ConcurrentRunError, RunStoppedError, ThreadError
+from dspyer.request import Request
+from dspyer.threads.owning import leases
+from dspyer.threads.starting import Owned
+
+LONGEST_PAUSE = 0.1
+"""Seconds between two looks at a thread that somebody else owns."""
+
+
+class Claim:
+    """The wish to own a thread for one run.
+
+    Args:
+        own: owns it, or raises `ConcurrentRunError`.
+        request: what the run is asked for.
+        on_conflict: what to do while another run owns the thread.
+        timeout: seconds to wait.
+
+    Raises:
+        ThreadError: for an `on_conflict` that is none.
+    """
+
+    def __init__(self, own: Callable[[], Owned], request: Request, on_conflict: str, timeout: float) -> None:
+        if on_conflict not in ("raise", "wait"):
+            raise ThreadError(f'on_conflict={on_conflict!r}: it is "raise" or "wait"')
+        self._own = own
+        self._request = request
+        self._patience = timeout if on_conflict == "wait" else 0.0
+        self._wanted = True
+        self._owned: Owned | None = None
+        self._lock = Lock()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Owns the thread for the block."""
+        for pause in self._pauses():
+            if self._try():
+                break
+            time.sleep(pause)
+        else:
+            self._take()
+        owned = self._owned
+        assert owned is not None
+        try:
+            yield
+        finally:
+            if _torn(owned):
+                owned.journal.leave()
+            leases.let_go(owned.owner.token)
+
+    @asynccontextmanager
+    async def aheld(self) -> AsyncIterator[None]:
+        """The same in async code, which waits without keeping a worker thread."""
+        try:
+            for pause in self._pauses():
+                if await anyio.to_thread.run_sync(self._try):
+                    break
+                await anyio.sleep(pause)
+            else:
+                await anyio.to_thread.run_sync(self._take)
+            yield
+        finally:
+            self._drop()
+
+    def _take(self) -> None:
+        owned = self._own()
+        with self._lock:
+            if self._wanted:
+                self._owned = owned
+                return
+        owned.journal.leave()  # whoever wanted it was cancelled while this thread went on
+        leases.let_go(owned.owner.token)
+
+    def _try(self) -> bool:
+        try:
+            self._take()
+        except ConcurrentRunError:
+            return False
+        return True
+
+    def _drop(self) -> None:
+        with self._lock:
+            self._wanted = False
+            owned = self._owned
+        if owned is not None:
+            if _torn(owned):
+                owned.journal.leave_soon()
+            leases.let_go(owned.owner.token)
+
+    def _pauses(self) -> Iterator[float]:
+        """How long to wait before the next look, until the time is over."""
+        end, pause = time.monotonic() + self._patience, 0.001
+        while (left := end - time.monotonic()) > 0:
+            if self._request.stopped:
+                raise RunStoppedError("the stream of this run was closed before the run had got hold of its thread")
+            yield min(pause, left)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def _torn(owned: Owned) -> bool:
+    """Whether the run did not come to say how it ended."""
+    session = owned.request.sessions[-1] if owned.request.sessions else None
+    return session is None or not session.reported
