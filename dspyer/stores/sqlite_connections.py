@@ -15,8 +15,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -47,37 +47,60 @@ class Opened:
     """The connection of a thread, with the lock that keeps others from closing it while it works.
 
     Args:
-        spares: where the connection goes when the thread has ended, for the next thread.
+        pool: where the connection comes from, and goes when the thread has ended.
     """
 
-    __slots__ = ("__weakref__", "connection", "lock", "spares")
+    __slots__ = ("__weakref__", "connection", "lock", "pool")
 
-    def __init__(self, spares: list[sqlite3.Connection]) -> None:
+    def __init__(self, pool: Pool) -> None:
         self.lock = threading.RLock()
         self.connection: sqlite3.Connection | None = None
-        self.spares = spares
-
-    def close(self) -> None:
-        """Closes the connection, as soon as it rests."""
-        with self.lock:
-            connection, self.connection = self.connection, None
-            if connection is not None:
-                connection.close()
+        self.pool = pool
+        with pool.lock:
+            pool.opened.add(self)
 
     def __del__(self) -> None:
-        if self.connection is not None and not self.spares:
-            self.spares.append(self.connection)
-        else:
-            self.close()
+        if self.connection is not None:
+            self.pool.give_back(self.connection)
 
 
-class Spares(list[sqlite3.Connection]):
-    """At most one open connection that no thread uses."""
+class Pool:
+    """The open connections of a process to a file. Its lock is never held by somebody who waits for another one."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.opened: weakref.WeakSet[Opened] = weakref.WeakSet()
+        self._alive: set[sqlite3.Connection] = set()
+        self._spare: sqlite3.Connection | None = None
+
+    def take(self) -> sqlite3.Connection | None:
+        """The connection of a thread that has ended, if one is left."""
+        with self.lock:
+            spare, self._spare = self._spare, None
+        return spare
+
+    def add(self, connection: sqlite3.Connection) -> None:
+        """Notes a new connection."""
+        with self.lock:
+            self._alive.add(connection)
+
+    def give_back(self, connection: sqlite3.Connection) -> None:
+        """Keeps a connection for the next thread, or closes it if there is one already."""
+        with self.lock:
+            if self._spare is None and connection in self._alive:
+                self._spare = connection
+            else:
+                self._alive.discard(connection)
+                connection.close()
 
     def close(self) -> None:
-        """Closes it."""
-        while self:
-            self.pop().close()
+        """Closes all connections. The locks of all threads' connections are held."""
+        with self.lock:
+            for opened in list(self.opened):
+                opened.connection = None
+            self._spare = None
+            while self._alive:
+                self._alive.pop().close()
 
     def __del__(self) -> None:
         self.close()
@@ -105,9 +128,7 @@ class Connections:
     def start_anew(self) -> None:
         """Forgets who held locks: in a new process nobody does."""
         self.local = threading.local()
-        self.opened: weakref.WeakSet[Opened] = weakref.WeakSet()
-        self.spares = Spares()
-        self.registering = threading.Lock()
+        self.pool = Pool()
         self.writing = threading.Lock()
         self.checkpointing = threading.Lock()
         self._unsaved = 0
@@ -173,11 +194,8 @@ class Connections:
             if self._written:
                 self._checkpoint("TRUNCATE")
             self.closed = True
-        with self.registering:
-            everything = list(self.opened)
-        for one in everything:
-            one.close()
-        self.spares.close()
+        with _at_rest([self.pool]):
+            self.pool.close()
 
     def _patiently(self, action: Work[T]) -> T:
         """What `action` returns, done again as long as another connection holds the lock that it needs."""
@@ -231,19 +249,18 @@ class Connections:
 
     def _checkpoint(self, mode: str) -> bool:
         """Whether the log is in the file, or another process is at it."""
-        opened = self._opened()
-        with opened.lock:
-            connection = self._connection(opened)
+
+        def work(connection: sqlite3.Connection) -> bool:
             with _locked(self.log) as alone:
                 return not alone or checkpoint(connection, mode)
+
+        return self._patiently(work)
 
     def _opened(self) -> Opened:
         """The place of this thread's connection."""
         opened: Opened | None = getattr(self.local, "opened", None)
         if opened is None:
-            opened = self.local.opened = Opened(self.spares)
-            with self.registering:
-                self.opened.add(opened)
+            opened = self.local.opened = Opened(self.pool)
         return opened
 
     def _connection(self, opened: Opened) -> sqlite3.Connection:
@@ -253,10 +270,11 @@ class Connections:
                 f"the store {self.path} is closed: open it again with open_store({str(self.path)!r})"
             )
         if opened.connection is None:
-            try:
-                opened.connection = self.spares.pop()
-            except IndexError:
-                opened.connection = self._connect()
+            connection = self.pool.take()
+            if connection is None:
+                connection = self._connect()
+                self.pool.add(connection)
+            opened.connection = connection
         return opened.connection
 
 
@@ -316,32 +334,50 @@ def _breaks(patience: float) -> Iterator[bool]:
         pause = min(pause * 1.5, 0.02)
 
 
+@contextmanager
+def _at_rest(pools: Sequence[Pool]) -> Iterator[None]:
+    """While all connections rest, and nobody can begin with a new one.
+
+    First the locks of the connections, then those of the pools: whoever works may need the lock of a pool for a moment.
+    """
+    with ExitStack() as stack:
+        held: set[Opened] = set()
+        while True:
+            for pool in pools:
+                with pool.lock:
+                    opened = set(pool.opened)
+                for one in opened - held:
+                    stack.enter_context(one.lock)
+                held |= opened
+            with ExitStack() as inner:
+                for pool in pools:
+                    inner.enter_context(pool.lock)
+                if all(one in held for pool in pools for one in pool.opened):
+                    yield
+                    return
+
+
 _ALL: weakref.WeakSet[Connections] = weakref.WeakSet()
 _every = threading.Lock()
-_held: list[Opened] = []
+_forking = ExitStack()
 
 
 def _before_fork() -> None:
     """Closes every connection, as soon as it rests: what SQLite knows of its locks must not reach another process."""
     _every.acquire()
-    for connections in list(_ALL):
-        with connections.registering:
-            opened = list(connections.opened)
-        for one in opened:
-            one.lock.acquire()
-            _held.append(one)
-            one.close()
-        connections.spares.close()
+    pools = [connections.pool for connections in list(_ALL)]
+    _forking.enter_context(_at_rest(pools))
+    for pool in pools:
+        pool.close()
 
 
 def _after_fork_in_parent() -> None:
-    while _held:
-        _held.pop().lock.release()
+    _forking.close()
     _every.release()
 
 
 def _after_fork_in_child() -> None:
-    _held.clear()
+    _forking.close()
     for connections in list(_ALL):
         connections.start_anew()
     _every.release()

@@ -147,14 +147,14 @@ def test_connections_belong_to_threads(store: SQLite) -> None:
 
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(work, range(3))) == [1, 1, 1]
-        assert len(connections(store).opened) == 4
+        assert len(connections(store).pool.opened) == 4
     gc.collect()
-    assert len(connections(store).opened) == 1
-    assert len(connections(store).spares) <= 3
+    assert len(connections(store).pool.opened) == 1
+    spare = connections(store).pool.take()
+    assert spare is not None
+    connections(store).pool.give_back(spare)
     with ThreadPoolExecutor(1) as pool:
-        spares = len(connections(store).spares)
-        pool.submit(store.threads).result()
-        assert len(connections(store).spares) == spares - 1
+        assert pool.submit(connections(store).read, lambda connection: connection).result() is spare
 
 
 def test_many_threads_write(store: SQLite) -> None:
