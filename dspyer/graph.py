@@ -13,9 +13,9 @@ import dspy
 from pydantic import BaseModel
 
 from dspyer.building.assembly import Assembly
-from dspyer.building.declarations import EdgeSpec, NodeSpec, RouterSpec
-from dspyer.errors import GraphError, suggestion
-from dspyer.nodes import Interrupts, node_name
+from dspyer.building.declarations import EdgeSpec, NodeSpec, RouterSpec, fields_of, listed, names_of
+from dspyer.errors import GraphError
+from dspyer.nodes import Inquiry, Interrupts, node_name
 from dspyer.policies import Policies
 from dspyer.scheduler.topology import END, START
 from dspyer.schema import Schema
@@ -85,7 +85,7 @@ class Graph:
         self._inputs = None if inputs is None else tuple(inputs)
         self._outputs = None if outputs is None else tuple(outputs)
         self._policies = Policies.of(merge)
-        self._keep = None if keep is None else frozenset(_names_of_fields(keep, self._schema))
+        self._keep = None if keep is None else frozenset(fields_of(keep, self._schema))
         self._join_policies: dict[str, Policies] = {}
         self._nodes: dict[str, NodeSpec] = {}
         self._ways: list[EdgeSpec | RouterSpec] = []
@@ -179,6 +179,36 @@ class Graph:
         self._nodes[name] = NodeSpec(name, node, reads, writes, modules, frozen, (), over, item, into, max_concurrency)
         return self
 
+    def add_interrupt(
+        self, name: str, *, question: str | Callable[..., str], answer: Any = bool, into: str | None = None
+    ) -> Graph:
+        """Adds a node that asks somebody outside the program and waits for the answer: no code runs in it.
+
+        The run ends with status `interrupted`, other branches go on as far as they can, and nothing waits. On a thread
+        `t.resume(answers={name: ...})` goes on from there, in any process, and calls no node again.
+
+        Args:
+            name: name of the node, and key of its question.
+            question: a text with fields of the state in braces, or a function of fields that gives the text.
+            answer: the type of the answer, any that pydantic validates; None for a question that is there to wait.
+            into: the field that gets the answer. A question that takes one needs it, so that a no cannot be overlooked.
+
+        Returns:
+            The graph.
+
+        Raises:
+            GraphError: if the name is taken, reserved or no identifier.
+
+        Example:
+            >>> graph = Graph().add_interrupt("approve", question="Send {draft}?", answer=bool, into="approved")
+            >>> run = graph.add_path(START, "approve", END).compile().run({"draft": "Dear Ada"})
+            >>> run.status, run.questions[0].text
+            ('interrupted', 'Send Dear Ada?')
+        """
+        self._check_name(name)
+        self._nodes[name] = NodeSpec(name, Inquiry(question, answer, into))
+        return self
+
     def add_edge(self, source: str | Sequence[str], target: str | Sequence[str], *, policy: object = None) -> Graph:
         """Adds edges. Several targets fork, in that order; several sources are just several edges.
 
@@ -197,7 +227,7 @@ class Graph:
             >>> graph = Graph().add_edge(START, ["left", "right"])
             >>> graph = graph.add_edge(["left", "right"], "judge", policy="last_write_wins")
         """
-        sources, targets = _names(source), _names(target)
+        sources, targets = names_of(source), names_of(target)
         if policy is not None:
             policies = Policies.of(policy, self._policies)
             for node in targets:
@@ -308,8 +338,8 @@ class Graph:
             self._policies,
             dict(self._join_policies),
             self._keep,
-            _listed(interrupt_before),
-            _listed(interrupt_after),
+            listed(interrupt_before),
+            listed(interrupt_after),
             interrupts,
         )
         blueprint, modules, text = assembly.build(max_steps, max_calls, max_concurrency)
@@ -349,29 +379,3 @@ class Graph:
 
 
 _COMPILE_FIRST = "it is the plan of a program. Call .compile() first, and use or tune the program that it returns"
-
-
-def _names_of_fields(names: Iterable[str], schema: Schema) -> tuple[str, ...]:
-    """Names of fields, checked."""
-    found = (names,) if isinstance(names, str) else tuple(names)
-    unknown = [name for name in found if not schema.open and name not in schema.fields]
-    if unknown:
-        hints = "".join(suggestion(name, schema.fields) for name in unknown)
-        raise GraphError(
-            f"keep names {', '.join(map(repr, unknown))}, no field of the schema.{hints} Fields: "
-            f"{', '.join(schema.fields)}"
-        )
-    return found
-
-
-def _listed(names: Iterable[str]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
-
-
-def _names(nodes: str | Sequence[str]) -> tuple[str, ...]:
-    names = (nodes,) if isinstance(nodes, str) or not isinstance(nodes, Sequence) else tuple(nodes)
-    if not names or not all(isinstance(name, str) for name in names):
-        raise GraphError(
-            f"an edge goes between names of nodes, not {nodes!r}; add the node with add_node and use its name"
-        )
-    return names

@@ -7,7 +7,8 @@ from typing import Any
 
 import dspy
 
-from dspyer.events import Commit, Event, MergedConflict, Path
+from dspyer.errors import Interrupted
+from dspyer.events import Commit, Event, MergedConflict, Path, Question
 from dspyer.pictures.history import rows_of
 from dspyer.pictures.report import describe
 from dspyer.pictures.run import draw_run
@@ -21,9 +22,10 @@ class Run:
 
     Attributes:
         run_id: its id.
-        status: `"completed"` or `"failed"`.
-        state: the final state; of a failed run, the last state that all branches shared.
-        error: what the failing node raised, None for a completed run.
+        status: `"completed"`, `"failed"`, or `"interrupted"` if it waits for answers.
+        state: the final state; of another run, the last state that all branches shared.
+        error: what the failing node raised, else None.
+        questions: what an interrupted run waits to be told, in branch order.
         commits: in canonical order: by step, then by branch. Inside a fork that never joined they have no version,
             and come last.
         conflicts: every conflict of a join, resolved or not.
@@ -49,6 +51,12 @@ class Run:
         self.status = session.status
         self.state: ImmutableState = run.resting
         self.error = session.error()
+        self.questions: tuple[Question, ...] = session.questions()
+        self._interrupted = (
+            Interrupted.of(self.questions, session.blueprint.name, session.journal is not None)
+            if self.questions
+            else None
+        )
         self.events: tuple[Event, ...] = tuple(session.events)
         self.trace = tuple(session.trace())
         self.usage = {name: dict(tokens) for name, tokens in usage.items()}
@@ -70,12 +78,23 @@ class Run:
         """The outputs as a `dspy.Prediction`.
 
         Raises:
+            Interrupted: if the run waits for answers.
             Exception: what the failing node raised.
         """
-        if self.error is not None:
-            raise self.error
+        self.raise_error()
         assert self._prediction is not None
         return self._prediction
+
+    def raise_error(self) -> None:
+        """Raises what keeps the run from having a result.
+
+        Raises:
+            Interrupted: if it waits for answers.
+            Exception: what the failing node raised.
+        """
+        error = self.error or self._interrupted
+        if error is not None:
+            raise error
 
     @property
     def routing_reason(self) -> str | None:

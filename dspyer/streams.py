@@ -19,8 +19,7 @@ def raise_error(run: Run) -> None:
     """Raises what stopped a run; a `StopIteration` would end the loop over the events as if nothing had happened."""
     if isinstance(run.error, StopIteration | StopAsyncIteration):
         raise RuntimeError(f"a node raised {type(run.error).__name__}") from run.error  # noqa: TRY004
-    if run.error is not None:
-        raise run.error
+    run.raise_error()
 
 
 class Events(Iterator[Event]):

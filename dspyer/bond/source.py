@@ -131,6 +131,14 @@ class MapText:
     into: str
 
 
+class InterruptText(NamedTuple):
+    """A node that asks somebody outside, as `graph_text` shows it."""
+
+    question: object
+    answer: object
+    into: str | None
+
+
 class EdgeText(NamedTuple):
     """An edge, a fork or a router, as `graph_text` shows it."""
 
@@ -151,7 +159,7 @@ def graph_text(
     Args:
         name: name of the graph.
         schema: model of the state.
-        nodes: by name a function, a module, a `FunctionText` or a `MapText`.
+        nodes: by name a function, a module, a `FunctionText`, a `MapText` or an `InterruptText`.
         edges: all edges in the order of declaration.
         doc: what the graph is for, in the user's words.
 
@@ -188,6 +196,11 @@ def _node_call(name: str, node: object, sources: dict[str, None]) -> str:
     if isinstance(node, MapText):
         inner = _value_text(node.node, sources)
         return f'graph.add_map("{name}", {inner}, over="{node.over}", item="{node.item}", into="{node.into}")'
+    if isinstance(node, InterruptText):
+        question = repr(node.question) if isinstance(node.question, str) else _value_text(node.question, sources)
+        answer = inspect.formatannotation(node.answer) if node.answer is not None else "None"
+        into = f', into="{node.into}"' if node.into is not None else ""
+        return f'graph.add_interrupt("{name}", question={question}, answer={answer}{into})'
     if isinstance(node, FunctionText):
         modules = ", ".join(f'"{local}": {_value_text(module, sources)}' for local, module in node.modules.items())
         bound = f", modules={{{modules}}}" if modules else ""

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, Union, cast, get_args, get_origin
 import dspy
 from pydantic import BaseModel
 
-from dspyer.bond.source import EdgeText, FunctionText, MapText, graph_text
+from dspyer.bond.source import EdgeText, FunctionText, InterruptText, MapText, graph_text
 from dspyer.building.blueprint import Blueprint, Exit
 from dspyer.building.declarations import EdgeSpec, NodeSpec, RouterSpec
 from dspyer.errors import GraphError, suggestion
-from dspyer.nodes import Interrupts, Node, Router, answering, build_map, build_node, build_router
+from dspyer.nodes import Inquiry, Interrupts, Node, Router, answering, build_map, build_node, build_router
 from dspyer.policies import Policies
 from dspyer.scheduler.rounds import Edge, Rounds
 from dspyer.scheduler.topology import END, START, Topology
@@ -295,6 +295,8 @@ class Assembly(NamedTuple):
         nodes: dict[str, object] = {}
         for spec in self.nodes:
             node = FunctionText(cast(Any, spec.node), spec.modules) if spec.modules else spec.node
+            if isinstance(node, Inquiry):
+                node = InterruptText(*node)
             nodes[spec.name] = node if spec.over is None else MapText(node, spec.over, spec.item, spec.into)
         edges: list[EdgeText] = []
         for way in self.ways:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import dspy
+
+from dspyer.errors import GraphError, suggestion
+from dspyer.schema import Schema
 
 
 class NodeSpec(NamedTuple):
@@ -39,3 +42,31 @@ class RouterSpec(NamedTuple):
     path_map: Mapping[Any, str | Sequence[str]] | Sequence[str] | None
     name: str | None
     writes: Collection[str] | Mapping[str, str] | None
+
+
+def fields_of(names: Iterable[str], schema: Schema) -> tuple[str, ...]:
+    """Names of fields, checked."""
+    found = (names,) if isinstance(names, str) else tuple(names)
+    unknown = [name for name in found if not schema.open and name not in schema.fields]
+    if unknown:
+        hints = "".join(suggestion(name, schema.fields) for name in unknown)
+        raise GraphError(
+            f"keep names {', '.join(map(repr, unknown))}, no field of the schema.{hints} Fields: "
+            f"{', '.join(schema.fields)}"
+        )
+    return found
+
+
+def listed(names: Iterable[str]) -> tuple[str, ...]:
+    """Names, of which one may come alone."""
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def names_of(nodes: str | Sequence[str]) -> tuple[str, ...]:
+    """The names that an edge was given, checked."""
+    names = (nodes,) if isinstance(nodes, str) or not isinstance(nodes, Sequence) else tuple(nodes)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise GraphError(
+            f"an edge goes between names of nodes, not {nodes!r}; add the node with add_node and use its name"
+        )
+    return names

@@ -22,6 +22,7 @@ from dspyer.nodes.build import build_map, build_node, node_name, precompiled
 from dspyer.nodes.build_routers import BuiltRouter, build_router
 from dspyer.nodes.color import call_async, colours, portal_scope, to_thread, uses_acall
 from dspyer.nodes.function import FunctionNode, NodeModules
+from dspyer.nodes.interrupt import Inquiry, InterruptNode
 from dspyer.nodes.map import MapNode
 from dspyer.nodes.module import ModuleNode
 from dspyer.nodes.resources import check_resources, resources_of
@@ -42,6 +43,8 @@ __all__ = [
     "FunctionNode",
     "FunctionRouter",
     "Goto",
+    "Inquiry",
+    "InterruptNode",
     "Interrupts",
     "MapNode",
     "ModuleNode",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from inspect import isroutine
 from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
@@ -131,6 +132,8 @@ def _reason(problem: Mapping[str, Any]) -> str:
 
 def _described(answer: Any) -> tuple[TypeAdapter[Any], Mapping[str, Any]]:
     try:
+        if isroutine(answer):
+            raise PydanticUserError("a function", code=None)
         adapter: TypeAdapter[Any] = TypeAdapter(answer)
         return adapter, adapter.json_schema()
     except PydanticUserError as refusal:

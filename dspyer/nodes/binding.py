@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from dspyer.errors import UnsetFieldError
+from dspyer.errors import StateError, UnsetFieldError
 from dspyer.nodes.base import Call
 from dspyer.nodes.names import Names
 from dspyer.nodes.resources import resource_for
 from dspyer.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values import FrozenDict, thaw
+from dspyer.values import FrozenDict, Opaque, opaque_in, thaw
 
 ABSENT: Any = object()
 
@@ -100,7 +100,7 @@ class Binding:
             if value is ABSENT and readable:
                 value = read_field(state, field, copy)
             if value is not ABSENT:
-                arguments[name] = value
+                arguments[name] = value if not Opaque.made else usable(value, field, self.reader)
             elif not default:
                 raise unset(field, self.reader)
         for name in self.contexts:
@@ -132,6 +132,18 @@ class Binding:
 def read_field(source: FrozenDict[str, Any], field: str, copy: bool) -> Any:
     """A field as a plain copy or as a frozen view; `ABSENT` if it is not there."""
     return thaw(source.raw(field, ABSENT)) if copy else source.get(field, ABSENT)
+
+
+def usable(value: Any, field: str, reader: str) -> Any:
+    """A value that can be read.
+
+    Raises:
+        StateError: if the class of something in it is unknown here.
+    """
+    found = opaque_in(value)
+    if found is not None:
+        raise StateError(f"{reader} reads {field!r}: {found.refusal}")
+    return value
 
 
 def unset(field: str, reader: str) -> UnsetFieldError:

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from dspyer.errors import GraphError, brief
 from dspyer.nodes.base import Built
 from dspyer.nodes.function import build_function
+from dspyer.nodes.interrupt import Inquiry, build_interrupt
 from dspyer.nodes.map import build_map_node
 from dspyer.nodes.module import build_module
 from dspyer.nodes.names import NamesSpec
@@ -101,6 +102,8 @@ def build_map(
 
 
 def _build(node: Any, spec: Spec) -> Built:
+    if isinstance(node, Inquiry):
+        return build_interrupt(node, spec)
     if is_program(node):
         return build_subgraph(node, spec)
     if isinstance(node, dspy.Module):

@@ -10,12 +10,12 @@ import dspy
 
 from dspyer.errors import NodeOutputError, brief, suggestion
 from dspyer.nodes.base import Built, Call, Node, Reply
-from dspyer.nodes.binding import unset
+from dspyer.nodes.binding import unset, usable
 from dspyer.nodes.color import acall_module, call_module
 from dspyer.nodes.module_io import BY_PRODUCTS, ModuleIO, module_io
 from dspyer.nodes.names import Names, check_names, listed, no_field
 from dspyer.nodes.spec import Spec
-from dspyer.values import thaw
+from dspyer.values import Opaque, thaw
 
 
 class Input(NamedTuple):
@@ -49,6 +49,8 @@ def gather_inputs(inputs: tuple[Input, ...], call: Call, reader: str) -> dict[st
             found[name] = thaw(state.raw(field))
         elif not default:
             raise unset(field, reader)
+        if Opaque.made and name in found:
+            usable(found[name], field, reader)
     return found
 
 

@@ -31,7 +31,7 @@ class Picture:
     Attributes:
         topology: the shape.
         labels: text of a route by source and target.
-        kinds: kind of each node: function, module, subgraph or map.
+        kinds: kind of each node: function, module, subgraph, map or interrupt.
     """
 
     topology: Topology
@@ -69,14 +69,20 @@ class Picture:
 
 # Also what makes a line a list in Markdown: a dash in front, or a number and a dot.
 _MARKUP = re.compile(r"[^\w ,?!:()'/.-]|^-|(?<=\d)\.")
-_SHAPES = {"end": ("([", "])"), "module": ("[[", "]]"), "subgraph": ("[/", "/]"), "map": ("[(", ")]")}
+_SHAPES = {
+    "end": ("([", "])"),
+    "module": ("[[", "]]"),
+    "subgraph": ("[/", "/]"),
+    "map": ("[(", ")]"),
+    "interrupt": ("{{", "}}"),
+}
 
 
 def draw_mermaid(picture: Picture) -> str:
     """The graph as a Mermaid flowchart.
 
-    Functions are boxes, modules have double sides, subgraphs are slanted, maps are drums. Routes carry their labels.
-    Edges that go back are dashed, and the node at which a round begins has a thick border.
+    Functions are boxes, modules have double sides, subgraphs are slanted, maps are drums, interrupts have six sides.
+    Routes carry their labels. Edges that go back are dashed, and the node at which a round begins has a thick border.
 
     Args:
         picture: the graph.
@@ -141,6 +147,8 @@ def _size(picture: Picture, node: str) -> tuple[float, float]:
     width = text_width(shorten(node, NAME_LIMIT))
     if kind == "end":
         return width + 28, 28.0
+    if kind == "interrupt":
+        return max(width + 48, 96.0), 46.0
     return max(width + 32, 72.0), 38.0 if kind == "function" else 46.0
 
 
@@ -178,7 +186,10 @@ def _node(box: Box, node: str, kind: str, head: bool) -> str:
     parts = [f"<title>{escape(', '.join(facts))}</title>"]
     if kind == "map":
         parts += [_rect(box, "map frame", 6, shift) for shift in (6.0, 3.0)]
-    parts.append(_rect(box, f"{kind} {weight}", box.height / 2 if kind == "end" else 8))
+    if kind == "interrupt":
+        parts.append(_hexagon(box, f"{kind} {weight}"))
+    else:
+        parts.append(_rect(box, f"{kind} {weight}", box.height / 2 if kind == "end" else 8))
     if kind == "subgraph":
         parts.append(_rect(Box(box.x, box.y, box.width - 8, box.height - 8), "subgraph frame", 5))
     elif kind == "module":
@@ -190,6 +201,13 @@ def _node(box: Box, node: str, kind: str, head: bool) -> str:
     else:
         parts += [draw_text(box.x, box.y - 6.5, name), draw_text(box.x, box.y + 10, kind, "quiet")]
     return f"<g>{''.join(parts)}</g>"
+
+
+def _hexagon(box: Box, classes: str) -> str:
+    tip, width = 12.0, box.width - 24.0
+    half = number(box.height / 2)
+    path = f"M{number(box.left)} {number(box.y)} l{number(tip)} -{half} h{number(width)} l{number(tip)} {half}"
+    return f'<path d="{path} l-{number(tip)} {half} h-{number(width)} z" class="{classes}"/>'
 
 
 def _rect(box: Box, classes: str, radius: float, shift: float = 0.0) -> str:

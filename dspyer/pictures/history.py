@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from dspyer.errors import brief
 from dspyer.events import (
+    Asked,
     Commit,
     Committed,
     ConflictFound,
@@ -19,6 +20,7 @@ from dspyer.events import (
     MergedConflict,
     NodeFailed,
     Path,
+    Question,
     RunEnded,
 )
 from dspyer.patch import DELETE, Replace
@@ -41,6 +43,7 @@ class Row(NamedTuple):
         commit: the commit, None if there is none.
         conflicts: the conflicts of a join.
         error: what was raised instead of a commit; None too for a node that was not started any more.
+        questions: what was asked instead of a commit.
     """
 
     node: str
@@ -52,6 +55,12 @@ class Row(NamedTuple):
     commit: Commit | None = None
     conflicts: tuple[MergedConflict, ...] = ()
     error: BaseException | None = None
+    questions: tuple[Question, ...] = ()
+
+    @property
+    def outcome(self) -> str:
+        """What became of a place where a commit was to come, in words."""
+        return "failed" if self.error else "waits for an answer" if self.questions else "was not started"
 
 
 def rows_of(commits: Sequence[Commit], events: Sequence[Event], branches: Iterable[Path]) -> list[Row]:
@@ -66,6 +75,7 @@ def rows_of(commits: Sequence[Commit], events: Sequence[Event], branches: Iterab
     joins: dict[str, tuple[tuple[Path, ...], tuple[MergedConflict, ...]]] = {}
     failures: list[tuple[NodeFailed, tuple[MergedConflict, ...]]] = []
     last: dict[Path, str] = {}
+    asked: dict[Path, list[Question]] = {}
     found: list[MergedConflict] = []
     came: tuple[Path, ...] = ()
     for event in events:
@@ -85,6 +95,8 @@ def rows_of(commits: Sequence[Commit], events: Sequence[Event], branches: Iterab
         elif isinstance(event, NodeFailed):
             failures.append((event, tuple(found)))
             found = []
+        elif isinstance(event, Asked):
+            asked.setdefault(_asking(event.question, len(event.scope)), []).append(event.question)
     rows = []
     for commit in commits:
         came, conflicts = joins.get(commit.id, ((commit.branch,) if commit.parents else (), ()))
@@ -92,7 +104,24 @@ def rows_of(commits: Sequence[Commit], events: Sequence[Event], branches: Iterab
         rows.append(Row(commit.node, commit.branch, commit.step, came, commit.parents, children, commit, conflicts))
     if any(isinstance(event, RunEnded) and event.status == "completed" for event in events[-1:]):
         return rows
-    return rows + _stops(commits, forks, failures, list(branches))
+    return rows + [_with_questions(row, asked) for row in _stops(commits, forks, failures, list(branches))]
+
+
+def _asking(question: Question, depth: int) -> Path:
+    """The branch whose node asks: a question of a graph inside, or of an item of a map, is its node's."""
+    execution = question.execution.split("/")[depth]
+    path = execution.partition("[")[0].rpartition(":")[0]
+    return () if path == "trunk" else tuple(map(int, path.split(".")))
+
+
+def _with_questions(row: Row, asked: Mapping[Path, Sequence[Question]]) -> Row:
+    """A row with what was asked there; what comes after a node that the program stops behind waits at its fork too."""
+    if row.error is not None or row.commit is not None:
+        return row
+    here = [question for question in asked.get(row.branch, ()) if question.key != "after"]
+    behind = [row.branch[:length] for length in range(len(row.branch) + 1)]
+    here += [question for path in behind for question in asked.get(path, ()) if question.key == "after"]
+    return row._replace(questions=tuple(here))
 
 
 def _stops(

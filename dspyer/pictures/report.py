@@ -27,6 +27,9 @@ LANES = 12  # branches beside each other; the others share the last lane
 ROWS = 400  # commits that are shown: the first and the last ones
 
 
+_MARKS = {"failed": "✗", "waits for an answer": "?", "was not started": "○"}
+
+
 def describe(run: Run) -> str:
     """A run in words: the commits in canonical order, branches beside each other, forks and joins drawn.
 
@@ -64,7 +67,7 @@ def _part(
         lines.append(_joint(live, [lanes[path] for path in row.came], "╯", "┴"))
     came, lane = set(row.came), lanes[row.branch]
     here = {path: other for path, other in live.items() if path not in came} | {row.branch: lane}
-    lines.append(_headline(row, _bars(here, lane, "●" if row.commit else "✗" if row.error else "○"), _meta(row)))
+    lines.append(_headline(row, _bars(here, lane, "●" if row.commit else _MARKS[row.outcome]), _meta(row)))
     bars = _bars(here, lane, " " if last or not row.commit else "│")
     for text in _facts(row, names):
         lines += [f"{bars}   {line}" for line in wrap(text, WIDTH - len(bars) - 3, subsequent_indent="  ")]
@@ -120,7 +123,7 @@ def _headline(row: Row, bars: str, meta: str) -> str:
         goal = f" → {', '.join(_folded(row.commit.route))}" if not row.node.startswith("join:") else ""
         text = f"{bars} {label(row.commit)} {row.node}{goal}"
     else:
-        text = f"{bars} {row.node} {'failed' if row.error else 'was not started'}"
+        text = f"{bars} {row.node} {row.outcome}"
     return f"{_clip(text, WIDTH - len(meta) - 2)}  {meta}"
 
 
@@ -161,6 +164,7 @@ def _facts(row: Row, names: Mapping[str, str]) -> list[str]:
             facts.append(f"because: {_clip(_plain(row.commit.reason), 240)}")
     elif row.error and not row.conflicts:
         facts += _problem(row.error)[:1]
+    facts += [f"{question.key}: {_clip(_plain(question.text), 240)}" for question in row.questions]
     return facts
 
 

@@ -177,6 +177,8 @@ def _below(row: Row) -> list[tuple[str, str]]:
         return [(shorten(f"conflict: {paths}", LABEL_LIMIT + 8), "alarm" if row.error else "warning")]
     if row.error:
         return [(shorten(type(row.error).__name__, LABEL_LIMIT), "alarm")]
+    if row.questions:
+        return [(shorten(question.text, LABEL_LIMIT), "quiet") for question in row.questions[:2]]
     if row.commit is None:
         return [("not started", "quiet")]
     lines = writes(row.commit.patch)
@@ -193,6 +195,8 @@ def _dot(row: Row, plan: _Plan) -> list[str]:
     weight = "frame"
     if row.error or row.conflicts:
         kind, weight = "failed" if row.error else "warned", "head"
+    elif row.questions:
+        kind, weight = "interrupt", "head"
     elif row.commit is None:
         weight = "frame back"
     radius = DOT if plan.named else 4.0
@@ -200,7 +204,15 @@ def _dot(row: Row, plan: _Plan) -> list[str]:
     parts.append(f'<circle cx="{number(x)}" cy="{number(y)}" r="{number(radius)}" class="{kind} {weight}"/>')
     if plan.named:
         version = row.commit.version if row.commit else None
-        mark = "✗" if row.error else "" if row.commit is None or version is None else str(version)
+        mark = (
+            "✗"
+            if row.error
+            else "?"
+            if row.questions
+            else ""
+            if row.commit is None or version is None
+            else str(version)
+        )
         if mark:
             parts.append(draw_text(x, y, mark, "alarm" if row.error else "quiet"))
         parts.append(draw_text(x, y - DOT - 10, _name(row)))
@@ -210,13 +222,13 @@ def _dot(row: Row, plan: _Plan) -> list[str]:
 
 
 def _tooltip(row: Row) -> str:
-    facts = [
-        f"{label(row.commit)} {row.node}" if row.commit else f"{row.node}, {'failed' if row.error else 'not started'}"
-    ]
+    facts = [f"{label(row.commit)} {row.node}" if row.commit else f"{row.node}, {row.outcome.removeprefix('was ')}"]
     facts.append(f"branch {path_text(row.branch)}, step {row.step}")
     facts += [line for conflict in row.conflicts for line in outcome(conflict)]
     if row.commit:
         facts += writes(row.commit.patch)
+    elif row.questions:
+        facts += [shorten(f"{question.key}: {question.text}", 200) for question in row.questions]
     elif row.error:
         facts.append(f"{type(row.error).__name__}: {shorten(str(row.error), 200)}")
     return "; ".join(" ".join(fact.split()) for fact in facts)

@@ -1,0 +1,217 @@
+"""Nodes that ask somebody outside, and run no code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from string import Formatter
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+from pydantic import ValidationError
+
+from dspyer.errors import NodeOutputError, brief
+from dspyer.nodes.answers import NO_ANSWER, schema_of
+from dspyer.nodes.attempt import RESERVED
+from dspyer.nodes.base import Built, Call, Node, Reply
+from dspyer.nodes.binding import Binding, FieldParameter
+from dspyer.nodes.callables import describe
+from dspyer.nodes.color import is_async
+from dspyer.nodes.names import no_field
+from dspyer.nodes.plan import plan_binding
+from dspyer.nodes.spec import Spec
+
+
+class Inquiry(NamedTuple):
+    """What `add_interrupt` was told."""
+
+    question: object
+    answer: Any
+    into: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class InterruptNode(Node):
+    """A node that asks a question and commits the answer. Nothing runs again when the answer is there.
+
+    Attributes:
+        text: what is asked, from arguments by name.
+        binding: which argument gets what.
+        answer: the type of the answer; None for none.
+        into: the field for the answer; None if there is none.
+    """
+
+    text: Callable[..., object]
+    binding: Binding
+    answer: Any
+    into: str | None
+
+    def call(self, call: Call) -> Reply:
+        """Ask, or commit the answer."""
+        attempt = call.context.attempt
+        asked = attempt.asked(self.name)
+        value = attempt.interrupt(self.name, self._text(call) if asked is None else asked.text, self.answer)
+        return Reply({} if self.into is None else {self.into: value}, None, True)
+
+    async def acall(self, call: Call) -> Reply:
+        """The same from async code."""
+        return self.call(call)
+
+    def _text(self, call: Call) -> str:
+        text = self.text(**self.binding.bind(call))
+        if not isinstance(text, str):
+            kind = type(text).__name__
+            raise NodeOutputError(f"{self.who}: its question is {brief(text)}, of type {kind}: let it give text")
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A text with fields of the state in it."""
+
+    text: str
+    who: str
+
+    def __call__(self, **fields: Any) -> str:
+        """The text with the values in their places."""
+        try:
+            return self.text.format(**fields)
+        except (ValueError, TypeError) as error:
+            raise NodeOutputError(f"{self.who}: its question {self.text!r} does not fit the state: {error}") from None
+
+
+def build_interrupt(inquiry: Inquiry, spec: Spec) -> Built:
+    """Make a node that asks.
+
+    Args:
+        inquiry: the question, the type of its answer, the field that it goes to.
+        spec: the node's options.
+
+    Returns:
+        The node, and what is wrong with it.
+    """
+    problems: list[str] = []
+    text: Callable[..., object]
+    if isinstance(inquiry.question, str):
+        fields = list(_fields(inquiry.question, spec.who, problems))
+        known = [name for name in fields if spec.schema.open or name in spec.schema.fields]
+        unknown = [
+            f"{spec.who}: {{{name}}} in its question {no_field(name, spec.schema)} Double the braces to show them as "
+            "they are"
+            for name in fields
+            if name not in known
+        ]
+        parameters = tuple(FieldParameter(name, name, True, False, name in known) for name in fields)
+        binding = Binding(spec.who, fields=parameters, schema=spec.schema)
+        text = Template(inquiry.question, spec.who)
+    elif callable(inquiry.question):
+        plan = plan_binding(describe(inquiry.question, spec.who), spec.who, spec.schema)
+        binding, unknown, text = plan.binding, plan.unknown, inquiry.question
+        problems += plan.problems
+        if is_async(text):
+            problems.append(f"{spec.who}: its question is an async function: give one that is not")
+    else:
+        problem = f"{spec.who}: its question is {brief(inquiry.question)}: give a text, or a function of fields"
+        return Built(None, None, (problem,))
+    problems += _answer_problems(inquiry, spec)
+    reads, optional = binding.facts()
+    node = InterruptNode(
+        name=spec.name,
+        reads=reads,
+        optional=optional,
+        writes={} if inquiry.into is None else {inquiry.into: inquiry.into},
+        resources={resource.name: resource.kind for resource in binding.resources if not resource.default},
+        whole_state=binding.whole_state,
+        text=text,
+        binding=binding,
+        answer=inquiry.answer,
+        into=inquiry.into,
+    )
+    return Built(node, None, tuple(problems), tuple(unknown))
+
+
+def _fields(template: str, who: str, problems: list[str]) -> Iterator[str]:
+    """The fields that a template names, each once."""
+    try:
+        parts = list(Formatter().parse(template))
+    except ValueError as error:
+        problems.append(f"{who}: its question {template!r} is no template ({error}): double braces to show them")
+        return
+    found: dict[str, None] = {}
+    for _, name, spec, _ in parts:
+        if name is None:
+            continue
+        if not name.isidentifier():
+            shown = name or "{}"
+            problems.append(
+                f"{who}: its question names {shown!r}: braces hold the name of a field alone; for more give a "
+                "function of fields, and double braces to show them"
+            )
+        elif "{" in (spec or ""):
+            problems.append(f"{who}: its question formats {name!r} by another field: give a function of fields instead")
+        else:
+            found[name] = None
+    yield from found
+
+
+def _answer_problems(inquiry: Inquiry, spec: Spec) -> Iterator[str]:
+    """What is wrong with the answer and where it goes."""
+    if spec.name in RESERVED:
+        yield f"{spec.who}: its name is the key of its question, and compile(interrupt_{spec.name}=) has this key"
+    try:
+        schema_of(inquiry.answer)
+    except TypeError as error:
+        yield f"{spec.who}: {error}"
+        return
+    into, schema = inquiry.into, spec.schema
+    if inquiry.answer in NO_ANSWER:
+        if into is not None:
+            yield f"{spec.who}: it takes no answer that into={into!r} could get: say answer=bool, or leave `into` out"
+        return
+    if into is None:
+        yield (
+            f"{spec.who}: its answer goes nowhere, so a no would change nothing: name a field, into='approved', or say "
+            "answer=None if it is there to wait only"
+        )
+    elif not schema.open and into not in schema.fields:
+        yield f"{spec.who}: into={into!r} {no_field(into, schema)}"
+    elif not schema.open:
+        reason = _never_fits(inquiry.answer, into, spec)
+        if reason:
+            yield f"{spec.who}: no answer of type {_named(inquiry.answer)} fits into {into!r}: {reason}"
+
+
+def _never_fits(answer: Any, into: str, spec: Spec) -> str:
+    """Why a field takes no answer of a type, as far as samples can tell; empty if it may take some."""
+    field = spec.schema.fields[into]
+    check = field.validate_update if field.reducer is not None else None
+    if field.wants_others or (field.reducer is not None and check is None):
+        return ""
+    reasons = []
+    for sample in _samples(answer):
+        try:
+            check(sample) if check is not None else field.validate(sample, {})
+        except ValidationError as refusal:
+            problems = refusal.errors(include_url=False, include_context=False, include_input=False)
+            if not all(problem["type"].endswith(("_type", "literal_error", "enum")) for problem in problems):
+                return ""
+            reasons.append(problems[0]["msg"])
+        except Exception:  # noqa: BLE001 - a validator of the user's that wants another value than this sample
+            return ""
+        else:
+            return ""
+    return reasons[0] if reasons else ""
+
+
+def _samples(answer: Any) -> tuple[Any, ...]:
+    """Values of a type: all of them where they are few, else one that has no other type."""
+    if get_origin(answer) is Literal:
+        return get_args(answer)
+    if isinstance(answer, type) and issubclass(answer, Enum):
+        return tuple(answer)
+    known: dict[Any, tuple[Any, ...]] = {bool: (True, False), int: (7,), float: (7.5,), str: ("text",)}
+    return known.get(answer, ())
+
+
+def _named(answer: Any) -> str:
+    return getattr(answer, "__name__", None) or str(answer)
