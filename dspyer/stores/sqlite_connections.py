@@ -31,10 +31,10 @@ Work = Callable[[sqlite3.Connection], T]
 APPLICATION = 0x64737079
 """The application id in the file's header, by which a file is known as ours: the letters "dspy"."""
 
-LOG_LIMIT = 3 * 1024 * 1024
+LOG_LIMIT = 2 * 1024 * 1024
 """Bytes of the log from which on it is emptied; appends go on meanwhile, so it becomes a little longer."""
 
-KEPT_LOG = 4 * 1024 * 1024
+KEPT_LOG = 3 * 1024 * 1024
 """Bytes of an emptied log that stay for the next entries."""
 
 COMMIT = 8 * 1024
