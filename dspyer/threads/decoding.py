@@ -1,28 +1,39 @@
-"""Which classes the rows of a graph may name: those of its schema, and the registered ones."""
+"""Which classes the rows of a graph may name: those of its schema, and the registered ones.
+
+Whatever else they name becomes an opaque value: nothing is imported, and no class is called that nobody has named.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
 from enum import Enum
-from functools import partial
 from typing import Any, get_args, get_type_hints
 
 from pydantic import BaseModel
 
 from dspyer.schema import Schema
-from dspyer.values import encoding
+from dspyer.values import Opaque, encoding
+
+NAMED = (Enum, tuple, str, int, float, bytes)
+"""Bases of classes that JSON names, beside models and dataclasses."""
 
 
 def decoder(schema: Schema) -> Callable[[Any], Any]:
     """What makes frozen values of the JSON form in which rows of a graph hold them."""
+    return encoding.decoder(named_classes(schema), Opaque.of)
+
+
+def named_classes(schema: Schema) -> tuple[type, ...]:
+    """The classes that the types of the fields name, and those that these name in their turn."""
     found: dict[type, None] = {}
     if schema.model is not None:
         _collect(schema.model, found)
-    return partial(encoding.decode, types=tuple(found))
+    return tuple(found)
 
 
 def _collect(annotation: Any, found: dict[type, None]) -> None:
+    annotation = getattr(annotation, "__value__", annotation)  # what `type X = ...` names
     for argument in get_args(annotation):
         _collect(argument, found)
     if not isinstance(annotation, type) or annotation in found:
@@ -31,9 +42,19 @@ def _collect(annotation: Any, found: dict[type, None]) -> None:
         found[annotation] = None
         for field in annotation.model_fields.values():
             _collect(field.annotation, found)
-    elif dataclasses.is_dataclass(annotation):
+    elif dataclasses.is_dataclass(annotation) or hasattr(annotation, "__required_keys__"):
         found[annotation] = None
-        for hint in get_type_hints(annotation).values():
-            _collect(hint, found)
-    elif issubclass(annotation, (Enum, tuple, str, int, float, bytes)):
+        _collect_hints(annotation, found)
+    elif issubclass(annotation, NAMED) and annotation not in NAMED:
         found[annotation] = None
+        if hasattr(annotation, "_fields"):
+            _collect_hints(annotation, found)
+
+
+def _collect_hints(cls: type, found: dict[type, None]) -> None:
+    try:
+        hints = get_type_hints(cls)
+    except NameError:  # it names what only type checkers import
+        return
+    for hint in hints.values():
+        _collect(hint, found)

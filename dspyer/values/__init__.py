@@ -11,6 +11,7 @@ from dspyer.values._dicts import FrozenDict, entries_of
 from dspyer.values._freezing import freeze, freeze_within
 from dspyer.values._kinds import kind_of, register_value_type, registered
 from dspyer.values._lists import FrozenList
+from dspyer.values._opaque import Opaque, opaque_in
 from dspyer.values._persistent import SMALL, PersistentMap, PersistentVector, as_map
 from dspyer.values._refusals import MAX_DEPTH, TooDeepError, advise, refuse_depth, refuse_key
 from dspyer.values._same import same
@@ -26,6 +27,7 @@ __all__ = [
     "FrozenDict",
     "FrozenList",
     "FrozenSet",
+    "Opaque",
     "Path",
     "PersistentMap",
     "PersistentVector",
@@ -38,6 +40,7 @@ __all__ = [
     "freeze",
     "freeze_within",
     "kind_of",
+    "opaque_in",
     "refuse_depth",
     "refuse_key",
     "register_value_type",

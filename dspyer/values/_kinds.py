@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import AnyUrl, BaseModel
 
 from dspyer.values._boxes import Kind, Same, rebuild_tuple, thaw
+from dspyer.values._opaque import OPAQUE, Opaque
 from dspyer.values._scalars import SCALARS, scalar_base
 
 _LAYOUTS = (dict, list, set, frozenset, tuple, str, bytes, int, float, BaseException)
@@ -242,6 +243,8 @@ def kind_of(value: object) -> Kind | None:
     cls = type(value)
     if cls in _registered:
         return _registered[cls]
+    if cls is Opaque:
+        return OPAQUE
     if isinstance(value, Enum):  # also one that is mixed with a dataclass
         return None
     if isinstance(value, BaseModel):

@@ -14,7 +14,7 @@ from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, Flag
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -32,6 +32,7 @@ from dspyer.values._kinds import (
     registered,
 )
 from dspyer.values._lists import FrozenList
+from dspyer.values._opaque import OPAQUE, Opaque
 from dspyer.values._refusals import MAX_DEPTH
 from dspyer.values._scalars import ADDRESSES, PATHS, is_array_scalar, scalar_base
 from dspyer.values._sets import FrozenSet
@@ -131,6 +132,8 @@ def _encode_box(box: Box) -> Any:
         if box.cls in (tuple, set, frozenset):
             return _tagged(box.cls.__name__, members)
         return _tagged("namedtuple", members, **{"class": class_name(box.cls)})
+    if box.kind is OPAQUE:
+        return json.loads(box.content.text)
     if isinstance(box.kind, Registered):
         return _tagged("registered", encode(freeze(box.kind.encode(box.content))), **{"class": class_name(box.cls)})
     return _tagged(box.kind.name, encode(box.content), **{"class": class_name(box.cls)})
@@ -204,6 +207,41 @@ def _encode_dtype(dtype: Any) -> Any:
     return dtype.str if dtype.names is None else encode(freeze(dtype.descr))
 
 
+Unknown = Callable[[dict[str, Any], Exception], Any]
+"""What stands for a tagged value that cannot be read: it gets the JSON form and the reason."""
+
+
+class _Known(NamedTuple):
+    """What the JSON form may name, and what becomes of the rest."""
+
+    types: Mapping[str, type]
+    unknown: Unknown
+
+
+def refuse(tagged: dict[str, Any], error: Exception) -> NoReturn:
+    """Reads nothing that is unknown."""
+    del tagged
+    raise error
+
+
+def decoder(types: Iterable[type] = (), unknown: Unknown = refuse) -> Callable[[Any], Any]:
+    """What makes frozen values of what `encode` gave.
+
+    Args:
+        types: classes that it may name beside the registered ones.
+        unknown: what stands for a value of another class.
+    """
+    known = _Known({class_name(cls): cls for cls in types}, unknown)
+
+    def decoding(value: Any) -> Any:
+        try:
+            return freeze(_decode(value, known))
+        except RecursionError:
+            raise StateError(f"the JSON form is nested deeper than {MAX_DEPTH} levels") from None
+
+    return decoding
+
+
 def decode(value: Any, types: Iterable[type] = ()) -> Any:
     """The frozen value of what `encode` gave.
 
@@ -211,39 +249,54 @@ def decode(value: Any, types: Iterable[type] = ()) -> Any:
         >>> decode({"$type": "tuple", "value": [1, None]})
         (1, None)
     """
-    return freeze(_decode(value, {class_name(cls): cls for cls in types}))
+    return decoder(types)(value)
 
 
-def _decode(value: Any, types: Mapping[str, type]) -> Any:
+def _decode(value: Any, known: _Known) -> Any:
     if type(value) is list:
-        return [_decode(item, types) for item in value]
+        return [_decode(item, known) for item in value]
     if type(value) is not dict:
         return value
     if TAG in value:
-        return _decode_tagged(value, types)
+        try:
+            return _decode_tagged(value, known)
+        except RecursionError:
+            raise
+        except (StateError, *_MALFORMED) as error:
+            return known.unknown(value, error)
     plain = {}
     for key, item in value.items():
-        plain[key] = _decode(item, types)
+        plain[key] = _decode(item, known)
     return plain
 
 
-def _decode_tagged(tagged: dict[str, Any], types: Mapping[str, type]) -> Any:
+def _decode_tagged(tagged: dict[str, Any], known: _Known) -> Any:
     name, value = tagged[TAG], tagged.get("value")
     if name in _READERS:
         return _READERS[name](value)
     if name in ("array", "scalar"):
         return _decode_array(name, tagged)
-    parts = _decode(value, types)
+    cls = _class_of(tagged["class"], known.types) if "class" in tagged else None  # before its parts are read
+    parts = _decode(value, known)
     if name == "dict":
+        _refuse_opaque(key for key, _ in parts)
         return dict(parts)
     if name == "tuple":
         return tuple(parts)
     if name in ("set", "frozenset"):  # a list can be a member only in its frozen form
+        _refuse_opaque(parts)
         members = [part if _is_hashable(part) else freeze(part) for part in parts]
         return set(members) if name == "set" else frozenset(members)
-    if "class" not in tagged:
+    if cls is None:
         raise StateError(f"the JSON form has a value tagged {name!r}, which this version of dspyer does not know")
-    return _decode_class(name, _class_of(tagged["class"], types), parts)
+    return _decode_class(name, cls, parts)
+
+
+def _refuse_opaque(members: Iterable[Any]) -> None:
+    """What is looked up by its value is opaque as a whole if one member is."""
+    for member in members:
+        if type(member) is Opaque:
+            raise StateError(f"one of its members is a {member.name}: {member.reason}")
 
 
 def _decode_class(name: str, cls: Any, parts: Any) -> Any:
@@ -304,6 +357,12 @@ def _read_time(cls: Any) -> Callable[[Any], Any]:
     return lambda parts: cls.fromisoformat(parts[0]).replace(fold=parts[1], tzinfo=decode(parts[2]))
 
 
+def _read_fraction(text: str) -> Fraction:
+    """Not every text that `Fraction` reads: an exponent could make it as large as it likes."""
+    above, _, below = text.partition("/")
+    return Fraction(int(above), int(below or 1))
+
+
 def _timezone_parts(zone: timezone) -> list[Any]:
     offset = zone.utcoffset(None)
     parts: list[Any] = [[offset.days, offset.seconds, offset.microseconds]]
@@ -315,7 +374,7 @@ _SCALARS: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     bytes: ("bytes", _pack, _unpack),
     complex: ("complex", lambda value: [repr(value.real), repr(value.imag)], lambda parts: complex(*map(float, parts))),
     Decimal: ("decimal", str, Decimal),
-    Fraction: ("fraction", str, Fraction),
+    Fraction: ("fraction", str, _read_fraction),
     UUID: ("uuid", str, UUID),
     range: ("range", lambda value: [value.start, value.stop, value.step], lambda parts: range(*parts)),
     datetime: ("datetime", _write_time, _read_time(datetime)),

@@ -1,0 +1,141 @@
+"""Values of classes that the reader does not know: kept, shown, written again unchanged, and of no use to a node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from pydantic import BaseModel
+
+from dspyer import END, START, Graph
+from dspyer.errors import StateError
+from dspyer.schema import Schema
+from dspyer.threads.decoding import decoder, named_classes
+from dspyer.values import MAX_DEPTH, Opaque, encoding, freeze, thaw
+
+
+class Colour(Enum):
+    RED = 1
+
+
+class Pair(NamedTuple):
+    left: int
+    right: Colour
+
+
+@dataclass
+class Point:
+    x: int
+
+
+class Draft(BaseModel):
+    title: str
+    points: list[Point] = []
+
+
+class Text(str):
+    __slots__ = ()
+
+
+UNKNOWN = decoder(Schema.of(None))
+
+
+@pytest.mark.parametrize(
+    ("value", "whole"),
+    [
+        pytest.param(Draft(title="a", points=[Point(1)]), True, id="a model"),
+        pytest.param(Point(2), True, id="a dataclass"),
+        pytest.param(Colour.RED, True, id="an enum"),
+        pytest.param(Pair(1, Colour.RED), True, id="a namedtuple"),
+        pytest.param(Text("a"), True, id="a subclass of a scalar"),
+        pytest.param({"a": [Point(1), 2]}, False, id="inside"),
+        pytest.param({Colour.RED: 1}, True, id="a key makes its mapping opaque"),
+        pytest.param({Colour.RED}, True, id="a member makes its set opaque"),
+        pytest.param((Point(1), "x" * 20_000), False, id="beside a long text"),
+    ],
+)
+def test_kept_as_it_is(value: Any, whole: bool) -> None:
+    written = encoding.encode(freeze(value))
+    read = UNKNOWN(written)
+    assert isinstance(thaw(read), Opaque) is whole
+    assert encoding.encode(read) == written
+    assert encoding.encode(freeze(thaw(read))) == written, "also through a node that passes it on"
+    assert "<opaque " in repr(read)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        pytest.param(lambda value: value.title, id="attribute"),
+        pytest.param(str, id="text"),
+        pytest.param(lambda value: f"{value}", id="f-string"),
+        pytest.param(bool, id="truth"),
+        pytest.param(list, id="iteration"),
+        pytest.param(len, id="length"),
+        pytest.param(lambda value: value["title"], id="item"),
+        pytest.param(lambda value: setattr(value, "title", "b"), id="assignment"),
+    ],
+)
+def test_whoever_uses_it_fails(use: Callable[[Any], Any]) -> None:
+    read = thaw(UNKNOWN(encoding.encode(freeze(Draft(title="a")))))
+    with pytest.raises(StateError, match=r"test_opaque:Draft, which cannot be read here.*register_value_type"):
+        use(read)
+
+
+def test_the_schema_names_what_may_be_read() -> None:
+    class State(BaseModel):
+        draft: Draft | None = None
+        pairs: dict[str, tuple[Pair, ...]] = {}
+
+    schema = Schema.of(State)
+    assert set(named_classes(schema)) == {State, Draft, Point, Pair, Colour}
+    value = {"draft": Draft(title="a", points=[Point(1)]), "pairs": {"a": (Pair(1, Colour.RED),)}}
+    assert thaw(decoder(schema)(encoding.encode(freeze(value)))) == value
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        pytest.param({"$type": "enum", "class": f"{__name__}:Colour", "value": "BLUE"}, "BLUE", id="a member is gone"),
+        pytest.param({"$type": "quaternion", "value": [1]}, "does not know", id="a tag of a later version"),
+        pytest.param({"$type": "fraction", "value": "1e999999999"}, "ValueError", id="a text that would grow"),
+        pytest.param({"$type": "decimal", "value": "x"}, "InvalidOperation", id="no number"),
+        pytest.param({"$type": "model", "class": "os:system", "value": {}}, "os:system", id="a class of somebody else"),
+    ],
+)
+def test_what_cannot_be_read_is_opaque(form: Any, words: str) -> None:
+    read = thaw(encoding.decoder([Colour], Opaque.of)(form))
+    assert isinstance(read, Opaque)
+    assert words in read.reason
+    assert json.loads(read.text) == form
+
+
+def test_too_deep() -> None:
+    form: Any = "bottom"
+    for _ in range(MAX_DEPTH * 50):
+        form = [form]
+    with pytest.raises(StateError, match=f"deeper than {MAX_DEPTH} levels"):
+        UNKNOWN(form)
+
+
+def test_a_node_that_reads_it_fails_and_one_that_does_not_goes_on(tmp_path: Path) -> None:
+    store = str(tmp_path / "runs.db")
+
+    def read(draft: object) -> dict[str, object]:
+        raise AssertionError("called with what nobody can read")
+
+    first = Graph().add_node("write", lambda: {"draft": [Draft(title="a")]}, writes=["draft"])
+    first.add_path(START, "write", END).compile(store=store).thread("t").run({})
+    other = Graph().add_node("count", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "count", END)
+    run = other.compile(store=store).thread("t").run({"n": 1})
+    assert run.state["n"] == 2
+    assert "<opaque" in repr(run.state["draft"])
+    reader = Graph().add_node("read", read, writes=[]).add_path(START, "read", END)
+    run = reader.compile(store=store).thread("t").run({})
+    assert run.status == "failed"
+    assert "node 'read' reads 'draft': this stored value is a" in str(run.error)
