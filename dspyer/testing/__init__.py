@@ -1,10 +1,23 @@
-"""What tests and examples need offline: LMs that answer without a network, and nodes and routes on their own."""
+"""What tests and examples need offline: LMs that answer without a network, nodes and routes on their own,
+and the promises of a store.
+"""
 
 from __future__ import annotations
 
 from dspyer.testing.nearest import NearestLM
 from dspyer.testing.script import Asks, LMCall, UnexpectedCallError
 from dspyer.testing.scripted import ScriptedLM
+from dspyer.testing.store_conformance import StoreConformance
 from dspyer.testing.units import call_node, route, stub
 
-__all__ = ["Asks", "LMCall", "NearestLM", "ScriptedLM", "UnexpectedCallError", "call_node", "route", "stub"]
+__all__ = [
+    "Asks",
+    "LMCall",
+    "NearestLM",
+    "ScriptedLM",
+    "StoreConformance",
+    "UnexpectedCallError",
+    "call_node",
+    "route",
+    "stub",
+]

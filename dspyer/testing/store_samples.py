@@ -1,0 +1,211 @@
+"""What the tests of stores write: values of every kind that JSON alone cannot say, changes, and pictures of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from ipaddress import ip_address
+from pathlib import PurePosixPath
+from types import MappingProxyType
+from typing import Any
+from uuid import UUID
+
+from dspyer.stores.base import Change, Owner, Point, Row, RunRow, Store
+from dspyer.stores.content import INLINE, Content
+from dspyer.values import freeze
+
+BLOB = "blob \x00 \u2603 " * INLINE
+"""A text that is too long for its row."""
+
+OTHER_BLOB = bytes(range(256)) * INLINE
+"""Bytes that are too long for their row."""
+
+NAMES = (
+    "thread",
+    "Thread",
+    "thread ",
+    "a/b\\c?d#e",
+    "100%_*[x]",
+    "'; DROP TABLE thread; --",
+    '"quoted"',
+    "line\nline\ttab\r",
+    "\x00zero\x00",
+    "é",
+    "e\u0301",
+    "\u05e9\u05dc\u05d5\u05dd",
+    "日本語",
+    "\U0001f600\U0010ffff",
+    "n" * 1_000,
+)
+"""Names of threads, all different ones."""
+
+
+def _nested(levels: int) -> Any:
+    value: Any = "bottom"
+    for level in range(levels):
+        value = {"below": value} if level % 2 else [value]
+    return value
+
+
+VALUES: Mapping[str, Any] = MappingProxyType(
+    {
+        "None": None,
+        "booleans": [True, False],
+        "integers": [0, -1, 2**31, 2**63, -(2**64), 3**9_000],
+        "floats": [0.1, -0.0, 1e308, 5e-324, float("nan"), float("inf"), float("-inf")],
+        "text": 'text "quoted" \\ \u2603 \U0001f600 \x00 \u2028',
+        "empty": ["", b"", [], {}, (), set()],
+        "lone surrogates": ["\ud800", "\udc00\ud800", {"\udfff": "\ud800x"}],
+        "bytes": b"\x00\xff\n",
+        "complex": complex(-0.0, float("inf")),
+        "decimals": [Decimal("1.10"), Decimal("-NaN")],
+        "fraction": Fraction(1, 3),
+        "range": range(1, 9, 2),
+        "times": [datetime(2026, 1, 2, 3, 4, 5, 6, UTC), date(2026, 1, 2), time(1, 2, 3, 4), timedelta(-1, 5, 6)],
+        "uuid": UUID(int=5),
+        "address": ip_address("::1"),
+        "path": PurePosixPath("a/b"),
+        "mapping in its order": {"b": 1, "a": 2, "": 3},
+        "keys that are no text": {1: "a", None: "b", (1, b"x"): "c", 1.5: "d"},
+        "looks encoded": {"$type": "set", "value": [{"$type": "blob text", "value": "0" * 32}]},
+        "tuples and sets": (1, ([2], {"a": (3,)}), {1, "a", (2, "b")}, frozenset({1})),
+        "many": {f"key {n}": [n, str(n)] for n in range(2_000)},
+        "deep": _nested(90),
+        "long text": BLOB,
+        "long bytes": OTHER_BLOB,
+        "long text of surrogates": "\ud800" * (INLINE + 1),
+        "long ones inside": {"a": [BLOB, {"b": OTHER_BLOB}], "c": BLOB, "d": "short"},
+    }
+)
+"""Values by name."""
+
+
+def owner(token: str = "first") -> Owner:
+    """An owner."""
+    return Owner("host.example", 4711, "2026-01-02T03:04:05", token)
+
+
+def content(value: Any) -> Content:
+    """Content, as a run makes it."""
+    return Content(freeze(value))
+
+
+def row(seq: int, value: Any = None) -> Row:
+    """A row; values differ with their numbers unless one is given."""
+    return Row(seq, "commit", (f"trunk:{seq}", "node", seq, [None, True, 0.5], {"k": "\u2603"}), content({"v": value}))
+
+
+def rows(count: int, first: int = 0) -> list[Row]:
+    """Rows with consecutive numbers."""
+    return [row(seq, seq) for seq in range(first, first + count)]
+
+
+def begin(thread: str, run: str, count: int, *parents: Point, epoch: int = 0) -> Change:
+    """The first change of a run: with it, its thread begins too, or is taken over.
+
+    Args:
+        thread: the thread.
+        run: the id of the run.
+        count: how many rows it has at once.
+        parents: where it goes on.
+        epoch: the epoch that the thread has.
+    """
+    return Change(
+        thread,
+        epoch,
+        epoch + 1,
+        owner(run),
+        30.0,
+        Point(run, count - 1) if count else None,
+        run=RunRow(run, thread, parents, {"nodes": ["a", "b"], "graph": {"fields": {"x": "\u2603"}}}),
+        rows_of=run,
+        rows=rows(count),
+    )
+
+
+def append(thread: str, run: str, first: int, count: int = 1, epoch: int = 1, value: Any = None) -> Change:
+    """Further rows of a run, and the thread's head at the last of them."""
+    new = [row(seq, seq if value is None else value) for seq in range(first, first + count)]
+    return Change(thread, epoch, head=Point(run, first + count - 1), rows_of=run, rows=new)
+
+
+def copy(thread: str, at: Point) -> Change:
+    """A new thread that stands at a row of another one's run."""
+    return Change(thread, head=at)
+
+
+@contextmanager
+def refused(error: type[Exception], promise: str) -> Iterator[None]:
+    """Something that must be refused.
+
+    Args:
+        error: with what.
+        promise: what the store breaks if it does not.
+    """
+    try:
+        yield
+    except error:
+        return
+    raise AssertionError(f"not refused with {error.__name__}: {promise}")
+
+
+def picture(store: Store, *runs: str) -> dict[str, Any]:
+    """All that can be seen of a store, as plain values: two that are equal hold the same.
+
+    Args:
+        store: the store.
+        runs: runs that may belong to no thread.
+    """
+    threads = {name: store.thread(name) for name in store.threads()}
+    found = {run.id for name in threads for run in store.runs(name)} | {
+        point.run for thread in threads.values() if thread for point in (thread.head, thread.root) if point
+    }
+    seen: dict[str, Any] = {}
+    waiting = sorted(found | set(runs))
+    while waiting:
+        name = waiting.pop()
+        run = store.run(name)
+        if name in seen:
+            continue
+        seen[name] = None
+        if run is not None:
+            entries = [
+                (entry.seq, entry.kind, entry.head, readable(store, entry.content)) for entry in store.rows(name)
+            ]
+            shots = {entry[0]: _shot(store, Point(name, entry[0])) for entry in entries}
+            seen[name] = (run.thread, run.parents, dict(run.header), entries, shots)
+            waiting.extend(point.run for point in run.parents)
+    return {
+        "threads": {name: thread and thread._replace(lease=thread.lease > 0) for name, thread in threads.items()},
+        "runs": seen,
+        "runs of threads": {name: [run.id for run in store.runs(name)] for name in threads},
+    }
+
+
+def readable(store: Store, stored: Content | None) -> Any:
+    """What content says, blobs in full."""
+    if stored is None:
+        return None
+    blobs = blobs_of(store, stored)
+    return stored.data, [blobs[name] for name in stored.refs]
+
+
+def blobs_of(store: Store, stored: Content) -> dict[str, bytes]:
+    """The blobs of a content: the ones that it brings with it, and the store's."""
+    return {**stored.blobs, **store.blobs(stored.refs)}
+
+
+def _shot(store: Store, at: Point) -> Any:
+    found = store.snapshot(at)
+    return None if found is None else (found.at, readable(store, found.content))
+
+
+def attempt(change: Callable[[], object]) -> None:
+    """Changes something in place, if it can be changed."""
+    try:
+        change()
+    except (TypeError, AttributeError):
+        return

@@ -1,0 +1,273 @@
+"""Stores that break one promise each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from threading import Barrier, Event
+from typing import Any
+
+from dspyer.errors import ConcurrentRunError
+from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Swept, ThreadRow
+from dspyer.stores.content import Content
+from dspyer.stores.memory import Memory
+from dspyer.stores.sqlite import SQLite
+from dspyer.testing.store_races import THREADS
+
+
+class LosesTheLastOfManyRows(Memory):
+    def write(self, change: Change) -> None:
+        super().write(change._replace(rows=change.rows[:1]))
+
+
+class ChecksBeforeItLocks(Memory):
+    """Every thread finds the epoch right before the first of them writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.checked = Barrier(THREADS)
+
+    def write(self, change: Change) -> None:
+        if change.next_epoch is not None and change.epoch:
+            if self._threads[change.thread].epoch != change.epoch:
+                raise ConcurrentRunError(change.thread)
+            self.checked.wait()
+            with self._lock:
+                found = self._threads[change.thread]
+                super().write(change._replace(epoch=found.epoch, next_epoch=found.epoch + 1))
+        else:
+            super().write(change)
+
+
+class ShowsHalfAChange(Memory):
+    """A reader comes between the rows of a change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.half, self.seen = Event(), Event()
+
+    def write(self, change: Change) -> None:
+        if change.run is None:
+            super().write(change._replace(rows=change.rows[:1], head=None))
+            self.half.set()
+            self.seen.wait()
+        super().write(change)
+
+    def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
+        self.half.wait()
+        found = super().rows(run, first, last)
+        self.seen.set()
+        return found
+
+
+class IgnoresEpochs(Memory):
+    def write(self, change: Change) -> None:
+        found = self._threads.get(change.thread)
+        if found is not None and change.next_epoch is None:
+            change = change._replace(epoch=found.epoch)
+        super().write(change)
+
+
+class LetsTwoBegin(Memory):
+    def write(self, change: Change) -> None:
+        found = self._threads.get(change.thread)
+        if found is not None and change.epoch == 0:
+            change = change._replace(epoch=found.epoch)
+        super().write(change)
+
+
+class WritesRowByRow(Memory):
+    """A change that is refused at its last row has written those before."""
+
+    def write(self, change: Change) -> None:
+        for end in range(1, len(change.rows)):
+            super().write(change._replace(rows=change.rows[:end], head=None, next_epoch=None, snapshot=None))
+            change = change._replace(run=None, epoch=change.epoch or 1, next_epoch=None)
+        super().write(change)
+
+
+class KeepsTheBlobsOfWhatIsRefused(Memory):
+    def write(self, change: Change) -> None:
+        for row in change.rows:
+            if row.content is not None:
+                self._blobs.update(row.content.blobs)
+        super().write(change)
+
+
+class ShowsItsOwnLists(Memory):
+    def run(self, run: str) -> RunRow | None:
+        return self._runs.get(run)
+
+
+class KeepsWhatItWasGiven(Memory):
+    def write(self, change: Change) -> None:
+        super().write(change)
+        for row in change.rows:
+            self._rows[change.rows_of][row.seq] = row
+
+
+class WritesTwice(Memory):
+    """Counts a run again when it is written again."""
+
+    def write(self, change: Change) -> None:
+        super().write(change)
+        if change.run is not None and change.thread:
+            thread = self._threads[change.thread]
+            self._threads[change.thread] = thread._replace(runs=thread.runs + 1)
+
+
+class RefusesRepetition(Memory):
+    def write(self, change: Change) -> None:
+        if change.rows and change.rows[0].seq in self._rows.get(change.rows_of, ()):
+            raise ConcurrentRunError(change.rows_of)
+        super().write(change)
+
+
+class OverwritesRows(Memory):
+    def write(self, change: Change) -> None:
+        there = self._rows.get(change.rows_of, {})
+        for row in change.rows:
+            if row.seq in there:
+                there[row.seq] = row
+        super().write(change)
+
+
+class LeavesGaps(Memory):
+    def write(self, change: Change) -> None:
+        there = self._rows.get(change.rows_of)
+        if there is not None and change.rows and change.rows[0].seq > len(there):
+            there.update({row.seq: row for row in change.rows})
+            return
+        super().write(change)
+
+
+class EncodesWithLosses(Memory):
+    """As JSON libraries do that know no tuples."""
+
+    def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
+        return [
+            row._replace(content=row.content and Content.stored(row.content.data.replace(b'"tuple"', b'"list"')))
+            for row in super().rows(run, first, last)
+        ]
+
+
+class LosesBlobs(Memory):
+    def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
+        return [
+            row._replace(content=row.content and Content.stored(row.content.data, row.content.refs))
+            for row in super().rows(run, first, last)
+        ]
+
+    def blobs(self, ids: Collection[str]) -> dict[str, bytes]:
+        return {}
+
+
+class CutsNames(Memory):
+    def write(self, change: Change) -> None:
+        super().write(change._replace(thread=change.thread.partition("\x00")[0]))
+
+
+class SortsByCase(Memory):
+    def threads(self) -> list[str]:
+        return sorted(super().threads(), key=str.lower)
+
+
+class ForgetsTheSecondParent(Memory):
+    def run(self, run: str) -> RunRow | None:
+        found = super().run(run)
+        return found and found._replace(parents=found.parents[:1])
+
+
+class SortsRuns(Memory):
+    def runs(self, thread: str) -> list[RunRow]:
+        return sorted(super().runs(thread))
+
+
+class LeavesTheLastRowOut(Memory):
+    def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
+        return super().rows(run, first, None if last is None else last - 1)
+
+
+class FindsLaterSnapshots(Memory):
+    def snapshot(self, at: Point) -> Snapshot | None:
+        return super().snapshot(Point(at.run, at.seq + 1))
+
+
+class DropsSnapshotsAtRoots(Memory):
+    def drop_snapshots(self) -> None:
+        for found in self._snapshots.values():
+            found.clear()
+
+
+class KeepsOwners(Memory):
+    """A release that changes nothing."""
+
+    def write(self, change: Change) -> None:
+        super().write(change._replace(lease=change.lease or None))
+
+
+class LeasesForEver(Memory):
+    def thread(self, name: str) -> ThreadRow | None:
+        found = super().thread(name)
+        return found and found._replace(lease=1_000.0 if found.owner else 0.0)
+
+
+class RemovesWhatCopiesNeed(Memory):
+    def remove(self, threads: Collection[str] = ()) -> Swept:
+        own = [run.id for name in threads for run in self.runs(name)]
+        swept = super().remove(threads)
+        for run in own:
+            self._rows.get(run, {}).clear()
+        return swept
+
+
+class RemovesNothing(Memory):
+    def remove(self, threads: Collection[str] = ()) -> Swept:
+        for name in threads:
+            self._threads.pop(name, None)
+        return Swept(tuple(threads), 0, 0, {})
+
+
+class DisownsNothing(Memory):
+    def disown(self, thread: str) -> Swept:
+        return Swept((), 0, 0, {})
+
+
+class KeepsBlobs(Memory):
+    def _sweep_blobs(self) -> None:
+        pass
+
+
+class RemovesBlobsOfOthers(Memory):
+    def remove(self, threads: Collection[str] = ()) -> Swept:
+        swept = super().remove(threads)
+        if threads:
+            for rows in self._rows.values():
+                for seq, row in rows.items():
+                    if row.content is not None and row.content.refs:
+                        rows[seq] = row._replace(content=Content.stored(row.content.data, row.content.refs))
+            self._blobs.clear()
+        return swept
+
+
+class LosesWhatIsNotFlushed(SQLite):
+    """Keeps changes to itself until one says `flush`."""
+
+    def __init__(self, path: str, **options: Any) -> None:
+        super().__init__(path, **options)
+        self.waiting: list[Change] = []
+
+    def write(self, change: Change) -> None:
+        self.waiting.append(change)
+        while change.flush and self.waiting:
+            super().write(self.waiting.pop(0))
+
+
+class SaysThatItWrote(Memory):
+    def write_now(self, change: Change) -> bool:
+        return True
+
+
+class WritesAndSaysNo(Memory):
+    def write_now(self, change: Change) -> bool:
+        self.write(change)
+        return False
