@@ -69,11 +69,11 @@ class Memory(Store):
             if admitted is None:
                 return
             if admitted.begins and change.run is not None:
-                self._runs[change.run.id] = change.run
+                self._runs[change.run.id] = _own_run(change.run)
                 self._rows[change.run.id] = {}
                 self._snapshots[change.run.id] = {}
             if admitted.rows:
-                self._rows[change.rows_of].update((row.seq, row) for row in admitted.rows)
+                self._rows[change.rows_of].update((row.seq, _own_row(row)) for row in admitted.rows)
                 for row in admitted.rows:
                     self._keep_blobs(row.content)
             if change.snapshot is not None:
@@ -104,12 +104,13 @@ class Memory(Store):
 
     def run(self, run: str) -> RunRow | None:
         """A run by its id."""
-        return self._runs.get(run)
+        found = self._runs.get(run)
+        return None if found is None else _own_run(found)
 
     def runs(self, thread: str) -> list[RunRow]:
         """The runs that were made for a thread, in the order in which they were begun."""
         with self._lock:
-            return [run for run in self._runs.values() if thread and run.thread == thread]
+            return [_own_run(run) for run in self._runs.values() if thread and run.thread == thread]
 
     def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
         """Rows of a run in order."""
@@ -118,7 +119,7 @@ class Memory(Store):
             if not found:
                 return []
             end = next(reversed(found)) if last is None else min(last, next(reversed(found)))
-            return [found[seq] for seq in range(max(first, 0), end + 1) if seq in found]
+            return [_own_row(found[seq]) for seq in range(max(first, 0), end + 1) if seq in found]
 
     def blobs(self, ids: Collection[str]) -> dict[str, bytes]:
         """Large values by id. Those of values that are not encoded have none."""
@@ -269,3 +270,22 @@ class Memory(Store):
                 return None if count <= limit else best
             at = run.parents[0]
         return None if count <= limit else best
+
+
+def _own_run(run: RunRow) -> RunRow:
+    """The same run; what can be changed in it is not shared."""
+    return run._replace(header=_own(dict(run.header)))
+
+
+def _own_row(row: Row) -> Row:
+    """The same row; what can be changed in it is not shared."""
+    for part in row.head:
+        if isinstance(part, list | dict | tuple):
+            return row._replace(head=tuple(map(_own, row.head)))
+    return row
+
+
+def _own(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _own(item) for key, item in value.items()}
+    return type(value)(map(_own, value)) if type(value) in (list, tuple) else value
