@@ -218,6 +218,8 @@ class Attempt:
             Interrupt: if the node went on after a question that has no answer.
             Exception: if it went on after its question was refused, or has not asked what was answered.
         """
+        if not self.host.memo.questions:
+            return
         if self._refusal is not None:
             raise self._refusal
         if self._open:

@@ -175,9 +175,12 @@ class Context:
 class Runner(Protocol):
     """How a node runs several calls at once: a driver gives one with each `Call`.
 
-    Both methods give the results in the order of the calls. Once a call raises, no new one is started and those that
-    run are finished; then the first failure in the order of the calls is raised as it is.
+    Results come in the order of the calls. Once a call raises, no new one is started and those that run are finished;
+    then the first failure in the order of the calls is raised as it is. A call that asks holds no other call up.
     """
+
+    def item(self, index: int) -> Runner:
+        """What a graph that runs inside one of the calls gets."""
 
     def gather(self, calls: Sequence[Callable[[], T]], max_concurrency: int | None) -> list[T]:
         """Run sync calls."""
@@ -188,6 +191,10 @@ class Runner(Protocol):
 
 class OneByOne:
     """A `Runner` that runs one call after the other."""
+
+    def item(self, index: int) -> Runner:  # noqa: ARG002
+        """What a graph that runs inside one of the calls gets."""
+        return self
 
     def gather(self, calls: Sequence[Callable[[], T]], max_concurrency: int | None) -> list[T]:  # noqa: ARG002
         """Run sync calls."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dspyer.durable.memo import MISSING
 from dspyer.errors import NodeOutputError, annotate, brief
-from dspyer.nodes.base import Built, Call, Node, Reply
+from dspyer.nodes.base import Built, Call, Context, Node, Reply
 from dspyer.nodes.binding import unset
 from dspyer.nodes.callables import class_of
 from dspyer.nodes.function import FunctionNode
@@ -39,15 +40,18 @@ class MapNode(Node):
 
     def call(self, call: Call) -> Reply:
         """Run the inner node per item, as the driver's runner does it."""
-        calls = self._calls(call)
-        return self._reply(call.runner.gather([item.run for item in calls], self.max_concurrency))
+        items = self._items(call)
+        fresh = [item for item in items if item.kept is MISSING]
+        results = call.runner.gather([item.run for item in fresh], self.max_concurrency)
+        return self._reply(items, results)
 
     async def acall(self, call: Call) -> Reply:
         """The same from async code."""
-        runs: list[Callable[[], Awaitable[object]]] = [item.arun for item in self._calls(call)]
-        return self._reply(await call.runner.agather(runs, self.max_concurrency))
+        items = self._items(call)
+        runs: list[Callable[[], Awaitable[object]]] = [item.arun for item in items if item.kept is MISSING]
+        return self._reply(items, await call.runner.agather(runs, self.max_concurrency))
 
-    def _calls(self, call: Call) -> list[_Item]:
+    def _items(self, call: Call) -> list[_Item]:
         source = call.overlay if call.overlay is not None and self.over in call.overlay else call.state
         if self.over not in source:
             raise unset(self.over, self.who)
@@ -58,13 +62,21 @@ class MapNode(Node):
             )
         overlay: FrozenDict[str, Any] = call.overlay if call.overlay is not None else FrozenDict()
         raw = items.raw_items() if isinstance(items, FrozenList) else items
-        return [
-            _Item(self, call._replace(overlay=overlay.set(self.item, value)), index, len(items))
-            for index, value in enumerate(raw)
-        ]
+        return [self._item(call, overlay.set(self.item, value), index, len(items)) for index, value in enumerate(raw)]
 
-    def _reply(self, results: Sequence[object]) -> Reply:
-        return Reply({self.into: list(results)})
+    def _item(self, call: Call, overlay: FrozenDict[str, Any], index: int, count: int) -> _Item:
+        """One item, as an execution of its own."""
+        around = call.context
+        attempt = around.attempt.item(index)
+        name = f"{around.execution}[{index}]"
+        context = Context(around.run_id, around.node, around.branch, around.visit, name, attempt)
+        runner = call.runner.item(index)
+        inner = Call(call.state, context, call.program, overlay, call.resources, runner)
+        return _Item(self, inner, index, count, attempt.kept())
+
+    def _reply(self, items: Sequence[_Item], results: Iterable[object]) -> Reply:
+        found = iter(results)
+        return Reply({self.into: [next(found) if item.kept is MISSING else item.kept for item in items]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +85,26 @@ class _Item:
     call: Call
     index: int
     count: int
+    kept: Any
 
     def run(self) -> object:
+        attempt = self.call.context.attempt
         try:
-            return result_of(self.node.inner.call(self.call), self.node)
+            attempt.let_wait()
+            result = result_of(self.node.inner.call(self.call), self.node)
+            attempt.finish()
+            return attempt.keep(result, (self.node.into, self.index))
         except BaseException as error:
             self._note(error)
             raise
 
     async def arun(self) -> object:
+        attempt = self.call.context.attempt
         try:
-            return result_of(await self.node.inner.acall(self.call), self.node)
+            attempt.let_wait()
+            result = result_of(await self.node.inner.acall(self.call), self.node)
+            attempt.finish()
+            return await attempt.akeep(result, (self.node.into, self.index))
         except BaseException as error:
             self._note(error)
             raise

@@ -204,15 +204,7 @@ def _dot(row: Row, plan: _Plan) -> list[str]:
     parts.append(f'<circle cx="{number(x)}" cy="{number(y)}" r="{number(radius)}" class="{kind} {weight}"/>')
     if plan.named:
         version = row.commit.version if row.commit else None
-        mark = (
-            "✗"
-            if row.error
-            else "?"
-            if row.questions
-            else ""
-            if row.commit is None or version is None
-            else str(version)
-        )
+        mark = "✗" if row.error else "?" if row.questions else "" if version is None else str(version)
         if mark:
             parts.append(draw_text(x, y, mark, "alarm" if row.error else "quiet"))
         parts.append(draw_text(x, y - DOT - 10, _name(row)))

@@ -8,6 +8,8 @@ from typing import Generic, TypeVar
 from dspyer.bond.tracing import hand_over
 from dspyer.durable.journal import Journal
 from dspyer.durable.memo import Answer, Memo
+from dspyer.errors import Interrupt
+from dspyer.events import Question
 from dspyer.running.crews import Outcome, Tasks, Threads
 from dspyer.running.session import Observe, Session
 from dspyer.scheduler.runstate import Execution
@@ -21,13 +23,19 @@ class Gather:
     Args:
         session: the run.
         execution: the node's.
+        mark: which item of a map, at the end of the execution's name.
     """
 
-    __slots__ = ("_execution", "_session")
+    __slots__ = ("_execution", "_mark", "_session")
 
-    def __init__(self, session: Session, execution: Execution) -> None:
+    def __init__(self, session: Session, execution: Execution, mark: str = "") -> None:
         self._session = session
         self._execution = execution
+        self._mark = mark
+
+    def item(self, index: int) -> Gather:
+        """What a graph that runs inside one of the calls gets: a scope of its own."""
+        return Gather(self._session, self._execution, f"{self._mark}[{index}]")
 
     @property
     def observe(self) -> Observe:
@@ -62,7 +70,7 @@ class Gather:
     @property
     def scope(self) -> tuple[str, ...]:
         """The executions around such a graph."""
-        return (*self._session.scope, self._execution.id)
+        return (*self._session.scope, self._execution.id + self._mark)
 
     @property
     def _limit(self) -> int:
@@ -112,18 +120,27 @@ class Batch(Generic[T]):
 
     def put(self, index: int, outcome: Outcome) -> None:
         """Keeps an outcome."""
-        if outcome[1] is not None:
-            if not isinstance(outcome[1], Exception):
-                raise outcome[1]
+        error = outcome[1]
+        if error is not None and not isinstance(error, Interrupt):
+            if not isinstance(error, Exception):
+                raise error
             self._failed = True
         self._outcomes[index] = outcome
 
     def results(self) -> list[T]:
-        """The results in order; raises the first failure in order. The traces are handed over either way."""
+        """The results in order; raises the first failure in order, or all questions if there is none.
+
+        The traces are handed over either way.
+        """
         ordered = [self._outcomes[index] for index in sorted(self._outcomes)]
         for _, _, steps in ordered:
             hand_over(steps)
+        questions: list[Question] = []
         for _, error, _ in ordered:
-            if error is not None:
+            if isinstance(error, Interrupt):
+                questions += error.questions
+            elif error is not None:
                 raise error
+        if questions:
+            raise Interrupt(questions)
         return [result for result, _, _ in ordered]
