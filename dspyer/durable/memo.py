@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from dspyer.durable.rows import ANSWER, ASK, COMMIT, ITEM, JOIN, ONCE, CommitHead, Draft
+from dspyer.durable.rows import ANSWER, ASK, COMMITS, ITEM, ONCE, CommitHead, Draft
 from dspyer.errors import InputError, brief
 from dspyer.events import Question
 from dspyer.stores.base import Row
@@ -71,7 +71,7 @@ class Memo:
         self.reading = (fetch, decode)
         for row in rows:
             content = row.content
-            if row.kind in (COMMIT, JOIN):
+            if row.kind in COMMITS:
                 self._commits.setdefault(CommitHead.of(row.head).scope, []).append(row)
             elif row.kind == ASK:
                 execution, key, node, branch = row.head

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dspyer.durable.contents import Written
+from dspyer.durable.cutting import without
 from dspyer.durable.replaying import written_of
-from dspyer.durable.rows import COMMIT, END, JOIN, OPEN, RESUME, CommitHead
+from dspyer.durable.rows import COMMITS, END, JOIN, OPEN, RESUME, CommitHead
 from dspyer.errors import StoreError
 from dspyer.events import Commit
 from dspyer.scheduler.joining import Join, resolved_as
@@ -27,14 +28,16 @@ class Chapter(NamedTuple):
     Attributes:
         run: its newest part.
         parents: the rows that the run goes on from.
-        rows: its rows, in the order in which they were written.
+        rows: its rows, in the order in which they were written, without those that a later part has left out.
         points: the place of each of these rows.
+        labels: by id of each part, its name for people.
     """
 
     run: RunRow
     parents: tuple[Point, ...]
     rows: tuple[Row, ...]
     points: tuple[Point, ...]
+    labels: Mapping[str, str]
 
     @property
     def status(self) -> str | None:
@@ -42,14 +45,14 @@ class Chapter(NamedTuple):
         for row in reversed(self.rows):
             if row.kind == END:
                 return str(row.head[0])
-            if row.kind in (COMMIT, JOIN, RESUME):
+            if row.kind in COMMITS or row.kind == RESUME:
                 break
         return None
 
     def main(self) -> Iterator[tuple[Row, CommitHead]]:
         """The rows of its own commits, without those of the graphs inside of it."""
         for row in self.rows:
-            if row.kind in (COMMIT, JOIN):
+            if row.kind in COMMITS:
                 head = CommitHead.of(row.head)
                 if not head.scope:
                     yield row, head
@@ -65,19 +68,24 @@ def chapter(store: Store, at: Point) -> Chapter:
     Raises:
         StoreError: if the store has no such run.
     """
-    newest = run_of(store, at.run)
-    run = newest
-    rows: list[Row] = []
-    points: list[Point] = []
-    last = at.seq
+    parts: list[tuple[RunRow, list[Row]]] = []
+    run, last = run_of(store, at.run), at.seq
     while True:
-        part = store.rows(run.id, 0, last)
-        rows[:0] = part
-        points[:0] = [Point(run.id, row.seq) for row in part]
+        parts.append((run, store.rows(run.id, 0, last)))
         if not run.header.get("continues"):
-            return Chapter(newest, run.parents, tuple(rows), tuple(points))
+            break
         (before,) = run.parents
         run, last = run_of(store, before.run), before.seq
+    rows: list[Row] = []
+    points: list[Point] = []
+    for part, its_rows in reversed(parts):
+        if part.header.get("without"):
+            rows, places = without(rows, part.header["without"])
+            points = [points[place] for place in places]
+        rows += its_rows
+        points += [Point(part.id, row.seq) for row in its_rows]
+    labels = {part.id: str(part.header.get("label", part.id)) for part, _ in parts}
+    return Chapter(parts[0][0], run.parents, tuple(rows), tuple(points), labels)
 
 
 def run_of(store: Store, run: str) -> RunRow:
@@ -94,27 +102,31 @@ def run_of(store: Store, run: str) -> RunRow:
     return found
 
 
-def chapters(store: Store, head: Point | None, root: Point | None = None) -> list[Chapter]:
-    """The runs behind a row, oldest first: of two parents the first one's come before those that only the other has.
+def chapters(
+    store: Store, heads: Sequence[Point], root: Point | None = None, known: Container[Point] = ()
+) -> list[Chapter]:
+    """The runs behind some rows, oldest first: what is behind a first parent, or a first row, comes before what only
+    the others have.
 
     Args:
         store: where they are kept.
-        head: the row.
+        heads: the rows.
         root: the row at which the history begins, if older history was pruned.
+        known: rows at which runs have ended that are not read, nor what is behind them.
     """
-    found: dict[str, Chapter] = {}
-    stack: list[tuple[Point, bool]] = [(head, False)] if head is not None else []
-    order: list[str] = []
+    found: dict[Point, Chapter] = {}
+    stack: list[tuple[Point, bool]] = [(head, False) for head in reversed(heads)]
+    order: list[Point] = []
     while stack:
         at, done = stack.pop()
         if done:
-            order.append(at.run)
-        elif at.run not in found:
-            found[at.run] = chapter(store, at)
+            order.append(at)
+        elif at not in found and at not in known:
+            found[at] = chapter(store, at)
             stack.append((at, True))
-            if root is None or root not in found[at.run].points:
-                stack.extend((parent, False) for parent in reversed(found[at.run].parents))
-    return [found[run] for run in order]
+            if root is None or root not in found[at].points:
+                stack.extend((parent, False) for parent in reversed(found[at].parents))
+    return [found[at] for at in order]
 
 
 class Told(NamedTuple):

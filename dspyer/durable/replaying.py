@@ -8,11 +8,12 @@ from sys import maxsize
 from typing import Any
 
 from dspyer.durable.contents import Written, decode_written
-from dspyer.durable.rows import COMMIT, END, JOIN, CommitHead
+from dspyer.durable.rows import COMMIT, END, JOIN, UPDATE, CommitHead
 from dspyer.errors import ChangedGraphError
+from dspyer.events import Commit
 from dspyer.scheduler.joining import resolved_as
-from dspyer.scheduler.runstate import Execution, RunState, Target, Transition
-from dspyer.scheduler.schedule import advance, begin, plan
+from dspyer.scheduler.runstate import Branch, Execution, Group, RunState, Target, Transition, live_branches
+from dspyer.scheduler.schedule import advance, amend, begin, plan, release
 from dspyer.scheduler.topology import END as END_NODE
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Row
@@ -47,6 +48,8 @@ def replay(
     for row in rows:
         if row.kind == JOIN:
             run = _joined(run, CommitHead.of(row.head), written_of(row.content, fetch, decode))
+        elif row.kind == UPDATE:
+            run = _updated(run, CommitHead.of(row.head), written_of(row.content, fetch, decode))
         elif row.kind == COMMIT:
             run = _committed(run, CommitHead.of(row.head), written_of(row.content, fetch, decode), opening)
         elif row.kind == END and row.head[0] == "completed":
@@ -64,16 +67,65 @@ def written_of(content: Content | None, fetch: Fetch, decode: Callable[[Any], An
 
 
 def _joined(run: RunState, head: CommitHead, written: Written) -> RunState:
-    parents = set(head.parents or ())
+    parents, node = set(head.parents or ()), head.node.removeprefix("join:")
+
+    def meant(group: Group) -> bool:
+        heads = {branch.head for branch in group.branches}
+        return len(group.branches) > 1 and group.place[0] == node and heads == parents
+
+    run, place = _place_of(run, meant)
+    if place is None:
+        raise _unknown(head)
+    run, _, _ = begin(run, place, resolved_as(written.resolutions))
+    if run.failures:
+        raise run.failures[0].error
+    return run
+
+
+def _place_of(run: RunState, meant: Callable[[Group], bool]) -> tuple[RunState, int | None]:
+    """Where a group is among those that may start. If it seems to wait, the log knows better: it has started."""
     for place, group in enumerate(plan(run)):
-        if len(group.branches) > 1 and {branch.head for branch in group.branches} == parents:
-            node = head.node.removeprefix("join:")
-            if group.place[0] == node:
-                run, _, _ = begin(run, place, resolved_as(written.resolutions))
-                if run.failures:
-                    raise run.failures[0].error
-                return run
-    raise _unknown(head)
+        if meant(group):
+            return run, place
+    wanted = [group.place for group in run.waiting.values() if meant(group)]
+    if not wanted:
+        return run, None
+    run = release(run, wanted[0])
+    return run, next(place for place, group in enumerate(plan(run)) if meant(group))
+
+
+def _updated(run: RunState, head: CommitHead, written: Written) -> RunState:
+    branches = live_branches(run)
+    if len(branches) != 1:
+        raise _unknown(head)
+    (branch,) = branches
+    patch = written.patch or {}
+    times = (head.started / 1_000, head.duration / 1_000_000)
+    commit = update_commit(branch, run.first + len(run.log), head.node, patch, *times)
+    return amend(run, commit, run.topology.schema.replay(branch.state, patch))
+
+
+def update_commit(
+    branch: Branch, version: int, author: str, patch: Mapping[str, Any], started: float, duration: float = 0.0
+) -> Commit:
+    """A commit that somebody makes by hand, behind the last one of a branch: `"trunk:3+1"` behind `"trunk:3"`.
+
+    It takes no number of its own, so the executions that come next keep their names, and what they have left behind.
+    """
+    behind, _, count = branch.id.partition("+")
+    number = int(count or 0) + 1
+    return Commit(
+        f"{behind}+{number}",
+        version,
+        author,
+        branch.path,
+        number,
+        branch.step + 1,
+        patch,
+        (branch.id,),
+        started=started,
+        duration=duration,
+    )
 
 
 def _committed(run: RunState, head: CommitHead, written: Written, opening: Opening) -> RunState:
@@ -101,11 +153,11 @@ def _begun(run: RunState, head: CommitHead) -> tuple[RunState, Execution | None]
     """The execution that made a commit: a join has begun it already, or it is among what may start."""
     if head.id in run.running:
         return run, run.running[head.id]
-    for place, group in enumerate(plan(run)):
-        if len(group.branches) == 1 and group.branches[0].path == head.branch:
-            run, execution, _ = begin(run, place)
-            return run, execution
-    return run, None
+    run, place = _place_of(run, lambda group: len(group.branches) == 1 and group.branches[0].path == head.branch)
+    if place is None:
+        return run, None
+    run, execution, _ = begin(run, place)
+    return run, execution
 
 
 def _unknown(head: CommitHead) -> ChangedGraphError:

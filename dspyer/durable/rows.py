@@ -3,6 +3,8 @@
     open      the patch with which a run begins, before anything has run
     commit    a commit: of a node, of the inputs, of somebody who updates a thread by hand
     join      the commit of a join, with what the merge policies decided
+    update    a commit that somebody made by hand; it changes the state, and not where the run goes
+    merge     the commit in which two threads come together: of a run with two parents
     item      the result of one item of a map
     once      the result of an effect
     ask       a question
@@ -32,12 +34,17 @@ from dspyer.values import FrozenDict, encoding
 OPEN = "open"
 COMMIT = "commit"
 JOIN = "join"
+UPDATE = "update"
+MERGE = "merge"
 ITEM = "item"
 ONCE = "once"
 ASK = "ask"
 ANSWER = "answer"
 RESUME = "resume"
 END = "end"
+
+COMMITS = (COMMIT, JOIN, UPDATE, MERGE)
+"""Rows that are commits."""
 
 
 class Draft(NamedTuple):

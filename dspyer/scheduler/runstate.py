@@ -126,6 +126,14 @@ class RunState(NamedTuple):
     first: int = 0
 
 
+def live_branches(run: RunState) -> list[Branch]:
+    """The branches that have not come to their end, in path order. None has failed."""
+    branches = [branch for group in (*run.waiting.values(), *run.ready) for branch in group.branches]
+    branches += [execution.branch for execution in run.running.values()]
+    branches += [execution.branch for execution, _ in run.asked.values()]
+    return sorted(branches, key=lambda branch: branch.path)
+
+
 def execution_id(path: Path, index: int) -> str:
     """The id of the commit number `index` of a branch path, and of the execution that makes it."""
     return f"{path_text(path)}:{index}" if path else f"trunk:{index}"

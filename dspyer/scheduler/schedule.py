@@ -37,6 +37,7 @@ from dspyer.scheduler.runstate import (
     Transition,
     collapse,
     execution_id,
+    live_branches,
     path_of,
     path_text,
 )
@@ -183,6 +184,36 @@ def advance(run: RunState, execution_id: str, outcome: Transition | Asking | Bas
         events.append(Forked(path, route, paths))
     run = RunState(topology, log, waiting, ready, running, live, calls, failures, resting, ended, asked, first)
     return _arrive(run, execution.place, zip(targets, children, strict=True)), events
+
+
+def release(run: RunState, place: Place) -> RunState:
+    """Lets a group start that still waits: a run that was cut may lack what had settled that nobody else comes.
+
+    Args:
+        run: the run.
+        place: where the group waits.
+    """
+    ready = tuple(sorted((*run.ready, run.waiting[place]), key=_first_path))
+    return run._replace(waiting=run.waiting.discard(place), ready=ready)
+
+
+def amend(run: RunState, commit: Commit, state: ImmutableState) -> RunState:
+    """Puts a commit behind the last one of the only live branch. Where the branch goes stays as it is.
+
+    Args:
+        run: a run in which one branch is live.
+        commit: the commit.
+        state: the state after it.
+    """
+    (branch,) = live_branches(run)
+    moved = branch._replace(state=state, head=len(run.log), id=commit.id, step=commit.step)
+    running = {name: execution._replace(branch=moved) for name, execution in run.running.items()}
+    return run._replace(
+        log=run.log.append(Entry(commit, state, (branch.head,), None)),
+        ready=tuple([group._replace(branches=(moved,)) for group in run.ready]),
+        running=PersistentMap(running),
+        resting=state,
+    )
 
 
 def _limit(run: RunState, branch: Branch, node: str) -> Exception | None:

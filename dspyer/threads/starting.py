@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, NamedTuple
 
@@ -163,7 +163,7 @@ class Starter:
             raise self._open_error(rest)
         kept = self._kept(rest.state)
         self.blueprint.check_inputs(inputs, kept)
-        label = f"{self.thread}.{rest.row.runs + 1}"
+        label = self.label(rest)
         schema, keep = self.blueprint.topology.schema, self.blueprint.keep
         patch, state = schema.begin(rest.state, inputs, keep=keep, commit_id=f"{label}/trunk:0")
         parents = () if rest.row.head is None else (rest.row.head,)
@@ -194,10 +194,27 @@ class Starter:
         drafts.append(resume_draft(count, running))
         run, seq = last.run, rest.row.head.seq + 1
         if run.thread != self.thread or self.store.rows(run.id, seq, seq):
-            header = {**run.header, "continues": True, "label": f"{self.thread}.{rest.row.runs + 1}"}
-            run, seq = RunRow(token_hex(16), self.thread, (rest.row.head,), header), 0
-            opening = opening._replace(run_id=run.id, label=(header["label"],))
+            run, seq = self.next_part(rest, run, rest.row.head), 0
+            opening = opening._replace(run_id=run.id, label=(run.header["label"],))
         return Ahead(run, seq, drafts, opening, memo)
+
+    def next_part(self, rest: Rest, of: RunRow, at: Point, gone: Sequence[tuple[int, int]] = ()) -> RunRow:
+        """A further part of a run.
+
+        Args:
+            rest: what the thread has come to.
+            of: the part before.
+            at: the row that it goes on from.
+            gone: spans of the rows up to there that do not count.
+        """
+        header = {**of.header, "continues": True, "label": self.label(rest), "without": [list(span) for span in gone]}
+        if not gone:
+            del header["without"]
+        return RunRow(token_hex(16), self.thread, (at,), header)
+
+    def label(self, rest: Rest) -> str:
+        """The name of the next run for people, and in front of what is named after its commits."""
+        return f"{self.thread}.{rest.row.runs + 1}"
 
     def header(self, first: int, label: str) -> dict[str, Any]:
         """What a run says about itself from the start."""
@@ -230,9 +247,9 @@ class Starter:
                 ahead = ahead_of(rest)
             return self._begun(rest.row, ahead, owner, request)
         except BaseException:
+            leases.let_go(owner.token)
             if replaced is not None:
                 replaced.leave()
-            leases.let_go(owner.token)
             raise
 
     def _replace(self, row: ThreadRow, owner: Owner) -> Journal:

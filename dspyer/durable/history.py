@@ -1,0 +1,235 @@
+"""All runs behind some rows as one log: commits with states, whose parents lead from run to run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from dspyer.durable.reading import Chapter, Reader, chapters
+from dspyer.durable.replaying import written_of
+from dspyer.durable.rows import COMMITS, MERGE, OPEN, CommitHead
+from dspyer.events import Commit
+from dspyer.scheduler.joining import Join, resolved_as
+from dspyer.scheduler.lineage import Entry
+from dspyer.state import ImmutableState
+from dspyer.stores.base import Point, Row
+
+
+class Episode(NamedTuple):
+    """A run in the log.
+
+    Attributes:
+        parents: the rows that it goes on from.
+        places: of its commits, in the order in which they were written.
+        settled: how many of them were written until all branches were one for the last time.
+        resting: the place of the last commit that all its branches shared, if need be of an earlier run.
+    """
+
+    parents: tuple[Point, ...]
+    places: tuple[int, ...]
+    settled: int
+    resting: int | None
+
+
+class History:
+    """The commits of many runs. It grows as it is asked for more, and nothing in it changes.
+
+    A commit has the id under which it can be told from those of all other runs, for example `"t-42.1/trunk:3"`; it is
+    what `ctx.execution` says in its node. It has no version here (that depends on who looks), and its `step` is the
+    longest chain of commits up to it over all runs.
+
+    Args:
+        reader: reads the rows.
+
+    Attributes:
+        log: the commits.
+        points: the row of each.
+        steps: the step of each within its run.
+        runs: by last row, the runs in the log.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self.log: list[Entry] = []
+        self.points: list[Point] = []
+        self.steps: list[int] = []
+        self.runs: dict[Point, Episode] = {}
+        self._places: dict[Point, int] = {}
+
+    def read(self, heads: Sequence[Point], root: Point | None = None) -> None:
+        """Reads what is behind some rows.
+
+        Args:
+            heads: the rows.
+            root: the row at which the history begins, if older history was pruned.
+        """
+        for found in chapters(self.reader.store, heads, root, self.runs):
+            self._add(found)
+
+    def state(self, place: int | None) -> ImmutableState:
+        """The state after a commit; an empty one where there is none."""
+        return ImmutableState() if place is None else self.log[place].state
+
+    def behind(self, heads: Iterable[Point]) -> list[Point]:
+        """The last rows of the runs behind some rows, oldest first: as `chapters` gives them."""
+        found: set[Point] = set()
+        order: list[Point] = []
+        stack = [(head, False) for head in reversed(list(heads))]
+        while stack:
+            at, done = stack.pop()
+            if done:
+                order.append(at)
+            elif at not in found:
+                found.add(at)
+                stack.append((at, True))
+                stack.extend((parent, False) for parent in reversed(self.runs[at].parents))
+        return order
+
+    def _add(self, found: Chapter) -> None:
+        parents = tuple([parent for parent in found.parents if parent in self.runs])
+        before = [self.runs[parent].resting for parent in parents]
+        told = self.reader.tell(found, self.state(before[0] if before else None))
+        rows = list(_own_rows(found))
+        if told.entries and not rows:  # somebody's commit whose routes nobody has asked for yet
+            rows = [_opening(found)]
+        places: list[int] = []
+        if rows and self._is_opening(rows[0][0]):
+            rows[0] = (rows[0][0], _opening(found)[1])
+        for (row, point), entry in zip(rows, told.entries, strict=True):
+            place = self._places.get(point)
+            if place is None:
+                heads = [places[parent] for parent in entry.parents] or [head for head in before if head is not None]
+                place = len(self.log)
+                name = f"{found.labels.get(point.run, point.run)}/{entry.commit.id}"
+                self.log.append(self._moved(entry, name, row, heads, places, found))
+                self.points.append(point)
+                self.steps.append(entry.commit.step)
+                self._places[point] = place
+            places.append(place)
+        resting = places[told.settled] if told.settled >= 0 else (before[0] if before else None)
+        self.runs[found.points[-1]] = Episode(parents, tuple(places), told.settled + 1, resting)
+
+    def _moved(self, entry: Entry, name: str, row: Row, heads: list[int], places: list[int], found: Chapter) -> Entry:
+        """An entry of a run as it is in the whole log."""
+        commit = entry.commit._replace(
+            id=name,
+            parents=tuple([self.log[head].commit.id for head in heads]),
+            step=1 + max([self.log[head].commit.step for head in heads], default=-1),
+        )
+        if row.kind == MERGE and len(heads) > 1 and not found.run.header.get("base"):
+            written = written_of(row.content, self.reader.fetch, self.reader.decode)
+            node = commit.node.removeprefix("join:")
+            join = Join(self.log, node, self.reader.schema, resolved_as(written.resolutions), len(self.log))
+            merged = join.merge(heads, [self.log[head].state for head in heads])
+            return entry._replace(
+                commit=commit._replace(patch=merged.patch),
+                parents=tuple(heads),
+                winners=merged.winners,
+                conflicts=merged.conflicts,
+                resolutions=merged.resolutions,
+            )
+        here = len(places)
+        winners = {path: len(self.log) if at == here else places[at] for path, at in entry.winners.items()}
+        return entry._replace(commit=commit, parents=tuple(heads), winners=winners)
+
+    def _is_opening(self, row: Row) -> bool:
+        """Whether a commit is the one with which its run was opened, whoever has written it then."""
+        if row.kind == OPEN:
+            return True
+        return written_of(row.content, self.reader.fetch, self.reader.decode).patch is None
+
+
+def _own_rows(found: Chapter) -> Iterator[tuple[Row, Point]]:
+    for row, point in zip(found.rows, found.points, strict=True):
+        if row.kind in COMMITS and not CommitHead.of(row.head).scope:
+            yield row, point
+
+
+def _opening(found: Chapter) -> tuple[Row, Point]:
+    return next((row, point) for row, point in zip(found.rows, found.points, strict=True) if row.kind == OPEN)
+
+
+class Listed:
+    """The commits behind a row as people read them: in canonical order run by run, with versions over all of them.
+
+    Versions and order of what is behind a row never change, since a thread that goes on only adds to it.
+
+    Args:
+        history: has read what is behind the row.
+        head: the row; None for a thread without any.
+
+    Attributes:
+        history: the same.
+        head: the same.
+        commits: the commits. Those of forks that have not joined have no version and come last in their run.
+        places: where each of them is in the log of the history.
+    """
+
+    def __init__(self, history: History, head: Point | None) -> None:
+        self.history = history
+        self.head = head
+        self.places: list[int] = []
+        self.commits: list[Commit] = []
+        self._by_version: list[int] = []
+        self._by_id: dict[str, int] = {}
+        self._listed: set[int] = set()
+        for at in history.behind([] if head is None else [head]):
+            self._add(history.runs[at])
+
+    def _add(self, told: Episode) -> None:
+        log, steps = self.history.log, self.history.steps
+        settled = set(told.places[: told.settled])
+        new = [place for place in dict.fromkeys(told.places) if place not in self._listed]
+
+        def order(place: int) -> tuple[bool, int, tuple[int, ...]]:
+            return place not in settled, steps[place], log[place].commit.branch
+
+        for place in sorted(new, key=order):
+            version = None
+            if place in settled:
+                version = len(self._by_version)
+                self._by_version.append(len(self.commits))
+            self._listed.add(place)
+            self._by_id.setdefault(log[place].commit.id, len(self.commits))
+            self.places.append(place)
+            self.commits.append(log[place].commit._replace(version=version, step=steps[place]))
+
+    @property
+    def versions(self) -> int:
+        """How many commits have a version."""
+        return len(self._by_version)
+
+    @property
+    def rest(self) -> int | None:
+        """The place in the log of the last commit that all branches shared."""
+        return None if self.head is None else self.history.runs[self.head].resting
+
+    def number(self, version: int | str) -> int:
+        """Which of the commits a version or an id names.
+
+        Args:
+            version: the version, or the id; one without a run in front is one of the last run.
+
+        Raises:
+            LookupError: if there is no such commit.
+        """
+        if isinstance(version, str):
+            if version in self._by_id:
+                return self._by_id[version]
+            newest: Sequence[int] = self.history.runs[self.head].places if self.head is not None else ()
+            for place in reversed(newest):
+                name = self.history.log[place].commit.id
+                if name.endswith(f"/{version}") and name in self._by_id:
+                    return self._by_id[name]
+            like = f"; ids look like {self.commits[-1].id!r}" if self.commits else ""
+            raise LookupError(f"no commit has the id {version!r}{like}")
+        if 0 <= version < len(self._by_version):
+            return self._by_version[version]
+        if not self._by_version:
+            raise LookupError(f"no commit has version {version}: there is none that has a version")
+        last = len(self._by_version) - 1
+        raise LookupError(f"no commit has version {version}: they go from 0 to {last}; others are known by their id")
+
+    def state(self, number: int) -> ImmutableState:
+        """The state after one of the commits."""
+        return self.history.log[self.places[number]].state
