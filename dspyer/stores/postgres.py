@@ -18,7 +18,7 @@ from dspyer.stores.postgres_columns import (
     unpack_run,
     unpack_text,
 )
-from dspyer.stores.postgres_connections import Connection, Connections, split_address
+from dspyer.stores.postgres_connections import Connection, Connections, split_address, with_schema
 from dspyer.stores.postgres_schema import prepare
 from dspyer.stores.postgres_sweep import sweep, sweep_snapshots
 from dspyer.stores.postgres_write import Writer
@@ -73,9 +73,7 @@ class Postgres(Store):
 
     @property
     def address(self) -> str:
-        if self._schema == SCHEMA:
-            return self._public
-        return f"{self._public}{'&' if '?' in self._public else '?'}schema={self._schema}"
+        return self._public if self._schema == SCHEMA else with_schema(self._public, self._schema)
 
     def __repr__(self) -> str:
         return f"Postgres({self.address!r})"

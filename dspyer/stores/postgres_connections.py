@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit
 from weakref import WeakSet, finalize
 
 import psycopg
@@ -145,13 +145,23 @@ def split_address(address: str) -> tuple[str, str, str | None]:
         raise ValueError(
             "the address of a PostgreSQL store starts with postgresql://, as in postgresql://user@host/database"
         )
-    options = parse_qsl(parts.query, keep_blank_values=True)
-    schema = next((value for name, value in options if name == "schema"), None)
-    options = [option for option in options if option[0] != "schema"]
-    whole = parts._replace(query=urlencode(options))
+    options = [(option, unquote(option.partition("=")[0])) for option in parts.query.split("&") if option]
+    schema = next((unquote(option.partition("=")[2]) for option, name in options if name == "schema"), None)
+    whole = [option for option, name in options if name != "schema"]
+    public = [option for option, name in options if name not in ("schema", "password", "sslpassword")]
     user, at, host = parts.netloc.rpartition("@")
-    public = parts._replace(
-        netloc=user.partition(":")[0] + at + host,
-        query=urlencode([option for option in options if option[0] not in ("password", "sslpassword")]),
+    return (
+        _joined(parts.scheme, parts.netloc, parts.path, whole),
+        _joined(parts.scheme, user.partition(":")[0] + at + host, parts.path, public),
+        schema,
     )
-    return urlunsplit(whole), urlunsplit(public), schema
+
+
+def with_schema(address: str, schema: str) -> str:
+    """An address that names a schema too."""
+    return f"{address}{'&' if '?' in address else '?'}schema={quote(schema, safe='')}"
+
+
+def _joined(scheme: str, place: str, path: str, options: list[str]) -> str:
+    # Not urlunsplit: it leaves out the slashes before an empty place.
+    return f"{scheme}://{place}{path}{'?' if options else ''}{'&'.join(options)}"

@@ -21,6 +21,8 @@ from uuid import uuid4
 import psycopg
 from psycopg import sql
 
+from dspyer.stores.postgres_connections import split_address, with_schema
+
 VARIABLE = "DSPYER_TEST_POSTGRES"
 
 
@@ -91,14 +93,14 @@ def _outlive(folder: Path) -> None:
 
 def fresh(address: str) -> str:
     """The address of a schema that nobody uses."""
-    return f"{address}{'&' if '?' in address else '?'}schema=test_{uuid4().hex}"
+    return with_schema(address, f"test_{uuid4().hex}")
 
 
 def drop(address: str) -> None:
     """Removes a schema and what is in it."""
-    server, _, schema = address.rpartition("schema=")
-    with psycopg.connect(server.rstrip("?&"), autocommit=True) as connection:
-        connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema)))
+    server, _, schema = split_address(address)
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema or "")))
 
 
 if __name__ == "__main__":

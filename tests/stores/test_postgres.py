@@ -1,0 +1,465 @@
+"""What is special for the store in PostgreSQL. What all stores have in common is in their conformance suite."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from dspyer.errors import ConcurrentRunError, StoreError
+from dspyer.stores import open_store, postgres_schema
+from dspyer.stores.base import Change, Point, Snapshot
+from dspyer.stores.postgres import Postgres
+from dspyer.stores.postgres_connections import split_address
+from dspyer.testing.store_samples import BLOB, append, begin, content, owner, row, rows
+from tests.stores.proxy import AFTER, BEFORE, Proxy, proxy
+
+
+@pytest.fixture
+def store(postgres: str) -> Iterator[Postgres]:
+    with Postgres(postgres) as opened:
+        yield opened
+
+
+@pytest.fixture
+def between(postgres: str) -> Iterator[Proxy]:
+    with proxy(split_address(postgres)[0]) as found:
+        yield found
+
+
+@pytest.fixture
+def far(postgres: str, between: Proxy) -> Iterator[Postgres]:
+    """The same data, through the proxy."""
+    with Postgres(between.address, schema=split_address(postgres)[2]) as opened:
+        opened.threads()
+        yield opened
+
+
+ADDRESSES = [
+    ("postgresql://ada:secret@db/runs", "postgresql://ada@db/runs"),
+    ("postgres://ada:se%40cret@[::1]:5433/runs?sslmode=require", "postgres://ada@[::1]:5433/runs?sslmode=require"),
+    ("postgresql://db/runs?password=secret&user=ada", "postgresql://db/runs?user=ada"),
+    ("postgresql://ada:secret@db1:1,db2:2/runs?schema=team", "postgresql://ada@db1:1,db2:2/runs?schema=team"),
+    (
+        "postgresql:///runs?host=%2Ftmp%2Fx&sslpassword=secret&schema=a%20b",
+        "postgresql:///runs?host=%2Ftmp%2Fx&schema=a%20b",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "shown"), ADDRESSES)
+def test_no_password_leaves_the_store(given: str, shown: str) -> None:
+    store = Postgres(given)
+    assert store.address == shown
+    assert "cret" not in repr(store)
+    assert b"cret" not in pickle.dumps(store)
+    again = pickle.loads(pickle.dumps(store))
+    assert again.address == shown
+    assert Postgres(shown).address == shown
+
+
+def test_an_address_of_something_else() -> None:
+    with pytest.raises(ValueError, match="starts with postgresql://"):
+        Postgres("mysql://db/runs")
+
+
+def test_a_store_is_shared_by_copies_and_found_by_its_address(postgres: str, store: Postgres) -> None:
+    assert copy.deepcopy(store) is store
+    found = open_store(postgres)
+    assert isinstance(found, Postgres)
+    assert found.address == store.address
+
+
+def test_a_server_that_is_not_there() -> None:
+    with pytest.raises(psycopg.OperationalError):
+        Postgres("postgresql://nobody@127.0.0.1:1/none").threads()
+
+
+def test_schemas_are_apart(postgres_address: str, store: Postgres, postgres: str) -> None:
+    store.write(begin("t", "r", 1))
+    name = f'{split_address(postgres)[2]} "other"'
+    with Postgres(postgres_address, schema=name) as other:
+        assert other.threads() == []
+        other.write(begin("u", "r", 2))
+        assert store.threads() == ["t"]
+        with Postgres(other.address) as again:
+            assert again.rows("r") == rows(2)
+        _execute(postgres, sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(name)))
+
+
+def test_a_name_that_no_index_holds(store: Postgres) -> None:
+    store.write(begin("é" * 1_250, "r", 1))
+    with pytest.raises(ValueError, match="more than 2500 bytes"):
+        store.write(begin("é" * 1_251, "s", 1))
+    assert store.threads() == ["é" * 1_250]
+
+
+# Each change, and a text in the message at which the connection is cut.
+WRITES: dict[str, tuple[Change, bytes]] = {
+    "an append": (append("t", "r", 2, 2), b"INSERT INTO"),
+    "an append at the end": (append("t", "r", 2, 2)._replace(lease=0.0, flush=True), b"INSERT INTO"),
+    "a lease": (Change("t", 1, owner=owner("r"), lease=90.0), b"clock_timestamp"),
+    "rows for nobody": (Change(rows_of="r", rows=rows(2, 2)), b"INSERT INTO"),
+    "a large value": (append("t", "r", 2, value=BLOB), b"COMMIT"),
+    "a large value, half of it": (append("t", "r", 2, value=BLOB), b".entry (run"),
+    "a claim": (Change("t", 1, 2, owner("second"), 30.0), b"COMMIT"),
+    "a new run": (begin("t", "s", 2, Point("r", 1), epoch=1), b"COMMIT"),
+    "a new thread": (begin("u", "s", 2), b"COMMIT"),
+    "a snapshot": (Change("t", 1, snapshot=Snapshot(Point("r", 1), content({"v": BLOB}))), b"COMMIT"),
+}
+
+
+@pytest.mark.parametrize("when", [BEFORE, AFTER])
+@pytest.mark.parametrize("name", WRITES)
+def test_a_connection_that_is_lost_in_a_write(
+    store: Postgres, far: Postgres, between: Proxy, name: str, when: str
+) -> None:
+    change, text = WRITES[name]
+    far.write(begin("t", "r", 2))
+    connections = between.connections
+    between.cut(when, text)
+    far.write(change)
+    assert not between.armed
+    assert between.connections == connections + 1
+    thread = store.thread(change.thread) if change.thread else None
+    if change.rows:
+        assert store.rows(change.rows_of, change.rows[0].seq) == list(change.rows)
+    if thread is not None:
+        assert thread.epoch == (change.next_epoch or change.epoch)
+        assert thread.head == (change.head or Point("r", 1))
+        assert thread.runs == len(store.runs(change.thread))
+    if change.snapshot is not None:
+        assert store.snapshot(change.snapshot.at) == change.snapshot
+
+
+def test_somebody_else_was_faster_after_the_connection_was_lost(store: Postgres, far: Postgres, between: Proxy) -> None:
+    far.write(begin("t", "r", 2))
+    store.write(append("t", "r", 2, value="other"))
+    between.cut(BEFORE, b"INSERT INTO")
+    with pytest.raises(ConcurrentRunError):
+        far.write(append("t", "r", 2))
+    assert store.rows("r", 2) == [row(2, "other")]
+
+
+def test_a_connection_that_is_lost_twice(
+    store: Postgres, far: Postgres, between: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far.write(begin("t", "r", 1))
+    writing = far._writer.write
+
+    def cut(connection: Any, change: Change, written: Any) -> None:
+        between.cut(BEFORE, b"INSERT INTO")
+        writing(connection, change, written)
+
+    monkeypatch.setattr(far._writer, "write", cut)
+    with pytest.raises(psycopg.OperationalError):
+        far.write(append("t", "r", 1))
+    monkeypatch.undo()
+    assert store.rows("r") == rows(1)
+    far.write(append("t", "r", 1))
+    assert store.rows("r") == rows(2)
+
+
+@pytest.mark.parametrize("name", ["rows", "thread", "blobs", "remove"])
+def test_a_connection_that_is_lost_otherwise(far: Postgres, between: Proxy, name: str) -> None:
+    far.write(begin("t", "r", 2))
+    before = far.rows("r")
+    between.cut(AFTER, b"SELECT" if name != "remove" else b"COMMIT")
+    work = {
+        "rows": lambda: far.rows("r") == before,
+        "thread": lambda: far.thread("t") is not None,
+        "blobs": lambda: far.blobs(["x"]) == {},
+        "remove": lambda: far.remove(["t"]) is not None and far.threads() == [],
+    }
+    assert work[name]()
+    assert not between.armed
+
+
+def test_sessions_that_the_server_ends(store: Postgres, postgres: str) -> None:
+    """While they are idle, as at a restart of the server: all of them are lost, and one new one is enough."""
+    store.write(begin("t", "r", 1))
+    with ThreadPoolExecutor(4) as pool:
+        barrier = Barrier(4)
+        list(pool.map(lambda _: store._run(lambda connection: barrier.wait()), range(4)))
+    idle = store._connections._idle
+    assert len(idle) == 4
+    for connection in idle:
+        _execute(postgres, f"SELECT pg_terminate_backend({connection.info.backend_pid}, 10000)")
+    store.write(append("t", "r", 1))
+    assert len(idle) == 1
+    _execute(postgres, f"SELECT pg_terminate_backend({idle[0].info.backend_pid}, 10000)")
+    assert store.rows("r") == rows(2)
+
+
+def test_a_session_that_the_server_ends_in_a_write(store: Postgres, postgres: str) -> None:
+    """The thread's row is locked by somebody else while the session is ended that waits for it."""
+    store.write(begin("t", "r", 1))
+    schema = sql.Identifier(split_address(postgres)[2] or "")
+    pid = store._connections._idle[0].info.backend_pid
+    waits = f"SELECT pg_blocking_pids({pid}) <> '{{}}'"
+    with psycopg.connect(split_address(postgres)[0]) as other, ThreadPoolExecutor(1) as pool:
+        other.execute(sql.SQL("SELECT FROM {}.thread FOR UPDATE").format(schema))
+        written = pool.submit(store.write, append("t", "r", 1))
+        while _execute(postgres, waits) != [(True,)]:
+            assert not written.done()
+        _execute(postgres, f"SELECT pg_terminate_backend({pid}, 10000)")
+        other.rollback()
+        written.result()
+    assert store.rows("r") == rows(2)
+
+
+def test_nothing_is_kept_in_a_session(store: Postgres, postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind a pooler that gives every transaction another session, which has seen no other."""
+    opened: list[Any] = []
+
+    class Nothing(list[Any]):
+        def append(self, connection: Any) -> None:
+            left = connection.execute(
+                "SELECT (SELECT count(*) FROM pg_prepared_statements), "
+                "(SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()), "
+                "(SELECT count(*) FROM pg_listening_channels()), "
+                "(SELECT count(*) FROM pg_settings WHERE source = 'session')"
+            ).fetchone()
+            opened.append(left)
+            connection.close()
+
+    store._connections._idle = Nothing()
+    store.write(begin("t", "r", 2))
+    store.write(append("t", "r", 2, 3)._replace(flush=True))
+    store.write(append("t", "r", 5, value=BLOB))
+    store.write(Change("t", 1, snapshot=Snapshot(Point("r", 1), content({"v": 1}))))
+    assert [found.seq for found in store.rows("r")] == [0, 1, 2, 3, 4, 5]
+    assert store.remove(["t"]).rows == 6
+    assert len(opened) == 6
+    plain = _execute(postgres, "SELECT count(*) FROM pg_settings WHERE source = 'session'")[0][0]
+    assert set(opened) == {(0, 0, 0, plain)}
+
+
+@pytest.mark.parametrize(
+    ("change", "waits"),
+    [
+        (append("t", "r", 1), False),
+        (append("t", "r", 1)._replace(flush=True), True),
+        (append("t", "r", 1, value=BLOB), False),
+        (append("t", "r", 1, value=BLOB)._replace(flush=True), True),
+        (Change("t", 1, 2, owner("second"), 30.0), True),
+    ],
+)
+def test_what_waits_for_the_disk(store: Postgres, postgres: str, change: Change, waits: bool) -> None:
+    """A trigger that runs when a transaction commits sees how far the commit will wait."""
+    store.write(begin("t", "r", 1))
+    schema = sql.Identifier(split_address(postgres)[2] or "")
+    _execute(
+        postgres,
+        sql.SQL("""
+        CREATE TABLE {s}.seen (setting text);
+        CREATE FUNCTION {s}.see() RETURNS trigger LANGUAGE plpgsql AS
+            'BEGIN INSERT INTO {s}.seen VALUES (current_setting(''synchronous_commit'')); RETURN NULL; END';
+        CREATE CONSTRAINT TRIGGER see AFTER UPDATE ON {s}.thread DEFERRABLE INITIALLY DEFERRED
+            FOR EACH ROW EXECUTE FUNCTION {s}.see();
+    """).format(s=schema),
+    )
+    store.write(change)
+    assert _execute(postgres, sql.SQL("SELECT setting FROM {s}.seen").format(s=schema)) == [("on" if waits else "off",)]
+
+
+def test_leases_are_the_servers(store: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    monkeypatch.setattr("time.monotonic", lambda: 0.0)
+    store.write(begin("t", "r", 1)._replace(lease=100.0))
+    thread = store.thread("t")
+    assert thread is not None
+    assert 0 < thread.lease <= 100
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
+    """The values of each statement."""
+    found: list[list[Any]] = []
+    execute = psycopg.Connection.execute
+
+    def counted(self: Any, query: Any, values: Any = None, **options: Any) -> Any:
+        found.append(list(values.values() if isinstance(values, dict) else values or ()))
+        return execute(self, query, values, **options)
+
+    monkeypatch.setattr(psycopg.Connection, "execute", counted)
+    return found
+
+
+def test_a_usual_append_is_one_message(store: Postgres, calls: list[Any]) -> None:
+    store.write(begin("t", "r", 1))
+    calls.clear()
+    store.write(append("t", "r", 1, 3)._replace(lease=0.0, flush=True))
+    assert len(calls) == 1
+
+
+def test_a_large_value_is_sent_once(store: Postgres, calls: list[Any]) -> None:
+    store.write(begin("t", "r", 1))
+    store.write(append("t", "r", 1, value=BLOB))
+    assert [call for call in calls if BLOB.encode() in call]
+    calls.clear()
+    store.write(append("t", "r", 2, value=BLOB))
+    assert calls
+    assert not [call for call in calls if BLOB.encode() in call]
+
+
+PREPARE = """
+import sys
+from dspyer.stores.postgres import Postgres
+store = Postgres(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+print(store.threads())
+store.close()
+"""
+
+
+@pytest.mark.slow
+def test_many_processes_make_the_tables_at_once(postgres: str) -> None:
+    command = [sys.executable, "-c", PREPARE, postgres]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    processes = [subprocess.Popen(command, text=True, **pipes) for _ in range(4)]  # type: ignore[call-overload]
+    try:
+        for process in processes:
+            assert process.stdout.readline() == "ready\n", process.stderr.read()
+        for process in processes:
+            process.stdin.write("\n")
+            process.stdin.flush()
+        assert [process.communicate() for process in processes] == [("[]\n", "")] * 4
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                pipe.close()
+
+
+def test_many_threads_make_the_tables_at_once(postgres: str) -> None:
+    stores = [Postgres(postgres) for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda store: store.threads(), stores)) == [[]] * 8
+    for store in stores:
+        store.close()
+
+
+def test_older_tables_are_brought_up_to_date(postgres: str, store: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.write(begin("t", "r", 2))
+    later = [*postgres_schema.MIGRATIONS, "ALTER TABLE {s}.thread ADD COLUMN note text DEFAULT 'new'"]
+    monkeypatch.setattr(postgres_schema, "MIGRATIONS", later)
+    stores = [Postgres(postgres) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda store: store.rows("r"), stores)) == [rows(2)] * 4
+    for other in stores:
+        other.close()
+    schema = sql.Identifier(split_address(postgres)[2] or "")
+    assert _execute(postgres, sql.SQL("SELECT note FROM {}.thread").format(schema)) == [("new",)]
+    assert _execute(postgres, sql.SQL("SELECT number FROM {}.version ORDER BY 1").format(schema)) == [(1,), (2,)]
+
+
+def test_tables_of_a_later_version_are_left_alone(postgres: str, store: Postgres) -> None:
+    store.write(begin("t", "r", 1))
+    schema = sql.Identifier(split_address(postgres)[2] or "")
+    _execute(postgres, sql.SQL("INSERT INTO {}.version (number) VALUES (99)").format(schema))
+    with Postgres(postgres) as late, pytest.raises(StoreError, match="version 99"):
+        late.threads()
+
+
+def test_a_user_who_may_not_make_tables_can_use_them(store: Postgres, postgres: str) -> None:
+    store.write(begin("t", "r", 1))
+    schema = split_address(postgres)[2] or ""
+    user = sql.Identifier(f"user_{schema}")
+    _execute(
+        postgres,
+        sql.SQL("""
+        CREATE ROLE {u} LOGIN;
+        GRANT USAGE ON SCHEMA {s} TO {u};
+        GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {s} TO {u};
+    """).format(u=user, s=sql.Identifier(schema)),
+    )
+    whole, _, _ = split_address(postgres)
+    with Postgres(f"{whole}&user=user_{schema}", schema=schema) as other:
+        other.write(append("t", "r", 1))
+        assert other.remove(["t"]).rows == 2
+    _execute(postgres, sql.SQL("DROP OWNED BY {u}; DROP ROLE {u}").format(u=user))
+
+
+def test_a_closed_store_says_so(postgres: str) -> None:
+    store = Postgres(postgres)
+    store.threads()
+    store.close()
+    with pytest.raises(StoreError, match="closed"):
+        store.threads()
+
+
+def test_no_more_connections_than_agreed(postgres: str) -> None:
+    with Postgres(postgres, connections=2) as store:
+        store.write(begin("t", "r", 1))
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(lambda _: store.rows("r"), range(40))) == [rows(1)] * 40
+        assert len(store._connections._idle) <= 2
+
+
+def test_an_exception_in_between_leaves_no_open_transaction(store: Postgres) -> None:
+    store.write(begin("t", "r", 1))
+
+    def broken(connection: Any) -> None:
+        connection.execute("BEGIN")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store._run(broken)
+    assert store._connections._idle == []
+    store.write(append("t", "r", 1))
+    assert store.rows("r") == rows(2)
+
+
+FORK = """
+import os, sys
+from dspyer.stores.postgres import Postgres
+from dspyer.testing.store_samples import append, begin
+store = Postgres(sys.argv[1])
+store.write(begin("t", "r", 1))
+child = os.fork()
+if not child:
+    store.write(append("t", "r", 1))
+    store.close()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+store.write(append("t", "r", 2))
+child = os.fork()
+if not child:  # ends as programs do: with collection and handlers at exit
+    store.write(append("t", "r", 3))
+    sys.exit()
+assert os.waitpid(child, 0)[1] == 0
+before = store._connections._idle[:]
+store.write(append("t", "r", 4))
+assert store._connections._idle == before and len(before) == 1
+print([row.seq for row in store.rows("r")])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_a_forked_process_has_connections_of_its_own(postgres: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", FORK, postgres],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("[0, 1, 2, 3, 4]\n", "")
+
+
+def _execute(address: str, query: Any) -> list[Any]:
+    with psycopg.connect(split_address(address)[0], autocommit=True) as connection:
+        cursor = connection.execute(query)
+        return cursor.fetchall() if cursor.description else []
