@@ -56,9 +56,7 @@ class Claim:
         try:
             yield
         finally:
-            if _torn(owned):
-                owned.journal.leave()
-            leases.let_go(owned.owner.token)
+            _give_back(owned, owned.journal.leave)
 
     @asynccontextmanager
     async def aheld(self) -> AsyncIterator[None]:
@@ -80,8 +78,7 @@ class Claim:
             if self._wanted:
                 self._owned = owned
                 return
-        owned.journal.leave()  # whoever wanted it was cancelled while this thread went on
-        leases.let_go(owned.owner.token)
+        _give_back(owned, owned.journal.leave)  # whoever wanted it was cancelled while this thread went on
 
     def _try(self) -> bool:
         try:
@@ -95,9 +92,7 @@ class Claim:
             self._wanted = False
             owned = self._owned
         if owned is not None:
-            if _torn(owned):
-                owned.journal.leave_soon()
-            leases.let_go(owned.owner.token)
+            _give_back(owned, owned.journal.leave_soon)
 
     def _pauses(self) -> Iterator[float]:
         """How long to wait before the next look, until the time is over."""
@@ -109,7 +104,11 @@ class Claim:
             pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def _torn(owned: Owned) -> bool:
-    """Whether the run did not come to say how it ended."""
+def _give_back(owned: Owned, leave: Callable[[], None]) -> None:
+    """Ends the work on a thread; a run that did not come to say how it ended gives the thread back without that."""
     session = owned.request.sessions[-1] if owned.request.sessions else None
-    return session is None or not session.reported
+    try:
+        if session is None or not session.reported:
+            leave()
+    finally:
+        leases.let_go(owned.owner.token)

@@ -1,0 +1,299 @@
+"""Every kind of graph that can be interrupted, each in both colours; what its nodes, routers and LM were called for."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+import dspy
+from pydantic import BaseModel
+
+from dspyer import END, START, Command, CompiledGraph, Conflict, Context, Graph, Send, reducers
+from dspyer.stores.base import Store
+from dspyer.testing import ScriptedLM
+from dspyer.testing.prompt import Prompt
+
+
+class Called(NamedTuple):
+    """One call: of a node, router, LM or policy, for an execution."""
+
+    what: str
+    name: str
+    execution: str
+
+
+class Calls:
+    """What was called, in order. With a file, what a process has called outlives it."""
+
+    def __init__(self) -> None:
+        self.made: list[Called] = []
+        self.file: int | None = None
+
+    def note(self, what: str, name: str, execution: str) -> None:
+        """Notes a call; the name of the run in front of an execution is left out."""
+        call = Called(what, name, execution.partition("/")[2])
+        self.made.append(call)
+        if self.file is not None:
+            os.write(self.file, ("\t".join(call) + "\n").encode())
+
+    def take(self) -> Counter[Called]:
+        """The calls since the last time, counted."""
+        made, self.made = self.made, []
+        return Counter(made)
+
+
+CALLS = Calls()
+
+
+def read_calls(text: str) -> Counter[Called]:
+    """Calls from the file of another process."""
+    return Counter(Called(*line.split("\t")) for line in text.splitlines())
+
+
+class State(BaseModel):
+    q: str = ""
+    log: Annotated[list[str], reducers.extend] = []
+    n: Annotated[int, reducers.increment] = 0
+    x: Any = None
+    seen: dict[str, str] = {}
+    docs: list[str] = []
+    sizes: list[int] = []
+    verdict: str = ""
+
+
+Work = Callable[[Any, Context], Any]
+
+
+class Maker:
+    """Builds a graph whose nodes are all of one colour and note their calls."""
+
+    def __init__(self, colour: str, **options: Any) -> None:
+        self.colour = colour
+        self.graph = Graph(State, **options)
+
+    def node(self, name: str, work: Work, **options: Any) -> Maker:
+        """Adds a node."""
+        self.graph.add_node(name, noting(name, work, self.colour), **options)
+        return self
+
+    def says(self, *names: str, **more: Any) -> Maker:
+        """Adds nodes that write their names."""
+        for name in names:
+            self.node(name, saying(name, **more))
+        return self
+
+    def routes(self, source: str, decide: Work, targets: Any) -> Maker:
+        """Adds a router."""
+
+        def route(state: Any, ctx: Context) -> Any:
+            CALLS.note("router", source, ctx.execution)
+            return decide(state, ctx)
+
+        self.graph.add_conditional_edges(source, route, targets)
+        return self
+
+
+def saying(name: str, **more: Any) -> Work:
+    """Writes a name."""
+    return lambda state, ctx: {"log": [name], "n": 1, **more}
+
+
+def noting(name: str, work: Work, colour: str) -> Callable[..., Any]:
+    """A function of the state that notes its call."""
+
+    def node(state: Any, ctx: Context) -> Any:
+        CALLS.note("node", name, ctx.execution)
+        return work(state, ctx)
+
+    async def anode(state: Any, ctx: Context) -> Any:
+        return node(state, ctx)
+
+    return node if colour == "sync" else anode
+
+
+def chain(colour: str) -> Graph:
+    return Maker(colour).says("a", "b", "c").graph.add_path(START, "a", "b", "c", END)
+
+
+def loop(colour: str) -> Graph:
+    made = Maker(colour).says("a", "b").routes("b", lambda state, ctx: "a" if state["n"] < 5 else END, ["a", END])
+    return made.graph.add_path(START, "a", "b")
+
+
+def fork(colour: str) -> Graph:
+    made = Maker(colour).says("a", "b", "b2", "c", "d")
+    return made.graph.add_path(START, "a").add_edge("a", ["b", "c"]).add_path("b", "b2", "d").add_path("c", "d", END)
+
+
+def fork_to_the_end(colour: str) -> Graph:
+    return Maker(colour).says("a", "b", "c").graph.add_edge(START, ["a", "b", "c"]).add_edge(["a", "b", "c"], END)
+
+
+def decided(conflict: Conflict) -> str:
+    CALLS.note("policy", ".".join(map(str, conflict.path)), "")
+    return f"{conflict.left}+{conflict.right}"
+
+
+def policy(colour: str) -> Graph:
+    """Conflicts that a function decides, twice; one of the writers starts from what was decided before."""
+    made = Maker(colour, merge=decided)
+    made.node("a", lambda state, ctx: {"x": f"{state['x']}a", "seen": {"k": f"a{ctx.visit}"}})
+    made.node("b", lambda state, ctx: {"x": f"{state['x']}b", "seen": {"k": f"b{ctx.visit}"}})
+    made.says("c", "j")
+    made.routes("j", lambda state, ctx: ["a", "b", "c"] if ctx.visit < 2 else END, ["a", "b", "c", END])
+    return made.graph.add_edge(START, ["a", "b", "c"]).add_edge(["a", "b", "c"], "j")
+
+
+def send(colour: str) -> Graph:
+    made = Maker(colour).says("again")
+    made.node("w", lambda state, ctx: {"log": [f"w{state['k']}"], "n": state["k"]})
+    made.routes(START, lambda state, ctx: [*(Send("w", {"k": k}) for k in (3, 1, 2)), "again"], ["w", "again"])
+    made.says("j")
+    return made.graph.add_edge(["w", "again"], "j").add_edge("j", END)
+
+
+def maps(colour: str) -> Graph:
+    made = Maker(colour)
+    made.node("find", lambda state, ctx: {"docs": ["a", "bcd", "ef"]})
+    made.graph.add_map("measure", _measure(colour), over="docs", item="doc", into="sizes")
+    made.says("tell")
+    return made.graph.add_path(START, "find", "measure", "tell", END)
+
+
+def _measure(colour: str) -> Callable[..., Any]:
+    def measure(doc: str, ctx: Context) -> int:
+        CALLS.note("node", "measure", ctx.execution)
+        return len(doc)
+
+    async def ameasure(doc: str, ctx: Context) -> int:
+        return measure(doc, ctx)
+
+    return measure if colour == "sync" else ameasure
+
+
+def subgraph(colour: str) -> Graph:
+    """A graph in a graph in a graph, inside of a loop, with a fork in the innermost."""
+    inner = Maker(colour).says("a", "b", "j").graph.add_edge(START, ["a", "b"]).add_edge(["a", "b"], "j")
+    inner.add_edge("j", END)
+    middle = Maker(colour).says("m").graph.add_node("inner", inner.compile()).add_path(START, "m", "inner", END)
+    made = Maker(colour, inputs=["q"]).says("after")
+    made.graph.add_node("middle", middle.compile())
+    made.routes("after", lambda state, ctx: "middle" if ctx.visit < 2 else END, ["middle", END])
+    return made.graph.add_path(START, "middle", "after")
+
+
+def subgraphs_beside(colour: str) -> Graph:
+    """The same graph twice at once, and one of several Sends."""
+    inner = Maker(colour).says("a", "b").graph.add_path(START, "a", "b", END).compile()
+    made = Maker(colour, inputs=["q"]).says("j")
+    made.graph.add_node("left", inner).add_node("right", inner).add_node("each", inner)
+    made.routes(START, lambda state, ctx: ["left", "right", Send("each"), Send("each")], ["left", "right", "each"])
+    return made.graph.add_edge(["left", "right", "each"], "j").add_edge("j", END)
+
+
+def map_of_graphs(colour: str) -> Graph:
+    made = Maker(colour)
+    inner = Graph(Item).add_node("size", _size(colour)).add_node("twice", _twice(colour))
+    made.node("find", lambda state, ctx: {"docs": ["a", "bcd"]})
+    made.graph.add_map(
+        "measure", inner.add_path(START, "size", "twice", END).compile(), over="docs", item="doc", into="sizes"
+    )
+    return made.graph.add_path(START, "find", "measure", END)
+
+
+class Item(BaseModel):
+    doc: str
+    size: int = 0
+
+
+def _size(colour: str) -> Callable[..., Any]:
+    return noting("size", lambda state, ctx: {"size": len(state["doc"])}, colour)
+
+
+def _twice(colour: str) -> Callable[..., Any]:
+    return noting("twice", lambda state, ctx: {"size": 2 * state["size"]}, colour)
+
+
+def conditional_start(colour: str) -> Graph:
+    made = Maker(colour).says("a", "b").routes(START, lambda state, ctx: "b" if state["q"] else "a", ["a", "b"])
+    return made.graph.add_edge(["a", "b"], END)
+
+
+def criss_cross(colour: str) -> Graph:
+    made = Maker(colour).says("a", "b", "j", "k", "z")
+    made.graph.add_edge(START, ["a", "b"]).add_edge(["a", "b"], ["j", "k"]).add_edge(["j", "k"], "z")
+    return made.graph.add_edge("z", END)
+
+
+def commands(colour: str) -> Graph:
+    made = Maker(colour).says("b", "c")
+
+    def choose(state: Any, ctx: Context) -> Command:
+        return Command({"log": ["a"]}, "a" if ctx.visit < 2 else ["b", Send("c", {"k": 1}), Send("c", {"k": 2})])
+
+    made.node("a", choose, goto=["a", "b", "c"])
+    return made.graph.add_edge(START, "a").add_edge(["b", "c"], END)
+
+
+def lm_router(colour: str) -> Graph:
+    """A predictor decides at START, and whether a loop goes on; it writes what it says."""
+    made = Maker(colour).says("write", "skip")
+    sort = dspy.Predict("q -> verdict: Literal['write', 'skip'], reason")
+    judge = dspy.Predict("n: int -> verdict: Literal['write', 'done']")
+    made.graph.add_conditional_edges(START, sort, {"write": "write", "skip": "skip"})
+    made.graph.add_conditional_edges("write", judge, {"write": "write", "done": END})
+    return made.graph.add_edge("skip", END)
+
+
+@contextmanager
+def _judging() -> Iterator[None]:
+    def answer(prompt: Prompt) -> dict[str, str]:
+        last = CALLS.made[-1] if CALLS.made else Called("", "", "trunk:0")
+        execution = last.execution if last.what == "node" else "trunk:0"
+        CALLS.note("lm", "", f"run/{execution}")
+        if "q" in prompt.inputs:
+            return {"verdict": "write", "reason": "because"}
+        return {"verdict": "write" if int(prompt.inputs["n"]) < 2 else "done"}
+
+    with dspy.context(lm=ScriptedLM(answer)):
+        yield
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of graph.
+
+    Attributes:
+        build: makes it in one colour.
+        lm: the language model that it runs with.
+    """
+
+    build: Callable[[str], Graph]
+    lm: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def compile(self, colour: str, store: Store, **options: Any) -> CompiledGraph:
+        """A program of its own over a store."""
+        return self.build(colour).compile(store=store, **options)
+
+
+INPUTS: dict[str, Any] = {"q": "why"}
+KINDS: dict[str, Kind] = {
+    "chain": Kind(chain),
+    "loop": Kind(loop),
+    "fork": Kind(fork),
+    "fork to END": Kind(fork_to_the_end),
+    "policy": Kind(policy),
+    "Send": Kind(send),
+    "map": Kind(maps),
+    "subgraph": Kind(subgraph),
+    "subgraphs beside each other": Kind(subgraphs_beside),
+    "map of graphs": Kind(map_of_graphs),
+    "router at START": Kind(conditional_start),
+    "criss-cross": Kind(criss_cross),
+    "Command": Kind(commands),
+    "LM router": Kind(lm_router, _judging),
+}
