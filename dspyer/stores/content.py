@@ -12,14 +12,21 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any
 
-from dspyer.values import encoding
+from dspyer.errors import StateError
+from dspyer.values import MAX_DEPTH, encoding
 from dspyer.values.encoding import TAG
 
 INLINE = 16 * 1024
 """Bytes of a text or of bytes that stay in their row."""
 
+LARGEST = 1 << 30
+"""Bytes of a content that are decoded at most, its blobs not counted."""
+
 Fetch = Callable[[Collection[str]], Mapping[str, bytes]]
 """Gives blobs by id."""
+
+BLOBS = ("blob text", "blob bytes")
+"""The tags of references to blobs."""
 
 _NO_BLOBS: Mapping[str, bytes] = MappingProxyType({})
 _UNREAD = object()
@@ -31,13 +38,20 @@ class Content:
     Args:
         value: what nobody can change.
         encode: what makes JSON values of it.
+        beside: blobs that are kept with it, though its bytes do not name them.
     """
 
-    __slots__ = ("_blobs", "_data", "_encode", "_refs", "_value")
+    __slots__ = ("_blobs", "_data", "_encode", "_refs", "_value", "beside")
 
-    def __init__(self, value: Any, encode: Callable[[Any], Any] = encoding.encode) -> None:
+    def __init__(
+        self,
+        value: Any,
+        encode: Callable[[Any], Any] = encoding.encode,
+        beside: Mapping[str, bytes] = _NO_BLOBS,
+    ) -> None:
         self._value = value
         self._encode = encode
+        self.beside = beside
         self._data: bytes | None = None
         self._refs: tuple[str, ...] = ()
         self._blobs: Mapping[str, bytes] = _NO_BLOBS
@@ -70,8 +84,10 @@ class Content:
             data = _dump(encoded)
             if len(data) > INLINE:
                 blobs: dict[str, bytes] = {}
-                data = _dump(_without_blobs(encoded, blobs))
+                data = _dump(without_blobs(encoded, blobs))
                 self._refs, self._blobs = tuple(blobs), blobs
+            if self.beside:
+                self._refs, self._blobs = (*self._refs, *self.beside), {**self._blobs, **self.beside}
             self._data = data
         return self._data
 
@@ -100,9 +116,18 @@ class Content:
         """
         if self._value is not _UNREAD:
             return self._value
-        plain = json.loads(self.data)
-        if self._refs:
-            plain = _with_blobs(plain, fetch(self._refs))
+        data = self.data
+        if len(data) > LARGEST:
+            raise StateError(f"the value has {len(data):,} bytes beside its blobs; {LARGEST:,} are read at most")
+        try:
+            plain = json.loads(data)
+            if self._refs:
+                named = [name for name in self._refs if name.encode() in data]
+                plain = with_blobs(plain, fetch(named)) if named else plain
+        except RecursionError:
+            raise StateError(f"the value is nested deeper than {MAX_DEPTH} levels") from None
+        except ValueError as error:
+            raise StateError(f"the bytes are not the form of a value: {error}") from error
         return decode(plain)
 
     def __eq__(self, other: object) -> bool:
@@ -117,21 +142,24 @@ def blob_id(data: bytes) -> str:
     return blake2b(data, digest_size=16).hexdigest()
 
 
+_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
+
+
 def _dump(encoded: Any) -> bytes:
-    return json.dumps(encoded, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return _json(encoded).encode()
 
 
-def _without_blobs(encoded: Any, blobs: dict[str, bytes]) -> Any:
+def without_blobs(encoded: Any, blobs: dict[str, bytes]) -> Any:
     """The same JSON with references in the place of long texts and bytes, which go to `blobs`."""
     if type(encoded) is str:
         return encoded if len(encoded) <= INLINE else _reference(encoded.encode(), "text", blobs)
     if type(encoded) is list:
-        return [_without_blobs(item, blobs) for item in encoded]
+        return [without_blobs(item, blobs) for item in encoded]
     if type(encoded) is not dict:
         return encoded
     if encoded.get(TAG) == "bytes" and len(encoded["value"]) > INLINE:
         return _reference(base64.b64decode(encoded["value"]), "bytes", blobs)
-    return {key: _without_blobs(item, blobs) for key, item in encoded.items()}
+    return {key: without_blobs(item, blobs) for key, item in encoded.items()}
 
 
 def _reference(data: bytes, kind: str, blobs: dict[str, bytes]) -> dict[str, str]:
@@ -140,10 +168,10 @@ def _reference(data: bytes, kind: str, blobs: dict[str, bytes]) -> dict[str, str
     return {TAG: f"blob {kind}", "value": name}
 
 
-def _with_blobs(plain: Any, blobs: Mapping[str, bytes]) -> Any:
+def with_blobs(plain: Any, blobs: Mapping[str, bytes]) -> Any:
     """The JSON form with the blobs in their places again."""
     if type(plain) is list:
-        return [_with_blobs(item, blobs) for item in plain]
+        return [with_blobs(item, blobs) for item in plain]
     if type(plain) is not dict:
         return plain
     tag = plain.get(TAG)
@@ -151,4 +179,4 @@ def _with_blobs(plain: Any, blobs: Mapping[str, bytes]) -> Any:
         return blobs[plain["value"]].decode()
     if tag == "blob bytes":
         return {TAG: "bytes", "value": base64.b64encode(blobs[plain["value"]]).decode()}
-    return {key: _with_blobs(item, blobs) for key, item in plain.items()}
+    return {key: with_blobs(item, blobs) for key, item in plain.items()}

@@ -64,10 +64,10 @@ class Memory(Store):
         """Applies a change."""
         with self._lock:
             thread = self._threads.get(change.thread)
-            self._check(change)
             admitted = admit(change, self._found(change, thread))
             if admitted is None:
                 return
+            self._check(change)
             if admitted.begins and change.run is not None:
                 self._runs[change.run.id] = _own_run(change.run)
                 self._rows[change.run.id] = {}
@@ -198,8 +198,8 @@ class Memory(Store):
         )
 
     def _keep_blobs(self, content: Content | None) -> None:
-        if content is not None and content.encoded:
-            self._blobs.update(content.blobs)
+        if content is not None:
+            self._blobs.update(content.blobs if content.encoded else content.beside)
 
     def _contents(self) -> Iterable[Content]:
         for rows in self._rows.values():
@@ -235,7 +235,11 @@ class Memory(Store):
 
     def _sweep_blobs(self) -> None:
         if self._blobs:
-            used = {name for content in self._contents() if content.encoded for name in content.refs}
+            used = {
+                name
+                for content in self._contents()
+                for name in (content.refs if content.encoded else content.beside)
+            }
             self._blobs = {name: data for name, data in self._blobs.items() if name in used}
 
     def _keep_limits(self, change: Change) -> None:
