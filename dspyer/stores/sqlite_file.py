@@ -109,6 +109,7 @@ def check_file(path: Path) -> None:
         return
     connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=5)
     try:
+        connection.execute("BEGIN")  # one moment for all three: another process may be making the file
         application, version = _marks(connection)
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.DatabaseError as error:

@@ -426,3 +426,20 @@ def test_rows_are_small(path: Path) -> None:
         for seq in range(1, 2_000):
             store.write(append("t", "0" * 31 + "a", seq, {"role": "user", "content": f"{seq:064}"}))
     assert path.stat().st_size <= 1.65 * 2_000 * len(content({"role": "user", "content": "0" * 64}).data)
+
+
+def test_a_file_that_another_process_makes_meanwhile(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sqlite3.connect(path).execute("PRAGMA journal_mode=WAL").connection.close()
+    assert path.stat().st_size
+    marks = sqlite_file._marks
+
+    def slow(connection: sqlite3.Connection) -> tuple[int, int]:
+        monkeypatch.setattr(sqlite_file, "_marks", marks)
+        found = marks(connection)
+        with SQLite(path) as other:
+            begin(other, "t", "r", 1)
+        return found
+
+    monkeypatch.setattr(sqlite_file, "_marks", slow)
+    with SQLite(path) as store:
+        assert store.threads() == ["t"]
