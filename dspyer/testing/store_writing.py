@@ -180,6 +180,18 @@ class Owning:
         store.write(append("t", "r", 2, epoch=2))
         assert store.rows("r") == rows(3)
 
+    def test_an_owner_whose_thread_was_removed(self, store: Store) -> None:
+        """Learns that it owns nothing any more, whether the name is taken again or not."""
+        store.write(begin("t", "r", 2))
+        store.remove(["t"])
+        for change in (append("t", "r", 2), Change("t", 1, lease=0.0), begin("t", "s", 1, Point("r", 1), epoch=1)):
+            with refused(ConcurrentRunError, "the owner of a thread that was removed has written"):
+                store.write(change)
+        store.write(begin("t", "new", 1)._replace(next_epoch=1))
+        with refused((ConcurrentRunError, ValueError), "the owner of a removed thread has written to its successor"):
+            store.write(append("t", "r", 2))
+        assert (store.run("r"), store.rows("new")) == (None, rows(1))
+
     def test_threads_have_epochs_of_their_own(self, store: Store) -> None:
         """What happens to one changes no other."""
         store.write(begin("t", "r", 1))
