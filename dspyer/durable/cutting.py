@@ -33,14 +33,19 @@ def left_out(rows: Sequence[Row], kept: Collection[int]) -> tuple[int, list[Span
     for place, row in enumerate(rows[:last]):
         if row.kind in COMMITS:
             head = CommitHead.of(row.head)
-            stays = committed.get(head.scope[0], -1) > place if head.scope else place in kept
+            stays = committed.get(_outermost(head.scope[0]), -1) > place if head.scope else place in kept
         elif row.kind in (ITEM, ONCE, ASK, ANSWER):
-            stays = committed.get(str(row.head[0]).partition("/")[0], -1) > place
+            stays = committed.get(_outermost(str(row.head[0])), -1) > place
         else:
             stays = True
         if not stays:
             gone.append(place)
     return last, spans(gone)
+
+
+def _outermost(execution: str) -> str:
+    """The execution that another one is a part of: `"trunk:2"` of `"trunk:2[0]/trunk:1"`."""
+    return execution.partition("/")[0].partition("[")[0]
 
 
 def spans(places: Iterable[int]) -> list[Span]:

@@ -45,6 +45,7 @@ class History:
         log: the commits.
         points: the row of each.
         steps: the step of each within its run.
+        alone: whether no other branch was live when it was made, for each.
         runs: by last row, the runs in the log.
     """
 
@@ -53,6 +54,7 @@ class History:
         self.log: list[Entry] = []
         self.points: list[Point] = []
         self.steps: list[int] = []
+        self.alone: list[bool] = []
         self.runs: dict[Point, Episode] = {}
         self._places: dict[Point, int] = {}
 
@@ -69,6 +71,16 @@ class History:
     def state(self, place: int | None) -> ImmutableState:
         """The state after a commit; an empty one where there is none."""
         return ImmutableState() if place is None else self.log[place].state
+
+    def in_order(self, at: Point) -> list[int]:
+        """The places of a run's commits in canonical order, those of forks that have not joined last."""
+        told = self.runs[at]
+        settled = set(told.places[: told.settled])
+
+        def order(place: int) -> tuple[bool, int, tuple[int, ...]]:
+            return place not in settled, self.steps[place], self.log[place].commit.branch
+
+        return sorted(dict.fromkeys(told.places), key=order)
 
     def behind(self, heads: Iterable[Point]) -> list[Point]:
         """The last rows of the runs behind some rows, oldest first: as `chapters` gives them."""
@@ -104,6 +116,7 @@ class History:
                 self.log.append(self._moved(entry, name, row, heads, places, found))
                 self.points.append(point)
                 self.steps.append(entry.commit.step)
+                self.alone.append(row.kind == OPEN or CommitHead.of(row.head).settled)
                 self._places[point] = place
             places.append(place)
         resting = places[told.settled] if told.settled >= 0 else (before[0] if before else None)
@@ -149,50 +162,82 @@ def _opening(found: Chapter) -> tuple[Row, Point]:
     return next((row, point) for row, point in zip(found.rows, found.points, strict=True) if row.kind == OPEN)
 
 
+def inner_commits(reader: Reader, found: Chapter, scope: tuple[str, ...]) -> list[Commit]:
+    """The commits inside of an execution, in canonical order. What a graph inside began with is not stored again.
+
+    Args:
+        reader: reads the rows.
+        found: the run that the execution belongs to.
+        scope: ids of the executions around them, the outermost first; without the mark of an item they stand for all
+            items of a map.
+    """
+    commits: dict[tuple[str, ...], list[Commit]] = {}
+    for row, point in zip(found.rows, found.points, strict=True):
+        head = CommitHead.of(row.head) if row.kind in COMMITS else None
+        if head is None or len(head.scope) != len(scope) or not all(map(_is_in, head.scope, scope)):
+            continue
+        siblings = commits.setdefault(head.scope, [])
+        before = (len(siblings) - 1,) if siblings else ()
+        parents = before if head.parents is None else head.parents
+        name = "/".join((found.labels.get(point.run, point.run), *head.scope, head.id))
+        written = written_of(row.content, reader.fetch, reader.decode)
+        siblings.append(reader.commit(head, written, [siblings[parent].id for parent in parents])._replace(id=name))
+    return [
+        commit
+        for inner in sorted(commits, key=lambda inner: [(len(name), name) for name in inner])
+        for commit in sorted(commits[inner], key=lambda commit: (commit.step, commit.branch))
+    ]
+
+
+def _is_in(execution: str, wanted: str) -> bool:
+    return execution == wanted or execution.partition("[")[0] == wanted
+
+
 class Listed:
     """The commits behind a row as people read them: in canonical order run by run, with versions over all of them.
 
     Versions and order of what is behind a row never change, since a thread that goes on only adds to it.
 
     Args:
-        history: has read what is behind the row.
-        head: the row; None for a thread without any.
+        history: has read what is behind the rows.
+        heads: the row; two where threads are about to be merged.
 
     Attributes:
         history: the same.
-        head: the same.
+        heads: the same.
         commits: the commits. Those of forks that have not joined have no version and come last in their run.
         places: where each of them is in the log of the history.
+        runs: the last row of the run of each, as far as it is known here.
     """
 
-    def __init__(self, history: History, head: Point | None) -> None:
+    def __init__(self, history: History, heads: Sequence[Point]) -> None:
         self.history = history
-        self.head = head
+        self.heads = tuple(heads)
         self.places: list[int] = []
         self.commits: list[Commit] = []
+        self.runs: list[Point] = []
         self._by_version: list[int] = []
         self._by_id: dict[str, int] = {}
         self._listed: set[int] = set()
-        for at in history.behind([] if head is None else [head]):
-            self._add(history.runs[at])
+        for at in history.behind(heads):
+            self._add(at)
 
-    def _add(self, told: Episode) -> None:
-        log, steps = self.history.log, self.history.steps
+    def _add(self, at: Point) -> None:
+        history, told = self.history, self.history.runs[at]
         settled = set(told.places[: told.settled])
-        new = [place for place in dict.fromkeys(told.places) if place not in self._listed]
-
-        def order(place: int) -> tuple[bool, int, tuple[int, ...]]:
-            return place not in settled, steps[place], log[place].commit.branch
-
-        for place in sorted(new, key=order):
+        for place in history.in_order(at):
+            if place in self._listed:
+                continue
+            commit = history.log[place].commit
             version = None
             if place in settled:
                 version = len(self._by_version)
                 self._by_version.append(len(self.commits))
             self._listed.add(place)
-            self._by_id.setdefault(log[place].commit.id, len(self.commits))
+            self._by_id.setdefault(commit.id, len(self.commits))
             self.places.append(place)
-            self.commits.append(log[place].commit._replace(version=version, step=steps[place]))
+            self.runs.append(at)
+            self.commits.append(commit._replace(version=version, step=history.steps[place]))
 
     @property
     def versions(self) -> int:
@@ -202,7 +247,7 @@ class Listed:
     @property
     def rest(self) -> int | None:
         """The place in the log of the last commit that all branches shared."""
-        return None if self.head is None else self.history.runs[self.head].resting
+        return self.history.runs[self.heads[-1]].resting if self.heads else None
 
     def number(self, version: int | str) -> int:
         """Which of the commits a version or an id names.
@@ -216,7 +261,7 @@ class Listed:
         if isinstance(version, str):
             if version in self._by_id:
                 return self._by_id[version]
-            newest: Sequence[int] = self.history.runs[self.head].places if self.head is not None else ()
+            newest: Sequence[int] = self.history.runs[self.heads[-1]].places if self.heads else ()
             for place in reversed(newest):
                 name = self.history.log[place].commit.id
                 if name.endswith(f"/{version}") and name in self._by_id:
@@ -229,6 +274,10 @@ class Listed:
             raise LookupError(f"no commit has version {version}: there is none that has a version")
         last = len(self._by_version) - 1
         raise LookupError(f"no commit has version {version}: they go from 0 to {last}; others are known by their id")
+
+    def place(self, version: int | str) -> int:
+        """Where the commit of a version or an id is in the log."""
+        return self.places[self.number(version)]
 
     def state(self, number: int) -> ImmutableState:
         """The state after one of the commits."""

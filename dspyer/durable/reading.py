@@ -175,10 +175,12 @@ class Reader:
         opening = self.opening(of.rows)
         entries: list[Entry] = []
         settled = -1
-        for place, (row, head) in enumerate(of.main()):
+        for place, (row, packed) in enumerate(of.main()):
+            head = packed
             written = written_of(row.content, self.fetch, self.decode)
             if written.patch is None:
                 written = written._replace(patch=opening[1] if opening else {})
+                head = opening_head(head, of.rows)
             parents = head.parents if head.parents is not None else ((place - 1,) if place else ())
             if row.kind == JOIN:
                 entry = self._join(entries, head, written, parents)
@@ -189,13 +191,14 @@ class Reader:
             entries.append(entry)
             settled = place if head.settled else settled
         if not entries and opening is not None and opening[0] != "START":
-            entries.append(self._by_hand(*opening, before))
+            entries.append(self._by_hand(*opening, before, of.rows))
             settled = 0
         return Told(entries, before, settled)
 
-    def _by_hand(self, node: str, patch: Mapping[str, Any], before: ImmutableState) -> Entry:
+    def _by_hand(self, node: str, patch: Mapping[str, Any], before: ImmutableState, rows: Sequence[Row]) -> Entry:
         """A commit that somebody made in the name of a node, whose routes nobody has asked for yet."""
-        commit = Commit("trunk:0", None, node, (), 1, 0, patch, ())
+        head = opening_head(CommitHead("trunk:0", node, 0, 1, True, (), None, (), 0, 0), rows)
+        commit = self._commit(head, Written(patch), (), [])
         return Entry(commit, self.schema.replay(before, patch), (), _NO_TALLY)
 
     def _join(self, log: list[Entry], head: CommitHead, written: Written, parents: tuple[int, ...]) -> Entry:
@@ -206,8 +209,18 @@ class Reader:
         commit = self._commit(head, written, parents, log)._replace(patch=merged.patch)
         return Entry(commit, merged.state, parents, _NO_TALLY, merged.winners, merged.conflicts, merged.resolutions)
 
+    def _commit(self, head: CommitHead, written: Written, parents: tuple[int, ...], log: list[Entry]) -> Commit:
+        return self.commit(head, written, [log[parent].commit.id for parent in parents])
+
     @staticmethod
-    def _commit(head: CommitHead, written: Written, parents: tuple[int, ...], log: list[Entry]) -> Commit:
+    def commit(head: CommitHead, written: Written, parents: Iterable[str]) -> Commit:
+        """A commit as users see it, without version.
+
+        Args:
+            head: its structure.
+            written: what it holds.
+            parents: ids of its parents.
+        """
         return Commit(
             head.id,
             None,
@@ -216,13 +229,19 @@ class Reader:
             head.visit,
             head.step,
             written.patch or {},
-            tuple([log[parent].commit.id for parent in parents]),
+            tuple(parents),
             1,
             head.route,
             written.reason,
             head.started / 1_000,
             head.duration / 1_000_000,
         )
+
+
+def opening_head(head: CommitHead, rows: Iterable[Row]) -> CommitHead:
+    """The head of a run's first commit: what somebody made by hand has the time at which it was made."""
+    made = next((row.head[1] for row in rows if row.kind == OPEN and len(row.head) > 1), None)
+    return head if made is None else head._replace(started=made, duration=0)
 
 
 _NO_TALLY: PersistentMap[Any, int] = PersistentMap()

@@ -1,0 +1,195 @@
+"""What can be read of a thread: its commits, its state at any of them, who wrote what. Nothing is called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from dspyer.durable.history import History, Listed, inner_commits
+from dspyer.durable.reading import chapters
+from dspyer.durable.rows import END, digest
+from dspyer.errors import StoreError
+from dspyer.events import Commit
+from dspyer.scheduler.lineage import last_writer, lineage, touches, value_at
+from dspyer.state import ImmutableState
+from dspyer.stores.base import Point, Store
+from dspyer.threads.starting import Starter
+
+if TYPE_CHECKING:
+    from dspyer.program import CompiledGraph
+
+Moment = int | str | Mapping[str, Any]
+"""A version, the id of a commit, or a state itself."""
+
+
+class Past:
+    """Reads a thread.
+
+    Args:
+        program: the program of the thread.
+        store: where it is kept.
+        name: its name.
+        starter: knows where it stands.
+    """
+
+    def __init__(self, program: CompiledGraph, store: Store, name: str, starter: Starter) -> None:
+        self.name = name
+        self._program = program
+        self._store = store
+        self._starter = starter
+        self._history = History(starter.reader)
+        self._listed = Listed(self._history, ())
+        self._reading = Lock()
+
+    def history(self, inside: int | str | None = None) -> list[Commit]:
+        """Every commit of the thread, over all its runs: who changed what, and when.
+
+        They come run by run in canonical order, with versions from 0 on. Commits of forks that have not joined have no
+        version and come last in their run, and what was abandoned stays. An id names the run too, `"t-42.1/trunk:3"`,
+        as `ctx.execution` does in a node. Nothing that is done later changes what is listed here; a rerun takes the
+        commits that it starts over out of the list, and they can still be read by id.
+
+        Args:
+            inside: version or id of the commit of a node that is a graph itself: lists the commits inside of that
+                node. For a node that has not finished, the id that its commit will have.
+
+        Returns:
+            The commits.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("tag", lambda state: {"tags": [state["word"]]}).add_path(START, "tag", END)
+            >>> t = graph.compile(store=":memory:").thread("t-42")
+            >>> for word in ("bee", "fly"):
+            ...     _ = t.run({"word": word})
+            >>> [(commit.version, commit.id, commit.node) for commit in t.history()][1:3]
+            [(1, 't-42.1/trunk:1', 'tag'), (2, 't-42.2/trunk:0', 'START')]
+        """
+        listed = self._read()
+        return list(listed.commits) if inside is None else self._inside(listed, inside)
+
+    def at(self, version: int | str) -> ImmutableState:
+        """The state after a commit; inside a fork, the state of that commit's branch.
+
+        Args:
+            version: version or id of the commit. An id without a run in front is one of the last run.
+
+        Raises:
+            LookupError: if there is no such commit.
+        """
+        listed = self._read()
+        try:
+            return listed.state(listed.number(version))
+        except LookupError:
+            other = self._elsewhere(version) if isinstance(version, str) else None
+            if other is None:
+                raise
+            return other
+
+    def diff(self, first: Moment, second: Moment) -> dict[str, Any]:
+        """The smallest patch that turns one state into another.
+
+        Args:
+            first: version or id of a commit, or a state: `t.diff(3, other.state)` compares with another thread.
+            second: the same.
+        """
+        return self._state_of(first).diff(self._state_of(second))
+
+    def blame(self, path: str | tuple[Any, ...]) -> Commit:
+        """The commit that last wrote a path of the state, in any run: at, in or above it.
+
+        A value that a merge policy chose belongs to the commit that wrote it, a value that a policy made to the join.
+
+        Args:
+            path: segments with dots between them, or a tuple of keys.
+
+        Raises:
+            LookupError: if nothing has written there.
+        """
+        keys: tuple[Any, ...] = tuple(path.split(".")) if isinstance(path, str) else tuple(path)
+        listed, log = self._read(), self._history.log
+        rest = [] if listed.rest is None else [listed.rest]
+        state = self._history.state(listed.rest)
+        writer = last_writer(log, lineage(log, rest), rest, keys, value_at(state, keys))
+        if writer is not None:
+            return listed.commits[listed.places.index(writer)]
+        name = ".".join(map(str, keys))
+        apart = [commit for commit in listed.commits if touches(commit.patch, keys)]
+        if apart:
+            raise LookupError(
+                f"{name!r} was written by {apart[-1].node!r} (commit {apart[-1].id!r}), but its branch never joined, "
+                "or its run was abandoned: see t.at(id)"
+            )
+        raise LookupError(f"no commit has written {name!r}; fields of the state: {', '.join(state)}")
+
+    def replay(self) -> ImmutableState:
+        """Computes all states again from what is stored, and compares them with what was noted when they were made.
+
+        No node, router, policy or language model is called; reducers fold.
+
+        Returns:
+            The state that the thread has come to.
+
+        Raises:
+            StoreError: if a state differs: what is stored was changed, or a reducer gives something else than it did.
+        """
+        row = self._starter.store.thread(self.name)
+        heads = [row.head] if row is not None and row.head is not None else []
+        root = None if row is None else row.root
+        history = History(self._starter.reader)
+        history.read(heads, root)
+        for found in chapters(self._starter.store, heads, root):
+            at = found.points[-1]
+            state = history.state(history.runs[at].resting)
+            for end in found.rows:
+                if end.kind == END and len(end.head) > 1 and end.head[1] != digest(state):
+                    last = self._read().number(history.log[history.runs[at].resting or 0].commit.id)
+                    commit = self._read().commits[last]
+                    raise StoreError(
+                        f"thread {self.name!r}: the state after version {commit.version} (commit {commit.id!r}) is not "
+                        "the one that its run ended with. What is stored was changed, or a reducer of the schema gives "
+                        "something else than it did then"
+                    )
+        return history.state(history.runs[heads[-1]].resting) if heads else ImmutableState()
+
+    def _state_of(self, moment: Moment) -> ImmutableState:
+        if isinstance(moment, int | str):
+            return self.at(moment)
+        return moment if isinstance(moment, ImmutableState) else ImmutableState(moment)
+
+    def _read(self, also: Point | None = None) -> Listed:
+        """The commits behind the thread's head, read as far as they are new."""
+        row = self._starter.store.thread(self.name)
+        heads = (row.head,) if row is not None and row.head is not None else ()
+        with self._reading:
+            if also is not None:
+                self._history.read([also])
+            if heads != self._listed.heads:
+                self._history.read(heads, row.root if row is not None else None)
+                self._listed = Listed(self._history, heads)
+            return self._listed
+
+    def _elsewhere(self, commit_id: str) -> ImmutableState | None:
+        """The state after a commit of a run that was made for the thread and is not in its past any more."""
+        store, label = self._starter.store, commit_id.partition("/")[0]
+        for run in store.runs(self.name):
+            rows = store.rows(run.id) if run.header.get("label") == label else []
+            if not rows:
+                continue
+            at = Point(run.id, rows[-1].seq)
+            self._read(at)
+            for place in self._history.runs[at].places:
+                if self._history.log[place].commit.id == commit_id:
+                    return self._history.log[place].state
+        return None
+
+    def _inside(self, listed: Listed, version: int | str) -> list[Commit]:
+        outer = listed.commits[listed.number(version)].id if isinstance(version, int) else version
+        label, _, execution = outer.partition("/")
+        store = self._starter.store
+        found: list[Commit] = []
+        for part in chapters(store, listed.heads):
+            if label in part.labels.values():
+                found += inner_commits(self._starter.reader, part, tuple(execution.split("/")))
+        return found
