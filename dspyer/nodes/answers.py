@@ -115,10 +115,15 @@ def validated(answer: Any, frozen: Any, question: Question) -> Any:
         return adapter_of(answer).validate_python(plain)
     except ValidationError as refusal:
         reasons = "; ".join(_reason(problem) for problem in refusal.errors(include_url=False, include_input=False)[:3])
-        wanted = getattr(answer, "__name__", None) or str(answer)
         raise InputError(
-            f"the answer {brief(plain)} to {_named(question)} is no {wanted}: {reasons}. The question is open again"
+            f"the answer {brief(plain)} to {_named(question)} is no {type_name(answer)}: {reasons}. The question is open "
+            "again"
         ) from None
+
+
+def type_name(answer: Any) -> str:
+    """A type of answers as errors show it."""
+    return answer.__name__ if isinstance(answer, type) else str(answer).replace("typing.", "")
 
 
 def _named(question: Question) -> str:

@@ -196,9 +196,10 @@ class Attempt:
                 f"{self._who} asks {key!r} for an answer of {_shape(question)}, and an earlier attempt asked for "
                 f"{_shape(before)}"
             )
+        if place not in memo.answers:
+            self._check_answered(f"asks {key!r} instead")
         if memo.passes(question, self.host.answer):
             return self._answer(place, question, answer)
-        self._check_answered(f"asks {key!r} instead")
         self._open.append(question)
         raise Interrupt([question])
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 from pydantic import ValidationError
 
 from dspyer.errors import NodeOutputError, brief
-from dspyer.nodes.answers import NO_ANSWER, schema_of
+from dspyer.nodes.answers import NO_ANSWER, schema_of, type_name
 from dspyer.nodes.attempt import RESERVED
 from dspyer.nodes.base import Built, Call, Node, Reply
 from dspyer.nodes.binding import Binding, FieldParameter
@@ -178,7 +178,7 @@ def _answer_problems(inquiry: Inquiry, spec: Spec) -> Iterator[str]:
     elif not schema.open:
         reason = _never_fits(inquiry.answer, into, spec)
         if reason:
-            yield f"{spec.who}: no answer of type {_named(inquiry.answer)} fits into {into!r}: {reason}"
+            yield f"{spec.who}: no answer of type {type_name(inquiry.answer)} fits into {into!r}: {reason}"
 
 
 def _never_fits(answer: Any, into: str, spec: Spec) -> str:
@@ -211,7 +211,3 @@ def _samples(answer: Any) -> tuple[Any, ...]:
         return tuple(answer)
     known: dict[Any, tuple[Any, ...]] = {bool: (True, False), int: (7,), float: (7.5,), str: ("text",)}
     return known.get(answer, ())
-
-
-def _named(answer: Any) -> str:
-    return getattr(answer, "__name__", None) or str(answer)

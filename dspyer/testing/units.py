@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import dspy
 
 from dspyer.building.blueprint import Blueprint
-from dspyer.errors import GraphError, suggestion
+from dspyer.errors import GraphError, Interrupt, Interrupted, suggestion
 from dspyer.hints import signature_of
-from dspyer.nodes import Call, Context, Node, Router, Send, build_node, check_resources, resources_of
+from dspyer.nodes import (
+    Alone,
+    Attempt,
+    Call,
+    Context,
+    Interrupts,
+    Node,
+    Router,
+    Send,
+    answering,
+    build_node,
+    check_resources,
+    first_of,
+    resources_of,
+)
 from dspyer.patch import plain_patch
 from dspyer.program import CompiledGraph
 from dspyer.scheduler.topology import START
@@ -21,7 +36,12 @@ Resources = Mapping[type, object] | Sequence[object] | None
 
 
 def call_node(
-    program: CompiledGraph, node: str, state: Mapping[str, Any], *, resources: Resources = None
+    program: CompiledGraph,
+    node: str,
+    state: Mapping[str, Any],
+    *,
+    resources: Resources = None,
+    interrupts: Interrupts = None,
 ) -> dict[str, Any]:
     """Calls one node of a program as a run would: binding, permissions and validation included.
 
@@ -30,12 +50,14 @@ def call_node(
         node: name of the node.
         state: the fields that are there; those with a default may be left out.
         resources: as in `program.run`.
+        interrupts: answers to questions, as in `program.run`.
 
     Returns:
         The patch that the node would commit, with plain values.
 
     Raises:
         GraphError: if there is no such node.
+        Interrupted: if the node asks what `interrupts` does not answer.
         Exception: what the node raises, or the validation of what it returns.
 
     Example:
@@ -45,15 +67,22 @@ def call_node(
         {'n': 8}
     """
     blueprint = program.graph
-    call = _call(program, node, state, resources, [_node(blueprint, node)])
-    reply = blueprint.nodes[node].call(call)
+    call = _call(program, node, state, resources, [_node(blueprint, node)], interrupts)
+    with _unanswered(blueprint):
+        reply = blueprint.nodes[node].call(call)
+        call.context.attempt.finish()
     schema = blueprint.topology.schema
     patch, _ = schema.commit(call.state, reply.updates, node=node, commit_id="test", whole=reply.whole)
     return plain_patch(patch)
 
 
 def route(
-    program: CompiledGraph, node: str, state: Mapping[str, Any], *, resources: Resources = None
+    program: CompiledGraph,
+    node: str,
+    state: Mapping[str, Any],
+    *,
+    resources: Resources = None,
+    interrupts: Interrupts = None,
 ) -> list[str | Send]:
     """Asks the edges and routers of a node where a branch would go.
 
@@ -62,12 +91,14 @@ def route(
         node: name of the node, or `START`.
         state: the state after the node.
         resources: as in `program.run`.
+        interrupts: answers to questions, as in `program.run`.
 
     Returns:
         The targets, each name once.
 
     Raises:
         GraphError: if there is no such node.
+        Interrupted: if a router asks what `interrupts` does not answer.
         RouteError: if a router goes to no target.
 
     Example:
@@ -81,12 +112,13 @@ def route(
     if node != START:
         _node(blueprint, node)
     ways = blueprint.exits[node]
-    call = _call(program, node, state, resources, [way for way in ways if isinstance(way, Router)])
+    call = _call(program, node, state, resources, [way for way in ways if isinstance(way, Router)], interrupts)
     found: list[str | Send] = []
-    for way in ways:
-        for target in (way,) if isinstance(way, str) else way.decide(call).targets:
-            if isinstance(target, Send) or target not in found:
-                found.append(target)
+    with _unanswered(blueprint):
+        for way in ways:
+            for target in (way,) if isinstance(way, str) else way.decide(call).targets:
+                if isinstance(target, Send) or target not in found:
+                    found.append(target)
     return found
 
 
@@ -160,9 +192,23 @@ def _call(
     fields: Mapping[str, Any],
     resources: Resources,
     users: Sequence[Node | Router],
+    interrupts: Interrupts,
 ) -> Call:
     schema = program.graph.topology.schema
     given = resources_of(resources)
     check_resources(users, given)
     _, state = schema.commit(schema.initial({}), fields, node="the state of the test", commit_id="test", whole=True)
-    return Call(ImmutableState(state), Context("test", node), program, None, given)
+    host = Alone(first_of(answering(interrupts), program.graph.answer))
+    return Call(ImmutableState(state), Context("test", node, attempt=Attempt(host, node)), program, None, given)
+
+
+@contextmanager
+def _unanswered(blueprint: Blueprint) -> Iterator[None]:
+    """A question that nobody answers is an error here."""
+    try:
+        yield
+    except Interrupt as interrupt:
+        asked = ", ".join(f"{one.key!r}: {one.text}" for one in interrupt.questions)
+        raise Interrupted(
+            f"graph {blueprint.name!r} asks {asked}; give the answer with interrupts={{...}}", interrupt.questions
+        ) from None

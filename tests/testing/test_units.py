@@ -10,7 +10,7 @@ from dspy.utils import DummyLM
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, Send, reducers
-from dspyer.errors import GraphError, NodeOutputError, UnsetFieldError
+from dspyer.errors import GraphError, Interrupted, NodeOutputError, UnsetFieldError
 from dspyer.testing import call_node, route, stub
 
 
@@ -83,3 +83,30 @@ def test_stub_keeps_permissions_and_validation() -> None:
         stub(program(), search={"findings": 3})(question="bees")
     with pytest.raises(GraphError, match="weather"):
         stub(program(), search=lambda weather: None)
+
+
+def asking(**options: Any) -> CompiledGraph:
+    graph = Graph().add_node("work", lambda ctx: {"ok": ctx.interrupt("ok", "Sure?")})
+    graph.add_interrupt("approve", question="Send {ok}?", into="approved").add_path(START, "work", "approve")
+    graph.add_conditional_edges("approve", lambda ctx: ctx.interrupt("left", "Left?"), {True: "work", False: END})
+    return graph.compile(**options)
+
+
+def test_questions_of_nodes_and_routes_get_an_answer() -> None:
+    assert call_node(asking(), "work", {}, interrupts={"ok": False}) == {"ok": False}
+    assert call_node(asking(interrupts={"ok": True}), "work", {}) == {"ok": True}
+    assert call_node(asking(), "approve", {"ok": 1}, interrupts=lambda question: question.text == "Send 1?") == {
+        "approved": True
+    }
+    assert route(asking(), "approve", {}, interrupts={"left": True}) == ["work"]
+
+
+def test_questions_without_an_answer_are_an_error() -> None:
+    for call in (lambda: call_node(asking(), "work", {}), lambda: route(asking(), "approve", {})):
+        with pytest.raises(Interrupted, match=r"asks '(ok': Sure|left': Left)\?; give the answer with interrupts="):
+            call()
+
+
+def test_stub_takes_the_place_of_a_question() -> None:
+    program = stub(asking(interrupts={"left": False}), work={"ok": 1}, approve={"approved": False})
+    assert program().approved is False

@@ -1,0 +1,214 @@
+"""Nodes that ask: what is asked, where the answer goes, what is refused when the graph is built."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Literal
+
+import pytest
+from pydantic import BaseModel, Field
+
+from dspyer import END, START, CompiledGraph, Context, Graph, ImmutableState, Send
+from dspyer.errors import GraphError, InputError, NodeOutputError, UnsetFieldError
+from dspyer.testing import call_node
+from tests.core.conftest import Play, play
+
+__all__ = ["play"]
+
+
+class Mail(BaseModel):
+    draft: str = "Dear Ada"
+    price: float = 2.5
+    parts: list[str] = ["a", "b"]
+    count: int = Field(default=0, gt=100)
+    tone: Literal["warm", "cold"] = "warm"
+    table: dict[str, int] = {}
+    approved: bool = False
+    note: str | None = None
+    unset: str
+
+
+def asking(schema: type[BaseModel] | None = Mail, **options: Any) -> Graph:
+    graph = Graph(schema, inputs=["draft"] if schema else None)
+    return graph.add_interrupt("approve", **options).add_path(START, "approve", END)
+
+
+def shout(draft: str, tone: str) -> str:
+    return f"{tone}: {draft.upper()}"
+
+
+def peek(state: ImmutableState, ctx: Context) -> str:
+    return f"{state['draft']} at {ctx.node}"
+
+
+QUESTIONS: dict[str, tuple[Any, str]] = {
+    "text": ("Send it?", "Send it?"),
+    "field": ("Send {draft}?", "Send Dear Ada?"),
+    "values as plain ones": ("{parts} {approved} {note}", "['a', 'b'] False None"),
+    "formats": ("{price:.2f} {draft!r:>12}", "2.50   'Dear Ada'"),
+    "braces": ("{{draft}} is {draft}", "{draft} is Dear Ada"),
+    "function": (shout, "warm: DEAR ADA"),
+    "function of the state": (peek, "Dear Ada at approve"),
+    "lambda of nothing": (lambda: "Go?", "Go?"),
+}
+
+
+@pytest.mark.parametrize(("question", "text"), QUESTIONS.values(), ids=QUESTIONS)
+def test_what_is_asked(play: Play, question: Any, text: str) -> None:
+    program = asking(question=question, into="approved").compile()
+    run = play(program, {})
+    assert [(asked.text, asked.key, asked.node) for asked in run.questions] == [(text, "approve", "approve")]
+    done = play(program, {}, interrupts={"approve": True})
+    assert done.state["approved"] is True
+    assert done.commits[-1].patch == {"approved": True}
+
+
+def test_values_are_text_and_no_more() -> None:
+    program = asking(question="Send {draft}?", into="approved").compile()
+    assert program.run({"draft": "{price} {0.__class__}"}).questions[0].text == "Send {price} {0.__class__}?"
+
+
+ANSWERS: dict[str, tuple[Any, str, Any, Any]] = {
+    "no": (bool, "approved", False, False),
+    "zero": (float, "price", 0, 0.0),
+    "empty": (str, "draft", "", ""),
+    "none": (str | None, "note", None, None),
+    "literal": (Literal["warm", "cold"], "tone", "cold", "cold"),
+    "mapping, as a whole": (dict[str, int], "table", {"b": 2}, {"b": 2}),
+    "some fit": (Literal["warm", "odd"], "tone", "warm", "warm"),
+    "text that may be a number": (str, "price", "3.5", 3.5),
+    "a number that may be large enough": (int, "count", 200, 200),
+}
+
+
+@pytest.mark.parametrize(("kind", "into", "given", "stored"), ANSWERS.values(), ids=ANSWERS)
+def test_where_the_answer_goes(kind: Any, into: str, given: Any, stored: Any) -> None:
+    program = asking(question="?", answer=kind, into=into).compile(store=":memory:")
+    program.thread("t").run({})
+    run = program.thread("t").resume({"approve": given})
+    assert (run.status, run.state.to_dict()[into]) == ("completed", stored)
+
+
+def test_nothing_is_called_again() -> None:
+    calls: list[str] = []
+
+    def text(draft: str) -> str:
+        calls.append("text")
+        return draft
+
+    graph = Graph(Mail, inputs=["draft"]).add_node("write", lambda: calls.append("write"), writes=[])
+    graph.add_interrupt("approve", question=text, into="approved").add_path(START, "write", "approve", END)
+    thread = graph.compile(store=":memory:").thread("t")
+    thread.run({})
+    assert thread.resume({"approve": "yes"}).state["approved"] is True
+    assert calls == ["write", "text"]
+
+
+def test_a_question_without_answer_waits() -> None:
+    graph = asking(question="Look at {draft}", answer=None)
+    run = graph.compile().run({})
+    assert run.questions[0].answer is None
+    thread = graph.compile(store=":memory:").thread("t")
+    thread.run({})
+    assert thread.resume().status == "completed"
+    assert isinstance(graph.compile(interrupts={"approve": False}).run({}).error, InputError)
+
+
+def test_edges_after_it_follow_the_answer() -> None:
+    graph = Graph(Mail, inputs=["draft"]).add_interrupt("approve", question="{draft}?", into="approved")
+    graph.add_node("send", lambda: {"draft": "sent"}, writes=["draft"]).add_edge(START, "approve")
+    graph.add_conditional_edges("approve", "approved", {True: "send", False: END}).add_edge("send", END)
+    for answer, draft in ((True, "sent"), (False, "Dear Ada")):
+        assert graph.compile().run({}, interrupts={"approve": answer}).state["draft"] == draft
+
+
+def test_a_send_brings_what_is_asked_about() -> None:
+    graph = Graph().add_interrupt("approve", question="Send {doc}?", into="ok").add_edge("approve", END)
+    graph.add_conditional_edges(START, lambda: [Send("approve", {"doc": "a"})], ["approve"])
+    assert graph.compile().run({}).questions[0].text == "Send a?"
+
+
+def test_what_it_declares() -> None:
+    program = asking(question="Send {draft}?", into="approved").compile()
+    graph = program.graph
+    assert "approve: reads draft; writes approved; -> END" in graph.explain()
+    assert 'approve_{{"approve"}}' in graph.to_mermaid()
+    assert "approve: interrupt" in graph.to_svg()
+    text = inspect.getsource(type(program))
+    assert """graph.add_interrupt("approve", question='Send {draft}?', answer=bool, into="approved")""" in text
+    shown = inspect.getsource(type(asking(question=shout, answer=None).compile()))
+    assert 'graph.add_interrupt("approve", question=shout, answer=None)' in shown
+    assert "def shout(draft: str, tone: str)" in shown
+
+
+def test_without_a_schema_its_fields_are_inputs() -> None:
+    graph = asking(None, question="Send {draft}?", into="approved")
+    with pytest.raises(InputError, match="'draft', read by 'approve'"):
+        graph.compile().run({})
+
+
+async def later() -> str:
+    return "?"
+
+
+PROBLEMS: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown field": ({"question": "{drift}?"}, "{drift} in its question is no field of the state"),
+    "near miss": ({"question": "{drift}?"}, "Did you mean 'draft'?"),
+    "attribute": ({"question": "{draft.title}"}, "its question names 'draft.title': braces hold the name of a field"),
+    "item": ({"question": "{parts[0]}"}, "its question names 'parts[0]'"),
+    "nothing": ({"question": "{}"}, "its question names '{}'"),
+    "position": ({"question": "{0}"}, "its question names '0'"),
+    "format by a field": ({"question": "{draft:{count}}"}, "formats 'draft' by another field"),
+    "one brace": ({"question": "{draft"}, "is no template"),
+    "no question": ({"question": 3}, "its question is 3: give a text, or a function of fields"),
+    "unknown parameter": ({"question": lambda drift: drift}, "its parameter 'drift' is no field of the state"),
+    "async": ({"question": later}, "its question is an async function"),
+    "into nowhere": ({"question": "?", "into": None}, "its answer goes nowhere, so a no would change nothing"),
+    "into an unknown field": ({"question": "?", "into": "aproved"}, "Did you mean 'approved'?"),
+    "nothing into": ({"question": "?", "answer": None}, "it takes no answer that into='approved' could get"),
+    "no type": ({"question": "?", "answer": 3}, "answer=3 is no type of answers"),
+    "a function": ({"question": "?", "answer": shout}, "is no type of answers (a function)"),
+    "yes into text": ({"question": "?", "into": "draft"}, "no answer of type bool fits into 'draft'"),
+    "number into text": ({"question": "?", "answer": int, "into": "note"}, "no answer of type int fits into 'note'"),
+    "text into a list": ({"question": "?", "answer": str, "into": "parts"}, "no answer of type str fits into 'parts'"),
+    "none of a literal": (
+        {"question": "?", "answer": Literal["odd"], "into": "tone"},
+        "no answer of type Literal['odd'] fits into 'tone'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "text"), PROBLEMS.values(), ids=PROBLEMS)
+def test_what_is_found_at_build(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(GraphError) as caught:
+        asking(**{"into": "approved", **options}).compile()
+    assert "node 'approve'" in str(caught.value)
+    assert text in str(caught.value)
+
+
+def test_its_name_is_no_key_of_compile() -> None:
+    graph = Graph().add_interrupt("before", question="?", into="ok").add_path(START, "before", END)
+    with pytest.raises(GraphError, match=r"compile\(interrupt_before=\) has this key"):
+        graph.compile()
+
+
+RUNTIME: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "unset": ({"question": "{unset}"}, UnsetFieldError, "node 'approve' reads 'unset'"),
+    "format": ({"question": "{draft:.2f}"}, NodeOutputError, "its question '{draft:.2f}' does not fit the state"),
+    "no text": ({"question": lambda: 3}, NodeOutputError, "its question is 3, of type int"),
+}
+
+
+@pytest.mark.parametrize(("options", "kind", "text"), RUNTIME.values(), ids=RUNTIME)
+def test_what_is_found_in_a_run(options: dict[str, Any], kind: type[Exception], text: str) -> None:
+    graph = Graph(Mail).add_node("set", lambda: None, writes=["unset"])
+    graph.add_interrupt("approve", **options, into="approved").add_path(START, "set", "approve", END)
+    error = graph.compile().run({"draft": "x"}).error
+    assert isinstance(error, kind)
+    assert text in str(error)
+
+
+def test_called_alone() -> None:
+    program: CompiledGraph = asking(question="Send {draft}?", into="approved").compile()
+    assert call_node(program, "approve", {"draft": "x"}, interrupts={"approve": 0}) == {}
+    assert call_node(program, "approve", {"draft": "x"}, interrupts={"approve": 1}) == {"approved": True}
