@@ -19,6 +19,21 @@ Decode = Callable[[Any], Any]
 """Makes a frozen value of its JSON form."""
 
 
+class Unreadable(dict[str, Any]):
+    """The patch of a commit that cannot be read, or that builds on one: empty, and says why.
+
+    Attributes:
+        error: why.
+    """
+
+    def __init__(self, error: str) -> None:
+        super().__init__()
+        self.error = error
+
+    def __repr__(self) -> str:
+        return f"<unreadable: {self.error}>"
+
+
 class Written(NamedTuple):
     """What a commit holds beside its structure.
 

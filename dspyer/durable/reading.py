@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dspyer.durable.contents import Written
+from dspyer.durable.contents import Unreadable, Written
 from dspyer.durable.cutting import without
+from dspyer.durable.former import former_schema
 from dspyer.durable.replaying import written_of
 from dspyer.durable.rows import COMMITS, END, JOIN, OPEN, RESUME, CommitHead
 from dspyer.errors import StoreError
@@ -31,6 +34,7 @@ class Chapter(NamedTuple):
         rows: its rows, in the order in which they were written, without those that a later part has left out.
         points: the place of each of these rows.
         labels: by id of each part, its name for people.
+        shapes: by id of each part, the id of the fingerprint of the graph that made it.
     """
 
     run: RunRow
@@ -38,6 +42,12 @@ class Chapter(NamedTuple):
     rows: tuple[Row, ...]
     points: tuple[Point, ...]
     labels: Mapping[str, str]
+    shapes: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def shape(self) -> str:
+        """The id of the fingerprint of the graph that made its newest part; `""` if it is not known."""
+        return str(self.run.header.get("shape", ""))
 
     @property
     def status(self) -> str | None:
@@ -82,10 +92,33 @@ def chapter(store: Store, at: Point) -> Chapter:
         if part.header.get("without"):
             rows, places = without(rows, part.header["without"])
             points = [points[place] for place in places]
+        if part.header.get("names"):
+            rows = [renamed(row, part.header["names"]) for row in rows]
         rows += its_rows
         points += [Point(part.id, row.seq) for row in its_rows]
     labels = {part.id: str(part.header.get("label", part.id)) for part, _ in parts}
-    return Chapter(parts[0][0], run.parents, tuple(rows), tuple(points), labels)
+    shapes = {part.id: str(part.header.get("shape", "")) for part, _ in parts}
+    return Chapter(parts[0][0], run.parents, tuple(rows), tuple(points), labels, shapes)
+
+
+def renamed(row: Row, names: Mapping[str, str]) -> Row:
+    """A row with new names of nodes.
+
+    Args:
+        row: the row.
+        names: new names of nodes by their old ones.
+    """
+    if row.kind == OPEN:
+        return row._replace(head=(names.get(row.head[0], row.head[0]), *row.head[1:]))
+    if row.kind not in COMMITS:
+        return row
+    head = CommitHead.of(row.head)
+    if head.scope:
+        return row
+    author, _, node = head.node.rpartition(":")
+    now = names.get(node, node)
+    route = tuple([names.get(target, target) for target in head.route])
+    return row._replace(head=head._replace(node=f"{author}:{now}" if author else now, route=route).packed())
 
 
 def run_of(store: Store, run: str) -> RunRow:
@@ -130,11 +163,20 @@ def chapters(
 
 
 class Told(NamedTuple):
-    """The commits of a chapter, each with its state, in the order in which they were written."""
+    """The commits of a chapter, each with its state, in the order in which they were written.
+
+    Attributes:
+        entries: the commits. The first one that cannot be read has an `Unreadable` patch and the state before it, and
+            so have those that come after it.
+        before: the state before them.
+        settled: the place of the last one that can be read and after which all branches were one; -1 if there is none.
+        broken: why one cannot be read; "" if all can.
+    """
 
     entries: list[Entry]
     before: ImmutableState
     settled: int
+    broken: str = ""
 
     @property
     def resting(self) -> ImmutableState:
@@ -149,9 +191,12 @@ class Reader:
         store: where they are kept.
         schema: types and reducers of the fields.
         decode: what makes frozen values of their JSON form.
+        shape: the id of the fingerprint of the graph; what other graphs have written is folded as they did it.
     """
 
-    def __init__(self, store: Store, schema: Schema, decode: Decode = encoding.decode) -> None:
+    def __init__(self, store: Store, schema: Schema, decode: Decode = encoding.decode, shape: str = "") -> None:
+        self.shape = shape
+        self._former: dict[str, Schema] = {}
         self.fetch: Fetch = store.blobs
         self.store = store
         self.schema = schema
@@ -172,28 +217,77 @@ class Reader:
             of: the chapter.
             before: the state that it goes on from.
         """
-        opening = self.opening(of.rows)
+        opening = self._try_opening(of.rows)
+        schema_at = self._schemas(of)
         entries: list[Entry] = []
-        settled = -1
-        for place, (row, packed) in enumerate(of.main()):
-            head = packed
-            written = written_of(row.content, self.fetch, self.decode)
-            if written.patch is None:
-                written = written._replace(patch=opening[1] if opening else {})
-                head = opening_head(head, of.rows)
+        settled, broken = -1, ""
+        for place, (row, head) in enumerate(of.main()):
             parents = head.parents if head.parents is not None else ((place - 1,) if place else ())
-            if row.kind == JOIN:
-                entry = self._join(entries, head, written, parents)
-            else:
+            if not broken:
+                try:
+                    entry = self._entry(row, head, parents, entries, before, opening, of, schema_at(row))
+                except Exception as error:  # noqa: BLE001 - whatever is wrong with it: the rest stays readable
+                    broken = f"commit {head.id} of {head.node!r} cannot be read: {type(error).__name__}: {error}"
+                else:
+                    settled = place if head.settled else settled
+            if broken:
                 state = entries[parents[0]].state if parents else before
-                after = self.schema.replay(state, written.patch or {})
-                entry = Entry(self._commit(head, written, parents, entries), after, parents, _NO_TALLY)
+                commit = self._commit(head, Written(Unreadable(broken)), parents, entries)
+                entry = Entry(commit, state, parents, _NO_TALLY)
             entries.append(entry)
-            settled = place if head.settled else settled
         if not entries and opening is not None and opening[0] != "START":
             entries.append(self._by_hand(*opening, before, of.rows))
             settled = 0
-        return Told(entries, before, settled)
+        return Told(entries, before, settled, broken)
+
+    def _entry(
+        self,
+        row: Row,
+        head: CommitHead,
+        parents: tuple[int, ...],
+        entries: list[Entry],
+        before: ImmutableState,
+        opening: tuple[str, Mapping[str, Any]] | None,
+        of: Chapter,
+        schema: Schema,
+    ) -> Entry:
+        written = written_of(row.content, self.fetch, self.decode)
+        if written.patch is None:
+            if opening is None:
+                self.opening(of.rows)  # says why there is none
+            written = written._replace(patch=opening[1] if opening else {})
+            head = opening_head(head, of.rows)
+        if row.kind == JOIN:
+            return self._join(entries, head, written, parents, schema)
+        state = entries[parents[0]].state if parents else before
+        after = schema.replay(state, written.patch or {})
+        return Entry(self._commit(head, written, parents, entries), after, parents, _NO_TALLY)
+
+    def _try_opening(self, rows: Iterable[Row]) -> tuple[str, Mapping[str, Any]] | None:
+        try:
+            return self.opening(rows)
+        except Exception:  # noqa: BLE001 - the commit that it belongs to says so
+            return None
+
+    def schema_of(self, shape: str) -> Schema:
+        """The schema that folds what a graph has written.
+
+        Args:
+            shape: the id of its fingerprint; "" if it is not known.
+        """
+        if shape in ("", self.shape):
+            return self.schema
+        if shape not in self._former:
+            found = self.fetch([shape]).get(shape)
+            self._former[shape] = self.schema if found is None else former_schema(json.loads(found), self.schema)
+        return self._former[shape]
+
+    def _schemas(self, of: Chapter) -> Callable[[Row], Schema]:
+        if len(set(of.shapes.values())) < 2:
+            schema = self.schema_of(of.shape)
+            return lambda _: schema
+        shapes = {id(row): of.shapes[point.run] for row, point in zip(of.rows, of.points, strict=True)}
+        return lambda row: self.schema_of(shapes[id(row)])
 
     def _by_hand(self, node: str, patch: Mapping[str, Any], before: ImmutableState, rows: Sequence[Row]) -> Entry:
         """A commit that somebody made in the name of a node, whose routes nobody has asked for yet."""
@@ -201,9 +295,11 @@ class Reader:
         commit = self._commit(head, Written(patch), (), [])
         return Entry(commit, self.schema.replay(before, patch), (), _NO_TALLY)
 
-    def _join(self, log: list[Entry], head: CommitHead, written: Written, parents: tuple[int, ...]) -> Entry:
+    def _join(
+        self, log: list[Entry], head: CommitHead, written: Written, parents: tuple[int, ...], schema: Schema
+    ) -> Entry:
         node = head.node.removeprefix("join:")
-        merged = Join(log, node, self.schema, resolved_as(written.resolutions), len(log)).merge(
+        merged = Join(log, node, schema, resolved_as(written.resolutions), len(log)).merge(
             parents, [log[parent].state for parent in parents]
         )
         commit = self._commit(head, written, parents, log)._replace(patch=merged.patch)
@@ -228,7 +324,7 @@ class Reader:
             head.branch,
             head.visit,
             head.step,
-            written.patch or {},
+            {} if written.patch is None else written.patch,
             tuple(parents),
             1,
             head.route,

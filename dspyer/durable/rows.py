@@ -19,17 +19,18 @@ content.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import blake2b
 from traceback import format_exception
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dspyer.durable.contents import Written, encode_written
-from dspyer.events import Path
+from dspyer.durable.forms import Forms
+from dspyer.events import Commit, Path
 from dspyer.scheduler.lineage import Entry
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Row
 from dspyer.stores.content import Content
-from dspyer.values import FrozenDict, encoding
+from dspyer.values import FrozenDict
 
 OPEN = "open"
 COMMIT = "commit"
@@ -42,6 +43,8 @@ ASK = "ask"
 ANSWER = "answer"
 RESUME = "resume"
 END = "end"
+
+NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 COMMITS = (COMMIT, JOIN, UPDATE, MERGE)
 """Rows that are commits."""
@@ -161,14 +164,12 @@ def commit_draft(
     return Draft(kind, head.packed(), Content(written, encode_written))
 
 
-def end_draft(
-    status: str, state: ImmutableState | None, failures: Iterable[tuple[str, Path, str, BaseException]]
-) -> Draft:
+def end_draft(status: str, fingerprint: str | None, failures: Iterable[tuple[str, Path, str, BaseException]]) -> Draft:
     """The row that says how a run ended.
 
     Args:
         status: `"completed"`, `"failed"`, `"interrupted"` or `"stopped"`.
-        state: the final state of a completed run.
+        fingerprint: that of the final state of a completed run.
         failures: node, branch, execution and error of each failure. An error is kept as text.
     """
     failed = [
@@ -182,30 +183,49 @@ def end_draft(
         }
         for node, path, execution, error in failures
     ]
-    head = (status,) if state is None else (status, digest(state))
+    head = (status,) if fingerprint is None else (status, fingerprint)
     return Draft(END, head, Content(failed, list) if failed else None)
 
 
 def digest(state: ImmutableState) -> str:
     """A fingerprint of a state: the same for equal states, in every process."""
-    return blake2b(encoding.to_json(state).encode(), digest_size=16).hexdigest()
+    return Forms().digest(state)
 
 
-def resume_draft(count: int, executions: Iterable[str]) -> Draft:
+def resume_draft(count: int, executions: Iterable[str], beside: Mapping[str, bytes] | None = None) -> Draft:
     """The row that says that a run was taken up again.
 
     Args:
         count: how often without a step forward in between.
         executions: what is called again.
+        beside: the fingerprint of the graph by its id, if it is another one than before.
     """
-    return Draft(RESUME, (count, list(executions)))
+    return Draft(RESUME, (count, list(executions)), Content(None, beside=beside) if beside else None)
 
 
-def open_draft(node: str, patch: Mapping[str, Any]) -> Draft:
+def open_draft(
+    node: str, patch: Mapping[str, Any], made: float | None = None, beside: Mapping[str, bytes] = NOTHING
+) -> Draft:
     """The row of the patch with which a run begins.
 
     Args:
-        node: who makes it: `START` for inputs.
+        node: who makes it: `START` for inputs, or a node in whose name somebody commits by hand.
         patch: the patch.
+        made: when somebody made it by hand, seconds since the epoch.
+        beside: the fingerprint of the graph by its id.
     """
-    return Draft(OPEN, (node,), Content(Written(patch), encode_written))
+    head = (node,) if made is None else (node, int(made * 1_000))
+    return Draft(OPEN, head, Content(Written(patch), encode_written, beside))
+
+
+def hand_draft(kind: str, commit: Commit, written: Written) -> Draft:
+    """The row of a commit that no node has made.
+
+    Args:
+        kind: `UPDATE` or `MERGE`.
+        commit: the commit.
+        written: its patch, and what the merge policies decided.
+    """
+    started = int(commit.started * 1_000)
+    head = CommitHead(commit.id, commit.node, commit.step, commit.visit, True, commit.route, None, (), started, 0)
+    return Draft(kind, head.packed(), Content(written, encode_written))
