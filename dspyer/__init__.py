@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dspyer import errors, events, policies, reducers
 from dspyer.errors import DspyerError
-from dspyer.events import Commit, MergedConflict
+from dspyer.events import Commit, MergedConflict, Question
 from dspyer.graph import Graph
 from dspyer.merge import Conflict
 from dspyer.nodes import Command, Context, Send
@@ -33,6 +33,7 @@ __all__ = [
     "Graph",
     "ImmutableState",
     "MergedConflict",
+    "Question",
     "Replace",
     "Run",
     "Send",
