@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import psycopg
@@ -26,6 +26,9 @@ from dspyer.stores.postgres_connections import Connection
 
 MAX_NAME = 2_500
 """Bytes of a thread's name: what an index of PostgreSQL can hold."""
+
+MESSAGE = 16 * 1024 * 1024
+"""Bytes of blobs that are sent together."""
 
 # How far a commit waits: on the disk as the server is set up for it, or until the server has it in its memory.
 _FLUSHED = (
@@ -68,7 +71,8 @@ _LAST = """
 _ROWS = "SELECT seq, kind, head, data, refs FROM {s}.entry WHERE run = %b AND seq >= %b AND seq <= %b"
 _BEGIN_RUN = "INSERT INTO {s}.run (id, thread, parents, header) VALUES (%b, %b, %b, %b)"
 _MISSING = "SELECT id FROM unnest(%b::text[]) AS id WHERE NOT EXISTS (SELECT FROM {s}.blob WHERE blob.id = id.id)"
-_BLOB = "INSERT INTO {s}.blob (id, data) VALUES (%b, %b) ON CONFLICT DO NOTHING"
+_BLOBS = """
+    INSERT INTO {s}.blob (id, data) SELECT * FROM unnest(%b::text[], %b::bytea[]) ORDER BY 1 ON CONFLICT DO NOTHING"""
 _SNAPSHOT = """
     INSERT INTO {s}.snapshot (run, seq, data, refs) VALUES (%b, %b, %b, %b)
     ON CONFLICT (run, seq) DO UPDATE SET data = excluded.data, refs = excluded.refs"""
@@ -198,8 +202,10 @@ class Writer:
     def _add(self, execute: _Execute, change: Change, written: Written, admitted: Admitted) -> None:
         packed, snapshot = written.rows, written.snapshot
         if packed.blobs:
-            for (name,) in execute(_MISSING, (list(packed.blobs),)):
-                execute(_BLOB, (name, packed.blobs[name]))
+            # In one order by all: two that bring the same blobs wait for each other, and not in a circle.
+            missing = sorted(name for (name,) in execute(_MISSING, (list(packed.blobs),)))
+            for batch in _batches({name: packed.blobs[name] for name in missing}):
+                execute(_BLOBS, (list(batch), list(batch.values())))
         if admitted.rows:
             new = len(change.rows) - len(admitted.rows)
             values = {name: column[new:] for name, column in packed._asdict().items() if name != "blobs"}
@@ -221,6 +227,20 @@ def _is_usual(change: Change) -> bool:
         return bool(change.rows) and change.head is None
     own_head = change.head is None or (change.head.run == change.rows_of and bool(change.rows))
     return change.epoch > 0 and own_head
+
+
+def _batches(blobs: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
+    """The blobs in parts that one message can hold."""
+    batch: dict[str, bytes] = {}
+    size = 0
+    for name, data in blobs.items():
+        if batch and size + len(data) > MESSAGE:
+            yield batch
+            batch, size = {}, 0
+        batch[name] = data
+        size += len(data)
+    if batch:
+        yield batch
 
 
 def _require(execute: _Execute, point: Point | None) -> None:

@@ -72,6 +72,18 @@ class Racing(Opened):
             assert found == rows(1) + wanted
             assert _is_whole(store, f"r{number}")
 
+    def test_many_threads_write_the_same_large_values(self, store: Store) -> None:
+        """In another order each: nobody waits for ever, and all can be read."""
+        texts = [BLOB + str(number) for number in range(6)]
+
+        def work(number: int) -> None:
+            for turn in range(4):
+                values = [f"{turn} {text}" for text in (texts if number % 2 else reversed(texts))]
+                store.write(begin(f"t{turn}-{number}", f"r{turn}-{number}", 1)._replace(rows=[row(0, values)]))
+
+        _together(work)
+        assert all(_is_whole(store, f"r{turn}-{number}") for turn in range(4) for number in range(THREADS))
+
     def test_nobody_sees_the_half_of_a_change(self, store: Store) -> None:
         """Rows that are written together are there together."""
         store.write(begin("t", "r", 2))

@@ -55,7 +55,7 @@ changes = st.builds(
     rows,
     st.none() | st.builds(Snapshot, points, st.just(content({"v": 1}))),
     st.booleans(),
-)
+).map(lambda change: change if change.thread else change._replace(head=None, root=None, lease=None, owner=None))
 
 
 @st.composite
