@@ -9,7 +9,9 @@ from typing import TypeVar
 
 import anyio.to_thread
 
+from dspyer.durable.forms import Forms
 from dspyer.durable.rows import Draft
+from dspyer.durable.snapshots import AT_END, EVERY, Rested, snapshot
 from dspyer.errors import ConcurrentRunError, DspyerError, StoreError
 from dspyer.stores.base import Change, Point, Store
 
@@ -32,9 +34,15 @@ class Journal:
         epoch: the epoch in which this run owns the thread.
         run: the id of the run.
         seq: the number of its next row.
+
+    Attributes:
+        tail: how many rows there are since the last snapshot.
+        forms: what is known of the forms of earlier states.
     """
 
     def __init__(self, store: Store, thread: str, epoch: int, run: str, seq: int) -> None:
+        self.tail = 0
+        self.forms = Forms()
         self.store = store
         self.thread = thread
         self.epoch = epoch
@@ -47,11 +55,32 @@ class Journal:
         self._left = False
         self._released = not thread
 
-    def write(self, drafts: Sequence[Draft], *, flush: bool = False, release: bool = False) -> None:
+    def goes_on(self, tail: int, forms: Forms) -> None:
+        """Goes on from what earlier runs have written.
+
+        Args:
+            tail: how many rows there are since the last snapshot.
+            forms: what is known of the forms of earlier states.
+        """
+        self.tail, self.forms = tail, forms
+
+    def wants_snapshot(self, rows: int, ended: bool = False) -> bool:
+        """Whether a snapshot is due with the next rows.
+
+        Args:
+            rows: how many they are.
+            ended: whether they end the run.
+        """
+        return self.tail + rows >= (AT_END if ended else EVERY)
+
+    def write(
+        self, drafts: Sequence[Draft], rested: Rested | None = None, *, flush: bool = False, release: bool = False
+    ) -> None:
         """Writes rows.
 
         Args:
             drafts: the rows, in order.
+            rested: what the run has come to with the last of them, if a snapshot is to be taken.
             flush: whether they must be on the disk when this returns.
             release: whether the run gives the thread back with it.
 
@@ -60,22 +89,24 @@ class Journal:
             ConcurrentRunError: if another run has taken the thread over.
         """
         with self._lock:
-            change = self._change(drafts, flush, release)
+            change = self._change(drafts, rested, flush, release)
             self._guard(lambda: self.store.write(change))
             self._written(change)
         self._leave_late()
 
-    async def awrite(self, drafts: Sequence[Draft], *, flush: bool = False, release: bool = False) -> None:
+    async def awrite(
+        self, drafts: Sequence[Draft], rested: Rested | None = None, *, flush: bool = False, release: bool = False
+    ) -> None:
         """The same in async code: the event loop waits for nobody."""
         if self._lock.acquire(blocking=False):
             try:
-                change = self._change(drafts, flush, release)
+                change = self._change(drafts, rested, flush, release)
                 if self._guard(lambda: self.store.write_now(change)):
                     self._written(change)
                     return
             finally:
                 self._lock.release()
-        await anyio.to_thread.run_sync(lambda: self.write(drafts, flush=flush, release=release))
+        await anyio.to_thread.run_sync(lambda: self.write(drafts, rested, flush=flush, release=release))
 
     def renew(self, lease: float) -> None:
         """Renews the lease, from any thread; nothing is renewed that was given back.
@@ -128,15 +159,28 @@ class Journal:
 
     def _written(self, change: Change) -> None:
         self.seq += len(change.rows)
+        self.tail = self.tail + len(change.rows) if change.snapshot is None else 0
         self._released = self._released or change.lease == 0.0
 
-    def _change(self, drafts: Sequence[Draft], flush: bool, release: bool) -> Change:
+    def _change(self, drafts: Sequence[Draft], rested: Rested | None, flush: bool, release: bool) -> Change:
         if self.broken is not None:
             raise self.broken
         rows = [draft.numbered(self.seq + place) for place, draft in enumerate(drafts)]
         head = Point(self.run, self.seq + len(rows) - 1) if self.thread and rows else None
         lease = 0.0 if release and self.thread else None
-        return Change(self.thread, self.epoch, lease=lease, head=head, rows_of=self.run, rows=rows, flush=flush)
+        taken = None
+        if rested is not None and rows:
+            taken = snapshot(Point(self.run, rows[-1].seq), rested, self.forms)
+        return Change(
+            self.thread,
+            self.epoch,
+            lease=lease,
+            head=head,
+            rows_of=self.run,
+            rows=rows,
+            snapshot=taken,
+            flush=flush,
+        )
 
     def _guard(self, work: Callable[[], T]) -> T:
         try:

@@ -112,7 +112,7 @@ def save(session: Session) -> bool:
     drafts = session.drafts()
     try:
         if drafts:
-            session.journal.write(drafts)
+            session.journal.write(drafts, session.rested(drafts))
     except DspyerError as error:
         session.lose(error)
         return False
@@ -126,7 +126,7 @@ async def asave(session: Session) -> bool:
     drafts = session.drafts()
     try:
         if drafts:
-            await session.journal.awrite(drafts)
+            await session.journal.awrite(drafts, session.rested(drafts))
     except DspyerError as error:
         session.lose(error)
         return False
@@ -139,7 +139,8 @@ def end(session: Session) -> None:
     if session.journal is None or session.scope or session.broken is not None:
         return
     try:
-        session.journal.write(session.last_drafts(), flush=True, release=True)
+        drafts = session.last_drafts()
+        session.journal.write(drafts, session.rested(drafts), flush=True, release=True)
         session.reported = True
     except DspyerError as error:
         session.lose(error)
@@ -150,7 +151,8 @@ async def aend(session: Session) -> None:
     if session.journal is None or session.scope or session.broken is not None:
         return
     try:
-        await session.journal.awrite(session.last_drafts(), flush=True, release=True)
+        drafts = session.last_drafts()
+        await session.journal.awrite(drafts, session.rested(drafts), flush=True, release=True)
         session.reported = True
     except DspyerError as error:
         session.lose(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
 from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +13,8 @@ from dspyer.bond.tracing import Steps
 from dspyer.building.blueprint import Blueprint
 from dspyer.durable.journal import Journal
 from dspyer.durable.memo import Answer, Key, Memo, no_answer
-from dspyer.durable.rows import Draft, end_draft
+from dspyer.durable.rows import COMMITS, END, Draft, end_draft
+from dspyer.durable.snapshots import Rested
 from dspyer.errors import Interrupt, annotate, brief, original
 from dspyer.events import (
     Asked,
@@ -210,7 +211,20 @@ class Session:
         ended = self.run.ended
         failures = [(failure.node, failure.path, failure.execution, failure.error) for failure in self.run.failures]
         status = "stopped" if self.status == "failed" and not failures else self.status
-        return [*self.drafts(), end_draft(status, self.run.resting if ended else None, failures)]
+        fingerprint = self.journal.forms.digest(self.run.resting) if ended and self.journal is not None else None
+        return [*self.drafts(), end_draft(status, fingerprint, failures)]
+
+    def rested(self, drafts: Sequence[Draft]) -> Rested | None:
+        """What the run comes to with some rows, where that is to be kept as a snapshot."""
+        run, journal = self.run, self.journal
+        ended = drafts[-1].kind == END
+        if self.scope or journal is None or not journal.wants_snapshot(len(drafts), ended):
+            return None
+        place = len(run.log) - 1
+        if ended:
+            return Rested(run.resting, place) if run.ended else None
+        alone = drafts[-1].kind in COMMITS and run.log[place].commit.version is not None
+        return Rested(run.log[place].state, place) if alone else None
 
     def saved(self) -> None:
         """Takes what has happened as written, and shows it."""

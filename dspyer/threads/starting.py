@@ -7,11 +7,13 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 from dspyer.building.blueprint import Blueprint
+from dspyer.durable.forms import Forms
 from dspyer.durable.journal import Journal
 from dspyer.durable.memo import Memo, answer_draft
 from dspyer.durable.reading import Chapter, Reader, chapter
 from dspyer.durable.replaying import replay
 from dspyer.durable.rows import ANSWER, COMMIT, END, ITEM, JOIN, ONCE, RESUME, Draft, open_draft, resume_draft
+from dspyer.durable.snapshots import standing
 from dspyer.errors import OpenRunError, ThreadError
 from dspyer.events import Question
 from dspyer.request import Request
@@ -33,15 +35,19 @@ class Rest(NamedTuple):
 
     Attributes:
         row: where it stands.
-        last: its last run, None if it has none.
+        last: its last run, as far as it was read; None if it has none.
         state: the last state that all branches of it shared.
         first: the version that the next commit gets.
+        tail: how many rows there are since the last snapshot.
+        forms: what is known of the forms of its states.
     """
 
     row: ThreadRow
     last: Chapter | None
     state: ImmutableState
     first: int
+    tail: int = 0
+    forms: Forms | None = None
 
     @property
     def open(self) -> bool:
@@ -96,10 +102,8 @@ class Starter:
         row = self.store.thread(self.thread) or ThreadRow(self.thread, None, 0)
         if row.head is None:
             return Rest(row, None, ImmutableState(), 0)
-        last = chapter(self.store, row.head)
-        before, first = self.before(last)
-        told = self.reader.tell(last, before)
-        return Rest(row, last, told.resting, first + told.settled + 1)
+        found = standing(self.reader, row.head)
+        return Rest(row, found.last, found.state, found.first, found.tail, found.forms)
 
     def status(self) -> str:
         """What the thread does, or how its last run ended."""
@@ -122,8 +126,7 @@ class Starter:
         first = int(of.run.header.get("first", 0))
         if not of.parents:
             return ImmutableState(), first
-        earlier = chapter(self.store, of.parents[0])
-        return self.reader.tell(earlier, self.before(earlier)[0]).resting, first
+        return standing(self.reader, of.parents[0]).state, first
 
     def begin(self, inputs: Mapping[str, Any], request: Request, *, abandon: bool, take_over: bool) -> Owned:
         """Makes a new run and owns the thread for it.
@@ -172,10 +175,10 @@ class Starter:
         return Ahead(run, 0, [open_draft(START, patch)], opening, Memo(request.answer))
 
     def _last(self, rest: Rest, answers: Mapping[str, Any], request: Request, max_resumes: int) -> Ahead:
-        last = rest.last
-        if last is None or not rest.open or rest.row.head is None:
-            what = "has no run yet" if last is None else "has finished its last run"
+        if not rest.open or rest.row.head is None:
+            what = "has no run yet" if rest.last is None else "has finished its last run"
             raise ThreadError(f"thread {self.thread!r} {what}: there is nothing to resume; start a run with t.run(...)")
+        last = chapter(self.store, rest.row.head)
         memo = Memo(request.answer)
         memo.read(last.rows, self.reader.fetch, self.reader.decode)
         drafts: list[Draft] = []
@@ -245,7 +248,7 @@ class Starter:
                 replaced = self._replace(rest.row, owner)
                 rest = self.rest()
                 ahead = ahead_of(rest)
-            return self._begun(rest.row, ahead, owner, request)
+            return self._begun(rest, ahead, owner, request)
         except BaseException:
             leases.let_go(owner.token)
             if replaced is not None:
@@ -259,10 +262,12 @@ class Starter:
         self.store.write(Change(self.thread, row.epoch, row.epoch + 1, owner, LEASE))
         return journal
 
-    def _begun(self, row: ThreadRow, ahead: Ahead, owner: Owner, request: Request) -> Owned:
+    def _begun(self, rest: Rest, ahead: Ahead, owner: Owner, request: Request) -> Owned:
+        row = rest.row
         run, seq, epoch = ahead.run, ahead.seq, row.epoch + 1
         rows = [draft.numbered(seq + place) for place, draft in enumerate(ahead.drafts)]
         journal = Journal(self.store, self.thread, epoch, run.id, seq + len(rows))
+        journal.goes_on(rest.tail + len(rows), rest.forms or Forms())
         leases.hold(owner.token, journal)  # before anybody can see that it owns the thread
         head, begun = Point(run.id, rows[-1].seq), run if not seq else None
         change = Change(self.thread, row.epoch, epoch, owner, LEASE, head, None, begun, run.id, rows, flush=True)

@@ -87,8 +87,9 @@ class FrozenList(Levels, Sequence[T_co]):
         return cast("Iterable[Any]", self._seq)
 
     def __add__(self, other: Any) -> FrozenList[Any]:
-        if isinstance(other, FrozenList):
-            return self.plus(other._seq)
+        if isinstance(other, FrozenList):  # all of it is frozen already
+            depth = max(self._depth, other._depth)
+            return FrozenList._of(extended(self._seq, tuple(other._seq)), depth) if len(other) else self
         return self.plus(other) if isinstance(other, list) else NotImplemented
 
     def __radd__(self, other: Any) -> FrozenList[Any]:

@@ -1,0 +1,179 @@
+"""Snapshots: what a run had come to at one of its rows, so that not all of its history is read again.
+
+They are a cache. One that is not there, or cannot be read, costs time and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import zlib
+from typing import NamedTuple
+
+from dspyer.durable.contents import Written, encode_written
+from dspyer.durable.forms import Decode, Forms
+from dspyer.durable.reading import Chapter, Reader, chapter, run_of
+from dspyer.durable.rows import COMMIT, COMMITS, END, CommitHead
+from dspyer.errors import StateError
+from dspyer.state import ImmutableState
+from dspyer.stores.base import Point, Row, Snapshot, Store
+from dspyer.stores.content import Content, Fetch
+
+EVERY = 400
+"""Rows after which a run takes a snapshot, as soon as one branch is live."""
+
+AT_END = 100
+"""Rows after which it takes one when it has ended."""
+
+VERSION = 1
+"""Of the form in which snapshots are written; one of another form is passed over."""
+
+logger = logging.getLogger("dspyer")
+
+
+class Rested(NamedTuple):
+    """What a run had come to at a row at which one branch was live.
+
+    Attributes:
+        state: the state.
+        place: the number of its last commit among those of the run.
+    """
+
+    state: ImmutableState
+    place: int
+
+
+class Pressed(Content):
+    """What a snapshot holds: the state itself as long as nobody asks for bytes.
+
+    Args:
+        rested: what the run has come to.
+        forms: what is known of its earlier states.
+    """
+
+    __slots__ = ("_forms",)
+
+    def __init__(self, rested: Rested, forms: Forms) -> None:
+        super().__init__(rested)
+        self._forms = forms
+
+    @property
+    def data(self) -> bytes:
+        """The bytes: compressed."""
+        if self._data is None:
+            form = self._forms.form(self._value.state)
+            self._refs, self._blobs = form.refs, self._forms.sent(form)
+            self._data = zlib.compress(f"[{VERSION},{self._value.place},{form.text}]".encode())
+        return self._data
+
+
+def snapshot(at: Point, rested: Rested, forms: Forms) -> Snapshot:
+    """A snapshot to be written.
+
+    Args:
+        at: the row: a commit after which one branch was live, or the end of a completed run.
+        rested: what the run has come to there.
+        forms: what is known of its earlier states.
+    """
+    return Snapshot(at, Pressed(rested, forms))
+
+
+def latest(store: Store, at: Point, decode: Decode) -> tuple[Point, Rested, Forms] | None:
+    """The last snapshot of a run at or before a row that can be read."""
+    while at.seq >= 0:
+        found = store.snapshot(at)
+        if found is None:
+            return None
+        forms = Forms()
+        try:
+            return found.at, _rested(found.content, store.blobs, decode, forms), forms
+        except (LookupError, ValueError, TypeError, zlib.error, StateError) as error:
+            logger.warning("the snapshot at row %d of run %s is passed over: %s", found.at.seq, at.run, error)
+        at = Point(at.run, found.at.seq - 1)
+    return None
+
+
+def _rested(content: Content, fetch: Fetch, decode: Decode, forms: Forms) -> Rested:
+    if not content.encoded:
+        rested: Rested = content.value(fetch)
+        return rested
+    version, place, form = json.loads(zlib.decompress(content.data))
+    if version != VERSION:
+        raise StateError(f"its form has version {version}, this dspyer knows version {VERSION}")
+    return Rested(forms.loaded(form, content.refs, fetch, decode), place)
+
+
+class Standing(NamedTuple):
+    """What is behind a row.
+
+    Attributes:
+        state: the last state that all branches of its run shared.
+        first: the version that the next commit gets.
+        last: the run that the row belongs to, as far as it was read.
+        tail: how many rows were read.
+        forms: what is known of the forms of earlier states.
+    """
+
+    state: ImmutableState
+    first: int
+    last: Chapter
+    tail: int
+    forms: Forms
+
+
+def standing(reader: Reader, at: Point) -> Standing:
+    """What is behind a row: read back to the last snapshot, or to the first run.
+
+    Args:
+        reader: reads rows.
+        at: the row.
+
+    Raises:
+        StoreError: if a run is not there.
+    """
+    parts, found = _back(reader, at)
+    state, place, forms = ImmutableState(), -1, Forms()
+    if found is not None:
+        _, (state, place), forms = found
+    for number, part in enumerate(parts):
+        cut = not number and found is not None
+        told = reader.tell(_after(part, place) if cut else part, state)
+        state, place = told.resting, told.settled + (place if cut else 0)
+    last = parts[-1]
+    tail = sum(len(part.rows) for part in parts)
+    return Standing(state, int(last.run.header.get("first", 0)) + place + 1, last, tail, forms)
+
+
+def _back(reader: Reader, at: Point) -> tuple[list[Chapter], tuple[Point, Rested, Forms] | None]:
+    """The runs behind a row, oldest first, from the last snapshot on."""
+    store = reader.store
+    parts: list[Chapter] = []
+    while True:
+        run = run_of(store, at.run)
+        found = latest(store, at, reader.decode)
+        if found is not None:
+            rows = tuple(store.rows(run.id, found[0].seq, at.seq))
+            points = tuple([Point(run.id, row.seq) for row in rows])
+            return [Chapter(run, run.parents, rows, points, {}), *reversed(parts)], found
+        part = chapter(store, at)
+        parts.append(part)
+        if not part.parents:
+            return parts[::-1], None
+        at = part.parents[0]
+
+
+def _after(part: Chapter, place: int) -> Chapter:
+    """The rows of a run from a snapshot on, as rows of a run that begins there: with an empty commit."""
+    began, *rest = part.rows
+    shifted = [_shifted(row, place) if row.kind in COMMITS else row for row in rest]
+    head = CommitHead("trunk:0", "START", 0, 1, True, (), None, (), 0, 0)
+    opening = Row(began.seq, COMMIT, head.packed(), Content(Written({}), encode_written))
+    ended = [Row(began.seq, END, began.head, began.content)] if began.kind == END else []
+    return part._replace(rows=(opening, *ended, *shifted))
+
+
+def _shifted(row: Row, place: int) -> Row:
+    head = CommitHead.of(row.head)
+    if head.scope or head.parents is None:
+        return row
+    return row._replace(head=head._replace(parents=tuple([parent - place for parent in head.parents])).packed())
