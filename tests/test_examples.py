@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,17 @@ SHOWN = {
         "households    records 2,900, books 3,200, press 2,300 -> 3,200 (larger, by books)",
         "cost_million      31   records",
     ],
+    "killed.py": [
+        "The first process: killed by SIGKILL",
+        "thread 'tonight' is 'crashed': resume",
+        "completed; urgent: billing 1",
+    ],
+    "approval.py": [
+        "interrupted after 5 commits",
+        "approve: Send this? end the contract, since you wrote: ",
+        "the thread is interrupted, it asks ['approve']",
+        "LM calls of this process: 0",
+    ],
 }
 
 
@@ -51,6 +63,8 @@ def test_example_shows_what_it_says(name: str, tmp_path: Path) -> None:
         assert line in result.stdout
     if name == "optimize.py":
         assert_tuning_helped(result.stdout)
+    if name == "killed.py":
+        assert_little_was_repeated(result.stdout)
 
 
 def assert_tuning_helped(printed: str) -> None:
@@ -60,6 +74,15 @@ def assert_tuning_helped(printed: str) -> None:
     assert len(after) == 3
     assert min(after) > before + 5
     assert loaded == max(after)
+
+
+def assert_little_was_repeated(printed: str) -> None:
+    """Only what ran at the kill is called again; how much that was is a matter of timing."""
+    repeated, bound = (int(number) for number in re.findall(r"called twice: (\d+),.* at most (\d+) do", printed)[0])
+    assert repeated <= bound
+    rows = [line.split() for line in printed.splitlines() if line.startswith(("category", "urgency", "summarize"))]
+    assert len(rows) == 3
+    assert all(int(first) + int(second) >= int(needed) for _, first, second, needed in rows)
 
 
 def test_every_example_is_run() -> None:
