@@ -33,9 +33,9 @@ def left_out(rows: Sequence[Row], kept: Collection[int]) -> tuple[int, list[Span
     for place, row in enumerate(rows[:last]):
         if row.kind in COMMITS:
             head = CommitHead.of(row.head)
-            stays = committed.get(_outermost(head.scope[0]), -1) > place if head.scope else place in kept
+            stays = committed.get(outermost(head.scope[0]), -1) > place if head.scope else place in kept
         elif row.kind in (ITEM, ONCE, ASK, ANSWER):
-            stays = committed.get(_outermost(str(row.head[0])), -1) > place
+            stays = committed.get(outermost(str(row.head[0])), -1) > place
         else:
             stays = True
         if not stays:
@@ -43,7 +43,7 @@ def left_out(rows: Sequence[Row], kept: Collection[int]) -> tuple[int, list[Span
     return last, spans(gone)
 
 
-def _outermost(execution: str) -> str:
+def outermost(execution: str) -> str:
     """The execution that another one is a part of: `"trunk:2"` of `"trunk:2[0]/trunk:1"`."""
     return execution.partition("/")[0].partition("[")[0]
 

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from dspyer.durable.guarding import Guarded
 from dspyer.durable.history import History, Listed, inner_commits
-from dspyer.durable.reading import chapters
+from dspyer.durable.reading import Reader, chapters
 from dspyer.durable.rows import END, digest
 from dspyer.errors import StoreError
 from dspyer.events import Commit
 from dspyer.scheduler.lineage import last_writer, lineage, touches, value_at
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Store
+from dspyer.threads.decoding import decoder
 from dspyer.threads.starting import Starter
 
 if TYPE_CHECKING:
@@ -30,15 +32,15 @@ class Past:
         program: the program of the thread.
         store: where it is kept.
         name: its name.
-        starter: knows where it stands.
     """
 
-    def __init__(self, program: CompiledGraph, store: Store, name: str, starter: Starter) -> None:
+    def __init__(self, program: CompiledGraph, store: Store, name: str) -> None:
         self.name = name
         self._program = program
         self._store = store
-        self._starter = starter
-        self._history = History(starter.reader)
+        schema, guarded_store = program.graph.topology.schema, Guarded(store)
+        self._starter = Starter(program.graph, guarded_store, name, Reader(guarded_store, schema, decoder(schema)))
+        self._history = History(self._starter.reader)
         self._listed = Listed(self._history, ())
         self._reading = Lock()
 
@@ -158,13 +160,12 @@ class Past:
             return self.at(moment)
         return moment if isinstance(moment, ImmutableState) else ImmutableState(moment)
 
-    def _read(self, also: Point | None = None) -> Listed:
-        """The commits behind the thread's head, read as far as they are new."""
+    def _read(self, *also: Point) -> Listed:
+        """The commits behind the thread's head, read as far as they are new; other rows are read beside them."""
         row = self._starter.store.thread(self.name)
         heads = (row.head,) if row is not None and row.head is not None else ()
         with self._reading:
-            if also is not None:
-                self._history.read([also])
+            self._history.read(also)
             if heads != self._listed.heads:
                 self._history.read(heads, row.root if row is not None else None)
                 self._listed = Listed(self._history, heads)

@@ -142,7 +142,7 @@ class Starter:
             OpenRunError: if its last run was not finished.
             InputError: for missing, unknown or invalid inputs.
         """
-        return self._own(lambda rest: self._new(rest, inputs, request, abandon), request, take_over)
+        return self.own(lambda rest: self._new(rest, inputs, request, abandon), request, take_over)
 
     def take_up(
         self, answers: Mapping[str, Any] | None, request: Request, *, take_over: bool, max_resumes: int
@@ -159,11 +159,11 @@ class Starter:
             ConcurrentRunError: if another run owns the thread.
             ThreadError: if there is nothing to go on with, or an answer answers no open question.
         """
-        return self._own(lambda rest: self._last(rest, answers or {}, request, max_resumes), request, take_over)
+        return self.own(lambda rest: self._last(rest, answers or {}, request, max_resumes), request, take_over)
 
     def _new(self, rest: Rest, inputs: Mapping[str, Any], request: Request, abandon: bool) -> Ahead:
         if rest.open and not abandon:
-            raise self._open_error(rest)
+            raise self.open_error(rest)
         kept = self._kept(rest.state)
         self.blueprint.check_inputs(inputs, kept)
         label = self.label(rest)
@@ -185,7 +185,7 @@ class Starter:
         for key, frozen in given_answers(memo, answers, self.blueprint).items():
             memo.answers[key] = frozen
             drafts.append(answer_draft(key, frozen))
-        opening = self._again(last, memo)
+        opening = self.again(last, memo)
         count = 1 + self._resumes(last)
         running = sorted(opening.run.running) or [group.place[0] for group in opening.run.ready]
         if count > max_resumes:
@@ -223,7 +223,13 @@ class Starter:
         """What a run says about itself from the start."""
         return {"graph": self.blueprint.name, "first": first, "label": label}
 
-    def _again(self, last: Chapter, memo: Memo) -> Opening:
+    def again(self, last: Chapter, memo: Memo) -> Opening:
+        """A run as its rows left it.
+
+        Args:
+            last: the run.
+            memo: what it remembers.
+        """
         before, first = self.before(last)
         found = self.reader.opening(last.rows)
         if found is None:
@@ -235,7 +241,17 @@ class Starter:
         run = replay(begun, memo.commits(()), (patch, state), self.reader.fetch, self.reader.decode)
         return Opening(run, patch, state, last.run.id, (str(last.run.header.get("label", self.thread)),))
 
-    def _own(self, ahead_of: Callable[[Rest], Ahead], request: Request, take_over: bool) -> Owned:
+    def own(self, ahead_of: Callable[[Rest], Ahead], request: Request, take_over: bool) -> Owned:
+        """Owns the thread for a run.
+
+        Args:
+            ahead_of: says what is about to be written and run, from what the thread has come to; checks it.
+            request: what the call asks for.
+            take_over: whether an owner that is alive is replaced.
+
+        Raises:
+            ConcurrentRunError: if another run owns the thread.
+        """
         row = self.store.thread(self.thread)
         if row is not None and not take_over and is_alive(row):
             raise busy(row)
@@ -275,7 +291,8 @@ class Starter:
         request.opening, request.memo, request.journal = ahead.opening, ahead.memo, journal
         return Owned(request, journal, owner)
 
-    def _open_error(self, rest: Rest) -> OpenRunError:
+    def open_error(self, rest: Rest) -> OpenRunError:
+        """The error that the last run was not finished."""
         status = rest.last.status if rest.last else None
         what = {"failed": "failed", "interrupted": "waits for answers", "stopped": "was stopped"}.get(
             str(status), "crashed"

@@ -4,30 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from dspyer.durable.guarding import Guarded
-from dspyer.durable.reading import Reader
 from dspyer.events import Question
 from dspyer.nodes import resources_of
 from dspyer.request import Request
 from dspyer.run import Run
 from dspyer.running.session import Observe, ignore
 from dspyer.state import ImmutableState
-from dspyer.stores.base import Store
 from dspyer.streams import AsyncEvents, Events
 from dspyer.threads.claiming import Claim
-from dspyer.threads.decoding import decoder
-from dspyer.threads.starting import Starter
-
-if TYPE_CHECKING:
-    from dspyer.program import CompiledGraph
+from dspyer.threads.travel import Travel
 
 Resources = Mapping[type, object] | Sequence[object] | None
 OnConflict = Literal["raise", "wait"]
 
 
-class Thread:
+class Thread(Travel):
     """A named conversation: runs over one state, kept in the store of the program.
 
     Attributes:
@@ -40,14 +33,6 @@ class Thread:
         >>> t.run({}).status, t.run({}).status, t.state["n"]
         ('completed', 'completed', 2)
     """
-
-    def __init__(self, program: CompiledGraph, store: Store, name: str) -> None:
-        self.name = name
-        self._program = program
-        self._store = store
-        schema = program.graph.topology.schema
-        guarded_store = Guarded(store)
-        self._starter = Starter(program.graph, guarded_store, name, Reader(guarded_store, schema, decoder(schema)))
 
     def run(
         self,

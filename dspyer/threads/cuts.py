@@ -1,0 +1,233 @@
+"""A thread as it stood at one of its commits: what of its run counts there, and how somebody changes it by hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from secrets import token_hex
+from typing import Any, NamedTuple
+
+from dspyer.durable.contents import Written
+from dspyer.durable.cutting import Span, left_out, outermost, without
+from dspyer.durable.history import Listed
+from dspyer.durable.memo import Memo
+from dspyer.durable.reading import Chapter, chapter
+from dspyer.durable.replaying import update_commit
+from dspyer.durable.rows import COMMITS, OPEN, UPDATE, CommitHead, Draft, digest, end_draft, hand_draft, open_draft
+from dspyer.errors import ThreadError, suggestion
+from dspyer.events import Commit
+from dspyer.scheduler.runstate import Branch, execution_id, live_branches
+from dspyer.scheduler.topology import END
+from dspyer.state import ImmutableState
+from dspyer.stores.base import Point, RunRow
+from dspyer.threads.starting import Rest, Starter
+
+BY_HAND = "update"
+"""The author of a commit that somebody makes by hand."""
+
+
+class Cut(NamedTuple):
+    """A thread up to one of its commits.
+
+    Attributes:
+        run: its run up to there; what executions without a commit up to there have left behind is not in it.
+        point: the last row that counts.
+        gone: spans of the rows before it that do not.
+        number: which of the thread's commits it is; -1 if it has none.
+        inside: whether it is inside of a run, and something is left to be done.
+    """
+
+    run: Chapter
+    point: Point
+    gone: list[Span]
+    number: int
+    inside: bool
+
+
+def cut_at(starter: Starter, listed: Listed, version: int | str) -> Cut:
+    """A thread as it stood at a commit.
+
+    Args:
+        starter: of the thread.
+        listed: its commits.
+        version: version or id of the commit.
+
+    Raises:
+        LookupError: if there is no such commit.
+    """
+    number = listed.number(version)
+    at, place = listed.runs[number], listed.places[number]
+    whole = chapter(starter.store, at)
+    order = listed.history.in_order(at)
+    if whole.status == "completed" and order[-1] == place:
+        return Cut(whole, at, [], number, False)
+    kept = set(order[: order.index(place) + 1])
+    rows = [
+        (row_place, told)
+        for row_place, told in zip(_commit_rows(whole), listed.history.runs[at].places, strict=True)
+        if told in kept
+    ]
+    last, gone = left_out(whole.rows, {row_place for row_place, _ in rows})
+    left, places = without(whole.rows[: last + 1], gone)
+    points = tuple([whole.points[row_place] for row_place in places])
+    return Cut(whole._replace(rows=tuple(left), points=points), points[-1], gone, number, True)
+
+
+def cut_here(starter: Starter, listed: Listed, head: Point) -> Cut:
+    """A thread as it stands, with all that is left to be done."""
+    whole = chapter(starter.store, head)
+    return Cut(whole, head, [], len(listed.commits) - 1, whole.status != "completed")
+
+
+def _commit_rows(of: Chapter) -> list[int]:
+    found = [place for place, row in enumerate(of.rows) if row.kind in COMMITS and not CommitHead.of(row.head).scope]
+    return found or [place for place, row in enumerate(of.rows) if row.kind == OPEN]
+
+
+def memo_of(starter: Starter, cut: Cut) -> Memo:
+    """What the executions of a run have left behind."""
+    memo = Memo()
+    memo.read(cut.run.rows, starter.reader.fetch, starter.reader.decode)
+    return memo
+
+
+def lone_branch(starter: Starter, listed: Listed, cut: Cut) -> Branch:
+    """The only live branch of an open run.
+
+    Raises:
+        ThreadError: if several branches are live, with the nearest versions at which only one was.
+    """
+    run = starter.again(cut.run, memo_of(starter, cut)).run
+    branches = live_branches(run)
+    if len(branches) != 1:
+        raise ThreadError(
+            f"{len(branches)} branches of thread {starter.thread!r} are live there, and a change by hand must be one "
+            f"that all of them share. {nearest(listed, cut.number)}"
+        )
+    (branch,) = branches
+    if branch.head < 0:
+        raise ThreadError(
+            f"the last run of thread {starter.thread!r} has not come to its first commit: call t.resume(), or start "
+            "another run with t.run(..., abandon=True)"
+        )
+    return branch
+
+
+def _check_not_begun(starter: Starter, cut: Cut, branch: Branch) -> None:
+    """A node that has done a part of its work has done it with the state as it is."""
+    memo = memo_of(starter, cut)
+    comes = execution_id(branch.path, branch.tally.get(branch.path, 0))
+    begun = [*memo.items, *[head.scope[0] for head in map(CommitHead.of, _heads(cut)) if head.scope]]
+    if any(outermost(name) == comes for name in begun):
+        raise ThreadError(
+            f"the node that comes next in thread {starter.thread!r} has done a part of its work already, with the "
+            "state as it is. Let it finish with t.resume(), or commit in its place with t.update(..., as_node=...)"
+        )
+
+
+def _heads(cut: Cut) -> list[tuple[Any, ...]]:
+    return [row.head for row in cut.run.rows if row.kind in COMMITS]
+
+
+def nearest(listed: Listed, number: int) -> str:
+    """The versions nearest to a commit at which one branch was live, as an error names them."""
+    history = listed.history
+
+    def lone(other: int) -> bool:
+        commit = listed.commits[other]
+        return commit.version is not None and history.alone[listed.places[other]] and len(commit.route) <= 1
+
+    before = next((listed.commits[other].version for other in range(number - 1, -1, -1) if lone(other)), None)
+    after = next(
+        (listed.commits[other].version for other in range(number + 1, len(listed.commits)) if lone(other)), None
+    )
+    found = [str(version) for version in (before, after) if version is not None]
+    return f"Nearest versions with one branch: {' and '.join(found)}" if found else "No version has one branch alone"
+
+
+class ByHand(NamedTuple):
+    """What somebody changes: rows to be written, at the end of a run or as a new one.
+
+    Attributes:
+        run: the run.
+        drafts: its rows.
+    """
+
+    run: RunRow
+    drafts: list[Draft]
+
+
+def at_rest(starter: Starter, rest: Rest, parents: tuple[Point, ...], patch: Mapping[str, Any]) -> ByHand:
+    """A run that is one commit by hand, and after which the thread is at rest.
+
+    Args:
+        starter: of the thread that gets it.
+        rest: what that thread has come to, with the state to change and the version of the commit.
+        parents: the row that the run goes on from.
+        patch: the change.
+
+    Raises:
+        NodeOutputError: if the change does not fit the schema.
+        InputError: the same for a thread without any run.
+    """
+    label = starter.label(rest)
+    update, state = validated(starter, rest.state, patch, BY_HAND, f"{label}/trunk:0", fresh=not parents)
+    commit = Commit("trunk:0", rest.first, BY_HAND, (), 1, 0, update, (), route=(END,), started=time.time())
+    drafts = [hand_draft(UPDATE, commit, Written(update)), end_draft("completed", digest(state), ())]
+    return ByHand(RunRow(token_hex(16), starter.thread, parents, starter.header(rest.first, label)), drafts)
+
+
+def within(starter: Starter, listed: Listed, cut: Cut, label: str, patch: Mapping[str, Any]) -> list[Draft]:
+    """The rows of a commit by hand in an open run, between its last commit and the node that comes next.
+
+    Args:
+        starter: of the thread.
+        listed: the commits of the thread that the run is from.
+        cut: where the run stands.
+        label: the name of the run for people.
+        patch: the change.
+
+    Raises:
+        ThreadError: if several branches are live.
+        NodeOutputError: if the change does not fit the schema.
+    """
+    branch = lone_branch(starter, listed, cut)
+    _check_not_begun(starter, cut, branch)
+    commit = update_commit(branch, 0, BY_HAND, {}, time.time())
+    update, _ = validated(starter, branch.state, patch, BY_HAND, f"{label}/{commit.id}")
+    status = cut.run.status or "stopped"
+    return [hand_draft(UPDATE, commit._replace(patch=update), Written(update)), end_draft(status, None, ())]
+
+
+def in_the_name_of(
+    starter: Starter, rest: Rest, parents: tuple[Point, ...], patch: Mapping[str, Any], node: str
+) -> ByHand:
+    """A run that begins with a commit in the name of a node, and goes on along its edges when it is resumed.
+
+    Raises:
+        ThreadError: if there is no such node, or no edge that leads on from it.
+        NodeOutputError: if the change does not fit the schema.
+    """
+    blueprint = starter.blueprint
+    if node not in blueprint.nodes:
+        hint, known = suggestion(node, blueprint.nodes), ", ".join(map(repr, blueprint.nodes))
+        raise ThreadError(f"as_node={node!r} is no node of graph {blueprint.name!r}.{hint} Nodes: {known}")
+    if not blueprint.exits.get(node):
+        raise ThreadError(
+            f"no edge leads on from node {node!r}: it says itself where to go, with Command(goto=...), and cannot be "
+            "asked. Take the node before it, or t.update(...) without as_node"
+        )
+    label = starter.label(rest)
+    update, _ = validated(starter, rest.state, patch, node, f"{label}/trunk:0", fresh=not parents)
+    drafts = [open_draft(node, update, time.time()), end_draft("stopped", None, ())]
+    return ByHand(RunRow(token_hex(16), starter.thread, parents, starter.header(rest.first, label)), drafts)
+
+
+def validated(
+    starter: Starter, state: ImmutableState, patch: Mapping[str, Any], author: str, commit_id: str, fresh: bool = False
+) -> tuple[dict[str, Any], ImmutableState]:
+    """A change as a commit holds it, and the state after it; a thread without any run gets the defaults with it."""
+    schema = starter.blueprint.topology.schema
+    if fresh:
+        return schema.begin(state, patch, keep=None, commit_id=commit_id)
+    return schema.commit(state, patch, node=author, commit_id=commit_id)

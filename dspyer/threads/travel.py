@@ -1,0 +1,252 @@
+"""Going back in a thread, and changing it by hand: copies, reruns, updates, merges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from secrets import token_hex
+from typing import Any, Self
+
+from dspyer.durable.history import Listed
+from dspyer.durable.memo import Memo
+from dspyer.durable.rows import end_draft, resume_draft
+from dspyer.errors import ThreadError
+from dspyer.events import Commit
+from dspyer.nodes import resources_of
+from dspyer.policies import Policies
+from dspyer.request import Request
+from dspyer.run import Run
+from dspyer.running.session import log_conflict
+from dspyer.stores.base import Change, Point, RunRow, ThreadRow
+from dspyer.threads.claiming import Claim
+from dspyer.threads.cuts import ByHand, at_rest, cut_at, cut_here, in_the_name_of, lone_branch, within
+from dspyer.threads.merging import Met, common, meet, meet_from, merge_drafts
+from dspyer.threads.owning import busy, is_alive
+from dspyer.threads.past import Past
+from dspyer.threads.starting import Ahead, Rest
+
+Resources = Mapping[type, object] | Sequence[object] | None
+
+
+class Travel(Past):
+    """Copies, reruns, updates and merges a thread."""
+
+    def copy(self, to: str, *, at: int | str | None = None, patch: Mapping[str, Any] | None = None) -> Self:
+        """Makes another thread that goes on from here, or from an earlier commit. Nothing is stored twice.
+
+        At the end of a run the copy is at rest. Inside of a run it is an open run: `resume()` on the copy finishes it,
+        with the branches that were live there. Both threads go on independently. Without `at` the copy has all that
+        the thread has, with answers, effects and questions of nodes that have not finished; with `at` only what led to
+        that commit.
+
+        Args:
+            to: the name of the new thread.
+            at: version or id of a commit; None for the thread as it stands.
+            patch: a change that the copy begins with, written as a node would. It changes the state, not where the
+                run goes.
+
+        Returns:
+            The new thread.
+
+        Raises:
+            ThreadError: if there is a thread of this name, nothing to copy, or several branches are live where
+                `patch` is to go.
+            LookupError: if there is no such commit.
+            NodeOutputError: if the patch does not fit the schema.
+        """
+        store, listed = self._starter.store, self._read()
+        if store.thread(to) is not None:
+            raise ThreadError(f"there is a thread {to!r} already: take another name, or merge with t.merge(...)")
+        if not listed.heads:
+            raise ThreadError(f"thread {self.name!r} has no run yet: there is nothing to copy")
+        twin = type(self)(self._program, self._store, to)
+        starter = twin._starter
+        cut = cut_here(starter, listed, listed.heads[0]) if at is None else cut_at(starter, listed, at)
+        rest = Rest(ThreadRow(to, None, 0), None, self._history.state(listed.rest), 0)
+        if cut.inside and (at is not None or patch is not None):
+            part = starter.next_part(rest, cut.run.run, cut.point, cut.gone)
+            drafts = [end_draft("stopped", None, ())]
+            if patch is not None:
+                drafts = within(starter, listed, cut, part.header["label"], patch)
+            self._write(rest.row, ByHand(part, drafts), to)
+        elif patch is not None:
+            number = cut.number
+            first = 1 + max([commit.version for commit in listed.commits[: number + 1] if commit.version is not None])
+            rest = rest._replace(state=listed.state(number), first=first)
+            self._write(rest.row, at_rest(starter, rest, (cut.point,), patch), to)
+        else:
+            store.write(Change(to, 0, head=cut.point, flush=True))
+        return twin
+
+    def rerun(self, from_version: int | str, *, resources: Resources = None, take_over: bool = False) -> Run:
+        """Goes back to a commit and does again what came after it: a new run, with new calls and new effects.
+
+        The branches that were live at the commit go on, along the routes that they had taken there. What came after
+        it leaves the history of the thread, and stays in the store: it can be read by id.
+
+        Args:
+            from_version: version or id of the commit. To do a whole run again with its inputs, that of its `START`.
+            resources: as in `program.run`; never stored.
+            take_over: replaces another owner, who can commit nothing more.
+
+        Returns:
+            The run, with the commits from its beginning.
+
+        Raises:
+            ConcurrentRunError: if another run owns the thread.
+            ThreadError: if the commit is the end of a run: nothing comes after it.
+            LookupError: if there is no such commit.
+        """
+        request = Request(resources_of(resources))
+        with self._again_from(from_version, request, take_over).held():
+            return self._program._run({}, request)
+
+    async def arerun(self, from_version: int | str, *, resources: Resources = None, take_over: bool = False) -> Run:
+        """Goes back to a commit in async code, otherwise like `rerun`."""
+        request = Request(resources_of(resources))
+        async with self._again_from(from_version, request, take_over).aheld():
+            return await self._program._arun({}, request)
+
+    def update(self, patch: Mapping[str, Any], as_node: str | None = None) -> Commit:
+        """Changes the state by hand. It is validated like the output of a node, and is a commit like any other.
+
+        A thread at rest stays at rest. In an open run the change comes between its last commit and the node that is
+        next: `resume()` goes on with it.
+
+        Args:
+            patch: the change, as a node would return it.
+            as_node: commits in the name of this node; the next `resume()` goes on along its edges, and asks its
+                routers. What was left of an open run is left.
+
+        Returns:
+            The commit; its author is `"update"`, or the node.
+
+        Raises:
+            ConcurrentRunError: if a run owns the thread.
+            ThreadError: if several branches are live, with the nearest versions at which only one was.
+            NodeOutputError: if the patch does not fit the schema.
+        """
+        rest = self._unowned()
+        starter, listed = self._starter, self._read()
+        head = rest.row.head
+        parents = () if head is None else (head,)
+        if as_node is not None:
+            if head is not None and rest.open:
+                self._check_alone(listed, head)
+            self._write(rest.row, in_the_name_of(starter, rest, parents, patch, as_node), self.name)
+        elif head is None or not rest.open:
+            self._write(rest.row, at_rest(starter, rest, parents, patch), self.name)
+        else:
+            cut = cut_here(starter, listed, head)
+            drafts = within(starter, listed, cut, starter.label(rest), patch)
+            self._write(rest.row, ByHand(starter.next_part(rest, cut.run.run, head), drafts), self.name)
+        return self._read().commits[-1]
+
+    def merge(
+        self, other: Self, *, base: int | str | Mapping[str, Any] | None = None, policy: object = None
+    ) -> Commit | None:
+        """Brings what another thread has done into this one. Both must be at rest; the other one stays as it is.
+
+        Each commit that only one of them has is applied once, as when branches join: reducers fold, what only one side
+        changed is taken, and what both changed is a conflict for the merge policies. If one raises, nothing is
+        written. The commit has the ends of both threads as parents, so merging again adds nothing.
+
+        Args:
+            other: the other thread, of the same store.
+            base: for threads that have no commit in common, the state that both come from: a version or id of this
+                thread, or the state itself.
+            policy: decides conflicts, as in `Graph(merge=...)`; by default those of the graph, which raise.
+
+        Returns:
+            The commit, whose author is `"join:"` with the other thread's name; None if there is nothing to add.
+
+        Raises:
+            MergeConflictError: if both have changed something, and the policy is to raise.
+            ConcurrentRunError: if a run owns one of the threads.
+            OpenRunError: if the last run of one was not finished.
+            ThreadError: if they have no commit in common and there is no `base`.
+        """
+        if other._store is not self._store and (
+            other._store.address != self._store.address or self._store.address == ":memory:"
+        ):
+            raise ThreadError(f"threads {self.name!r} and {other.name!r} are in different stores: export one first")
+        rest, theirs = self._unowned(), other._unowned()
+        for thread, found in ((self, rest), (other, theirs)):
+            if found.open:
+                raise thread._starter.open_error(found)
+        if theirs.row.head is None:
+            return None
+        if rest.row.head is None:
+            raise ThreadError(f"thread {self.name!r} has no run yet: make it with other.copy(to={self.name!r})")
+        met = self._meet(rest.row.head, theirs.row.head, other.name, base, policy)
+        if met is None:
+            return None
+        for conflict in met.conflicts:
+            log_conflict(conflict)
+        heads = (rest.row.head, theirs.row.head)
+        self._write(rest.row, self._merged(rest, heads, met, other.name, base is not None), self.name)
+        return self._read().commits[-1]
+
+    def _meet(self, left: Point, right: Point, name: str, base: Any, policy: object) -> Met | None:
+        """What two rows make together; None if the left one has all that the right one has."""
+        self._read(left, right)
+        topology, history = self._program.graph.topology, self._history
+        ours, theirs = history.runs[left].resting, history.runs[right].resting
+        policies = Policies.of(policy, topology.policies)
+        related, known = common(history, ours, theirs)
+        if known:
+            return None
+        if related and base is not None:
+            raise ThreadError(f"threads {self.name!r} and {name!r} have commits in common: merge them without base=")
+        if base is not None:
+            state = self.at(base) if isinstance(base, int | str) else base
+            return meet_from(state, topology.schema, history.state(ours), history.state(theirs), policies)
+        if not related or ours is None or theirs is None:
+            raise ThreadError(
+                f"threads {self.name!r} and {name!r} have no commit in common, so nothing says what has changed: give "
+                "the state that both come from with base="
+            )
+        return meet(history, ours, theirs, name, policies.deciding)
+
+    def _merged(self, rest: Rest, heads: tuple[Point, ...], met: Met, name: str, based: bool = False) -> ByHand:
+        first = Listed(self._history, heads).versions
+        header = {**self._starter.header(first, self._starter.label(rest)), **({"base": True} if based else {})}
+        return ByHand(RunRow(token_hex(16), self.name, heads, header), merge_drafts(met, name, first))
+
+    def _again_from(self, version: int | str, request: Request, take_over: bool) -> Claim:
+        def ahead(rest: Rest) -> Ahead:
+            starter, cut = self._starter, cut_at(self._starter, self._read(), version)
+            if not cut.inside:
+                raise ThreadError(
+                    f"version {version!r} of thread {self.name!r} is the end of a run, nothing comes after it: to do a "
+                    "run again with its inputs, rerun from its START; to go on otherwise, t.copy(to=..., at=...)"
+                )
+            memo = Memo(request.answer)
+            memo.read(cut.run.rows, starter.reader.fetch, starter.reader.decode)
+            opening = starter.again(cut.run, memo)
+            part = starter.next_part(rest, cut.run.run, cut.point, cut.gone)
+            opening = opening._replace(run_id=part.id, label=(part.header["label"],))
+            running = sorted(opening.run.running) or [group.place[0] for group in opening.run.ready]
+            return Ahead(part, 0, [resume_draft(1, running)], opening, memo)
+
+        self._program._check_resources(request)
+        return Claim(lambda: self._starter.own(ahead, request, take_over), request, "raise", 0.0)
+
+    def _unowned(self) -> Rest:
+        """What the thread has come to, if nobody works on it."""
+        store, row = self._starter.store, self._starter.store.thread(self.name)
+        if row is not None and is_alive(row):
+            raise busy(row)
+        if row is not None and row.owner is not None:  # it may be at work after all: it can write nothing more
+            store.write(Change(self.name, row.epoch, row.epoch + 1, lease=0.0))
+        return self._starter.rest()
+
+    def _check_alone(self, listed: Listed, head: Point) -> None:
+        lone_branch(self._starter, listed, cut_here(self._starter, listed, head))
+
+    def _write(self, row: ThreadRow, by_hand: ByHand, thread: str) -> None:
+        run = by_hand.run
+        rows = [draft.numbered(seq) for seq, draft in enumerate(by_hand.drafts)]
+        head, epoch = Point(run.id, rows[-1].seq), row.epoch
+        self._starter.store.write(
+            Change(thread, epoch, epoch + 1, lease=0.0, head=head, run=run, rows_of=run.id, rows=rows, flush=True)
+        )
