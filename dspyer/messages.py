@@ -134,6 +134,11 @@ def _free_id(wanted: str, taken: AbstractSet[Any], places: Places) -> str:
     return next(each for each in tries if each not in taken and each not in places)
 
 
+def parts(update: FrozenList[Any]) -> list[tuple[Any, Any]]:
+    """The messages of an update, each with its id."""
+    return [(_id_of(message), message) for message in update.raw_items()]
+
+
 def add(current: FrozenList[Any], update: FrozenList[Any]) -> FrozenList[Any]:
     """Adds messages; one with a known id takes the place of the message that has it.
 

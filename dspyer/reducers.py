@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields
 from typing import Any, Union, get_args, get_origin
@@ -79,6 +79,8 @@ class Reducer:
         hint: what an error about an invalid update adds.
         folds: whether the updates of sibling branches fold. If not, they conflict like those of a field without
             reducer.
+        parts: gives the parts that an update adds, as (key, part): items of a list, keys of a mapping, one amount of a
+            sum; the key is None where parts have none. None if updates have no parts.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Reducer:
     stamp: Callable[[Any, str, Any], Any] | None = None
     hint: str = ""
     folds: bool = True
+    parts: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None
 
     @classmethod
     def of(cls, function: object) -> Reducer:
@@ -291,17 +294,29 @@ def _greater(current: Any, update: Any) -> Any:
     return update if update > current else current  # noqa: FURB136  # `max` is a reducer here
 
 
+def _one(update: Any) -> Iterable[tuple[Any, Any]]:
+    return ((None, update),)
+
+
+def _each(update: Any) -> Iterable[tuple[Any, Any]]:
+    return [(None, item) for item in (update.raw_items() if isinstance(update, FrozenList) else update)]
+
+
+def _by_key(update: FrozenDict[Any, Any]) -> Iterable[tuple[Any, Any]]:
+    return update.raw_items()
+
+
 EMPTY_LIST: FrozenList[Any] = FrozenList()
 ONE_ITEM = "append takes one item; for a list of items give the field reducers.extend"
 
 patch = Reducer("patch", apply_value, folds=False)
 replace = Reducer("replace", _replace, folds=False)
-append = Reducer("append", _append, EMPTY_LIST, _accept, _item_of("append"), hint=ONE_ITEM)
-extend = Reducer("extend", _extend, EMPTY_LIST, _check_extend, _extend_type)
-update = Reducer("update", _update, FrozenDict(), _check_update, _update_type)
-increment = Reducer("increment", _increment, 0, _check_increment, _increment_type)
-union = Reducer("union", _union, freeze(set()), _check_union, _union_type)
-add_messages = Reducer("add_messages", messages.add, EMPTY_LIST, messages.check, _messages_type, messages.stamp)
+append = Reducer("append", _append, EMPTY_LIST, _accept, _item_of("append"), hint=ONE_ITEM, parts=_one)
+extend = Reducer("extend", _extend, EMPTY_LIST, _check_extend, _extend_type, parts=_each)
+update = Reducer("update", _update, FrozenDict(), _check_update, _update_type, parts=_by_key)
+increment = Reducer("increment", _increment, 0, _check_increment, _increment_type, parts=_one)
+union = Reducer("union", _union, freeze(set()), _check_union, _union_type, parts=_each)
+add_messages = Reducer("add_messages", messages.add, EMPTY_LIST, messages.check, _messages_type, messages.stamp, parts=messages.parts)
 min = Reducer("min", _lesser, DELETE, _accept, without_none)  # noqa: A001
 max = Reducer("max", _greater, DELETE, _accept, without_none)  # noqa: A001
 

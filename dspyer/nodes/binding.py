@@ -13,6 +13,7 @@ from dspyer.nodes.resources import resource_for
 from dspyer.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values import FrozenDict, Opaque, opaque_in, thaw
+from dspyer.views import Form, View
 
 ABSENT: Any = object()
 
@@ -26,6 +27,8 @@ class FieldParameter(NamedTuple):
         copy: whether it gets a plain value of its own; else a frozen view.
         default: whether it may be left out.
         readable: whether the field may come from the state; else from an overlay alone.
+        view: the view through which it comes; None for the whole field.
+        form: how the view is handed over.
     """
 
     name: str
@@ -33,6 +36,8 @@ class FieldParameter(NamedTuple):
     copy: bool
     default: bool
     readable: bool = True
+    view: View | None = None
+    form: Form = "values"
 
 
 class ResourceParameter(NamedTuple):
@@ -83,8 +88,8 @@ class Binding:
         names = dict(self.reads or {}) if self.whole_state else {}
         own = [field for field in self.fields if field.readable]
         names.update({field.name: field.field for field in own})
-        needed = {field.field for field in own if not field.default}
-        return names, frozenset(field.field for field in own if field.default) - needed
+        needed = {field.field for field in own if not field.default and field.view is None}
+        return names, frozenset(field.field for field in own if field.default or field.view) - needed
 
     def bind(self, call: Call) -> dict[str, Any]:
         """The arguments for one call.
@@ -95,9 +100,11 @@ class Binding:
         """
         state, overlay = call.state, call.overlay
         arguments: dict[str, Any] = {}
-        for name, field, copy, default, readable in self.fields:
+        for name, field, copy, default, readable, view, form in self.fields:
             value = ABSENT if overlay is None else read_field(overlay, field, copy)
-            if value is ABSENT and readable:
+            if value is ABSENT and view is not None:
+                value = call.context.attempt.look(view, form, state)
+            elif value is ABSENT and readable:
                 value = read_field(state, field, copy)
             if value is not ABSENT:
                 arguments[name] = value if not Opaque.made else usable(value, field, self.reader)

@@ -96,7 +96,13 @@ def build_function(fn: Callable[..., Any], spec: Spec) -> Built:
     """
     described = describe(fn, spec.who)
     plan = plan_binding(
-        described, spec.who, spec.schema, reads=spec.reads, modules=tuple(spec.modules), overlay=spec.overlay
+        described,
+        spec.who,
+        spec.schema,
+        reads=spec.reads,
+        modules=tuple(spec.modules),
+        overlay=spec.overlay,
+        views=spec.views,
     )
     promise = promise_of(described.returns, spec.schema)
     writes, problems = _writes(spec, promise.writes)

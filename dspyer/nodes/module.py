@@ -15,7 +15,9 @@ from dspyer.nodes.color import acall_module, call_module
 from dspyer.nodes.module_io import BY_PRODUCTS, ModuleIO, module_io
 from dspyer.nodes.names import Names, check_names, listed, no_field
 from dspyer.nodes.spec import Spec
+from dspyer.nodes.viewing import form_of, history_problem
 from dspyer.values import Opaque, thaw
+from dspyer.views import Form, View
 
 
 class Input(NamedTuple):
@@ -26,12 +28,16 @@ class Input(NamedTuple):
         field: the field that it comes from.
         default: whether it may be left out.
         readable: whether it may come from the state; else from an overlay alone.
+        view: the view through which it comes; None for the whole field.
+        form: how the view is handed over.
     """
 
     name: str
     field: str
     default: bool = False
     readable: bool = True
+    view: View | None = None
+    form: Form = "values"
 
 
 def gather_inputs(inputs: tuple[Input, ...], call: Call, reader: str) -> dict[str, Any]:
@@ -42,9 +48,11 @@ def gather_inputs(inputs: tuple[Input, ...], call: Call, reader: str) -> dict[st
     """
     state, overlay = call.state, call.overlay
     found: dict[str, Any] = {}
-    for name, field, default, readable in inputs:
+    for name, field, default, readable, view, form in inputs:
         if overlay is not None and field in overlay:
             found[name] = thaw(overlay.raw(field))
+        elif view is not None:
+            found[name] = call.context.attempt.look(view, form, call.state)
         elif readable and field in state:
             found[name] = thaw(state.raw(field))
         elif not default:
@@ -128,7 +136,7 @@ class Inputs(NamedTuple):
 
     def facts(self) -> tuple[dict[str, str], frozenset[str]]:
         """What is read, by the module's own names, and the fields among them that may be unset."""
-        reads = {name: field for name, field, _, readable in self.inputs if readable}
+        reads = {item.name: item.field for item in self.inputs if item.readable}
         needed = {item.field for item in self.inputs if item.readable and not item.default}
         return reads, frozenset(item.field for item in self.inputs if item.default and item.readable) - needed
 
@@ -149,7 +157,12 @@ def plan_inputs(found: ModuleIO, spec: Spec, who: str) -> Inputs:
     for name in names:
         default = name in found.optional or name not in found.inputs
         if spec.reads is not None and name in spec.reads:
-            inputs.append(Input(name, spec.reads[name], default, spec.reads[name] not in spec.overlay))
+            view = spec.views.get(name)
+            default = default or view is not None  # nothing to see is no error
+            form = form_of(found.inputs.get(name, Any))
+            if view is not None:
+                problems += history_problem(found.inputs.get(name), name, who)
+            inputs.append(Input(name, spec.reads[name], default, spec.reads[name] not in spec.overlay, view, form))
         elif name in spec.overlay:
             inputs.append(Input(name, name, default, readable=False))
         elif spec.reads is None and (spec.schema.open or name in spec.schema.fields):

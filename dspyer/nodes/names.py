@@ -7,9 +7,11 @@ from typing import TypeAlias
 
 from dspyer.errors import suggestion
 from dspyer.schema import Schema
+from dspyer.views import View
 
 Names: TypeAlias = Mapping[str, str]
 NamesSpec: TypeAlias = Mapping[str, str] | Iterable[str]
+ReadsSpec: TypeAlias = Mapping[str, str | View] | Iterable[str]
 
 
 def listed(names: Iterable[object]) -> str:
@@ -28,6 +30,14 @@ def as_map(spec: NamesSpec | None, option: str, who: str) -> tuple[dict[str, str
     if wrong:
         return None, [f"{who}: {option} holds {listed(wrong)}: names are strings"]
     return found, []
+
+
+def without_views(spec: ReadsSpec | None) -> tuple[NamesSpec | None, dict[str, View]]:
+    """What a node reads with fields in the place of views, and the views by the node's own names."""
+    if not isinstance(spec, Mapping):
+        return spec, {}
+    views = {name: right for name, right in spec.items() if isinstance(right, View)}
+    return {name: right.field if isinstance(right, View) else right for name, right in spec.items()}, views
 
 
 def check_names(

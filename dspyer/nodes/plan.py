@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,8 +12,10 @@ from dspyer.nodes.binding import Binding, FieldParameter, ResourceParameter
 from dspyer.nodes.callables import Described, Parameter, class_of, members, wants_copy
 from dspyer.nodes.names import Names, check_names, listed, no_field
 from dspyer.nodes.resources import is_record, is_value_class
+from dspyer.nodes.viewing import form_of, history_problem
 from dspyer.schema import Schema
 from dspyer.state import ImmutableState
+from dspyer.views import View
 
 
 class Plan(NamedTuple):
@@ -37,6 +40,7 @@ def plan_binding(
     reads: Names | None = None,
     modules: tuple[str, ...] = (),
     overlay: frozenset[str] = frozenset(),
+    views: Mapping[str, View] = {},  # noqa: B006 - read only
 ) -> Plan:
     """Decide what each parameter of a function gets.
 
@@ -47,11 +51,12 @@ def plan_binding(
         reads: what it may read, its own names on the left; None for everything.
         modules: names of the modules that are bound to it.
         overlay: names that an overlay is known to bring.
+        views: the views through which it reads, its own names on the left.
 
     Returns:
         The plan and what is wrong with it.
     """
-    planner = _Planner(who, schema, reads, modules, overlay, described)
+    planner = _Planner(who, schema, reads, modules, overlay, described, views)
     for parameter in described.parameters:
         planner.place(parameter)
     planner.check()
@@ -67,7 +72,9 @@ class _Planner:
         modules: tuple[str, ...],
         overlay: frozenset[str],
         described: Described,
+        views: Mapping[str, View],
     ) -> None:
+        self.views = views
         self.who, self.schema, self.reads, self.modules, self.overlay = who, schema, reads, modules, overlay
         self.described = described
         self.problems: list[str] = list(described.problems)
@@ -105,7 +112,11 @@ class _Planner:
         name = parameter.name
         field = name if self.reads is None else self.reads.get(name, name)
         readable = readable and field not in self.overlay
-        entry = FieldParameter(name, field, wants_copy(parameter.annotation), parameter.default, readable)
+        copy, view = wants_copy(parameter.annotation), self.views.get(name)
+        form = form_of(parameter.annotation)
+        if view is not None:
+            self.problems += history_problem(parameter.annotation, name, self.who)
+        entry = FieldParameter(name, field, copy, parameter.default, readable, view, form)
         self._add(fields=(*self.binding.fields, entry))
         if not readable and field not in self.overlay:
             self.unknown.append(self._unknown_text(parameter))

@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 import dspy
 
-from dspyer.nodes.names import Names, NamesSpec, as_map
+from dspyer.nodes.names import Names, NamesSpec, ReadsSpec, as_map, without_views
+from dspyer.nodes.viewing import view_problems
 from dspyer.schema import Schema
+from dspyer.views import View
 
 
 class Spec(NamedTuple):
@@ -22,6 +24,7 @@ class Spec(NamedTuple):
         modules: the modules bound to a function.
         goto: declared targets of its `Command`s.
         overlay: names that an overlay is known to bring.
+        views: the views through which it reads, by its own names.
     """
 
     name: str
@@ -31,6 +34,7 @@ class Spec(NamedTuple):
     modules: Mapping[str, dspy.Module] = {}
     goto: tuple[str, ...] = ()
     overlay: frozenset[str] = frozenset()
+    views: Mapping[str, View] = {}
 
     @property
     def who(self) -> str:
@@ -46,7 +50,7 @@ class Spec(NamedTuple):
 def spec_of(
     name: str,
     schema: Schema,
-    reads: NamesSpec | None,
+    reads: ReadsSpec | None,
     writes: NamesSpec | None,
     modules: Mapping[str, dspy.Module] | None,
     goto: Iterable[str],
@@ -54,8 +58,10 @@ def spec_of(
 ) -> tuple[Spec, list[str]]:
     """The options of a node as a `Spec`, and what is wrong with their form."""
     who = f"node {name!r}"
-    read, problems = as_map(reads, "reads", who)
+    fields, views = without_views(reads)
+    read, problems = as_map(fields, "reads", who)
+    problems += [problem for name, view in views.items() for problem in view_problems(view, name, schema, who)]
     written, more = as_map(writes, "writes", who)
     problems += more
     targets = (goto,) if isinstance(goto, str) else tuple(goto)
-    return Spec(name, schema, read, written, dict(modules or {}), targets, frozenset(overlay)), problems
+    return Spec(name, schema, read, written, dict(modules or {}), targets, frozenset(overlay), views), problems
