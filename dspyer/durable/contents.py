@@ -51,27 +51,27 @@ class Written(NamedTuple):
 
 
 def encode_written(written: Written) -> Any:
-    """The JSON form of what a commit holds: only what is there."""
-    found: dict[str, Any] = {}
-    if written.patch is not None:
-        found["patch"] = {name: encode_update(update) for name, update in written.patch.items()}
-    if written.overlays:
-        found["sent"] = [None if overlay is None else encoding.encode(overlay) for overlay in written.overlays]
-    if written.reason is not None:
-        found["reason"] = written.reason
-    if written.resolutions:
-        found["resolved"] = [_encode_resolution(resolution) for resolution in written.resolutions]
-    return found
+    """The JSON form of what a commit holds: patch, overlays, reason, resolutions, as far as there are any."""
+    patch, overlays, reason, resolutions = written
+    encoded = None if patch is None else {name: encode_update(update) for name, update in patch.items()}
+    if not overlays and reason is None and not resolutions:
+        return [encoded]
+    sent = [None if overlay is None else encoding.encode(overlay) for overlay in overlays]
+    return [encoded, sent, reason, [_encode_resolution(resolution) for resolution in resolutions]]
 
 
-def decode_written(found: Mapping[str, Any], decode: Decode = encoding.decode) -> Written:
+def decode_written(found: list[Any], decode: Decode = encoding.decode) -> Written:
     """What a commit holds, from its JSON form."""
-    patch = found.get("patch")
+    encoded, *more = found
+    patch = None if encoded is None else {name: decode_update(update, decode) for name, update in encoded.items()}
+    if not more:
+        return Written(patch)
+    sent, reason, resolved = more
     return Written(
-        None if patch is None else {name: decode_update(update, decode) for name, update in patch.items()},
-        tuple([None if overlay is None else decode(overlay) for overlay in found.get("sent", ())]),
-        found.get("reason"),
-        tuple([_decode_resolution(resolution, decode) for resolution in found.get("resolved", ())]),
+        patch,
+        tuple([None if overlay is None else decode(overlay) for overlay in sent]),
+        reason,
+        tuple([_decode_resolution(resolution, decode) for resolution in resolved]),
     )
 
 

@@ -46,6 +46,9 @@ END = "end"
 
 NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
+EPOCH = 1_700_000_000_000
+"""Rows say when a node began in milliseconds since then."""
+
 COMMITS = (COMMIT, JOIN, UPDATE, MERGE)
 """Rows that are commits."""
 
@@ -96,29 +99,43 @@ class CommitHead(NamedTuple):
         return () if path == "trunk" else tuple(map(int, path.split(".")))
 
     def packed(self) -> tuple[Any, ...]:
-        """The head of a row: what says nothing is left out at the end."""
-        route: Any = self.route[0] if len(self.route) == 1 else list(self.route)
-        parents = None if self.parents is None else list(self.parents)
-        times = (self.started, self.duration)
-        return (self.id, self.node, self.step, self.visit, int(self.settled), route, *times, parents, list(self.scope))[
-            : 10 if self.scope else 9 if self.parents is not None else 8
-        ]
+        """The head of a row: small numbers, and what says nothing is left out at the end."""
+        name, node, step, visit, settled, route, parents, scope, started, duration = self
+        path, _, index = name.rpartition(":")
+        late = step - int(index)
+        head = (
+            int(index) if path == "trunk" else name,
+            node,
+            route[0] if len(route) == 1 else list(route),
+            visit,
+            started - EPOCH,
+            duration,
+        )
+        if settled and not late and parents is None and not scope:
+            return head
+        if parents is None and not scope:
+            return (*head, late, int(settled))
+        return (*head, late, int(settled), None if parents is None else list(parents), list(scope))
 
     @classmethod
     def of(cls, head: Sequence[Any]) -> CommitHead:
         """The structure of a commit, from the head of its row."""
-        commit_id, node, step, visit, settled, route, started, duration, *rest = head
-        parents = rest[0] if rest else None
+        name, node, route, visit, started, duration, *rest = head
+        late, settled, parents, scope = rest if len(rest) == 4 else (*rest, None, ()) if rest else (0, 1, None, ())
+        if isinstance(name, int):
+            index, name = name, f"trunk:{name}"
+        else:
+            index = int(name.rpartition(":")[2])
         return cls(
-            commit_id,
+            name,
             node,
-            step,
+            index + late,
             visit,
             bool(settled),
             (route,) if isinstance(route, str) else tuple(route),
             None if parents is None else tuple(parents),
-            tuple(rest[1]) if len(rest) > 1 else (),
-            started,
+            tuple(scope),
+            started + EPOCH,
             duration,
         )
 

@@ -20,6 +20,11 @@ class StoreConformance(Reading, Writing, Owning, Removing, Racing):
         types: classes that these values may name beside the registered ones.
 
     Example:
+        >>> from dspyer.stores.memory import Memory
+        >>> StoreConformance().test_leases(Memory())
+
+        With pytest:
+
         ```python
         class TestMyStore(StoreConformance):
             @pytest.fixture

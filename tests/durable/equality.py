@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any, NamedTuple
 
@@ -61,11 +62,11 @@ def decided(store: Store, thread: str) -> int:
 def left_to_call(undisturbed: Counter[Called], done: set[str]) -> Counter[Called]:
     """The calls that are still to be made when some executions have finished, each once.
 
-    An execution inside of another one has finished with it.
+    An execution inside of another one, or the item of a map, has finished with it.
     """
 
     def has_finished(execution: str) -> bool:
-        parts = execution.split("/")
-        return any("/".join(parts[:end]) in done for end in range(1, len(parts) + 1))
+        around = [execution[: mark.start()] for mark in re.finditer(r"[/\[]", execution)]
+        return execution in done or any(outer in done for outer in around)
 
     return Counter({call: count for call, count in undisturbed.items() if not has_finished(call.execution)})
