@@ -19,6 +19,7 @@ from dspyer.run import Run
 from dspyer.scheduler.topology import END, START
 from dspyer.state import ImmutableState
 from dspyer.values import register_value_type
+from dspyer.views import Entry, View, view
 
 __all__ = [
     "DELETE",
@@ -30,6 +31,7 @@ __all__ = [
     "Conflict",
     "Context",
     "DspyerError",
+    "Entry",
     "Graph",
     "ImmutableState",
     "MergedConflict",
@@ -38,10 +40,12 @@ __all__ = [
     "Run",
     "Send",
     "Updates",
+    "View",
     "errors",
     "events",
     "policies",
     "prefer",
     "reducers",
     "register_value_type",
+    "view",
 ]

@@ -20,6 +20,7 @@ from dspyer.policies import Policies
 from dspyer.scheduler.topology import END, START
 from dspyer.schema import Schema
 from dspyer.stores import Store, open_store
+from dspyer.views import View
 
 if TYPE_CHECKING:
     from dspyer.program import CompiledGraph
@@ -95,7 +96,7 @@ class Graph:
         name: str | Callable[..., Any],
         node: object = None,
         *,
-        reads: Collection[str] | Mapping[str, str] | None = None,
+        reads: Collection[str] | Mapping[str, str | View] | None = None,
         writes: Collection[str] | Mapping[str, str] | None = None,
         modules: Mapping[str, dspy.Module] | None = None,
         frozen: bool | None = None,
@@ -106,7 +107,8 @@ class Graph:
         Args:
             name: name of the node, an identifier; `add_node(search)` takes the function's own.
             node: the function or module.
-            reads: the fields that the node sees, as a list, or as a map from its own names to the state's.
+            reads: the fields that the node sees, as a list, or as a map from its own names to the state's, or to views
+                of its fields: `{"findings": view("findings").new()}`.
             writes: the fields that the node may write, in the same forms.
             modules: DSPy modules that the function calls, by the name of its parameter.
             frozen: True keeps optimizers away from the node's modules, False opens modules that one has compiled
@@ -142,7 +144,7 @@ class Graph:
         item: str,
         into: str,
         max_concurrency: int | None = None,
-        reads: Collection[str] | Mapping[str, str] | None = None,
+        reads: Collection[str] | Mapping[str, str | View] | None = None,
         writes: Collection[str] | Mapping[str, str] | None = None,
         modules: Mapping[str, dspy.Module] | None = None,
         frozen: bool | None = None,

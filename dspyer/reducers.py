@@ -81,6 +81,7 @@ class Reducer:
             reducer.
         parts: gives the parts that an update adds, as (key, part): items of a list, keys of a mapping, one amount of a
             sum; the key is None where parts have none. None if updates have no parts.
+        shape: what the parts make up: `"items"`, `"keys"` or `"amount"`.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Reducer:
     hint: str = ""
     folds: bool = True
     parts: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None
+    shape: str = "items"
 
     @classmethod
     def of(cls, function: object) -> Reducer:
@@ -313,10 +315,12 @@ patch = Reducer("patch", apply_value, folds=False)
 replace = Reducer("replace", _replace, folds=False)
 append = Reducer("append", _append, EMPTY_LIST, _accept, _item_of("append"), hint=ONE_ITEM, parts=_one)
 extend = Reducer("extend", _extend, EMPTY_LIST, _check_extend, _extend_type, parts=_each)
-update = Reducer("update", _update, FrozenDict(), _check_update, _update_type, parts=_by_key)
-increment = Reducer("increment", _increment, 0, _check_increment, _increment_type, parts=_one)
+update = Reducer("update", _update, FrozenDict(), _check_update, _update_type, parts=_by_key, shape="keys")
+increment = Reducer("increment", _increment, 0, _check_increment, _increment_type, parts=_one, shape="amount")
 union = Reducer("union", _union, freeze(set()), _check_union, _union_type, parts=_each)
-add_messages = Reducer("add_messages", messages.add, EMPTY_LIST, messages.check, _messages_type, messages.stamp, parts=messages.parts)
+add_messages = Reducer(
+    "add_messages", messages.add, EMPTY_LIST, messages.check, _messages_type, messages.stamp, parts=messages.parts
+)
 min = Reducer("min", _lesser, DELETE, _accept, without_none)  # noqa: A001
 max = Reducer("max", _greater, DELETE, _accept, without_none)  # noqa: A001
 

@@ -105,8 +105,6 @@ class View:
         Args:
             fn: a pure function of a list of `Entry`.
         """
-        if not callable(fn):
-            raise GraphError(f"view({self.field!r}).then takes a function of the entries, not {fn!r}")
         return self._with("then", fn)
 
     def _with(self, name: str, argument: Any = None) -> View:
@@ -134,8 +132,6 @@ def view(field: str) -> View:
         >>> view("findings").new().last(5)
         view('findings').new().last(5)
     """
-    if not isinstance(field, str):
-        raise GraphError(f"view takes the name of a field, not {field!r}")
     return View(field)
 
 
@@ -160,6 +156,63 @@ def chosen(view: View, parts: Sequence[Part], reader: str) -> list[Part]:
         elif name == "fit":
             found = _fitting(found, argument)
     return found
+
+
+class Look(NamedTuple):
+    """What one view has shown once.
+
+    Attributes:
+        node: who looked.
+        name: what the node calls it.
+        field: the field.
+        sent: estimated tokens of what was shown.
+        full: estimated tokens of the whole field.
+    """
+
+    node: str
+    name: str
+    field: str
+    sent: int
+    full: int
+
+
+def size_of(parts: Sequence[Part]) -> int:
+    """The estimated tokens of parts."""
+    return sum([tokens_in(text_of(thaw(part.value))) for part in parts])
+
+
+def shown(view: View, shape: str, parts: Sequence[Part], form: Form) -> Any:
+    """The chosen parts in the form in which they are wanted.
+
+    Args:
+        view: the view.
+        shape: what the parts make up.
+        parts: what it has chosen.
+        form: the form.
+    """
+    if view.steps and view.steps[-1].name == "then":
+        return view.steps[-1].argument(entries(parts))
+    if form == "entries":
+        return entries(parts)
+    values = _values(shape, parts)
+    if form == "values":
+        return values
+    if isinstance(values, dict):
+        return "\n".join(f"{key}: {text_of(value)}" for key, value in values.items())
+    if not isinstance(values, list):
+        return text_of(values)
+    alone = any(step.name in ("own", "by") for step in view.steps)
+    said = [text_of(thaw(part.value)) for part in parts]
+    alone = alone or not any(part.author for part in parts)
+    return "\n".join(said if alone else [f"{part.author}: {text}" for part, text in zip(parts, said, strict=True)])
+
+
+def _values(shape: str, parts: Sequence[Part]) -> Any:
+    if shape == "keys":
+        return {part.key: thaw(part.value) for part in parts}
+    if shape == "amount":
+        return sum([part.value for part in parts[1:]], parts[0].value) if parts else 0
+    return [thaw(part.value) for part in parts]
 
 
 def entries(parts: Sequence[Part]) -> list[Entry]:
@@ -193,6 +246,6 @@ def _fitting(parts: list[Part], budget: int) -> list[Part]:
 
 
 def _whole_number(name: str, count: int) -> int:
-    if not isinstance(count, int) or count < 1:
+    if count < 1:
         raise GraphError(f"view(...).{name}({count!r}): it takes a whole number of at least 1")
     return count

@@ -19,7 +19,7 @@ LAYERS: list[set[str]] = [
     {"merge", "patterns", "policies", "messages", "reducers"},
     {"state", "schema"},
     {"scheduler"},
-    {"pictures"},
+    {"pictures", "views"},
     {"stores"},
     {"durable"},
     {"nodes", "bond"},

@@ -9,6 +9,7 @@ import dspy
 
 from dspyer.errors import GraphError, suggestion
 from dspyer.schema import Schema
+from dspyer.views import View
 
 
 class NodeSpec(NamedTuple):
@@ -16,7 +17,7 @@ class NodeSpec(NamedTuple):
 
     name: str
     node: object
-    reads: Collection[str] | Mapping[str, str] | None = None
+    reads: Collection[str] | Mapping[str, str | View] | None = None
     writes: Collection[str] | Mapping[str, str] | None = None
     modules: Mapping[str, dspy.Module] | None = None
     frozen: bool | None = None

@@ -10,12 +10,16 @@ from typing import Any, Protocol
 from dspyer.durable.journal import Journal
 from dspyer.durable.memo import MISSING, Answer, Key, Memo, effect_draft, item_draft, no_answer
 from dspyer.durable.rows import Draft
-from dspyer.errors import AttemptError, InputError, Interrupt, StateError, brief
+from dspyer.errors import AttemptError, InputError, Interrupt, NodeOutputError, StateError, brief
 from dspyer.events import Emitted, Event, Path, Question
 from dspyer.hints import signature_of
 from dspyer.nodes.answers import schema_of, validated
 from dspyer.nodes.color import is_async
-from dspyer.values import freeze, thaw
+from dspyer.patch import DELETE
+from dspyer.scheduler.provenance import Parts, whole_parts
+from dspyer.scheduler.runstate import Branch
+from dspyer.values import FrozenDict, freeze, thaw
+from dspyer.views import Form, Look, View, chosen, shown, size_of
 
 RESERVED = ("before", "after")
 """Keys of the questions of `compile(interrupt_before=, interrupt_after=)`."""
@@ -39,6 +43,15 @@ class Host(Protocol):
     def record(self, event: Event) -> None:
         """Shows an event to whoever listens."""
 
+    def parts(self, field: str, branch: Branch, reader: str) -> Parts | None:
+        """Who brought what to a field, up to where a branch stands; None if the field has no parts."""
+
+    def fields_of(self, node: str, option: str) -> frozenset[str] | None:
+        """The fields that a node reads or writes; None for all."""
+
+    def looked(self, look: Look) -> None:
+        """Counts what a view has shown."""
+
 
 class Alone:
     """Stands for the run of a node that is called without one.
@@ -56,6 +69,17 @@ class Alone:
     def record(self, event: Event) -> None:
         """Nobody listens."""
 
+    def parts(self, field: str, branch: Branch, reader: str) -> Parts | None:
+        """Nobody is known to have brought anything."""
+        del field, branch, reader
+        return None
+
+    def fields_of(self, node: str, option: str) -> frozenset[str] | None:
+        """Nobody has said what the node may read."""
+
+    def looked(self, look: Look) -> None:
+        """Nobody counts."""
+
 
 class Attempt:
     """One attempt of one execution. What it remembers of earlier attempts is in the memo of the run.
@@ -66,9 +90,13 @@ class Attempt:
         branch: path of its branch.
         execution: id of the execution, as events name it.
         name: the same with the executions around it.
+        position: the branch itself, for what it has behind it.
+        inside: whether it is one item of a map.
     """
 
-    __slots__ = ("_open", "_refusal", "_used", "branch", "execution", "host", "name", "node")
+    __slots__ = (
+        *("_open", "_refusal", "_used", "branch", "execution", "host", "inside", "name", "node", "position", "posts"),
+    )
 
     def __init__(
         self,
@@ -77,12 +105,17 @@ class Attempt:
         branch: Path = (),
         execution: str = "",
         name: str = "",
+        position: Branch | None = None,
+        inside: bool = False,
     ) -> None:
         self.host: Host = host or Alone()
         self.node = node
         self.branch = branch
         self.execution = execution
         self.name = name
+        self.position = position
+        self.inside = inside
+        self.posts: list[tuple[str, Any]] | None = None
         self._used: dict[tuple[str, str], object] | None = None
         self._open: list[Question] = []
         self._refusal: Exception | None = None
@@ -90,11 +123,70 @@ class Attempt:
     def item(self, index: int) -> Attempt:
         """The attempt of one item of a map, which is an execution of its own."""
         mark = f"[{index}]"
-        return Attempt(self.host, self.node, self.branch, self.execution + mark, self.name + mark)
+        return Attempt(self.host, self.node, self.branch, self.execution + mark, self.name + mark, self.position, True)
 
     def emit(self, value: object) -> None:
         """Puts a value into the stream of events."""
         self.host.record(Emitted(self.node, self.branch, self.execution, value))
+
+    # --- views and posts
+
+    def look(self, view: View, form: Form, own_name: str = "") -> Any:
+        """What a view shows, in the form in which it is wanted.
+
+        Args:
+            view: the view.
+            form: the form.
+            own_name: what the node calls it.
+
+        Raises:
+            InputError: if the view has no sense for its field.
+        """
+        parts = None
+        if self.position is not None:
+            parts = self.host.parts(view.field, self.position, self.node)
+        if parts is None:
+            if view.needs_parts:
+                raise InputError(f"{self._who} reads {view!r}, but the field has no reducer that keeps its parts apart")
+            state = {} if self.position is None else self.position.state
+            parts = whole_parts(state.raw(view.field, DELETE) if isinstance(state, FrozenDict) else DELETE)
+        found = chosen(view, parts.parts, self.node)
+        self.host.looked(Look(self.node, own_name or view.field, view.field, size_of(found), size_of(parts.parts)))
+        return shown(view, parts.shape, found, form)
+
+    def see(self, view: View) -> Any:
+        """What a view shows, for a node that asks in its code.
+
+        Raises:
+            InputError: if the node does not read the field.
+        """
+        allowed = self.host.fields_of(self.node, "reads")
+        if allowed is not None and view.field not in allowed:
+            raise InputError(
+                f"{self._who} looks at {view!r}, and {view.field!r} is not among its reads "
+                f"({', '.join(map(repr, sorted(allowed))) or 'none'}): add it there"
+            )
+        return self.look(view, "entries")
+
+    def post(self, field: str, value: object) -> None:
+        """Adds an update to what the node commits.
+
+        Raises:
+            NodeOutputError: if the node may not write the field.
+        """
+        if self.inside:
+            raise NodeOutputError(
+                f"{self._who} posts to {field!r} from an item of a map: return it in the item's result"
+            )
+        allowed = self.host.fields_of(self.node, "writes")
+        if allowed is not None and field not in allowed:
+            raise NodeOutputError(
+                f"{self._who} posts to {field!r}, which is not among its writes "
+                f"({', '.join(map(repr, sorted(allowed))) or 'none'}): add it there"
+            )
+        if self.posts is None:
+            self.posts = []
+        self.posts.append((field, value))
 
     # --- effects
 

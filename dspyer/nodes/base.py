@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import dspy
 
     from dspyer.state import ImmutableState
+    from dspyer.views import View
 
 T = TypeVar("T")
 Target = TypeVar("Target", default=str)
@@ -170,6 +171,32 @@ class Context:
             InputError: if the answer is none of this type.
         """
         return self.attempt.interrupt(key, question, answer)
+
+    def post(self, field: str, value: object) -> None:
+        """Adds an update to what the node commits, before what it returns. Dropped if the node fails.
+
+        Args:
+            field: a field with a reducer, among what the node writes.
+            value: one update of it, as the node would return it.
+
+        Raises:
+            NodeOutputError: if the node may not write the field.
+        """
+        self.attempt.post(field, value)
+
+    def view(self, view: View) -> Any:
+        """What a view shows of a field, as `reads` would give it to a parameter `list[Entry]`.
+
+        Args:
+            view: the view; its field must be among what the node reads.
+
+        Returns:
+            The entries; for a view that ends with `.then(fn)`, what the function makes of them.
+
+        Raises:
+            InputError: if the field is none of what the node reads, or the view has no sense for it.
+        """
+        return self.attempt.see(view)
 
 
 class Runner(Protocol):

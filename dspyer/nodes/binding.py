@@ -103,7 +103,7 @@ class Binding:
         for name, field, copy, default, readable, view, form in self.fields:
             value = ABSENT if overlay is None else read_field(overlay, field, copy)
             if value is ABSENT and view is not None:
-                value = call.context.attempt.look(view, form, state)
+                value = call.context.attempt.look(view, form, name)
             elif value is ABSENT and readable:
                 value = read_field(state, field, copy)
             if value is not ABSENT:

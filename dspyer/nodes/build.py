@@ -14,7 +14,7 @@ from dspyer.nodes.function import build_function
 from dspyer.nodes.interrupt import Inquiry, build_interrupt
 from dspyer.nodes.map import build_map_node
 from dspyer.nodes.module import build_module
-from dspyer.nodes.names import NamesSpec
+from dspyer.nodes.names import NamesSpec, ReadsSpec
 from dspyer.nodes.spec import Spec, spec_of
 from dspyer.nodes.subgraph import build_subgraph, is_program
 from dspyer.schema import Schema
@@ -42,7 +42,7 @@ def build_node(
     node: object,
     *,
     schema: Schema,
-    reads: NamesSpec | None = None,
+    reads: ReadsSpec | None = None,
     writes: NamesSpec | None = None,
     modules: Mapping[str, dspy.Module] | None = None,
     goto: Iterable[str] = (),
@@ -75,7 +75,7 @@ def build_map(
     item: str,
     into: str,
     max_concurrency: int | None = None,
-    reads: NamesSpec | None = None,
+    reads: ReadsSpec | None = None,
     writes: NamesSpec | None = None,
     modules: Mapping[str, dspy.Module] | None = None,
 ) -> Built:

@@ -52,7 +52,7 @@ def gather_inputs(inputs: tuple[Input, ...], call: Call, reader: str) -> dict[st
         if overlay is not None and field in overlay:
             found[name] = thaw(overlay.raw(field))
         elif view is not None:
-            found[name] = call.context.attempt.look(view, form, call.state)
+            found[name] = call.context.attempt.look(view, form, name)
         elif readable and field in state:
             found[name] = thaw(state.raw(field))
         elif not default:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dspyer.errors import suggestion
-from dspyer.nodes.base import Context
+from dspyer.nodes.base import NOTHING, Context
 from dspyer.nodes.binding import Binding, FieldParameter, ResourceParameter
 from dspyer.nodes.callables import Described, Parameter, class_of, members, wants_copy
 from dspyer.nodes.names import Names, check_names, listed, no_field
@@ -40,7 +40,7 @@ def plan_binding(
     reads: Names | None = None,
     modules: tuple[str, ...] = (),
     overlay: frozenset[str] = frozenset(),
-    views: Mapping[str, View] = {},  # noqa: B006 - read only
+    views: Mapping[str, View] = NOTHING,
 ) -> Plan:
     """Decide what each parameter of a function gets.
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import dspy
 
+from dspyer.nodes.base import NOTHING
 from dspyer.nodes.names import Names, NamesSpec, ReadsSpec, as_map, without_views
 from dspyer.nodes.viewing import view_problems
 from dspyer.schema import Schema
@@ -34,7 +35,7 @@ class Spec(NamedTuple):
     modules: Mapping[str, dspy.Module] = {}
     goto: tuple[str, ...] = ()
     overlay: frozenset[str] = frozenset()
-    views: Mapping[str, View] = {}
+    views: Mapping[str, View] = NOTHING
 
     @property
     def who(self) -> str:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from dspyer.errors import Interrupt, RouteError
+from dspyer.errors import Interrupt, NodeOutputError, RouteError
 from dspyer.events import Question
 from dspyer.nodes import Attempt, Call, Context, Decision, Node, Reply, Router, Runner, Send
 from dspyer.patch import DELETE, Replace, diff_value
@@ -14,6 +14,7 @@ from dspyer.reducers import Updates
 from dspyer.running.session import Session
 from dspyer.scheduler.runstate import Execution, Target, Transition
 from dspyer.scheduler.topology import END, START
+from dspyer.schema import Schema
 from dspyer.state import ImmutableState
 
 Script = Generator[tuple[Node | Router, Call], Any, Transition]
@@ -58,7 +59,9 @@ def _node_script(session: Session, execution: Execution, call: Call) -> Script:
     state = execution.branch.state
     reply: Reply = yield session.blueprint.nodes[name], call
     schema = session.blueprint.topology.schema
-    patch, after = schema.commit(state, reply.updates, node=name, commit_id=session.stamp(execution), whole=reply.whole)
+    posts = call.context.attempt.posts
+    updates = reply.updates if posts is None else _with_posts(name, schema, reply.updates, posts)
+    patch, after = schema.commit(state, updates, node=name, commit_id=session.stamp(execution), whole=reply.whole)
     if reply.goto is not None:
         targets = _targets(session, name, reply.goto)
         return Transition(patch, after, targets, None, began, time.perf_counter() - clock)
@@ -88,6 +91,24 @@ def _let_wait(session: Session, execution: Execution) -> None:
     waits = [question for question in session.memo.waits(name) if not session.memo.passes(question, session.answer)]
     if waits:
         raise Interrupt(waits)
+
+
+def _with_posts(
+    name: str, schema: Schema, updates: Mapping[str, object], posts: Sequence[tuple[str, object]]
+) -> dict[str, object]:
+    """What a node has posted, in the order of its calls, before what it returned."""
+    found: dict[str, list[object]] = {}
+    for field, value in posts:
+        if schema.reducer(field) is None:
+            raise NodeOutputError(
+                f"node {name!r} posts to {field!r}, which has no reducer to fold the post: give the field one, for "
+                f"example Annotated[list[str], reducers.append], or return {{{field!r}: ...}}"
+            )
+        found.setdefault(field, []).append(value)
+    together: dict[str, object] = {field: Updates(*values) for field, values in found.items()}
+    for field, value in updates.items():
+        together[field] = Updates(together[field], value) if field in together else value
+    return together
 
 
 def _leave(
@@ -161,6 +182,6 @@ def _call(session: Session, execution: Execution, state: ImmutableState, runner:
     name = shown = execution.id
     if session.scope or session.opening.label:
         name, shown = session.name(name), session.stamp(execution)
-    attempt = Attempt(session, execution.node, execution.path, execution.id, name)
+    attempt = Attempt(session, execution.node, execution.path, execution.id, name, execution.branch)
     context = Context(session.run_id, execution.node, execution.path, execution.visit, shown, attempt)
     return Call(state, context, session.program, execution.overlay, session.resources, runner)

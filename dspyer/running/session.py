@@ -30,6 +30,7 @@ from dspyer.events import (
 from dspyer.patch import DELETE, diff_value
 from dspyer.running.saving import Unsaved
 from dspyer.scheduler.lineage import lineage
+from dspyer.scheduler.provenance import Parts, parts_of
 from dspyer.scheduler.runstate import (
     Asking,
     Branch,
@@ -44,6 +45,7 @@ from dspyer.scheduler.runstate import (
 from dspyer.scheduler.schedule import advance, begin, plan, start
 from dspyer.scheduler.topology import Topology
 from dspyer.state import ImmutableState
+from dspyer.views import Look
 
 if TYPE_CHECKING:
     import dspy
@@ -136,6 +138,7 @@ class Session:
         self.unsaved = Unsaved(opening.run) if journal is not None else None
         self.broken: BaseException | None = None
         self.reported = False
+        self.looks: list[Look] = []
         self._taken_up = list(opening.run.running.values())
         self.events: list[Event] = []
         self.steps: dict[str, Steps] = {}
@@ -276,6 +279,23 @@ class Session:
         if not known:
             self._tell([Asked(question)])
         return True
+
+    def parts(self, field: str, branch: Branch, reader: str) -> Parts | None:
+        """Who brought what to a field, up to where a branch stands; None if the field has no parts."""
+        reducer = self.blueprint.topology.schema.reducer(field)
+        if reducer is None or reducer.parts is None:
+            return None
+        whole = self.journal is None
+        return parts_of(self.run.log, [branch.head], field, reducer, reader, whole)
+
+    def fields_of(self, node: str, option: str) -> frozenset[str] | None:
+        """The fields that a node reads or writes; None for all."""
+        names = getattr(self.blueprint.nodes[node], option)
+        return None if names is None else frozenset(names.values())
+
+    def looked(self, look: Look) -> None:
+        """Counts what a view has shown. May be called from any thread."""
+        self.looks.append(look)
 
     def name(self, execution_id: str) -> str:
         """The name of an execution within the whole run."""

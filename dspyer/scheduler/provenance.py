@@ -34,7 +34,19 @@ class Part(NamedTuple):
     seen: bool = False
 
 
-def parts_of(log: Log, heads: Sequence[int], field: str, reducer: Reducer, reader: str, whole: bool) -> list[Part]:
+class Parts(NamedTuple):
+    """The parts of a field.
+
+    Attributes:
+        shape: what they make up: `"items"`, `"keys"` or `"amount"`.
+        parts: in the order in which they were folded.
+    """
+
+    shape: str
+    parts: tuple[Part, ...]
+
+
+def parts_of(log: Log, heads: Sequence[int], field: str, reducer: Reducer, reader: str, whole: bool) -> Parts:
     """The parts of a field whose reducer has parts, in the order in which they were folded.
 
     Args:
@@ -67,7 +79,25 @@ def parts_of(log: Log, heads: Sequence[int], field: str, reducer: Reducer, reade
                 assert reducer.parts is not None  # fields without parts have no views of them
                 found = reducer.parts(one)
             parts += [Part(value, key, author.node, author.id, place in seen) for key, value in found]
-    return parts
+    if reducer.shape == "items":
+        parts = _latest(parts)
+    return Parts(reducer.shape, tuple(parts))
+
+
+def _latest(parts: list[Part]) -> list[Part]:
+    """Of several parts with one key, as messages have, the last one."""
+    last = {part.key: number for number, part in enumerate(parts) if part.key is not None}
+    return [part for number, part in enumerate(parts) if part.key is None or last[part.key] == number]
+
+
+def whole_parts(value: Any) -> Parts:
+    """The parts of a value of which nobody knows who brought what.
+
+    Args:
+        value: the frozen value, `DELETE` if there is none.
+    """
+    shape = "keys" if isinstance(value, FrozenDict) else "items"
+    return Parts(shape, tuple([Part(part, key, "", "") for key, part in _whole(value)]))
 
 
 def _whole(value: Any) -> Iterable[tuple[Any, Any]]:

@@ -236,9 +236,7 @@ class Memory(Store):
     def _sweep_blobs(self) -> None:
         if self._blobs:
             used = {
-                name
-                for content in self._contents()
-                for name in (content.refs if content.encoded else content.beside)
+                name for content in self._contents() for name in (content.refs if content.encoded else content.beside)
             }
             self._blobs = {name: data for name, data in self._blobs.items() if name in used}
 
