@@ -184,9 +184,6 @@ class Starter:
             raise self.open_error(rest)
         if rest.broken and not abandon:
             raise self.broken_error(rest)
-        fitted = self.fitting.adapted(rest.state, rest.last)
-        kept = self._kept(fitted.state)
-        self.blueprint.check_inputs(inputs, kept)
         return self.ahead(rest, inputs, request, self.label(rest))
 
     def ahead(self, rest: Rest, inputs: Mapping[str, Any], request: Request, label: str) -> Ahead:
@@ -198,7 +195,8 @@ class Starter:
             request: what the call asks for.
             label: the name of the run for people.
         """
-        self.blueprint.check_inputs(inputs, self._kept(rest.state))
+        fitted = self.fitting.adapted(rest.state, rest.last)
+        self.blueprint.check_inputs(inputs, self._kept(fitted.state))
         schema, keep = self.blueprint.topology.schema, self.blueprint.keep
         patch, _ = schema.begin(fitted.state, inputs, keep=keep, commit_id=f"{label}/trunk:0")
         patch = fitted.patch(schema, patch)
