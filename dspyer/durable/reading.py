@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dspyer.durable.contents import Unreadable, Written
+from dspyer.durable.contents import Gathered, Unreadable, Written
 from dspyer.durable.cutting import without
 from dspyer.durable.former import former_schema
 from dspyer.durable.replaying import written_of
