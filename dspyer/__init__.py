@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dspyer import errors, events, policies, reducers
+from dspyer import errors, events, policies, reducers, stores
 from dspyer.errors import DspyerError
 from dspyer.events import Commit, MergedConflict, Question
 from dspyer.graph import Graph
@@ -18,6 +18,7 @@ from dspyer.reducers import Updates
 from dspyer.run import Run
 from dspyer.scheduler.topology import END, START
 from dspyer.state import ImmutableState
+from dspyer.threads.thread import Thread
 from dspyer.values import register_value_type
 from dspyer.views import Entry, View, view
 
@@ -39,6 +40,7 @@ __all__ = [
     "Replace",
     "Run",
     "Send",
+    "Thread",
     "Updates",
     "View",
     "errors",
@@ -47,5 +49,6 @@ __all__ = [
     "prefer",
     "reducers",
     "register_value_type",
+    "stores",
     "view",
 ]

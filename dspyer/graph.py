@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,6 +14,7 @@ import dspy
 from pydantic import BaseModel
 
 from dspyer.building.assembly import Assembly
+from dspyer.building.blueprint import Migrate
 from dspyer.building.declarations import EdgeSpec, NodeSpec, RouterSpec, fields_of, listed, names_of
 from dspyer.errors import GraphError
 from dspyer.nodes import Inquiry, Interrupts, node_name
@@ -298,6 +300,7 @@ class Graph:
         interrupt_before: Iterable[str] = (),
         interrupt_after: Iterable[str] = (),
         interrupts: Interrupts = None,
+        migrate: Migrate | None = None,
     ) -> CompiledGraph:
         """Checks the whole graph and makes a program of it. `graph.compile()` builds, `optimizer.compile()` tunes.
 
@@ -312,6 +315,10 @@ class Graph:
             interrupts: answers to questions by key, or a function from a `Question` to its answer, for runs that nobody
                 watches: under an optimizer, `dspy.Evaluate` or a test. Keys that nothing asks are left unused, since
                 those of `ctx.interrupt` show only in a run; a question without an answer is named by the error.
+            migrate: makes of the state of a thread whose last run an earlier graph has made (a plain dict) the one with
+                which this graph goes on. It is called once for each such thread, at its next run or resume, and its
+                result is in the log. Without it new fields get their defaults, fields that are gone leave the state
+                with a warning, and values that do not fit are refused.
 
         Returns:
             A `dspy.Module` with copies of the modules; the graph can go on to be changed and compiled again.
@@ -352,6 +359,8 @@ class Graph:
                 f"as prediction[{shadowed[0]!r}], or rename the fields",
                 stacklevel=2,
             )
+        if migrate is not None:
+            blueprint = replace(blueprint, migrate=migrate)
         return assemble(blueprint, modules, text, None if store is None else open_store(store))
 
     def _check_name(self, name: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,9 @@ from dspyer.scheduler.topology import END, START, Topology
 
 Exit = str | Router
 """A way out of a node: the target of an edge, or a router."""
+
+Migrate = Callable[[dict[str, Any]], Mapping[str, Any]]
+"""Makes of the values that an earlier graph has left, as plain values, those with which this graph goes on."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +38,7 @@ class Blueprint:
         interrupt_before: the nodes before which a run stops.
         interrupt_after: the nodes after which it stops.
         answer: answers questions as they are asked.
+        migrate: makes of the values that an earlier graph has left those of this one.
         needs_resources: whether a node or router has a parameter for a resource.
     """
 
@@ -52,6 +56,7 @@ class Blueprint:
     interrupt_before: frozenset[str] = frozenset()
     interrupt_after: frozenset[str] = frozenset()
     answer: Answer = no_answer
+    migrate: Migrate | None = None
     needs_resources: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -195,4 +200,4 @@ def _fields(names: Mapping[str, str] | None) -> str:
     return ", ".join(field if own == field else f"{field} (as {own})" for own, field in names.items()) or "nothing"
 
 
-__all__ = ["END", "START", "Blueprint", "Exit"]
+__all__ = ["END", "START", "Blueprint", "Exit", "Migrate"]

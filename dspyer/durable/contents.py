@@ -6,12 +6,13 @@ everything else is the JSON form of a frozen value.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dspyer.patch import DELETE, Replace
 from dspyer.reducers import Updates
 from dspyer.scheduler.lineage import Resolution
+from dspyer.stores.content import Content, Fetch
 from dspyer.values import FrozenDict, encoding, freeze
 from dspyer.values.encoding import TAG
 
@@ -58,6 +59,38 @@ def encode_written(written: Written) -> Any:
         return [encoded]
     sent = [None if overlay is None else encoding.encode(overlay) for overlay in overlays]
     return [encoded, sent, reason, [_encode_resolution(resolution) for resolution in resolutions]]
+
+
+def encode_without(field: str, written: Written) -> Any:
+    """The JSON form without one field of the patch, which other rows hold."""
+    patch = {name: update for name, update in (written.patch or {}).items() if name != field}
+    return encode_written(written._replace(patch=patch))
+
+
+class Gathered(Content):
+    """What the commit of a map holds, with the results of its items from their own rows.
+
+    Args:
+        own: the content of the commit.
+        field: the field of the results.
+        items: the results in order.
+    """
+
+    __slots__ = ("field", "items")
+
+    def __init__(self, own: Content, field: str, items: Sequence[Content]) -> None:
+        for name in Content.__slots__:
+            setattr(self, name, getattr(own, name))
+        self.field = field
+        self.items = items
+
+    def completed(self, written: Written, fetch: Fetch, decode: Decode) -> Written:
+        """The commit with the results in it."""
+        patch = written.patch or {}
+        if self.field in patch:
+            return written
+        results = freeze([item.value(fetch, decode) for item in self.items])
+        return written._replace(patch={self.field: results, **patch})
 
 
 def decode_written(found: list[Any], decode: Decode = encoding.decode) -> Written:

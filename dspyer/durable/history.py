@@ -97,6 +97,13 @@ class History:
                 stack.extend((parent, False) for parent in reversed(self.runs[at].parents))
         return order
 
+    def settled_beside(self, left: Point, right: Point) -> int:
+        """How many commits with a version are behind one row and not behind another, which comes first."""
+        ours = self.behind([left])
+        theirs = [self.runs[at] for at in self.behind([right]) if at not in set(ours)]
+        known = {place for at in ours for place in self.runs[at].places}
+        return len({place for told in theirs for place in told.places[: told.settled]} - known)
+
     def _add(self, found: Chapter) -> None:
         parents = tuple([parent for parent in found.parents if parent in self.runs])
         before = [self.runs[parent].resting for parent in parents]

@@ -7,11 +7,11 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dspyer.durable.contents import Unreadable, Written
+from dspyer.durable.contents import Gathered, Unreadable, Written
 from dspyer.durable.cutting import without
 from dspyer.durable.former import former_schema
 from dspyer.durable.replaying import written_of
-from dspyer.durable.rows import COMMITS, END, JOIN, OPEN, RESUME, CommitHead
+from dspyer.durable.rows import COMMITS, END, ITEM, JOIN, OPEN, RESUME, CommitHead
 from dspyer.errors import StoreError
 from dspyer.events import Commit
 from dspyer.scheduler.joining import Join, resolved_as
@@ -96,9 +96,37 @@ def chapter(store: Store, at: Point) -> Chapter:
             rows = [renamed(row, part.header["names"]) for row in rows]
         rows += its_rows
         points += [Point(part.id, row.seq) for row in its_rows]
+    rows = with_items(rows)
     labels = {part.id: str(part.header.get("label", part.id)) for part, _ in parts}
     shapes = {part.id: str(part.header.get("shape", "")) for part, _ in parts}
     return Chapter(parts[0][0], run.parents, tuple(rows), tuple(points), labels, shapes)
+
+
+def with_items(rows: Sequence[Row], earlier: Callable[[], Sequence[Row]] = tuple) -> list[Row]:
+    """Rows in which the commits of maps hold what the rows of their items do.
+
+    Args:
+        rows: rows of a run.
+        earlier: gives those before them, if they do not begin with the first.
+    """
+    items = {str(row.head[0]): row.content for row in rows if row.kind == ITEM}
+    found: list[Row] = []
+    for row in rows:
+        head = CommitHead.of(row.head) if row.kind in COMMITS and len(row.head) > _PLACE_OF_ITEMS else None
+        if head is None or head.items is None or row.content is None:
+            found.append(row)
+            continue
+        names = head.item_names
+        if not all(name in items for name in names):
+            items = {**{str(one.head[0]): one.content for one in earlier() if one.kind == ITEM}, **items}
+        results = [content for name in names if (content := items.get(name)) is not None]
+        if len(results) < len(names):
+            raise StoreError(f"commit {head.id} of {head.node!r} refers to rows of its items, which are not there")
+        found.append(row._replace(content=Gathered(row.content, head.items[0], results)))
+    return found
+
+
+_PLACE_OF_ITEMS = 10
 
 
 def renamed(row: Row, names: Mapping[str, str]) -> Row:
@@ -218,7 +246,7 @@ class Reader:
             before: the state that it goes on from.
         """
         opening = self._try_opening(of.rows)
-        schema_at = self._schemas(of)
+        schema_at = self.schemas(of)
         entries: list[Entry] = []
         settled, broken = -1, ""
         for place, (row, head) in enumerate(of.main()):
@@ -282,7 +310,12 @@ class Reader:
             self._former[shape] = self.schema if found is None else former_schema(json.loads(found), self.schema)
         return self._former[shape]
 
-    def _schemas(self, of: Chapter) -> Callable[[Row], Schema]:
+    def schemas(self, of: Chapter) -> Callable[[Row], Schema]:
+        """What folds each row of a run: the schema of the graph that wrote it.
+
+        Args:
+            of: the run.
+        """
         if len(set(of.shapes.values())) < 2:
             schema = self.schema_of(of.shape)
             return lambda _: schema

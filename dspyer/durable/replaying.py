@@ -7,7 +7,7 @@ from dataclasses import replace
 from sys import maxsize
 from typing import Any
 
-from dspyer.durable.contents import Written, decode_written
+from dspyer.durable.contents import Gathered, Written, decode_written
 from dspyer.durable.rows import COMMIT, END, JOIN, UPDATE, CommitHead
 from dspyer.errors import ChangedGraphError
 from dspyer.events import Commit
@@ -15,6 +15,7 @@ from dspyer.scheduler.joining import resolved_as
 from dspyer.scheduler.runstate import Branch, Execution, Group, RunState, Target, Transition, live_branches
 from dspyer.scheduler.schedule import advance, amend, begin, plan, release
 from dspyer.scheduler.topology import END as END_NODE
+from dspyer.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Row
 from dspyer.stores.content import Content, Fetch
@@ -25,7 +26,12 @@ Opening = tuple[Mapping[str, Any], ImmutableState]
 
 
 def replay(
-    run: RunState, rows: Iterable[Row], opening: Opening, fetch: Fetch, decode: Callable[[Any], Any] = encoding.decode
+    run: RunState,
+    rows: Iterable[Row],
+    opening: Opening,
+    fetch: Fetch,
+    decode: Callable[[Any], Any] = encoding.decode,
+    schema_at: Callable[[Row], Schema] | None = None,
 ) -> RunState:
     """Folds the rows of one scope into a run, in the order in which they were written.
 
@@ -35,6 +41,7 @@ def replay(
         opening: the patch of its first commit, and the state after it.
         fetch: where blobs come from.
         decode: what makes frozen values of their JSON form.
+        schema_at: what folds each row, if other graphs have written some.
 
     Returns:
         The run as the rows left it. What its joins have begun is among `running`.
@@ -46,6 +53,9 @@ def replay(
     topology = run.topology
     run = run._replace(topology=replace(topology, max_steps=maxsize, max_calls=None))  # limits are for what is new
     for row in rows:
+        schema = run.topology.schema if schema_at is None else schema_at(row)
+        if schema is not run.topology.schema:
+            run = run._replace(topology=replace(run.topology, schema=schema))
         if row.kind == JOIN:
             run = _joined(run, CommitHead.of(row.head), written_of(row.content, fetch, decode))
         elif row.kind == UPDATE:
@@ -63,7 +73,7 @@ def written_of(content: Content | None, fetch: Fetch, decode: Callable[[Any], An
     if content is None:
         return Written({})
     written: Written = content.value(fetch, lambda found: decode_written(found, decode))
-    return written
+    return content.completed(written, fetch, decode) if isinstance(content, Gathered) else written
 
 
 def _joined(run: RunState, head: CommitHead, written: Written) -> RunState:

@@ -19,11 +19,12 @@ content.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from traceback import format_exception
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dspyer.durable.contents import Written, encode_written
+from dspyer.durable.contents import Written, encode_without, encode_written
 from dspyer.durable.forms import Forms
 from dspyer.events import Commit, Path
 from dspyer.scheduler.lineage import Entry
@@ -65,6 +66,9 @@ class Draft(NamedTuple):
         return Row(seq, self.kind, self.head, self.content)
 
 
+_USUAL: tuple[Any, ...] = (0, 1, None, (), None)
+
+
 class CommitHead(NamedTuple):
     """The structure of a commit.
 
@@ -79,6 +83,7 @@ class CommitHead(NamedTuple):
         scope: the executions around it.
         started: when the node began, milliseconds since the epoch.
         duration: how long it took, microseconds.
+        items: the field of a map's results and how many there are, where they are the results of its item rows.
     """
 
     id: str
@@ -91,6 +96,13 @@ class CommitHead(NamedTuple):
     scope: tuple[str, ...]
     started: int
     duration: int
+    items: tuple[str, int] | None = None
+
+    @property
+    def item_names(self) -> list[str]:
+        """The executions of these items."""
+        name = "/".join((*self.scope, self.id))
+        return [f"{name}[{index}]" for index in range(self.items[1])] if self.items else []
 
     @property
     def branch(self) -> Path:
@@ -100,7 +112,7 @@ class CommitHead(NamedTuple):
 
     def packed(self) -> tuple[Any, ...]:
         """The head of a row: small numbers, and what says nothing is left out at the end."""
-        name, node, step, visit, settled, route, parents, scope, started, duration = self
+        name, node, step, visit, settled, route, parents, scope, started, duration, items = self
         path, _, index = name.rpartition(":")
         late = step - int(index)
         head = (
@@ -111,17 +123,18 @@ class CommitHead(NamedTuple):
             started - EPOCH,
             duration,
         )
-        if settled and not late and parents is None and not scope:
+        if settled and not late and parents is None and not scope and items is None:
             return head
-        if parents is None and not scope:
+        if parents is None and not scope and items is None:
             return (*head, late, int(settled))
-        return (*head, late, int(settled), None if parents is None else list(parents), list(scope))
+        full = (*head, late, int(settled), None if parents is None else list(parents), list(scope))
+        return full if items is None else (*full, list(items))
 
     @classmethod
     def of(cls, head: Sequence[Any]) -> CommitHead:
         """The structure of a commit, from the head of its row."""
         name, node, route, visit, started, duration, *rest = head
-        late, settled, parents, scope = rest if len(rest) == 4 else (*rest, None, ()) if rest else (0, 1, None, ())
+        late, settled, parents, scope, items = (*rest, *_USUAL[len(rest) :])
         if isinstance(name, int):
             index, name = name, f"trunk:{name}"
         else:
@@ -137,6 +150,7 @@ class CommitHead(NamedTuple):
             tuple(scope),
             started + EPOCH,
             duration,
+            None if items is None else (str(items[0]), int(items[1])),
         )
 
 
@@ -146,6 +160,7 @@ def commit_draft(
     scope: tuple[str, ...],
     overlays: Iterable[FrozenDict[str, Any] | None] = (),
     opened: bool = False,
+    items: tuple[str, int] | None = None,
 ) -> Draft:
     """The row of a commit.
 
@@ -155,6 +170,7 @@ def commit_draft(
         scope: the executions around it.
         overlays: what the branches get that it sends.
         opened: whether its patch is the one with which the run was opened, and is not written again.
+        items: the field of a map and how many results it holds, where item rows have them already.
     """
     commit = entry.commit
     before = (place - 1,) if place else ()
@@ -169,6 +185,7 @@ def commit_draft(
         scope,
         int(commit.started * 1_000),
         int(commit.duration * 1_000_000),
+        items,
     )
     sent = tuple(overlays)
     written = Written(
@@ -178,7 +195,8 @@ def commit_draft(
         entry.resolutions,
     )
     kind = JOIN if len(entry.parents) > 1 else COMMIT
-    return Draft(kind, head.packed(), Content(written, encode_written))
+    encode = encode_written if items is None else partial(encode_without, items[0])
+    return Draft(kind, head.packed(), Content(written, encode))
 
 
 def end_draft(status: str, fingerprint: str | None, failures: Iterable[tuple[str, Path, str, BaseException]]) -> Draft:

@@ -8,18 +8,19 @@ from __future__ import annotations
 import json
 import logging
 import zlib
+from functools import partial
 from typing import NamedTuple
 
 from dspyer.durable.contents import Written, encode_written
 from dspyer.durable.forms import Decode, Forms
-from dspyer.durable.reading import Chapter, Reader, chapter, run_of
+from dspyer.durable.reading import Chapter, Reader, chapter, run_of, with_items
 from dspyer.durable.rows import COMMIT, COMMITS, END, CommitHead
 from dspyer.errors import StateError
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, Snapshot, Store
 from dspyer.stores.content import Content, Fetch
 
-EVERY = 400
+EVERY = 480
 """Rows after which a run takes a snapshot, as soon as one branch is live."""
 
 AT_END = 100
@@ -112,6 +113,8 @@ class Standing(NamedTuple):
         last: the run that the row belongs to, as far as it was read.
         tail: how many rows were read.
         forms: what is known of the forms of earlier states.
+        broken: why a commit behind the row cannot be read; "" if all can. State and version are those before it.
+        good: the row of the last commit that can be read, if one cannot; None if there is none.
     """
 
     state: ImmutableState
@@ -119,6 +122,8 @@ class Standing(NamedTuple):
     last: Chapter
     tail: int
     forms: Forms
+    broken: str = ""
+    good: Point | None = None
 
 
 def standing(reader: Reader, at: Point) -> Standing:
@@ -139,6 +144,10 @@ def standing(reader: Reader, at: Point) -> Standing:
         cut = not number and found is not None
         told = reader.tell(_after(part, place) if cut else part, state)
         state, place = told.resting, told.settled + (place if cut else 0)
+        if told.broken:
+            first = int(part.run.header.get("first", 0)) + place + 1
+            good = _last_good(part, told.settled, cut)
+            return Standing(state, first, parts[-1], len(part.rows), forms, told.broken, good)
     last = parts[-1]
     tail = sum(len(part.rows) for part in parts)
     return Standing(state, int(last.run.header.get("first", 0)) + place + 1, last, tail, forms)
@@ -152,7 +161,7 @@ def _back(reader: Reader, at: Point) -> tuple[list[Chapter], tuple[Point, Rested
         run = run_of(store, at.run)
         found = latest(store, at, reader.decode)
         if found is not None:
-            rows = tuple(store.rows(run.id, found[0].seq, at.seq))
+            rows = tuple(with_items(store.rows(run.id, found[0].seq, at.seq), partial(_rows_up_to, store, found[0])))
             points = tuple([Point(run.id, row.seq) for row in rows])
             return [Chapter(run, run.parents, rows, points, {}), *reversed(parts)], found
         part = chapter(store, at)
@@ -160,6 +169,23 @@ def _back(reader: Reader, at: Point) -> tuple[list[Chapter], tuple[Point, Rested
         if not part.parents:
             return parts[::-1], None
         at = part.parents[0]
+
+
+def _last_good(part: Chapter, settled: int, cut: bool) -> Point | None:
+    """The row of a commit of a run by its number; that which the run goes on from, if it has none."""
+    points = [part.points[0]] if cut else []
+    points += [
+        point
+        for row, point in zip(part.rows, part.points, strict=True)
+        if row.kind in COMMITS and not CommitHead.of(row.head).scope and point not in points
+    ]
+    if settled >= 0:
+        return points[settled]
+    return part.parents[0] if part.parents else None
+
+
+def _rows_up_to(store: Store, at: Point) -> tuple[Row, ...]:
+    return chapter(store, at).rows
 
 
 def _after(part: Chapter, place: int) -> Chapter:

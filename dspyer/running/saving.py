@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dspyer.durable.rows import Draft, commit_draft
-from dspyer.events import Event
+from dspyer.events import Commit, Event
 from dspyer.scheduler.runstate import RunState, Target
 from dspyer.values import FrozenDict
+
+ItemsOf = Callable[[Commit], tuple[str, int] | None]
 
 
 class Unsaved:
@@ -30,19 +32,24 @@ class Unsaved:
         if overlays != (None,):
             self._overlays[execution_id] = overlays
 
-    def drafts(self, run: RunState, scope: tuple[str, ...], opening: Mapping[str, Any]) -> list[Draft]:
+    def drafts(
+        self, run: RunState, scope: tuple[str, ...], opening: Mapping[str, Any], items_of: ItemsOf
+    ) -> list[Draft]:
         """The rows of the commits that were not written yet.
 
         Args:
             run: the run as it is now.
             scope: the executions around it.
             opening: the patch with which it was opened.
+            items_of: the field of a map whose results have rows of their own, and how many there are.
         """
         found = []
         for place in range(len(self.run.log), len(run.log)):
             entry = run.log[place]
             overlays = self._overlays.pop(entry.commit.id, ())
-            found.append(commit_draft(entry, place, scope, overlays, entry.commit.patch is opening))
+            found.append(
+                commit_draft(entry, place, scope, overlays, entry.commit.patch is opening, items_of(entry.commit))
+            )
         return found
 
     def take(self, run: RunState) -> list[Event]:

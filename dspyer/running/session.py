@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dspyer.bond.tracing import Steps
 from dspyer.building.blueprint import Blueprint
 from dspyer.durable.journal import Journal
-from dspyer.durable.memo import Answer, Key, Memo, no_answer
+from dspyer.durable.memo import MISSING, Answer, Key, Memo, no_answer
 from dspyer.durable.rows import COMMITS, END, Draft, end_draft
 from dspyer.durable.snapshots import Rested
 from dspyer.errors import Interrupt, annotate, brief, original
 from dspyer.events import (
     Asked,
+    Commit,
     ConflictFound,
     Event,
     MergedConflict,
@@ -27,6 +28,7 @@ from dspyer.events import (
     RunEnded,
     RunStarted,
 )
+from dspyer.nodes import MapNode
 from dspyer.patch import DELETE, diff_value
 from dspyer.running.saving import Unsaved
 from dspyer.scheduler.lineage import lineage
@@ -45,6 +47,7 @@ from dspyer.scheduler.runstate import (
 from dspyer.scheduler.schedule import advance, begin, plan, start
 from dspyer.scheduler.topology import Topology
 from dspyer.state import ImmutableState
+from dspyer.values import FrozenList, same
 from dspyer.views import Look
 
 if TYPE_CHECKING:
@@ -206,8 +209,21 @@ class Session:
     def drafts(self) -> list[Draft]:
         """The rows of what has happened since the last ones."""
         assert self.unsaved is not None
-        drafts = self.unsaved.drafts(self.run, self.scope, self.opening.patch)
+        drafts = self.unsaved.drafts(self.run, self.scope, self.opening.patch, self._items_of)
         return drafts + self.memo.unwritten()
+
+    def _items_of(self, commit: Commit) -> tuple[str, int] | None:
+        """The field of a map and the number of its results, if they are what the rows of its items hold."""
+        node = self.blueprint.nodes.get(commit.node)
+        if not isinstance(node, MapNode):
+            return None
+        results = commit.patch.get(node.into)
+        if not isinstance(results, FrozenList) or not results:
+            return None
+        name = self.name(commit.id)
+        items = [self.memo.items.get(f"{name}[{index}]", MISSING) for index in range(len(results))]
+        fits = all(one is two or same(one, two) for one, two in zip(items, results.raw_items(), strict=True))
+        return (node.into, len(items)) if fits else None
 
     def last_drafts(self) -> list[Draft]:
         """The rows that end the run."""

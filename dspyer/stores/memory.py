@@ -28,6 +28,10 @@ class Memory(Store):
 
     Raises:
         ValueError: for a limit below 1.
+
+    Example:
+        >>> Memory(max_threads=1000)
+        Memory(1000, None)
     """
 
     def __init__(

@@ -27,6 +27,10 @@ def open_store(address: Store | str | os.PathLike[str]) -> Store:
         TypeError: for what is no address.
         ValueError: for an address of another kind.
         ImportError: for PostgreSQL if its driver is not installed.
+
+    Example:
+        >>> open_store(":memory:")
+        Memory()
     """
     if isinstance(address, Store):
         return address

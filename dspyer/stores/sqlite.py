@@ -35,6 +35,10 @@ class SQLite(Store):
     Raises:
         StoreError: (by the first use) if the file is not one of ours, was made by a later version of dspyer, or is
             on a network file system.
+
+    Example:
+        >>> SQLite("/tmp/runs.db")
+        SQLite('/tmp/runs.db')
     """
 
     def __init__(

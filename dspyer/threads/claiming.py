@@ -28,16 +28,19 @@ class Claim:
         on_conflict: what to do while another run owns the thread.
         timeout: seconds to wait.
 
+    Attributes:
+        patience: seconds to wait.
+
     Raises:
         ThreadError: for an `on_conflict` that is none.
     """
 
     def __init__(self, own: Callable[[], Owned], request: Request, on_conflict: str, timeout: float) -> None:
-        if on_conflict not in ("raise", "wait"):
-            raise ThreadError(f'on_conflict={on_conflict!r}: it is "raise" or "wait"')
+        if on_conflict not in ("raise", "wait", "merge"):
+            raise ThreadError(f'on_conflict={on_conflict!r}: it is "raise", "wait" or "merge"')
         self._own = own
         self._request = request
-        self._patience = timeout if on_conflict == "wait" else 0.0
+        self.patience = 0.0 if on_conflict == "raise" else timeout
         self._wanted = True
         self._owned: Owned | None = None
         self._lock = Lock()
@@ -96,7 +99,7 @@ class Claim:
 
     def _pauses(self) -> Iterator[float]:
         """How long to wait before the next look, until the time is over."""
-        end, pause = time.monotonic() + self._patience, 0.001
+        end, pause = time.monotonic() + self.patience, 0.001
         while (left := end - time.monotonic()) > 0:
             if self._request.stopped:
                 raise RunStoppedError("the stream of this run was closed before the run had got hold of its thread")

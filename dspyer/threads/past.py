@@ -16,6 +16,7 @@ from dspyer.scheduler.lineage import last_writer, lineage, touches, value_at
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Store
 from dspyer.threads.decoding import decoder
+from dspyer.threads.shape import shape_of
 from dspyer.threads.starting import Starter
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ class Past:
         self._program = program
         self._store = store
         schema, guarded_store = program.graph.topology.schema, Guarded(store)
-        self._starter = Starter(program.graph, guarded_store, name, Reader(guarded_store, schema, decoder(schema)))
+        shape = shape_of(program)
+        reader = Reader(guarded_store, schema, decoder(schema), shape.id)
+        self._starter = Starter(program.graph, guarded_store, name, reader, shape)
         self._history = History(self._starter.reader)
         self._listed = Listed(self._history, ())
         self._reading = Lock()
@@ -160,12 +163,17 @@ class Past:
             return self.at(moment)
         return moment if isinstance(moment, ImmutableState) else ImmutableState(moment)
 
-    def _read(self, *also: Point) -> Listed:
-        """The commits behind the thread's head, read as far as they are new; other rows are read beside them."""
+    def _extended(self, *heads: Point) -> History:
+        """What is behind some rows, read as far as it is new."""
+        with self._reading:
+            self._history.read(heads)
+        return self._history
+
+    def _read(self) -> Listed:
+        """The commits behind the thread's head, read as far as they are new."""
         row = self._starter.store.thread(self.name)
         heads = (row.head,) if row is not None and row.head is not None else ()
         with self._reading:
-            self._history.read(also)
             if heads != self._listed.heads:
                 self._history.read(heads, row.root if row is not None else None)
                 self._listed = Listed(self._history, heads)
@@ -179,8 +187,7 @@ class Past:
             if not rows:
                 continue
             at = Point(run.id, rows[-1].seq)
-            self._read(at)
-            for place in self._history.runs[at].places:
+            for place in self._extended(at).runs[at].places:
                 if self._history.log[place].commit.id == commit_id:
                     return self._history.log[place].state
         return None

@@ -12,9 +12,9 @@ from dspyer.durable.journal import Journal
 from dspyer.durable.memo import Memo, answer_draft
 from dspyer.durable.reading import Chapter, Reader, chapter
 from dspyer.durable.replaying import replay
-from dspyer.durable.rows import ANSWER, COMMIT, END, ITEM, JOIN, ONCE, RESUME, Draft, open_draft, resume_draft
+from dspyer.durable.rows import ANSWER, COMMIT, END, ITEM, JOIN, ONCE, OPEN, RESUME, Draft, open_draft, resume_draft
 from dspyer.durable.snapshots import standing
-from dspyer.errors import OpenRunError, ThreadError
+from dspyer.errors import ChangedGraphError, OpenRunError, StoreError, ThreadError
 from dspyer.events import Question
 from dspyer.request import Request
 from dspyer.running.session import Opening
@@ -24,7 +24,10 @@ from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Owner, Point, RunRow, Store, ThreadRow
 from dspyer.threads.answering import given_answers
+from dspyer.threads.changes import AllowChanged
+from dspyer.threads.fitting import Fitting
 from dspyer.threads.owning import LEASE, busy, is_alive, leases, new_owner
+from dspyer.threads.shape import Shape
 
 PROGRESS = (COMMIT, JOIN, ITEM, ONCE, ANSWER, END)
 """Rows that show that a run has come further."""
@@ -40,6 +43,8 @@ class Rest(NamedTuple):
         first: the version that the next commit gets.
         tail: how many rows there are since the last snapshot.
         forms: what is known of the forms of its states.
+        broken: why a commit cannot be read; "" if all can. State and version are those before it.
+        good: the row of the last commit that can be read, if one cannot.
     """
 
     row: ThreadRow
@@ -48,6 +53,8 @@ class Rest(NamedTuple):
     first: int
     tail: int = 0
     forms: Forms | None = None
+    broken: str = ""
+    good: Point | None = None
 
     @property
     def open(self) -> bool:
@@ -89,9 +96,11 @@ class Starter:
         store: where the thread is kept.
         thread: its name.
         reader: reads it.
+        shape: the shape of the graph.
     """
 
-    def __init__(self, blueprint: Blueprint, store: Store, thread: str, reader: Reader) -> None:
+    def __init__(self, blueprint: Blueprint, store: Store, thread: str, reader: Reader, shape: Shape) -> None:
+        self.fitting = Fitting(thread, blueprint, shape, reader)
         self.blueprint = blueprint
         self.store = store
         self.thread = thread
@@ -103,7 +112,8 @@ class Starter:
         if row.head is None:
             return Rest(row, None, ImmutableState(), 0)
         found = standing(self.reader, row.head)
-        return Rest(row, found.last, found.state, found.first, found.tail, found.forms)
+        end = found.tail, found.forms, found.broken, found.good
+        return Rest(row, found.last, found.state, found.first, *end)
 
     def status(self) -> str:
         """What the thread does, or how its last run ended."""
@@ -145,7 +155,13 @@ class Starter:
         return self.own(lambda rest: self._new(rest, inputs, request, abandon), request, take_over)
 
     def take_up(
-        self, answers: Mapping[str, Any] | None, request: Request, *, take_over: bool, max_resumes: int
+        self,
+        answers: Mapping[str, Any] | None,
+        request: Request,
+        *,
+        take_over: bool,
+        max_resumes: int,
+        allow: AllowChanged = False,
     ) -> Owned:
         """Owns the thread to go on with its last run.
 
@@ -154,31 +170,52 @@ class Starter:
             request: what the call asks for beside them.
             take_over: whether an owner that is alive is replaced.
             max_resumes: how often a run may be taken up without coming further.
+            allow: whether another graph may go on with it, or new names of nodes by their old ones.
 
         Raises:
             ConcurrentRunError: if another run owns the thread.
+            ChangedGraphError: if the graph is another one, or does not fit.
             ThreadError: if there is nothing to go on with, or an answer answers no open question.
         """
-        return self.own(lambda rest: self._last(rest, answers or {}, request, max_resumes), request, take_over)
+        return self.own(lambda rest: self._last(rest, answers or {}, request, max_resumes, allow), request, take_over)
 
     def _new(self, rest: Rest, inputs: Mapping[str, Any], request: Request, abandon: bool) -> Ahead:
         if rest.open and not abandon:
             raise self.open_error(rest)
-        kept = self._kept(rest.state)
-        self.blueprint.check_inputs(inputs, kept)
-        label = self.label(rest)
+        if rest.broken and not abandon:
+            raise self.broken_error(rest)
+        return self.ahead(rest, inputs, request, self.label(rest))
+
+    def ahead(self, rest: Rest, inputs: Mapping[str, Any], request: Request, label: str) -> Ahead:
+        """A new run that goes on from what the thread has come to.
+
+        Args:
+            rest: that.
+            inputs: the inputs by name.
+            request: what the call asks for.
+            label: the name of the run for people.
+        """
+        fitted = self.fitting.adapted(rest.state, rest.last)
+        self.blueprint.check_inputs(inputs, self._kept(fitted.state))
         schema, keep = self.blueprint.topology.schema, self.blueprint.keep
-        patch, state = schema.begin(rest.state, inputs, keep=keep, commit_id=f"{label}/trunk:0")
-        parents = () if rest.row.head is None else (rest.row.head,)
+        patch, _ = schema.begin(fitted.state, inputs, keep=keep, commit_id=f"{label}/trunk:0")
+        patch = fitted.patch(schema, patch)
+        state = schema.replay(rest.state, patch)
+        head = rest.good if rest.broken else rest.row.head
+        parents = () if head is None else (head,)
         run = RunRow(token_hex(16), self.thread, parents, self.header(rest.first, label))
         opening = Opening(start(self.blueprint.topology, rest.state, rest.first), patch, state, run.id, (label,))
-        return Ahead(run, 0, [open_draft(START, patch)], opening, Memo(request.answer))
+        return Ahead(run, 0, [open_draft(START, patch, beside=self.fitting.beside)], opening, Memo(request.answer))
 
-    def _last(self, rest: Rest, answers: Mapping[str, Any], request: Request, max_resumes: int) -> Ahead:
+    def _last(
+        self, rest: Rest, answers: Mapping[str, Any], request: Request, max_resumes: int, allow: AllowChanged
+    ) -> Ahead:
         if not rest.open or rest.row.head is None:
             what = "has no run yet" if rest.last is None else "has finished its last run"
             raise ThreadError(f"thread {self.thread!r} {what}: there is nothing to resume; start a run with t.run(...)")
-        last = chapter(self.store, rest.row.head)
+        if rest.broken:
+            raise self.broken_error(rest)
+        last, names = self.fitting.allowed(chapter(self.store, rest.row.head), allow)
         memo = Memo(request.answer)
         memo.read(last.rows, self.reader.fetch, self.reader.decode)
         drafts: list[Draft] = []
@@ -186,6 +223,9 @@ class Starter:
             memo.answers[key] = frozen
             drafts.append(answer_draft(key, frozen))
         opening = self.again(last, memo)
+        moved: list[Draft] = []
+        if names is not None:
+            opening, moved = self.fitting.going_on(opening, last)
         count = 1 + self._resumes(last)
         running = sorted(opening.run.running) or [group.place[0] for group in opening.run.ready]
         if count > max_resumes:
@@ -194,14 +234,21 @@ class Starter:
                 f"{', '.join(running)}. Look for what kills its process, then allow more with "
                 f"resume(max_resumes={2 * max_resumes}), or leave it with t.run(..., abandon=True)"
             )
-        drafts.append(resume_draft(count, running))
+        drafts += [resume_draft(count, running, None if names is None else self.fitting.beside), *moved]
         run, seq = last.run, rest.row.head.seq + 1
-        if run.thread != self.thread or self.store.rows(run.id, seq, seq):
-            run, seq = self.next_part(rest, run, rest.row.head), 0
+        if names is not None or run.thread != self.thread or self.store.rows(run.id, seq, seq):
+            run, seq = self.next_part(rest, run, rest.row.head, names=names), 0
             opening = opening._replace(run_id=run.id, label=(run.header["label"],))
         return Ahead(run, seq, drafts, opening, memo)
 
-    def next_part(self, rest: Rest, of: RunRow, at: Point, gone: Sequence[tuple[int, int]] = ()) -> RunRow:
+    def next_part(
+        self,
+        rest: Rest,
+        of: RunRow,
+        at: Point,
+        gone: Sequence[tuple[int, int]] = (),
+        names: Mapping[str, str] | None = None,
+    ) -> RunRow:
         """A further part of a run.
 
         Args:
@@ -209,10 +256,16 @@ class Starter:
             of: the part before.
             at: the row that it goes on from.
             gone: spans of the rows up to there that do not count.
+            names: if another graph goes on: new names of nodes by their old ones.
         """
         header = {**of.header, "continues": True, "label": self.label(rest), "without": [list(span) for span in gone]}
         if not gone:
             del header["without"]
+        header.pop("names", None)
+        if names is not None:
+            header["shape"] = self.fitting.shape.id
+        if names:
+            header["names"] = dict(names)
         return RunRow(token_hex(16), self.thread, (at,), header)
 
     def label(self, rest: Rest) -> str:
@@ -221,7 +274,7 @@ class Starter:
 
     def header(self, first: int, label: str) -> dict[str, Any]:
         """What a run says about itself from the start."""
-        return {"graph": self.blueprint.name, "first": first, "label": label}
+        return {"graph": self.blueprint.name, "shape": self.fitting.shape.id, "first": first, "label": label}
 
     def again(self, last: Chapter, memo: Memo) -> Opening:
         """A run as its rows left it.
@@ -236,9 +289,14 @@ class Starter:
             raise ThreadError(f"the last run of thread {self.thread!r} has no opening: leave it with abandon=True")
         node, patch = found
         topology = self.blueprint.topology
-        state = topology.schema.replay(before, patch)
+        schema_at = self.reader.schemas(last)
+        state = schema_at(next(row for row in last.rows if row.kind == OPEN)).replay(before, patch)
         begun: RunState = start(topology, before, first, node)
-        run = replay(begun, memo.commits(()), (patch, state), self.reader.fetch, self.reader.decode)
+        try:
+            rows = memo.commits(())
+            run = replay(begun, rows, (patch, state), self.reader.fetch, self.reader.decode, schema_at)
+        except ChangedGraphError as error:
+            raise self.fitting.explained(error, last) from None
         return Opening(run, patch, state, last.run.id, (str(last.run.header.get("label", self.thread)),))
 
     def own(self, ahead_of: Callable[[Rest], Ahead], request: Request, take_over: bool) -> Owned:
@@ -300,6 +358,14 @@ class Starter:
         return OpenRunError(
             f"the last run of thread {self.thread!r} {what}: go on with it, t.resume(), or leave it, "
             "t.run(..., abandon=True)"
+        )
+
+    def broken_error(self, rest: Rest) -> StoreError:
+        """The error that a thread has a commit that nobody can read."""
+        last = rest.first - 1
+        return StoreError(
+            f"thread {self.thread!r}: {rest.broken}. What came before it can be read, t.history() and t.at(...); go on "
+            f"from version {last} with t.run(..., abandon=True), or on a copy, t.copy(to=..., at={last})"
         )
 
     def _kept(self, state: ImmutableState) -> frozenset[str]:

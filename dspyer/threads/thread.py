@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
+import anyio.to_thread
+
 from dspyer.events import Question
 from dspyer.nodes import resources_of
 from dspyer.request import Request
@@ -13,14 +15,15 @@ from dspyer.run import Run
 from dspyer.running.session import Observe, ignore
 from dspyer.state import ImmutableState
 from dspyer.streams import AsyncEvents, Events
+from dspyer.threads.changes import AllowChanged
 from dspyer.threads.claiming import Claim
-from dspyer.threads.travel import Travel
+from dspyer.threads.landing import Landing
 
 Resources = Mapping[type, object] | Sequence[object] | None
-OnConflict = Literal["raise", "wait"]
+OnConflict = Literal["raise", "wait", "merge"]
 
 
-class Thread(Travel):
+class Thread(Landing):
     """A named conversation: runs over one state, kept in the store of the program.
 
     Attributes:
@@ -49,8 +52,11 @@ class Thread(Travel):
         Args:
             inputs: the inputs by name; those of fields with a reducer are folded in.
             resources: as in `program.run`; never stored.
-            on_conflict: what to do while another run owns the thread: `"raise"`, or `"wait"` until it is free.
-            timeout: seconds to wait.
+            on_conflict: what to do while another run owns the thread: `"raise"`, or `"wait"` until it is free. With
+                `"merge"` the run starts at once beside others, owns nothing, and is merged into the thread at its end:
+                `t.state` has both. What both have changed is a conflict for the graph's merge policies; if one raises,
+                the run has failed and its commits stay. Such a run cannot wait for answers, nor be resumed.
+            timeout: seconds to wait, and to try to land.
             abandon: leaves an open run as it is; its commits stay in the history.
             take_over: replaces another owner, who can commit nothing more.
 
@@ -125,6 +131,7 @@ class Thread(Travel):
         resources: Resources = None,
         take_over: bool = False,
         max_resumes: int = 10,
+        allow_changed_graph: AllowChanged = False,
     ) -> Run:
         """Goes on with the last run where it stands: after a failure, a crash, or a question.
 
@@ -135,17 +142,21 @@ class Thread(Travel):
             resources: as in `program.run`: they are never stored.
             take_over: replaces another owner, who can commit nothing more.
             max_resumes: how often a run may be taken up without coming any further.
+            allow_changed_graph: whether a graph may go on that has changed since the run was begun (other nodes, edges,
+                fields, policies: code, prompts and language models may always differ), as far as what the log says
+                still has a place in it. A mapping gives new names of nodes by their old ones.
 
         Returns:
             The run, with the commits from its beginning.
 
         Raises:
             ConcurrentRunError: if another run owns the thread.
+            ChangedGraphError: if the graph has changed, with what is different. Nothing was called then.
             ThreadError: if there is nothing to resume, or an answer answers no open question.
             StoreError: if the store fails before anything has run.
         """
         request = Request(resources_of(resources))
-        return self._play({}, request, self._take_up(answers, request, take_over, max_resumes))
+        return self._play({}, request, self._take_up(answers, request, take_over, max_resumes, allow_changed_graph))
 
     async def aresume(
         self,
@@ -154,10 +165,13 @@ class Thread(Travel):
         resources: Resources = None,
         take_over: bool = False,
         max_resumes: int = 10,
+        allow_changed_graph: AllowChanged = False,
     ) -> Run:
         """Goes on with the last run in async code, otherwise like `resume`."""
         request = Request(resources_of(resources))
-        return await self._aplay({}, request, self._take_up(answers, request, take_over, max_resumes))
+        return await self._aplay(
+            {}, request, self._take_up(answers, request, take_over, max_resumes, allow_changed_graph)
+        )
 
     def stream_resume(
         self,
@@ -166,6 +180,7 @@ class Thread(Travel):
         resources: Resources = None,
         take_over: bool = False,
         max_resumes: int = 10,
+        allow_changed_graph: AllowChanged = False,
     ) -> Events:
         """Goes on with the last run like `resume` and gives the events of what happens now, as they happen.
 
@@ -173,7 +188,7 @@ class Thread(Travel):
             An iterator of events, as of `stream`.
         """
         request = Request(resources_of(resources))
-        claim = self._take_up(answers, request, take_over, max_resumes)
+        claim = self._take_up(answers, request, take_over, max_resumes, allow_changed_graph)
         return Events(lambda observe: self._play({}, request, claim, observe), request.stop)
 
     def astream_resume(
@@ -183,10 +198,11 @@ class Thread(Travel):
         resources: Resources = None,
         take_over: bool = False,
         max_resumes: int = 10,
+        allow_changed_graph: AllowChanged = False,
     ) -> AsyncEvents:
         """Goes on with the last run in async code and gives the events, otherwise like `stream_resume`."""
         request = Request(resources_of(resources))
-        claim = self._take_up(answers, request, take_over, max_resumes)
+        claim = self._take_up(answers, request, take_over, max_resumes, allow_changed_graph)
         return AsyncEvents(lambda observe: self._aplay({}, request, claim, observe))
 
     def _begin(
@@ -200,25 +216,40 @@ class Thread(Travel):
     ) -> Claim:
         self._program._check_resources(request)
         own = partial(self._starter.begin, inputs, request, abandon=abandon, take_over=take_over)
+        if on_conflict == "merge":
+            own = partial(self._begin_beside, inputs, request, abandon)
         return Claim(own, request, on_conflict, timeout)
 
-    def _take_up(self, answers: Mapping[str, Any] | None, request: Request, take_over: bool, max_resumes: int) -> Claim:
+    def _take_up(
+        self,
+        answers: Mapping[str, Any] | None,
+        request: Request,
+        take_over: bool,
+        max_resumes: int,
+        allow: AllowChanged,
+    ) -> Claim:
         self._program._check_resources(request)
-        own = partial(self._starter.take_up, answers, request, take_over=take_over, max_resumes=max_resumes)
+        take_up = self._starter.take_up
+        own = partial(take_up, answers, request, take_over=take_over, max_resumes=max_resumes, allow=allow)
         return Claim(own, request, "raise", 0.0)
 
     def _play(self, inputs: Mapping[str, Any], request: Request, claim: Claim, observe: Observe = ignore) -> Run:
         with claim.held():
-            return self._program._run(inputs, request, observe)
+            run = self._program._run(inputs, request, observe)
+        return self._landed(run, request, claim.patience)
 
     async def _aplay(self, inputs: Mapping[str, Any], request: Request, claim: Claim, observe: Observe = ignore) -> Run:
         async with claim.aheld():
-            return await self._program._arun(inputs, request, observe)
+            run = await self._program._arun(inputs, request, observe)
+        if request.journal is not None and not request.journal.thread:
+            await anyio.to_thread.run_sync(self._landed, run, request, claim.patience)
+        return run
 
     @property
     def state(self) -> ImmutableState:
         """What the thread has come to: the last state that all branches of its last run shared."""
-        return self._starter.rest().state
+        rest = self._starter.rest()
+        return self._starter.fitting.shown(rest.state, rest.last)
 
     @property
     def status(self) -> str:

@@ -16,12 +16,13 @@ from dspyer.policies import Policies
 from dspyer.request import Request
 from dspyer.run import Run
 from dspyer.running.session import log_conflict
-from dspyer.stores.base import Change, Point, RunRow, ThreadRow
+from dspyer.scheduler.joining import Deciding
+from dspyer.stores.base import Change, Point, RunRow, Snapshot, ThreadRow
 from dspyer.threads.claiming import Claim
 from dspyer.threads.cuts import ByHand, at_rest, cut_at, cut_here, in_the_name_of, lone_branch, within
 from dspyer.threads.merging import Met, common, meet, meet_from, merge_drafts
 from dspyer.threads.owning import busy, is_alive
-from dspyer.threads.past import Past
+from dspyer.threads.past import Moment, Past
 from dspyer.threads.starting import Ahead, Rest
 
 Resources = Mapping[type, object] | Sequence[object] | None
@@ -141,9 +142,7 @@ class Travel(Past):
             self._write(rest.row, ByHand(starter.next_part(rest, cut.run.run, head), drafts), self.name)
         return self._read().commits[-1]
 
-    def merge(
-        self, other: Self, *, base: int | str | Mapping[str, Any] | None = None, policy: object = None
-    ) -> Commit | None:
+    def merge(self, other: Self, *, base: Moment | None = None, policy: object = None) -> Commit | None:
         """Brings what another thread has done into this one. Both must be at rest; the other one stays as it is.
 
         Each commit that only one of them has is applied once, as when branches join: reducers fold, what only one side
@@ -177,7 +176,11 @@ class Travel(Past):
             return None
         if rest.row.head is None:
             raise ThreadError(f"thread {self.name!r} has no run yet: make it with other.copy(to={self.name!r})")
-        met = self._meet(rest.row.head, theirs.row.head, other.name, base, policy)
+        policies = Policies.of(policy, self._program.graph.topology.policies)
+        if base is None:
+            met = self._meet(rest.row.head, theirs.row.head, other.name, policies.deciding)
+        else:
+            met = self._meet_from(base, rest, theirs, other.name, policies)
         if met is None:
             return None
         for conflict in met.conflicts:
@@ -186,29 +189,35 @@ class Travel(Past):
         self._write(rest.row, self._merged(rest, heads, met, other.name, base is not None), self.name)
         return self._read().commits[-1]
 
-    def _meet(self, left: Point, right: Point, name: str, base: Any, policy: object) -> Met | None:
+    def _meet(self, left: Point, right: Point, name: str, deciding: Deciding) -> Met | None:
         """What two rows make together; None if the left one has all that the right one has."""
-        self._read(left, right)
-        topology, history = self._program.graph.topology, self._history
+        history = self._extended(left, right)
         ours, theirs = history.runs[left].resting, history.runs[right].resting
-        policies = Policies.of(policy, topology.policies)
         related, known = common(history, ours, theirs)
         if known:
             return None
-        if related and base is not None:
-            raise ThreadError(f"threads {self.name!r} and {name!r} have commits in common: merge them without base=")
-        if base is not None:
-            state = self.at(base) if isinstance(base, int | str) else base
-            return meet_from(state, topology.schema, history.state(ours), history.state(theirs), policies)
         if not related or ours is None or theirs is None:
             raise ThreadError(
                 f"threads {self.name!r} and {name!r} have no commit in common, so nothing says what has changed: give "
                 "the state that both come from with base="
             )
-        return meet(history, ours, theirs, name, policies.deciding)
+        return meet(history, ours, theirs, name, deciding)
 
-    def _merged(self, rest: Rest, heads: tuple[Point, ...], met: Met, name: str, based: bool = False) -> ByHand:
-        first = Listed(self._history, heads).versions
+    def _meet_from(self, base: Moment, ours: Rest, theirs: Rest, name: str, policies: Policies) -> Met | None:
+        """What two threads make together that come from a state that somebody names."""
+        left, right = ours.row.head, theirs.row.head
+        assert left is not None and right is not None  # noqa: PT018
+        history = self._extended(left, right)
+        related, known = common(history, history.runs[left].resting, history.runs[right].resting)
+        if known:
+            return None
+        if related:
+            raise ThreadError(f"threads {self.name!r} and {name!r} have commits in common: merge them without base=")
+        schema = self._program.graph.topology.schema
+        return meet_from(self._state_of(base), schema, ours.state, theirs.state, policies)
+
+    def _merged(self, rest: Rest, heads: tuple[Point, Point], met: Met, name: str, based: bool = False) -> ByHand:
+        first = rest.first + self._history.settled_beside(*heads)
         header = {**self._starter.header(first, self._starter.label(rest)), **({"base": True} if based else {})}
         return ByHand(RunRow(token_hex(16), self.name, heads, header), merge_drafts(met, name, first))
 
@@ -243,10 +252,9 @@ class Travel(Past):
     def _check_alone(self, listed: Listed, head: Point) -> None:
         lone_branch(self._starter, listed, cut_here(self._starter, listed, head))
 
-    def _write(self, row: ThreadRow, by_hand: ByHand, thread: str) -> None:
+    def _write(self, row: ThreadRow, by_hand: ByHand, thread: str, snapshot: Snapshot | None = None) -> None:
         run = by_hand.run
         rows = [draft.numbered(seq) for seq, draft in enumerate(by_hand.drafts)]
         head, epoch = Point(run.id, rows[-1].seq), row.epoch
-        self._starter.store.write(
-            Change(thread, epoch, epoch + 1, lease=0.0, head=head, run=run, rows_of=run.id, rows=rows, flush=True)
-        )
+        change = Change(thread, epoch, epoch + 1, lease=0.0, head=head, run=run, rows_of=run.id, rows=rows, flush=True)
+        self._starter.store.write(change._replace(snapshot=snapshot))

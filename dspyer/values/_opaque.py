@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NoReturn
 
 from dspyer.errors import StateError, brief
@@ -118,7 +119,7 @@ def opaque_in(value: Any) -> Opaque | None:
         return value
     if isinstance(value, Mapping):
         parts: Iterable[Any] = value.values()
-    elif isinstance(value, (Sequence, Set)) and not isinstance(value, (str, bytes)):
+    elif isinstance(value, (Sequence, AbstractSet)) and not isinstance(value, (str, bytes)):
         parts = value
     else:
         parts = vars(value).values() if hasattr(type(value), "model_fields") else ()

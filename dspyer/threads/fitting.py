@@ -1,0 +1,168 @@
+"""Whether a graph fits what a thread holds: it goes on with a run of another graph only where that is allowed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from dspyer.building.blueprint import Blueprint
+from dspyer.durable.contents import Written
+from dspyer.durable.reading import Chapter, Reader, renamed
+from dspyer.durable.replaying import update_commit
+from dspyer.durable.rows import UPDATE, Draft, hand_draft
+from dspyer.errors import ChangedGraphError, ThreadError, suggestion
+from dspyer.patch import DELETE, Replace
+from dspyer.running.session import Opening
+from dspyer.scheduler.runstate import live_branches
+from dspyer.scheduler.schedule import amend
+from dspyer.state import ImmutableState
+from dspyer.threads.changes import AllowChanged, Names, changed_fields, changed_graph, changes
+from dspyer.threads.migrating import Adapted, adapt
+from dspyer.threads.shape import Shape
+
+AUTHOR = "migrate"
+"""The author of the commit with which a state is made to fit."""
+
+
+class Renamed(NamedTuple):
+    """A run that another graph goes on with.
+
+    Attributes:
+        run: the run, with the names that nodes have now.
+        names: new names by old ones; None if it is the same graph.
+    """
+
+    run: Chapter
+    names: Names | None
+
+
+class Fitting:
+    """Compares the graph with those that made the runs of one thread.
+
+    Args:
+        thread: the name of the thread.
+        blueprint: the graph.
+        shape: its shape.
+        reader: reads the thread.
+    """
+
+    def __init__(self, thread: str, blueprint: Blueprint, shape: Shape, reader: Reader) -> None:
+        self.thread = thread
+        self.blueprint = blueprint
+        self.shape = shape
+        self.reader = reader
+
+    @property
+    def beside(self) -> Mapping[str, bytes]:
+        """What a run that begins stores of its graph: once, however many runs there are."""
+        return {self.shape.id: self.shape.data}
+
+    def changed(self, last: Chapter | None) -> bool:
+        """Whether the graph is another one than that of the last run."""
+        return last is not None and last.shape not in ("", self.shape.id)
+
+    def adapted(self, state: ImmutableState, last: Chapter | None) -> Adapted:
+        """The state of a thread at rest, as one that fits the graph.
+
+        Args:
+            state: the state.
+            last: the last run; None if there is none.
+
+        Raises:
+            ChangedGraphError: if a value does not fit.
+        """
+        if last is None or not self.changed(last):
+            return Adapted(state, state)
+        schema, made_by = self.blueprint.topology.schema, self._made_by(last)
+        suspects = set(schema.fields) if made_by is None else changed_fields(made_by.facts, self.shape.facts)
+        return adapt(self.thread, state, schema, suspects, self.blueprint.migrate)
+
+    def shown(self, state: ImmutableState, last: Chapter | None) -> ImmutableState:
+        """The state of a thread for people: without the fields that are gone. Nothing is validated."""
+        schema = self.blueprint.topology.schema
+        if schema.open or not self.changed(last) or state.keys() <= schema.fields.keys():
+            return state
+        return ImmutableState({name: state.raw(name) for name in state if name in schema.fields})
+
+    def allowed(self, last: Chapter, allow: AllowChanged) -> Renamed:
+        """An open run, if this graph may go on with it.
+
+        Args:
+            last: the run.
+            allow: whether it may be another graph, or new names of nodes by their old ones.
+
+        Raises:
+            ChangedGraphError: if not, with what has changed.
+        """
+        names: Names = {} if isinstance(allow, bool) else allow
+        unknown = [name for name in names.values() if name not in self.blueprint.nodes]
+        if unknown:
+            hints = "".join(suggestion(name, self.blueprint.nodes) for name in unknown)
+            raise ThreadError(f"allow_changed_graph names {', '.join(map(repr, unknown))}, which is no node.{hints}")
+        if not self.changed(last):
+            return Renamed(last, None)
+        made_by = self._made_by(last)
+        if allow is False:
+            raise changed_graph(self.thread, made_by, self.shape)
+        rows = tuple([renamed(row, names) for row in last.rows]) if names else last.rows
+        return Renamed(last._replace(rows=rows), names)
+
+    def explained(self, error: ChangedGraphError, last: Chapter) -> ChangedGraphError:
+        """Why the log of a run has no place in this graph: with all that has changed.
+
+        Args:
+            error: what the replay said.
+            last: the run.
+        """
+        made_by = self._made_by(last) if self.changed(last) else None
+        found = changes(made_by.facts, self.shape.facts) if made_by is not None else []
+        lines = "".join(f"\n  - {change}" for change in found)
+        return ChangedGraphError(
+            f"thread {self.thread!r} cannot go on with this graph: {error}.{lines}\nNothing was called. If a node has "
+            "another name now, pass allow_changed_graph={'old name': 'new name'}; else leave the run as it is with "
+            "t.run(..., abandon=True)",
+            (*error.changes, *found),
+        )
+
+    def going_on(self, opening: Opening, last: Chapter) -> tuple[Opening, list[Draft]]:
+        """Where a run stands that this graph goes on with, its state made to fit; and the rows that say so.
+
+        Args:
+            opening: where it stands.
+            last: the run.
+
+        Raises:
+            ChangedGraphError: if a value does not fit, or several branches are live and their states do not.
+        """
+        run, schema = opening.run, self.blueprint.topology.schema
+        branches = live_branches(run)
+        patches = []
+        for branch in branches:
+            fitted = self.adapted(branch.state, last)
+            patch = fitted.patch(schema, {})
+            state = fitted.state
+            for name, field in schema.fields.items():
+                value = field.default(state) if name not in state else DELETE
+                if value is not DELETE:
+                    patch[name] = Replace(value)
+                    state = state.set(name, value)
+            patches.append(patch)
+        if not any(patches):
+            return opening, []
+        if len(branches) > 1 or branches[0].head < 0:
+            fields = sorted({name for patch in patches for name in patch})
+            where = f"{len(branches)} branches are live" if len(branches) > 1 else "nothing was committed yet"
+            raise ChangedGraphError(
+                f"the open run of thread {self.thread!r} stands where {where}, and fields have to change there that "
+                f"all would have to share: {', '.join(map(repr, fields))}. Finish the run with the graph that made it, "
+                "or leave it with t.run(..., abandon=True)",
+                [f"field {name!r} has changed" for name in fields],
+            )
+        commit = update_commit(branches[0], run.first + len(run.log), AUTHOR, patches[0], time.time())
+        moved = amend(run, commit, schema.replay(branches[0].state, patches[0]))
+        return opening._replace(run=moved), [hand_draft(UPDATE, commit, Written(patches[0]))]
+
+    def _made_by(self, last: Chapter) -> Shape | None:
+        found = self.reader.fetch([last.shape]).get(last.shape)
+        return None if found is None else Shape.stored(found)

@@ -1,0 +1,153 @@
+"""Runs that start beside others, without owning their thread, and land at their end: `on_conflict="merge"`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from secrets import token_hex
+from typing import Any
+
+from dspyer.durable.contents import Written
+from dspyer.durable.journal import Journal
+from dspyer.durable.reading import chapter
+from dspyer.durable.rows import UPDATE, digest, end_draft, hand_draft
+from dspyer.durable.snapshots import Rested, snapshot, standing
+from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
+from dspyer.events import Commit
+from dspyer.merge import Conflict
+from dspyer.request import Request
+from dspyer.run import Run
+from dspyer.running.session import log_conflict
+from dspyer.scheduler.joining import Deciding
+from dspyer.scheduler.topology import END, START
+from dspyer.state import ImmutableState
+from dspyer.stores.base import Change, Point, RunRow, ThreadRow
+from dspyer.threads.cuts import ByHand
+from dspyer.threads.owning import busy, is_alive, new_owner
+from dspyer.threads.starting import Owned, Rest
+from dspyer.threads.travel import Travel
+
+SNAPSHOT = 24
+"""Rows since the last snapshot after which a merge takes one."""
+
+LONGEST_PAUSE = 0.05
+"""Seconds between two tries to land."""
+
+
+class Landing(Travel):
+    """Starts runs that own no thread, and merges what they have done into it."""
+
+    def _begin_beside(self, inputs: Mapping[str, Any], request: Request, abandon: bool) -> Owned:
+        """Begins a run that goes on from where the thread stands, and leaves it to others meanwhile."""
+        starter, rest = self._starter, self._ground(abandon)
+        label = f"{self.name}.{token_hex(4)}"  # others begin at the same time
+        ahead = starter.ahead(rest, inputs, request, label)
+        rows = [draft.numbered(seq) for seq, draft in enumerate(ahead.drafts)]
+        starter.store.write(Change(run=ahead.run, rows_of=ahead.run.id, rows=rows))
+        journal = Journal(starter.store, "", 0, ahead.run.id, len(rows))
+        if rest.forms is not None:
+            journal.goes_on(rest.tail + len(rows), rest.forms)
+        request.opening, request.memo, request.journal = ahead.opening, ahead.memo, journal
+        return Owned(request, journal, new_owner())
+
+    def _ground(self, abandon: bool) -> Rest:
+        """What a run goes on from: all that start together need one commit that they have in common."""
+        starter = self._starter
+        row = starter.store.thread(self.name)
+        if row is None or row.head is None:
+            self._found(row or ThreadRow(self.name, None, 0))
+        rest = starter.rest()
+        if not rest.open or rest.row.head is None:
+            return rest
+        if not is_alive(rest.row):
+            if not abandon:
+                raise starter.open_error(rest)
+            return rest
+        running = chapter(starter.store, rest.row.head)
+        if not running.parents:
+            raise busy(rest.row)  # there is nothing yet that both could go on from
+        at = running.parents[0]
+        found = standing(starter.reader, at)
+        return Rest(rest.row._replace(head=at), found.last, found.state, found.first, found.tail, found.forms)
+
+    def _found(self, row: ThreadRow) -> None:
+        """Begins a thread with the defaults of its fields."""
+        starter, label = self._starter, f"{self.name}.{row.runs + 1}"
+        schema = starter.blueprint.topology.schema
+        patch, state = schema.begin(ImmutableState(), {}, keep=None, commit_id=f"{label}/trunk:0")
+        commit = Commit("trunk:0", 0, START, (), 1, 0, patch, (), route=(END,), started=time.time())
+        drafts = [hand_draft(UPDATE, commit, Written(patch)), end_draft("completed", digest(state), ())]
+        self._write(row, ByHand(RunRow(token_hex(16), self.name, (), starter.header(0, label)), drafts), self.name)
+
+    def _landed(self, run: Run, request: Request, patience: float) -> Run:
+        """Brings what a run has done into the thread; one that owns its thread is there already."""
+        journal = request.journal
+        if journal is None or journal.thread or run.status == "failed":
+            return run
+        try:
+            if run.status != "completed":
+                raise ThreadError(
+                    f'the run waits for answers or was stopped, and a run with on_conflict="merge" is nowhere that '
+                    f'resume() could find it: use on_conflict="wait" on thread {self.name!r}, or supply the answers '
+                    "with compile(interrupts={...})"
+                )
+            self._land(Point(journal.run, journal.seq - 1), time.monotonic() + patience)
+        except Exception as error:  # noqa: BLE001 - it is the run's
+            run.status, run.error = "failed", error
+            if not isinstance(error, StoreError):
+                journal.write([end_draft("failed", None, [(f"join:{self.name}", (), "", error)])], flush=True)
+        return run
+
+    def _land(self, tip: Point, end: float) -> None:
+        pause = 0.0005
+        while True:
+            try:
+                self._land_once(tip)
+            except ConcurrentRunError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+            else:
+                return
+
+    def _land_once(self, tip: Point) -> None:
+        starter, store = self._starter, self._starter.store
+        row = store.thread(self.name)
+        if row is None or row.head is None:
+            raise ThreadError(f"thread {self.name!r} was removed while a run went on beside it")
+        if is_alive(row):
+            raise busy(row)
+        if row.head in chapter(store, tip).parents:
+            store.write(Change(self.name, row.epoch, row.epoch + 1, lease=0.0, head=tip, flush=True))
+            return
+        rest = starter.rest()
+        head = rest.row.head
+        if rest.open or head is None:
+            raise starter.open_error(rest)
+        met = self._meet(head, tip, self.name, self._deciding())
+        if met is None:
+            return
+        by_hand = self._merged(rest, (head, tip), met, self.name)
+        kept = None
+        if rest.tail >= SNAPSHOT and rest.forms is not None:
+            at = Point(by_hand.run.id, len(by_hand.drafts) - 1)
+            kept = snapshot(at, Rested(met.state, 0), rest.forms)
+        self._write(rest.row, by_hand, self.name, kept)
+        for conflict in met.conflicts:
+            log_conflict(conflict)
+
+    def _deciding(self) -> Deciding:
+        """The merge policies; what does not outlive a run is no conflict between two of them."""
+        keep, policies = self._starter.blueprint.keep, self._starter.blueprint.topology.policies
+
+        def deciding(path: tuple[Any, ...]) -> tuple[str, Any]:
+            if keep is not None and path[0] not in keep:
+                return "last_write_wins", _right
+            return policies.deciding(path)
+
+        return deciding
+
+
+def _right(conflict: Conflict) -> Any:
+    return conflict.right
