@@ -8,6 +8,18 @@ from typing import Any, NamedTuple
 Path = tuple[int, ...]
 
 
+class Exchange(NamedTuple):
+    """What a node exchanged with running siblings over live fields while it ran.
+
+    Attributes:
+        posts: the arrival number of each of its posts, by field, in the order of the updates in its patch.
+        reads: the arrival number up to which it has read, by field.
+    """
+
+    posts: Mapping[str, tuple[int, ...]]
+    reads: Mapping[str, int]
+
+
 class Commit(NamedTuple):
     """One applied patch of a run.
 
@@ -25,6 +37,7 @@ class Commit(NamedTuple):
         reason: why an LM router chose this route, None otherwise.
         started: wall clock, seconds since the epoch.
         duration: seconds.
+        live: what the node exchanged over live fields; None for nothing.
     """
 
     id: str
@@ -40,6 +53,7 @@ class Commit(NamedTuple):
     reason: str | None = None
     started: float = 0.0
     duration: float = 0.0
+    live: Exchange | None = None
 
 
 class MergedConflict(NamedTuple):
@@ -166,6 +180,61 @@ class Emitted(NamedTuple):
     scope: tuple[str, ...] = ()
 
 
+class Posted(NamedTuple):
+    """A node posted to a live field: running siblings see it now. `size` is bytes of its JSON form."""
+
+    field: str
+    node: str
+    branch: Path
+    execution: str
+    seq: int
+    size: int
+    scope: tuple[str, ...] = ()
+
+
+class Withdrawn(NamedTuple):
+    """Posts to a live field were taken back, since the attempt that made them committed nothing. `seq` is where."""
+
+    field: str
+    node: str
+    execution: str
+    posts: tuple[int, ...]
+    seq: int
+    scope: tuple[str, ...] = ()
+
+
+class LiveConflict(NamedTuple):
+    """A node wrote to a live field without having read what another had written there.
+
+    Attributes:
+        field: the field.
+        key: the key, in a field of keys; None elsewhere.
+        author: the node that wrote.
+        other: the node whose latest entry it has not read.
+        other_seq: the arrival number of that entry.
+        rule: the `on_conflict` of the field.
+        scope: the executions around the run.
+    """
+
+    field: str
+    key: Any
+    author: str
+    other: str
+    other_seq: int
+    rule: str
+    scope: tuple[str, ...] = ()
+
+
+class Doing(NamedTuple):
+    """A node said what it is doing, `ctx.doing(...)`."""
+
+    node: str
+    branch: Path
+    execution: str
+    text: str
+    scope: tuple[str, ...] = ()
+
+
 class RunEnded(NamedTuple):
     """A run came to its end. `status` is `"completed"`, `"failed"` or `"interrupted"`."""
 
@@ -174,4 +243,17 @@ class RunEnded(NamedTuple):
     scope: tuple[str, ...] = ()
 
 
-Event = RunStarted | NodeStarted | Committed | Forked | Joined | ConflictFound | NodeFailed | Asked | Emitted | RunEnded
+LiveEvent = Posted | Withdrawn | LiveConflict | Doing
+Event = (
+    RunStarted
+    | NodeStarted
+    | Committed
+    | Forked
+    | Joined
+    | ConflictFound
+    | NodeFailed
+    | Asked
+    | Emitted
+    | LiveEvent
+    | RunEnded
+)

@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from dspyer.durable.rows import ANSWER, ASK, COMMITS, ITEM, ONCE, CommitHead, Draft
+from dspyer.durable.contents import Written, decode_written
+from dspyer.durable.rows import ANSWER, ASK, COMMITS, ITEM, ONCE, POST, WITHDRAW, CommitHead, Draft
 from dspyer.errors import InputError, brief
 from dspyer.events import Question
 from dspyer.stores.base import Row
@@ -37,6 +38,26 @@ class Key(NamedTuple):
     key: str
 
 
+class Post(NamedTuple):
+    """What was put on the board of live fields.
+
+    Attributes:
+        seq: the number of its arrival.
+        field: the field.
+        node: who posted it; `"START"` for what was there when the run began.
+        execution: the id of the execution, and of the commit that it makes.
+        update: the update, frozen.
+        withdraws: the arrival number of the post that it takes back; 0 for a post.
+    """
+
+    seq: int
+    field: str
+    node: str
+    execution: str
+    update: Any
+    withdraws: int = 0
+
+
 class Memo:
     """What a run remembers of its executions.
 
@@ -44,6 +65,7 @@ class Memo:
         effects: results of `ctx.once`, frozen.
         items: results of the items of maps, frozen, by the item's execution.
         questions: all that were asked, by execution and key.
+        posts: those to live fields, and withdrawals, by the executions around the run, as they arrived.
         answers: frozen.
         answer: gives answers to questions as they are asked, `MISSING` for none.
         reading: where blobs of its rows come from, and what makes frozen values of their JSON form.
@@ -53,6 +75,7 @@ class Memo:
         self.effects: dict[Key, Any] = {}
         self.items: dict[str, Any] = {}
         self.questions: dict[Key, Question] = {}
+        self.posts: dict[tuple[str, ...], list[Post]] = {}
         self.answers: dict[Key, Any] = {}
         self.answer = answer
         self.reading: tuple[Fetch, Callable[[Any], Any]] = (_no_blobs, encoding.decode)
@@ -77,6 +100,8 @@ class Memo:
                 execution, key, node, branch = row.head
                 text, answer = read_question(content, fetch)
                 self._ask(Question(key, text, answer, node, tuple(branch), execution))
+            elif row.kind in (POST, WITHDRAW):
+                self._read_posts(row, fetch, decode)
             elif row.kind == ANSWER and content is None:
                 self.answers.pop(Key(*row.head), None)
             elif content is None:
@@ -87,6 +112,24 @@ class Memo:
                 self.effects[Key(*row.head)] = content.value(fetch, decode)
             elif row.kind == ITEM:
                 self.items[row.head[0]] = content.value(fetch, decode)
+
+    def _read_posts(self, row: Row, fetch: Fetch, decode: Callable[[Any], Any]) -> None:
+        execution, scope, node, *rest = row.head
+        posts = self.posts.setdefault(tuple(scope), [])
+        if row.kind == WITHDRAW:
+            first, withdrawn = rest
+            fields = {post.seq: post.field for post in posts}
+            posts += [
+                Post(first + number, fields[seq], node, execution, None, seq) for number, seq in enumerate(withdrawn)
+            ]
+        elif row.content is not None:
+            field, seq = rest
+            written: Written = row.content.value(fetch, lambda found: decode_written(found, decode))
+            posts.append(Post(seq, field, node, execution, (written.patch or {})[field]))
+
+    def later(self, draft: Draft) -> None:
+        """Takes a row that is written with the next ones."""
+        self._unwritten.append(draft)
 
     def commits(self, scope: tuple[str, ...]) -> list[Row]:
         """The rows of the commits of one scope."""

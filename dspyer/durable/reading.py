@@ -364,6 +364,7 @@ class Reader:
             written.reason,
             head.started / 1_000,
             head.duration / 1_000_000,
+            head.live,
         )
 
 

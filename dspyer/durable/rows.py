@@ -9,6 +9,8 @@
     once      the result of an effect
     ask       a question
     answer    the answer to one
+    post      a post to a live field, before anybody sees it
+    withdraw  posts that were taken back
     resume    the run was taken up again
     end       the run came to its end, whatever its status
 
@@ -26,7 +28,7 @@ from typing import Any, NamedTuple
 
 from dspyer.durable.contents import Written, encode_without, encode_written
 from dspyer.durable.forms import Forms
-from dspyer.events import Commit, Path
+from dspyer.events import Commit, Exchange, Path
 from dspyer.scheduler.lineage import Entry
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Row
@@ -42,6 +44,8 @@ ITEM = "item"
 ONCE = "once"
 ASK = "ask"
 ANSWER = "answer"
+POST = "post"
+WITHDRAW = "withdraw"
 RESUME = "resume"
 END = "end"
 
@@ -66,7 +70,7 @@ class Draft(NamedTuple):
         return Row(seq, self.kind, self.head, self.content)
 
 
-_USUAL: tuple[Any, ...] = (0, 1, None, (), None)
+_USUAL: tuple[Any, ...] = (0, 1, None, (), None, None)
 
 
 class CommitHead(NamedTuple):
@@ -84,6 +88,7 @@ class CommitHead(NamedTuple):
         started: when the node began, milliseconds since the epoch.
         duration: how long it took, microseconds.
         items: the field of a map's results and how many there are, where they are the results of its item rows.
+        live: what the node exchanged over live fields.
     """
 
     id: str
@@ -97,6 +102,7 @@ class CommitHead(NamedTuple):
     started: int
     duration: int
     items: tuple[str, int] | None = None
+    live: Exchange | None = None
 
     @property
     def item_names(self) -> list[str]:
@@ -112,7 +118,7 @@ class CommitHead(NamedTuple):
 
     def packed(self) -> tuple[Any, ...]:
         """The head of a row: small numbers, and what says nothing is left out at the end."""
-        name, node, step, visit, settled, route, parents, scope, started, duration, items = self
+        name, node, step, visit, settled, route, parents, scope, started, duration, items, live = self
         path, _, index = name.rpartition(":")
         late = step - int(index)
         head = (
@@ -123,18 +129,21 @@ class CommitHead(NamedTuple):
             started - EPOCH,
             duration,
         )
-        if settled and not late and parents is None and not scope and items is None:
+        rest = () if items is None and live is None else (None if items is None else list(items),)
+        if settled and not late and parents is None and not scope and not rest:
             return head
-        if parents is None and not scope and items is None:
+        if parents is None and not scope and not rest:
             return (*head, late, int(settled))
         full = (*head, late, int(settled), None if parents is None else list(parents), list(scope))
-        return full if items is None else (*full, list(items))
+        if live is not None:
+            rest = (*rest, [{field: list(seqs) for field, seqs in live.posts.items()}, dict(live.reads)])
+        return (*full, *rest)
 
     @classmethod
     def of(cls, head: Sequence[Any]) -> CommitHead:
         """The structure of a commit, from the head of its row."""
         name, node, route, visit, started, duration, *rest = head
-        late, settled, parents, scope, items = (*rest, *_USUAL[len(rest) :])
+        late, settled, parents, scope, items, live = (*rest, *_USUAL[len(rest) :])
         if isinstance(name, int):
             index, name = name, f"trunk:{name}"
         else:
@@ -151,6 +160,7 @@ class CommitHead(NamedTuple):
             started + EPOCH,
             duration,
             None if items is None else (str(items[0]), int(items[1])),
+            None if live is None else Exchange({field: tuple(seqs) for field, seqs in live[0].items()}, live[1]),
         )
 
 
@@ -186,6 +196,7 @@ def commit_draft(
         int(commit.started * 1_000),
         int(commit.duration * 1_000_000),
         items,
+        commit.live,
     )
     sent = tuple(overlays)
     written = Written(
@@ -264,3 +275,30 @@ def hand_draft(kind: str, commit: Commit, written: Written) -> Draft:
     started = int(commit.started * 1_000)
     head = CommitHead(commit.id, commit.node, commit.step, commit.visit, True, commit.route, None, (), started, 0)
     return Draft(kind, head.packed(), Content(written, encode_written))
+
+
+def post_draft(scope: tuple[str, ...], execution: str, node: str, field: str, seq: int, update: Any) -> Draft:
+    """The row of a post to a live field.
+
+    Args:
+        scope: the executions around the run.
+        execution: the one that posts.
+        node: its node.
+        field: the field.
+        seq: the arrival number.
+        update: the update, frozen.
+    """
+    return Draft(POST, (execution, list(scope), node, field, seq), Content(Written({field: update}), encode_written))
+
+
+def withdraw_draft(scope: tuple[str, ...], execution: str, node: str, seq: int, posts: Iterable[int]) -> Draft:
+    """The row that says that posts were taken back.
+
+    Args:
+        scope: the executions around the run.
+        execution: the one that had posted.
+        node: its node.
+        seq: the arrival number of the first withdrawal.
+        posts: the arrival numbers of the posts, in the order of their withdrawals.
+    """
+    return Draft(WITHDRAW, (execution, list(scope), node, seq, list(posts)))

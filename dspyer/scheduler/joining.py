@@ -98,6 +98,7 @@ class Join:
         self.first = first
         state = states[0]
         seen: dict[str, list[Own]] = {}
+        live = self._live_updates(own)
         self.resets: dict[str, list[Own]] = {}
         for bit, items in enumerate(first):
             touched: dict[str, list[Own]] = {}
@@ -106,6 +107,8 @@ class Join:
                     touched.setdefault(field, []).append(item)
             if bit:
                 for field in self._in_order_of(states[bit], touched):
+                    if field in live:
+                        continue
                     left = seen.get(field, [])
                     if not disjoint:
                         left = [item for item in left if not item.mask >> bit & 1]
@@ -114,6 +117,8 @@ class Join:
                 seen.setdefault(field, []).extend(items_of_field)
                 if self.schema.reducer(field) is not None:
                     self.resets.setdefault(field, []).extend(self._resets(items_of_field, field))
+        for field, updates in live.items():
+            state = state.set(field, self._by_arrival(field, updates))
         self._overtaken(state)
         conflicts, resolutions = tuple(self.conflicts.values()), tuple(self.chosen)
         return Merged(state, self._resolutions(state), conflicts, self.winners, self._tally(own), resolutions)
@@ -164,6 +169,28 @@ class Join:
         value = left.raw(field, DELETE)
         for item in right_only:
             value = self._replay(field, value, self.log[item.place].commit.patch[field])
+        return value
+
+    def _live_updates(self, own: list[Own]) -> dict[str, list[tuple[int, Any]]]:
+        """What came to each live field after the base, with the number of its arrival: each update once.
+
+        In an isolated run no update has such a number: there the field is joined like any other.
+        """
+        found: dict[str, list[tuple[int, Any]]] = {}
+        for item in own:
+            commit = self.log[item.place].commit
+            if commit.live is not None:
+                for field, seqs in commit.live.posts.items():
+                    update = commit.patch[field]
+                    updates = update.updates if isinstance(update, Updates) else (update,)
+                    found.setdefault(field, []).extend(zip(seqs, updates, strict=True))
+        return found
+
+    def _by_arrival(self, field: str, updates: list[tuple[int, Any]]) -> Any:
+        """The value of a live field: all updates after the base, folded as they arrived."""
+        value = self.base.state.raw(field, DELETE)
+        for _, update in sorted(updates, key=lambda numbered: numbered[0]):
+            value = self._replay(field, value, update)
         return value
 
     def _replay(self, field: str, value: Any, update: Any) -> Any:

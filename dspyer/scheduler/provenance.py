@@ -7,12 +7,15 @@ rule: there is no cursor that could be lost, doubled or merged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
+from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
+from dspyer.events import Commit
 from dspyer.patch import DELETE, Replace
-from dspyer.reducers import Reducer, Updates
-from dspyer.scheduler.lineage import Log, lineage
+from dspyer.reducers import Reducer, Updates, members
+from dspyer.scheduler.lineage import Entry, Log, lineage
+from dspyer.state import ImmutableState
 from dspyer.values import FrozenDict, FrozenList, freeze
 
 
@@ -21,8 +24,8 @@ class Part(NamedTuple):
 
     Attributes:
         value: the frozen item, value of a key, or amount.
-        key: the key in a mapping, None elsewhere.
-        author: who brought it: a node; `"START"` for the inputs and the defaults.
+        key: the key in a mapping, the id of a message, None elsewhere.
+        author: who brought it: a node; `"START"` for the inputs and the defaults, `""` if nobody knows any more.
         commit: the id of the commit.
         seen: whether the reader has seen it.
     """
@@ -38,74 +41,197 @@ class Parts(NamedTuple):
     """The parts of a field.
 
     Attributes:
-        shape: what they make up: `"items"`, `"keys"` or `"amount"`.
-        parts: in the order in which they were folded.
+        shape: what they make up: `"items"`, `"keys"`, `"members"` or `"amount"`.
+        parts: in the order in which they were folded; of a mapping, in the order in which its keys were last written.
     """
 
     shape: str
     parts: tuple[Part, ...]
 
 
-def parts_of(log: Log, heads: Sequence[int], field: str, reducer: Reducer, reader: str, whole: bool) -> Parts:
+class Folded(NamedTuple):
+    """How a field came about.
+
+    Attributes:
+        field: its name.
+        reducer: what folds it; it has parts.
+        default: what a deletion leaves, frozen; `DELETE` for nothing.
+        whole: whether the first commit of the run holds whole values, as the inputs of a run do that goes on from
+            nothing.
+        most: how many of the last parts are left, if a limit drops the oldest; None for all.
+        prefix: what stands before the ids of the commits of the run.
+    """
+
+    field: str
+    reducer: Reducer
+    default: Any = DELETE
+    whole: bool = False
+    most: int | None = None
+    prefix: str = ""
+
+
+class Behind(NamedTuple):
+    """What lies behind a run: the commits of earlier ones, and the last of them that all their branches shared."""
+
+    log: Sequence[Entry]
+    heads: tuple[int, ...]
+
+    @classmethod
+    def state(cls, state: ImmutableState, author: str) -> Behind:
+        """A state of which nothing more is known than who brought it."""
+        patch = {name: Replace(value) for name, value in state.raw_items()}
+        return cls([Entry(Commit("", None, author, (), 1, 0, patch, ()), state, (), None)], (0,))
+
+
+NOWHERE = Behind((), ())
+
+
+class Spanning:
+    """The commits of a run, and behind them, at places below 0, those of the runs before it.
+
+    Args:
+        log: the commits of the run.
+        behind: gives what lies behind it; it is asked once somebody looks there.
+    """
+
+    def __init__(self, log: Log, behind: Callable[[], Behind]) -> None:
+        self._log = log
+        self._behind = behind
+
+    def __getitem__(self, place: int, /) -> Entry:
+        if place > 0:
+            return self._log[place]
+        earlier = self._behind()
+        count = len(earlier.log)
+        if not place:
+            return self._log[0]._replace(parents=tuple([head - count for head in earlier.heads]))
+        entry = earlier.log[place + count]
+        winners = {path: winner - count for path, winner in entry.winners.items()}
+        return entry._replace(parents=tuple([parent - count for parent in entry.parents]), winners=winners)
+
+
+def unseen(log: Log, heads: Sequence[int], reader: str) -> set[int]:
+    """The places of the commits that are not behind a commit of a node. It looks no further back than it must.
+
+    Args:
+        log: the commits; a commit is at a higher place than those that it builds on.
+        heads: the last commits of the branch.
+        reader: the node.
+    """
+    heap = [-head for head in set(heads)]
+    heapify(heap)
+    known = dict.fromkeys(heads, False)  # by place, whether the node has seen it
+    open_places = len(known)
+    found: set[int] = set()
+    while open_places:
+        place = -heappop(heap)
+        entry = log[place]
+        seen = known[place]
+        open_places -= not seen
+        if not seen and entry.commit.node == reader:
+            seen = True
+        if not seen:
+            found.add(place)
+        for parent in entry.parents:
+            before = known.get(parent)
+            if before is None:
+                heappush(heap, -parent)
+                known[parent] = seen
+                open_places += not seen
+            elif seen and not before:
+                known[parent] = True
+                open_places -= 1
+    return found
+
+
+def parts_of(log: Log, heads: Sequence[int], of: Folded, reader: str, *, new: bool = False) -> Parts:
     """The parts of a field whose reducer has parts, in the order in which they were folded.
 
     Args:
         log: the commits.
         heads: the last commits of the branch.
-        field: the field.
-        reducer: its reducer.
+        of: the field.
         reader: the node that looks.
-        whole: whether a commit without parents holds whole values, as the inputs of a run do that goes on from nothing.
+        new: leaves out what the node has seen.
 
     Returns:
         The parts; what a `Replace` or a deletion has thrown away is not among them.
     """
-    order = lineage(log, heads)
-    seen = set(lineage(log, [place for place in order if log[place].commit.node == reader]))
+    fresh = unseen(log, heads, reader)
+    shape = of.reducer.shape
+    within = fresh if new and shape != "members" else None  # whether a member is new, the others tell
     parts: list[Part] = []
-    for place in order:
+    for place in lineage(log, heads, within):
         entry = log[place]
-        if field not in entry.commit.patch:
+        if of.field not in entry.commit.patch:
             continue
-        update = entry.commit.patch[field]
+        update = entry.commit.patch[of.field]
         updates = update.updates if isinstance(update, Updates) else (update,)
-        author = log[entry.winners.get((field,), place)].commit
+        winner = entry.winners.get((of.field,), place)
+        author = log[winner].commit
+        name = f"{of.prefix}{author.id}" if winner >= 0 else author.id
         for number, one in enumerate(updates):
-            first = whole and not entry.parents and not number and not isinstance(one, Replace)
+            first = of.whole and not place and not number
             if first or one is DELETE or isinstance(one, Replace):
                 parts = []  # what was there is gone
-                found = _whole(freeze(one.value) if isinstance(one, Replace) else one)
+                value = of.default if one is DELETE else one.value if isinstance(one, Replace) else one
+                found = _whole(value if value is DELETE else freeze(value), of.reducer)
             else:
-                assert reducer.parts is not None  # fields without parts have no views of them
-                found = reducer.parts(one)
-            parts += [Part(value, key, author.node, author.id, place in seen) for key, value in found]
-    if reducer.shape == "items":
-        parts = _latest(parts)
-    return Parts(reducer.shape, tuple(parts))
+                assert of.reducer.parts is not None  # fields without parts have no views of them
+                found = of.reducer.parts(one)
+            parts += [Part(value, key, author.node, name, place not in fresh) for key, value in found]
+    parts = _united(shape, parts)
+    if of.most is not None:
+        parts = parts[max(len(parts) - of.most, 0) :]
+    return Parts(shape, tuple([part for part in parts if not part.seen] if new else parts))
 
 
-def _latest(parts: list[Part]) -> list[Part]:
-    """Of several parts with one key, as messages have, the last one."""
-    last = {part.key: number for number, part in enumerate(parts) if part.key is not None}
-    return [part for number, part in enumerate(parts) if part.key is None or last[part.key] == number]
+def _united(shape: str, parts: list[Part]) -> list[Part]:
+    """Parts of which each key has one: of a mapping the last one, of a set the first, of messages the last in the place
+    of the first.
+    """
+    if shape == "amount" or not any(part.key is not None for part in parts):
+        return parts
+    if shape == "keys":
+        last = {part.key: number for number, part in enumerate(parts)}
+        return [part for number, part in enumerate(parts) if last[part.key] == number]
+    places: dict[Any, int] = {}
+    found: list[Part] = []
+    for part in parts:
+        place = None if part.key is None else places.get(part.key)
+        if place is None:
+            if part.key is not None:
+                places[part.key] = len(found)
+            found.append(part)
+        elif shape == "members":
+            found[place] = found[place]._replace(seen=found[place].seen or part.seen)
+        else:
+            found[place] = part
+    return found
 
 
-def whole_parts(value: Any) -> Parts:
+def whole_parts(value: Any, shape: str = "items") -> Parts:
     """The parts of a value of which nobody knows who brought what.
 
     Args:
         value: the frozen value, `DELETE` if there is none.
+        shape: what they make up if there is none.
     """
-    shape = "keys" if isinstance(value, FrozenDict) else "items"
+    if isinstance(value, FrozenDict):
+        shape = "keys"
     return Parts(shape, tuple([Part(part, key, "", "") for key, part in _whole(value)]))
 
 
-def _whole(value: Any) -> Iterable[tuple[Any, Any]]:
+def _whole(value: Any, reducer: Reducer | None = None) -> Iterable[tuple[Any, Any]]:
     """The parts of a whole value."""
     if value is DELETE or value is None:
         return ()
+    if reducer is not None and reducer.whole is not None:
+        return reducer.whole(value)
     if isinstance(value, FrozenDict):
         return value.raw_items()
     if isinstance(value, FrozenList):
         return [(None, item) for item in value.raw_items()]
-    return [(None, item) for item in value] if isinstance(value, Set) else ((None, value),)
+    if isinstance(value, Set):
+        return members(value)
+    return [(None, item) for item in value] if isinstance(value, tuple) else ((None, value),)

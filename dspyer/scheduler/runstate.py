@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from dspyer.events import MergedConflict, Path, Question
+from dspyer.events import Exchange, MergedConflict, Path, Question
 from dspyer.scheduler.lineage import Entry
 from dspyer.scheduler.rounds import Round
 from dspyer.scheduler.topology import Topology
@@ -32,6 +32,7 @@ class Transition(NamedTuple):
     reason: str | None = None
     started: float = 0.0
     duration: float = 0.0
+    live: Exchange | None = None
 
 
 class Branch(NamedTuple):

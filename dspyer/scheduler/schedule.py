@@ -164,6 +164,7 @@ def advance(run: RunState, execution_id: str, outcome: Transition | Asking | Bas
         outcome.reason,
         outcome.started,
         outcome.duration,
+        outcome.live,
     )
     entry = Entry(commit, outcome.state, (branch.head,) if step else (), tally if len(targets) > 1 else None)
     moved = Branch(path, branch.spots, outcome.state, place, execution.id, step, tally)

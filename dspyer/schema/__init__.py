@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dspyer.schema.live import Live, live
 from dspyer.schema.schema import Schema
 
-__all__ = ["Schema"]
+__all__ = ["Live", "Schema", "live"]

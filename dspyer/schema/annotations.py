@@ -19,6 +19,7 @@ from dspyer.errors import GraphError, StateError, brief, suggestion
 from dspyer.patch import DELETE
 from dspyer.reducers import Reducer, without_none
 from dspyer.schema.field_types import Check, CheckBeside, Field
+from dspyer.schema.live import Live, live_problem
 from dspyer.values import FrozenDict, FrozenList, freeze, thaw
 
 RESERVED = frozenset({"run", "state", "ctx"})  # names of parameters that nodes bind
@@ -109,7 +110,7 @@ def _checker(model: type[BaseModel]) -> type[BaseModel]:
 def _read_field(model: type[BaseModel], checker: type[BaseModel], name: str, validated: bool) -> Field:
     info, config = model.model_fields[name], model.model_config
     place = f"field {name!r} of schema {model.__name__}"
-    reducer, constraints = _split_metadata(info, place)
+    reducer, live, constraints = _split_metadata(info, place)
     plain = not constraints and not validated and info.discriminator is None
     bare = without_none(info.annotation)
     origin = get_origin(bare) or bare
@@ -119,6 +120,9 @@ def _read_field(model: type[BaseModel], checker: type[BaseModel], name: str, val
     validate = _plain_validator(info.annotation, config) if plain else _model_validator(checker, name)
     folding = reducer if reducer is not None and reducer.folds else None
     update_type = _update_type(folding, info.annotation, place)
+    wrong = "" if live is None else live_problem(live, folding)
+    if wrong:
+        raise GraphError(f"{place}: {wrong}")
     return Field(
         name=name,
         annotation=info.annotation,
@@ -138,6 +142,7 @@ def _read_field(model: type[BaseModel], checker: type[BaseModel], name: str, val
         wants_others=validated,
         start=DELETE if folding is None else _start(folding, origin),
         fixed_default=_fixed_default(info, place, validate, config),
+        live=live,
     )
 
 
@@ -223,14 +228,17 @@ def _fixed_default(info: FieldInfo, place: str, validate: CheckBeside, config: C
         raise GraphError(f"{place}: its default cannot be part of a state: {error}") from None
 
 
-def _split_metadata(info: FieldInfo, place: str) -> tuple[Reducer | None, list[Any]]:
-    """The reducer of a field, and the rest of what `Annotated` says about it."""
+def _split_metadata(info: FieldInfo, place: str) -> tuple[Reducer | None, Live | None, list[Any]]:
+    """The reducer of a field, whether it is live, and the rest of what `Annotated` says about it."""
     found: list[Reducer] = []
+    live: Live | None = None
     rest: list[Any] = []
     for item in info.metadata:
         if isinstance(item, str):
             raise GraphError(f"{place}: {_text_advice(item)}")
-        if isinstance(item, Reducer) or (callable(item) and not _is_pydantic(item)):
+        if isinstance(item, Live):
+            live = item
+        elif isinstance(item, Reducer) or (callable(item) and not _is_pydantic(item)):
             try:
                 found.append(Reducer.of(item))
             except TypeError as error:
@@ -246,7 +254,7 @@ def _split_metadata(info: FieldInfo, place: str) -> tuple[Reducer | None, list[A
             f"{place}: its reducer belongs to the whole type: Annotated[list[str] | None, reducers.extend], "
             "not Annotated[list[str], reducers.extend] | None"
         )
-    return (found[0] if found else None), rest
+    return (found[0] if found else None), live, rest
 
 
 def _is_pydantic(item: Any) -> bool:

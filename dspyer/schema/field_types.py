@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from dspyer.errors import NodeOutputError, annotate
 from dspyer.patch import DELETE, Replace, apply_value
 from dspyer.reducers import Reducer, Updates
+from dspyer.schema.live import Live
 from dspyer.values import Box, FrozenDict, FrozenList, freeze, same, thaw
 
 Check = Callable[[Any], Any]
@@ -48,6 +49,7 @@ class Field:
         wants_others: whether its validators may read the other fields.
         start: what a reducer starts from where there is no value; `DELETE` if the first update is the value.
         fixed_default: the frozen default, `DELETE` if it has none or a factory makes it.
+        live: whether posts are seen by running siblings at once, and what becomes of conflicts; None if not.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Field:
     wants_others: bool
     start: Any
     fixed_default: Any
+    live: Live | None = None
 
     def default(self, others: Mapping[str, Any] = NO_OTHERS) -> Any:
         """The frozen default, `DELETE` if the field has none.

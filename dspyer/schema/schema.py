@@ -24,6 +24,7 @@ from dspyer.patch import DELETE, Replace, apply, apply_value, diff_value
 from dspyer.reducers import Reducer, Updates
 from dspyer.schema.annotations import read_model
 from dspyer.schema.field_types import NO_OTHERS, Field
+from dspyer.schema.live import Live
 from dspyer.schema.views import fill, view_class
 from dspyer.state import ImmutableState
 from dspyer.values import SCALARS, FrozenDict, same
@@ -80,6 +81,7 @@ class Schema:
     Attributes:
         model: the pydantic model, None for an open schema.
         fields: the fields by name, in the order of the model.
+        live: those whose posts running siblings see at once.
 
     Example:
         >>> from pydantic import BaseModel
@@ -92,13 +94,14 @@ class Schema:
         {'words': 12}
     """
 
-    __slots__ = ("_view", "fields", "model")
+    __slots__ = ("_view", "fields", "live", "model")
 
     def __init__(
         self, model: type[BaseModel] | None, fields: Mapping[str, Field], view: type[BaseModel] | None
     ) -> None:
         self.model = model
         self.fields = fields
+        self.live: Mapping[str, Live] = {name: field.live for name, field in fields.items() if field.live is not None}
         self._view = view
 
     @classmethod
