@@ -81,7 +81,8 @@ class Reducer:
             reducer.
         parts: gives the parts that an update adds, as (key, part): items of a list, keys of a mapping, one amount of a
             sum; the key is None where parts have none. None if updates have no parts.
-        shape: what the parts make up: `"items"`, `"keys"` or `"amount"`.
+        shape: what the parts make up: `"items"`, `"keys"`, `"members"` or `"amount"`.
+        whole: gives the parts of a whole value, where they have keys that its kind does not tell.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Reducer:
     folds: bool = True
     parts: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None
     shape: str = "items"
+    whole: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None
 
     @classmethod
     def of(cls, function: object) -> Reducer:
@@ -304,6 +306,11 @@ def _each(update: Any) -> Iterable[tuple[Any, Any]]:
     return [(None, item) for item in (update.raw_items() if isinstance(update, FrozenList) else update)]
 
 
+def _members(update: Iterable[Any]) -> list[tuple[Any, Any]]:
+    """Members of a set, each its own key; in the order of their text, since that of a set differs between processes."""
+    return [(item, item) for item in sorted(update, key=repr)]
+
+
 def _by_key(update: FrozenDict[Any, Any]) -> Iterable[tuple[Any, Any]]:
     return update.raw_items()
 
@@ -317,9 +324,18 @@ append = Reducer("append", _append, EMPTY_LIST, _accept, _item_of("append"), hin
 extend = Reducer("extend", _extend, EMPTY_LIST, _check_extend, _extend_type, parts=_each)
 update = Reducer("update", _update, FrozenDict(), _check_update, _update_type, parts=_by_key, shape="keys")
 increment = Reducer("increment", _increment, 0, _check_increment, _increment_type, parts=_one, shape="amount")
-union = Reducer("union", _union, freeze(set()), _check_union, _union_type, parts=_each)
+union = Reducer(
+    "union", _union, freeze(set()), _check_union, _union_type, parts=_members, whole=_members, shape="members"
+)
 add_messages = Reducer(
-    "add_messages", messages.add, EMPTY_LIST, messages.check, _messages_type, messages.stamp, parts=messages.parts
+    "add_messages",
+    messages.add,
+    EMPTY_LIST,
+    messages.check,
+    _messages_type,
+    messages.stamp,
+    parts=messages.parts,
+    whole=messages.parts,
 )
 min = Reducer("min", _lesser, DELETE, _accept, without_none)  # noqa: A001
 max = Reducer("max", _greater, DELETE, _accept, without_none)  # noqa: A001

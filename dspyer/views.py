@@ -6,12 +6,17 @@ the graph is built; each visit of the node reads with it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
 from typing import Any, Literal, NamedTuple
 
+from pydantic_core import to_jsonable_python
+
 from dspyer.errors import GraphError
-from dspyer.scheduler.provenance import Part
+from dspyer.patch import DELETE
+from dspyer.scheduler.provenance import Part, Parts
 from dspyer.values import thaw
 
 Form = Literal["values", "text", "entries"]
@@ -87,8 +92,8 @@ class View:
         Args:
             nodes: their names; `"START"` for the inputs.
         """
-        if not nodes:
-            raise GraphError('view(...).by() names no node: by("researcher")')
+        if not nodes or not all(type(node) is str for node in nodes):
+            raise GraphError(f'view(...).by takes names of nodes, by("researcher", "START"), not {nodes!r}')
         return self._with("by", nodes)
 
     def fit(self, tokens: int) -> View:
@@ -105,10 +110,12 @@ class View:
         Args:
             fn: a pure function of a list of `Entry`.
         """
+        if not callable(fn) or iscoroutinefunction(fn):
+            raise GraphError(f"view(...).then({fn!r}): it takes a function of a list of Entry that is not async")
         return self._with("then", fn)
 
     def _with(self, name: str, argument: Any = None) -> View:
-        if self.steps and self.steps[-1].name == "then":
+        if self.last_step == "then":
             raise GraphError(f"view({self.field!r}): nothing follows .then(...), put .{name}(...) before it")
         return View(self.field, (*self.steps, Step(name, argument)))
 
@@ -117,9 +124,24 @@ class View:
         """Whether it asks who brought what, which only fields with parts can tell."""
         return any(step.name in ("new", "own", "others", "by") for step in self.steps)
 
+    @property
+    def only_new(self) -> bool:
+        """Whether it can be told from what is new alone: nothing before counts entries."""
+        names = [step.name for step in self.steps]
+        return "new" in names and not {"last", "fit"} & set(names[: names.index("new")])
+
+    @property
+    def last_step(self) -> str:
+        """The name of its last step; `""` if it has none."""
+        return self.steps[-1].name if self.steps else ""
+
+    @property
+    def authors(self) -> frozenset[str]:
+        """The nodes that it names."""
+        return frozenset(name for step in self.steps if step.name == "by" for name in step.argument)
+
     def __repr__(self) -> str:
-        steps = "".join(f".{name}({'' if argument is None else argument})" for name, argument in self.steps)
-        return f"view({self.field!r}){steps}"
+        return f"view({self.field!r}){''.join(map(_step_text, self.steps))}"
 
 
 def view(field: str) -> View:
@@ -132,14 +154,25 @@ def view(field: str) -> View:
         >>> view("findings").new().last(5)
         view('findings').new().last(5)
     """
+    if not isinstance(field, str):
+        raise GraphError(f'view takes the name of a field, view("findings"), not {field!r}')
     return View(field)
 
 
-def chosen(view: View, parts: Sequence[Part], reader: str) -> list[Part]:
+def _step_text(step: Step) -> str:
+    if step.name == "by":
+        return f".by({', '.join(map(repr, step.argument))})"
+    if step.name == "then":
+        return f".then({getattr(step.argument, '__name__', 'fn')})"
+    return f".{step.name}({'' if step.argument is None else step.argument})"
+
+
+def chosen(view: View, shape: str, parts: Sequence[Part], reader: str) -> list[Part]:
     """The parts that a view chooses.
 
     Args:
         view: the view.
+        shape: what the parts make up.
         parts: the parts of the field, in order.
         reader: the node that looks.
     """
@@ -154,8 +187,36 @@ def chosen(view: View, parts: Sequence[Part], reader: str) -> list[Part]:
         elif name == "by":
             found = [part for part in found if part.author in argument]
         elif name == "fit":
-            found = _fitting(found, argument)
+            found = _fitting(shape, found, argument)
     return found
+
+
+class Delta(NamedTuple):
+    """What has changed since a node last ran.
+
+    Attributes:
+        patch: by field what is new, as plain values; of a field without a reducer the net change, as in a patch.
+        text: the same for a prompt, a paragraph for each field.
+    """
+
+    patch: dict[str, Any]
+    text: str
+
+
+def change_text(field: str, after: Any, parts: Parts | None) -> str:
+    """A change in words: the new parts of a field, each with its author, or its new value.
+
+    Args:
+        field: the field.
+        after: its frozen value, `DELETE` for none.
+        parts: what is new of it; None for a field that has no parts.
+    """
+    if parts is None:
+        return f"{field}: {'(removed)' if after is DELETE else text_of(thaw(after))}"
+    if parts.shape == "amount":
+        return f"{field}: {text_of(values_in(*parts))} more"
+    lines = [f"- {part.author}: {_line(parts.shape, part)}" for part in parts.parts]
+    return "\n".join([f"{field}:", *lines] if lines else [f"{field}: (emptied)"])
 
 
 class Look(NamedTuple):
@@ -164,21 +225,16 @@ class Look(NamedTuple):
     Attributes:
         node: who looked.
         name: what the node calls it.
-        field: the field.
+        view: the view.
         sent: estimated tokens of what was shown.
-        full: estimated tokens of the whole field.
+        whole: the frozen value of the field, of which it is a part.
     """
 
     node: str
     name: str
-    field: str
+    view: View
     sent: int
-    full: int
-
-
-def size_of(parts: Sequence[Part]) -> int:
-    """The estimated tokens of parts."""
-    return sum([tokens_in(text_of(thaw(part.value))) for part in parts])
+    whole: Any
 
 
 def shown(view: View, shape: str, parts: Sequence[Part], form: Form) -> Any:
@@ -190,24 +246,17 @@ def shown(view: View, shape: str, parts: Sequence[Part], form: Form) -> Any:
         parts: what it has chosen.
         form: the form.
     """
-    if view.steps and view.steps[-1].name == "then":
-        return view.steps[-1].argument(entries(parts))
+    if view.last_step == "then":
+        return view.steps[-1].argument(entries(shape, parts))
     if form == "entries":
-        return entries(parts)
-    values = _values(shape, parts)
+        return entries(shape, parts)
     if form == "values":
-        return values
-    if isinstance(values, dict):
-        return "\n".join(f"{key}: {text_of(value)}" for key, value in values.items())
-    if not isinstance(values, list):
-        return text_of(values)
-    alone = any(step.name in ("own", "by") for step in view.steps)
-    said = [text_of(thaw(part.value)) for part in parts]
-    alone = alone or not any(part.author for part in parts)
-    return "\n".join(said if alone else [f"{part.author}: {text}" for part, text in zip(parts, said, strict=True)])
+        return values_in(shape, parts)
+    return text_in(view, shape, parts)
 
 
-def _values(shape: str, parts: Sequence[Part]) -> Any:
+def values_in(shape: str, parts: Sequence[Part]) -> Any:
+    """Parts as the plain value that they make up."""
     if shape == "keys":
         return {part.key: thaw(part.value) for part in parts}
     if shape == "amount":
@@ -215,14 +264,39 @@ def _values(shape: str, parts: Sequence[Part]) -> Any:
     return [thaw(part.value) for part in parts]
 
 
-def entries(parts: Sequence[Part]) -> list[Entry]:
+def text_in(view: View, shape: str, parts: Sequence[Part]) -> str:
+    """Parts as text: one line each, with its key, or with its author where there may be several."""
+    if shape == "amount":
+        return text_of(values_in(shape, parts))
+    if shape == "keys":
+        return "\n".join([_line(shape, part) for part in parts])
+    alone = any(name == "own" or (name == "by" and len(argument) == 1) for name, argument in view.steps)
+    named = not alone and any(part.author for part in parts)
+    return "\n".join([f"{part.author}: {_line(shape, part)}" if named else _line(shape, part) for part in parts])
+
+
+def entries(shape: str, parts: Sequence[Part]) -> list[Entry]:
     """The parts as users see them."""
-    return [Entry(thaw(part.value), part.author, part.commit, part.key) for part in parts]
+    keyed = shape == "keys"
+    return [Entry(thaw(part.value), part.author, part.commit, part.key if keyed else None) for part in parts]
+
+
+def _line(shape: str, part: Part) -> str:
+    text = text_of(thaw(part.value))
+    return f"{part.key}: {text}" if shape == "keys" else text
 
 
 def text_of(value: Any) -> str:
-    """A value as a prompt shows it."""
-    return value if isinstance(value, str) else repr(value)
+    """A plain value as a prompt shows it: what holds others as JSON, else as text.
+
+    Example:
+        >>> text_of({"tide": [3.5, None]}), text_of("high"), text_of(None)
+        ('{"tide": [3.5, null]}', 'high', 'None')
+    """
+    if isinstance(value, str):
+        return value
+    found = to_jsonable_python(value, fallback=repr)
+    return json.dumps(found, ensure_ascii=False) if isinstance(found, (dict, list)) else str(found)
 
 
 def tokens_in(text: str) -> int:
@@ -235,17 +309,24 @@ def tokens_in(text: str) -> int:
     return -(-len(text.encode("utf-8", "surrogatepass")) // 4)
 
 
-def _fitting(parts: list[Part], budget: int) -> list[Part]:
+def tokens_of(shape: str, parts: Sequence[Part]) -> int:
+    """The estimated tokens of parts."""
+    if shape == "amount":
+        return tokens_in(text_of(values_in(shape, parts)))
+    return sum([tokens_in(_line(shape, part)) for part in parts])
+
+
+def _fitting(shape: str, parts: list[Part], budget: int) -> list[Part]:
     kept = 0
     for part in reversed(parts):
-        budget -= tokens_in(text_of(thaw(part.value)))
+        budget -= tokens_in(_line(shape, part))
         if budget < 0:
             break
         kept += 1
     return parts[len(parts) - kept :]
 
 
-def _whole_number(name: str, count: int) -> int:
-    if count < 1:
+def _whole_number(name: str, count: Any) -> int:
+    if type(count) is not int or count < 1:
         raise GraphError(f"view(...).{name}({count!r}): it takes a whole number of at least 1")
     return count

@@ -10,31 +10,32 @@ from typing import Any, Protocol
 from dspyer.durable.journal import Journal
 from dspyer.durable.memo import MISSING, Answer, Key, Memo, effect_draft, item_draft, no_answer
 from dspyer.durable.rows import Draft
-from dspyer.errors import AttemptError, InputError, Interrupt, NodeOutputError, StateError, brief
+from dspyer.errors import AttemptError, InputError, Interrupt, StateError, brief
 from dspyer.events import Emitted, Event, Path, Question
 from dspyer.hints import signature_of
 from dspyer.nodes.answers import schema_of, validated
 from dspyer.nodes.color import is_async
-from dspyer.patch import DELETE
-from dspyer.scheduler.provenance import Parts, whole_parts
+from dspyer.nodes.listening import Hearing, Isolated
+from dspyer.nodes.sight import Blind, Sight
 from dspyer.scheduler.runstate import Branch
-from dspyer.values import FrozenDict, freeze, thaw
-from dspyer.views import Form, Look, View, chosen, shown, size_of
+from dspyer.values import freeze, thaw
 
 RESERVED = ("before", "after")
 """Keys of the questions of `compile(interrupt_before=, interrupt_after=)`."""
 
 
-class Host(Protocol):
+class Host(Hearing, Protocol):
     """The run that an attempt belongs to.
 
     Attributes:
+        sight: what can be seen of the state through views, and who may see and post what.
         memo: what its executions have left behind.
         journal: writes it down; None for a run that is not stored.
         answer: answers questions as they are asked.
         root: the id of the run, the same however often it is taken up.
     """
 
+    sight: Sight
     memo: Memo
     journal: Journal | None
     answer: Answer
@@ -43,17 +44,8 @@ class Host(Protocol):
     def record(self, event: Event) -> None:
         """Shows an event to whoever listens."""
 
-    def parts(self, field: str, branch: Branch, reader: str) -> Parts | None:
-        """Who brought what to a field, up to where a branch stands; None if the field has no parts."""
 
-    def fields_of(self, node: str, option: str) -> frozenset[str] | None:
-        """The fields that a node reads or writes; None for all."""
-
-    def looked(self, look: Look) -> None:
-        """Counts what a view has shown."""
-
-
-class Alone:
+class Alone(Isolated):
     """Stands for the run of a node that is called without one.
 
     Args:
@@ -61,6 +53,7 @@ class Alone:
     """
 
     def __init__(self, answer: Answer = no_answer) -> None:
+        self.sight: Sight = Blind()
         self.memo = Memo()
         self.journal: Journal | None = None
         self.answer = answer
@@ -68,17 +61,6 @@ class Alone:
 
     def record(self, event: Event) -> None:
         """Nobody listens."""
-
-    def parts(self, field: str, branch: Branch, reader: str) -> Parts | None:
-        """Nobody is known to have brought anything."""
-        del field, branch, reader
-        return None
-
-    def fields_of(self, node: str, option: str) -> frozenset[str] | None:
-        """Nobody has said what the node may read."""
-
-    def looked(self, look: Look) -> None:
-        """Nobody counts."""
 
 
 class Attempt:
@@ -92,10 +74,15 @@ class Attempt:
         name: the same with the executions around it.
         position: the branch itself, for what it has behind it.
         inside: whether it is one item of a map.
+
+    Attributes:
+        posts: what the node has posted, in the order of its calls; None for nothing.
+        over: whether the node has returned.
     """
 
     __slots__ = (
-        *("_open", "_refusal", "_used", "branch", "execution", "host", "inside", "name", "node", "position", "posts"),
+        *("_open", "_refusal", "_used", "branch", "execution", "host", "inside", "name", "node", "over", "position"),
+        "posts",
     )
 
     def __init__(
@@ -116,6 +103,7 @@ class Attempt:
         self.position = position
         self.inside = inside
         self.posts: list[tuple[str, Any]] | None = None
+        self.over = False
         self._used: dict[tuple[str, str], object] | None = None
         self._open: list[Question] = []
         self._refusal: Exception | None = None
@@ -128,65 +116,6 @@ class Attempt:
     def emit(self, value: object) -> None:
         """Puts a value into the stream of events."""
         self.host.record(Emitted(self.node, self.branch, self.execution, value))
-
-    # --- views and posts
-
-    def look(self, view: View, form: Form, own_name: str = "") -> Any:
-        """What a view shows, in the form in which it is wanted.
-
-        Args:
-            view: the view.
-            form: the form.
-            own_name: what the node calls it.
-
-        Raises:
-            InputError: if the view has no sense for its field.
-        """
-        parts = None
-        if self.position is not None:
-            parts = self.host.parts(view.field, self.position, self.node)
-        if parts is None:
-            if view.needs_parts:
-                raise InputError(f"{self._who} reads {view!r}, but the field has no reducer that keeps its parts apart")
-            state = {} if self.position is None else self.position.state
-            parts = whole_parts(state.raw(view.field, DELETE) if isinstance(state, FrozenDict) else DELETE)
-        found = chosen(view, parts.parts, self.node)
-        self.host.looked(Look(self.node, own_name or view.field, view.field, size_of(found), size_of(parts.parts)))
-        return shown(view, parts.shape, found, form)
-
-    def see(self, view: View) -> Any:
-        """What a view shows, for a node that asks in its code.
-
-        Raises:
-            InputError: if the node does not read the field.
-        """
-        allowed = self.host.fields_of(self.node, "reads")
-        if allowed is not None and view.field not in allowed:
-            raise InputError(
-                f"{self._who} looks at {view!r}, and {view.field!r} is not among its reads "
-                f"({', '.join(map(repr, sorted(allowed))) or 'none'}): add it there"
-            )
-        return self.look(view, "entries")
-
-    def post(self, field: str, value: object) -> None:
-        """Adds an update to what the node commits.
-
-        Raises:
-            NodeOutputError: if the node may not write the field.
-        """
-        if self.inside:
-            raise NodeOutputError(
-                f"{self._who} posts to {field!r} from an item of a map: return it in the item's result"
-            )
-        allowed = self.host.fields_of(self.node, "writes")
-        if allowed is not None and field not in allowed:
-            raise NodeOutputError(
-                f"{self._who} posts to {field!r}, which is not among its writes "
-                f"({', '.join(map(repr, sorted(allowed))) or 'none'}): add it there"
-            )
-        if self.posts is None:
-            self.posts = []
-        self.posts.append((field, value))
 
     # --- effects
 
@@ -212,7 +141,7 @@ class Attempt:
             if inspect.iscoroutine(result):
                 result.close()
             raise AttemptError(
-                f"{self._who}: the effect {key!r} gave an awaitable, from a function that is not async: give ctx.once "
+                f"{self.who}: the effect {key!r} gave an awaitable, from a function that is not async: give ctx.once "
                 "an `async def` function and await what it returns"
             )
         frozen, draft = self._recorded(place, result)
@@ -249,7 +178,7 @@ class Attempt:
                 draft.content.data  # noqa: B018 - whether it can be written is known before the journal tries
         except StateError as error:
             raise AttemptError(
-                f"{self._who}: the effect {place.key!r} has happened, but cannot be recorded, so the next attempt "
+                f"{self.who}: the effect {place.key!r} has happened, but cannot be recorded, so the next attempt "
                 f"repeats it: {error}. Let its function return plain data"
             ) from error
         return frozen, draft
@@ -275,17 +204,17 @@ class Attempt:
         """
         if key in RESERVED:
             raise AttemptError(
-                f"{self._who}: the key {key!r} belongs to compile(interrupt_{key}=...): ctx.interrupt needs another"
+                f"{self.who}: the key {key!r} belongs to compile(interrupt_{key}=...): ctx.interrupt needs another"
             )
         if not isinstance(text, str):
-            raise TypeError(f"{self._who}: the question {key!r} is {brief(text)}: a question is a text")
+            raise TypeError(f"{self.who}: the question {key!r} is {brief(text)}: a question is a text")
         self._use("interrupt", key)
         question = Question(key, text, schema_of(answer), self.node, self.branch, self.name)
         memo, place = self.host.memo, Key(self.name, key)
         before = memo.questions.get(place)
         if before is not None and before.answer != question.answer:
             self._refuse(
-                f"{self._who} asks {key!r} for an answer of {_shape(question)}, and an earlier attempt asked for "
+                f"{self.who} asks {key!r} for an answer of {_shape(question)}, and an earlier attempt asked for "
                 f"{_shape(before)}"
             )
         if place not in memo.answers:
@@ -325,7 +254,7 @@ class Attempt:
         missing = [key for key in missing if key not in RESERVED]
         if missing:
             self._refuse(
-                f"{self._who} has not asked {', '.join(map(repr, missing))} again, which was answered, and {instead}"
+                f"{self.who} has not asked {', '.join(map(repr, missing))} again, which was answered, and {instead}"
             )
 
     def _refuse(self, text: str) -> None:
@@ -377,18 +306,19 @@ class Attempt:
 
     def _use(self, kind: str, key: str) -> None:
         if not key or type(key) is not str:
-            raise AttemptError(f"{self._who}: ctx.{kind} takes a key, a text that names it; this one is {key!r}")
+            raise AttemptError(f"{self.who}: ctx.{kind} takes a key, a text that names it; this one is {key!r}")
         if self._used is None:
             self._used = {}
         mark = object()
         if self._used.setdefault((kind, key), mark) is not mark:
             raise AttemptError(
-                f"{self._who} used the key {key!r} of ctx.{kind} twice: give each its own key, in a loop for example "
+                f"{self.who} used the key {key!r} of ctx.{kind} twice: give each its own key, in a loop for example "
                 f"f'{key}-{{i}}'"
             )
 
     @property
-    def _who(self) -> str:
+    def who(self) -> str:
+        """What errors call it."""
         return f"node {self.node!r} (execution {self.name})" if self.name else f"node {self.node!r}"
 
 

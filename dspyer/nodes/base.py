@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias,
 
 from typing_extensions import TypeVar
 
+from dspyer.nodes import sight
 from dspyer.nodes.attempt import Attempt
+from dspyer.nodes.listening import Company
 from dspyer.values import FrozenDict, freeze
 
 if TYPE_CHECKING:
     import dspy
 
     from dspyer.state import ImmutableState
-    from dspyer.views import View
+    from dspyer.views import Delta, View
 
 T = TypeVar("T")
 Target = TypeVar("Target", default=str)
@@ -91,7 +93,7 @@ class Command(Generic[Target]):
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class Context(Company):
     """Where in a run a node is, given to a parameter named `ctx`.
 
     Attributes:
@@ -176,13 +178,13 @@ class Context:
         """Adds an update to what the node commits, before what it returns. Dropped if the node fails.
 
         Args:
-            field: a field with a reducer, among what the node writes.
+            field: a field with a reducer, among what the node writes, by the name that it has in the state.
             value: one update of it, as the node would return it.
 
         Raises:
-            NodeOutputError: if the node may not write the field.
+            NodeOutputError: if the node may not write the field, or it has no reducer.
         """
-        self.attempt.post(field, value)
+        sight.post(self.attempt, field, value)
 
     def view(self, view: View) -> Any:
         """What a view shows of a field, as `reads` would give it to a parameter `list[Entry]`.
@@ -196,7 +198,18 @@ class Context:
         Raises:
             InputError: if the field is none of what the node reads, or the view has no sense for it.
         """
-        return self.attempt.see(view)
+        return sight.see(self.attempt, view)
+
+    def delta(self) -> Delta:
+        """What has changed since the node last ran, of the fields that it reads: on a first visit all that is set.
+
+        Of a field with a reducer it has what is new, of any other the net change: what was changed and changed back is
+        not in it.
+
+        Returns:
+            The changes, by the names of the fields in the state: `.patch` as values, `.text` for a prompt.
+        """
+        return sight.delta(self.attempt)
 
 
 class Runner(Protocol):

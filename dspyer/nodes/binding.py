@@ -10,6 +10,7 @@ from dspyer.errors import StateError, UnsetFieldError
 from dspyer.nodes.base import Call
 from dspyer.nodes.names import Names
 from dspyer.nodes.resources import resource_for
+from dspyer.nodes.sight import look
 from dspyer.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values import FrozenDict, Opaque, opaque_in, thaw
@@ -85,11 +86,12 @@ class Binding:
         """What it reads, by its own names, and the fields among them that may be unset."""
         if self.whole_state and self.reads is None:
             return None, frozenset()
-        names = dict(self.reads or {}) if self.whole_state else {}
+        names = dict(self.reads or {}) if self.whole_state or self.contexts else {}
+        asked = set() if self.whole_state else set(names.values())
         own = [field for field in self.fields if field.readable]
         names.update({field.name: field.field for field in own})
         needed = {field.field for field in own if not field.default and field.view is None}
-        return names, frozenset(field.field for field in own if field.default or field.view) - needed
+        return names, frozenset({field.field for field in own if field.default or field.view} | asked) - needed
 
     def bind(self, call: Call) -> dict[str, Any]:
         """The arguments for one call.
@@ -103,7 +105,7 @@ class Binding:
         for name, field, copy, default, readable, view, form in self.fields:
             value = ABSENT if overlay is None else read_field(overlay, field, copy)
             if value is ABSENT and view is not None:
-                value = call.context.attempt.look(view, form, name)
+                value = look(call.context.attempt, view, form, name)
             elif value is ABSENT and readable:
                 value = read_field(state, field, copy)
             if value is not ABSENT:

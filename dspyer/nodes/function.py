@@ -105,7 +105,7 @@ def build_function(fn: Callable[..., Any], spec: Spec) -> Built:
         views=spec.views,
     )
     promise = promise_of(described.returns, spec.schema)
-    writes, problems = _writes(spec, promise.writes)
+    writes, problems = _writes(spec, promise.writes, bool(plan.binding.contexts))
     problems = [*plan.problems, *problems, *_module_problems(spec.modules, spec.who)]
     given = ", ".join([f"{spec.name!r}", getattr(fn, "__name__", "fn"), "modules={{{local!r}: {name}}}"])
     fix = "bind it, add_node(" + given + "), and take it as the parameter `{local}`"
@@ -136,10 +136,13 @@ def _bound(spec: Spec) -> NodeModules | None:
     return kind(**spec.modules)
 
 
-def _writes(spec: Spec, promised: tuple[str, ...] | None) -> tuple[Names | None, list[str]]:
-    """What a function writes: as `writes=` says, else as its return annotation does."""
+def _writes(spec: Spec, promised: tuple[str, ...] | None, posts: bool) -> tuple[Names | None, list[str]]:
+    """What a function writes: as `writes=` says, else as its return annotation does. One that posts may write more than
+    it returns.
+    """
     if spec.writes is not None:
-        return spec.writes, check_names(spec.writes, "writes", spec.who, own=promised, schema=spec.output_schema)
+        own = None if posts else promised
+        return spec.writes, check_names(spec.writes, "writes", spec.who, own=own, schema=spec.output_schema)
     if promised is None:
         return None, []
     if promised and not spec.output_schema.open and not set(promised) & set(spec.output_schema.fields):

@@ -14,8 +14,9 @@ from dspyer.nodes.binding import unset, usable
 from dspyer.nodes.color import acall_module, call_module
 from dspyer.nodes.module_io import BY_PRODUCTS, ModuleIO, module_io
 from dspyer.nodes.names import Names, check_names, listed, no_field
+from dspyer.nodes.sight import look
 from dspyer.nodes.spec import Spec
-from dspyer.nodes.viewing import form_of, history_problem
+from dspyer.nodes.viewing import form_of, form_problems
 from dspyer.values import Opaque, thaw
 from dspyer.views import Form, View
 
@@ -52,7 +53,7 @@ def gather_inputs(inputs: tuple[Input, ...], call: Call, reader: str) -> dict[st
         if overlay is not None and field in overlay:
             found[name] = thaw(overlay.raw(field))
         elif view is not None:
-            found[name] = call.context.attempt.look(view, form, name)
+            found[name] = look(call.context.attempt, view, form, name)
         elif readable and field in state:
             found[name] = thaw(state.raw(field))
         elif not default:
@@ -161,7 +162,7 @@ def plan_inputs(found: ModuleIO, spec: Spec, who: str) -> Inputs:
             default = default or view is not None  # nothing to see is no error
             form = form_of(found.inputs.get(name, Any))
             if view is not None:
-                problems += history_problem(found.inputs.get(name), name, who)
+                problems += form_problems(view, found.inputs.get(name, Any), name, spec.schema, who)
             inputs.append(Input(name, spec.reads[name], default, spec.reads[name] not in spec.overlay, view, form))
         elif name in spec.overlay:
             inputs.append(Input(name, name, default, readable=False))

@@ -12,7 +12,7 @@ from dspyer.nodes.binding import Binding, FieldParameter, ResourceParameter
 from dspyer.nodes.callables import Described, Parameter, class_of, members, wants_copy
 from dspyer.nodes.names import Names, check_names, listed, no_field
 from dspyer.nodes.resources import is_record, is_value_class
-from dspyer.nodes.viewing import form_of, history_problem
+from dspyer.nodes.viewing import form_of, form_problems
 from dspyer.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.views import View
@@ -115,7 +115,7 @@ class _Planner:
         copy, view = wants_copy(parameter.annotation), self.views.get(name)
         form = form_of(parameter.annotation)
         if view is not None:
-            self.problems += history_problem(parameter.annotation, name, self.who)
+            self.problems += form_problems(view, parameter.annotation, name, self.schema, self.who)
         entry = FieldParameter(name, field, copy, parameter.default, readable, view, form)
         self._add(fields=(*self.binding.fields, entry))
         if not readable and field not in self.overlay:
@@ -156,7 +156,8 @@ class _Planner:
         """Compare `reads` and `modules` with the parameters."""
         taken = [parameter.name for parameter in self.described.parameters]
         if self.reads is not None:
-            own = None if self.binding.whole_state else [name for name in taken if name not in self.modules]
+            asks = bool(self.binding.contexts)  # for any of its reads, with ctx.view
+            own = None if self.binding.whole_state or asks else [name for name in taken if name not in self.modules]
             self.problems += check_names(
                 self.reads, "reads", self.who, own=own, schema=self.schema, overlay=self.overlay
             )

@@ -6,15 +6,15 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from dspyer.errors import Interrupt, NodeOutputError, RouteError
+from dspyer.errors import Interrupt, RouteError
 from dspyer.events import Question
 from dspyer.nodes import Attempt, Call, Context, Decision, Node, Reply, Router, Runner, Send
+from dspyer.nodes.sight import with_posts
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.reducers import Updates
 from dspyer.running.session import Session
 from dspyer.scheduler.runstate import Execution, Target, Transition
 from dspyer.scheduler.topology import END, START
-from dspyer.schema import Schema
 from dspyer.state import ImmutableState
 
 Script = Generator[tuple[Node | Router, Call], Any, Transition]
@@ -37,7 +37,7 @@ def _asking_script(session: Session, execution: Execution, runner: Runner) -> Sc
     transition = yield from _node_script(session, execution, call)
     if session.memo.questions:
         call.context.attempt.finish()
-    return transition
+    return transition if session.board is None else transition._replace(live=session.exchange(execution))
 
 
 def _begin_script(session: Session, execution: Execution, runner: Runner) -> Script:
@@ -47,6 +47,7 @@ def _begin_script(session: Session, execution: Execution, runner: Runner) -> Scr
     if len(ways) == 1 and isinstance(ways[0], str):
         return Transition(patch, session.inputs, (Target(ways[0]),), None, began, time.perf_counter() - clock)
     call = _call(session, execution, session.inputs, runner)
+    call.context.attempt.over = True
     call.context.attempt.let_wait()
     transition = yield from _leave(session, execution, call, patch, session.inputs, began, clock)
     call.context.attempt.finish()
@@ -59,9 +60,14 @@ def _node_script(session: Session, execution: Execution, call: Call) -> Script:
     state = execution.branch.state
     reply: Reply = yield session.blueprint.nodes[name], call
     schema = session.blueprint.topology.schema
-    posts = call.context.attempt.posts
-    updates = reply.updates if posts is None else _with_posts(name, schema, reply.updates, posts)
+    attempt = call.context.attempt
+    attempt.over = True
+    updates = reply.updates if attempt.posts is None else with_posts(reply.updates, attempt.posts)
+    if session.board is not None:
+        updates = session.returned(attempt, updates)
     patch, after = schema.commit(state, updates, node=name, commit_id=session.stamp(execution), whole=reply.whole)
+    if session.board is not None:
+        patch, after = session.with_posts(execution, patch, after)
     if reply.goto is not None:
         targets = _targets(session, name, reply.goto)
         return Transition(patch, after, targets, None, began, time.perf_counter() - clock)
@@ -91,24 +97,6 @@ def _let_wait(session: Session, execution: Execution) -> None:
     waits = [question for question in session.memo.waits(name) if not session.memo.passes(question, session.answer)]
     if waits:
         raise Interrupt(waits)
-
-
-def _with_posts(
-    name: str, schema: Schema, updates: Mapping[str, object], posts: Sequence[tuple[str, object]]
-) -> dict[str, object]:
-    """What a node has posted, in the order of its calls, before what it returned."""
-    found: dict[str, list[object]] = {}
-    for field, value in posts:
-        if schema.reducer(field) is None:
-            raise NodeOutputError(
-                f"node {name!r} posts to {field!r}, which has no reducer to fold the post: give the field one, for "
-                f"example Annotated[list[str], reducers.append], or return {{{field!r}: ...}}"
-            )
-        found.setdefault(field, []).append(value)
-    together: dict[str, object] = {field: Updates(*values) for field, values in found.items()}
-    for field, value in updates.items():
-        together[field] = Updates(together[field], value) if field in together else value
-    return together
 
 
 def _leave(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from secrets import token_hex
 from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,11 +29,11 @@ from dspyer.events import (
     RunEnded,
     RunStarted,
 )
-from dspyer.nodes import MapNode
+from dspyer.nodes import Isolated, MapNode
 from dspyer.patch import DELETE, diff_value
 from dspyer.running.saving import Unsaved
+from dspyer.running.sight import Earlier, SessionSight
 from dspyer.scheduler.lineage import lineage
-from dspyer.scheduler.provenance import Parts, parts_of
 from dspyer.scheduler.runstate import (
     Asking,
     Branch,
@@ -48,7 +49,6 @@ from dspyer.scheduler.schedule import advance, begin, plan, start
 from dspyer.scheduler.topology import Topology
 from dspyer.state import ImmutableState
 from dspyer.values import FrozenList, same
-from dspyer.views import Look
 
 if TYPE_CHECKING:
     import dspy
@@ -57,6 +57,9 @@ Observe = Callable[[Event], None]
 
 
 logger = logging.getLogger("dspyer")
+
+
+_NOTHING_MORE: AbstractContextManager[None] = nullcontext()
 
 
 def log_conflict(conflict: MergedConflict) -> None:
@@ -82,6 +85,7 @@ class Opening(NamedTuple):
         run_id: its id.
         label: a name of the run that is the same however often it is taken up; in front of what is named after its
             commits. Empty for a run that is not stored.
+        earlier: what lies behind it; None for nothing.
     """
 
     run: RunState
@@ -89,6 +93,7 @@ class Opening(NamedTuple):
     state: ImmutableState
     run_id: str
     label: tuple[str, ...] = ()
+    earlier: Earlier | None = None
 
     @classmethod
     def of(cls, topology: Topology, state: ImmutableState) -> Opening:
@@ -97,7 +102,7 @@ class Opening(NamedTuple):
         return cls(start(topology), patch, state, token_hex(16))
 
 
-class Session:
+class Session(Isolated):
     """A run while it goes on. Made for each run, never kept on a program.
 
     Attributes:
@@ -141,7 +146,7 @@ class Session:
         self.unsaved = Unsaved(opening.run) if journal is not None else None
         self.broken: BaseException | None = None
         self.reported = False
-        self.looks: list[Look] = []
+        self.sight = SessionSight(self)
         self._taken_up = list(opening.run.running.values())
         self.events: list[Event] = []
         self.steps: dict[str, Steps] = {}
@@ -162,10 +167,29 @@ class Session:
         if self.observe is not ignore:
             self.observe(event)
 
+    @property
+    def most_at_once(self) -> int:
+        """How many executions may have begun at once."""
+        return self.blueprint.max_concurrency
+
+    @property
+    def most_threads(self) -> int:
+        """How many threads may be needed for them."""
+        return self.blueprint.max_concurrency
+
+    def driven(self, nudge: Callable[[], None]) -> AbstractContextManager[None]:
+        """What a driver is in as long as it drives the session."""
+        del nudge
+        return _NOTHING_MORE
+
+    def stop(self) -> None:
+        """Lets nothing new start. May be called from any thread."""
+        self.stopped = True
+
     def start_ready(self) -> list[Execution]:
         """Starts what may start, as far as `max_concurrency` goes."""
         started: list[Execution] = []
-        limit = self.blueprint.max_concurrency
+        limit = self.most_at_once
         if self._taken_up and not self.stopped:
             started, self._taken_up = self._taken_up, []
         run = self.run
@@ -296,23 +320,6 @@ class Session:
             self._tell([Asked(question)])
         return True
 
-    def parts(self, field: str, branch: Branch, reader: str) -> Parts | None:
-        """Who brought what to a field, up to where a branch stands; None if the field has no parts."""
-        reducer = self.blueprint.topology.schema.reducer(field)
-        if reducer is None or reducer.parts is None:
-            return None
-        whole = self.journal is None
-        return parts_of(self.run.log, [branch.head], field, reducer, reader, whole)
-
-    def fields_of(self, node: str, option: str) -> frozenset[str] | None:
-        """The fields that a node reads or writes; None for all."""
-        names = getattr(self.blueprint.nodes[node], option)
-        return None if names is None else frozenset(names.values())
-
-    def looked(self, look: Look) -> None:
-        """Counts what a view has shown. May be called from any thread."""
-        self.looks.append(look)
-
     def name(self, execution_id: str) -> str:
         """The name of an execution within the whole run."""
         return "/".join((*self.scope, execution_id)) if self.scope else execution_id
@@ -390,4 +397,8 @@ class Session:
 
     def stamp(self, execution: Execution, *rest: str) -> str:
         """What reducers derive names from: another for every commit of every run."""
-        return "/".join((*self.opening.label, *self.scope, execution.id, *rest))
+        return self.stamp_of(execution.id, *rest)
+
+    def stamp_of(self, execution_id: str, *rest: str) -> str:
+        """The same by the id of an execution."""
+        return "/".join((*self.opening.label, *self.scope, execution_id, *rest))

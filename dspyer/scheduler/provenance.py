@@ -7,13 +7,14 @@ rule: there is no cursor that could be lost, doubled or merged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 from dspyer.events import Commit
 from dspyer.patch import DELETE, Replace
-from dspyer.reducers import Reducer, Updates, members
+from dspyer.reducers import Reducer, Updates
 from dspyer.scheduler.lineage import Entry, Log, lineage
 from dspyer.state import ImmutableState
 from dspyer.values import FrozenDict, FrozenList, freeze
@@ -144,6 +145,23 @@ def unseen(log: Log, heads: Sequence[int], reader: str) -> set[int]:
     return found
 
 
+def last_visits(log: Log, fresh: set[int], heads: Sequence[int], reader: str) -> list[int]:
+    """The places of the last commits of a node: those behind which none of its commits is that is not behind another.
+
+    Args:
+        log: the commits.
+        fresh: the places that the node has not seen.
+        heads: the last commits of the branch.
+        reader: the node.
+    """
+    edge = {parent for place in fresh for parent in log[place].parents} | set(heads)
+    found = sorted([place for place in edge - fresh if log[place].commit.node == reader])
+    if len(found) < 2:
+        return found
+    behind = {place for visit in found for place in lineage(log, log[visit].parents)}
+    return [place for place in found if place not in behind]
+
+
 def parts_of(log: Log, heads: Sequence[int], of: Folded, reader: str, *, new: bool = False) -> Parts:
     """The parts of a field whose reducer has parts, in the order in which they were folded.
 
@@ -232,6 +250,6 @@ def _whole(value: Any, reducer: Reducer | None = None) -> Iterable[tuple[Any, An
         return value.raw_items()
     if isinstance(value, FrozenList):
         return [(None, item) for item in value.raw_items()]
-    if isinstance(value, Set):
-        return members(value)
+    if isinstance(value, AbstractSet):
+        return [(None, item) for item in sorted(value, key=repr)]  # a set has another order in every process
     return [(None, item) for item in value] if isinstance(value, tuple) else ((None, value),)

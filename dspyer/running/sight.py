@@ -1,0 +1,103 @@
+"""What the nodes of a session see through views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from dspyer.nodes import FunctionNode, MapNode, Node
+from dspyer.nodes.sight import Changed
+from dspyer.patch import DELETE
+from dspyer.scheduler.lineage import Log
+from dspyer.scheduler.provenance import Behind, Folded, Parts, Spanning, last_visits, parts_of, unseen
+from dspyer.scheduler.runstate import Branch
+from dspyer.scheduler.topology import START
+from dspyer.schema import Schema
+from dspyer.state import ImmutableState
+from dspyer.values import same
+from dspyer.views import Look
+
+if TYPE_CHECKING:
+    from dspyer.running.session import Session
+
+Earlier = Callable[[str], Behind]
+"""Gives, for a field, what lies behind a run. It is asked once somebody looks there."""
+
+
+class SessionSight:
+    """What can be seen in a session.
+
+    Args:
+        session: the session.
+
+    Attributes:
+        looks: what its views have shown.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.looks: list[Look] = []
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of the state."""
+        return self._session.blueprint.topology.schema
+
+    @property
+    def authors(self) -> tuple[str, ...]:
+        """The nodes, and `START`."""
+        return (START, *self._session.blueprint.nodes)
+
+    def parts(self, field: str, branch: Branch, reader: str, new: bool) -> Parts | None:
+        """Who brought what to a field, up to where a branch stands; None if the field has no parts."""
+        found = self.schema.fields.get(field)
+        if found is None or found.reducer is None or found.reducer.parts is None:
+            return None
+        session = self._session
+        whole = session.journal is None or bool(session.scope)
+        before = "/".join((*session.opening.label, *session.scope))
+        prefix = f"{before}/" if before else ""
+        of = Folded(field, found.reducer, found.fixed_default, whole, None, prefix)
+        return parts_of(self._log(field), [branch.head], of, reader, new=new)
+
+    def changed(self, branch: Branch, reader: str, fields: frozenset[str] | None) -> list[Changed]:
+        """What has changed since a node last ran, of some fields or all."""
+        session = self._session
+        known = tuple(self.schema.fields) or tuple(branch.state)
+        log = session.run.log if session.opening.earlier is None else self._log("")
+        fresh = unseen(log, [branch.head], reader)
+        touched = {name for place in fresh for name in log[place].commit.patch}
+        visits = last_visits(log, fresh, [branch.head], reader)
+        base = log[visits[0]].state if len(visits) == 1 else ImmutableState()
+        names = [*known, *sorted(touched - set(known))]
+        found = []
+        for name in names:
+            if name not in touched or (fields is not None and name not in fields):
+                continue
+            before, after = base.raw(name, DELETE), branch.state.raw(name, DELETE)
+            parts = self.parts(name, branch, reader, True)
+            if not same(before, after) if parts is None else parts.parts or (before and not after):
+                found.append(Changed(name, before, after, parts))
+        return found
+
+    def permits(self, node: str, option: str) -> frozenset[str] | None:
+        """The fields that a node `"reads"` or `"writes"`; None for all."""
+        known = self._session.blueprint.nodes.get(node)
+        return None if known is None else _permitted(known, option)
+
+    def looked(self, look: Look) -> None:
+        """Counts what a view has shown. May be called from any thread."""
+        self.looks.append(look)
+
+    def _log(self, field: str) -> Log:
+        session = self._session
+        earlier = session.opening.earlier
+        return session.run.log if earlier is None else Spanning(session.run.log, lambda: earlier(field))
+
+
+def _permitted(node: Node, option: str) -> frozenset[str] | None:
+    """A function that takes `ctx` and says nothing about what it reads may look at all of it, as by parameters."""
+    if isinstance(node, MapNode):
+        return _permitted(node.inner, option)
+    names = node.binding.reads if option == "reads" and isinstance(node, FunctionNode) else getattr(node, option)
+    return None if names is None else frozenset(names.values())
