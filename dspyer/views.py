@@ -110,7 +110,8 @@ class View:
         Args:
             fn: a pure function of a list of `Entry`.
         """
-        if not callable(fn) or iscoroutinefunction(fn):
+        given: Any = fn
+        if not callable(given) or iscoroutinefunction(given):
             raise GraphError(f"view(...).then({fn!r}): it takes a function of a list of Entry that is not async")
         return self._with("then", fn)
 

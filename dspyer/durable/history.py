@@ -23,12 +23,14 @@ class Episode(NamedTuple):
         places: of its commits, in the order in which they were written.
         settled: how many of them were written until all branches were one for the last time.
         resting: the place of the last commit that all its branches shared, if need be of an earlier run.
+        shapes: the ids of the fingerprints of the graphs that made it.
     """
 
     parents: tuple[Point, ...]
     places: tuple[int, ...]
     settled: int
     resting: int | None
+    shapes: frozenset[str] = frozenset()
 
 
 class History:
@@ -127,7 +129,9 @@ class History:
                 self._places[point] = place
             places.append(place)
         resting = places[told.settled] if told.settled >= 0 else (before[0] if before else None)
-        self.runs[found.points[-1]] = Episode(parents, tuple(places), told.settled + 1, resting)
+        self.runs[found.points[-1]] = Episode(
+            parents, tuple(places), told.settled + 1, resting, frozenset(found.shapes.values())
+        )
 
     def _moved(self, entry: Entry, name: str, row: Row, heads: list[int], places: list[int], found: Chapter) -> Entry:
         """An entry of a run as it is in the whole log."""

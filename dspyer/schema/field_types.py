@@ -84,6 +84,12 @@ class Field:
         takes_others = getattr(self.info, "default_factory_takes_validated_data", False)
         return freeze(factory(dict(others)) if takes_others else factory(), (self.name,))
 
+    def folds_like(self, other: Field) -> bool:
+        """Whether the same updates come to the same value in another field."""
+        return self.reducer is other.reducer is None or (
+            self.reducer is not None and other.reducer is not None and self.reducer.name == other.reducer.name
+        )
+
     def place(self, old: Any, update: Any, whole: bool, others: Mapping[str, Any] = NO_OTHERS) -> Any:
         """The new value of a field without reducer.
 

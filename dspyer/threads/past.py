@@ -42,7 +42,7 @@ class Past:
         schema, guarded_store = program.graph.topology.schema, Guarded(store)
         shape = shape_of(program)
         reader = Reader(guarded_store, schema, decoder(schema), shape.id)
-        self._starter = Starter(program.graph, guarded_store, name, reader, shape)
+        self._starter = Starter(program.graph, guarded_store, name, reader, shape, lambda heads: self._extended(*heads))
         self._history = History(self._starter.reader)
         self._listed = Listed(self._history, ())
         self._reading = Lock()

@@ -25,6 +25,7 @@ from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Owner, Point, RunRow, Store, ThreadRow
 from dspyer.threads.answering import given_answers
 from dspyer.threads.changes import AllowChanged
+from dspyer.threads.earlier import Read, earlier_runs
 from dspyer.threads.fitting import Fitting
 from dspyer.threads.owning import LEASE, busy, is_alive, leases, new_owner
 from dspyer.threads.shape import Shape
@@ -97,14 +98,18 @@ class Starter:
         thread: its name.
         reader: reads it.
         shape: the shape of the graph.
+        read: reads the history behind some rows.
     """
 
-    def __init__(self, blueprint: Blueprint, store: Store, thread: str, reader: Reader, shape: Shape) -> None:
+    def __init__(
+        self, blueprint: Blueprint, store: Store, thread: str, reader: Reader, shape: Shape, read: Read
+    ) -> None:
         self.fitting = Fitting(thread, blueprint, shape, reader)
         self.blueprint = blueprint
         self.store = store
         self.thread = thread
         self.reader = reader
+        self.read = read
 
     def rest(self) -> Rest:
         """What the thread has come to."""
@@ -203,8 +208,13 @@ class Starter:
         state = schema.replay(rest.state, patch)
         head = rest.good if rest.broken else rest.row.head
         parents = () if head is None else (head,)
-        run = RunRow(token_hex(16), self.thread, parents, self.header(rest.first, label))
-        opening = Opening(start(self.blueprint.topology, rest.state, rest.first), patch, state, run.id, (label,))
+        header = self.header(rest.first, label)
+        if not request.live:
+            header["live"] = False
+        run = RunRow(token_hex(16), self.thread, parents, header)
+        begun = start(self.blueprint.topology, rest.state, rest.first)
+        earlier = earlier_runs(self.blueprint, self.read, parents, rest.state, rest.row)
+        opening = Opening(begun, patch, state, run.id, (label,), earlier)
         return Ahead(run, 0, [open_draft(START, patch, beside=self.fitting.beside)], opening, Memo(request.answer))
 
     def _last(
@@ -216,6 +226,7 @@ class Starter:
         if rest.broken:
             raise self.broken_error(rest)
         last, names = self.fitting.allowed(chapter(self.store, rest.row.head), allow)
+        request.live = last.run.header.get("live", True)
         memo = Memo(request.answer)
         memo.read(last.rows, self.reader.fetch, self.reader.decode)
         drafts: list[Draft] = []
@@ -297,7 +308,9 @@ class Starter:
             run = replay(begun, rows, (patch, state), self.reader.fetch, self.reader.decode, schema_at)
         except ChangedGraphError as error:
             raise self.fitting.explained(error, last) from None
-        return Opening(run, patch, state, last.run.id, (str(last.run.header.get("label", self.thread)),))
+        label = str(last.run.header.get("label", self.thread))
+        earlier = earlier_runs(self.blueprint, self.read, last.parents, before, self.store.thread(self.thread))
+        return Opening(run, patch, state, last.run.id, (label,), earlier)
 
     def own(self, ahead_of: Callable[[Rest], Ahead], request: Request, take_over: bool) -> Owned:
         """Owns the thread for a run.
