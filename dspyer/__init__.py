@@ -10,13 +10,14 @@ from dspyer.errors import DspyerError
 from dspyer.events import Commit, MergedConflict, Question
 from dspyer.graph import Graph
 from dspyer.merge import Conflict
-from dspyer.nodes import Command, Context, Send
+from dspyer.nodes import Command, Context, LiveEntry, Peer, Send
 from dspyer.patch import DELETE, Replace
 from dspyer.policies import prefer
 from dspyer.program import CompiledGraph
 from dspyer.reducers import Updates
 from dspyer.run import Run
 from dspyer.scheduler.topology import END, START
+from dspyer.schema import Live, live
 from dspyer.state import ImmutableState
 from dspyer.threads.thread import Thread
 from dspyer.values import register_value_type
@@ -35,7 +36,10 @@ __all__ = [
     "Entry",
     "Graph",
     "ImmutableState",
+    "Live",
+    "LiveEntry",
     "MergedConflict",
+    "Peer",
     "Question",
     "Replace",
     "Run",
@@ -45,6 +49,7 @@ __all__ = [
     "View",
     "errors",
     "events",
+    "live",
     "policies",
     "prefer",
     "reducers",

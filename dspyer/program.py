@@ -19,6 +19,7 @@ from dspyer.nodes import Call, Interrupts, answering, check_resources, first_of,
 from dspyer.request import REQUEST, Request, asking, changes, request_inside
 from dspyer.run import Run
 from dspyer.running.drivers import adrive, drive
+from dspyer.running.live import LiveSession
 from dspyer.running.session import Observe, Opening, Session, ignore
 from dspyer.stores import Store
 from dspyer.streams import AsyncEvents, Events
@@ -99,6 +100,7 @@ class CompiledGraph(dspy.Module):
         *,
         resources: Mapping[type, object] | Sequence[object] | None = None,
         interrupts: Interrupts = None,
+        live: bool = True,
     ) -> Run:
         """Runs the graph and gives all that the run leaves behind.
 
@@ -107,6 +109,7 @@ class CompiledGraph(dspy.Module):
             resources: objects for parameters that are annotated with their type: clients, connections; never stored.
             interrupts: answers to questions by key, or a function from a `Question` to its answer; they come before
                 those of `compile`.
+            live: whether nodes that run at once see each other's posts to live fields; else each is isolated.
 
         Returns:
             The run; if a node failed, with its error in `run.error`; if it waits for answers, with its `questions`.
@@ -114,7 +117,7 @@ class CompiledGraph(dspy.Module):
         Raises:
             InputError: for missing, unknown or invalid inputs.
         """
-        return self._run(inputs, Request(resources_of(resources), answer=answering(interrupts)))
+        return self._run(inputs, Request(resources_of(resources), answer=answering(interrupts), live=live))
 
     async def arun(
         self,
@@ -122,6 +125,7 @@ class CompiledGraph(dspy.Module):
         *,
         resources: Mapping[type, object] | Sequence[object] | None = None,
         interrupts: Interrupts = None,
+        live: bool = True,
     ) -> Run:
         """Runs the graph in async code and gives all that the run leaves behind.
 
@@ -129,11 +133,12 @@ class CompiledGraph(dspy.Module):
             inputs: the inputs by name.
             resources: as in `run`.
             interrupts: as in `run`.
+            live: as in `run`.
 
         Returns:
             The run.
         """
-        return await self._arun(inputs, Request(resources_of(resources), answer=answering(interrupts)))
+        return await self._arun(inputs, Request(resources_of(resources), answer=answering(interrupts), live=live))
 
     def stream(
         self,
@@ -141,6 +146,7 @@ class CompiledGraph(dspy.Module):
         *,
         resources: Mapping[type, object] | Sequence[object] | None = None,
         interrupts: Interrupts = None,
+        live: bool = True,
     ) -> Events:
         """Runs the graph and gives its events as they happen.
 
@@ -150,11 +156,12 @@ class CompiledGraph(dspy.Module):
             inputs: the inputs by name.
             resources: as in `run`.
             interrupts: as in `run`.
+            live: as in `run`.
 
         Returns:
             An iterator of events; its `run` is there after the last one. If a node failed, its error is raised then.
         """
-        request = Request(resources_of(resources), answer=answering(interrupts))
+        request = Request(resources_of(resources), answer=answering(interrupts), live=live)
         return Events(lambda observe: self._run(inputs, request, observe), request.stop)
 
     def astream(
@@ -163,6 +170,7 @@ class CompiledGraph(dspy.Module):
         *,
         resources: Mapping[type, object] | Sequence[object] | None = None,
         interrupts: Interrupts = None,
+        live: bool = True,
     ) -> AsyncEvents:
         """Runs the graph in async code and gives its events as they happen.
 
@@ -170,11 +178,12 @@ class CompiledGraph(dspy.Module):
             inputs: the inputs by name.
             resources: as in `run`.
             interrupts: as in `run`.
+            live: as in `run`.
 
         Returns:
             An async iterator of events, otherwise as in `stream`.
         """
-        request = Request(resources_of(resources), answer=answering(interrupts))
+        request = Request(resources_of(resources), answer=answering(interrupts), live=live)
         return AsyncEvents(lambda observe: self._arun(inputs, request, observe))
 
     def thread(self, name: str) -> Thread:
@@ -264,7 +273,8 @@ class CompiledGraph(dspy.Module):
         opening = request.opening or self._opening(inputs, request)
         resources = self._check_resources(request)
         keeps = asked is not None and not asked.inside
-        session = Session(
+        kind = LiveSession if blueprint.topology.schema.live and request.live else Session
+        session = kind(
             self,
             blueprint,
             opening,
@@ -277,9 +287,10 @@ class CompiledGraph(dspy.Module):
             first_of(request.answer, blueprint.answer),
             request.root,
         )
+        session.live = request.live
         request.sessions.append(session)
         if request.stopped:  # asked last: whoever stops the request from now on finds the session in it
-            session.stopped = True
+            session.stop()
         return request, session
 
     def _check_resources(self, request: Request) -> Mapping[type, object]:

@@ -37,6 +37,7 @@ class Request:
     sessions: list[Session] = field(default_factory=list)
     predictions: dict[str, dspy.Prediction] = field(default_factory=dict)
     stopped: bool = False
+    live: bool = True
     inside: bool = False
     answer: Answer = no_answer
     opening: Opening | None = None
@@ -61,7 +62,7 @@ class Request:
         """Lets nothing new start."""
         self.stopped = True
         for session in self.sessions:
-            session.stopped = True
+            session.stop()
 
 
 def request_inside(call: Call) -> Request:
@@ -71,6 +72,7 @@ def request_inside(call: Call) -> Request:
         return Request(call.resources, inside=True)
     within = Request(call.resources, runner.observe, runner.scope, inside=True, label=runner.label)
     within.memo, within.journal, within.answer, within.root = runner.memo, runner.journal, runner.answer, runner.root
+    within.live = runner.live
     return within
 
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from dspyer.bond.source import EdgeText, FunctionText, InterruptText, MapText, graph_text
 from dspyer.building.blueprint import Blueprint, Exit
 from dspyer.building.declarations import EdgeSpec, NodeSpec, RouterSpec
+from dspyer.building.live import live_problems
 from dspyer.errors import GraphError, suggestion
 from dspyer.nodes import Inquiry, Interrupts, Node, Router, answering, build_map, build_node, build_router
 from dspyer.policies import Policies
@@ -82,6 +83,8 @@ class Assembly(NamedTuple):
         problems += check_parallel_writers(facts, rounds)
         problems += check_reads(facts) if self.inputs is not None or not self.schema.open else ()
         problems += self._check_outputs()
+        routers = [(source, way) for source, ways in exits.items() for way in ways if isinstance(way, Router)]
+        problems += live_problems(self.schema, nodes, routers)
         problems += [
             f"interrupt_{option} names {name!r}, which is no node.{suggestion(name, names)} Nodes: {', '.join(names)}"
             for option, listed in (("before", self.interrupt_before), ("after", self.interrupt_after))

@@ -23,6 +23,7 @@ from dspyer.nodes.build_routers import BuiltRouter, build_router
 from dspyer.nodes.color import call_async, colours, portal_scope, to_thread, uses_acall
 from dspyer.nodes.function import FunctionNode, NodeModules
 from dspyer.nodes.interrupt import Inquiry, InterruptNode
+from dspyer.nodes.listening import Isolated, LiveEntry, Peer, Source, Verdict, Waiter
 from dspyer.nodes.map import MapNode
 from dspyer.nodes.module import ModuleNode
 from dspyer.nodes.resources import check_resources, resources_of
@@ -46,17 +47,23 @@ __all__ = [
     "Inquiry",
     "InterruptNode",
     "Interrupts",
+    "Isolated",
+    "LiveEntry",
     "MapNode",
     "ModuleNode",
     "ModuleRouter",
     "Node",
     "NodeModules",
     "OneByOne",
+    "Peer",
     "Reply",
     "Router",
     "Runner",
     "Send",
+    "Source",
     "SubgraphNode",
+    "Verdict",
+    "Waiter",
     "answering",
     "build_map",
     "build_node",

@@ -190,6 +190,8 @@ def post(attempt: Attempt, field: str, value: object) -> None:
         )
     if value is not DELETE and not isinstance(value, (Replace, Updates)):
         value = thaw(freeze(value, (field,)))  # what the node does to it afterwards is its own affair
+    if attempt.host.posted(attempt, field, value):
+        return
     with _posting:
         if attempt.posts is None:
             attempt.posts = []

@@ -107,10 +107,14 @@ class Threads:
         return not self._done.empty()
 
     def next(self) -> tuple[Any, Outcome]:
-        """Waits for the next outcome."""
+        """Waits for the next outcome; a `nudge` is one of nothing."""
         found = self._done.get()
-        self.busy -= 1
+        self.busy -= found is not NUDGE
         return found
+
+    def nudge(self) -> None:
+        """Wakes whoever waits for an outcome. May be called from any thread."""
+        self._done.put(NUDGE)
 
     def __enter__(self) -> Self:
         return self
@@ -123,6 +127,9 @@ class Threads:
         for thread in self._threads:
             thread.join()
 
+
+NUDGE: tuple[Any, Outcome] = (None, (None, None, ()))
+"""Stands for no outcome: whoever waits looks again at what may start."""
 
 _tasks: set[asyncio.Future[None]] = set()  # asyncio itself keeps only weak references to tasks
 
@@ -144,6 +151,7 @@ class Tasks:
         self._tasks: set[asyncio.Task[None]] = set()
         self._done: deque[tuple[Any, Outcome]] = deque()
         self._wake = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
 
     def start(self, key: Any, work: Callable[..., Awaitable[Any]], *args: Any) -> None:
         """Starts work; `next` gives its outcome under `key`."""
@@ -167,12 +175,22 @@ class Tasks:
         return bool(self._done)
 
     async def next(self) -> tuple[Any, Outcome]:
-        """Waits for the next outcome."""
+        """Waits for the next outcome; a `nudge` is one of nothing."""
         while not self._done:
             self._wake.clear()
             await self._wake.wait()
-        self.busy -= 1
-        return self._done.popleft()
+        found = self._done.popleft()
+        self.busy -= found is not NUDGE
+        return found
+
+    def nudge(self) -> None:
+        """Wakes whoever waits for an outcome. May be called from any thread."""
+
+        def wake() -> None:
+            self._done.append(NUDGE)
+            self._wake.set()
+
+        self._loop.call_soon_threadsafe(wake)
 
     async def __aenter__(self) -> Self:
         return self

@@ -47,7 +47,8 @@ def drive(session: Session, **overrides: Any) -> None:
     with (
         recording(**overrides) as steps,
         portal_scope(),
-        Threads(session.blueprint.max_concurrency) as threads,
+        Threads(session.most_threads) as threads,
+        session.driven(threads.nudge),
     ):
         _drive(session, threads, steps)
     if session.unsaved is not None:
@@ -82,7 +83,8 @@ async def adrive(session: Session, **overrides: Any) -> None:
     """
     with recording(**overrides) as steps:
         async with Tasks() as tasks:
-            await _adrive(session, tasks, steps)
+            with session.driven(tasks.nudge):
+                await _adrive(session, tasks, steps)
     if session.unsaved is not None:
         await aend(session)
 
@@ -158,8 +160,10 @@ async def aend(session: Session) -> None:
         session.lose(error)
 
 
-def settle(session: Session, execution: Execution, outcome: Outcome) -> None:
+def settle(session: Session, execution: Execution | None, outcome: Outcome) -> None:
     """Hands an outcome to the session; what is no `Exception` (an interrupt of the process) goes on up at once."""
+    if execution is None:
+        return  # a nudge
     transition, error, steps = outcome
     if error is not None and not isinstance(error, (Exception, Interrupt)):
         if session.unsaved is not None:

@@ -63,6 +63,11 @@ class Gather:
         return self._session.root
 
     @property
+    def live(self) -> bool:
+        """Whether nodes that run at once see each other's posts."""
+        return self._session.live
+
+    @property
     def label(self) -> tuple[str, ...]:
         """The name of the run in what is named after its commits."""
         return self._session.opening.label

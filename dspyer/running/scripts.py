@@ -12,6 +12,7 @@ from dspyer.nodes import Attempt, Call, Context, Decision, Node, Reply, Router, 
 from dspyer.nodes.sight import with_posts
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.reducers import Updates
+from dspyer.running.live import LiveSession
 from dspyer.running.session import Session
 from dspyer.scheduler.runstate import Execution, Target, Transition
 from dspyer.scheduler.topology import END, START
@@ -37,7 +38,9 @@ def _asking_script(session: Session, execution: Execution, runner: Runner) -> Sc
     transition = yield from _node_script(session, execution, call)
     if session.memo.questions:
         call.context.attempt.finish()
-    return transition if session.board is None else transition._replace(live=session.exchange(execution))
+    if isinstance(session, LiveSession):
+        return transition._replace(live=session.exchange(execution))
+    return transition
 
 
 def _begin_script(session: Session, execution: Execution, runner: Runner) -> Script:
@@ -63,10 +66,10 @@ def _node_script(session: Session, execution: Execution, call: Call) -> Script:
     attempt = call.context.attempt
     attempt.over = True
     updates = reply.updates if attempt.posts is None else with_posts(reply.updates, attempt.posts)
-    if session.board is not None:
+    if isinstance(session, LiveSession):
         updates = session.returned(attempt, updates)
     patch, after = schema.commit(state, updates, node=name, commit_id=session.stamp(execution), whole=reply.whole)
-    if session.board is not None:
+    if isinstance(session, LiveSession):
         patch, after = session.with_posts(execution, patch, after)
     if reply.goto is not None:
         targets = _targets(session, name, reply.goto)

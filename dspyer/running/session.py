@@ -113,7 +113,10 @@ class Session(Isolated):
         journal: writes the run down; None for a run that is not stored.
         answer: answers questions as they are asked.
         root: the id of the outermost run.
+        live: whether nodes that run at once see each other's posts to live fields.
     """
+
+    live: bool = True
 
     def __init__(
         self,

@@ -46,6 +46,7 @@ class Thread(Landing):
         timeout: float = 60.0,
         abandon: bool = False,
         take_over: bool = False,
+        live: bool = True,
     ) -> Run:
         """Starts a run that goes on from what the thread has come to.
 
@@ -59,6 +60,7 @@ class Thread(Landing):
             timeout: seconds to wait, and to try to land.
             abandon: leaves an open run as it is; its commits stay in the history.
             take_over: replaces another owner, who can commit nothing more.
+            live: as in `program.run`; whoever resumes the run goes on in the same way.
 
         Returns:
             The run.
@@ -69,7 +71,7 @@ class Thread(Landing):
             InputError: for missing, unknown or invalid inputs.
             StoreError: if the store fails before the run has begun.
         """
-        request = Request(resources_of(resources))
+        request = Request(resources_of(resources), live=live)
         return self._play(inputs, request, self._begin(inputs, request, abandon, take_over, on_conflict, timeout))
 
     async def arun(
@@ -81,9 +83,10 @@ class Thread(Landing):
         timeout: float = 60.0,  # noqa: ASYNC109 - the same in both colours
         abandon: bool = False,
         take_over: bool = False,
+        live: bool = True,
     ) -> Run:
         """Starts a run in async code, otherwise like `run`."""
-        request = Request(resources_of(resources))
+        request = Request(resources_of(resources), live=live)
         claim = self._begin(inputs, request, abandon, take_over, on_conflict, timeout)
         return await self._aplay(inputs, request, claim)
 
@@ -96,6 +99,7 @@ class Thread(Landing):
         timeout: float = 60.0,
         abandon: bool = False,
         take_over: bool = False,
+        live: bool = True,
     ) -> Events:
         """Starts a run like `run` and gives its events as they happen.
 
@@ -105,7 +109,7 @@ class Thread(Landing):
         Returns:
             An iterator of events; its `run` is there after the last one. If a node failed, its error is raised then.
         """
-        request = Request(resources_of(resources))
+        request = Request(resources_of(resources), live=live)
         claim = self._begin(inputs, request, abandon, take_over, on_conflict, timeout)
         return Events(lambda observe: self._play(inputs, request, claim, observe), request.stop)
 
@@ -118,9 +122,10 @@ class Thread(Landing):
         timeout: float = 60.0,
         abandon: bool = False,
         take_over: bool = False,
+        live: bool = True,
     ) -> AsyncEvents:
         """Starts a run in async code and gives its events as they happen, otherwise like `stream`."""
-        request = Request(resources_of(resources))
+        request = Request(resources_of(resources), live=live)
         claim = self._begin(inputs, request, abandon, take_over, on_conflict, timeout)
         return AsyncEvents(lambda observe: self._aplay(inputs, request, claim, observe))
 
