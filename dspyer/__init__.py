@@ -19,6 +19,7 @@ from dspyer.run import Run
 from dspyer.scheduler.topology import END, START
 from dspyer.schema import Live, live
 from dspyer.state import ImmutableState
+from dspyer.templates import Fill, fill
 from dspyer.threads.thread import Thread
 from dspyer.values import register_value_type
 from dspyer.views import Entry, View, view
@@ -34,6 +35,7 @@ __all__ = [
     "Context",
     "DspyerError",
     "Entry",
+    "Fill",
     "Graph",
     "ImmutableState",
     "Live",
@@ -49,6 +51,7 @@ __all__ = [
     "View",
     "errors",
     "events",
+    "fill",
     "live",
     "policies",
     "prefer",

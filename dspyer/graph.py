@@ -22,6 +22,7 @@ from dspyer.policies import Policies
 from dspyer.scheduler.topology import END, START
 from dspyer.schema import Schema
 from dspyer.stores import Store, open_store
+from dspyer.templates import Fill
 from dspyer.views import View
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class Graph:
         name: str | Callable[..., Any],
         node: object = None,
         *,
-        reads: Collection[str] | Mapping[str, str | View] | None = None,
+        reads: Collection[str] | Mapping[str, str | View | Fill] | None = None,
         writes: Collection[str] | Mapping[str, str] | None = None,
         modules: Mapping[str, dspy.Module] | None = None,
         frozen: bool | None = None,
@@ -146,7 +147,7 @@ class Graph:
         item: str,
         into: str,
         max_concurrency: int | None = None,
-        reads: Collection[str] | Mapping[str, str | View] | None = None,
+        reads: Collection[str] | Mapping[str, str | View | Fill] | None = None,
         writes: Collection[str] | Mapping[str, str] | None = None,
         modules: Mapping[str, dspy.Module] | None = None,
         frozen: bool | None = None,

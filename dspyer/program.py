@@ -13,6 +13,7 @@ from dspyer.bond.signatures import own_signatures
 from dspyer.bond.source import reduce_program, source_class
 from dspyer.bond.tracing import hand_over
 from dspyer.building.blueprint import Blueprint
+from dspyer.building.templating import fill_templates
 from dspyer.durable.replaying import replay
 from dspyer.errors import InputError, Interrupted, RunStoppedError, ThreadError
 from dspyer.nodes import Call, Interrupts, answering, check_resources, first_of, resources_of
@@ -391,6 +392,7 @@ def assemble(
         if name in blueprint.thawed:
             for _, inner in module.named_sub_modules():
                 inner._compiled = False
+    fill_templates(blueprint, copies)
     program = source_class(blueprint.name, CompiledGraph, text)(blueprint, copies)
     own_signatures(program, retag=True)
     program._store = store

@@ -8,6 +8,7 @@ from typing import Any
 import dspy
 from dspy.predict.parameter import Parameter
 
+from dspyer.bond.filling import check_template
 from dspyer.errors import InputError, suggestion
 
 
@@ -68,5 +69,6 @@ def load_parameters(program: dspy.Module, state: dict[str, Any], allow_unsafe_lm
                 continue
             if isinstance(parameter, dspy.Module):
                 parameter.load_state(state[name], allow_unsafe_lm_state=allow_unsafe_lm_state)
+                check_template(parameter)
             else:
                 parameter.load_state(state[name])

@@ -13,6 +13,7 @@ from dspyer.bond.source import EdgeText, FunctionText, InterruptText, MapText, g
 from dspyer.building.blueprint import Blueprint, Exit
 from dspyer.building.declarations import EdgeSpec, NodeSpec, RouterSpec
 from dspyer.building.live import live_problems
+from dspyer.building.templating import template_problems
 from dspyer.errors import GraphError, suggestion
 from dspyer.nodes import Inquiry, Interrupts, Node, Router, answering, build_map, build_node, build_router
 from dspyer.policies import Policies
@@ -85,6 +86,7 @@ class Assembly(NamedTuple):
         problems += self._check_outputs()
         routers = [(source, way) for source, ways in exits.items() for way in ways if isinstance(way, Router)]
         problems += live_problems(self.schema, nodes, routers)
+        problems += template_problems([*nodes.items(), *routers], facts, self.schema, inputs)
         problems += [
             f"interrupt_{option} names {name!r}, which is no node.{suggestion(name, names)} Nodes: {', '.join(names)}"
             for option, listed in (("before", self.interrupt_before), ("after", self.interrupt_after))

@@ -9,6 +9,7 @@ import dspy
 
 from dspyer.errors import GraphError, suggestion
 from dspyer.schema import Schema
+from dspyer.templates import Fill
 from dspyer.views import View
 
 
@@ -17,7 +18,7 @@ class NodeSpec(NamedTuple):
 
     name: str
     node: object
-    reads: Collection[str] | Mapping[str, str | View] | None = None
+    reads: Collection[str] | Mapping[str, str | View | Fill] | None = None
     writes: Collection[str] | Mapping[str, str] | None = None
     modules: Mapping[str, dspy.Module] | None = None
     frozen: bool | None = None

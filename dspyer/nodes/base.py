@@ -12,6 +12,7 @@ from typing_extensions import TypeVar
 from dspyer.nodes import sight
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.listening import Company
+from dspyer.templates import NO_TEMPLATES, Templates
 from dspyer.values import FrozenDict, freeze
 
 if TYPE_CHECKING:
@@ -310,6 +311,7 @@ class Node:
         sends: whether a `Command` of it may hold `Send`s.
         resources: the types of the resources that it needs, by parameter.
         whole_state: whether it has a parameter for the state as a whole.
+        templates: the templates in its inputs and in the instructions of its predictors.
     """
 
     name: str
@@ -320,6 +322,7 @@ class Node:
     sends: bool = False
     resources: Mapping[str, type] = field(default_factory=dict)
     whole_state: bool = False
+    templates: Templates = NO_TEMPLATES
 
     @property
     def who(self) -> str:

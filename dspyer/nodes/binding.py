@@ -11,8 +11,10 @@ from dspyer.nodes.base import Call
 from dspyer.nodes.names import Names
 from dspyer.nodes.resources import resource_for
 from dspyer.nodes.sight import look
+from dspyer.nodes.templating import made_for
 from dspyer.schema import Schema
 from dspyer.state import ImmutableState
+from dspyer.templates import Made
 from dspyer.values import FrozenDict, Opaque, opaque_in, thaw
 from dspyer.views import Form, View
 
@@ -30,6 +32,7 @@ class FieldParameter(NamedTuple):
         readable: whether the field may come from the state; else from an overlay alone.
         view: the view through which it comes; None for the whole field.
         form: how the view is handed over.
+        made: the template or run value that it is; None for a field.
     """
 
     name: str
@@ -39,6 +42,7 @@ class FieldParameter(NamedTuple):
     readable: bool = True
     view: View | None = None
     form: Form = "values"
+    made: Made | None = None
 
 
 class ResourceParameter(NamedTuple):
@@ -102,12 +106,14 @@ class Binding:
         """
         state, overlay = call.state, call.overlay
         arguments: dict[str, Any] = {}
-        for name, field, copy, default, readable, view, form in self.fields:
+        for name, field, copy, default, readable, view, form, made in self.fields:
             value = ABSENT if overlay is None else read_field(overlay, field, copy)
             if value is ABSENT and view is not None:
                 value = look(call.context.attempt, view, form, name)
             elif value is ABSENT and readable:
                 value = read_field(state, field, copy)
+            elif value is ABSENT and made is not None:
+                value = made_for(made, form, call)
             if value is not ABSENT:
                 arguments[name] = value if not Opaque.made else usable(value, field, self.reader)
             elif not default:

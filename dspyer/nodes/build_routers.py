@@ -19,6 +19,7 @@ from dspyer.nodes.plan import plan_binding
 from dspyer.nodes.routers import FieldRouter, FunctionRouter, ModuleRouter, Router
 from dspyer.nodes.routes import PathMap, routes_of
 from dspyer.nodes.spec import Spec
+from dspyer.nodes.templating import plan_templates
 from dspyer.schema import Schema
 
 Route: TypeAlias = Callable[..., object] | str | dspy.Module
@@ -151,15 +152,17 @@ def _build_module_router(
     own = (*(found.outputs or {}), *found.by_products)
     problems += [*more, *check_names(written, "writes", who, own=own, schema=schema)]
     planned = plan_inputs(found, Spec(name, schema), who)
-    problems += [*flaws, *planned.problems, *planned.unknown]
+    reads, optional = planned.facts()
+    templates, wrong, missing = plan_templates([module], Spec(name, schema), reads.values(), who)
+    problems += [*flaws, *planned.problems, *planned.unknown, *wrong, *missing]
     if routes is None:
         return BuiltRouter(None, module, tuple(problems))
-    reads, optional = planned.facts()
     router = ModuleRouter(
         name=source,
         routes=routes,
-        reads=reads,
-        optional=optional,
+        reads=templates.read(reads),
+        optional=templates.unset(reads, optional),
+        templates=templates,
         writes=written,
         module_name=name,
         inputs=planned.inputs,

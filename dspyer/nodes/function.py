@@ -19,6 +19,7 @@ from dspyer.nodes.names import Names, check_names, no_patch
 from dspyer.nodes.outputs import RESULT, goto_of, is_bare, permitted, promise_of, values_of
 from dspyer.nodes.plan import plan_binding
 from dspyer.nodes.spec import Spec
+from dspyer.nodes.templating import filling, plan_templates
 
 OF_DSPY = {"forward", "aforward", "history", "callbacks", "_compiled"}
 """Attributes that DSPy gives to instances of modules."""
@@ -58,11 +59,13 @@ class FunctionNode(Node):
 
     def call(self, call: Call) -> Reply:
         """Bind the parameters and call the function."""
-        return self.reply(call_function(self.fn, self.binding.bind(call), self.asynchronous))
+        with filling(self.templates, call):
+            return self.reply(call_function(self.fn, self.binding.bind(call), self.asynchronous))
 
     async def acall(self, call: Call) -> Reply:
         """The same from async code."""
-        return self.reply(await acall_function(self.fn, self.binding.bind(call), self.asynchronous))
+        with filling(self.templates, call):
+            return self.reply(await acall_function(self.fn, self.binding.bind(call), self.asynchronous))
 
     def reply(self, result: object) -> Reply:
         """What the function returned, as updates of the state."""
@@ -103,6 +106,7 @@ def build_function(fn: Callable[..., Any], spec: Spec) -> Built:
         modules=tuple(spec.modules),
         overlay=spec.overlay,
         views=spec.views,
+        made=spec.made,
     )
     promise = promise_of(described.returns, spec.schema)
     writes, problems = _writes(spec, promise.writes, bool(plan.binding.contexts))
@@ -111,11 +115,15 @@ def build_function(fn: Callable[..., Any], spec: Spec) -> Built:
     fix = "bind it, add_node(" + given + "), and take it as the parameter `{local}`"
     problems += hidden_problems(fn, spec.who, fix)
     reads, optional = plan.binding.facts()
+    fields = None if reads is None else reads.values()
+    templates, wrong, missing = plan_templates(spec.modules.values(), spec, fields, spec.who)
+    problems += wrong
     goto = tuple(dict.fromkeys((*spec.goto, *promise.goto)))
     node = FunctionNode(
         name=spec.name,
-        reads=reads,
-        optional=optional,
+        reads=None if reads is None else templates.read(reads),
+        optional=optional if reads is None else templates.unset(reads, optional),
+        templates=templates,
         writes=writes,
         goto=goto,
         sends=bool(goto) and mentions(fn, Send),
@@ -126,7 +134,7 @@ def build_function(fn: Callable[..., Any], spec: Spec) -> Built:
         asynchronous=is_async(fn),
         per_item=bool(spec.overlay),
     )
-    return Built(node, _bound(spec) if spec.modules else None, tuple(problems), tuple(plan.unknown))
+    return Built(node, _bound(spec) if spec.modules else None, tuple(problems), (*plan.unknown, *missing))
 
 
 def _bound(spec: Spec) -> NodeModules | None:

@@ -162,6 +162,7 @@ def build_map_node(inner: Built, spec: Spec, over: str, into: str, max_concurren
         writes={into: into},
         resources=node.resources,
         whole_state=node.whole_state,
+        templates=node.templates,
         inner=node,
         over=over,
         item=item,

@@ -16,7 +16,9 @@ from dspyer.nodes.module_io import BY_PRODUCTS, ModuleIO, module_io
 from dspyer.nodes.names import Names, check_names, listed, no_field
 from dspyer.nodes.sight import look
 from dspyer.nodes.spec import Spec
+from dspyer.nodes.templating import filling, made_for, plan_templates
 from dspyer.nodes.viewing import form_of, form_problems
+from dspyer.templates import Made
 from dspyer.values import Opaque, thaw
 from dspyer.views import Form, View
 
@@ -31,6 +33,7 @@ class Input(NamedTuple):
         readable: whether it may come from the state; else from an overlay alone.
         view: the view through which it comes; None for the whole field.
         form: how the view is handed over.
+        made: the template or run value that it is; None for a field.
     """
 
     name: str
@@ -39,6 +42,7 @@ class Input(NamedTuple):
     readable: bool = True
     view: View | None = None
     form: Form = "values"
+    made: Made | None = None
 
 
 def gather_inputs(inputs: tuple[Input, ...], call: Call, reader: str) -> dict[str, Any]:
@@ -49,13 +53,15 @@ def gather_inputs(inputs: tuple[Input, ...], call: Call, reader: str) -> dict[st
     """
     state, overlay = call.state, call.overlay
     found: dict[str, Any] = {}
-    for name, field, default, readable, view, form in inputs:
+    for name, field, default, readable, view, form, made in inputs:
         if overlay is not None and field in overlay:
             found[name] = thaw(overlay.raw(field))
         elif view is not None:
             found[name] = look(call.context.attempt, view, form, name)
         elif readable and field in state:
             found[name] = thaw(state.raw(field))
+        elif made is not None:
+            found[name] = made_for(made, form, call)
         elif not default:
             raise unset(field, reader)
         if Opaque.made and name in found:
@@ -112,11 +118,13 @@ class ModuleNode(Node):
 
     def call(self, call: Call) -> Reply:
         """Call the program's module with its inputs."""
-        return self.reply(call_module(getattr(call.program, self.name), self._inputs(call)))
+        with filling(self.templates, call):
+            return self.reply(call_module(getattr(call.program, self.name), self._inputs(call)))
 
     async def acall(self, call: Call) -> Reply:
         """The same from async code."""
-        return self.reply(await acall_module(getattr(call.program, self.name), self._inputs(call)))
+        with filling(self.templates, call):
+            return self.reply(await acall_module(getattr(call.program, self.name), self._inputs(call)))
 
     def _inputs(self, call: Call) -> dict[str, Any]:
         return gather_inputs(self.inputs, call, self.who)
@@ -149,7 +157,7 @@ def plan_inputs(found: ModuleIO, spec: Spec, who: str) -> Inputs:
     problems: list[str] = []
     unknown: list[str] = []
     if spec.reads is not None:
-        problems += check_names(spec.reads, "reads", who, own=own, schema=spec.schema, overlay=spec.overlay)
+        problems += check_names(spec.reads, "reads", who, own=own, schema=spec.schema, overlay=spec.known)
     elif any_name and not found.inputs:
         problems.append(f"{who}: its `forward` takes **kwargs, which does not say what it reads: give reads=[...]")
     names = list(found.inputs)
@@ -158,12 +166,13 @@ def plan_inputs(found: ModuleIO, spec: Spec, who: str) -> Inputs:
     for name in names:
         default = name in found.optional or name not in found.inputs
         if spec.reads is not None and name in spec.reads:
-            view = spec.views.get(name)
+            view, made = spec.views.get(name), spec.made.get(name)
             default = default or view is not None  # nothing to see is no error
             form = form_of(found.inputs.get(name, Any))
             if view is not None:
                 problems += form_problems(view, found.inputs.get(name, Any), name, spec.schema, who)
-            inputs.append(Input(name, spec.reads[name], default, spec.reads[name] not in spec.overlay, view, form))
+            readable = spec.reads[name] not in spec.known
+            inputs.append(Input(name, spec.reads[name], default, readable, view, form, made))
         elif name in spec.overlay:
             inputs.append(Input(name, name, default, readable=False))
         elif spec.reads is None and (spec.schema.open or name in spec.schema.fields):
@@ -217,17 +226,19 @@ def build_module(module: dspy.Module, spec: Spec) -> Built:
     planned = plan_inputs(found, spec, spec.who)
     writes, problems = plan_writes(found, spec, spec.who, type(module).__name__)
     reads, optional = planned.facts()
+    templates, wrong, missing = plan_templates([module], spec, reads.values(), spec.who)
     node = ModuleNode(
         name=spec.name,
-        reads=reads,
-        optional=optional,
+        reads=templates.read(reads),
+        optional=templates.unset(reads, optional),
+        templates=templates,
         writes=writes,
         inputs=planned.inputs,
         known=found.outputs is not None,
     )
-    problems = [*(f"{spec.who}: {problem}" for problem in found.problems), *planned.problems, *problems]
+    problems = [*(f"{spec.who}: {problem}" for problem in found.problems), *planned.problems, *problems, *wrong]
     if spec.modules:
         problems.append(f"{spec.who}: modules={{...}} binds modules to a function; this node is a module itself")
     if spec.goto:
         problems.append(f"{spec.who}: goto=[...] is for functions that return Command; give a module edges or a router")
-    return Built(node, module, tuple(problems), tuple(planned.unknown))
+    return Built(node, module, tuple(problems), (*planned.unknown, *missing))

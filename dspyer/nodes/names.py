@@ -7,11 +7,12 @@ from typing import TypeAlias
 
 from dspyer.errors import suggestion
 from dspyer.schema import Schema
+from dspyer.templates import RUN, Fill, Made, RunValue
 from dspyer.views import View
 
 Names: TypeAlias = Mapping[str, str]
 NamesSpec: TypeAlias = Mapping[str, str] | Iterable[str]
-ReadsSpec: TypeAlias = Mapping[str, str | View] | Iterable[str]
+ReadsSpec: TypeAlias = Mapping[str, str | View | Fill] | Iterable[str]
 
 
 def listed(names: Iterable[object]) -> str:
@@ -32,12 +33,25 @@ def as_map(spec: NamesSpec | None, option: str, who: str) -> tuple[dict[str, str
     return found, []
 
 
-def without_views(spec: ReadsSpec | None) -> tuple[NamesSpec | None, dict[str, View]]:
+def without_views(spec: Mapping[str, str | View] | Iterable[str] | None) -> tuple[NamesSpec | None, dict[str, View]]:
     """What a node reads with fields in the place of views, and the views by the node's own names."""
     if not isinstance(spec, Mapping):
         return spec, {}
     views = {name: right for name, right in spec.items() if isinstance(right, View)}
     return {name: right.field if isinstance(right, View) else right for name, right in spec.items()}, views
+
+
+def made_inputs(spec: ReadsSpec | None) -> dict[str, Made]:
+    """Of what a node reads, the templates and run values, by the node's own names."""
+    if not isinstance(spec, Mapping):
+        return {}
+    made: dict[str, Made] = {}
+    for name, right in spec.items():
+        if isinstance(right, Fill):
+            made[name] = right
+        elif isinstance(right, str) and right.startswith(RUN):
+            made[name] = RunValue(right)
+    return made
 
 
 def check_names(

@@ -15,6 +15,7 @@ from dspyer.nodes.resources import is_record, is_value_class
 from dspyer.nodes.viewing import form_of, form_problems
 from dspyer.schema import Schema
 from dspyer.state import ImmutableState
+from dspyer.templates import Made
 from dspyer.views import View
 
 
@@ -41,6 +42,7 @@ def plan_binding(
     modules: tuple[str, ...] = (),
     overlay: frozenset[str] = frozenset(),
     views: Mapping[str, View] = NOTHING,
+    made: Mapping[str, Made] = NOTHING,
 ) -> Plan:
     """Decide what each parameter of a function gets.
 
@@ -52,11 +54,12 @@ def plan_binding(
         modules: names of the modules that are bound to it.
         overlay: names that an overlay is known to bring.
         views: the views through which it reads, its own names on the left.
+        made: the templates and run values that it reads, its own names on the left.
 
     Returns:
         The plan and what is wrong with it.
     """
-    planner = _Planner(who, schema, reads, modules, overlay, described, views)
+    planner = _Planner(who, schema, reads, modules, overlay, described, views, made)
     for parameter in described.parameters:
         planner.place(parameter)
     planner.check()
@@ -73,13 +76,15 @@ class _Planner:
         overlay: frozenset[str],
         described: Described,
         views: Mapping[str, View],
+        made: Mapping[str, Made],
     ) -> None:
-        self.views = views
+        self.views, self.made = views, made
         self.who, self.schema, self.reads, self.modules, self.overlay = who, schema, reads, modules, overlay
         self.described = described
         self.problems: list[str] = list(described.problems)
         self.unknown: list[str] = []
-        self.binding = Binding(who, reads=reads, schema=schema, takes_all=described.takes_all)
+        fields = None if reads is None else {name: field for name, field in reads.items() if name not in made}
+        self.binding = Binding(who, reads=fields, schema=schema, takes_all=described.takes_all)
 
     def place(self, parameter: Parameter) -> None:
         """Put one parameter where it belongs; the first rule that fits decides."""
@@ -111,14 +116,15 @@ class _Planner:
     def _add_field(self, parameter: Parameter, readable: bool = True) -> None:
         name = parameter.name
         field = name if self.reads is None else self.reads.get(name, name)
-        readable = readable and field not in self.overlay
+        made = self.made.get(name)
+        readable = readable and field not in self.overlay and made is None
         copy, view = wants_copy(parameter.annotation), self.views.get(name)
         form = form_of(parameter.annotation)
         if view is not None:
             self.problems += form_problems(view, parameter.annotation, name, self.schema, self.who)
-        entry = FieldParameter(name, field, copy, parameter.default, readable, view, form)
+        entry = FieldParameter(name, field, copy, parameter.default, readable, view, form, made)
         self._add(fields=(*self.binding.fields, entry))
-        if not readable and field not in self.overlay:
+        if not readable and field not in self.overlay and made is None:
             self.unknown.append(self._unknown_text(parameter))
 
     def _is_view(self, parameter: Parameter) -> bool:
@@ -159,8 +165,18 @@ class _Planner:
             asks = bool(self.binding.contexts)  # for any of its reads, with ctx.view
             own = None if self.binding.whole_state or asks else [name for name in taken if name not in self.modules]
             self.problems += check_names(
-                self.reads, "reads", self.who, own=own, schema=self.schema, overlay=self.overlay
+                self.reads,
+                "reads",
+                self.who,
+                own=own,
+                schema=self.schema,
+                overlay={*self.overlay, *map(repr, self.made.values())},
             )
+            self.problems += [
+                f"{self.who}: reads gives {name!r} a value of its own, {made!r}: take it as the parameter {name!r}"
+                for name, made in self.made.items()
+                if name not in taken and own is None
+            ]
         renamed = [name for name, field in (self.reads or {}).items() if name != field]
         if self.binding.views and renamed:
             self.problems.append(

@@ -16,6 +16,8 @@ from dspyer.nodes.color import acall_module, call_module
 from dspyer.nodes.module import Input, gather_inputs, selected, values_of_prediction
 from dspyer.nodes.names import Names, listed
 from dspyer.nodes.routes import Routes
+from dspyer.nodes.templating import filling
+from dspyer.templates import NO_TEMPLATES, Templates
 
 Route: TypeAlias = Callable[..., object] | str | dspy.Module
 REASONS = ("reasoning", "rationale", "final_reasoning")
@@ -34,6 +36,7 @@ class Router:
         sends: whether it may return `Send`s.
         resources: the types of the resources that it needs, by parameter.
         module_name: the attribute of the program that holds its module; None if it has none.
+        templates: the templates in the instructions of its predictors.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Router:
     sends: bool = False
     resources: Mapping[str, type] = field(default_factory=dict)
     module_name: str | None = None
+    templates: Templates = NO_TEMPLATES
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -144,14 +148,14 @@ class ModuleRouter(Router):
     def decide(self, call: Call) -> Decision:
         """Ask the program's module."""
         inputs = gather_inputs(self.inputs, call, self.who)
-        with self._named():
+        with self._named(), filling(self.templates, call):
             result = call_module(self._module(call), inputs)
         return self._decision(result)
 
     async def adecide(self, call: Call) -> Decision:
         """The same from async code."""
         inputs = gather_inputs(self.inputs, call, self.who)
-        with self._named():
+        with self._named(), filling(self.templates, call):
             result = await acall_module(self._module(call), inputs)
         return self._decision(result)
 

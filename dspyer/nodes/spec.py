@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import dspy
 
 from dspyer.nodes.base import NOTHING
-from dspyer.nodes.names import Names, NamesSpec, ReadsSpec, as_map, without_views
+from dspyer.nodes.names import Names, NamesSpec, ReadsSpec, as_map, made_inputs, without_views
 from dspyer.nodes.viewing import view_problems
 from dspyer.schema import Schema
+from dspyer.templates import Made
 from dspyer.views import View
 
 
@@ -26,6 +27,7 @@ class Spec(NamedTuple):
         goto: declared targets of its `Command`s.
         overlay: names that an overlay is known to bring.
         views: the views through which it reads, by its own names.
+        made: the templates and run values that it reads, by its own names.
     """
 
     name: str
@@ -36,11 +38,17 @@ class Spec(NamedTuple):
     goto: tuple[str, ...] = ()
     overlay: frozenset[str] = frozenset()
     views: Mapping[str, View] = NOTHING
+    made: Mapping[str, Made] = NOTHING
 
     @property
     def who(self) -> str:
         """What problems and errors call the node."""
         return f"node {self.name!r}"
+
+    @property
+    def known(self) -> frozenset[str]:
+        """What is as good as a field on the right side of `reads`."""
+        return self.overlay if not self.made else self.overlay | {repr(made) for made in self.made.values()}
 
     @property
     def output_schema(self) -> Schema:
@@ -59,10 +67,18 @@ def spec_of(
 ) -> tuple[Spec, list[str]]:
     """The options of a node as a `Spec`, and what is wrong with their form."""
     who = f"node {name!r}"
-    fields, views = without_views(reads)
+    made = made_inputs(reads)
+    fields, views = without_views(_named(reads, made))
     read, problems = as_map(fields, "reads", who)
     problems += [problem for name, view in views.items() for problem in view_problems(view, name, schema, who)]
     written, more = as_map(writes, "writes", who)
     problems += more
     targets = (goto,) if isinstance(goto, str) else tuple(goto)
-    return Spec(name, schema, read, written, dict(modules or {}), targets, frozenset(overlay), views), problems
+    return Spec(name, schema, read, written, dict(modules or {}), targets, frozenset(overlay), views, made), problems
+
+
+def _named(reads: ReadsSpec | None, made: Mapping[str, Made]) -> Any:
+    """What a node reads, with texts in the place of what is made for it."""
+    if not made or not isinstance(reads, Mapping):
+        return reads
+    return {name: repr(made[name]) if name in made else right for name, right in reads.items()}

@@ -13,6 +13,7 @@ from dspyer.nodes.module import Input, gather_inputs, plan_inputs
 from dspyer.nodes.module_io import ModuleIO
 from dspyer.nodes.names import Names, check_names, listed
 from dspyer.nodes.spec import Spec
+from dspyer.nodes.templating import plan_templates
 from dspyer.patch import DELETE
 from dspyer.scheduler.topology import Topology
 from dspyer.schema import Schema
@@ -139,17 +140,19 @@ def build_subgraph(module: dspy.Module, spec: Spec) -> Built:
     if spec.writes is None and writes is not None and not spec.overlay:
         gives = {**_fields(_changed_inputs(graph, reads), spec.schema), **writes}
         writes = {**writes, **{name: name for name in gives if name in (graph.writes or ())}}
+    templates, wrong, missing = plan_templates((), spec, reads.values(), spec.who)
     node = SubgraphNode(
         name=spec.name,
-        reads=reads,
-        optional=unset,
+        reads=templates.read(reads),
+        optional=templates.unset(reads, unset),
+        templates=templates,
         writes=writes,
         inputs=planned.inputs,
         gives=gives,
         folds=frozenset() if spec.overlay else _folded(gives, spec.schema),
         per_item=bool(spec.overlay),
     )
-    return Built(node, module, (*planned.problems, *problems), tuple(planned.unknown))
+    return Built(node, module, (*planned.problems, *problems, *wrong), (*planned.unknown, *missing))
 
 
 def _plan_writes(graph: GraphView, spec: Spec) -> tuple[Names | None, list[str]]:

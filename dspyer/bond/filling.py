@@ -1,0 +1,221 @@
+"""Predictors that fill fields of the state into their instructions when they are called.
+
+A predictor of a compiled graph whose instructions name fields gets a subclass of its class; all others keep theirs.
+What optimizers tune stays the template. The subclasses are made when they are needed: OpenInference looks for every
+subclass of `dspy.Predict` in `dspy` itself, and fails at one that is not there.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Collection, Iterator
+from typing import Any, Protocol
+
+import dspy
+from dspy.utils.exceptions import AdapterParseError
+
+from dspyer.templates import filled, is_template, names_in
+
+FILLING = "dspyer_filling"
+"""The setting of DSPy that carries the values of a node: its threads inherit it."""
+
+logger = logging.getLogger("dspyer")
+
+
+class Filling(Protocol):
+    """The values of one call of a node."""
+
+    def text(self, name: str) -> str | None:
+        """How a prompt shows a value; None if there is none."""
+
+    def plain(self, name: str) -> Any:
+        """The value itself."""
+
+
+class Template:
+    """What a predictor's template was when the graph was compiled. All copies of the predictor share it.
+
+    Attributes:
+        path: the predictor, as DSPy names it.
+        text: its instructions.
+        names: the names in them that are filled in.
+        may: all names that would be; None for any.
+    """
+
+    def __init__(self, path: str, text: str, names: tuple[str, ...], may: frozenset[str] | None) -> None:
+        self.path = path
+        self.text = text
+        self.names = names
+        self.may = may
+        self._said: set[tuple[str, str]] = set()
+
+    def check(self, text: str) -> None:
+        """Warns, once, of what is wrong with instructions that an optimizer has written, or that were loaded."""
+        if text == self.text:
+            return
+        known = names_in(self.text)
+        for name in names_in(text):
+            if self.may is not None and name not in known and name not in self.may:
+                self._say("unknown", name, "%s: {%s} in its tuned instructions is nothing that it reads, and stays")
+        for name in self.names:
+            if name not in names_in(text):
+                self._say("lost", name, "%s: its tuned instructions have lost {%s}, which is put at their end")
+
+    def _say(self, kind: str, name: str, text: str) -> None:
+        if (kind, name) not in self._said:
+            self._said.add((kind, name))
+            logger.warning(text, self.path, name)
+
+    def __deepcopy__(self, memo: object) -> Template:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Template, (self.path, self.text, self.names, self.may)
+
+
+class _Called:
+    """One call of such a predictor."""
+
+    def __init__(self, predictor: Any, kwargs: dict[str, Any]) -> None:
+        self.own = kwargs.get("signature", predictor.signature)
+        self.values: dict[str, Any] = {}
+        filling: Filling | None = dspy.settings.get(FILLING)
+        template: Template = predictor.template
+        if filling is None:
+            return
+        signature = dspy.ensure_signature(self.own)
+        text = signature.instructions
+        template.check(text)
+        new, used, _ = filled(text, filling.text)
+        lost = {name: filling.text(name) for name in template.names if name not in used}
+        ends = [f"{name}: {value}" for name, value in lost.items() if value is not None]
+        if ends:
+            new = "\n".join([new, *ends])
+        named = [*used, *(name for name, value in lost.items() if value is not None)]
+        self.values = {name: filling.plain(name) for name in named if name not in signature.fields}
+        kwargs["signature"] = signature.with_instructions(new)
+
+    def blame(self, error: AdapterParseError) -> None:
+        """Optimizers look for the predictor by the signature of the error."""
+        error.signature = self.own
+
+    def note(self, prediction: Any) -> None:
+        """Puts the values beside the inputs in the trace, so that who reads it sees more than their names."""
+        trace = dspy.settings.trace
+        if not trace or not self.values:
+            return
+        for place in range(len(trace) - 1, -1, -1):
+            predictor, inputs, found = trace[place]
+            if found is prediction:
+                trace[place] = (predictor, {**inputs, **self.values}, found)
+                return
+
+
+@functools.lru_cache(maxsize=256)
+def filling_class(base: Any) -> Any:
+    """The subclass of a class of predictors that fills templates in.
+
+    Args:
+        base: `dspy.Predict`, or a subclass of it with the same `forward` and `aforward`.
+    """
+
+    def forward(self: Any, **kwargs: Any) -> Any:
+        called = _Called(self, kwargs)
+        try:
+            prediction = base.forward(self, **kwargs)
+        except AdapterParseError as error:
+            called.blame(error)
+            raise
+        called.note(prediction)
+        return prediction
+
+    async def aforward(self: Any, **kwargs: Any) -> Any:
+        called = _Called(self, kwargs)
+        try:
+            prediction = await base.aforward(self, **kwargs)
+        except AdapterParseError as error:
+            called.blame(error)
+            raise
+        called.note(prediction)
+        return prediction
+
+    def reduce(self: Any, _protocol: Any) -> tuple[Any, ...]:
+        return _bare, (base,), self.__getstate__()
+
+    members = {"forward": forward, "aforward": aforward, "__reduce_ex__": reduce, "__module__": __name__}
+    metaclass: Any = type(base)
+    return metaclass(f"Filling{base.__name__}", (base,), {**members, "__doc__": base.__doc__, "filled_from": base})
+
+
+def _bare(base: Any) -> Any:
+    made = filling_class(base)
+    return made.__new__(made)
+
+
+def can_fill(predictor: dspy.Predict) -> bool:
+    """Whether instructions of a predictor can be filled in: one with a `forward` of its own decides itself."""
+    kind = type(predictor)
+    if hasattr(kind, "filled_from"):
+        return True
+    return kind.forward is dspy.Predict.forward and kind.aforward is dspy.Predict.aforward
+
+
+def fill_in(path: str, module: dspy.Module, names: Collection[str], may: frozenset[str] | None) -> None:
+    """Lets the predictors of a module fill in their instructions, in place.
+
+    Args:
+        path: where the program has the module.
+        module: the module.
+        names: the names in the instructions that are filled in.
+        may: all names that would be; None for any.
+    """
+    for inner, predictor in predictors_in(module):
+        text = predictor.signature.instructions
+        if is_template(text) and can_fill(predictor):
+            where = f"{path}.{inner}" if inner else path
+            held = vars(predictor)
+            filled_in = tuple(name for name in names_in(text) if name in names)
+            held["template"] = Template(where, text, filled_in, may)
+            if not hasattr(type(predictor), "filled_from"):
+                kind: Any = type(predictor)
+                predictor.__class__ = filling_class(kind)
+
+
+def check_template(predictor: object) -> None:
+    """Warns of what is wrong with the instructions of a predictor that fills them in."""
+    if hasattr(type(predictor), "filled_from"):
+        held: Any = predictor
+        held.template.check(held.signature.instructions)
+
+
+def predictors_in(value: object, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
+    """The predictors of a module with their paths, those of compiled modules too; not those of a graph in it."""
+    seen = set() if seen is None else seen
+    if not isinstance(value, (dspy.Module, list, tuple, dict)) or id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, dspy.Predict):
+        yield path, value
+        return
+    if isinstance(value, dspy.Module):
+        if hasattr(type(value), "_dspyer_program"):
+            return
+        items = [(f"{path}.{name}" if path else name, item) for name, item in vars(value).items()]
+    elif isinstance(value, dict):
+        items = [(f"{path}['{key}']", item) for key, item in value.items()]
+    else:
+        items = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
+    for name, item in items:
+        yield from predictors_in(item, name, seen)
+
+
+def own_texts(module: dspy.Module) -> Iterator[str]:
+    """The instructions that the user wrote: not what a module of DSPy adds to them, such as the texts of its tools."""
+    signature = getattr(module, "signature", None)
+    of_dspy = type(module).__module__.partition(".")[0] == "dspy" and not isinstance(module, dspy.Predict)
+    if of_dspy and signature is not None:
+        yield signature.instructions
+        return
+    for _, predictor in predictors_in(module):
+        yield predictor.signature.instructions

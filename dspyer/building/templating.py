@@ -1,0 +1,66 @@
+"""The templates of a graph: whether what they name can be there, and the predictors that are filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+import dspy
+
+from dspyer.bond.filling import fill_in
+from dspyer.building.blueprint import Blueprint
+from dspyer.nodes import Node, Router
+from dspyer.patch import DELETE
+from dspyer.scheduler.run_values import OF_NODE, OF_RUN, run_value_problem
+from dspyer.scheduler.validation import Earlier, Facts
+from dspyer.schema import Schema
+from dspyer.templates import RUN
+
+
+def template_problems(
+    parts: Iterable[tuple[str, Node | Router]], facts: Facts, schema: Schema, inputs: Collection[str]
+) -> Iterator[str]:
+    """What templates and run values name that cannot be there, each with its fix.
+
+    Args:
+        parts: nodes and routers, with the node at which they stand.
+        facts: what is known of the graph.
+        schema: the fields.
+        inputs: the fields that a run may be given.
+    """
+    earlier: Earlier | None = None
+    for place, part in parts:
+        for name in part.templates.names:
+            if name.startswith(RUN):
+                problem = run_value_problem(name, facts.nodes)
+                if problem is not None:
+                    yield f"{part.who}: {name!r} {problem}"
+            elif not schema.open and name in schema.fields and name not in inputs:
+                field = schema.fields[name]
+                if field.info.default_factory is not None or field.fixed_default not in (None, DELETE):
+                    continue
+                earlier = earlier or Earlier(facts.edges, facts.writes)
+                own = isinstance(part, Router) and name in (facts.writes.get(place) or ())
+                if place in facts.reads and not own and not earlier.unknown(place) and not earlier.wrote(place, name):
+                    later = [node for node in facts.nodes if name in (facts.writes[node] or ()) and node != place]
+                    hint = f"{', '.join(later)} writes it, but only afterwards" if later else "no node writes it"
+                    yield (
+                        f"{part.who} is filled with {{{name}}}, which nothing can have written by then ({hint}): make "
+                        "it an input, give it a default, or put a node that writes it before"
+                    )
+
+
+def fill_templates(blueprint: Blueprint, modules: Mapping[str, dspy.Module]) -> None:
+    """Lets predictors fill in the fields that their instructions name.
+
+    Args:
+        blueprint: the graph.
+        modules: the program's own modules by attribute; changed in place.
+    """
+    named = [(name, node.templates) for name, node in blueprint.nodes.items()]
+    named += [(router.module_name or "", router.templates) for router in blueprint.routers()]
+    run_values = [f"{RUN}{name}" for name in OF_RUN]
+    run_values += [f"{RUN}{node}.{name}" for node in blueprint.nodes for name in OF_NODE]
+    for attribute, templates in named:
+        if templates.inside and attribute in modules:
+            may = None if templates.may is None else templates.may.union(run_values)
+            fill_in(attribute, modules[attribute], templates.names, may)

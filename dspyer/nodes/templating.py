@@ -1,0 +1,197 @@
+"""Templates and run values at a node: what they may name, and what they are filled with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import dspy
+from dspy.adapters.utils import serialize_for_json
+
+from dspyer.bond.filling import FILLING, can_fill, own_texts, predictors_in
+from dspyer.nodes.base import Call
+from dspyer.nodes.names import listed, no_field
+from dspyer.nodes.spec import Spec
+from dspyer.scheduler.lineage import lineage
+from dspyer.scheduler.run_values import run_value, run_value_problem
+from dspyer.scheduler.runstate import Branch, RunState
+from dspyer.templates import NO_TEMPLATES, RUN, Fill, Made, Templates, filled, is_template, names_in
+from dspyer.values import thaw
+from dspyer.views import Form
+
+ABSENT: Any = object()
+
+
+class Filler:
+    """What the templates of one call of a node are filled with; each value is read when it is asked for.
+
+    Args:
+        call: the call.
+        may: the fields that may be filled in; None for all.
+    """
+
+    def __init__(self, call: Call, may: Collection[str] | None) -> None:
+        self._call = call
+        self._may = may
+        self._known: dict[str, Any] = {}
+
+    def may_fill(self, name: str) -> bool:
+        """Whether the node reads it."""
+        if name.startswith(RUN):
+            run = _run_of(self._call)
+            return run is not None and run_value_problem(name, run[0].topology.nodes) is None
+        return self._may is None or name in self._may
+
+    def plain(self, name: str) -> Any:
+        """The value itself; `ABSENT` if there is none."""
+        found = self._known.get(name, self)
+        if found is self:
+            found = self._known[name] = self._read(name) if self.may_fill(name) else ABSENT
+        return found
+
+    def text(self, name: str) -> str | None:
+        """How a prompt shows the value; None if there is none."""
+        found = self.plain(name)
+        return None if found is ABSENT else shown_in_prompt(found)
+
+    def _read(self, name: str) -> Any:
+        if name.startswith(RUN):
+            found = value_of_run(name, self._call)
+            return ABSENT if found is None else found
+        overlay, state = self._call.overlay, self._call.state
+        if overlay is not None and name in overlay:
+            return thaw(overlay.raw(name))
+        if name not in state:
+            return ABSENT
+        value = state.raw(name)
+        return ABSENT if value is None and _never_written(name, self._call) else thaw(value)
+
+
+def shown_in_prompt(value: Any) -> str:
+    """A value as DSPy shows an input."""
+    plain = serialize_for_json(value)
+    return json.dumps(plain, ensure_ascii=False) if isinstance(plain, (dict, list)) else str(plain)
+
+
+def value_of_run(name: str, call: Call) -> int | str | None:
+    """A run value; None for a node that is called without a run."""
+    found = _run_of(call)
+    if found is None:
+        return None
+    run, branch = found
+    return run_value(name, run.topology, run.log, branch)
+
+
+def _run_of(call: Call) -> tuple[RunState, Branch] | None:
+    attempt = call.context.attempt
+    run: RunState | None = getattr(attempt.host, "run", None)  # who calls a node alone has none
+    if run is None or attempt.position is None or attempt.position.head < 0:
+        return None
+    return run, attempt.position
+
+
+def _never_written(field: str, call: Call) -> bool:
+    """Whether a field that is None has its default still: no commit behind the branch but the first has touched it."""
+    found = _run_of(call)
+    if found is None:
+        return True
+    run, branch = found
+    known = run.topology.schema.fields.get(field)
+    if known is None or known.fixed_default is not None:
+        return False  # somebody has given it
+    behind = [run.log[place] for place in lineage(run.log, [branch.head])]
+    return not any(entry.parents and field in entry.commit.patch for entry in behind)
+
+
+def made_for(source: Made, form: Form, call: Call) -> Any:
+    """What an input gets that is no field.
+
+    Args:
+        source: a template or a run value.
+        form: how the reader wants it.
+        call: the call.
+    """
+    if isinstance(source, Fill):
+        return filled(source.text, Filler(call, None).text).text
+    found = value_of_run(source.name, call)
+    return ("" if found is None else str(found)) if form == "text" else found
+
+
+def filling(templates: Templates, call: Call) -> AbstractContextManager[Any]:
+    """Lets the predictors of a node fill in their instructions inside the block."""
+    return dspy.context(**{FILLING: Filler(call, templates.may)}) if templates.inside else NOTHING_TO_FILL
+
+
+NOTHING_TO_FILL: AbstractContextManager[Any] = nullcontext()
+
+
+class Planned(NamedTuple):
+    """The templates of a node, with what is wrong.
+
+    Attributes:
+        templates: the templates.
+        problems: what is wrong, each with its fix.
+        unknown: what is wrong unless a `Send` brings the missing values.
+    """
+
+    templates: Templates = NO_TEMPLATES
+    problems: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+def plan_templates(modules: Iterable[object], spec: Spec, reads: Collection[str] | None, who: str) -> Planned:
+    """Finds the templates of a node and checks what they name.
+
+    Args:
+        modules: the modules that the node calls.
+        spec: the options of the node.
+        reads: the fields that it reads besides; None for all.
+        who: the node.
+    """
+    names: dict[str, None] = {}
+    unknown: list[str] = []
+    problems: list[str] = []
+    inside = False
+    for own, made in spec.made.items():
+        names |= dict.fromkeys(made.names)
+        unknown += _unknown(made.names, f"in reads[{own!r}]", spec, who)
+    for module in modules:
+        if not isinstance(module, dspy.Module):
+            continue
+        texts = [text for text in own_texts(module) if is_template(text)]
+        named = tuple(dict.fromkeys(name for text in texts for name in names_in(text)))
+        known = [name for name in named if _is_known(name, spec)]
+        inside = inside or bool(texts)
+        names |= dict.fromkeys(known)
+        if not getattr(module, "_compiled", False):  # what was tuned before is loaded text
+            unknown += _unknown(named, "in its instructions", spec, who)
+        problems += _cannot(module, known, who) if known else ()
+    if not names and not inside:
+        return Planned()
+    fields = frozenset(name for name in names if not name.startswith(RUN))
+    may = None if reads is None else frozenset(reads) | fields | spec.overlay
+    return Planned(Templates(tuple(names), may, inside), tuple(problems), tuple(unknown))
+
+
+def _is_known(name: str, spec: Spec) -> bool:
+    return name.startswith(RUN) or spec.schema.open or name in spec.schema.fields or name in spec.overlay
+
+
+def _unknown(names: Iterable[str], where: str, spec: Spec, who: str) -> list[str]:
+    return [
+        f"{who}: {{{name}}} {where} {no_field(name, spec.schema)} Double the braces to show them as they are"
+        for name in names
+        if not _is_known(name, spec)
+    ]
+
+
+def _cannot(module: dspy.Module, names: list[str], who: str) -> list[str]:
+    """Predictors with templates in whose call nothing can be filled."""
+    kinds = [type(predictor).__name__ for _, predictor in predictors_in(module) if not can_fill(predictor)]
+    return [
+        f"{who}: its instructions name {listed(names)}, and nothing is filled into those of a {kind}, which has a "
+        "`forward` of its own: use dspy.Predict, or give the text as an input, reads={'name': fill('...')}"
+        for kind in dict.fromkeys(kinds)
+    ]

@@ -1,0 +1,67 @@
+"""Run values: what a run knows of itself, computed from the commits behind a branch. Nothing of it is stored.
+
+- `run.count`: how many nodes have run in the lineage of the branch.
+- `run.remaining`: how many steps are left for it after this one, up to `max_steps`.
+- `run.routing_reason`: why the last router that gave a reason chose its way.
+- `run.NODE.visits`: how often a node has run in the lineage.
+- `run.NODE.calls`: how often it has called predictors.
+- `run.NODE.tool_calls`: how often it has called tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from dspyer.errors import suggestion
+from dspyer.scheduler.lineage import Log, lineage
+from dspyer.scheduler.runstate import Branch
+from dspyer.scheduler.topology import Topology
+
+OF_RUN = ("count", "remaining", "routing_reason")
+OF_NODE = ("visits", "calls", "tool_calls")
+
+
+def run_value(name: str, topology: Topology, log: Log, branch: Branch) -> int | str | None:
+    """A run value.
+
+    Args:
+        name: its name, from `run.` on; one that `run_value_problem` lets pass.
+        topology: the graph.
+        log: the commits.
+        branch: where the reader stands, before its own commit.
+
+    Returns:
+        A number; for `run.routing_reason` a text, or None if no router has given a reason.
+    """
+    _, first, *rest = name.split(".")
+    if rest:
+        if rest[0] == "visits":
+            return int(branch.tally.get(first, 0))
+        commits = [log[place].commit for place in lineage(log, [branch.head])]
+        return int(sum([getattr(commit, rest[0]) for commit in commits if commit.node == first]))
+    if first == "count":
+        return int(sum([branch.tally.get(node, 0) for node in topology.nodes]))
+    if first == "remaining":
+        return max(topology.max_steps - branch.step - 1, 0)
+    reasons = [log[place].commit.reason for place in lineage(log, [branch.head])]
+    return next((reason for reason in reversed(reasons) if reason is not None), None)
+
+
+def run_value_problem(name: str, nodes: Collection[str]) -> str | None:
+    """Why a name is no run value; None if it is one.
+
+    Args:
+        name: a name from `run.` on.
+        nodes: the names of the nodes.
+    """
+    _, first, *rest = name.split(".")
+    if not rest:
+        if first in OF_RUN:
+            return None
+        known = ", ".join([f"run.{each}" for each in OF_RUN] + [f"run.NODE.{each}" for each in OF_NODE])
+        return f"is no run value.{suggestion(first, OF_RUN)} There are {known}"
+    if first not in nodes:
+        return f"names no node {first!r}.{suggestion(first, nodes)}"
+    if rest[0] not in OF_NODE:
+        return f"is nothing that is known of a node.{suggestion(rest[0], OF_NODE)} There are {', '.join(OF_NODE)}"
+    return None
