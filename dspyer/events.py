@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from dspyer.values import FrozenDict
+
 Path = tuple[int, ...]
 
 
@@ -38,6 +40,7 @@ class Commit(NamedTuple):
         started: wall clock, seconds since the epoch.
         duration: seconds.
         live: what the node exchanged over live fields; None for nothing.
+        sizes: bytes of the JSON form of each field with a limit that it wrote, after it.
     """
 
     id: str
@@ -54,6 +57,7 @@ class Commit(NamedTuple):
     started: float = 0.0
     duration: float = 0.0
     live: Exchange | None = None
+    sizes: Mapping[str, int] = FrozenDict()
 
 
 class MergedConflict(NamedTuple):

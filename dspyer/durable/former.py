@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from dspyer.patch import DELETE
 from dspyer.reducers import BUILT_IN, Reducer
-from dspyer.schema import Schema
+from dspyer.schema import Limit, Schema
 from dspyer.schema.annotations import STARTS
 from dspyer.schema.field_types import Field
 from dspyer.values import Opaque
@@ -30,16 +30,16 @@ def former_schema(facts: Mapping[str, Any], now: Schema) -> Schema:
     if facts.get("open"):
         return Schema.of(None)
     fields = {
-        name: _field(name, text, reducer, now.fields.get(name))
-        for name, (text, reducer) in facts.get("fields", {}).items()
+        name: _field(name, text, reducer, Limit(*rest[0]) if rest else None, now.fields.get(name))
+        for name, (text, reducer, *rest) in facts.get("fields", {}).items()
         if reducer
     }
     return Schema(now.model, MappingProxyType(fields), None)
 
 
-def _field(name: str, text: str, reducer: str, now: Field | None) -> Field:
+def _field(name: str, text: str, reducer: str, limit: Limit | None, now: Field | None) -> Field:
     if now is not None and now.reducer is not None and now.reducer.name == reducer:
-        return replace(now, checks_result=False)
+        return replace(now, checks_result=False, limit=limit)
     found = BUILT_IN.get(reducer) or Reducer(reducer, _lost(name, reducer), None)
     start = found.empty
     if found is BUILT_IN["union"]:
@@ -64,6 +64,7 @@ def _field(name: str, text: str, reducer: str, now: Field | None) -> Field:
         wants_others=False,
         start=start,
         fixed_default=DELETE,
+        limit=limit,
     )
 
 

@@ -288,8 +288,12 @@ class Reader:
         if row.kind == JOIN:
             return self._join(entries, head, written, parents, schema)
         state = entries[parents[0]].state if parents else before
-        after = schema.replay(state, written.patch or {})
-        return Entry(self._commit(head, written, parents, entries), after, parents, _NO_TALLY)
+        patch = written.patch or {}
+        after = schema.replay(state, patch)
+        commit = self._commit(head, written, parents, entries)
+        if schema.limited:
+            commit = commit._replace(sizes=schema.sizes(patch, after))
+        return Entry(commit, after, parents, _NO_TALLY)
 
     def _try_opening(self, rows: Iterable[Row]) -> tuple[str, Mapping[str, Any]] | None:
         try:
@@ -332,10 +336,12 @@ class Reader:
         self, log: list[Entry], head: CommitHead, written: Written, parents: tuple[int, ...], schema: Schema
     ) -> Entry:
         node = head.node.removeprefix("join:")
-        merged = Join(log, node, schema, resolved_as(written.resolutions), len(log)).merge(
-            parents, [log[parent].state for parent in parents]
-        )
+        join = Join(log, node, schema, resolved_as(written.resolutions), len(log))
+        merged = join.merge(parents, [log[parent].state for parent in parents])
         commit = self._commit(head, written, parents, log)._replace(patch=merged.patch)
+        if schema.limited:
+            touched = {name: None for item in join.own for name in log[item.place].commit.patch}
+            commit = commit._replace(sizes=schema.sizes(touched, merged.state))
         return Entry(commit, merged.state, parents, _NO_TALLY, merged.winners, merged.conflicts, merged.resolutions)
 
     def _commit(self, head: CommitHead, written: Written, parents: tuple[int, ...], log: list[Entry]) -> Commit:

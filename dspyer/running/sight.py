@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dspyer.nodes import FunctionNode, MapNode, Node
 from dspyer.nodes.sight import Changed
@@ -57,7 +57,9 @@ class SessionSight:
         whole = session.journal is None or bool(session.scope)
         before = "/".join((*session.opening.label, *session.scope))
         prefix = f"{before}/" if before else ""
-        of = Folded(field, found.reducer, found.fixed_default, whole, None, prefix)
+        drops = found.limit is not None and found.limit.full == "drop_oldest"
+        most = len(branch.state.raw(field, None) or ()) if drops else None
+        of = Folded(field, found.reducer, found.fixed_default, whole, most, prefix)
         return parts_of(self._log(field), [branch.head], of, reader, new=new)
 
     def changed(self, branch: Branch, reader: str, fields: frozenset[str] | None) -> list[Changed]:
@@ -76,7 +78,8 @@ class SessionSight:
                 continue
             before, after = base.raw(name, DELETE), branch.state.raw(name, DELETE)
             parts = self.parts(name, branch, reader, True)
-            if not same(before, after) if parts is None else parts.parts or (before and not after):
+            news = not same(before, after) if parts is None else _is_news(parts, before, after)
+            if news:
                 found.append(Changed(name, before, after, parts))
         return found
 
@@ -93,6 +96,13 @@ class SessionSight:
         session = self._session
         earlier = session.opening.earlier
         return session.run.log if earlier is None else Spanning(session.run.log, lambda: earlier(field))
+
+
+def _is_news(parts: Parts, before: Any, after: Any) -> bool:
+    """Whether something came, or all of it went."""
+    if parts.shape == "amount":
+        return any(part.value for part in parts.parts)
+    return bool(parts.parts) or (before is not DELETE and bool(before) and not after)
 
 
 def _permitted(node: Node, option: str) -> frozenset[str] | None:

@@ -166,6 +166,8 @@ def advance(run: RunState, execution_id: str, outcome: Transition | Asking | Bas
         outcome.duration,
         outcome.live,
     )
+    if topology.schema.limited:
+        commit = commit._replace(sizes=topology.schema.sizes(outcome.patch, outcome.state))
     entry = Entry(commit, outcome.state, (branch.head,) if step else (), tally if len(targets) > 1 else None)
     moved = Branch(path, branch.spots, outcome.state, place, execution.id, step, tally)
     log = log.append(entry)
@@ -260,6 +262,9 @@ def _join(run: RunState, group: Group, deciding: Deciding | None) -> tuple[RunSt
         tuple([branch.id for branch in branches]),
         route=(node,),
     )
+    if topology.schema.limited:
+        touched = {name: None for item in join.own for name in run.log[item.place].commit.patch}
+        commit = commit._replace(sizes=topology.schema.sizes(touched, merged.state))
     heads = tuple([branch.head for branch in branches])
     entry = Entry(commit, merged.state, heads, None, merged.winners, merged.conflicts, merged.resolutions)
     tally = merged.tally.update({join.author: visit, path: count + 1})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from dspyer.schema.limits import Limit, limit
 from dspyer.schema.live import Live, live
 from dspyer.schema.schema import Schema
 
-__all__ = ["Live", "Schema", "live"]
+__all__ = ["Limit", "Live", "Schema", "limit", "live"]

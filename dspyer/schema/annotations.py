@@ -15,10 +15,11 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, ValidationError
 
 from dspyer import reducers
-from dspyer.errors import GraphError, StateError, brief, suggestion
+from dspyer.errors import GraphError, NodeOutputError, StateError, brief, suggestion
 from dspyer.patch import DELETE
 from dspyer.reducers import Reducer, without_none
 from dspyer.schema.field_types import Check, CheckBeside, Field
+from dspyer.schema.limits import Limit, limit, limit_problem
 from dspyer.schema.live import Live, live_problem
 from dspyer.values import FrozenDict, FrozenList, freeze, thaw
 
@@ -110,7 +111,7 @@ def _checker(model: type[BaseModel]) -> type[BaseModel]:
 def _read_field(model: type[BaseModel], checker: type[BaseModel], name: str, validated: bool) -> Field:
     info, config = model.model_fields[name], model.model_config
     place = f"field {name!r} of schema {model.__name__}"
-    reducer, live, constraints = _split_metadata(info, place)
+    reducer, live, most, constraints = _split_metadata(info, place)
     plain = not constraints and not validated and info.discriminator is None
     bare = without_none(info.annotation)
     origin = get_origin(bare) or bare
@@ -121,8 +122,16 @@ def _read_field(model: type[BaseModel], checker: type[BaseModel], name: str, val
     folding = reducer if reducer is not None and reducer.folds else None
     update_type = _update_type(folding, info.annotation, place)
     wrong = "" if live is None else live_problem(live, folding)
+    if most is not None and not wrong:
+        wrong = limit_problem(most, "" if folding is None else folding.name, origin)
     if wrong:
         raise GraphError(f"{place}: {wrong}")
+    default = _fixed_default(info, place, validate, config)
+    if most is not None and default is not DELETE:
+        try:
+            most.held(name, DELETE, DELETE, default)
+        except NodeOutputError as error:
+            raise GraphError(f"{place}: its default: {error}") from None
     return Field(
         name=name,
         annotation=info.annotation,
@@ -141,8 +150,9 @@ def _read_field(model: type[BaseModel], checker: type[BaseModel], name: str, val
         checks_result=not plain or is_typed_dict or (folding is not None and update_type is None),
         wants_others=validated,
         start=DELETE if folding is None else _start(folding, origin),
-        fixed_default=_fixed_default(info, place, validate, config),
+        fixed_default=default,
         live=live,
+        limit=most,
     )
 
 
@@ -228,16 +238,21 @@ def _fixed_default(info: FieldInfo, place: str, validate: CheckBeside, config: C
         raise GraphError(f"{place}: its default cannot be part of a state: {error}") from None
 
 
-def _split_metadata(info: FieldInfo, place: str) -> tuple[Reducer | None, Live | None, list[Any]]:
-    """The reducer of a field, whether it is live, and the rest of what `Annotated` says about it."""
+def _split_metadata(info: FieldInfo, place: str) -> tuple[Reducer | None, Live | None, Limit | None, list[Any]]:
+    """The reducer of a field, whether it is live, its limit, and the rest of what `Annotated` says about it."""
     found: list[Reducer] = []
     live: Live | None = None
+    most: Limit | None = None
     rest: list[Any] = []
     for item in info.metadata:
         if isinstance(item, str):
             raise GraphError(f"{place}: {_text_advice(item)}")
         if isinstance(item, Live):
             live = item
+        elif isinstance(item, Limit):
+            most = item
+        elif item is limit:
+            raise GraphError(f"{place}: limit needs its size: limit(kb=40)")
         elif isinstance(item, Reducer) or (callable(item) and not _is_pydantic(item)):
             try:
                 found.append(Reducer.of(item))
@@ -254,7 +269,7 @@ def _split_metadata(info: FieldInfo, place: str) -> tuple[Reducer | None, Live |
             f"{place}: its reducer belongs to the whole type: Annotated[list[str] | None, reducers.extend], "
             "not Annotated[list[str], reducers.extend] | None"
         )
-    return (found[0] if found else None), live, rest
+    return (found[0] if found else None), live, most, rest
 
 
 def _is_pydantic(item: Any) -> bool:

@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from dspyer.errors import NodeOutputError, annotate
 from dspyer.patch import DELETE, Replace, apply_value
 from dspyer.reducers import Reducer, Updates
+from dspyer.schema.limits import Limit
 from dspyer.schema.live import Live
 from dspyer.values import Box, FrozenDict, FrozenList, freeze, same, thaw
 
@@ -49,6 +50,7 @@ class Field:
         wants_others: whether its validators may read the other fields.
         start: what a reducer starts from where there is no value; `DELETE` if the first update is the value.
         fixed_default: the frozen default, `DELETE` if it has none or a factory makes it.
+        limit: the most that it holds; None for no limit.
         live: whether posts are seen by running siblings at once, and what becomes of conflicts; None if not.
     """
 
@@ -71,6 +73,7 @@ class Field:
     start: Any
     fixed_default: Any
     live: Live | None = None
+    limit: Limit | None = None
 
     def default(self, others: Mapping[str, Any] = NO_OTHERS) -> Any:
         """The frozen default, `DELETE` if the field has none.
@@ -86,9 +89,9 @@ class Field:
 
     def folds_like(self, other: Field) -> bool:
         """Whether the same updates come to the same value in another field."""
-        return self.reducer is other.reducer is None or (
-            self.reducer is not None and other.reducer is not None and self.reducer.name == other.reducer.name
-        )
+        if self.reducer is None or other.reducer is None:
+            return self.reducer is other.reducer
+        return self.reducer.name == other.reducer.name and self.limit == other.limit
 
     def place(self, old: Any, update: Any, whole: bool, others: Mapping[str, Any] = NO_OTHERS) -> Any:
         """The new value of a field without reducer.
@@ -190,7 +193,8 @@ class Field:
         if update is DELETE:
             return self.default()
         if isinstance(update, Replace):
-            return update.frozen
+            value = update.frozen
+            return value if self.limit is None else self.limit.held(self.name, DELETE, DELETE, value)
         assert self.reducer is not None  # only such fields have updates
         if current is DELETE or (current is None and self.reducer.check is not None):
             current = self.start
@@ -199,6 +203,8 @@ class Field:
         except Exception as error:
             annotate(error, f"raised by reducer {self.reducer.name!r} of field {self.name!r}")
             raise
+        if self.limit is not None:
+            new = self.limit.held(self.name, current, update, new)
         if self.checks_result and type(new) not in self.exact:
             return self._keep(new, self.validate(thaw(new), NO_OTHERS))
         return new

@@ -24,6 +24,7 @@ from dspyer.patch import DELETE, Replace, apply, apply_value, diff_value
 from dspyer.reducers import Reducer, Updates
 from dspyer.schema.annotations import read_model
 from dspyer.schema.field_types import NO_OTHERS, Field
+from dspyer.schema.limits import size_of
 from dspyer.schema.live import Live
 from dspyer.schema.views import fill, view_class
 from dspyer.state import ImmutableState
@@ -82,6 +83,7 @@ class Schema:
         model: the pydantic model, None for an open schema.
         fields: the fields by name, in the order of the model.
         live: those whose posts running siblings see at once.
+        limited: those with a limit.
 
     Example:
         >>> from pydantic import BaseModel
@@ -94,7 +96,7 @@ class Schema:
         {'words': 12}
     """
 
-    __slots__ = ("_view", "fields", "live", "model")
+    __slots__ = ("_view", "fields", "limited", "live", "model")
 
     def __init__(
         self, model: type[BaseModel] | None, fields: Mapping[str, Field], view: type[BaseModel] | None
@@ -102,6 +104,7 @@ class Schema:
         self.model = model
         self.fields = fields
         self.live: Mapping[str, Live] = {name: field.live for name, field in fields.items() if field.live is not None}
+        self.limited = frozenset(name for name, field in fields.items() if field.limit is not None)
         self._view = view
 
     @classmethod
@@ -130,6 +133,15 @@ class Schema:
         """The reducer that folds updates of a field; None if there is none."""
         field = self.fields.get(name)
         return None if field is None else field.reducer
+
+    def sizes(self, patch: Mapping[str, Any], state: ImmutableState) -> dict[str, int]:
+        """The bytes that limited fields hold after a commit.
+
+        Args:
+            patch: the patch of the commit; only fields in it count.
+            state: the state after it.
+        """
+        return {name: size_of(state.raw(name)) for name in patch if name in self.limited and name in state}
 
     def initial(
         self, inputs: Mapping[str, object], required: Iterable[str] | None = None, *, commit_id: str = "inputs"

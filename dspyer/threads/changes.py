@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dspyer.errors import ChangedGraphError
@@ -176,6 +176,12 @@ def _field_changes(old: Facts, new: Facts, inside: str) -> Iterator[str]:
             yield f"{inside}field {name!r}: {were[0]} -> {are[0]}"
         if were[1] != are[1]:
             yield f"{inside}field {name!r}: reducer {were[1] or 'none'} -> {are[1] or 'none'}"
+        if were[2:] != are[2:]:
+            yield f"{inside}field {name!r}: limit {_limit(were)} -> {_limit(are)}"
+
+
+def _limit(facts: Sequence[Any]) -> str:
+    return f"{facts[2][0]:g} KB, {facts[2][1]}" if len(facts) > 2 else "none"
 
 
 def _type_changes(name: str, were: Any, are: Any, inside: str) -> Iterator[str]:

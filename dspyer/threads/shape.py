@@ -89,6 +89,7 @@ def schema_facts(schema: Schema) -> dict[str, Any]:
         name: [
             ", ".join([type_text(field.annotation), *_constraints(field.info.metadata)]),
             field.reducer.name if field.reducer else "",
+            *([[field.limit.kb, field.limit.full]] if field.limit else []),
         ]
         for name, field in schema.fields.items()
     }

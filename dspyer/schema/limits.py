@@ -1,0 +1,196 @@
+"""Limits on the size of a field: a part of its fold, so that joins and replays keep them too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from dspyer.errors import GraphError, NodeOutputError, brief
+from dspyer.patch import DELETE
+from dspyer.values import FrozenDict, FrozenList, FrozenSet, encoding
+
+Full = Literal["refuse", "drop_oldest"]
+KEPT = 64  # values whose sizes are known at once
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The most that a field holds. Made by `limit`.
+
+    Attributes:
+        kb: thousands of bytes of its JSON form.
+        full: what happens to an update with which it would hold more.
+    """
+
+    kb: float
+    full: Full
+
+    def held(self, name: str, current: Any, update: Any, new: Any) -> Any:
+        """What a field holds after an update.
+
+        Args:
+            name: the field.
+            current: its frozen value before, `DELETE` for none.
+            update: the frozen update.
+            new: its frozen value with the update folded in.
+
+        Returns:
+            The new value, without its oldest entries if need be.
+
+        Raises:
+            NodeOutputError: if it holds too much.
+        """
+        if isinstance(update, FrozenDict) and isinstance(new, FrozenDict) and self.full == "drop_oldest":
+            for key in update:  # what was written last comes last
+                new = new.discard(key).set(key, new.raw(key)) if key in new else new
+        size = _grown(current, new)
+        most = int(self.kb * 1000)
+        if size <= most:
+            sizes.put(new, size)
+            return new
+        for key, value in _entries(new) if _count(new) < 2 or self.full == "drop_oldest" else ():
+            alone = _entry_size(key, value) + 2
+            if alone > most:
+                raise NodeOutputError(
+                    f"one entry of field {name!r} takes {_kb(alone)} alone, and the field holds at most {_kb(most)}: "
+                    f"write less, for example with add_node(..., condense={{{name!r}: module}}), or raise "
+                    f"limit(kb=...); it is {brief(value)}"
+                )
+        if self.full == "refuse":
+            raise NodeOutputError(
+                f"field {name!r} would hold {_kb(size)}, at most {_kb(most)}: write less, for example with "
+                f"add_node(..., condense={{{name!r}: module}}), raise limit(kb=...), or let the oldest entries go with "
+                "limit(full='drop_oldest')"
+            )
+        return _without_oldest(new, size, most)
+
+    def __repr__(self) -> str:
+        return f"limit(kb={self.kb:g}, full={self.full!r})"
+
+
+def limit(*, kb: float, full: Full = "refuse") -> Limit:
+    """The most that a field holds, beside its reducer: `Annotated[list[str], reducers.append, limit(kb=40)]`.
+
+    Args:
+        kb: thousands of bytes of its JSON form.
+        full: `"refuse"`: an update with which it would hold more is an error; `"drop_oldest"`: its oldest entries go,
+            of a mapping the keys that were written longest ago.
+
+    Raises:
+        GraphError: if it is no size, or there is no such rule.
+
+    Example:
+        >>> limit(kb=40, full="drop_oldest")
+        limit(kb=40, full='drop_oldest')
+    """
+    given: Any = kb
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not given > 0:
+        raise GraphError(f"limit(kb={kb!r}): it takes a number of kilobytes above 0")
+    if full not in get_args(Full):
+        raise GraphError(f"limit(full={full!r}): it is one of {', '.join(map(repr, get_args(Full)))}")
+    return Limit(kb, full)
+
+
+def limit_problem(found: Limit, reducer: str, origin: Any) -> str:
+    """Why a field cannot have a limit, with the fix; empty if it can.
+
+    Args:
+        found: the limit.
+        reducer: the name of its reducer; `""` for none.
+        origin: the class of its values.
+    """
+    kinds = (list, dict, set, frozenset)
+    if not reducer or not (isinstance(origin, type) and issubclass(origin, kinds)):
+        return (
+            f"{found!r} is for a list, dict or set with a reducer, as Annotated[list[str], reducers.append, limit(...)]"
+            "; the length of a text is limited by Field(max_length=...)"
+        )
+    if found.full == "drop_oldest" and issubclass(origin, (set, frozenset)):
+        return "a set has no oldest entry: give the field limit(full='refuse'), or make it a list"
+    return ""
+
+
+def size_of(value: Any) -> int:
+    """The bytes of the JSON form of a frozen container."""
+    known = sizes.get(value)
+    if known is None:
+        known = max(2, sum([_entry_size(key, entry) + 2 for key, entry in _entries(value)]))
+        sizes.put(value, known)
+    return known
+
+
+class _Sizes:
+    """Sizes of the values used last, by identity; a value is held so that no identity is used twice."""
+
+    def __init__(self) -> None:
+        self.young: dict[int, tuple[Any, int]] = {}
+        self.old: dict[int, tuple[Any, int]] = {}
+
+    def get(self, value: Any) -> int | None:
+        """The size of a value, None if it is not known."""
+        found = self.young.get(id(value)) or self.old.get(id(value))
+        return None if found is None else found[1]
+
+    def put(self, value: Any, size: int) -> None:
+        """Remembers the size of a value."""
+        if len(self.young) >= KEPT // 2:
+            self.old, self.young = self.young, {}
+        self.young[id(value)] = value, size
+
+
+sizes = _Sizes()
+
+
+def _entries(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, FrozenDict):
+        return list(value.raw_items())
+    if isinstance(value, FrozenList):
+        return [(None, item) for item in value.raw_items()]
+    return [(None, item) for item in value] if isinstance(value, (FrozenSet, frozenset, tuple)) else []
+
+
+def _count(value: Any) -> int:
+    return len(value) if isinstance(value, (FrozenDict, FrozenList, frozenset, tuple)) else 0
+
+
+def _entry_size(key: Any, value: Any) -> int:
+    own = len(encoding.to_json(value).encode("utf-8", "surrogatepass"))
+    return own if key is None else own + 2 + len(encoding.to_json(key).encode("utf-8", "surrogatepass"))
+
+
+def _grown(current: Any, new: Any) -> int:
+    """The size of a value, from what of it is new where its size before is known."""
+    before = None if current is DELETE else sizes.get(current)
+    if before is None:
+        return size_of(new)
+    if isinstance(new, FrozenList) and isinstance(current, FrozenList) and _begins_with(new, current):
+        added = list(new[len(current) :].raw_items())
+        return (before if len(current) else 0) + sum([_entry_size(None, item) + 2 for item in added]) or 2
+    return size_of(new)
+
+
+def _begins_with(new: FrozenList[Any], current: FrozenList[Any]) -> bool:
+    """Whether a list is another one with more at its end: by identity, as reducers make it."""
+    if len(new) < len(current):
+        return False
+    return all(one is two for one, two in zip(new.raw_items(), current.raw_items(), strict=False))
+
+
+def _without_oldest(value: Any, size: int, most: int) -> Any:
+    entries = _entries(value)
+    gone = 0
+    while size > most:
+        size -= _entry_size(*entries[gone]) + 2
+        gone += 1
+    if isinstance(value, FrozenList):
+        kept: Any = FrozenList([item for _, item in entries[gone:]])
+    else:
+        kept = value
+        for key, _ in entries[:gone]:
+            kept = kept.discard(key)
+    sizes.put(kept, max(2, size))
+    return kept
+
+
+def _kb(size: int) -> str:
+    return f"{size / 1000:.3g} KB"
