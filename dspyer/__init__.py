@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dspyer import errors, events, policies, reducers, stores
-from dspyer.errors import DspyerError
+from dspyer.errors import DspyerError, short_error
 from dspyer.events import Commit, MergedConflict, Question
 from dspyer.graph import Graph
 from dspyer.merge import Conflict
@@ -17,12 +17,12 @@ from dspyer.program import CompiledGraph
 from dspyer.reducers import Updates
 from dspyer.run import Run
 from dspyer.scheduler.topology import END, START
-from dspyer.schema import Live, live
+from dspyer.schema import Live, limit, live
 from dspyer.state import ImmutableState
 from dspyer.templates import Fill, fill
 from dspyer.threads.thread import Thread
 from dspyer.values import register_value_type
-from dspyer.views import Entry, View, view
+from dspyer.views import Delta, Entry, View, view
 
 __all__ = [
     "DELETE",
@@ -33,6 +33,7 @@ __all__ = [
     "CompiledGraph",
     "Conflict",
     "Context",
+    "Delta",
     "DspyerError",
     "Entry",
     "Fill",
@@ -52,11 +53,13 @@ __all__ = [
     "errors",
     "events",
     "fill",
+    "limit",
     "live",
     "policies",
     "prefer",
     "reducers",
     "register_value_type",
+    "short_error",
     "stores",
     "view",
 ]

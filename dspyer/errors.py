@@ -263,6 +263,50 @@ def original(error: BaseException) -> BaseException:
     return error
 
 
+def short_error(error: BaseException, *, step: str = "", action: str = "", limit: int = 200) -> str:
+    """An exception in one line for a language model: step, error, action. No stack trace.
+
+    Args:
+        error: the exception.
+        step: what was being done; by default the node, or the function, in which it was raised.
+        action: what to do about it; by default what the kind of exception suggests.
+        limit: most characters of its own text.
+
+    Example:
+        >>> short_error(TimeoutError("no answer after 5 s"), step="search the web")
+        'step: search the web; error: TimeoutError: no answer after 5 s; action: try again, or go on without it'
+    """
+    text = " ".join(str(error).split())
+    text = text if len(text) <= limit else f"{text[: limit - 3]}..."
+    name = type(error).__name__
+    parts = {
+        "step": " ".join(step.split()) or _place_of(error),
+        "error": f"{name}: {text}" if text else name,
+        "action": " ".join(action.split()) or next(advice for kinds, advice in _ADVICE if isinstance(error, kinds)),
+    }
+    return "; ".join(f"{key}: {value}" for key, value in parts.items() if value)
+
+
+_ADVICE: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
+    ((TimeoutError, ConnectionError), "try again, or go on without it"),
+    ((PermissionError,), "do without it, or ask for permission"),
+    ((LookupError, FileNotFoundError), "check the name, and what there is"),
+    ((ValueError, TypeError), "correct what was given, and try again"),
+    ((BaseException,), "try another way"),
+)
+
+
+def _place_of(error: BaseException) -> str:
+    """Where an exception comes from: the node that its notes name, else the innermost function."""
+    for note in getattr(error, "__notes__", ()):
+        if note.startswith("in node "):
+            return str(note).removeprefix("in ").partition(" (")[0]
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else trace.tb_frame.f_code.co_name
+
+
 def brief(value: object, limit: int = 60) -> str:
     """How a value is shown in errors: whole when it is small, else its keys and size.
 

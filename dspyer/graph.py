@@ -104,6 +104,7 @@ class Graph:
         modules: Mapping[str, dspy.Module] | None = None,
         frozen: bool | None = None,
         goto: Sequence[str] = (),
+        condense: Mapping[str, dspy.Module] | None = None,
     ) -> Graph:
         """Adds a node: a function of the state's fields, a `dspy.Module`, or a compiled graph.
 
@@ -117,6 +118,8 @@ class Graph:
             frozen: True keeps optimizers away from the node's modules, False opens modules that one has compiled
                 before.
             goto: the targets that a `Command` of the node may name.
+            condense: by field, a module of one input and one output that shortens what the node writes there before it
+                is committed. One that takes a list gets a whole update, any other one entry after the other.
 
         Returns:
             The graph.
@@ -135,7 +138,7 @@ class Graph:
         self._check_name(name)
         if node is None:
             raise GraphError(f"node {name!r} has no function or module: write add_node({name!r}, function)")
-        self._nodes[name] = NodeSpec(name, node, reads, writes, modules, frozen, tuple(goto))
+        self._nodes[name] = NodeSpec(name, node, reads, writes, modules, frozen, tuple(goto), condense=condense)
         return self
 
     def add_map(

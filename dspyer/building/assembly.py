@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from dspyer.bond.source import EdgeText, FunctionText, InterruptText, MapText, graph_text
 from dspyer.building.blueprint import Blueprint, Exit
+from dspyer.building.condensers import build_condensers, view_authors
 from dspyer.building.declarations import EdgeSpec, NodeSpec, RouterSpec
 from dspyer.building.live import live_problems
 from dspyer.building.templating import template_problems
@@ -66,6 +67,8 @@ class Assembly(NamedTuple):
         modules: dict[str, dspy.Module] = {}
         nodes, unknown = self._build_nodes(modules, problems)
         exits, open_ends = self._build_exits(modules, problems)
+        condensers = build_condensers(self.nodes, nodes, self.schema, modules, problems)
+        problems += view_authors(self.nodes)
         edges = self._edges(nodes, exits)
         sent = _sent(nodes, exits)
         for name, texts in unknown.items():
@@ -99,8 +102,12 @@ class Assembly(NamedTuple):
             self.name, names, tuple(edges), self.schema, self.policies, self.join_policies, max_steps, max_calls, rounds
         )
         outputs = self._declared_outputs(nodes, exits, inputs, required)
-        frozen = frozenset(spec.name for spec in self.nodes if spec.frozen)
-        thawed = frozenset(spec.name for spec in self.nodes if spec.frozen is False)
+        parts = {
+            spec.name: [spec.name, *[each.name for each in condensers.get(spec.name, {}).values()]]
+            for spec in self.nodes
+        }
+        frozen = frozenset(part for spec in self.nodes if spec.frozen for part in parts[spec.name])
+        thawed = frozenset(part for spec in self.nodes if spec.frozen is False for part in parts[spec.name])
         closed = self.inputs is not None or not self.schema.open
         blueprint = Blueprint(
             topology,
@@ -117,6 +124,7 @@ class Assembly(NamedTuple):
             frozenset(self.interrupt_before),
             frozenset(self.interrupt_after),
             answering(self.interrupts),
+            condensers=condensers,
         )
         return blueprint, modules, self._text()
 

@@ -6,10 +6,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dspyer.building.condensers import Condensers
 from dspyer.durable.memo import Answer, no_answer
 from dspyer.errors import InputError, suggestion
 from dspyer.nodes import FunctionNode, Node, Router
 from dspyer.pictures.graph import Picture, draw_mermaid, draw_svg
+from dspyer.scheduler.run_values import is_counted
 from dspyer.scheduler.topology import END, START, Topology
 
 Exit = str | Router
@@ -39,7 +41,9 @@ class Blueprint:
         interrupt_after: the nodes after which it stops.
         answer: answers questions as they are asked.
         migrate: makes of the values that an earlier graph has left those of this one.
+        condensers: by node and field, the modules that shorten what is written.
         needs_resources: whether a node or router has a parameter for a resource.
+        counts: whether one reads how often nodes call.
     """
 
     topology: Topology
@@ -57,11 +61,14 @@ class Blueprint:
     interrupt_after: frozenset[str] = frozenset()
     answer: Answer = no_answer
     migrate: Migrate | None = None
+    condensers: Condensers = field(default_factory=dict)
     needs_resources: bool = field(init=False)
+    counts: bool = field(init=False)
 
     def __post_init__(self) -> None:
         parts: tuple[Node | Router, ...] = (*self.nodes.values(), *self.routers())
         object.__setattr__(self, "needs_resources", any(part.resources for part in parts))
+        object.__setattr__(self, "counts", any(is_counted(name) for part in parts for name in part.templates.names))
 
     @property
     def name(self) -> str:

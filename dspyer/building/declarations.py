@@ -27,6 +27,7 @@ class NodeSpec(NamedTuple):
     item: str = ""
     into: str = ""
     max_concurrency: int | None = None
+    condense: Mapping[str, dspy.Module] | None = None
 
 
 class EdgeSpec(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any
 from dspyer.errors import Interrupt, RouteError
 from dspyer.events import Question
 from dspyer.nodes import Attempt, Call, Context, Decision, Node, Reply, Router, Runner, Send
+from dspyer.nodes.condensing import condensed
 from dspyer.nodes.sight import with_posts
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.reducers import Updates
@@ -66,6 +67,9 @@ def _node_script(session: Session, execution: Execution, call: Call) -> Script:
     attempt = call.context.attempt
     attempt.over = True
     updates = reply.updates if attempt.posts is None else with_posts(reply.updates, attempt.posts)
+    condensers = session.blueprint.condensers
+    if condensers and name in condensers:
+        updates = yield from condensed(condensers[name], updates, call)
     if isinstance(session, LiveSession):
         updates = session.returned(attempt, updates)
     patch, after = schema.commit(state, updates, node=name, commit_id=session.stamp(execution), whole=reply.whole)

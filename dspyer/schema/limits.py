@@ -69,7 +69,7 @@ class Limit:
 
 
 def limit(*, kb: float, full: Full = "refuse") -> Limit:
-    """The most that a field holds, beside its reducer: `Annotated[list[str], reducers.append, limit(kb=40)]`.
+    """Says beside a reducer how much its field may hold: `Annotated[list[str], reducers.append, limit(kb=40)]`.
 
     Args:
         kb: thousands of bytes of its JSON form.

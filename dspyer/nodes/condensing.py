@@ -1,0 +1,173 @@
+"""Modules that shorten what a node writes to a field, before it is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import dspy
+
+from dspyer.errors import NodeOutputError
+from dspyer.nodes.base import Call, Node, Reply
+from dspyer.nodes.callables import class_of
+from dspyer.nodes.color import acall_module, call_module
+from dspyer.nodes.module import values_of_prediction
+from dspyer.nodes.module_io import module_io
+from dspyer.nodes.names import listed, no_field
+from dspyer.patch import DELETE, Replace
+from dspyer.reducers import Updates, without_none
+from dspyer.schema import Schema
+from dspyer.values import FrozenList, freeze, thaw
+
+LISTS = (list, tuple, FrozenList)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Condenser(Node):
+    """A module that shortens. The module itself is an attribute of the program, of this node's name.
+
+    Attributes:
+        node: the name of the node whose writes it shortens.
+        field: the field.
+        given: the name of its input.
+        shape: what the entries of an update are: of a list `"items"`, of a mapping `"keys"`, else `""`.
+        several: whether it takes a whole update and not one entry.
+    """
+
+    node: str
+    field: str
+    given: str
+    shape: str
+    several: bool
+
+    def call(self, call: Call) -> Reply:
+        """Shortens what the overlay of the call holds."""
+        return self._reply(call_module(getattr(call.program, self.name), self._inputs(call)))
+
+    async def acall(self, call: Call) -> Reply:
+        """The same from async code."""
+        return self._reply(await acall_module(getattr(call.program, self.name), self._inputs(call)))
+
+    def _inputs(self, call: Call) -> dict[str, Any]:
+        assert call.overlay is not None
+        return {self.given: thaw(call.overlay.raw(self.given))}
+
+    def _reply(self, result: object) -> Reply:
+        values = dict(values_of_prediction(result, self.who, True))
+        names = list(self.writes or values)
+        if len(names) != 1 or names[0] not in values:
+            raise NodeOutputError(
+                f"{self.who} gave {listed(values)}: a module of condense gives one value, the shorter one"
+            )
+        return Reply({self.field: values[names[0]]})
+
+    @property
+    def who(self) -> str:
+        """What errors call it."""
+        return f"the module that condenses {self.field!r} of node {self.node!r}"
+
+
+Asking = Generator[tuple[Node, Call], Reply, Any]
+
+
+def condensed(condensers: Mapping[str, Condenser], updates: Mapping[str, object], call: Call) -> Asking:
+    """What a node writes, shortened: a driver makes each call and sends the reply back.
+
+    Args:
+        condensers: by field, the modules of the node.
+        updates: what it writes.
+        call: the call of the node.
+    """
+    found = dict(updates)
+    for field, condenser in condensers.items():
+        if field not in found:
+            continue
+        update = found[field]
+        parts = update.updates if isinstance(update, Updates) else (update,)
+        short = []
+        for part in parts:
+            whole = isinstance(part, Replace)
+            value = yield from _shorter(condenser, part.value if isinstance(part, Replace) else part, call)
+            short.append(Replace(value) if whole else value)
+        found[field] = Updates(*short) if isinstance(update, Updates) else short[0]
+    return found
+
+
+def _shorter(condenser: Condenser, value: Any, call: Call) -> Asking:
+    if value is DELETE or value is None:
+        return value
+    if condenser.shape == "keys" and isinstance(value, Mapping) and not condenser.several:
+        short = {}
+        for key, entry in value.items():
+            short[key] = yield from _one(condenser, entry, call)
+        return short
+    if condenser.shape == "items" and isinstance(value, LISTS) and not condenser.several:
+        entries: list[Any] = []
+        for entry in value:
+            one = yield from _one(condenser, entry, call)
+            entries.append(one)
+        return entries
+    return (yield from _one(condenser, value, call))
+
+
+def _one(condenser: Condenser, value: Any, call: Call) -> Asking:
+    overlay: Any = freeze({condenser.given: value})
+    reply = yield condenser, Call(call.state, call.context, call.program, overlay, call.resources, call.runner)
+    return reply.updates[condenser.field]
+
+
+def plan_condenser(
+    node: str, field: str, module: object, schema: Schema, writes: Mapping[str, str] | None
+) -> tuple[Condenser | None, list[str]]:
+    """A module that shortens what a node writes to a field, and what is wrong with it.
+
+    Args:
+        node: the name of the node.
+        field: the field.
+        module: the module.
+        schema: the fields of the state.
+        writes: what the node writes; None for unknown.
+    """
+    who = f"node {node!r}: condense"
+    if not schema.open and field not in schema.fields:
+        return None, [f"{who} names {field!r}, which {no_field(field, schema)}"]
+    if writes is not None and field not in writes.values():
+        return None, [f"{who} names {field!r}, which it does not write: its writes are {listed(writes.values())}"]
+    if field in schema.live:
+        return None, [
+            f"{who} names {field!r}, a live field, whose posts are seen as they are made: shorten in the node"
+        ]
+    if not isinstance(module, dspy.Module):
+        kind = type(module).__name__
+        return None, [
+            f"{who} gives {field!r} an object of type {kind}: give a dspy.Module, dspy.Predict('text -> short')"
+        ]
+    found = module_io(module)
+    inputs = [name for name in found.inputs if name not in found.optional] or list(found.inputs)
+    if len(inputs) != 1 or (found.outputs is not None and len(found.outputs) != 1):
+        has = f"has the inputs {listed(found.inputs)} and the outputs {listed(found.outputs or ())}"
+        return None, [
+            f"{who}: the module for {field!r} {has}: it takes one value, gives one, dspy.Predict('text -> short')"
+        ]
+    shape = _shape(schema, field)
+    if shape == "messages":
+        return None, [f"{who} names {field!r}: messages are kept as they were said; shorten a text and then say it"]
+    taken = class_of(without_none(found.inputs[inputs[0]]))
+    several = taken is not None and issubclass(taken, (list, tuple, Mapping))
+    outputs = None if found.outputs is None else dict.fromkeys(found.outputs, field)
+    name = f"{node}_condense_{field}"
+    condenser = Condenser(
+        name=name, node=node, writes=outputs, field=field, given=inputs[0], shape=shape, several=several
+    )
+    return condenser, []
+
+
+def _shape(schema: Schema, field: str) -> str:
+    """What the entries of one update of a field are."""
+    reducer = schema.reducer(field)
+    if reducer is None or reducer.name == "append":
+        return ""
+    if reducer.name == "add_messages":
+        return "messages"
+    return {"items": "items", "members": "items", "keys": "keys"}.get(reducer.shape, "") if reducer.parts else ""
