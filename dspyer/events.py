@@ -40,6 +40,8 @@ class Commit(NamedTuple):
         started: wall clock, seconds since the epoch.
         duration: seconds.
         live: what the node exchanged over live fields; None for nothing.
+        calls: how often it called predictors and tools; counted where the graph reads `run.NODE.calls` or
+            `run.NODE.tool_calls`.
         sizes: bytes of the JSON form of each field with a limit that it wrote, after it.
     """
 
@@ -57,6 +59,7 @@ class Commit(NamedTuple):
     started: float = 0.0
     duration: float = 0.0
     live: Exchange | None = None
+    calls: tuple[int, int] = (0, 0)
     sizes: Mapping[str, int] = FrozenDict()
 
 

@@ -87,8 +87,12 @@ class _Called:
         signature = dspy.ensure_signature(self.own)
         text = signature.instructions
         template.check(text)
-        new, used, _ = filled(text, filling.text)
-        lost = {name: filling.text(name) for name in template.names if name not in used}
+
+        def value_of(name: str) -> str | None:
+            return filling.text(name) if template.may is None or name in template.may else None
+
+        new, used, _ = filled(text, value_of)
+        lost = {name: value_of(name) for name in template.names if name not in used}
         ends = [f"{name}: {value}" for name, value in lost.items() if value is not None]
         if ends:
             new = "\n".join([new, *ends])

@@ -43,3 +43,13 @@ def hand_over(steps: Steps) -> None:
         while len(trace) >= limit:
             trace.pop(0)
         trace.append(step)
+
+
+def calls_in(steps: Steps) -> tuple[int, int]:
+    """How often predictors were called, and how often tools: as `ReAct` and `ReActV2` say in their predictions."""
+    tools = 0
+    for _, _, prediction in steps:
+        if prediction.get("next_tool_name") not in (None, "finish"):
+            tools += 1
+        tools += len(getattr(prediction.get("tool_calls"), "tool_calls", ()))
+    return len(steps), tools

@@ -10,7 +10,7 @@ from dspyer.bond.filling import fill_in
 from dspyer.building.blueprint import Blueprint
 from dspyer.nodes import Node, Router
 from dspyer.patch import DELETE
-from dspyer.scheduler.run_values import OF_NODE, OF_RUN, run_value_problem
+from dspyer.scheduler.run_values import OF_NODE, OF_RUN, is_counted, run_value_problem
 from dspyer.scheduler.validation import Earlier, Facts
 from dspyer.schema import Schema
 from dspyer.templates import RUN
@@ -60,6 +60,7 @@ def fill_templates(blueprint: Blueprint, modules: Mapping[str, dspy.Module]) -> 
     named += [(router.module_name or "", router.templates) for router in blueprint.routers()]
     run_values = [f"{RUN}{name}" for name in OF_RUN]
     run_values += [f"{RUN}{node}.{name}" for node in blueprint.nodes for name in OF_NODE]
+    run_values = [name for name in run_values if blueprint.counts or not is_counted(name)]
     for attribute, templates in named:
         if templates.inside and attribute in modules:
             may = None if templates.may is None else templates.may.union(run_values)

@@ -371,6 +371,7 @@ class Reader:
             head.started / 1_000,
             head.duration / 1_000_000,
             head.live,
+            head.calls,
         )
 
 

@@ -156,7 +156,8 @@ def _committed(run: RunState, head: CommitHead, written: Written, opening: Openi
     overlays = written.overlays or (None,) * len(head.route)
     targets = tuple([Target(name, overlay) for name, overlay in zip(head.route, overlays, strict=True)])
     times = (head.started / 1_000, head.duration / 1_000_000)
-    return advance(run, execution.id, Transition(patch, state, targets, written.reason, *times, head.live))[0]
+    found = Transition(patch, state, targets, written.reason, *times, head.live, head.calls)
+    return advance(run, execution.id, found)[0]
 
 
 def _begun(run: RunState, head: CommitHead) -> tuple[RunState, Execution | None]:

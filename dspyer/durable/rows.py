@@ -70,7 +70,7 @@ class Draft(NamedTuple):
         return Row(seq, self.kind, self.head, self.content)
 
 
-_USUAL: tuple[Any, ...] = (0, 1, None, (), None, None)
+_USUAL: tuple[Any, ...] = (0, 1, None, (), None, None, (0, 0))
 
 
 class CommitHead(NamedTuple):
@@ -89,6 +89,7 @@ class CommitHead(NamedTuple):
         duration: how long it took, microseconds.
         items: the field of a map's results and how many there are, where they are the results of its item rows.
         live: what the node exchanged over live fields.
+        calls: how often it called predictors and tools, where the graph reads that.
     """
 
     id: str
@@ -103,6 +104,7 @@ class CommitHead(NamedTuple):
     duration: int
     items: tuple[str, int] | None = None
     live: Exchange | None = None
+    calls: tuple[int, int] = (0, 0)
 
     @property
     def item_names(self) -> list[str]:
@@ -118,7 +120,7 @@ class CommitHead(NamedTuple):
 
     def packed(self) -> tuple[Any, ...]:
         """The head of a row: small numbers, and what says nothing is left out at the end."""
-        name, node, step, visit, settled, route, parents, scope, started, duration, items, live = self
+        name, node, step, visit, settled, route, parents, scope, started, duration, items, live, calls = self
         path, _, index = name.rpartition(":")
         late = step - int(index)
         head = (
@@ -129,21 +131,24 @@ class CommitHead(NamedTuple):
             started - EPOCH,
             duration,
         )
-        rest = () if items is None and live is None else (None if items is None else list(items),)
+        exchanged = None
+        if live is not None:
+            exchanged = [{field: list(seqs) for field, seqs in live.posts.items()}, dict(live.reads)]
+        rest: list[Any] = [None if items is None else list(items), exchanged, list(calls) if any(calls) else None]
+        while rest and rest[-1] is None:
+            rest.pop()
         if settled and not late and parents is None and not scope and not rest:
             return head
         if parents is None and not scope and not rest:
             return (*head, late, int(settled))
         full = (*head, late, int(settled), None if parents is None else list(parents), list(scope))
-        if live is not None:
-            rest = (*rest, [{field: list(seqs) for field, seqs in live.posts.items()}, dict(live.reads)])
         return (*full, *rest)
 
     @classmethod
     def of(cls, head: Sequence[Any]) -> CommitHead:
         """The structure of a commit, from the head of its row."""
         name, node, route, visit, started, duration, *rest = head
-        late, settled, parents, scope, items, live = (*rest, *_USUAL[len(rest) :])
+        late, settled, parents, scope, items, live, calls = (*rest, *_USUAL[len(rest) :])
         if isinstance(name, int):
             index, name = name, f"trunk:{name}"
         else:
@@ -161,6 +166,7 @@ class CommitHead(NamedTuple):
             duration,
             None if items is None else (str(items[0]), int(items[1])),
             None if live is None else Exchange({field: tuple(seqs) for field, seqs in live[0].items()}, live[1]),
+            (int(calls[0]), int(calls[1])),
         )
 
 
@@ -197,6 +203,7 @@ def commit_draft(
         int(commit.duration * 1_000_000),
         items,
         commit.live,
+        commit.calls,
     )
     sent = tuple(overlays)
     written = Written(

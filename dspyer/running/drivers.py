@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from dspyer.bond.tracing import recording
+from dspyer.bond.tracing import calls_in, recording
 from dspyer.errors import DspyerError, Interrupt
 from dspyer.nodes import Decision, Reply, Router, portal_scope
 from dspyer.running.crews import Outcome, Tasks, Threads, aattempt_here, attempt_here
@@ -169,4 +169,6 @@ def settle(session: Session, execution: Execution | None, outcome: Outcome) -> N
         if session.unsaved is not None:
             save(session)  # what has finished beside it
         raise error
+    if steps and error is None and session.blueprint.counts:
+        transition = transition._replace(calls=calls_in(steps))
     session.finish(execution, transition if error is None else error, steps)

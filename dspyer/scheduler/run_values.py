@@ -21,6 +21,11 @@ OF_RUN = ("count", "remaining", "routing_reason")
 OF_NODE = ("visits", "calls", "tool_calls")
 
 
+def is_counted(name: str) -> bool:
+    """Whether a run value is known only if somebody counts during the run."""
+    return name.endswith((".calls", ".tool_calls"))
+
+
 def run_value(name: str, topology: Topology, log: Log, branch: Branch) -> int | str | None:
     """A run value.
 
@@ -38,7 +43,7 @@ def run_value(name: str, topology: Topology, log: Log, branch: Branch) -> int | 
         if rest[0] == "visits":
             return int(branch.tally.get(first, 0))
         commits = [log[place].commit for place in lineage(log, [branch.head])]
-        return int(sum([getattr(commit, rest[0]) for commit in commits if commit.node == first]))
+        return sum([commit.calls[OF_NODE.index(rest[0]) - 1] for commit in commits if commit.node == first])
     if first == "count":
         return int(sum([branch.tally.get(node, 0) for node in topology.nodes]))
     if first == "remaining":

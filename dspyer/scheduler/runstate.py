@@ -33,6 +33,7 @@ class Transition(NamedTuple):
     started: float = 0.0
     duration: float = 0.0
     live: Exchange | None = None
+    calls: tuple[int, int] = (0, 0)
 
 
 class Branch(NamedTuple):

@@ -165,6 +165,7 @@ def advance(run: RunState, execution_id: str, outcome: Transition | Asking | Bas
         outcome.started,
         outcome.duration,
         outcome.live,
+        outcome.calls,
     )
     if topology.schema.limited:
         commit = commit._replace(sizes=topology.schema.sizes(outcome.patch, outcome.state))
