@@ -38,7 +38,7 @@ class Ear:
         posts: its posts with their numbers, by field.
         reads: up to which number it has read itself, by field.
         places: where it stands, by field.
-        pending: what is left of the last post that it has begun to read, by field.
+        pending: what was fetched and not read yet, by field.
     """
 
     __slots__ = ("before", "execution", "node", "own", "path", "pending", "places", "posts", "reads")
@@ -53,6 +53,16 @@ class Ear:
         self.reads: dict[str, int] = {}
         self.places: dict[str, int] = {}
         self.pending: dict[str, deque[LiveEntry]] = {}
+
+    def next(self, field: str) -> LiveEntry | None:
+        """The next entry of a field that was fetched, and notes that it is read. It needs no lock."""
+        pending = self.pending.get(field)
+        if not pending:
+            return None
+        entry = pending.popleft()
+        self.reads[field] = entry.seq
+        plain = thaw(entry.value)
+        return entry if plain is entry.value else entry._replace(value=plain)
 
     def exchange(self) -> Exchange | None:
         """What belongs to the outcome of the execution."""
@@ -135,29 +145,18 @@ class Board:
         """Whether somebody who listens has not come to the end of a field."""
         return bool(ear.pending.get(field)) or ear.places.get(field, 0) < len(self._posts[field])
 
-    def next(self, ear: Ear, field: str) -> LiveEntry | None:
-        """The next entry for somebody, and notes that it has read it."""
-        pending = ear.pending.get(field)
-        if not pending:
-            posts = self._posts[field]
-            place = ear.places.get(field)
-            if place is None:
-                before = ear.before.get(field)
-                place = 0 if before is None else bisect_right(posts, before, key=lambda post: post.seq)
-            pending = None
-            while place < len(posts) and not pending:
-                post = posts[place]
-                place += 1
-                ear.reads[field] = post.seq
-                if post.execution not in ear.own:
-                    pending = deque(self._entries_of(post) if not post.seq else self._entries[post.seq])
-            ear.places[field] = place
-            if not pending:
-                return None
-            ear.pending[field] = pending
-        entry = pending.popleft()
-        plain = thaw(entry.value)
-        return entry if plain is entry.value else entry._replace(value=plain)
+    def fetch(self, ear: Ear, field: str) -> None:
+        """Hands somebody all that has come, to be read one by one."""
+        posts = self._posts[field]
+        place = ear.places.get(field)
+        if place is None:
+            before = ear.before.get(field)
+            place = 0 if before is None else bisect_right(posts, before, key=lambda post: post.seq)
+        pending = ear.pending.setdefault(field, deque())
+        for post in posts[place:]:
+            if post.execution not in ear.own:
+                pending.extend(self._entries[post.seq] if post.seq else self._entries_of(post))
+        ear.places[field] = len(posts)
 
     def unread(self, ear: Ear, field: str, update: Any, behind: Callable[[], frozenset[str]]) -> list[tuple[Any, Post]]:
         """The latest entries of others that somebody writes over without having read them, with their keys.

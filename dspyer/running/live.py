@@ -37,8 +37,13 @@ class Listener:
 
     def heard(self) -> LiveEntry | None:
         """The next entry, if it is there."""
-        with self._session.lock:
-            return self._session.board.next(self._ear, self._field)
+        ear, field = self._ear, self._field
+        entry = ear.next(field)
+        if entry is None:
+            with self._session.lock:
+                self._session.board.fetch(ear, field)
+            entry = ear.next(field)
+        return entry
 
     def wait(self, wake: Callable[[], object]) -> Waiter:
         """Waits for the next entry."""

@@ -179,29 +179,46 @@ def parts_of(log: Log, heads: Sequence[int], of: Folded, reader: str, *, new: bo
     shape = of.reducer.shape
     within = fresh if new and shape != "members" else None  # whether a member is new, the others tell
     parts: list[Part] = []
-    for place in lineage(log, heads, within):
-        entry = log[place]
-        if of.field not in entry.commit.patch:
-            continue
-        update = entry.commit.patch[of.field]
-        updates = update.updates if isinstance(update, Updates) else (update,)
-        winner = entry.winners.get((of.field,), place)
+    for place, number, one in _updates(log, lineage(log, heads, within), of.field):
+        winner = log[place].winners.get((of.field,), place)
         author = log[winner].commit
         name = f"{of.prefix}{author.id}" if winner >= 0 else author.id
-        for number, one in enumerate(updates):
-            first = of.whole and not place and not number
-            if first or one is DELETE or isinstance(one, Replace):
-                parts = []  # what was there is gone
-                value = of.default if one is DELETE else one.value if isinstance(one, Replace) else one
-                found = _whole(value if value is DELETE else freeze(value), of.reducer)
-            else:
-                assert of.reducer.parts is not None  # fields without parts have no views of them
-                found = of.reducer.parts(one)
-            parts += [Part(value, key, author.node, name, place not in fresh) for key, value in found]
+        first = of.whole and not place and not number
+        if first or one is DELETE or isinstance(one, Replace):
+            parts = []  # what was there is gone
+            value = of.default if one is DELETE else one.value if isinstance(one, Replace) else one
+            found = _whole(value if value is DELETE else freeze(value), of.reducer)
+        else:
+            assert of.reducer.parts is not None  # fields without parts have no views of them
+            found = of.reducer.parts(one)
+        parts += [Part(value, key, author.node, name, place not in fresh) for key, value in found]
     parts = _united(shape, parts)
     if of.most is not None:
         parts = parts[max(len(parts) - of.most, 0) :]
     return Parts(shape, tuple([part for part in parts if not part.seen] if new else parts))
+
+
+def _updates(log: Log, order: Iterable[int], field: str) -> list[tuple[int, int, Any]]:
+    """The updates of a field in the order in which they were folded: place of the commit, number in it, update.
+
+    Posts to a live field were folded as they arrived, whichever commit they belong to.
+    """
+    found: list[tuple[int, int, int, Any]] = []
+    latest = 0
+    for place in order:
+        commit = log[place].commit
+        if field not in commit.patch:
+            continue
+        update = commit.patch[field]
+        updates = update.updates if isinstance(update, Updates) else (update,)
+        seqs = commit.live.posts.get(field, ()) if commit.live is not None and place >= 0 else ()
+        for number, one in enumerate(updates):
+            seq = seqs[number] if seqs else latest
+            latest = max(latest, seq)
+            found.append((seq, place, number, one))
+    if latest:
+        found.sort(key=lambda update: update[0])
+    return [(place, number, one) for _, place, number, one in found]
 
 
 def _united(shape: str, parts: list[Part]) -> list[Part]:

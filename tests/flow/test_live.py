@@ -28,6 +28,7 @@ from dspyer import (
     Updates,
     live,
     reducers,
+    view,
 )
 from dspyer.errors import AttemptError, GraphError, InputError, MergeConflictError, NodeOutputError
 from dspyer.events import Doing, LiveConflict, NodeStarted, Posted, Withdrawn
@@ -43,7 +44,7 @@ class Pad(BaseModel):
     done: Annotated[int, reducers.increment] = 0
 
 
-def team(*names: str, sequence: bool = False, **nodes: Any) -> Graph:
+def team(*names: str, sequence: Any = False, **nodes: Any) -> Graph:
     """A graph of nodes that run at once, or one after the other. Each may read and write what its name says."""
     graph = Graph(Pad)
     for name, node in nodes.items():
@@ -281,6 +282,22 @@ def test_the_final_state_is_the_fold_by_arrival(order: list[int]) -> None:
         )
     ]
     assert [update for _, update in sorted(numbered)] == expected
+
+
+def test_views_show_posts_in_the_order_of_their_arrival() -> None:
+    seen: list[list[tuple[str, str]]] = []
+
+    def reads(ctx: Context) -> None:
+        seen.append([(entry.author, entry.value) for entry in ctx.view(view("notes"))])
+
+    graph = Graph(Pad)
+    nodes = in_turn([1, 0, 1], 2)
+    for name, (fn, writes) in nodes.items():
+        graph.add_node(name, fn, writes=writes)
+    graph.add_node("reads", reads, reads=["notes"], writes=[]).add_edge(START, list(nodes))
+    run = graph.add_edge(list(nodes), "reads").add_edge("reads", END).compile().run({})
+    finished(run)
+    assert seen == [[("n1", "1.0"), ("n0", "0.1"), ("n1", "1.2")]]
 
 
 def test_all_hear_all_in_one_order() -> None:
@@ -534,22 +551,22 @@ def test_a_list_may_reject_what_was_written_unread() -> None:
     class Code(BaseModel):
         notes: Annotated[list[str], reducers.append, live(on_conflict="reject")] = []
 
+    posted = threading.Event()
+
     def one(ctx: Context) -> None:
         ctx.post("notes", "1")
+        posted.set()
 
     def two(ctx: Context) -> None:
-        while True:
-            try:
-                ctx.post("notes", "2")
-                break
-            except MergeConflictError:
-                next(ctx.live("notes"))
+        assert posted.wait(20)
+        with pytest.raises(MergeConflictError):
+            ctx.post("notes", "2")
+        heard = next(ctx.live("notes")).value
+        ctx.post("notes", f"2 after {heard}")
 
     graph = Graph(Code).add_node("one", one, writes=["notes"]).add_node("two", two, writes=["notes"])
     program = graph.add_edge(START, ["one", "two"]).add_edge(["one", "two"], END).compile()
-    run = program.run({})
-    if not run.error:  # one may have been the second to post, and does not read
-        assert sorted(run.state["notes"]) == ["1", "2"]
+    assert finished(program.run({})).state.to_dict()["notes"] == ["1", "2 after 1"]
 
 
 @pytest.mark.parametrize("sequence", [False, True])

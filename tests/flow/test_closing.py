@@ -1,0 +1,125 @@
+"""When a live field is closed; and the scheduler stays a pure fold, by recorded arrival and not by who ends first."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Annotated
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from dspyer import live, reducers
+from dspyer.events import Commit, Exchange
+from dspyer.policies import Policies
+from dspyer.reducers import Updates
+from dspyer.scheduler.closing import Waiting, reachable_writes, released
+from dspyer.scheduler.rounds import Edge
+from dspyer.scheduler.runstate import RunState, Target, Transition
+from dspyer.scheduler.schedule import advance, begin, plan, start
+from dspyer.scheduler.topology import END, START, Topology
+from dspyer.schema import Schema
+
+# Who waits for which field, who can go on, what each may write, and who is told that nothing more comes.
+CASES = {
+    "nobody writes it": ("a:f b:f", "", {}, "a b"),
+    "somebody works who writes it": ("a:f", "w", {"w": "f"}, ""),
+    "somebody works who writes another": ("a:f", "w", {"w": "g"}, "a"),
+    "one's own writes count for nobody but others": ("a:f", "", {"a": "f"}, "a"),
+    "a waiter on an open field may write it": ("a:f b:g", "w", {"w": "g", "b": "f"}, ""),
+    "a ring: the first in path order": ("b:f a:g", "", {"a": "f", "b": "g"}, "a"),
+    "all on one field": ("c:f a:f b:f", "", {"a": "f", "b": "f", "c": "f"}, "a"),
+    "who waits for a ring waits on": ("a:x b:f c:g", "", {"b": "g x", "c": "f"}, "b"),
+    "two rings": ("a:f b:g c:h d:i", "", {"a": "g", "b": "f", "c": "i", "d": "h"}, "a c"),
+    "a ring beside somebody who works": ("a:f b:g", "w", {"a": "g", "b": "f", "w": "h"}, "a"),
+    "a chain ends at its end": ("a:f b:g", "", {"a": "g"}, "a"),
+}
+
+
+def told(waiting: str, able: str, writes: dict[str, str]) -> set[str]:
+    waiters = []
+    for text in waiting.split():
+        node, field = text.split(":")
+        waiters.append(Waiting(node, node, (ord(node),), field))
+    found = released(waiters, able.split(), lambda node: writes.get(node, "").split())
+    return {one.node for one in found}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_who_is_released(case: tuple[str, str, dict[str, str], str]) -> None:
+    waiting, able, writes, expected = case
+    assert told(waiting, able, writes) == set(expected.split())
+
+
+@given(
+    waiting=st.lists(st.sampled_from("fgh"), min_size=1, max_size=6),
+    writes=st.lists(st.sets(st.sampled_from("fgh")), min_size=7, max_size=7),
+    works=st.booleans(),
+)
+def test_somebody_always_goes_on(waiting: list[str], writes: list[set[str]], works: bool) -> None:
+    """As long as nobody works, somebody is released; and never one whose field somebody who works may write."""
+    names = "abcdefg"
+    may = {name: " ".join(sorted(fields)) for name, fields in zip(names, writes, strict=True)}
+    text = " ".join(f"{name}:{field}" for name, field in zip(names, waiting, strict=False))
+    found = told(text, "g" if works else "", may)
+    assert found or works
+    if works:
+        assert not {name for name in found if waiting[names.index(name)] in writes[6]}
+
+
+class Pad(BaseModel):
+    """What the nodes share."""
+
+    notes: Annotated[list[str], reducers.append, live] = []
+
+
+def topology(names: Iterable[str]) -> Topology:
+    nodes = tuple(names)
+    edges = [Edge(START, name) for name in nodes] + [Edge(name, "join") for name in nodes] + [Edge("join", END)]
+    return Topology("pad", (*nodes, "join"), tuple(edges), Schema.of(Pad), Policies.of(None))
+
+
+def test_what_a_branch_may_still_write() -> None:
+    graph = topology("ab")
+    assert reachable_writes(graph, {"a": ["f"], "join": ["g"]}, "a") == {"f", "g"}
+    assert reachable_writes(graph, {"a": ["f"], "join": ["g"]}, "b") == {"g"}
+
+
+def played(posts: dict[str, list[int]], order: Iterable[str]) -> RunState:
+    """A run whose nodes end in a given order, each with posts of given numbers."""
+    graph = topology(posts)
+    schema = graph.schema
+    state = schema.initial({})
+    run, execution, _ = begin(start(graph))
+    assert execution is not None
+    run, _ = advance(run, execution.id, Transition({}, state, tuple(Target(name) for name in posts)))
+    begun = {}
+    while plan(run):
+        run, execution, _ = begin(run)
+        assert execution is not None
+        begun[execution.node] = execution.id
+    for name in order:
+        seqs = posts[name]
+        patch = {"notes": Updates(*[str(seq) for seq in seqs])} if seqs else {}
+        exchange = Exchange({"notes": tuple(seqs)} if seqs else {}, {})
+        done = Transition(patch, schema.replay(state, patch), (Target("join"),), live=exchange)
+        run, _ = advance(run, begun[name], done)
+    run, execution, _ = begin(run)
+    assert execution is not None
+    run, _ = advance(run, execution.id, Transition({}, execution.branch.state, (Target(END),)))
+    return begin(run)[0]
+
+
+def order_of(commit: Commit) -> tuple[int, tuple[int, ...]]:
+    return commit.step, commit.branch
+
+
+@given(authors=st.lists(st.sampled_from("abc"), max_size=8))
+def test_a_join_folds_by_arrival_whoever_ends_first(authors: list[str]) -> None:
+    posts = {name: [seq for seq, author in enumerate(authors, 1) if author == name] for name in "abc"}
+    ends = [played(posts, order) for order in itertools.permutations("abc")]
+    assert [run.resting.to_dict()["notes"] for run in ends] == [[str(seq) for seq in range(1, len(authors) + 1)]] * 6
+    commits = [sorted((entry.commit._replace(version=None) for entry in run.log), key=order_of) for run in ends]
+    assert all(each == commits[0] for each in commits)

@@ -1,0 +1,191 @@
+"""Live fields on threads: posts are rows before anybody sees them, and a node that runs again reads the same."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel
+
+from dspyer import END, START, CompiledGraph, Context, Graph, LiveEntry, Run, live, reducers
+from dspyer.events import Posted, Withdrawn
+from dspyer.stores import Memory
+from dspyer.threads.thread import Thread
+
+
+class Pad(BaseModel):
+    notes: Annotated[list[str], reducers.append, live] = []
+    echoes: Annotated[list[str], reducers.append, live] = []
+
+
+heard: list[list[tuple[Any, int, int | None]]] = []
+
+
+def seen(entry: LiveEntry) -> tuple[Any, int, int | None]:
+    return entry.value, entry.seq, entry.withdraws
+
+
+def listens(ctx: Context) -> None:
+    """Answers what stands, at its end: what it posts later is no matter of the order in which two nodes run."""
+    found: list[tuple[Any, int, int | None]] = []
+    heard.append(found)
+    notes: dict[int, str] = {}
+    for note in ctx.live("notes"):
+        found.append(seen(note))
+        if note.withdraws is None:
+            notes[note.seq] = note.value
+        else:
+            del notes[note.withdraws]
+    for value in notes.values():
+        ctx.post("echoes", value)
+
+
+def asks(ctx: Context) -> None:
+    ctx.post("notes", "draft")
+    ctx.post("notes", "final" if ctx.interrupt("ok", "Is it good?") else "bin")
+
+
+failing = [True]
+
+
+def fails(ctx: Context) -> None:
+    ctx.post("notes", "first")
+    if failing[0]:
+        raise ValueError("broken")
+
+
+def others(ctx: Context) -> None:
+    """Done, whatever becomes of its siblings."""
+
+
+def graph(store: Any, writer: Any) -> CompiledGraph:
+    built = Graph(Pad).add_node("listens", listens, writes=["echoes"]).add_node("writer", writer, writes=["notes"])
+    built.add_edge(START, ["listens", "writer"]).add_edge(["listens", "writer"], END)
+    return built.compile(store=store)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    heard.clear()
+    failing[0] = True
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    return Memory() if request.param == "memory" else str(tmp_path / "runs.db")
+
+
+def run_of(t: Thread, asynchronous: bool) -> Run:
+    return asyncio.run(t.arun({})) if asynchronous else t.run({})
+
+
+def resumed(t: Thread, asynchronous: bool, answers: dict[str, Any] | None = None) -> Run:
+    return asyncio.run(t.aresume(answers)) if asynchronous else t.resume(answers)
+
+
+def rows_of(program: CompiledGraph, t: Thread) -> list[tuple[str, Any]]:
+    assert program._store is not None
+    row = program._store.thread(t.name)
+    assert row is not None
+    assert row.head is not None
+    rows = program._store.rows(row.head.run, 0, row.head.seq)
+    return [(one.kind, one.head) for one in rows if one.kind in ("post", "withdraw")]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_interrupted_writer_posts_again_and_all_see_that_it_did(store: Any, asynchronous: bool) -> None:
+    program = graph(store, asks)
+    t = program.thread("t")
+    run = run_of(t, asynchronous)
+    assert (run.status, [question.key for question in run.questions]) == ("interrupted", ["ok"])
+    run = resumed(t, asynchronous, {"ok": True})
+    run.raise_error()
+    assert run.state.to_dict() == {"notes": ["draft", "final"], "echoes": ["draft", "final"]}
+    first, again = heard
+    assert again[: len(first)] == first
+    assert again == [("draft", 1, None), ("draft", 2, 1), ("draft", 3, None), ("final", 4, None)]
+    assert [kind for kind, _ in rows_of(program, t)] == ["post", "withdraw", "post", "post", "post", "post"]
+    assert t.state == run.state
+
+
+def test_a_failed_writer_runs_again_and_so_do_its_listeners(store: Any) -> None:
+    t = graph(store, fails).thread("t")
+    run = t.run({})
+    assert isinstance(run.error, ValueError)
+    assert [event.posts for event in run.events if isinstance(event, Withdrawn)] == [(1,)]
+    failing[0] = False
+    run = graph(t._program._store, fails).thread("t").resume()
+    run.raise_error()
+    assert run.state.to_dict() == {"notes": ["first"], "echoes": ["first"]}
+    assert heard[-1] == [("first", 1, None), ("first", 2, 1), ("first", 3, None)]
+
+
+def test_what_a_crashed_attempt_has_posted_is_taken_back(store: Any) -> None:
+    """The store holds the post of a process that came to no end."""
+    program = graph(store, fails)
+    t = program.thread("t")
+
+    class Killed(BaseException):
+        pass
+
+    def dies(ctx: Context) -> None:
+        ctx.post("notes", "first")
+        raise Killed
+
+    with pytest.raises(Killed):
+        graph(program._store, dies).thread("t").run({})
+    assert [kind for kind, _ in rows_of(program, t)] == ["post"]
+    failing[0] = False
+    run = t.resume(allow_changed_graph=True, take_over=True)
+    run.raise_error()
+    assert [event.posts for event in run.events if isinstance(event, Withdrawn)] == [(1,)]
+    assert run.state.to_dict() == {"notes": ["first"], "echoes": ["first"]}
+    assert [event.seq for event in run.events if isinstance(event, Posted) and event.field == "notes"] == [3]
+
+
+def test_a_stored_run_reads_as_it_ran(store: Any) -> None:
+    """The history folds posts as they arrived, across the branches."""
+    turn = [threading.Event() for _ in range(3)]
+
+    def one(ctx: Context) -> None:
+        ctx.post("notes", "1")
+        turn[0].set()
+        assert turn[1].wait(20)
+        ctx.post("notes", "3")
+
+    def two(ctx: Context) -> None:
+        assert turn[0].wait(20)
+        ctx.post("notes", "2")
+        turn[1].set()
+
+    built = Graph(Pad).add_node("one", one, writes=["notes"]).add_node("two", two, writes=["notes"])
+    t = built.add_edge(START, ["one", "two"]).add_edge(["one", "two"], END).compile(store=store).thread("t")
+    run = t.run({})
+    run.raise_error()
+    assert run.state.to_dict()["notes"] == ["1", "2", "3"]
+    assert t.state == run.state
+    assert t.at(len(run.commits) - 1).to_dict()["notes"] == ["1", "2", "3"]
+    live_of = {f"t.1/{commit.id}": commit.live for commit in run.commits}
+    assert {commit.id: commit.live for commit in t.history()} == live_of
+
+
+def test_a_thread_goes_on_from_what_was_there(store: Any) -> None:
+    failing[0] = False
+    t = graph(store, fails).thread("t")
+    for _ in range(2):
+        t.run({}).raise_error()
+    assert heard[1] == [("first", 0, None), ("first", 1, None)]
+    assert t.state.to_dict()["notes"] == ["first", "first"]
+
+
+def test_an_isolated_run_is_taken_up_as_it_was(store: Any) -> None:
+    t = graph(store, fails).thread("t")
+    assert t.run({}, live=False).error
+    failing[0] = False
+    run = t.resume()
+    run.raise_error()
+    assert run.state.to_dict() == {"notes": ["first"], "echoes": []}
+    assert not [event for event in run.events if isinstance(event, Posted)]
