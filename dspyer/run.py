@@ -10,9 +10,12 @@ import dspy
 from dspyer.errors import Interrupted
 from dspyer.events import Commit, Event, MergedConflict, Path, Question
 from dspyer.pictures.history import rows_of
+from dspyer.pictures.lanes import Lanes
 from dspyer.pictures.report import describe
 from dspyer.pictures.run import draw_run
+from dspyer.pictures.tokens import Count, Tokens, count_tokens
 from dspyer.running.session import Session
+from dspyer.running.sight import reads_of
 from dspyer.scheduler.lineage import Entry, last_writer, lineage, touches, value_at
 from dspyer.state import ImmutableState
 
@@ -62,6 +65,8 @@ class Run:
         self.usage = {name: dict(tokens) for name, tokens in usage.items()}
         self.duration = session.duration
         self._prediction = prediction
+        self._looks = tuple(session.sight.looks)
+        self._made_here = (session.blueprint.nodes, run.log, len(session.opening.run.log))
         self._entries = numbered(list(run.log), run.first)
         self._first = run.first
         self._head = sum(1 for entry in self._entries if entry.commit.version is not None) - 1
@@ -156,6 +161,25 @@ class Run:
             A text of at most 100 columns.
         """
         return describe(self)
+
+    def tokens(self, count: Count | None = None) -> Tokens:
+        """What its nodes got, in tokens: each view against the whole field; what is no view is sent whole.
+
+        It tells of the nodes that ran in this process, and not of those of graphs inside of it. Input tokens that a
+        provider had cached stand apart: a whole history is mostly cached, so that it costs less than it seems.
+
+        Args:
+            count: counts the tokens of a text, for example by a model's tokenizer. By default a fixed estimate does
+                that is the same on every machine: 4 bytes of UTF-8 are a token.
+
+        Returns:
+            The counts, a table as text.
+        """
+        return count_tokens(self._looks, reads_of(*self._made_here), self.usage, count)
+
+    def lanes(self) -> Lanes:
+        """Its fields over time: who wrote which of them when. Text in a terminal, a picture in a notebook."""
+        return Lanes(self.commits)
 
     def to_svg(self) -> str:
         """The run as a picture: a lane for each branch, a dot for each commit, conflicts marked.

@@ -227,14 +227,16 @@ class Look(NamedTuple):
         node: who looked.
         name: what the node calls it.
         view: the view.
-        sent: estimated tokens of what was shown.
-        whole: the frozen value of the field, of which it is a part.
+        shape: what the parts make up.
+        shown: the parts that were shown.
+        whole: the frozen value of the field.
     """
 
     node: str
     name: str
     view: View
-    sent: int
+    shape: str
+    shown: tuple[Part, ...]
     whole: Any
 
 
@@ -310,11 +312,17 @@ def tokens_in(text: str) -> int:
     return -(-len(text.encode("utf-8", "surrogatepass")) // 4)
 
 
-def tokens_of(shape: str, parts: Sequence[Part]) -> int:
-    """The estimated tokens of parts."""
+def tokens_of(shape: str, parts: Sequence[Part], count: Callable[[str], int] = tokens_in) -> int:
+    """The tokens of parts.
+
+    Args:
+        shape: what they make up.
+        parts: the parts.
+        count: counts those of a text.
+    """
     if shape == "amount":
-        return tokens_in(text_of(values_in(shape, parts)))
-    return sum([tokens_in(_line(shape, part)) for part in parts])
+        return count(text_of(values_in(shape, parts)))
+    return sum([count(_line(shape, part)) for part in parts])
 
 
 def _fitting(shape: str, parts: list[Part], budget: int) -> list[Part]:

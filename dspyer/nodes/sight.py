@@ -15,7 +15,7 @@ from dspyer.scheduler.provenance import Parts, whole_parts
 from dspyer.scheduler.runstate import Branch
 from dspyer.schema import Schema
 from dspyer.values import freeze, thaw
-from dspyer.views import Delta, Form, Look, View, change_text, chosen, shown, tokens_of, values_in
+from dspyer.views import Delta, Form, Look, View, change_text, chosen, shown, values_in
 
 if TYPE_CHECKING:
     from dspyer.nodes.attempt import Attempt
@@ -107,10 +107,9 @@ def look(attempt: Attempt, view: View, form: Form, name: str = "") -> Any:
     shape, parts = found or whole_parts(value, shape_in(sight.schema, view.field))
     selected = chosen(view, shape, parts, attempt.node)
     result = shown(view, shape, selected, form)
-    sent = (
-        tokens_of(shape, selected) if view.last_step != "then" else tokens_of("items", whole_parts(_kept(result)).parts)
-    )
-    sight.looked(Look(attempt.node, name or view.field, view, sent, value))
+    if view.last_step == "then":
+        shape, selected = "items", list(whole_parts(_kept(result)).parts)
+    sight.looked(Look(attempt.node, name or view.field, view, shape, tuple(selected), value))
     return result
 
 

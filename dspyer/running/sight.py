@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
-from dspyer.nodes import FunctionNode, MapNode, Node
+from dspyer.nodes import FunctionNode, MapNode, ModuleNode, Node, SubgraphNode
 from dspyer.nodes.sight import Changed
 from dspyer.patch import DELETE
-from dspyer.scheduler.lineage import Log
+from dspyer.pictures.tokens import Read
+from dspyer.scheduler.lineage import Entry, Log
 from dspyer.scheduler.provenance import Behind, Folded, Parts, Spanning, last_visits, parts_of, unseen
 from dspyer.scheduler.runstate import Branch
 from dspyer.scheduler.topology import START
@@ -96,6 +97,39 @@ class SessionSight:
         session = self._session
         earlier = session.opening.earlier
         return session.run.log if earlier is None else Spanning(session.run.log, lambda: earlier(field))
+
+
+def reads_of(nodes: Mapping[str, Node], log: Sequence[Entry], first: int) -> list[Read]:
+    """What nodes have read whole, by the commits of a run.
+
+    Args:
+        nodes: the nodes of the graph.
+        log: the commits.
+        first: the place of the first one that counts.
+    """
+    found: list[Read] = []
+    for place in range(first, len(log)):
+        entry = log[place]
+        node = nodes.get(entry.commit.node)
+        if node is not None and entry.parents:
+            before = log[entry.parents[0]].state
+            found += [Read(node.name, *one) for one in _plain_inputs(node, before)]
+    return found
+
+
+def _plain_inputs(node: Node, state: ImmutableState) -> list[tuple[str, Any]]:
+    """What a node has read of a state without a view: its own name and the value."""
+    if isinstance(node, MapNode):
+        over = state.raw(node.over, None)
+        return _plain_inputs(node.inner, state) * (len(over) if isinstance(over, Sized) else 0)
+    if isinstance(node, FunctionNode):
+        given = [(one.name, one.field) for one in node.binding.fields if one.readable and not one.view and not one.made]
+        given += [(name, name) for name in state] if node.whole_state and node.reads is None else []
+    elif isinstance(node, (ModuleNode, SubgraphNode)):
+        given = [(one.name, one.field) for one in node.inputs if one.readable and not one.view and not one.made]
+    else:
+        given = []
+    return [(name, state.raw(field)) for name, field in given if field in state]
 
 
 def _is_news(parts: Parts, before: Any, after: Any) -> bool:

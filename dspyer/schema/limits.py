@@ -69,7 +69,7 @@ class Limit:
 
 
 def limit(*, kb: float, full: Full = "refuse") -> Limit:
-    """Says beside a reducer how much its field may hold: `Annotated[list[str], reducers.append, limit(kb=40)]`.
+    """Says beside the reducer of a field how much it may hold.
 
     Args:
         kb: thousands of bytes of its JSON form.
@@ -80,8 +80,9 @@ def limit(*, kb: float, full: Full = "refuse") -> Limit:
         GraphError: if it is no size, or there is no such rule.
 
     Example:
-        >>> limit(kb=40, full="drop_oldest")
-        limit(kb=40, full='drop_oldest')
+        >>> from typing import Annotated
+        >>> from dspyer import reducers
+        >>> Notes = Annotated[list[str], reducers.append, limit(kb=40, full="drop_oldest")]
     """
     given: Any = kb
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not given > 0:

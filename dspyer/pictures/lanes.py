@@ -1,0 +1,95 @@
+"""The fields of a run over time: who wrote which of them when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from string import ascii_lowercase, ascii_uppercase
+
+from dspyer.events import Commit
+from dspyer.pictures.svg import document, draw_text, escape, number, shorten, text_width
+
+WIDE = 80  # commits in one block of the terminal
+MARGIN = 24.0
+LANE = 40.0
+STEP = 26.0
+TOP = 52.0
+HUES = ("module", "map", "join", "subgraph", "interrupt", "function")
+
+
+class Lanes:
+    """The fields of a run over time. As text a lane of letters for each field, in a notebook a picture.
+
+    Attributes:
+        commits: the commits, in order.
+        fields: the fields that they wrote, in the order in which they were first written.
+        authors: who wrote, in the order in which they first did.
+    """
+
+    def __init__(self, commits: Sequence[Commit]) -> None:
+        self.commits = tuple(commits)
+        self.fields = tuple(dict.fromkeys(field for commit in self.commits for field in commit.patch))
+        writers = [commit.node for commit in self.commits if commit.patch]
+        self.authors = tuple(dict.fromkeys(writers))
+
+    def __str__(self) -> str:
+        letters = _letters(self.authors)
+        width = max([len(shorten(field, 24)) for field in self.fields], default=0) + 2
+        blocks = []
+        for start in range(0, max(len(self.commits), 1), WIDE):
+            block = self.commits[start : start + WIDE]
+            ruler = "".join(str(place).ljust(10) for place in range(start, start + len(block), 10))
+            lines = [" " * width + ruler[: max(len(block), len(str(start)))].rstrip()]
+            for field in self.fields:
+                marks = "".join(letters[commit.node] if field in commit.patch else "." for commit in block)
+                lines.append(shorten(field, 24).ljust(width) + marks)
+            blocks.append("\n".join(lines))
+        legend = ", ".join(f"{letter} {author}" for author, letter in letters.items())
+        return "\n\n".join([*blocks, legend])
+
+    __repr__ = __str__
+
+    def to_svg(self) -> str:
+        """The lanes as a picture.
+
+        Returns:
+            An SVG document that needs nothing from outside.
+        """
+        hues = {author: HUES[place % len(HUES)] for place, author in enumerate(self.authors)}
+        left = MARGIN + max([text_width(shorten(field, 24)) for field in self.fields], default=0.0) + 20
+        right = left + STEP * max(len(self.commits) - 1, 0)
+        parts = self._legend(left, hues)
+        for row, field in enumerate(self.fields):
+            y = TOP + LANE * row
+            parts.append(draw_text(MARGIN, y, shorten(field, 24), anchor="start"))
+            parts.append(f'<path d="M{number(left)} {number(y)} H{number(right)}" class="line"/>')
+            for place, commit in enumerate(self.commits):
+                if field in commit.patch:
+                    title = escape(f"{commit.node} wrote {field} (commit {commit.id})")
+                    x = left + STEP * place
+                    dot = f'<circle cx="{number(x)}" cy="{number(y)}" r="7" class="{hues[commit.node]} frame"/>'
+                    parts.append(f"<g><title>{title}</title>{dot}</g>")
+        height = TOP + LANE * max(len(self.fields) - 1, 0) + LANE
+        legend = left + sum([text_width(author) + 34 for author in self.authors])
+        return document("fields over time", max(right, legend) + MARGIN, height, parts)
+
+    def _repr_svg_(self) -> str:
+        return self.to_svg()
+
+    @staticmethod
+    def _legend(x: float, hues: Mapping[str, str]) -> list[str]:
+        parts = []
+        for author, hue in hues.items():
+            parts.append(f'<circle cx="{number(x)}" cy="22" r="6" class="{hue} frame"/>')
+            parts.append(draw_text(x + 12, 22, author, anchor="start"))
+            x += text_width(author) + 34
+        return parts
+
+
+def _letters(authors: Sequence[str]) -> dict[str, str]:
+    """A letter for each author: the first one of its name that is free."""
+    found: dict[str, str] = {}
+    for author in authors:
+        own = [letter for letter in author if letter.isalnum()]
+        wanted = (*own, *ascii_lowercase, *ascii_uppercase)
+        found[author] = next((letter for letter in wanted if letter not in found.values()), "*")
+    return found
