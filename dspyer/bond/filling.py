@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import dspy
@@ -165,21 +165,20 @@ def can_fill(predictor: dspy.Predict) -> bool:
     return kind.forward is dspy.Predict.forward and kind.aforward is dspy.Predict.aforward
 
 
-def fill_in(path: str, module: dspy.Module, names: Collection[str], may: frozenset[str] | None) -> None:
+def fill_in(path: str, module: dspy.Module, may: frozenset[str] | None) -> None:
     """Lets the predictors of a module fill in their instructions, in place.
 
     Args:
         path: where the program has the module.
         module: the module.
-        names: the names in the instructions that are filled in.
-        may: all names that would be; None for any.
+        may: the names that are filled in; None for any.
     """
     for inner, predictor in predictors_in(module):
         text = predictor.signature.instructions
         if is_template(text) and can_fill(predictor):
             where = f"{path}.{inner}" if inner else path
             held = vars(predictor)
-            filled_in = tuple(name for name in names_in(text) if name in names)
+            filled_in = tuple(name for name in names_in(text) if may is None or name in may)
             held["template"] = Template(where, text, filled_in, may)
             if not hasattr(type(predictor), "filled_from"):
                 kind: Any = type(predictor)

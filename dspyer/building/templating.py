@@ -64,4 +64,4 @@ def fill_templates(blueprint: Blueprint, modules: Mapping[str, dspy.Module]) -> 
     for attribute, templates in named:
         if templates.inside and attribute in modules:
             may = None if templates.may is None else templates.may.union(run_values)
-            fill_in(attribute, modules[attribute], templates.names, may)
+            fill_in(attribute, modules[attribute], may)

@@ -154,6 +154,7 @@ def plan_templates(modules: Iterable[object], spec: Spec, reads: Collection[str]
     unknown: list[str] = []
     problems: list[str] = []
     inside = False
+    brought: set[str] = set()  # by a `Send`, or a problem
     for own, made in spec.made.items():
         names |= dict.fromkeys(made.names)
         unknown += _unknown(made.names, f"in reads[{own!r}]", spec, who)
@@ -165,13 +166,14 @@ def plan_templates(modules: Iterable[object], spec: Spec, reads: Collection[str]
         known = [name for name in named if _is_known(name, spec)]
         inside = inside or bool(texts)
         names |= dict.fromkeys(known)
+        brought |= {name for name in named if name not in known}
         if not getattr(module, "_compiled", False):  # what was tuned before is loaded text
             unknown += _unknown(named, "in its instructions", spec, who)
         problems += _cannot(module, known, who) if known else ()
     if not names and not inside:
         return Planned()
     fields = frozenset(name for name in names if not name.startswith(RUN))
-    may = None if reads is None else frozenset(reads) | fields | spec.overlay
+    may = None if reads is None else frozenset(reads) | fields | spec.overlay | brought
     return Planned(Templates(tuple(names), may, inside), tuple(problems), tuple(unknown))
 
 
