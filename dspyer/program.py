@@ -21,7 +21,8 @@ from dspyer.request import REQUEST, Request, asking, changes, request_inside
 from dspyer.run import Run
 from dspyer.running.drivers import adrive, drive
 from dspyer.running.live import LiveSession
-from dspyer.running.session import Observe, Opening, Session, ignore
+from dspyer.running.opening import Opening
+from dspyer.running.session import Observe, Session, ignore
 from dspyer.stores import Store
 from dspyer.streams import AsyncEvents, Events
 from dspyer.threads.thread import Thread

@@ -38,6 +38,12 @@ SHOWN = {
         "thread 'tonight' is 'crashed': resume",
         "completed; urgent: billing 1",
     ],
+    "scratchpad.py": [
+        "16 posts, the floor changed 3 times",
+        "res res res res ana ana ana ana cod cod cod cod rev rev rev rev",
+        "researcher  nothing",
+        "the same pad both times: True, {'research': 4, 'analysis': 4, 'code': 4, 'review': 4}",
+    ],
     "approval.py": [
         "interrupted after 5 commits",
         "approve: Send this? end the contract, since you wrote: ",

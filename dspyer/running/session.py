@@ -6,9 +6,8 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from secrets import token_hex
 from traceback import format_exception_only
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dspyer.bond.tracing import Steps
 from dspyer.building.blueprint import Blueprint
@@ -30,9 +29,9 @@ from dspyer.events import (
     RunStarted,
 )
 from dspyer.nodes import Isolated, MapNode
-from dspyer.patch import DELETE, diff_value
+from dspyer.running.opening import Opening
 from dspyer.running.saving import Unsaved
-from dspyer.running.sight import Earlier, SessionSight
+from dspyer.running.sight import SessionSight
 from dspyer.scheduler.lineage import lineage
 from dspyer.scheduler.runstate import (
     Asking,
@@ -45,8 +44,7 @@ from dspyer.scheduler.runstate import (
     execution_id,
     path_text,
 )
-from dspyer.scheduler.schedule import advance, begin, plan, start
-from dspyer.scheduler.topology import Topology
+from dspyer.scheduler.schedule import advance, begin, plan
 from dspyer.state import ImmutableState
 from dspyer.values import FrozenList, same
 
@@ -73,33 +71,6 @@ def log_conflict(conflict: MergedConflict) -> None:
 
 def ignore(event: Event) -> None:
     """Where events go when nobody listens."""
-
-
-class Opening(NamedTuple):
-    """How a run begins.
-
-    Attributes:
-        run: the run before its first commit; one that is taken up again has its commits already.
-        patch: the patch of its first commit.
-        state: the state after that.
-        run_id: its id.
-        label: a name of the run that is the same however often it is taken up; in front of what is named after its
-            commits. Empty for a run that is not stored.
-        earlier: what lies behind it; None for nothing.
-    """
-
-    run: RunState
-    patch: Mapping[str, Any]
-    state: ImmutableState
-    run_id: str
-    label: tuple[str, ...] = ()
-    earlier: Earlier | None = None
-
-    @classmethod
-    def of(cls, topology: Topology, state: ImmutableState) -> Opening:
-        """A run of its own, with the state that its inputs make."""
-        patch = {name: diff_value(DELETE, value) for name, value in state.raw_items()}
-        return cls(start(topology), patch, state, token_hex(16))
 
 
 class Session(Isolated):

@@ -13,7 +13,7 @@ from dspyer.durable.replaying import update_commit
 from dspyer.durable.rows import UPDATE, Draft, hand_draft
 from dspyer.errors import ChangedGraphError, ThreadError, suggestion
 from dspyer.patch import DELETE, Replace
-from dspyer.running.session import Opening
+from dspyer.running.opening import Opening
 from dspyer.scheduler.runstate import live_branches
 from dspyer.scheduler.schedule import amend
 from dspyer.state import ImmutableState

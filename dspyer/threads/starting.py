@@ -17,7 +17,7 @@ from dspyer.durable.snapshots import standing
 from dspyer.errors import ChangedGraphError, OpenRunError, StoreError, ThreadError
 from dspyer.events import Question
 from dspyer.request import Request
-from dspyer.running.session import Opening
+from dspyer.running.opening import Opening
 from dspyer.scheduler.runstate import RunState
 from dspyer.scheduler.schedule import start
 from dspyer.scheduler.topology import START

@@ -1,0 +1,41 @@
+"""How a run begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from secrets import token_hex
+from typing import Any, NamedTuple
+
+from dspyer.patch import DELETE, diff_value
+from dspyer.running.sight import Earlier
+from dspyer.scheduler.runstate import RunState
+from dspyer.scheduler.schedule import start
+from dspyer.scheduler.topology import Topology
+from dspyer.state import ImmutableState
+
+
+class Opening(NamedTuple):
+    """How a run begins.
+
+    Attributes:
+        run: the run before its first commit; one that is taken up again has its commits already.
+        patch: the patch of its first commit.
+        state: the state after that.
+        run_id: its id.
+        label: a name of the run that is the same however often it is taken up; in front of what is named after its
+            commits. Empty for a run that is not stored.
+        earlier: what lies behind it; None for nothing.
+    """
+
+    run: RunState
+    patch: Mapping[str, Any]
+    state: ImmutableState
+    run_id: str
+    label: tuple[str, ...] = ()
+    earlier: Earlier | None = None
+
+    @classmethod
+    def of(cls, topology: Topology, state: ImmutableState) -> Opening:
+        """A run of its own, with the state that its inputs make."""
+        patch = {name: diff_value(DELETE, value) for name, value in state.raw_items()}
+        return cls(start(topology), patch, state, token_hex(16))
