@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sized
 from typing import TYPE_CHECKING, Any
 
 from dspyer.nodes import FunctionNode, MapNode, ModuleNode, Node, SubgraphNode
@@ -15,7 +15,7 @@ from dspyer.scheduler.runstate import Branch
 from dspyer.scheduler.topology import START
 from dspyer.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values import same
+from dspyer.values import PersistentVector, same
 from dspyer.views import Look
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class SessionSight:
         return session.run.log if earlier is None else Spanning(session.run.log, lambda: earlier(field))
 
 
-def reads_of(nodes: Mapping[str, Node], log: Sequence[Entry], first: int) -> list[Read]:
+def reads_of(nodes: Mapping[str, Node], log: PersistentVector[Entry], first: int) -> list[Read]:
     """What nodes have read whole, by the commits of a run.
 
     Args:

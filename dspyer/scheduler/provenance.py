@@ -177,7 +177,7 @@ def parts_of(log: Log, heads: Sequence[int], of: Folded, reader: str, *, new: bo
     """
     fresh = unseen(log, heads, reader)
     shape = of.reducer.shape
-    within = fresh if new and shape != "members" else None  # whether a member is new, the others tell
+    within = fresh if new and shape != "members" and _is_last(log, heads, fresh) else None
     parts: list[Part] = []
     for place, number, one in _updates(log, lineage(log, heads, within), of.field):
         winner = log[place].winners.get((of.field,), place)
@@ -219,6 +219,12 @@ def _updates(log: Log, order: Iterable[int], field: str) -> list[tuple[int, int,
     if latest:
         found.sort(key=lambda update: update[0])
     return [(place, number, one) for _, place, number, one in found]
+
+
+def _is_last(log: Log, heads: Sequence[int], fresh: set[int]) -> bool:
+    """Whether all that is fresh was folded after all that is not, so that it can be told without that."""
+    edge = {parent for place in fresh for parent in log[place].parents if parent not in fresh}
+    return len(edge.union(head for head in heads if head not in fresh)) < 2
 
 
 def _united(shape: str, parts: list[Part]) -> list[Part]:
