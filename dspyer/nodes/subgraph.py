@@ -138,7 +138,9 @@ def build_subgraph(module: dspy.Module, spec: Spec) -> Built:
     reads, unset = planned.facts()
     gives = writes
     if spec.writes is None and writes is not None and not spec.overlay:
-        gives = {**_fields(_changed_inputs(graph, reads), spec.schema), **writes}
+        partial = {name for name in spec.views if spec.schema.reducer(name) is None}  # its rest must not get lost
+        changed = [name for name in _changed_inputs(graph, reads) if name not in partial]
+        gives = {**_fields(changed, spec.schema), **writes}
         writes = {**writes, **{name: name for name in gives if name in (graph.writes or ())}}
     templates, wrong, missing = plan_templates((), spec, reads.values(), spec.who)
     node = SubgraphNode(
