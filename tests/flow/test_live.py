@@ -400,6 +400,22 @@ def test_a_listener_gives_way_to_a_question_of_its_writer(go: Any) -> None:
     assert [commit.node for commit in run.commits] == ["START"]
 
 
+@modes
+def test_a_listener_gives_way_where_the_program_stops_before_its_writer(go: Any) -> None:
+    if go in (MODES["stream"], MODES["astream"]):
+        return  # they raise at the end
+    stops: dict[str, Any]
+    for stops in ({"interrupt_before": ["late"]}, {"interrupt_after": ["early"]}):
+        graph = Graph(Pad)
+        graph.add_node("listens", echo("sync"), reads=["notes"], writes=["echoes"])
+        graph.add_node("early", lambda ctx: {}, writes=[])
+        graph.add_node("late", lambda ctx: {"notes": "late"}, writes=["notes"])
+        graph.add_edge(START, ["listens", "early"]).add_path("early", "late", END).add_edge("listens", END)
+        run = go(graph.compile(**stops))
+        assert run.status == "interrupted"
+        assert [commit.node for commit in run.commits] == ["START", "early"]
+
+
 @colours
 def test_a_cancelled_run_holds_nobody(colour: str) -> None:
     async def main() -> None:
@@ -723,3 +739,90 @@ def test_a_post_from_a_thread_that_outlives_its_node_is_an_error() -> None:
 
     run = team(sequence=True, leaves=(leaves, ["notes"]), late=(late, ["notes"])).compile().run({})
     assert isinstance(run.error, NodeOutputError)
+
+
+# --- whatever they do, they come to an end
+
+ACTIONS = st.sampled_from(["post notes", "post echoes", "hear notes", "hear echoes", "one note", "one echo"])
+
+
+def scripted(actions: Sequence[str], heard: dict[str, list[tuple[str, int]]]) -> tuple[Any, Any]:
+    """A node that posts, hears to the end, or takes one entry, in both colours."""
+    fields = {"note": "notes", "echo": "echoes"}
+
+    def take(ctx: Context, field: str, entry: LiveEntry) -> None:
+        heard.setdefault(f"{ctx.node} {field}", []).append((entry.value, entry.seq))
+
+    def node(ctx: Context) -> None:
+        for number, action in enumerate(actions):
+            verb, field = action.split()
+            if verb == "post":
+                ctx.post(field, f"{ctx.node} {number}")
+            elif verb == "hear":
+                for entry in ctx.live(field):
+                    take(ctx, field, entry)
+            else:
+                found = next(ctx.live(fields[field]), None)
+                if found is not None:
+                    take(ctx, fields[field], found)
+
+    async def anode(ctx: Context) -> None:
+        for number, action in enumerate(actions):
+            verb, field = action.split()
+            if verb == "post":
+                ctx.post(field, f"{ctx.node} {number}")
+            elif verb == "hear":
+                async for entry in ctx.live(field):
+                    take(ctx, field, entry)
+            else:
+                found = await anext(ctx.live(fields[field]), None)
+                if found is not None:
+                    take(ctx, fields[field], found)
+
+    return node, anode
+
+
+def writes_of(actions: Sequence[str]) -> list[str]:
+    return sorted({action.split()[1] for action in actions if action.startswith("post")})
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    scripts=st.lists(st.lists(ACTIONS, max_size=5), min_size=1, max_size=6),
+    colours=st.lists(st.booleans(), min_size=6, max_size=6),
+    limit=st.integers(1, 4),
+    behind=st.booleans(),
+    tasks=st.booleans(),
+)
+def test_all_come_to_their_end_and_agree(
+    scripts: list[list[str]], colours: list[bool], limit: int, behind: bool, tasks: bool
+) -> None:
+    """Any scripts, in either colour, under either driver; with `behind`, each second node follows the one before it."""
+    heard: dict[str, list[tuple[str, int]]] = {}
+    graph = Graph(Pad)
+    ends: list[str] = []
+    starts: list[str] = []
+    for number, actions in enumerate(scripts):
+        name = f"n{number}"
+        fn = scripted(actions, heard)[colours[number]]
+        graph.add_node(name, fn, reads=["notes", "echoes"], writes=writes_of(actions))
+        if behind and number % 2:
+            graph.add_edge(ends.pop(), name)
+        else:
+            starts.append(name)
+        ends.append(name)
+    program = graph.add_edge(START, starts).add_edge(ends, END).compile(max_concurrency=limit)
+    run = finished(asyncio.run(program.arun({})) if tasks else program.run({}))
+    order: dict[str, list[tuple[str, int]]] = {"notes": [], "echoes": []}
+    for commit in run.commits:
+        for field, seqs in commit.live.posts.items() if commit.live else ():
+            update = commit.patch[field]
+            updates = update.updates if isinstance(update, Updates) else (update,)
+            order[field] += zip(updates, seqs, strict=True)
+    for field, posts in order.items():
+        posts.sort(key=lambda post: post[1])
+        assert run.state.to_dict()[field] == [value for value, _ in posts]
+    for place, entries in heard.items():
+        node, field = place.split()
+        others = [post for post in order[field] if not post[0].startswith(node)]
+        assert entries == others[: len(entries)]
