@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dspyer import errors, events, policies, reducers, stores
+from dspyer.conversation import Messages, from_chat, to_chat
 from dspyer.errors import DspyerError, short_error
 from dspyer.events import Commit, MergedConflict, Question
 from dspyer.graph import Graph
@@ -42,6 +43,7 @@ __all__ = [
     "Live",
     "LiveEntry",
     "MergedConflict",
+    "Messages",
     "Peer",
     "Question",
     "Replace",
@@ -53,6 +55,7 @@ __all__ = [
     "errors",
     "events",
     "fill",
+    "from_chat",
     "limit",
     "live",
     "policies",
@@ -61,5 +64,6 @@ __all__ = [
     "register_value_type",
     "short_error",
     "stores",
+    "to_chat",
     "view",
 ]

@@ -15,10 +15,11 @@ from pydantic import BaseModel
 
 from dspyer.errors import NodeOutputError, brief
 from dspyer.patch import DELETE
-from dspyer.values import SMALL, Box, FrozenDict, FrozenList, PersistentMap, freeze
+from dspyer.values import SMALL, Box, FrozenDict, FrozenList, PersistentMap, freeze, same
 
 EMPTY: FrozenList[Any] = FrozenList()
 EXAMPLE = '{"role": "user", "content": "..."}'
+ROLES = ("user", "assistant", "tool")
 Places = PersistentMap[Any, int]
 NO_PLACES: Places = PersistentMap()
 
@@ -168,6 +169,54 @@ def add(current: FrozenList[Any], update: FrozenList[Any]) -> FrozenList[Any]:
     new = current.plus(added)
     recent.put(new, places)
     return new
+
+
+def check_chat(update: Any) -> None:
+    """Refuses what is no chat message, and system messages."""
+    for message in _listed(update):
+        if not isinstance(message, Mapping):
+            raise NodeOutputError(
+                f"a message is a dict such as {EXAMPLE}, not {type(message).__name__} {brief(message)}"
+            )
+        role, content = message.get("role"), message.get("content")
+        if role in ("system", "developer"):
+            raise NodeOutputError(
+                "system messages are not kept: put what a model is told into the instructions of its signature"
+            )
+        if role not in ROLES:
+            raise NodeOutputError(f"the message {brief(dict(message))} has the role {role!r}: give one of {ROLES}")
+        if role == "tool" and not isinstance(message.get("tool_call_id"), str):
+            raise NodeOutputError(f"the result of a tool {brief(dict(message))} lacks its tool_call_id")
+        if not isinstance(content, (str, list, FrozenList)) and not (content is None and message.get("tool_calls")):
+            raise NodeOutputError(f"the message {brief(dict(message))} has no content: give a text")
+
+
+def add_only(current: FrozenList[Any], update: FrozenList[Any]) -> FrozenList[Any]:
+    """Adds messages to a list that only grows; one that is there already is not added again.
+
+    Args:
+        current: the messages so far.
+        update: the messages to add.
+
+    Returns:
+        The new list.
+
+    Raises:
+        NodeOutputError: if another message has the id of one that is there.
+    """
+    places = _places_in(current)
+    known = list(current.raw_items()) if any(_id_of(message) in places for message in update.raw_items()) else []
+    new = []
+    for message in update.raw_items():
+        place = places.get(_id_of(message)) if known else None
+        if place is None:
+            new.append(message)
+        elif not same(known[place], message):
+            raise NodeOutputError(
+                f"the message {_id_of(message)!r} is there already with another content: messages are only added, so "
+                "give this one an id of its own, or none"
+            )
+    return add(current, EMPTY.plus(new)) if new else current
 
 
 def _listed(update: Any) -> Any:

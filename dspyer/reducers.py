@@ -83,6 +83,7 @@ class Reducer:
             sum; the key is None where parts have none. None if updates have no parts.
         shape: what the parts make up: `"items"`, `"keys"`, `"members"` or `"amount"`.
         whole: gives the parts of a whole value, where they have keys that its kind does not tell.
+        keeps: whether what is there stays: nodes can neither replace nor reset the field.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Reducer:
     parts: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None
     shape: str = "items"
     whole: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None
+    keeps: bool = False
 
     @classmethod
     def of(cls, function: object) -> Reducer:
@@ -337,9 +339,23 @@ add_messages = Reducer(
     parts=messages.parts,
     whole=messages.parts,
 )
+conversation = Reducer(
+    "conversation",
+    messages.add_only,
+    EMPTY_LIST,
+    messages.check_chat,
+    _messages_type,
+    messages.stamp,
+    parts=messages.parts,
+    whole=messages.parts,
+    keeps=True,
+)
 min = Reducer("min", _lesser, DELETE, _accept, without_none)  # noqa: A001
 max = Reducer("max", _greater, DELETE, _accept, without_none)  # noqa: A001
 
 BUILT_IN: Mapping[str, Reducer] = types.MappingProxyType(
-    {each.name: each for each in (patch, replace, append, extend, update, increment, union, add_messages, min, max)}
+    {
+        each.name: each
+        for each in (patch, replace, append, extend, update, increment, union, add_messages, conversation, min, max)
+    }
 )

@@ -19,8 +19,8 @@ from dspyer.patch import DELETE
 from dspyer.scheduler.provenance import Part, Parts
 from dspyer.values import thaw
 
-Form = Literal["values", "text", "entries"]
-"""How a view is handed over: as plain values, as text, as a list of `Entry`."""
+Form = Literal["values", "text", "entries", "history"]
+"""How a view is handed over: as plain values, as text, as a list of `Entry`, as what a history is made of."""
 
 
 class Entry(NamedTuple):
@@ -253,7 +253,7 @@ def shown(view: View, shape: str, parts: Sequence[Part], form: Form) -> Any:
         return view.steps[-1].argument(entries(shape, parts))
     if form == "entries":
         return entries(shape, parts)
-    if form == "values":
+    if form in ("values", "history"):
         return values_in(shape, parts)
     return text_in(view, shape, parts)
 
@@ -285,8 +285,16 @@ def entries(shape: str, parts: Sequence[Part]) -> list[Entry]:
 
 
 def _line(shape: str, part: Part) -> str:
-    text = text_of(thaw(part.value))
+    value = thaw(part.value)
+    text = said_in(value) if isinstance(value, dict) and "role" in value else text_of(value)
     return f"{part.key}: {text}" if shape == "keys" else text
+
+
+def said_in(message: dict[str, Any]) -> str:
+    """What a message says: its content, and the tools that it calls."""
+    content = message.get("content")
+    said = [] if content is None else [text_of(content)]
+    return "\n".join([*said, *([text_of(message["tool_calls"])] if message.get("tool_calls") else ())])
 
 
 def text_of(value: Any) -> str:

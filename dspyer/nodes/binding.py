@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import dspy
+
+from dspyer.conversation import turns_in
 from dspyer.errors import StateError, UnsetFieldError
 from dspyer.nodes.base import Call
 from dspyer.nodes.names import Names
@@ -110,6 +113,8 @@ class Binding:
             value = ABSENT if overlay is None else read_field(overlay, field, copy)
             if value is ABSENT and view is not None:
                 value = look(call.context.attempt, view, form, name)
+                if form == "history" and isinstance(value, list):
+                    value = dspy.History(messages=turns_in(value, (), ()))
             elif value is ABSENT and readable:
                 value = read_field(state, field, copy)
             elif value is ABSENT and made is not None:

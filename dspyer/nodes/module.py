@@ -17,6 +17,7 @@ from dspyer.nodes.names import Names, check_names, listed, no_field
 from dspyer.nodes.sight import look
 from dspyer.nodes.spec import Spec
 from dspyer.nodes.templating import filling, made_for, plan_templates
+from dspyer.nodes.turns import NO_TURNS, Turns, plan_turns
 from dspyer.nodes.viewing import form_of, form_problems
 from dspyer.templates import Made
 from dspyer.values import Opaque, thaw
@@ -111,29 +112,39 @@ class ModuleNode(Node):
     Attributes:
         inputs: what the module gets.
         known: whether its outputs were known when the graph was built.
+        gives: what of its outputs the node writes, where that is not all of `writes`.
+        turns: how it takes part in conversations.
     """
 
     inputs: tuple[Input, ...] = ()
     known: bool = True
+    gives: Names | None = None
+    turns: Turns = NO_TURNS
 
     def call(self, call: Call) -> Reply:
         """Call the program's module with its inputs."""
+        inputs = self._inputs(call)
         with filling(self.templates, call):
-            return self.reply(call_module(getattr(call.program, self.name), self._inputs(call)))
+            return self.reply(call_module(getattr(call.program, self.name), inputs), inputs)
 
     async def acall(self, call: Call) -> Reply:
         """The same from async code."""
+        inputs = self._inputs(call)
         with filling(self.templates, call):
-            return self.reply(await acall_module(getattr(call.program, self.name), self._inputs(call)))
+            return self.reply(await acall_module(getattr(call.program, self.name), inputs), inputs)
 
     def _inputs(self, call: Call) -> dict[str, Any]:
-        return gather_inputs(self.inputs, call, self.who)
+        inputs = gather_inputs(self.inputs, call, self.who)
+        return inputs if not self.turns.histories else self.turns.given(inputs)
 
-    def reply(self, result: object) -> Reply:
+    def reply(self, result: object, inputs: Mapping[str, Any]) -> Reply:
         """What the module gave, as updates of the state."""
         who = self.who
         values = values_of_prediction(result, who, self.known)
-        return Reply(selected(values, self.writes, who) if values or self.known else {}, None, True)
+        updates = selected(values, self.gives, who) if values or self.known else {}
+        if self.turns.fields:
+            updates |= self.turns.updates(self.name, inputs, values)
+        return Reply(updates, None, True)
 
 
 class Inputs(NamedTuple):
@@ -224,7 +235,8 @@ def build_module(module: dspy.Module, spec: Spec) -> Built:
     """
     found = module_io(module)
     planned = plan_inputs(found, spec, spec.who)
-    writes, problems = plan_writes(found, spec, spec.who, type(module).__name__)
+    turns, own_writes, amiss = plan_turns(module, found, spec)
+    gives, problems = plan_writes(found, spec._replace(writes=own_writes), spec.who, type(module).__name__)
     reads, optional = planned.facts()
     templates, wrong, missing = plan_templates([module], spec, reads.values(), spec.who)
     node = ModuleNode(
@@ -232,11 +244,13 @@ def build_module(module: dspy.Module, spec: Spec) -> Built:
         reads=templates.read(reads),
         optional=templates.unset(reads, optional),
         templates=templates,
-        writes=writes,
+        writes=gives if gives is None else {**gives, **{field: field for field in turns.fields}},
         inputs=planned.inputs,
         known=found.outputs is not None,
+        gives=gives,
+        turns=turns,
     )
-    problems = [*(f"{spec.who}: {problem}" for problem in found.problems), *planned.problems, *problems, *wrong]
+    problems = [*(f"{spec.who}: {problem}" for problem in found.problems), *planned.problems, *problems, *wrong, *amiss]
     if spec.modules:
         problems.append(f"{spec.who}: modules={{...}} binds modules to a function; this node is a module itself")
     if spec.goto:

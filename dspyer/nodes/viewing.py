@@ -87,6 +87,8 @@ def form_of(annotation: Any) -> Form:
     bare = without_none(annotation)
     if bare is str:
         return "text"
+    if annotation is dspy.History:
+        return "history"
     if get_origin(bare) is list and get_args(bare) == (Entry,):
         return "entries"
     return "values"
@@ -102,8 +104,8 @@ def form_problems(view: View, annotation: Any, name: str, schema: Schema, who: s
         schema: the fields of the state.
         who: the node.
     """
-    if annotation is dspy.History:
-        return [f"{who}: {name!r} is a dspy.History, which a view cannot give: take the messages as text or as values"]
+    if dspy.History in (annotation, without_none(annotation)):
+        return history_problems(view, annotation, name, schema, who)
     bare = without_none(annotation)
     kind = class_of(bare)
     known = kind in (*CONTAINERS, *SCALARS) and view.field in schema.fields
@@ -115,3 +117,32 @@ def form_problems(view: View, annotation: Any, name: str, schema: Schema, who: s
     what = {"keys": "a dict of keys", "amount": "one amount"}.get(shape, "a list")
     text = f"{who}: {name!r} reads {view!r}, which gives {what}, and it is annotated with {kind.__name__}: annotate it "
     return [f"{text}with what it gets, with str for a text, or with list[Entry] for the parts with their authors"]
+
+
+def history_problems(view: View, annotation: Any, name: str, schema: Schema, who: str) -> list[str]:
+    """Why a view cannot be given as a history of DSPy, whose entries are turns in the fields of one signature.
+
+    Args:
+        view: the view.
+        annotation: what the reader says that it gets.
+        name: what the node calls it.
+        schema: the fields of the state.
+        who: the node.
+    """
+    if annotation is not dspy.History:
+        return [f"{who}: {name!r} is annotated with {annotation}, which DSPy shows as JSON: write dspy.History alone"]
+    start = f"{who}: {name!r} is a dspy.History and reads {view!r}"
+    if not is_conversation(view.field, schema):
+        return [f"{start}, which is no field of the type dspyer.Messages: give the field that type, or take it as text"]
+    if not any(step.name == "own" for step in view.steps):
+        fix = f"view({view.field!r}).own(), and the messages of others as text, by an ordinary input"
+        return [f"{start}, but a history holds turns in the node's own fields only: {fix}"]
+    if view.last_step == "then":
+        return [f"{start}, but what .then(...) gives is no list of turns: leave it out"]
+    return []
+
+
+def is_conversation(name: str, schema: Schema) -> bool:
+    """Whether a field holds messages that only grow."""
+    reducer = schema.reducer(name)
+    return reducer is not None and reducer.keeps

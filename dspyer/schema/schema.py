@@ -54,6 +54,8 @@ class _Write(NamedTuple):
             raise NodeOutputError(
                 f"{self.author} field {field.name!r}, which is frozen in the schema: only inputs of a run set it"
             )
+        if field.reducer is not None and field.reducer.keeps and self.node is not None:
+            self._check_kept(field, update)
         try:
             if field.reducer is None:
                 return update, field.place(old, update, self.whole, state if field.wants_others else NO_OTHERS)
@@ -63,6 +65,13 @@ class _Write(NamedTuple):
             raise self._refusal(field, update, _reasons(refusal, field.name)) from None
         except NodeOutputError as refusal:
             raise self._refusal(field, update, str(refusal)) from None
+
+    def _check_kept(self, field: Field, update: Any) -> None:
+        for one in update.updates if isinstance(update, Updates) else (update,):
+            if one is DELETE or isinstance(one, Replace):
+                raise NodeOutputError(
+                    f"{self.author} field {field.name!r} anew, whose messages are never removed: return new ones alone"
+                )
 
     def _refusal(self, field: Field, update: Any, reasons: str) -> DspyerError:
         text = f"{self.author} {brief(update)} for field {field.name!r}, which is refused: {reasons}"

@@ -37,7 +37,7 @@ def look_up(word: str) -> str:
 KINDS: dict[str, Any] = {"Predict": dspy.Predict, "ChainOfThought": dspy.ChainOfThought}
 REACT = functools.partial(dspy.ReAct, tools=[look_up], max_iters=1)
 TUNED = ("GEPA", "MIPROv2", "MIPROv2_zero_shot", "COPRO", "SIMBA", "BootstrapFewShot", "InferRules")
-REWRITES = ("GEPA", "MIPROv2", "MIPROv2_zero_shot", "COPRO")  # what these show to a model is the template
+REWRITES = ("GEPA", "MIPROv2", "MIPROv2_zero_shot", "COPRO", "SIMBA")  # what these show to a model is the template
 CASES = [
     pytest.param(make, row, id=f"{name}-{row.name}")
     for name, make in {**KINDS, "ReAct": REACT}.items()

@@ -1,0 +1,239 @@
+"""Messages: a conversation that only grows, a node's turns in it, and what each node gets of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dspy
+import pytest
+from pydantic import BaseModel
+
+from dspyer import DELETE, END, START, Graph, Messages, Replace, from_chat, to_chat, view
+from dspyer.errors import GraphError, NodeOutputError
+from dspyer.testing import ScriptedLM
+
+
+class Talk(BaseModel):
+    text: str
+    kind: str | None = None
+    report: str | None = None
+    notes: list[str] = []
+    messages: Messages = []
+
+
+class Report(dspy.Signature):
+    """Report."""
+
+    text: str = dspy.InputField()
+    previous: str = dspy.InputField()
+    history: dspy.History = dspy.InputField()
+    report: str = dspy.OutputField()
+
+
+READS = {"text": "text", "previous": view("messages").others().last(1), "history": view("messages").own()}
+
+
+def talk(reporter: Any = None, reads: Any = None, writes: Any = ("report", "messages")) -> Graph:
+    graph = Graph(Talk)
+    graph.add_node("sort", dspy.Predict("text -> kind"), writes=["kind", "messages"])
+    graph.add_node("report", reporter or dspy.Predict(Report), reads=reads or READS, writes=writes)
+    graph.add_path(START, "sort", "report")
+    graph.add_conditional_edges("report", lambda ctx: "report" if ctx.visit < 3 else END, ["report", END])
+    return graph
+
+
+def contents(call: Any) -> list[tuple[str, str]]:
+    """What is said in a call after the instructions, without the frame of DSPy."""
+    return [(turn.role, turn.content.split("\n\nRespond")[0]) for turn in call.prompt.turns[1:]]
+
+
+@pytest.mark.parametrize("make", [dspy.Predict, dspy.ChainOfThought])
+def test_a_node_gets_its_own_turns_as_history_and_the_last_message_of_others(make: Any) -> None:
+    """S003-17, S003-18, S003-19, S003-20, S003-27."""
+    lm = ScriptedLM([{"kind": "fire"}, {"report": "one"}, {"report": "two"}, {"report": "three"}])
+    with dspy.context(lm=lm, trace=[]):
+        run = talk(make(Report)).compile().run({"text": "help"})
+    *_, last = lm.calls
+    said = contents(last)
+    asked = "[[ ## text ## ]]\nhelp\n\n[[ ## previous ## ]]\nsort: fire"
+    assert [role for role, _ in said] == ["user", "assistant", "user", "assistant", "user"]
+    assert said[0] == said[2] == said[4] == ("user", asked)
+    assert "[[ ## report ## ]]\none" in said[1][1]
+    assert "None" not in said[1][1]
+    assert "[[ ## report ## ]]\ntwo" in said[3][1]
+    messages = run.state["messages"].to_list() if hasattr(run.state["messages"], "to_list") else run.state["messages"]
+    assert [(m["name"], m["role"], m["content"]) for m in messages] == [
+        ("sort", "assistant", "fire"),
+        *[("report", "assistant", text) for text in ("one", "two", "three")],
+    ]
+    assert len({message["id"] for message in messages}) == 4
+
+
+def test_the_history_is_a_copy_and_stays_in_the_trace() -> None:
+    histories: list[dspy.History] = []
+
+    class Greedy(dspy.Predict):
+        def forward(self, **kwargs: Any) -> Any:
+            prediction = super().forward(**kwargs)
+            histories.append(kwargs["history"])
+            kwargs["history"].messages.append({"text": "mine", "report": "mine"})
+            return prediction
+
+    lm = ScriptedLM([{"kind": "fire"}, {"report": "one"}, {"report": "two"}, {"report": "three"}])
+    with dspy.context(lm=lm, trace=[]):
+        talk(Greedy(Report)).compile()(text="help")
+        inputs = [inputs for _, inputs, _ in dspy.settings.trace if "history" in inputs]
+    assert [len(history.messages) for history in histories] == [1, 2, 3]
+    assert [given["history"] for given in inputs] == histories
+
+
+def test_a_turn_without_an_answer_is_no_part_of_a_history() -> None:
+    def speak() -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "plain"}]}
+
+    graph = Graph(Talk).add_node("report", dspy.Predict(Report), reads=READS, writes=["report", "messages"])
+    graph.add_node("speak", speak, writes=["messages"]).add_path(START, "speak", "report", END)
+    lm = ScriptedLM([{"report": "done"}])
+    with dspy.context(lm=lm):
+        graph.compile()(text="help")
+    assert contents(lm.calls[0]) == [("user", "[[ ## text ## ]]\nhelp\n\n[[ ## previous ## ]]\nspeak: plain")]
+
+
+def test_a_function_gets_its_histories_too() -> None:
+    def answer(history: dspy.History, speak: Any) -> dict[str, Any]:
+        said = speak(question="again?", history=history).answer
+        turn = {"question": "again?", "answer": said}
+        return {"messages": {"role": "assistant", "content": said, "turn": turn}}
+
+    signature = dspy.Signature("question, history: dspy.History -> answer", custom_types={"History": dspy.History})
+    graph = Graph(Talk, inputs=["text"])
+    graph.add_node(
+        "answer",
+        answer,
+        modules={"speak": dspy.Predict(signature)},
+        reads={"history": view("messages").own()},
+        writes=["messages"],
+    )
+    graph.add_edge(START, "answer")
+    graph.add_conditional_edges("answer", lambda ctx: "answer" if ctx.visit < 2 else END, ["answer", END])
+    lm = ScriptedLM([{"answer": "one"}, {"answer": "two"}])
+    with dspy.context(lm=lm):
+        run = graph.compile().run({"text": "help"})
+    assert run.error is None
+    assert [role for role, _ in contents(lm.calls[1])] == ["user", "assistant", "user"]
+
+
+# --- what is refused
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"role": "system", "content": "x"}, "system messages are not kept"),
+        ({"role": "developer", "content": "x"}, "system messages are not kept"),
+        ({"role": "ai", "content": "x"}, "has the role 'ai'"),
+        ({"content": "x"}, "has the role None"),
+        ({"role": "user"}, "has no content"),
+        ({"role": "tool", "content": "x"}, "lacks its tool_call_id"),
+        ("hello", "a message is a dict"),
+        ([{"role": "user", "content": "x"}, 3], "a message is a dict"),
+        ({"role": "user", "content": "other", "id": "first"}, "is there already with another content"),
+        (Replace([]), "never removed"),
+        (DELETE, "never removed"),
+    ],
+)
+def test_a_message_of_a_wrong_shape_is_refused(message: Any, said: str) -> None:
+    """S003-8, S003-15, S003-16."""
+    first = [{"role": "user", "content": "hi", "id": "first"}]
+    graph = Graph(Talk, inputs=["text", "messages"])
+    graph.add_node("speak", lambda: {"messages": message}, writes=["messages"]).add_path(START, "speak", END)
+    run = graph.compile().run({"text": "help", "messages": first})
+    assert isinstance(run.error, NodeOutputError)
+    assert said in str(run.error)
+    assert len(run.state["messages"]) == 1
+
+
+def test_the_same_message_twice_is_one_and_branches_add_theirs_in_order() -> None:
+    one = {"role": "user", "content": "hi", "id": "first"}
+    graph = Graph(Talk, inputs=["text", "messages"])
+    graph.add_node("left", lambda: {"messages": [one, {"role": "user", "content": "left"}]}, writes=["messages"])
+    graph.add_node("right", lambda: {"messages": [one, {"role": "user", "content": "right"}]}, writes=["messages"])
+    graph.add_node("end", lambda: None, writes=[])
+    graph.add_edge(START, ["left", "right"]).add_edge(["left", "right"], "end").add_edge("end", END)
+    run = graph.compile().run({"text": "help"})
+    assert [message["content"] for message in run.state["messages"]] == ["hi", "left", "right"]
+
+
+class Optional(dspy.Signature):
+    text: str = dspy.InputField()
+    history: dspy.History | None = dspy.InputField()
+    report: str = dspy.OutputField()
+
+
+class Two(dspy.Signature):
+    text: str = dspy.InputField()
+    history: dspy.History = dspy.InputField()
+    more: dspy.History = dspy.InputField()
+    report: str = dspy.OutputField()
+
+
+OWN = {"text": "text", "history": view("messages").own()}
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: talk(dspy.Predict(Optional), OWN), "which DSPy shows as JSON: write dspy.History alone"),
+        (
+            lambda: talk(dspy.Predict(Two), {**OWN, "more": view("messages").own()}),
+            "it has the histories 'history', 'm",
+        ),
+        (lambda: talk(dspy.Predict("text -> report"), OWN), "has no input 'history' for its own turns: add history"),
+        (lambda: talk(reads={**READS, "history": view("messages")}), "in the node's own fields only"),
+        (lambda: talk(reads={**READS, "history": view("messages").others()}), "in the node's own fields only"),
+        (lambda: talk(reads={**READS, "history": view("notes").last(1)}), "is no field of the type dspyer.Messages"),
+        (lambda: talk(reads={**READS, "history": view("messages").own().then(list)}), "is no list of turns"),
+        (lambda: talk(dspy.ReAct(Report, tools=[])), "its predictor 'react' answers in 'next_thought'"),
+    ],
+)
+def test_histories_that_dspy_cannot_show_are_named_at_build(make: Any, said: str) -> None:
+    with pytest.raises(GraphError) as raised:
+        make().compile()
+    assert said in str(raised.value)
+
+
+# --- chat dicts
+
+
+def test_chat_dicts_there_and_back() -> None:
+    """S003-15: with calls of tools and their results; system messages stay outside."""
+    chat: list[dict[str, Any]] = [
+        {"role": "user", "content": "How hot?"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "31", "tool_call_id": "c1"},
+        {"role": "assistant", "content": "31 degrees"},
+    ]
+    graph = Graph(Talk, inputs=["text", "messages"])
+    graph.add_node("sort", dspy.Predict("text -> kind"), writes=["kind", "messages"]).add_path(START, "sort", END)
+    given = from_chat([{"role": "system", "content": "Be brief."}, *chat])
+    with dspy.context(lm=ScriptedLM([{"kind": "warm"}])):
+        found = graph.compile()(text="help", messages=given).messages
+    assert to_chat(found) == [*chat, {"role": "assistant", "name": "sort", "content": "warm"}]
+    assert all("id" in message for message in found)
+    with pytest.raises(NodeOutputError, match="has the role 'ai'"):
+        from_chat([{"role": "ai", "content": "x"}])
+
+
+def test_a_conversation_goes_on_over_the_runs_of_a_thread() -> None:
+    program = talk().compile(store=":memory:")
+    answers = [{"kind": "fire"}, *[{"report": str(number)} for number in range(3)]]
+    lm = ScriptedLM([*answers, *answers])
+    thread = program.thread("t")
+    with dspy.context(lm=lm):
+        thread.run({"text": "help"})
+        run = thread.run({"text": "again"})
+    assert run.error is None
+    assert len(run.state["messages"]) == 8
+    assert len(contents(lm.calls[-1])) == 11
