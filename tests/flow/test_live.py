@@ -401,19 +401,18 @@ def test_a_listener_gives_way_to_a_question_of_its_writer(go: Any) -> None:
 
 
 @modes
-def test_a_listener_gives_way_where_the_program_stops_before_its_writer(go: Any) -> None:
+@pytest.mark.parametrize("stops", [{"interrupt_before": ["late"]}, {"interrupt_after": ["early"]}], ids=str)
+def test_a_listener_gives_way_where_the_program_stops_before_its_writer(go: Any, stops: dict[str, Any]) -> None:
     if go in (MODES["stream"], MODES["astream"]):
         return  # they raise at the end
-    stops: dict[str, Any]
-    for stops in ({"interrupt_before": ["late"]}, {"interrupt_after": ["early"]}):
-        graph = Graph(Pad)
-        graph.add_node("listens", echo("sync"), reads=["notes"], writes=["echoes"])
-        graph.add_node("early", lambda ctx: {}, writes=[])
-        graph.add_node("late", lambda ctx: {"notes": "late"}, writes=["notes"])
-        graph.add_edge(START, ["listens", "early"]).add_path("early", "late", END).add_edge("listens", END)
-        run = go(graph.compile(**stops))
-        assert run.status == "interrupted"
-        assert [commit.node for commit in run.commits] == ["START", "early"]
+    graph = Graph(Pad)
+    graph.add_node("listens", echo("sync"), reads=["notes"], writes=["echoes"])
+    graph.add_node("early", lambda ctx: {}, writes=[])
+    graph.add_node("late", lambda ctx: {"notes": "late"}, writes=["notes"])
+    graph.add_edge(START, ["listens", "early"]).add_path("early", "late", END).add_edge("listens", END)
+    run = go(graph.compile(**stops))
+    assert run.status == "interrupted"
+    assert [commit.node for commit in run.commits] == ["START", "early"]
 
 
 @colours
