@@ -1,0 +1,149 @@
+"""Limits: the most that a field holds, in sequence, over joins, and after a replay."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, create_model
+
+from dspyer import END, START, Context, Graph, Replace, errors, limit, reducers
+from dspyer.schema import Schema
+from dspyer.schema.limits import size_of
+from dspyer.stores import open_store
+from dspyer.values import freeze
+
+
+class Board(BaseModel):
+    notes: Annotated[list[str], reducers.append, limit(kb=0.03, full="drop_oldest")] = []
+    pages: Annotated[list[str], reducers.extend, limit(kb=0.03)] = []
+    table: Annotated[dict[str, int], reducers.update, limit(kb=0.03, full="drop_oldest")] = {}
+    seen: Annotated[set[str], reducers.union, limit(kb=0.03)] = set()
+
+
+SCHEMA = Schema.of(Board)
+
+
+def written(*updates: dict[str, Any]) -> dict[str, Any]:
+    state = SCHEMA.initial({})
+    for number, update in enumerate(updates):
+        patch, state = SCHEMA.commit(state, update, node="node", commit_id=f"trunk:{number}")
+        assert SCHEMA.sizes(patch, state) == {name: size_of(state.raw(name)) for name in patch}
+    return state.to_dict()
+
+
+def test_the_oldest_entries_go() -> None:
+    """S004-5."""
+    assert written(*[{"notes": f"note {n}"} for n in range(9)])["notes"] == ["note 6", "note 7", "note 8"]
+    keys = [{"table": {"a": 1}}, {"table": {"b": 2}}, {"table": {"a": 3}}, {"table": {"c": 4}}, {"table": {"d": 5}}]
+    assert written(*keys)["table"] == {"a": 3, "c": 4, "d": 5}
+    assert written({"notes": Replace(["one note", "two note", "six note"])})["notes"] == ["two note", "six note"]
+
+
+REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "full": ([{"pages": ["a" * 20]}, {"pages": ["b" * 20]}], "field 'pages' would hold 0.048 KB, at most 0.03 KB"),
+    "a set": ([{"seen": {"a" * 20}}, {"seen": {"b" * 20}}], "field 'seen' would hold"),
+    "one alone": ([{"notes": "a" * 40}], "one entry of field 'notes' takes 0.044 KB alone"),
+    "one alone, refused": ([{"pages": ["a" * 40]}], "one entry of field 'pages' takes 0.044 KB alone"),
+    "one key alone": ([{"table": {"a" * 40: 1}}], "one entry of field 'table' takes"),
+    "a replace": ([{"pages": Replace(["a" * 20, "b" * 20])}], "field 'pages' would hold"),
+}
+
+
+@pytest.mark.parametrize(("updates", "text"), REFUSED.values(), ids=REFUSED)
+def test_too_much_names_node_and_field(updates: list[dict[str, Any]], text: str) -> None:
+    """S004-5."""
+    with pytest.raises(errors.NodeOutputError, match=f"node 'node' writes .*{text}"):
+        written(*updates)
+
+
+def test_inputs_have_the_same_limit() -> None:
+    with pytest.raises(errors.InputError, match="field 'pages' would hold"):
+        SCHEMA.initial({"pages": ["a" * 20, "b" * 20]})
+
+
+BAD: dict[str, tuple[Any, Any, str]] = {
+    "no reducer": (Annotated[list[str], limit(kb=1)], [], "is for a list, dict or set with a reducer"),
+    "a number": (Annotated[int, reducers.increment, limit(kb=1)], 0, "is for a list, dict or set with a reducer"),
+    "a set": (Annotated[set[str], reducers.union, limit(kb=1, full="drop_oldest")], set(), "a set has no oldest entry"),
+    "its default": (Annotated[list[str], reducers.append, limit(kb=0.01)], ["a" * 40], "its default: .* takes"),
+    "no size": (Annotated[list[str], reducers.append, limit], [], "limit needs its size"),
+}
+
+
+@pytest.mark.parametrize(("kind", "default", "text"), BAD.values(), ids=BAD)
+def test_a_limit_without_sense_is_an_error_when_the_graph_is_built(kind: Any, default: Any, text: str) -> None:
+    with pytest.raises(errors.GraphError, match=text):
+        Graph(create_model("Model", notes=(kind, default)))
+
+
+@pytest.mark.parametrize("options", [{"kb": 0}, {"kb": "4"}, {"kb": True}, {"kb": 1, "full": "drop"}])
+def test_a_limit_says_what_it_takes(options: dict[str, Any]) -> None:
+    with pytest.raises(errors.GraphError, match="limit"):
+        limit(**options)
+
+
+def board(count: int) -> Graph:
+    def write(ctx: Context) -> dict[str, Any]:
+        return {"notes": f"{ctx.node} {ctx.visit}"}
+
+    graph = Graph(Board)
+    for name in ("ann", "bob", "cat"):
+        graph.add_node(name, write)
+    graph.add_node("meet", lambda: {"table": {"m": 1}}, writes=["table"])
+    graph.add_edge(START, ["ann", "bob", "cat"]).add_edge(["ann", "bob", "cat"], "meet")
+    graph.add_conditional_edges(
+        "meet",
+        lambda ctx: ["ann", "bob", "cat"] if ctx.visit < count else END,
+        {"ann": "ann", "bob": "bob", "cat": "cat", END: END},
+    )
+    return graph
+
+
+def test_joins_replays_and_the_history_obey_the_limit() -> None:
+    """S004-5, S004-6, S004-16, S004-20: each branch fits, all together do too, and each commit says its size."""
+    thread = board(2).compile(store=":memory:").thread("t")
+    run = thread.run({})
+    run.raise_error()
+    assert run.state["notes"] == ["ann 2", "bob 2", "cat 2"]
+    assert thread.replay() == run.state
+    sizes = [dict(commit.sizes) for commit in run.commits]
+    assert sizes == [dict(commit.sizes) for commit in thread.history()]
+    assert sizes[1] == {"notes": 9}
+    joins = [commit for commit in run.commits if commit.node.startswith("join:")]
+    assert [commit.sizes["notes"] for commit in joins] == [27, 27]
+    assert pickle.loads(pickle.dumps(copy.deepcopy(run.commits)))[1].sizes == {"notes": 9}
+
+
+def test_what_branches_make_together_may_be_refused() -> None:
+    graph = Graph(Board).add_node("a", lambda: {"pages": ["a" * 20]}, writes=["pages"])
+    graph.add_node("b", lambda: {"pages": ["b" * 20]}, writes=["pages"]).add_node("c", lambda: None, writes=[])
+    run = graph.add_edge(START, ["a", "b"]).add_edge(["a", "b"], "c").add_edge("c", END).compile().run({})
+    assert "field 'pages' would hold" in str(run.error)
+    assert "raised when branches joined at node 'c'" in run.error.__notes__  # type: ignore[union-attr]
+
+
+def test_a_run_of_an_earlier_graph_keeps_its_limit() -> None:
+    """Its commits are folded as they were then; only what is new obeys the new limit."""
+
+    def thread_of(kind: Any) -> Any:
+        graph = Graph(create_model("Board", notes=(kind, [])))
+        graph.add_node("node", lambda ctx: {"notes": f"note {ctx.visit}"}, writes=["notes"]).add_edge(START, "node")
+        graph.add_conditional_edges("node", lambda ctx: "node" if ctx.visit < 5 else END, ["node", END])
+        return graph.compile(store=store).thread("t")
+
+    store = open_store(":memory:")
+    first = thread_of(Annotated[list[str], reducers.append, limit(kb=0.03, full="drop_oldest")])
+    assert list(first.run({}).state["notes"]) == ["note 3", "note 4", "note 5"]
+    later = thread_of(Annotated[list[str], reducers.append])
+    assert list(later.state["notes"]) == ["note 3", "note 4", "note 5"]
+    assert later.replay() == first.state
+    assert len(later.run({}).state["notes"]) == 8
+
+
+def test_sizes_are_those_of_the_json_form() -> None:
+    assert size_of(freeze([])) == 2
+    assert size_of(freeze(["ä", {"k": 1}])) == len('["ä", {"k": 1}]'.encode())
+    assert size_of(freeze({"k": [1, 2]})) == len(b'{"k": [1, 2]}')
