@@ -113,10 +113,10 @@ class CommitHead(NamedTuple):
     def packed(self) -> tuple[Any, ...]:
         """The head of a row: small numbers, and what says nothing is left out at the end."""
         name, node, step, visit, settled, route, parents, scope, started, duration, items = self
-        path, _, index = name.rpartition(":")
-        late = step - int(index)
+        index = _index(name)
+        late = step - index
         head = (
-            int(index) if path == "trunk" else name,
+            index if name == f"trunk:{index}" else name,
             node,
             route[0] if len(route) == 1 else list(route),
             visit,
@@ -138,7 +138,7 @@ class CommitHead(NamedTuple):
         if isinstance(name, int):
             index, name = name, f"trunk:{name}"
         else:
-            index = int(name.rpartition(":")[2])
+            index = _index(name)
         return cls(
             name,
             node,
@@ -152,6 +152,11 @@ class CommitHead(NamedTuple):
             duration,
             None if items is None else (str(items[0]), int(items[1])),
         )
+
+
+def _index(commit_id: str) -> int:
+    """The place of a commit on its branch; of one made by hand (`"trunk:3+1"`), that of the commit before it."""
+    return int(commit_id.rpartition(":")[2].partition("+")[0])
 
 
 def commit_draft(
