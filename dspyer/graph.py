@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from dspyer.building.assembly import Assembly
 from dspyer.building.blueprint import Migrate
 from dspyer.building.declarations import EdgeSpec, NodeSpec, RouterSpec, fields_of, listed, names_of
+from dspyer.durable.journal import Durability, checked
 from dspyer.errors import GraphError
 from dspyer.nodes import Inquiry, Interrupts, node_name
 from dspyer.policies import Policies
@@ -299,6 +300,7 @@ class Graph:
         interrupt_after: Iterable[str] = (),
         interrupts: Interrupts = None,
         migrate: Migrate | None = None,
+        durability: Durability = "sync",
     ) -> CompiledGraph:
         """Checks the whole graph and makes a program of it. `graph.compile()` builds, `optimizer.compile()` tunes.
 
@@ -317,6 +319,10 @@ class Graph:
                 which this graph goes on. It is called once for each such thread, at its next run or resume, and its
                 result is in the log. Without it new fields get their defaults, fields that are gone leave the state
                 with a warning, and values that do not fit are refused.
+            durability: when runs on threads are written. `"sync"`: each transition, before what depends on it starts;
+                a crash of the process loses none, a power cut perhaps the last ones. `"flush"`: each is flushed to the
+                disk too. `"batch"`: the last 50 ms or 100 transitions may be lost. `"exit"`: the run is written at its
+                end. What was reported is flushed always: ends, failures, questions, answers, effects.
 
         Returns:
             A `dspy.Module` with copies of the modules; the graph can go on to be changed and compiled again.
@@ -357,8 +363,7 @@ class Graph:
                 f"as prediction[{shadowed[0]!r}], or rename the fields",
                 stacklevel=2,
             )
-        if migrate is not None:
-            blueprint = replace(blueprint, migrate=migrate)
+        blueprint = replace(blueprint, migrate=migrate or blueprint.migrate, durability=checked(durability))
         return assemble(blueprint, modules, text, None if store is None else open_store(store))
 
     def _check_name(self, name: str) -> None:

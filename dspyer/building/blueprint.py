@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dspyer.durable.journal import Durability
 from dspyer.durable.memo import Answer, no_answer
 from dspyer.errors import InputError, suggestion
 from dspyer.nodes import FunctionNode, Node, Router
@@ -39,6 +40,7 @@ class Blueprint:
         interrupt_after: the nodes after which it stops.
         answer: answers questions as they are asked.
         migrate: makes of the values that an earlier graph has left those of this one.
+        durability: when a run on a thread is written.
         needs_resources: whether a node or router has a parameter for a resource.
     """
 
@@ -57,6 +59,7 @@ class Blueprint:
     interrupt_after: frozenset[str] = frozenset()
     answer: Answer = no_answer
     migrate: Migrate | None = None
+    durability: Durability = "sync"
     needs_resources: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -140,6 +143,9 @@ class Blueprint:
             f"  loop of {', '.join(loop.nodes)}: a round begins at {', '.join(loop.heads)}"
             for loop in self.topology.rounds.loops
         )
+        for word, names in (("before", self.interrupt_before), ("after", self.interrupt_after)):
+            if names:
+                lines.append(f"  stops {word} {', '.join(name for name in self.nodes if name in names)}")
         unknown = [name for name, node in self.nodes.items() if node.writes is None]
         if unknown:
             lines.append(

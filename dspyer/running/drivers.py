@@ -112,7 +112,7 @@ def save(session: Session) -> bool:
     drafts = session.drafts()
     try:
         if drafts:
-            session.journal.write(drafts, session.rested(drafts))
+            session.journal.write(drafts, session.rested(drafts), session.before)
     except DspyerError as error:
         session.lose(error)
         return False
@@ -126,7 +126,7 @@ async def asave(session: Session) -> bool:
     drafts = session.drafts()
     try:
         if drafts:
-            await session.journal.awrite(drafts, session.rested(drafts))
+            await session.journal.awrite(drafts, session.rested(drafts), session.before)
     except DspyerError as error:
         session.lose(error)
         return False
@@ -140,7 +140,7 @@ def end(session: Session) -> None:
         return
     try:
         drafts = session.last_drafts()
-        session.journal.write(drafts, session.rested(drafts), flush=True, release=True)
+        session.journal.write(drafts, session.rested(drafts), session.before, flush=True, release=True)
         session.reported = True
     except DspyerError as error:
         session.lose(error)
@@ -152,7 +152,7 @@ async def aend(session: Session) -> None:
         return
     try:
         drafts = session.last_drafts()
-        await session.journal.awrite(drafts, session.rested(drafts), flush=True, release=True)
+        await session.journal.awrite(drafts, session.rested(drafts), session.before, flush=True, release=True)
         session.reported = True
     except DspyerError as error:
         session.lose(error)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dspyer.bond.tracing import Steps
 from dspyer.building.blueprint import Blueprint
-from dspyer.durable.journal import Journal
+from dspyer.durable.journal import Before, Journal
 from dspyer.durable.memo import MISSING, Answer, Key, Memo, no_answer
 from dspyer.durable.rows import COMMITS, END, Draft, end_draft
 from dspyer.durable.snapshots import Rested
@@ -43,7 +43,7 @@ from dspyer.scheduler.runstate import (
     execution_id,
     path_text,
 )
-from dspyer.scheduler.schedule import advance, begin, plan, start
+from dspyer.scheduler.schedule import advance, begin, limit_at, plan, start
 from dspyer.scheduler.topology import Topology
 from dspyer.state import ImmutableState
 from dspyer.values import FrozenList, same
@@ -164,7 +164,7 @@ class Session:
         started: list[Execution] = []
         limit = self.blueprint.max_concurrency
         if self._taken_up and not self.stopped:
-            started, self._taken_up = self._taken_up, []
+            started, self._taken_up = self._within_limits(self._taken_up), []
         run = self.run
         while not self.stopped and plan(run) and len(run.running) < limit:
             position = 0 if not self.blueprint.interrupt_after else self._next_position()
@@ -176,6 +176,19 @@ class Session:
             if execution is not None:
                 started.append(execution)
         return started
+
+    def _within_limits(self, executions: list[Execution]) -> list[Execution]:
+        """Those of the executions that a join had begun before, for which no limit was reached; the others fail."""
+        found = []
+        before = self.run.calls - len(executions)
+        for count, execution in enumerate(executions):
+            limit = limit_at(self.run._replace(calls=before + count), execution.branch, execution.node)
+            if limit is None:
+                found.append(execution)
+            else:
+                self.run, events = advance(self.run, execution.id, limit)
+                self._tell(events)
+        return found
 
     def finish(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
         """Folds a finished execution in."""
@@ -230,6 +243,12 @@ class Session:
         fingerprint = self.journal.forms.digest(self.run.resting) if ended and self.journal is not None else None
         return [*self.drafts(), end_draft(status, fingerprint, failures)]
 
+    @property
+    def before(self) -> Before:
+        """The run as it was before what is to be written next."""
+        assert self.unsaved is not None
+        return self.scope, self.unsaved.run
+
     def rested(self, drafts: Sequence[Draft]) -> Rested | None:
         """What the run comes to with some rows, where that is to be kept as a snapshot."""
         run, journal = self.run, self.journal
@@ -256,7 +275,9 @@ class Session:
     def lose(self, error: BaseException) -> None:
         """Goes back to what was written: the store failed. Nothing new starts."""
         assert self.unsaved is not None
-        self.run, self.broken, self.stopped = self.unsaved.run, error, True
+        assert self.journal is not None
+        self.run = self.journal.lost.get(self.scope, self.unsaved.run)
+        self.broken, self.stopped = error, True
         self.unsaved.take(self.run)
 
     def _next_position(self) -> int | None:

@@ -112,7 +112,7 @@ def begin(
     execution = Execution(name, node, branch, path, tally.get(node, 0) + 1, group.place, group.overlay)
     calls = run.calls
     if node != START:
-        limit = _limit(run, branch, node)
+        limit = limit_at(run, branch, node)
         if limit is not None:
             failure = Failure(path, node, name, limit, (branch,))
             run, failed = _fail(run._replace(ready=ready), failure, group.place)
@@ -216,7 +216,8 @@ def amend(run: RunState, commit: Commit, state: ImmutableState) -> RunState:
     )
 
 
-def _limit(run: RunState, branch: Branch, node: str) -> Exception | None:
+def limit_at(run: RunState, branch: Branch, node: str) -> Exception | None:
+    """The error of the limit that a run has reached where a branch would start a node; None if there is none."""
     topology = run.topology
     if branch.step >= topology.max_steps:
         calls = {name: branch.tally.get(name, 0) for name in topology.nodes if branch.tally.get(name, 0)}

@@ -44,7 +44,7 @@ class Landing(Travel):
         ahead = starter.ahead(rest, inputs, request, label)
         rows = [draft.numbered(seq) for seq, draft in enumerate(ahead.drafts)]
         starter.store.write(Change(run=ahead.run, rows_of=ahead.run.id, rows=rows))
-        journal = Journal(starter.store, "", 0, ahead.run.id, len(rows))
+        journal = Journal(starter.store, "", 0, ahead.run.id, len(rows), starter.blueprint.durability)
         if rest.forms is not None:
             journal.goes_on(rest.tail + len(rows), rest.forms)
         request.opening, request.memo, request.journal = ahead.opening, ahead.memo, journal

@@ -310,10 +310,7 @@ class Starter:
         Raises:
             ConcurrentRunError: if another run owns the thread.
         """
-        row = self.store.thread(self.thread)
-        if row is not None and not take_over and is_alive(row):
-            raise busy(row)
-        rest = self.rest()
+        rest = self.rest() if take_over else self._free()
         ahead = ahead_of(rest)  # everything is checked before anything is written
         owner = new_owner()
         replaced: Journal | None = None
@@ -329,6 +326,21 @@ class Starter:
                 replaced.leave()
             raise
 
+    def _free(self) -> Rest:
+        """What a thread has come to that nobody works on."""
+        while True:
+            row = self.store.thread(self.thread)
+            if row is not None and is_alive(row):
+                raise busy(row)
+            rest = self.rest()
+            if rest.row.owner is None:
+                return rest
+            if is_alive(rest.row):
+                raise busy(rest.row)
+            last = self.store.thread(self.thread)
+            if last is None or last[1:4] == rest.row[1:4]:  # it has written nothing between the read and its end
+                return rest
+
     def _replace(self, row: ThreadRow, owner: Owner) -> Journal:
         """Owns a thread that has an owner, who can write nothing more."""
         journal = Journal(self.store, self.thread, row.epoch + 1, "", 0)
@@ -340,7 +352,7 @@ class Starter:
         row = rest.row
         run, seq, epoch = ahead.run, ahead.seq, row.epoch + 1
         rows = [draft.numbered(seq + place) for place, draft in enumerate(ahead.drafts)]
-        journal = Journal(self.store, self.thread, epoch, run.id, seq + len(rows))
+        journal = Journal(self.store, self.thread, epoch, run.id, seq + len(rows), self.blueprint.durability)
         journal.goes_on(rest.tail + len(rows), rest.forms or Forms())
         leases.hold(owner.token, journal)  # before anybody can see that it owns the thread
         head, begun = Point(run.id, rows[-1].seq), run if not seq else None
