@@ -2,10 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import TypeVar
 
-from dspyer.durable.journal import guarded
+from dspyer.errors import DspyerError, StoreError
 from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store, Swept, ThreadRow
+
+T = TypeVar("T")
+
+
+def guarded(store: Store, work: Callable[[], T]) -> T:
+    """Does something with a store; what goes wrong there is a `StoreError`.
+
+    Args:
+        store: the store.
+        work: what to do.
+
+    Raises:
+        StoreError: with the exception of the store as its cause.
+    """
+    try:
+        return work()
+    except DspyerError:
+        raise
+    except Exception as error:
+        raise failed(store, error) from error
+
+
+def failed(store: Store, error: Exception) -> StoreError:
+    """What is raised where a store has failed."""
+    return StoreError(
+        f"the store {store.address!r} failed: {type(error).__name__}: {error}. What was reported before is kept; "
+        "mend the store, then call resume() on the thread"
+    )
 
 
 class Guarded(Store):
@@ -25,11 +54,21 @@ class Guarded(Store):
 
     def write(self, change: Change) -> None:
         """Applies a change."""
-        guarded(self.store, lambda: self.store.write(change))
+        try:
+            self.store.write(change)
+        except DspyerError:
+            raise
+        except Exception as error:
+            raise failed(self.store, error) from error
 
     def write_now(self, change: Change) -> bool:
         """Applies a change if that needs no waiting."""
-        return guarded(self.store, lambda: self.store.write_now(change))
+        try:
+            return self.store.write_now(change)
+        except DspyerError:
+            raise
+        except Exception as error:
+            raise failed(self.store, error) from error
 
     def thread(self, name: str) -> ThreadRow | None:
         """Where a thread stands."""

@@ -5,20 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from threading import Lock, Thread, Timer
 from time import monotonic
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import anyio.to_thread
 
 from dspyer.durable.forms import Forms
+from dspyer.durable.guarding import Guarded, guarded
 from dspyer.durable.rows import Draft
 from dspyer.durable.snapshots import AT_END, EVERY, Rested, snapshot
-from dspyer.errors import ConcurrentRunError, DspyerError, GraphError, StoreError, suggestion
+from dspyer.errors import ConcurrentRunError, DspyerError, GraphError, suggestion
 from dspyer.stores.base import Change, Point, Row, Snapshot, Store
 
-T = TypeVar("T")
+__all__ = ["BATCH_SECONDS", "BATCH_SIZE", "Before", "Durability", "Journal", "checked", "guarded", "later"]
 
 logger = logging.getLogger("dspyer")
 
@@ -112,7 +112,7 @@ class Journal:
     ) -> None:
         self.tail = 0
         self.forms = Forms()
-        self.store = store
+        self.store = store if isinstance(store, Guarded) else Guarded(store)
         self.thread = thread
         self.epoch = epoch
         self.run = run
@@ -234,7 +234,7 @@ class Journal:
         if not waiting.count:
             return True
         try:
-            if guarded(self.store, partial(write, self._change(waiting))) is False:
+            if write(self._change(waiting)) is False:
                 return False
         except DspyerError as error:
             self.broken = error
@@ -324,24 +324,3 @@ class Journal:
         except Exception as error:  # noqa: BLE001 - see above
             self._released = True
             logger.warning("thread %r could not be given back, its lease runs out: %s", self.thread, error)
-
-
-def guarded(store: Store, work: Callable[[], T]) -> T:
-    """Does something with a store; what goes wrong there is a `StoreError`.
-
-    Args:
-        store: the store.
-        work: what to do.
-
-    Raises:
-        StoreError: with the exception of the store as its cause.
-    """
-    try:
-        return work()
-    except DspyerError:
-        raise
-    except Exception as error:
-        raise StoreError(
-            f"the store {store.address!r} failed: {type(error).__name__}: {error}. What was reported before is kept; "
-            "mend the store, then call resume() on the thread"
-        ) from error
