@@ -76,13 +76,29 @@ class Gathered(Content):
         items: the results in order.
     """
 
-    __slots__ = ("field", "items")
+    __slots__ = ("field", "items", "own")
 
     def __init__(self, own: Content, field: str, items: Sequence[Content]) -> None:
-        for name in Content.__slots__:
-            setattr(self, name, getattr(own, name))
+        super().__init__(None)
+        self.own = own
         self.field = field
         self.items = items
+
+    @property
+    def encoded(self) -> bool:
+        """Whether the bytes are there already."""
+        return self.own.encoded
+
+    @property
+    def data(self) -> bytes:
+        """The bytes of the commit's own content."""
+        self._data = self.own.data
+        self._refs, self._blobs = self.own.refs, self.own.blobs
+        return self._data
+
+    def value(self, fetch: Fetch, decode: Decode = encoding.decode) -> Any:
+        """The value of the commit's own content."""
+        return self.own.value(fetch, decode)
 
     def completed(self, written: Written, fetch: Fetch, decode: Decode) -> Written:
         """The commit with the results in it."""

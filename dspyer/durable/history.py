@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from dspyer.durable.contents import Unreadable
 from dspyer.durable.reading import Chapter, Reader, chapters
 from dspyer.durable.replaying import written_of
 from dspyer.durable.rows import COMMITS, MERGE, OPEN, CommitHead
+from dspyer.errors import StoreError
 from dspyer.events import Commit
 from dspyer.scheduler.joining import Join, resolved_as
 from dspyer.scheduler.lineage import Entry
@@ -23,12 +25,14 @@ class Episode(NamedTuple):
         places: of its commits, in the order in which they were written.
         settled: how many of them were written until all branches were one for the last time.
         resting: the place of the last commit that all its branches shared, if need be of an earlier run.
+        broken: why one of its commits cannot be read, or one that it builds on; "" if all can.
     """
 
     parents: tuple[Point, ...]
     places: tuple[int, ...]
     settled: int
     resting: int | None
+    broken: str = ""
 
 
 class History:
@@ -107,12 +111,13 @@ class History:
     def _add(self, found: Chapter) -> None:
         parents = tuple([parent for parent in found.parents if parent in self.runs])
         before = [self.runs[parent].resting for parent in parents]
-        told = self.reader.tell(found, self.state(before[0] if before else None))
+        broken = next((self.runs[parent].broken for parent in parents if self.runs[parent].broken), "")
+        told = self.reader.tell(found, self.state(before[0] if before else None), broken)
         rows = list(_own_rows(found))
         if told.entries and not rows:  # somebody's commit whose routes nobody has asked for yet
             rows = [_opening(found)]
         places: list[int] = []
-        if rows and self._is_opening(rows[0][0]):
+        if rows and self._is_opening(rows[0][0], found):
             rows[0] = (rows[0][0], _opening(found)[1])
         for (row, point), entry in zip(rows, told.entries, strict=True):
             place = self._places.get(point)
@@ -127,7 +132,7 @@ class History:
                 self._places[point] = place
             places.append(place)
         resting = places[told.settled] if told.settled >= 0 else (before[0] if before else None)
-        self.runs[found.points[-1]] = Episode(parents, tuple(places), told.settled + 1, resting)
+        self.runs[found.points[-1]] = Episode(parents, tuple(places), told.settled + 1, resting, told.broken)
 
     def _moved(self, entry: Entry, name: str, row: Row, heads: list[int], places: list[int], found: Chapter) -> Entry:
         """An entry of a run as it is in the whole log."""
@@ -152,11 +157,14 @@ class History:
         winners = {path: len(self.log) if at == here else places[at] for path, at in entry.winners.items()}
         return entry._replace(commit=commit, parents=tuple(heads), winners=winners)
 
-    def _is_opening(self, row: Row) -> bool:
+    def _is_opening(self, row: Row, found: Chapter) -> bool:
         """Whether a commit is the one with which its run was opened, whoever has written it then."""
         if row.kind == OPEN:
             return True
-        return written_of(row.content, self.reader.fetch, self.reader.decode).patch is None
+        try:
+            return written_of(row.content, self.reader.fetch, self.reader.decode).patch is None
+        except Exception:  # noqa: BLE001 - it cannot be read: the structure says what it is
+            return any(other.kind == OPEN for other in found.rows)
 
 
 def _own_rows(found: Chapter) -> Iterator[tuple[Row, Point]]:
@@ -287,5 +295,12 @@ class Listed:
         return self.places[self.number(version)]
 
     def state(self, number: int) -> ImmutableState:
-        """The state after one of the commits."""
+        """The state after one of the commits.
+
+        Raises:
+            StoreError: if the commit, or one that it builds on, cannot be read.
+        """
+        patch = self.commits[number].patch
+        if isinstance(patch, Unreadable):
+            raise StoreError(patch.error)
         return self.history.log[self.places[number]].state

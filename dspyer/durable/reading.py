@@ -238,17 +238,18 @@ class Reader:
                 return str(row.head[0]), patch or {}
         return None
 
-    def tell(self, of: Chapter, before: ImmutableState) -> Told:
+    def tell(self, of: Chapter, before: ImmutableState, broken: str = "") -> Told:
         """The commits of a chapter with their states.
 
         Args:
             of: the chapter.
             before: the state that it goes on from.
+            broken: why that cannot be read; then nothing of the chapter can.
         """
         opening = self._try_opening(of.rows)
         schema_at = self.schemas(of)
         entries: list[Entry] = []
-        settled, broken = -1, ""
+        settled = -1
         for place, (row, head) in enumerate(of.main()):
             parents = head.parents if head.parents is not None else ((place - 1,) if place else ())
             if not broken:

@@ -146,9 +146,11 @@ class Past:
         history.read(heads, root)
         for found in chapters(self._starter.store, heads, root):
             at = found.points[-1]
+            if history.runs[at].broken:
+                raise StoreError(f"thread {self.name!r}: {history.runs[at].broken}")
             state = history.state(history.runs[at].resting)
             for end in found.rows:
-                if end.kind == END and len(end.head) > 1 and end.head[1] != digest(state):
+                if end.kind == END and len(end.head) > 1 and end.head[1] not in (None, digest(state)):
                     last = self._read().number(history.log[history.runs[at].resting or 0].commit.id)
                     commit = self._read().commits[last]
                     raise StoreError(
