@@ -45,16 +45,14 @@ class Memo:
         items: results of the items of maps, frozen, by the item's execution.
         questions: all that were asked, by execution and key.
         answers: frozen.
-        answer: gives answers to questions as they are asked, `MISSING` for none.
         reading: where blobs of its rows come from, and what makes frozen values of their JSON form.
     """
 
-    def __init__(self, answer: Answer = no_answer) -> None:
+    def __init__(self) -> None:
         self.effects: dict[Key, Any] = {}
         self.items: dict[str, Any] = {}
         self.questions: dict[Key, Question] = {}
         self.answers: dict[Key, Any] = {}
-        self.answer = answer
         self.reading: tuple[Fetch, Callable[[Any], Any]] = (_no_blobs, encoding.decode)
         self._commits: dict[tuple[str, ...], list[Row]] = {}
         self._keys: dict[str, list[str]] = {}
