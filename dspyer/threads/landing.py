@@ -14,11 +14,9 @@ from dspyer.durable.rows import UPDATE, digest, end_draft, hand_draft
 from dspyer.durable.snapshots import Rested, snapshot, standing
 from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
 from dspyer.events import Commit
-from dspyer.merge import Conflict
 from dspyer.request import Request
 from dspyer.run import Run
 from dspyer.running.session import log_conflict
-from dspyer.scheduler.joining import Deciding
 from dspyer.scheduler.topology import END, START
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Point, RunRow, ThreadRow
@@ -41,7 +39,7 @@ class Landing(Travel):
         """Begins a run that goes on from where the thread stands, and leaves it to others meanwhile."""
         starter, rest = self._starter, self._ground(abandon)
         label = f"{self.name}.{token_hex(4)}"  # others begin at the same time
-        ahead = starter.ahead(rest, inputs, request, label)
+        ahead = starter.ahead(rest, inputs, label)
         rows = [draft.numbered(seq) for seq, draft in enumerate(ahead.drafts)]
         starter.store.write(Change(run=ahead.run, rows_of=ahead.run.id, rows=rows))
         journal = Journal(starter.store, "", 0, ahead.run.id, len(rows), starter.blueprint.durability)
@@ -125,7 +123,7 @@ class Landing(Travel):
         head = rest.row.head
         if rest.open or head is None:
             raise starter.open_error(rest)
-        met = self._meet(head, tip, self.name, self._deciding())
+        met = self._meet(head, tip, self.name, self._deciding(starter.blueprint.topology.policies))
         if met is None:
             return
         by_hand = self._merged(rest, (head, tip), met, self.name)
@@ -136,18 +134,3 @@ class Landing(Travel):
         self._write(rest.row, by_hand, self.name, kept)
         for conflict in met.conflicts:
             log_conflict(conflict)
-
-    def _deciding(self) -> Deciding:
-        """The merge policies; what does not outlive a run is no conflict between two of them."""
-        keep, policies = self._starter.blueprint.keep, self._starter.blueprint.topology.policies
-
-        def deciding(path: tuple[Any, ...]) -> tuple[str, Any]:
-            if keep is not None and path[0] not in keep:
-                return "last_write_wins", _right
-            return policies.deciding(path)
-
-        return deciding
-
-
-def _right(conflict: Conflict) -> Any:
-    return conflict.right

@@ -115,13 +115,6 @@ class Starter:
         end = found.tail, found.forms, found.broken, found.good
         return Rest(row, found.last, found.state, found.first, *end)
 
-    def status(self) -> str:
-        """What the thread does, or how its last run ended."""
-        row = self.store.thread(self.thread)
-        if row is None or row.head is None:
-            return "new"
-        return chapter(self.store, row.head).status or ("running" if is_alive(row) else "crashed")
-
     def questions(self) -> tuple[Question, ...]:
         """What the last run waits to be told."""
         row = self.store.thread(self.thread)
@@ -152,7 +145,7 @@ class Starter:
             OpenRunError: if its last run was not finished.
             InputError: for missing, unknown or invalid inputs.
         """
-        return self.own(lambda rest: self._new(rest, inputs, request, abandon), request, take_over)
+        return self.own(lambda rest: self._new(rest, inputs, abandon), request, take_over)
 
     def take_up(
         self,
@@ -177,22 +170,21 @@ class Starter:
             ChangedGraphError: if the graph is another one, or does not fit.
             ThreadError: if there is nothing to go on with, or an answer answers no open question.
         """
-        return self.own(lambda rest: self._last(rest, answers or {}, request, max_resumes, allow), request, take_over)
+        return self.own(lambda rest: self._last(rest, answers or {}, max_resumes, allow), request, take_over)
 
-    def _new(self, rest: Rest, inputs: Mapping[str, Any], request: Request, abandon: bool) -> Ahead:
+    def _new(self, rest: Rest, inputs: Mapping[str, Any], abandon: bool) -> Ahead:
         if rest.open and not abandon:
             raise self.open_error(rest)
         if rest.broken and not abandon:
             raise self.broken_error(rest)
-        return self.ahead(rest, inputs, request, self.label(rest))
+        return self.ahead(rest, inputs, self.label(rest))
 
-    def ahead(self, rest: Rest, inputs: Mapping[str, Any], request: Request, label: str) -> Ahead:
+    def ahead(self, rest: Rest, inputs: Mapping[str, Any], label: str) -> Ahead:
         """A new run that goes on from what the thread has come to.
 
         Args:
             rest: that.
             inputs: the inputs by name.
-            request: what the call asks for.
             label: the name of the run for people.
         """
         fitted = self.fitting.adapted(rest.state, rest.last)
@@ -205,10 +197,10 @@ class Starter:
         parents = () if head is None else (head,)
         run = RunRow(token_hex(16), self.thread, parents, self.header(rest.first, label))
         opening = Opening(start(self.blueprint.topology, rest.state, rest.first), patch, state, run.id, (label,))
-        return Ahead(run, 0, [open_draft(START, patch, beside=self.fitting.beside)], opening, Memo(request.answer))
+        return Ahead(run, 0, [open_draft(START, patch, beside=self.fitting.beside)], opening, Memo())
 
     def _last(
-        self, rest: Rest, answers: Mapping[str, Any], request: Request, max_resumes: int, allow: AllowChanged
+        self, rest: Rest, answers: Mapping[str, Any], max_resumes: int, allow: AllowChanged
     ) -> Ahead:
         if not rest.open or rest.row.head is None:
             what = "has no run yet" if rest.last is None else "has finished its last run"
@@ -216,7 +208,7 @@ class Starter:
         if rest.broken:
             raise self.broken_error(rest)
         last, names = self.fitting.allowed(chapter(self.store, rest.row.head), allow)
-        memo = Memo(request.answer)
+        memo = Memo()
         memo.read(last.rows, self.reader.fetch, self.reader.decode)
         drafts: list[Draft] = []
         for key, frozen in given_answers(memo, answers, self.blueprint).items():
