@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Self
 
@@ -11,6 +11,7 @@ from dspyer.durable.memo import Memo
 from dspyer.durable.rows import end_draft, resume_draft
 from dspyer.errors import ThreadError
 from dspyer.events import Commit
+from dspyer.merge import Conflict
 from dspyer.nodes import resources_of
 from dspyer.policies import Policies
 from dspyer.request import Request
@@ -147,7 +148,8 @@ class Travel(Past):
 
         Each commit that only one of them has is applied once, as when branches join: reducers fold, what only one side
         changed is taken, and what both changed is a conflict for the merge policies. If one raises, nothing is
-        written. The commit has the ends of both threads as parents, so merging again adds nothing.
+        written. Fields that `Graph(keep=...)` leaves out do not outlive a run: the other thread's are taken. The
+        commit has the ends of both threads as parents, so merging again adds nothing.
 
         Args:
             other: the other thread, of the same store.
@@ -178,7 +180,7 @@ class Travel(Past):
             raise ThreadError(f"thread {self.name!r} has no run yet: make it with other.copy(to={self.name!r})")
         policies = Policies.of(policy, self._program.graph.topology.policies)
         if base is None:
-            met = self._meet(rest.row.head, theirs.row.head, other.name, policies.deciding)
+            met = self._meet(rest.row.head, theirs.row.head, other.name, self._deciding(policies))
         else:
             met = self._meet_from(base, rest, theirs, other.name, policies)
         if met is None:
@@ -202,6 +204,17 @@ class Travel(Past):
                 "the state that both come from with base="
             )
         return meet(history, ours, theirs, name, deciding)
+
+    def _deciding(self, policies: Policies) -> Deciding:
+        """What decides conflicts; what does not outlive a run is none between two of them."""
+        keep = self._starter.blueprint.keep
+
+        def deciding(path: tuple[Any, ...]) -> tuple[str, Callable[[Conflict], Any]]:
+            if keep is not None and path[0] not in keep:
+                return "last_write_wins", _right
+            return policies.deciding(path)
+
+        return deciding
 
     def _meet_from(self, base: Moment, ours: Rest, theirs: Rest, name: str, policies: Policies) -> Met | None:
         """What two threads make together that come from a state that somebody names."""
@@ -229,7 +242,7 @@ class Travel(Past):
                     f"version {version!r} of thread {self.name!r} is the end of a run, nothing comes after it: to do a "
                     "run again with its inputs, rerun from its START; to go on otherwise, t.copy(to=..., at=...)"
                 )
-            memo = Memo(request.answer)
+            memo = Memo()
             memo.read(cut.run.rows, starter.reader.fetch, starter.reader.decode)
             opening = starter.again(cut.run, memo)
             part = starter.next_part(rest, cut.run.run, cut.point, cut.gone)
@@ -258,3 +271,7 @@ class Travel(Past):
         head, epoch = Point(run.id, rows[-1].seq), row.epoch
         change = Change(thread, epoch, epoch + 1, lease=0.0, head=head, run=run, rows_of=run.id, rows=rows, flush=True)
         self._starter.store.write(change._replace(snapshot=snapshot))
+
+
+def _right(conflict: Conflict) -> Any:
+    return conflict.right

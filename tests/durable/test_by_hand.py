@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import pytest
@@ -144,9 +145,9 @@ def test_in_an_open_run_a_change_comes_before_the_next_node() -> None:
 def test_a_change_is_no_commit_that_some_branches_lack() -> None:
     office = Office()
     thread = office.failed("file")
-    for change in (lambda: thread.update({"draft": "x"}), lambda: thread.update({"draft": "x"}, as_node="write")):
+    for node in (None, "write"):
         with pytest.raises(ThreadError, match=r"2 branches .* Nearest versions with one branch: 1"):
-            change()
+            thread.update({"draft": "x"}, as_node=node)
     run = thread.resume()
     with pytest.raises(ThreadError, match=r"branches .* Nearest versions with one branch: 1 and 5"):
         thread.copy("c", at=3, patch={"draft": "x"})
@@ -209,9 +210,13 @@ def test_a_copy_begins_with_a_change() -> None:
 def test_a_run_at_work_is_not_changed() -> None:
     office = Office()
     found: list[Exception] = []
+    changes: list[Callable[[], object]] = [
+        lambda: office.thread().update({"n": 1}),
+        lambda: office.thread().rerun(0),
+    ]
 
     def meddle(draft: str) -> dict[str, Any]:
-        for change in (lambda: office.thread().update({"n": 1}), lambda: office.thread().rerun(0)):
+        for change in changes:
             try:
                 change()
             except ConcurrentRunError as error:
