@@ -208,9 +208,11 @@ class Journal:
             self._prevent = later(BATCH_SECONDS, self._send_in_time)
         if before is not None:
             self.lost.setdefault(*before)
-        for draft in drafts:
-            waiting.rows.append(draft.numbered(self.seq))
-            self.seq += 1
+        seq = self.seq
+        for kind, head, content in drafts:
+            waiting.rows.append(Row(seq, kind, head, content))
+            seq += 1
+        self.seq = seq
         self.tail += len(drafts)
         if rested is not None and drafts:
             waiting.snapshot = snapshot(Point(self.run, self.seq - 1), rested, self.forms)
@@ -262,17 +264,11 @@ class Journal:
             self._send_late()
 
     def _change(self, waiting: _Waiting) -> Change:
-        rows = waiting.rows
-        return Change(
-            self.thread,
-            self.epoch,
-            lease=0.0 if waiting.release and self.thread else None,
-            head=Point(self.run, rows[-1].seq) if self.thread and rows else None,
-            rows_of=self.run,
-            rows=rows,
-            snapshot=waiting.snapshot,
-            flush=waiting.flush or self.durability == "flush",
-        )
+        rows, thread = waiting.rows, self.thread
+        lease = 0.0 if waiting.release and thread else None
+        head = Point(self.run, rows[-1].seq) if thread and rows else None
+        flush = waiting.flush or self.durability == "flush"
+        return Change(thread, self.epoch, None, None, lease, head, None, None, self.run, rows, waiting.snapshot, flush)
 
     def renew(self, lease: float) -> None:
         """Renews the lease, from any thread; nothing is renewed that was given back.

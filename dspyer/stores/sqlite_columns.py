@@ -12,13 +12,15 @@ from dspyer.stores.content import Content
 SHIFT = 32
 """A row's id is its run's key, this many bits to the left, and its number."""
 
+_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
 MASK = (1 << SHIFT) - 1
 """The number in a row's id; the greatest number too."""
 
 
 def pack(value: Any) -> bytes:
     """JSON as UTF-8."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return _json(value).encode()
 
 
 def pack_id(name: str) -> bytes | str:
