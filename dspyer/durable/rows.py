@@ -204,13 +204,19 @@ def commit_draft(
     return Draft(kind, head.packed(), Content(written, encode))
 
 
-def end_draft(status: str, fingerprint: str | None, failures: Iterable[tuple[str, Path, str, BaseException]]) -> Draft:
+def end_draft(
+    status: str,
+    fingerprint: str | None,
+    failures: Iterable[tuple[str, Path, str, BaseException]],
+    usage: Mapping[str, Any] | None = None,
+) -> Draft:
     """The row that says how a run ended.
 
     Args:
         status: `"completed"`, `"failed"`, `"interrupted"` or `"stopped"`.
         fingerprint: that of the final state of a completed run.
         failures: node, branch, execution and error of each failure. An error is kept as text.
+        usage: tokens by language model, of the calls since the run was begun or taken up.
     """
     failed = [
         {
@@ -223,7 +229,9 @@ def end_draft(status: str, fingerprint: str | None, failures: Iterable[tuple[str
         }
         for node, path, execution, error in failures
     ]
-    head = (status,) if fingerprint is None else (status, fingerprint)
+    head: tuple[Any, ...] = (status,) if fingerprint is None else (status, fingerprint)
+    if usage:
+        head = (status, fingerprint, dict(usage))
     return Draft(END, head, Content(failed, list) if failed else None)
 
 

@@ -9,7 +9,7 @@ from secrets import token_hex
 from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dspyer.bond.tracing import Steps
+from dspyer.bond.tracing import Steps, tokens_used
 from dspyer.building.blueprint import Blueprint
 from dspyer.durable.journal import Before, Journal
 from dspyer.durable.memo import MISSING, Answer, Key, Memo, no_answer
@@ -129,6 +129,7 @@ class Session:
         self.resources = resources
         self.observe = observe
         self.scope = scope
+        self._prefix = "".join([f"{part}/" for part in (*opening.label, *scope)])
         self.keeps_events = keeps_events
         self.answer = answer
         self.run_id = opening.run_id
@@ -241,7 +242,7 @@ class Session:
         failures = [(failure.node, failure.path, failure.execution, failure.error) for failure in self.run.failures]
         status = "stopped" if self.status == "failed" and not failures else self.status
         fingerprint = self.journal.forms.digest(self.run.resting) if ended and self.journal is not None else None
-        return [*self.drafts(), end_draft(status, fingerprint, failures)]
+        return [*self.drafts(), end_draft(status, fingerprint, failures, tokens_used())]
 
     @property
     def before(self) -> Before:
@@ -391,4 +392,5 @@ class Session:
 
     def stamp(self, execution: Execution, *rest: str) -> str:
         """What reducers derive names from: another for every commit of every run."""
-        return "/".join((*self.opening.label, *self.scope, execution.id, *rest))
+        name = self._prefix + execution.id
+        return "/".join((name, *rest)) if rest else name

@@ -18,6 +18,7 @@ from dspyer.streams import AsyncEvents, Events
 from dspyer.threads.changes import AllowChanged
 from dspyer.threads.claiming import Claim
 from dspyer.threads.landing import Landing
+from dspyer.threads.looking import status_of, usage_of
 
 Resources = Mapping[type, object] | Sequence[object] | None
 OnConflict = Literal["raise", "wait", "merge"]
@@ -256,7 +257,14 @@ class Thread(Landing):
         """`"new"`, `"running"`, or how the last run ended: `"completed"`, `"failed"`, `"interrupted"`, `"stopped"`,
         `"crashed"`.
         """
-        return self._starter.status()
+        return status_of(self._starter.store, self.name)
+
+    @property
+    def usage(self) -> dict[str, dict[str, Any]]:
+        """Tokens by language model, of all runs in its history, those of other processes too. What a process used that
+        was killed is not known.
+        """
+        return usage_of(self._starter.store, self.name)
 
     @property
     def questions(self) -> tuple[Question, ...]:
