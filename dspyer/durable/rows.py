@@ -266,14 +266,15 @@ def open_draft(
     return Draft(OPEN, head, Content(Written(patch), encode_written, beside))
 
 
-def hand_draft(kind: str, commit: Commit, written: Written) -> Draft:
+def hand_draft(kind: str, commit: Commit, written: Written, beside: Mapping[str, bytes] = NOTHING) -> Draft:
     """The row of a commit that no node has made.
 
     Args:
         kind: `UPDATE` or `MERGE`.
         commit: the commit.
         written: its patch, and what the merge policies decided.
+        beside: the fingerprint of the graph by its id, where a run begins with it.
     """
     started = int(commit.started * 1_000)
     head = CommitHead(commit.id, commit.node, commit.step, commit.visit, True, commit.route, None, (), started, 0)
-    return Draft(kind, head.packed(), Content(written, encode_written))
+    return Draft(kind, head.packed(), Content(written, encode_written, beside))

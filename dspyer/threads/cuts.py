@@ -173,7 +173,8 @@ def at_rest(starter: Starter, rest: Rest, parents: tuple[Point, ...], patch: Map
     label = starter.label(rest)
     update, state = validated(starter, rest.state, patch, BY_HAND, f"{label}/trunk:0", fresh=not parents)
     commit = Commit("trunk:0", rest.first, BY_HAND, (), 1, 0, update, (), route=(END,), started=time.time())
-    drafts = [hand_draft(UPDATE, commit, Written(update)), end_draft("completed", digest(state), ())]
+    begun = hand_draft(UPDATE, commit, Written(update), starter.fitting.beside)
+    drafts = [begun, end_draft("completed", digest(state), ())]
     return ByHand(RunRow(token_hex(16), starter.thread, parents, starter.header(rest.first, label)), drafts)
 
 
@@ -219,7 +220,7 @@ def in_the_name_of(
         )
     label = starter.label(rest)
     update, _ = validated(starter, rest.state, patch, node, f"{label}/trunk:0", fresh=not parents)
-    drafts = [open_draft(node, update, time.time()), end_draft("stopped", None, ())]
+    drafts = [open_draft(node, update, time.time(), starter.fitting.beside), end_draft("stopped", None, ())]
     return ByHand(RunRow(token_hex(16), starter.thread, parents, starter.header(rest.first, label)), drafts)
 
 

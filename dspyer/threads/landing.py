@@ -74,7 +74,8 @@ class Landing(Travel):
         schema = starter.blueprint.topology.schema
         patch, state = schema.begin(ImmutableState(), {}, keep=None, commit_id=f"{label}/trunk:0")
         commit = Commit("trunk:0", 0, START, (), 1, 0, patch, (), route=(END,), started=time.time())
-        drafts = [hand_draft(UPDATE, commit, Written(patch)), end_draft("completed", digest(state), ())]
+        begun = hand_draft(UPDATE, commit, Written(patch), starter.fitting.beside)
+        drafts = [begun, end_draft("completed", digest(state), ())]
         self._write(row, ByHand(RunRow(token_hex(16), self.name, (), starter.header(0, label)), drafts), self.name)
 
     def _landed(self, run: Run, request: Request, patience: float) -> Run:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from dspyer.durable.guarding import Guarded
 from dspyer.durable.history import History, Listed, inner_commits
-from dspyer.durable.reading import Reader, chapters
+from dspyer.durable.reading import Chapter, Reader, chapters
 from dspyer.durable.rows import END, digest
+from dspyer.durable.snapshots import latest
 from dspyer.errors import StoreError
 from dspyer.events import Commit
 from dspyer.scheduler.lineage import last_writer, lineage, touches, value_at
@@ -145,20 +146,34 @@ class Past:
         history = History(self._starter.reader)
         history.read(heads, root)
         for found in chapters(self._starter.store, heads, root):
-            at = found.points[-1]
-            if history.runs[at].broken:
-                raise StoreError(f"thread {self.name!r}: {history.runs[at].broken}")
-            state = history.state(history.runs[at].resting)
-            for end in found.rows:
-                if end.kind == END and len(end.head) > 1 and end.head[1] not in (None, digest(state)):
-                    last = self._read().number(history.log[history.runs[at].resting or 0].commit.id)
-                    commit = self._read().commits[last]
-                    raise StoreError(
-                        f"thread {self.name!r}: the state after version {commit.version} (commit {commit.id!r}) is not "
-                        "the one that its run ended with. What is stored was changed, or a reducer of the schema gives "
-                        "something else than it did then"
-                    )
+            told = history.runs[found.points[-1]]
+            if told.broken:
+                raise StoreError(f"thread {self.name!r}: {told.broken}")
+            for place, what in self._differing(history, found):
+                commit = self._read().commits[self._read().number(history.log[place].commit.id)]
+                raise StoreError(
+                    f"thread {self.name!r}: the state after version {commit.version} (commit {commit.id!r}) is not the "
+                    f"one {what}. What is stored was changed, or a reducer of the schema gives something else than it "
+                    "did then"
+                )
         return history.state(history.runs[heads[-1]].resting) if heads else ImmutableState()
+
+    def _differing(self, history: History, found: Chapter) -> Iterator[tuple[int, str]]:
+        """Where the states of a run are not those that were noted, and what noted them; first to last."""
+        reader, told = self._starter.reader, history.runs[found.points[-1]]
+        snapshots = []
+        at = found.points[-1]
+        while at.seq >= 0 and (kept := latest(reader.store, at, reader.decode)) is not None:
+            snapshots.append(kept[1])
+            at = Point(at.run, kept[0].seq - 1)
+        for rested in reversed(snapshots):
+            place = told.places[rested.place] if rested.place >= 0 else told.resting
+            if place is not None and history.log[place].state != rested.state:
+                yield place, "in its snapshot (t.resume() and t.run() go on from that one)"
+        for end in found.rows:
+            noted = end.head[1] if end.kind == END and len(end.head) > 1 else None
+            if told.resting is not None and noted not in (None, digest(history.state(told.resting))):
+                yield told.resting, "that its run ended with"
 
     def _state_of(self, moment: Moment) -> ImmutableState:
         if isinstance(moment, int | str):

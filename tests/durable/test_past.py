@@ -9,9 +9,11 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, reducers
+from dspyer.durable.forms import Forms
+from dspyer.durable.snapshots import Rested, snapshot
 from dspyer.errors import StoreError
 from dspyer.stores import Memory, SQLite
-from dspyer.stores.base import Row, Store
+from dspyer.stores.base import Change, Row, Store
 from dspyer.stores.content import Content
 
 from .kinds import INPUTS, KINDS
@@ -159,3 +161,20 @@ def test_another_process_reads_the_same(tmp_path: Path) -> None:
         thread = program(store).thread("t")
         assert thread.history() == told
         assert [thread.at(version) for version in range(6)] == states
+
+
+def test_replay_compares_snapshots_too() -> None:
+    store = Memory()
+    thread = program(store).thread("t")
+    thread.run({"q": "a"})
+    row = store.thread("t")
+    assert row is not None
+    assert row.head is not None
+    store.write(Change(snapshot=snapshot(row.head, Rested(thread.state, 2), Forms())))
+    assert thread.replay() == thread.state
+    forged = thread.state.set("answer", "forged")
+    store.write(Change(snapshot=snapshot(row.head, Rested(forged, 2), Forms())))
+    with pytest.raises(StoreError, match=r"state after version 2 .* in its snapshot"):
+        thread.replay()
+    store.drop_snapshots()
+    assert thread.replay()["answer"] == "ask a"
