@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dspyer import Run
+from dspyer import END, START, Context, Graph, Run
 from dspyer.errors import ThreadError
 from dspyer.stores import Memory, SQLite
 from dspyer.threads.thread import Thread
@@ -19,7 +19,7 @@ from tests.core.test_schedule import Plan, plans
 
 from .equality import finished, left_to_call, outcome
 from .failing import FailingMemory
-from .kinds import CALLS, INPUTS, KINDS
+from .kinds import CALLS, INPUTS, KINDS, Called, State
 from .test_random_graphs import program_of
 
 
@@ -146,3 +146,50 @@ def test_rerun_does_again_what_came_after(name: str) -> None:
         with pytest.raises(ThreadError, match="end of a run"):
             thread.rerun(len(first.commits) - 1)
         assert asyncio.run(thread.arerun(0)).state == first.state
+
+
+def test_copies_of_a_run_that_waits_go_on_independently() -> None:
+    charged: list[str] = []
+
+    def ask(ctx: Context) -> dict[str, Any]:
+        ctx.once("charge", lambda: charged.append(ctx.execution))
+        name = ctx.interrupt("name", "Who?", answer=str)
+        return {"q": f"{name} {ctx.interrupt('age', 'How old?', answer=int)}"}
+
+    graph = Graph(State).add_node("ask", ask, writes=["q"]).add_path(START, "ask", END)
+    thread = graph.compile(store=Memory()).thread("t")
+    thread.run({})
+    assert [question.key for question in thread.resume({"name": "Ada"}).questions] == ["age"]
+    twin, earlier = thread.copy("twin"), thread.copy("earlier", at=0)
+    assert twin.status == "interrupted"
+    assert [question.key for question in twin.questions] == ["age"]
+    assert twin.resume({"age": 1}).state["q"] == "Ada 1"
+    assert thread.resume({"age": 2}).state["q"] == "Ada 2"
+    assert charged == ["t.1/trunk:1"]
+    assert earlier.questions == ()  # nothing was asked there yet
+    assert [question.key for question in earlier.resume().questions] == ["name"]
+    assert charged == ["t.1/trunk:1", "earlier.1/trunk:1"]
+    again = thread.rerun(0)
+    assert [question.key for question in again.questions] == ["name"]
+    assert len(charged) == 3  # a new execution, and a new effect
+    assert thread.resume({"name": "Bo"}).status == "interrupted"
+    assert thread.resume({"age": 3}).state["q"] == "Bo 3"
+
+
+def test_a_copy_of_a_run_in_the_middle_of_a_map_keeps_the_items_that_are_done() -> None:
+    program = KINDS["map"].compile("sync", Memory())
+    CALLS.take()
+    CALLS.fault = Called("node", "measure", "trunk:2[1]")
+    thread = program.thread("t")
+    try:
+        assert thread.run(INPUTS).status == "failed"
+    finally:
+        CALLS.fault = None
+    made = CALLS.take()
+    twin = thread.copy("twin")
+    assert twin.resume().state["sizes"] == [1, 3, 2]
+    measured = [call for call in CALLS.take() if call.name == "measure"]
+    assert Called("node", "measure", "trunk:2[1]") in measured
+    done = [call for call in made if call.name == "measure" and call.execution != "trunk:2[1]"]
+    assert not set(done) & set(measured)
+    assert thread.resume().state == twin.state
