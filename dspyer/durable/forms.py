@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from dspyer.state import ImmutableState
 from dspyer.stores.content import BLOBS, Fetch, with_blobs, without_blobs
-from dspyer.values import FrozenDict, FrozenList, encoding, freeze
+from dspyer.values import SCALARS, FrozenDict, FrozenList, encoding, freeze
 from dspyer.values.encoding import TAG
 
 CHUNK = 256
@@ -119,7 +119,8 @@ class Forms:
             pieces = tuple([tuple(piece) for piece in form["value"]])
             items: FrozenList[Any] = FrozenList()
             for part in (*(json.loads(zlib.decompress(blobs[piece[0]])) for piece in pieces), form["rest"]):
-                items += decode(with_blobs(part, blobs) if len(blobs) > len(pieces) else part)
+                plain = with_blobs(part, blobs) if len(blobs) > len(pieces) else part
+                items += decode([_flat(item) for item in plain])
             value: Any = items if tag == LIST else _pairs(items.raw_items())
             refs = tuple([name for piece in pieces for name in piece])
         else:
@@ -204,6 +205,13 @@ class Forms:
     def _keep(self, name: str, data: bytes, pressed: bool) -> None:
         if name not in self._sent:
             self._unsent[name] = (data, pressed)
+
+
+def _flat(form: Any) -> Any:
+    """A mapping of scalars is frozen at once: long lists are mostly of them. Anything else stays as it is."""
+    if type(form) is dict and TAG not in form and SCALARS.issuperset(map(type, form.values())):
+        return FrozenDict.flat(form)
+    return form
 
 
 def _pairs(items: Iterable[Any]) -> Any:
