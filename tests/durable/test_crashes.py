@@ -10,7 +10,7 @@ import pytest
 from .equality import outcome
 from .failing import Crash, crash
 from .kinds import KINDS
-from .places import MODES, Place, go_on, start
+from .places import FEWER, MODES, Place, go_on, start
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -32,7 +32,7 @@ def test_a_crash_at_any_write_loses_nothing_and_calls_nothing_twice(kind: str, m
             break
 
 
-@pytest.mark.parametrize("mode", ["sync, sqlite", "async, memory, writes in a thread"])
+@pytest.mark.parametrize("mode", FEWER)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_crashes_again_and_again_comes_to_its_end(kind: str, mode: str, tmp_path: Path) -> None:
     """Each life replaces the owner that was there, says that it goes on, and writes one thing more."""

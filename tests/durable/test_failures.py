@@ -17,10 +17,10 @@ from dspyer.testing import ScriptedLM
 
 from .equality import outcome
 from .kinds import CALLS, KINDS, Fault
-from .places import MODES, Place, nodes, start
+from .places import FEWER, MODES, Place, nodes, start
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", FEWER)
 @pytest.mark.parametrize("kind", [name for name in KINDS if name != "LM router"])
 def test_anything_that_raises_once_is_made_up_for(kind: str, mode: str, tmp_path: Path) -> None:
     """Each call of each node, item, router and policy raises in its turn."""
