@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Attributes that DSPy's optimizers set on a program, or that a program needs.
 RESERVED = frozenset(
     {
-        *(START, END, "state", "ctx", "thread", "forward", "aforward"),
+        *(START, END, "state", "ctx", "thread", "threads", "forward", "aforward"),
         *("run", "arun", "stream", "astream", "graph", "with_resources", "run_inside", "arun_inside"),
         *("callbacks", "history"),
         *("score", "simba_idx", "candidate_programs", "trial_logs", "total_calls", "prompt_model_total_calls"),

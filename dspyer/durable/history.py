@@ -9,12 +9,17 @@ from dspyer.durable.contents import Unreadable
 from dspyer.durable.reading import Chapter, Reader, chapters
 from dspyer.durable.replaying import written_of
 from dspyer.durable.rows import COMMITS, MERGE, OPEN, CommitHead
+from dspyer.durable.snapshots import latest
 from dspyer.errors import StoreError
 from dspyer.events import Commit
+from dspyer.patch import Replace
 from dspyer.scheduler.joining import Join, resolved_as
 from dspyer.scheduler.lineage import Entry
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row
+
+PRUNED = "pruned"
+"""The author of the commit with which a pruned history begins."""
 
 
 class Episode(NamedTuple):
@@ -51,6 +56,7 @@ class History:
         steps: the step of each within its run.
         alone: whether no other branch was live when it was made, for each.
         runs: by last row, the runs in the log.
+        roots: by the row at which a pruned history begins, the version that it begins with.
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -60,6 +66,7 @@ class History:
         self.steps: list[int] = []
         self.alone: list[bool] = []
         self.runs: dict[Point, Episode] = {}
+        self.roots: dict[Point, int] = {}
         self._places: dict[Point, int] = {}
 
     def read(self, heads: Sequence[Point], root: Point | None = None) -> None:
@@ -70,7 +77,30 @@ class History:
             root: the row at which the history begins, if older history was pruned.
         """
         for found in chapters(self.reader.store, heads, root, self.runs):
-            self._add(found)
+            if root is not None and found.points[-1] == root:
+                self._add_root(found, root)
+            else:
+                self._add(found)
+
+    def _add_root(self, found: Chapter, root: Point) -> None:
+        """The commit with which a pruned history begins: all that came before it, in one."""
+        taken = latest(self.reader.store, root, self.reader.decode)
+        if taken is None or taken[0] != root:
+            raise StoreError(
+                f"older history was pruned at row {root.seq} of run {root.run!r}, and its snapshot is lost"
+            )
+        _, (state, place), _ = taken
+        version = int(found.run.header.get("first", 0)) + place
+        name = f"{found.labels[root.run]}/{PRUNED}"
+        patch = {field: Replace(value) for field, value in state.raw_items()}
+        commit = Commit(name, None, PRUNED, (), 1, 0, patch, ())
+        self.runs[root] = Episode((), (len(self.log),), 1, len(self.log))
+        self.roots[root] = version
+        self.points.append(root)
+        self.steps.append(0)
+        self.alone.append(True)
+        self._places[root] = len(self.log)
+        self.log.append(Entry(commit, state, (), None))
 
     def state(self, place: int | None) -> ImmutableState:
         """The state after a commit; an empty one where there is none."""
@@ -234,11 +264,14 @@ class Listed:
         self._by_version: list[int] = []
         self._by_id: dict[str, int] = {}
         self._listed: set[int] = set()
+        self.first = 0
         for at in history.behind(heads):
             self._add(at)
 
     def _add(self, at: Point) -> None:
         history, told = self.history, self.history.runs[at]
+        if not self.places:
+            self.first = history.roots.get(at, 0)
         settled = set(told.places[: told.settled])
         for place in history.in_order(at):
             if place in self._listed:
@@ -246,7 +279,7 @@ class Listed:
             commit = history.log[place].commit
             version = None
             if place in settled:
-                version = len(self._by_version)
+                version = self.first + len(self._by_version)
                 self._by_version.append(len(self.commits))
             self._listed.add(place)
             self._by_id.setdefault(commit.id, len(self.commits))
@@ -256,8 +289,8 @@ class Listed:
 
     @property
     def versions(self) -> int:
-        """How many commits have a version."""
-        return len(self._by_version)
+        """The version that the next commit gets."""
+        return self.first + len(self._by_version)
 
     @property
     def rest(self) -> int | None:
@@ -283,12 +316,12 @@ class Listed:
                     return self._by_id[name]
             like = f"; ids look like {self.commits[-1].id!r}" if self.commits else ""
             raise LookupError(f"no commit has the id {version!r}{like}")
-        if 0 <= version < len(self._by_version):
-            return self._by_version[version]
+        if self.first <= version < self.versions:
+            return self._by_version[version - self.first]
         if not self._by_version:
             raise LookupError(f"no commit has version {version}: there is none that has a version")
-        last = len(self._by_version) - 1
-        raise LookupError(f"no commit has version {version}: they go from 0 to {last}; others are known by their id")
+        span = f"they go from {self.first} to {self.versions - 1}"
+        raise LookupError(f"no commit has version {version}: {span}; others are known by their id")
 
     def place(self, version: int | str) -> int:
         """Where the commit of a version or an id is in the log."""

@@ -183,11 +183,19 @@ def chapters(
         if done:
             order.append(at)
         elif at not in found and at not in known:
-            found[at] = chapter(store, at)
+            found[at] = chapter(store, at) if at != root else _at_root(store, at)
             stack.append((at, True))
-            if root is None or root not in found[at].points:
+            if at != root:
                 stack.extend((parent, False) for parent in reversed(found[at].parents))
     return [found[at] for at in order]
+
+
+def _at_root(store: Store, at: Point) -> Chapter:
+    """A run of which nothing but its last row is read."""
+    run = run_of(store, at.run)
+    return Chapter(
+        run, (), tuple(store.rows(at.run, at.seq, at.seq)), (at,), {run.id: str(run.header.get("label", ""))}
+    )
 
 
 class Told(NamedTuple):

@@ -15,7 +15,7 @@ from dspyer.errors import StoreError
 from dspyer.events import Commit
 from dspyer.scheduler.lineage import last_writer, lineage, touches, value_at
 from dspyer.state import ImmutableState
-from dspyer.stores.base import Point, Store
+from dspyer.stores.base import Point, Store, ThreadRow
 from dspyer.threads.decoding import decoder
 from dspyer.threads.shape import shape_of
 from dspyer.threads.starting import Starter
@@ -45,6 +45,7 @@ class Past:
         reader = Reader(guarded_store, schema, decoder(schema), shape.id)
         self._starter = Starter(program.graph, guarded_store, name, reader, shape)
         self._history = History(self._starter.reader)
+        self._root: Point | None = None
         self._listed = Listed(self._history, ())
         self._reading = Lock()
 
@@ -163,7 +164,8 @@ class Past:
         reader, told = self._starter.reader, history.runs[found.points[-1]]
         snapshots = []
         at = found.points[-1]
-        while at.seq >= 0 and (kept := latest(reader.store, at, reader.decode)) is not None:
+        pruned = at in history.roots  # its snapshot is what it begins with
+        while not pruned and at.seq >= 0 and (kept := latest(reader.store, at, reader.decode)) is not None:
             snapshots.append(kept[1])
             at = Point(at.run, kept[0].seq - 1)
         for rested in reversed(snapshots):
@@ -180,19 +182,29 @@ class Past:
             return self.at(moment)
         return moment if isinstance(moment, ImmutableState) else ImmutableState(moment)
 
-    def _extended(self, *heads: Point) -> History:
-        """What is behind some rows, read as far as it is new."""
+    def _extended(self, *rows: ThreadRow) -> History:
+        """What is behind threads, this one first: read as far as it is new."""
         with self._reading:
-            self._history.read(heads)
+            self._begin_at(rows[0].root)
+            for row in rows:
+                self._history.read([] if row.head is None else [row.head], row.root)
         return self._history
+
+    def _begin_at(self, root: Point | None) -> None:
+        """Forgets what was read, if older history was pruned since."""
+        if root != self._root:
+            self._history, self._root = History(self._starter.reader), root
+            self._listed = Listed(self._history, ())
 
     def _read(self) -> Listed:
         """The commits behind the thread's head, read as far as they are new."""
         row = self._starter.store.thread(self.name)
         heads = (row.head,) if row is not None and row.head is not None else ()
+        root = None if row is None else row.root
         with self._reading:
+            self._begin_at(root)
             if heads != self._listed.heads:
-                self._history.read(heads, row.root if row is not None else None)
+                self._history.read(heads, root)
                 self._listed = Listed(self._history, heads)
             return self._listed
 
@@ -204,7 +216,7 @@ class Past:
             if not rows:
                 continue
             at = Point(run.id, rows[-1].seq)
-            for place in self._extended(at).runs[at].places:
+            for place in self._extended(ThreadRow(self.name, at, 0, root=self._root)).runs[at].places:
                 if self._history.log[place].commit.id == commit_id:
                     return self._history.log[place].state
         return None

@@ -19,12 +19,13 @@ from dspyer.threads.changes import AllowChanged
 from dspyer.threads.claiming import Claim
 from dspyer.threads.landing import Landing
 from dspyer.threads.looking import status_of, usage_of
+from dspyer.threads.upkeep import Upkeep
 
 Resources = Mapping[type, object] | Sequence[object] | None
 OnConflict = Literal["raise", "wait", "merge"]
 
 
-class Thread(Landing):
+class Thread(Landing, Upkeep):
     """A named conversation: runs over one state, kept in the store of the program.
 
     Attributes:
