@@ -48,7 +48,6 @@ def test_every_documented_name_is_public() -> None:
         "dspyer.building.blueprint.Blueprint",  # as `program.graph`
         "dspyer.stores.base",  # by whoever writes a store
         "dspyer.stores.postgres.Postgres",  # by its address; importing it needs a driver
-        "dspyer.stores.sealed.Encrypted",  # importing it needs a library
         "dspyer.stores.sealed.Encrypted",  # importing it needs an extra
     }
     assert not DOCUMENTED - PUBLIC.keys() - reached
