@@ -11,7 +11,7 @@ from dspyer.durable.contents import Written
 from dspyer.durable.cutting import Span, left_out, outermost, without
 from dspyer.durable.history import Listed
 from dspyer.durable.memo import Memo
-from dspyer.durable.reading import Chapter, chapter
+from dspyer.durable.reading import Chapter, chapter, chapters
 from dspyer.durable.replaying import update_commit
 from dspyer.durable.rows import COMMITS, OPEN, UPDATE, CommitHead, Draft, digest, end_draft, hand_draft, open_draft
 from dspyer.errors import ThreadError, suggestion
@@ -57,6 +57,8 @@ def cut_at(starter: Starter, listed: Listed, version: int | str) -> Cut:
     """
     number = listed.number(version)
     at, place = listed.runs[number], listed.places[number]
+    if at in listed.history.roots:  # what came before it was pruned
+        return Cut(chapters(starter.store, [at], at)[0], at, [], number, False)
     whole = chapter(starter.store, at)
     order = listed.history.in_order(at)
     if whole.status == "completed" and order[-1] == place:

@@ -16,7 +16,6 @@ from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
 from dspyer.events import Commit
 from dspyer.request import Request
 from dspyer.run import Run
-from dspyer.running.session import log_conflict
 from dspyer.scheduler.topology import END, START
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Point, RunRow, ThreadRow
@@ -124,7 +123,8 @@ class Landing(Travel):
         head = rest.row.head
         if rest.open or head is None:
             raise starter.open_error(rest)
-        met = self._meet(head, tip, self.name, self._deciding(starter.blueprint.topology.policies))
+        beside = row._replace(head=tip)
+        met = self._meet(rest.row, beside, self.name, self._deciding(starter.blueprint.topology.policies))
         if met is None:
             return
         by_hand = self._merged(rest, (head, tip), met, self.name)
@@ -133,5 +133,4 @@ class Landing(Travel):
             at = Point(by_hand.run.id, len(by_hand.drafts) - 1)
             kept = snapshot(at, Rested(met.state, 0), rest.forms)
         self._write(rest.row, by_hand, self.name, kept)
-        for conflict in met.conflicts:
-            log_conflict(conflict)
+        self._log(met)

@@ -252,3 +252,25 @@ def test_a_merge_of_copies_is_a_three_way_merge_of_states(
     expected: ImmutableState = ours.state.merge(theirs.state, policy="last_write_wins", base=start)
     ours.merge(theirs)
     assert ours.state == expected
+
+
+def test_a_pruned_thread_is_copied_and_merged() -> None:
+    left, _ = two()
+    for number in range(4):
+        do(left, n=1, log=[f"{number}"])
+    old = left.copy("old")
+    do(left, n=1, log=["4"])
+    version = left.history()[-2].version
+    assert version is not None
+    state = left.at(version - 1)
+    left.prune(version)
+    first = left.history()[0]
+    assert (first.version, left.at(version - 1)) == (version - 1, state)
+    assert left.copy("at the root", at=first.version).state == state
+    twin = left.copy("twin")
+    do(twin, n=10, log=["twin"])
+    assert left.merge(twin) is not None
+    assert left.state["n"] == 16
+    assert left.merge(old) is None
+    assert left.replay() == left.state
+    assert [commit.version for commit in left.history()] == list(range(version - 1, version + 5))
