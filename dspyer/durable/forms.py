@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from dspyer.state import ImmutableState
-from dspyer.stores.content import BLOBS, Fetch, with_blobs, without_blobs
+from dspyer.stores.content import BLOBS, INLINE, Fetch, blob_of, with_blobs, without_blobs
 from dspyer.values import SCALARS, FrozenDict, FrozenList, encoding, freeze
 from dspyer.values.encoding import TAG
 
@@ -195,9 +195,13 @@ class Forms:
 
     def _small(self, value: Any) -> tuple[Any, tuple[str, ...]]:
         """The form of a value, or of each in a list, with long texts and bytes as blobs."""
-        form = [encoding.encode(item) for item in value] if type(value) is list else encoding.encode(value)
         blobs: dict[str, bytes] = {}
-        form = without_blobs(form, blobs)
+        if type(value) is bytes and len(value) > INLINE:
+            form: Any = blob_of(value, blobs)
+        elif type(value) is list:
+            form = without_blobs([encoding.encode(item) for item in value], blobs)
+        else:
+            form = without_blobs(encoding.encode(value), blobs)
         for name, data in blobs.items():
             self._keep(name, data, False)
         return form, tuple(blobs)

@@ -118,8 +118,8 @@ class CommitHead(NamedTuple):
         head = (
             index if name == f"trunk:{index}" else name,
             node,
-            route[0] if len(route) == 1 else list(route),
-            visit,
+            0 if route == (node,) else route[0] if len(route) == 1 else list(route),
+            index - visit,
             started - EPOCH,
             duration,
         )
@@ -133,7 +133,7 @@ class CommitHead(NamedTuple):
     @classmethod
     def of(cls, head: Sequence[Any]) -> CommitHead:
         """The structure of a commit, from the head of its row."""
-        name, node, route, visit, started, duration, *rest = head
+        name, node, route, behind, started, duration, *rest = head
         late, settled, parents, scope, items = (*rest, *_USUAL[len(rest) :])
         if isinstance(name, int):
             index, name = name, f"trunk:{name}"
@@ -143,9 +143,9 @@ class CommitHead(NamedTuple):
             name,
             node,
             index + late,
-            visit,
+            index - behind,
             bool(settled),
-            (route,) if isinstance(route, str) else tuple(route),
+            (node,) if route == 0 else (route,) if isinstance(route, str) else tuple(route),
             None if parents is None else tuple(parents),
             tuple(scope),
             started + EPOCH,
