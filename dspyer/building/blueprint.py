@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dspyer.durable.journal import Durability
@@ -11,6 +11,7 @@ from dspyer.durable.memo import Answer, no_answer
 from dspyer.errors import InputError, suggestion
 from dspyer.nodes import FunctionNode, Node, Router
 from dspyer.pictures.graph import Picture, draw_mermaid, draw_svg
+from dspyer.redacting import Redact, Redaction, hiding
 from dspyer.scheduler.topology import END, START, Topology
 
 Exit = str | Router
@@ -41,6 +42,7 @@ class Blueprint:
         answer: answers questions as they are asked.
         migrate: makes of the values that an earlier graph has left those of this one.
         durability: when a run on a thread is written.
+        redaction: what is hidden of the values that leave a run.
         needs_resources: whether a node or router has a parameter for a resource.
     """
 
@@ -59,6 +61,7 @@ class Blueprint:
     interrupt_after: frozenset[str] = frozenset()
     answer: Answer = no_answer
     migrate: Migrate | None = None
+    redaction: Redaction | None = None
     durability: Durability = "sync"
     needs_resources: bool = field(init=False)
 
@@ -70,6 +73,24 @@ class Blueprint:
     def name(self) -> str:
         """The name of the graph."""
         return self.topology.name
+
+    def hiding(self, redact: Redact) -> Blueprint:
+        """The same graph; what it says about values shows what may be shown.
+
+        Args:
+            redact: patterns of paths, or a function of a path and a plain value; None to hide nothing.
+
+        Raises:
+            ValueError: for a malformed pattern.
+        """
+        redaction = Redaction.of(redact)
+        if redaction is None:
+            return self
+        old = self.topology
+        joins = {node: hiding(policies, redaction) for node, policies in old.join_policies.items()}
+        schema = old.schema.showing(redaction.brief)
+        topology = replace(old, schema=schema, policies=hiding(old.policies, redaction), join_policies=joins)
+        return replace(self, topology=topology, redaction=redaction)
 
     @property
     def writes(self) -> tuple[str, ...] | None:

@@ -153,6 +153,8 @@ class Session:
         """Keeps an event and shows it to whoever listens. May be called from any thread."""
         if self.scope and not event.scope:
             event = event._replace(scope=self.scope)
+        if self.blueprint.redaction is not None:
+            event = self.blueprint.redaction.event(event)
         if self.keeps_events:
             self.events.append(event)
         if type(event) is ConflictFound and event.scope == self.scope:
