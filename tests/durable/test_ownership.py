@@ -247,6 +247,45 @@ def test_an_owner_is_never_seen_as_gone_while_it_begins() -> None:
     assert len(seen) == 2
 
 
+class Stale(Watched):
+    """Does something just before and just after the main thread looks for the second time who owns a thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns: Callable[[], None] | None = None
+        self.ends: Callable[[], None] | None = None
+        self.count = 0
+
+    def thread(self, name: str) -> ThreadRow | None:
+        if threading.current_thread() is not threading.main_thread() or self.turns is None or self.ends is None:
+            return super().thread(name)
+        self.count += 1
+        if self.count != 2:
+            return super().thread(name)
+        self.turns()
+        found = super().thread(name)
+        self.ends()
+        return found
+
+
+def test_an_owner_that_has_just_come_to_its_end_has_not_crashed() -> None:
+    """The run begins and ends while another one looks whether its owner is alive."""
+    store, gate = Stale(), Gate()
+    runs: list[Beside] = []
+
+    def begins() -> None:
+        runs.append(Beside(lambda: gated(gate, store).thread("t").run({"n": 1})))
+        assert gate.inside.wait(10)
+
+    def ends() -> None:
+        gate.opened.set()
+        runs[0].end()
+
+    store.turns, store.ends = begins, ends
+    assert gated(gate, store).thread("t").run({"n": 10}).state["n"] == 11
+    assert len(runs) == 1
+
+
 def elsewhere(store: Store, lease: float = 30.0) -> None:
     """Makes an owner on another host of a thread that has crashed."""
     row = store.thread("t")
@@ -524,6 +563,7 @@ def test_no_increment_of_eight_processes_is_lost(how: str, tmp_path: Path) -> No
             try:
                 thread.run({"n": 1})
             except ConcurrentRunError:
+                os.sched_yield()
                 continue
             return
 
