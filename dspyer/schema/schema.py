@@ -90,6 +90,7 @@ class Schema:
     Attributes:
         model: the pydantic model, None for an open schema.
         fields: the fields by name, in the order of the model.
+        shown: how errors show a value.
 
     Example:
         >>> from pydantic import BaseModel
@@ -102,7 +103,7 @@ class Schema:
         {'words': 12}
     """
 
-    __slots__ = ("_shown", "_view", "fields", "model")
+    __slots__ = ("_view", "fields", "model", "shown")
 
     def __init__(
         self,
@@ -111,7 +112,7 @@ class Schema:
         view: type[BaseModel] | None,
         shown: Shown = _plainly,
     ) -> None:
-        self._shown = shown
+        self.shown = shown
         self.model = model
         self.fields = fields
         self._view = view
@@ -175,7 +176,7 @@ class Schema:
             value = field.default(state)
             if value is not DELETE:
                 state = state.set(name, value)
-        _, state = self._commit(state, inputs, _Write(None, commit_id, True, self._shown))
+        _, state = self._commit(state, inputs, _Write(None, commit_id, True, self.shown))
         if self.fields:
             state = ImmutableState({name: state.raw(name) for name in self.fields if name in state})
         return state
@@ -209,7 +210,7 @@ class Schema:
                 if not same(old, new):
                     resets[name] = DELETE if new is DELETE else Replace(new)
                     state = state.discard(name) if new is DELETE else state.set(name, new)
-        updates, after = self._commit(state, inputs, _Write(None, commit_id, True, self._shown))
+        updates, after = self._commit(state, inputs, _Write(None, commit_id, True, self.shown))
         patch = {}
         for name in self.fields:
             if self.reducer(name) is None:
@@ -262,7 +263,7 @@ class Schema:
         """
         if self.model is None:
             return _commit_open(state, updates, whole)
-        return self._commit(state, updates, _Write(node, commit_id, whole, self._shown))
+        return self._commit(state, updates, _Write(node, commit_id, whole, self.shown))
 
     def fold(self, name: str, current: Any, update: Any) -> Any:
         """Folds one stored update into a field with a reducer, as when it was committed.
@@ -338,7 +339,7 @@ class Schema:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Schema.of, (self.model, self._shown)
+        return Schema.of, (self.model, self.shown)
 
 
 def _commit_open(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from secrets import token_hex
@@ -75,13 +75,18 @@ def _parents_first(kept: Mapping[str, Reached]) -> list[str]:
     return list(done)
 
 
-def export(store: Store, row: ThreadRow, path: str | os.PathLike[str]) -> str:
+Shown = Callable[[Row], Any]
+"""What is shown of a row, as JSON values."""
+
+
+def export(store: Store, row: ThreadRow, path: str | os.PathLike[str], shown: Shown | None = None) -> str:
     """Writes all that a thread reaches to a file.
 
     Args:
         store: where it is.
         row: where it stands.
         path: the file; it is replaced.
+        shown: what is shown of each row, if not all is; then the file is for people alone.
 
     Returns:
         The digest of the lines.
@@ -90,7 +95,7 @@ def export(store: Store, row: ThreadRow, path: str | os.PathLike[str]) -> str:
     target = Path(path)
     part = target.with_name(f"{target.name}.part")
     with part.open("wb") as file:
-        for line in _lines(store, row):
+        for line in _lines(store, row, shown):
             data = _dump(line) + b"\n"
             digest.update(data)
             file.write(data)
@@ -99,7 +104,7 @@ def export(store: Store, row: ThreadRow, path: str | os.PathLike[str]) -> str:
     return digest.hexdigest()
 
 
-def _lines(store: Store, thread: ThreadRow) -> Iterator[dict[str, Any]]:
+def _lines(store: Store, thread: ThreadRow, shown: Shown | None) -> Iterator[dict[str, Any]]:
     found = reached(store, thread)
     yield {
         "thread": thread.name,
@@ -107,6 +112,7 @@ def _lines(store: Store, thread: ThreadRow) -> Iterator[dict[str, Any]]:
         "head": thread.head,
         "root": thread.root,
         "runs": thread.runs,
+        **({} if shown is None else {"redacted": True}),
     }
     told: set[str] = set()
     for run, rows in found:
@@ -117,12 +123,15 @@ def _lines(store: Store, thread: ThreadRow) -> Iterator[dict[str, Any]]:
             "header": dict(run.header),
         }
         for row in rows:
-            if row.content is not None:
-                yield from _blob_lines(store, row.content, told)
             line: dict[str, Any] = {"row": row.seq, "kind": row.kind, "head": row.head}
-            if row.content is not None:
+            if row.content is not None and shown is not None:
+                line["content"] = shown(row)
+            elif row.content is not None:
+                yield from _blob_lines(store, row.content, told)
                 line |= _content_line(row.content)
             yield line
+    if shown is not None:
+        return
     snapshot = store.snapshot(thread.root) if thread.root is not None else None
     if snapshot is not None and snapshot.at == thread.root:
         yield from _blob_lines(store, snapshot.content, told)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any, NamedTuple
 
+from dspyer.durable.contents import Written, encode_written
 from dspyer.durable.forms import Forms
-from dspyer.durable.reading import chapter, run_of
-from dspyer.durable.rows import END
+from dspyer.durable.reading import Reader, chapter, run_of
+from dspyer.durable.replaying import written_of
+from dspyer.durable.rows import COMMITS, END, OPEN
 from dspyer.durable.snapshots import Rested, snapshot
 from dspyer.errors import ThreadError
-from dspyer.stores.base import Change, Swept, ThreadRow
+from dspyer.redacting import HIDDEN, Redaction
+from dspyer.stores.base import Change, Row, Swept, ThreadRow
 from dspyer.threads.exporting import export, load, read
 from dspyer.threads.owning import busy, is_alive
 from dspyer.threads.past import Past
@@ -115,7 +119,8 @@ class Upkeep(Past):
     def export(self, path: str | os.PathLike[str]) -> str:
         """Writes the thread to a file of JSON lines: its runs, their rows, large values, and a digest.
 
-        With `compile(redact=...)` the values are redacted there, and such a file is for people: it cannot be loaded.
+        With `compile(redact=...)` the file shows what may be shown: patches are redacted by their paths, and answers,
+        effects, results of single items and texts of errors are left out. It is for people then, and cannot be loaded.
 
         Args:
             path: the file; it is replaced.
@@ -126,7 +131,9 @@ class Upkeep(Past):
         Raises:
             ThreadError: if there is no such thread.
         """
-        return export(self._starter.store, self._row(take_over=True), path)
+        redaction = self._program.graph.redaction
+        shown = None if redaction is None else partial(_shown, redaction, self._starter.reader)
+        return export(self._starter.store, self._row(take_over=True), path, shown)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Makes this thread of a file that `export` has written, in this store or another one.
@@ -152,6 +159,18 @@ class Upkeep(Past):
         if not take_over and is_alive(row):
             raise busy(row)
         return row
+
+
+def _shown(redaction: Redaction, reader: Reader, row: Row) -> Any:
+    """What is shown of a row: patches by their paths; of what has no path, that it is there."""
+    if row.kind in (OPEN, *COMMITS):
+        written = written_of(row.content, reader.fetch, reader.decode)
+        patch = None if written.patch is None else redaction.patch(written.patch)
+        return encode_written(Written(patch))
+    if row.kind == END and row.content is not None:
+        failed = row.content.value(reader.fetch, lambda plain: plain)
+        return [{**one, "message": HIDDEN, "traceback": HIDDEN} for one in failed]
+    return HIDDEN
 
 
 def _failure(found: dict[str, Any]) -> StoredFailure:
