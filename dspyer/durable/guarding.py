@@ -37,15 +37,25 @@ def failed(store: Store, error: Exception) -> StoreError:
     )
 
 
+Notice = Callable[[Change], None]
+"""Gets what was written."""
+
+
+def _unnoticed(change: Change) -> None:
+    del change
+
+
 class Guarded(Store):
     """Hands everything on to a store. What goes wrong there is raised as a `StoreError`, with its cause.
 
     Args:
         store: the store.
+        notice: gets what was written.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, notice: Notice = _unnoticed) -> None:
         self.store = store
+        self.notice = notice
 
     @property
     def address(self) -> str:
@@ -60,15 +70,19 @@ class Guarded(Store):
             raise
         except Exception as error:
             raise failed(self.store, error) from error
+        self.notice(change)
 
     def write_now(self, change: Change) -> bool:
         """Applies a change if that needs no waiting."""
         try:
-            return self.store.write_now(change)
+            written = self.store.write_now(change)
         except DspyerError:
             raise
         except Exception as error:
             raise failed(self.store, error) from error
+        if written:
+            self.notice(change)
+        return written
 
     def thread(self, name: str) -> ThreadRow | None:
         """Where a thread stands."""

@@ -16,7 +16,7 @@ from dspyer.events import Commit
 from dspyer.scheduler.lineage import last_writer, lineage, touches, value_at
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Store, ThreadRow
-from dspyer.threads.decoding import decoder
+from dspyer.threads.decoding import Unnamed, decoder
 from dspyer.threads.shape import shape_of
 from dspyer.threads.starting import Starter
 
@@ -40,7 +40,8 @@ class Past:
         self.name = name
         self._program = program
         self._store = store
-        schema, guarded_store = program.graph.topology.schema, Guarded(store)
+        schema = program.graph.topology.schema
+        guarded_store = Guarded(store, Unnamed(program.graph.name, schema))
         shape = shape_of(program)
         reader = Reader(guarded_store, schema, decoder(schema), shape.id)
         self._starter = Starter(program.graph, guarded_store, name, reader, shape)
