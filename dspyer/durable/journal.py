@@ -188,11 +188,12 @@ class Journal:
             return
         try:
             self._accept(drafts, rested, before, flush, release)
+            mine = self._waiting
             done = not self._is_due() or self._send(self.store.write_now)
         finally:
             self._lock.release()
         if not done:
-            await anyio.to_thread.run_sync(self._send_late)
+            await anyio.to_thread.run_sync(self._send_late, mine)
         elif self._left:
             self.leave_soon()
 
@@ -250,18 +251,19 @@ class Journal:
         self.lost.clear()
         return True
 
-    def _send_late(self) -> None:
+    def _send_late(self, mine: _Waiting) -> None:
         with self._lock:
-            if self.broken is not None:
-                raise self.broken
-            self._send(self.store.write)
+            if self._waiting is mine:  # else somebody has sent it with what is theirs, whatever failed since
+                if self.broken is not None:
+                    raise self.broken
+                self._send(self.store.write)
         if self._left:
             self.leave()
 
     def _send_in_time(self) -> None:
         """Writes what has waited long enough. If that fails, whoever writes next is told."""
         with suppress(DspyerError):
-            self._send_late()
+            self._send_late(self._waiting)
 
     def _change(self, waiting: _Waiting) -> Change:
         rows, thread = waiting.rows, self.thread
