@@ -13,6 +13,8 @@ from dspyer.stores.base import Change, Owner, Point, Row, RunRow, Snapshot, Stor
 from dspyer.stores.content import Content
 from dspyer.stores.reach import Ends, Extent, Removal, disowning, removal
 
+_NOTHING = (None,) * 6
+
 
 class Memory(Store):
     """Runs in the memory of one process: values stay as they are, nothing is encoded.
@@ -96,7 +98,7 @@ class Memory(Store):
         known = self._rows.get(rows_of)
         if not known or len(rows) != 1 or epoch != thread.epoch or head is None or head.run != rows_of:
             return False
-        if not (next_epoch is owner is lease is root is run is snapshot is None):
+        if (next_epoch, owner, lease, root, run, snapshot) != _NOTHING:
             return False
         (row,) = rows
         if row.seq != next(reversed(known)) + 1:
@@ -259,9 +261,7 @@ class Memory(Store):
     def _sweep_blobs(self) -> None:
         if self._blobs:
             used = {
-                name
-                for content in self._contents()
-                for name in (content.refs if content.encoded else content.beside)
+                name for content in self._contents() for name in (content.refs if content.encoded else content.beside)
             }
             self._blobs = {name: data for name, data in self._blobs.items() if name in used}
 

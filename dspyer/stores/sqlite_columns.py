@@ -23,6 +23,20 @@ def pack(value: Any) -> bytes:
     return _json(value).encode()
 
 
+COMMON = "commit"
+"""The kind of most rows: in its column it is the empty text, and takes no space."""
+
+
+def pack_kind(kind: str) -> str:
+    """The kind of a row."""
+    return "" if kind == COMMON else kind
+
+
+def unpack_kind(stored: str) -> str:
+    """The kind in a column."""
+    return stored or COMMON
+
+
 def pack_id(name: str) -> bytes | str:
     """An id: one of 32 hexadecimal digits in its 16 bytes, any other as it is."""
     if len(name) == 32:

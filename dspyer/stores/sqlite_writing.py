@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from dspyer.stores.admission import Admitted, Found, admit
 from dspyer.stores.base import Change, RunRow, ThreadRow
 from dspyer.stores.content import Content
-from dspyer.stores.sqlite_columns import MASK, SHIFT, pack, pack_id, pack_points, pack_refs
+from dspyer.stores.sqlite_columns import MASK, SHIFT, pack, pack_id, pack_kind, pack_points, pack_refs
 from dspyer.stores.sqlite_reading import key_and_last, read_rows, read_run, read_thread
 
 Refs = bytes | str | None
+_NOTHING = (None,) * 6
 
 APPEND = f"""
     SELECT epoch, key, (SELECT max(entry.id) FROM entry
@@ -43,7 +44,7 @@ def packed(change: Change) -> Packed:
     size = 0
     for row in change.rows:
         data, refs = (None, None) if row.content is None else _packed_content(row.content, blobs)
-        rows[row.seq] = (row.kind, pack(row.head) if row.head else None, data, refs)
+        rows[row.seq] = (pack_kind(row.kind), pack(row.head) if row.head else None, data, refs)
         size += len(data or b"")
     snapshot = None if change.snapshot is None else _packed_content(change.snapshot.content, blobs)
     size += len(snapshot[0]) if snapshot else 0
@@ -91,7 +92,7 @@ def write(connection: sqlite3.Connection, change: Change, contents: Packed, now:
 def _appends(connection: sqlite3.Connection, change: Change, contents: Packed) -> bool:
     """Does the usual: the next rows of a run, by the owner of the thread. Says whether it was that."""
     name, epoch, next_epoch, owner, lease, head, root, run, rows_of, rows, snapshot, _ = change
-    if not (next_epoch is owner is lease is root is run is snapshot is None) or head is None or not rows:
+    if (next_epoch, owner, lease, root, run, snapshot) != _NOTHING or head is None or not rows:
         return False
     found = connection.execute(APPEND, (name, pack_id(rows_of))).fetchone()
     if found is None or found[0] != epoch:
