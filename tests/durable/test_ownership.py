@@ -426,6 +426,64 @@ def build(place: str, torn: Callable[..., Any], calls: list[str], store: Store) 
     return graph.compile(store=store)
 
 
+def test_what_has_finished_before_a_sibling_tears_the_run_out_is_kept() -> None:
+    """Both have ended while the driver was writing: the first is not lost with the second."""
+    store = Watched()
+    store.at_once = False
+    go_on = threading.Event()
+    calls: list[str] = []
+
+    async def torn_out() -> None:
+        loop = asyncio.get_running_loop()
+        begin, done = asyncio.Event(), asyncio.Event()
+
+        def hold(change: Change) -> None:
+            if change.rows and change.rows[-1].seq == 2:
+                loop.call_soon_threadsafe(begin.set)
+                assert go_on.wait(10)
+
+        async def finishes(state: Any) -> dict[str, Any]:
+            calls.append("finishes")
+            await begin.wait()
+            done.set()
+            return {"log": ["finishes"]}
+
+        async def tears(state: Any) -> dict[str, Any]:
+            calls.append("tears")
+            await done.wait()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            go_on.set()
+            raise Crash
+
+        store.before = hold
+        await three(finishes, tears, store).thread("t").arun({"n": 1})
+
+    with pytest.raises(Crash):
+        asyncio.run(torn_out())
+    store.before = lambda change: None
+
+    def again(name: str) -> Callable[..., Any]:
+        async def node(state: Any) -> dict[str, Any]:
+            calls.append(name)
+            return {"log": [name]}
+
+        return node
+
+    run = three(again("finishes"), again("tears"), store).thread("t").resume()
+    assert run.state["log"] == ["first", "finishes", "tears"]
+    assert (calls.count("finishes"), calls.count("tears")) == (1, 2)
+
+
+def three(finishes: Callable[..., Any], tears: Callable[..., Any], store: Store) -> CompiledGraph:
+    async def first(state: Any) -> dict[str, Any]:
+        return {"log": ["first"]}
+
+    graph = Graph(Count, inputs=["n"]).add_node("first", first).add_node("finishes", finishes).add_node("tears", tears)
+    names = ["first", "finishes", "tears"]
+    return graph.add_edge(START, names).add_edge(names, END).compile(store=store)
+
+
 class Mapped(BaseModel):
     n: int = 0
     items: list[int] = [1]
