@@ -13,7 +13,7 @@ from .kinds import KINDS
 from .places import FEWER, MODES, Place, go_on, start
 
 
-@pytest.mark.parametrize("mode", [*FEWER, "async, sqlite"])
+@pytest.mark.parametrize("mode", FEWER)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_crash_at_any_write_loses_nothing_and_calls_nothing_twice(kind: str, mode: str, tmp_path: Path) -> None:
     place = Place(KINDS[kind], MODES[mode], tmp_path)
