@@ -205,9 +205,6 @@ class CompiledGraph(dspy.Module):
     def threads(self) -> list[str]:
         """The names of all threads in the store, sorted: those of other graphs too, if they share it.
 
-        Returns:
-            The names, for `program.thread(name)`.
-
         Raises:
             ThreadError: if the program was compiled without a store.
         """

@@ -173,7 +173,7 @@ def at_rest(starter: Starter, rest: Rest, parents: tuple[Point, ...], patch: Map
         InputError: the same for a thread without any run.
     """
     label = starter.label(rest)
-    update, state = validated(starter, rest.state, patch, BY_HAND, f"{label}/trunk:0", fresh=not parents)
+    update, state = _fitting(starter, rest, patch, BY_HAND, f"{label}/trunk:0", fresh=not parents)
     commit = Commit("trunk:0", rest.first, BY_HAND, (), 1, 0, update, (), route=(END,), started=time.time())
     begun = hand_draft(UPDATE, commit, Written(update), starter.fitting.beside)
     drafts = [begun, end_draft("completed", digest(state), ())]
@@ -221,9 +221,20 @@ def in_the_name_of(
             "asked. Take the node before it, or t.update(...) without as_node"
         )
     label = starter.label(rest)
-    update, _ = validated(starter, rest.state, patch, node, f"{label}/trunk:0", fresh=not parents)
+    update, _ = _fitting(starter, rest, patch, node, f"{label}/trunk:0", fresh=not parents)
     drafts = [open_draft(node, update, time.time(), starter.fitting.beside), end_draft("stopped", None, ())]
     return ByHand(RunRow(token_hex(16), starter.thread, parents, starter.header(rest.first, label)), drafts)
+
+
+def _fitting(
+    starter: Starter, rest: Rest, patch: Mapping[str, Any], author: str, commit_id: str, fresh: bool
+) -> tuple[dict[str, Any], ImmutableState]:
+    """A change of what a thread has come to, with what makes that fit the graph, if it has changed."""
+    fitted = starter.fitting.adapted(rest.state, rest.last)
+    update, _ = validated(starter, fitted.state, patch, author, commit_id, fresh)
+    schema = starter.blueprint.topology.schema
+    update = fitted.patch(schema, update)
+    return update, schema.replay(rest.state, update)
 
 
 def validated(

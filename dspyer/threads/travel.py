@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from dspyer.durable.history import History, Listed
 from dspyer.durable.memo import Memo
-from dspyer.durable.rows import end_draft, resume_draft
+from dspyer.durable.rows import Draft, end_draft, resume_draft
 from dspyer.errors import ThreadError
 from dspyer.events import Commit
 from dspyer.merge import Conflict
@@ -97,6 +97,7 @@ class Travel(Past):
         Raises:
             ConcurrentRunError: if another run owns the thread.
             ThreadError: if the commit is the end of a run: nothing comes after it.
+            ChangedGraphError: if the graph has changed, and what led to the commit has no place in it.
             LookupError: if there is no such commit.
         """
         request = Request(resources_of(resources))
@@ -253,11 +254,16 @@ class Travel(Past):
                 )
             memo = Memo()
             memo.read(cut.run.rows, starter.reader.fetch, starter.reader.decode)
+            _, names = starter.fitting.allowed(cut.run, True)  # whoever goes back wants the graph as it is now
             opening = starter.again(cut.run, memo)
-            part = starter.next_part(rest, cut.run.run, cut.point, cut.gone)
+            moved: list[Draft] = []
+            if names is not None:
+                opening, moved = starter.fitting.going_on(opening, cut.run)
+            part = starter.next_part(rest, cut.run.run, cut.point, cut.gone, names)
             opening = opening._replace(run_id=part.id, label=(part.header["label"],))
             running = sorted(opening.run.running) or [group.place[0] for group in opening.run.ready]
-            return Ahead(part, 0, [resume_draft(1, running)], opening, memo)
+            beside = None if names is None else starter.fitting.beside
+            return Ahead(part, 0, [resume_draft(1, running, beside), *moved], opening, memo)
 
         self._program._check_resources(request)
         return Claim(lambda: self._starter.own(ahead, request, take_over), request, "raise", 0.0)
@@ -269,7 +275,10 @@ class Travel(Past):
             raise busy(row)
         if row is not None and row.owner is not None:  # it may be at work after all: it can write nothing more
             store.write(Change(self.name, row.epoch, row.epoch + 1, lease=0.0))
-        return self._starter.rest()
+        rest = self._starter.rest()
+        if rest.broken:
+            raise self._starter.broken_error(rest)
+        return rest
 
     def _check_alone(self, listed: Listed, head: Point) -> None:
         lone_branch(self._starter, listed, cut_here(self._starter, listed, head))

@@ -432,6 +432,57 @@ def test_a_missing_input_is_still_an_error(tmp_path: Path) -> None:
         t.run({"q": "b"})
 
 
+# --- by hand, and going back
+
+
+def test_a_change_by_hand_makes_the_state_fit(tmp_path: Path) -> None:
+    first = rested(tmp_path)
+    t = counting(WithoutLog, first._store).thread("t")
+    t.update({"sizes": [1]})
+    assert "log" not in t.at(3)
+    assert t.run({"q": "b"}).state.to_dict().keys() == {"q", "n", "things", "sizes", "lengths"} | {"note"}
+    assert t.replay() == t.state
+
+
+def test_a_copy_of_a_thread_of_another_graph(tmp_path: Path) -> None:
+    first = rested(tmp_path)
+    t = counting(WithoutLog, first._store).thread("t").copy("twin")
+    assert t.at(2)["log"] == ["why"]
+    assert t.run({"q": "b"}).state["n"] == 5
+    assert first.thread("t").state["n"] == 4
+
+
+@pytest.mark.parametrize(
+    ("after", "state"),
+    [
+        pytest.param({"schema": More}, {"n": 4, "extra": 7}, id="a new field"),
+        pytest.param({"schema": Other}, {"n": 2.0}, id="another reducer"),
+        pytest.param({"more": asking}, {"n": 4}, id="a new node"),
+    ],
+)
+def test_a_rerun_is_one_of_the_graph_as_it_is_now(tmp_path: Path, after: dict[str, Any], state: dict[str, Any]) -> None:
+    first = rested(tmp_path)
+    calls = Calls()
+    calls.fails = False
+    t = build(calls, **after).compile(store=first._store).thread("t")
+    run = t.rerun(from_version=0)
+    assert run.error is None
+    assert calls.made == ["write", "judge"]
+    assert {name: run.state[name] for name in state} == state
+    assert t.state == run.state
+    if run.status == "interrupted":
+        assert t.resume({"approve": None}).status == "completed"
+    assert t.replay() == t.state
+
+
+def test_a_rerun_from_where_the_graph_is_another_one(tmp_path: Path) -> None:
+    first = rested(tmp_path)
+    t = build(Calls(), names={"judge": "critic"}).compile(store=first._store).thread("t")
+    with pytest.raises(ChangedGraphError, match=r"commit trunk:1 of node 'write'.*'judge'"):
+        t.rerun(from_version=1)
+    assert t.status == "completed"
+
+
 # --- the fingerprint
 
 
