@@ -199,9 +199,7 @@ class Starter:
         opening = Opening(start(self.blueprint.topology, rest.state, rest.first), patch, state, run.id, (label,))
         return Ahead(run, 0, [open_draft(START, patch, beside=self.fitting.beside)], opening, Memo())
 
-    def _last(
-        self, rest: Rest, answers: Mapping[str, Any], max_resumes: int, allow: AllowChanged
-    ) -> Ahead:
+    def _last(self, rest: Rest, answers: Mapping[str, Any], max_resumes: int, allow: AllowChanged) -> Ahead:
         if not rest.open or rest.row.head is None:
             what = "has no run yet" if rest.last is None else "has finished its last run"
             raise ThreadError(f"thread {self.thread!r} {what}: there is nothing to resume; start a run with t.run(...)")
