@@ -67,6 +67,8 @@ class Upkeep(Past):
     def delete(self, *, take_over: bool = False) -> Swept:
         """Removes the thread, and all of its history that no other thread reaches.
 
+        The store uses the space again; `open_store(address).vacuum()` gives it back to the system.
+
         Args:
             take_over: removes it from under a run that is at work, which commits nothing more.
 

@@ -17,6 +17,7 @@ from dspyer import END, START, CompiledGraph, Graph, reducers
 from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
 from dspyer.stores import Memory, SQLite, Store
 from dspyer.stores.base import Point
+from dspyer.stores.sealed import Encrypted
 from dspyer.threads.thread import Thread
 from tests.stores.kit import begin
 
@@ -44,10 +45,13 @@ def program(store: Store) -> CompiledGraph:
     return graph.add_edge(["work", "side"], "last").add_edge("last", END).compile(store=store)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "encrypted"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    with Memory() if request.param == "memory" else SQLite(tmp_path / "runs.db") as store:
-        yield store
+    if request.param == "memory":
+        yield Memory()
+        return
+    with SQLite(tmp_path / "runs.db") as store:
+        yield store if request.param == "sqlite" else Encrypted(store, key=Encrypted.new_key())
 
 
 def told(t: Thread) -> list[Any]:
