@@ -59,7 +59,7 @@ WORKS = (
     ),
     Work("stored: the same, more while it is open", "MiB", "message_bytes", {**CHAT, "when": "open"}, None, 4),
     Work("stored: 10 MB of text that no node touches, 20 steps, file / text", "×", "idle_bytes", TEXT, {}, 1.1),
-    Work("stored: a step beside it / one without it", "×", "idle_step", TEXT, None, 1.2),
+    Work("stored: the median step beside it / one without it", "×", "idle_step", TEXT, None, 1.2),
     Work(
         "stored: a copy that changes one of 2,000 messages",
         "KiB",

@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 import weakref
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -117,7 +118,7 @@ def idle_bytes(size: int, steps: int) -> Round:
 
 
 def idle_step(size: int, steps: int) -> Round:
-    """A step of a loop beside a large text, from node to node, in multiples of one without."""
+    """The median step of a loop beside a large text, in multiples of one without."""
     times: list[float] = []
 
     def step(n: int) -> dict[str, int]:
@@ -132,7 +133,7 @@ def idle_step(size: int, steps: int) -> Round:
         with tempfile.TemporaryDirectory() as folder, open_store(Path(folder) / "runs.db") as store:
             run = graph.compile(store=store).thread("t").run({"n": 0, **state})
             expect(run.state["n"], steps)
-        return (times[-1] - times[0]) / (steps - 1)
+        return median(after - before for before, after in pairwise(times))
 
     def measure() -> float:
         without = median(one({}) for _ in range(5))
