@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from dspyer.state import ImmutableState
-from dspyer.stores.content import BLOBS, INLINE, Fetch, blob_of, with_blobs, without_blobs
+from dspyer.stores.content import BLOBS, INLINE, Fetch, blob_of, inflated, with_blobs, without_blobs
 from dspyer.values import SCALARS, FrozenDict, FrozenList, encoding, freeze
 from dspyer.values.encoding import TAG
 
@@ -118,7 +118,7 @@ class Forms:
         if tag in (LIST, MAPPING):
             pieces = tuple([tuple(piece) for piece in form["value"]])
             items: FrozenList[Any] = FrozenList()
-            for part in (*(json.loads(zlib.decompress(blobs[piece[0]])) for piece in pieces), form["rest"]):
+            for part in (*(json.loads(inflated(blobs[piece[0]])) for piece in pieces), form["rest"]):
                 plain = with_blobs(part, blobs) if len(blobs) > len(pieces) else part
                 items += decode([_flat(item) for item in plain])
             value: Any = items if tag == LIST else _pairs(items.raw_items())

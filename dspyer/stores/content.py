@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from hashlib import blake2b
 from threading import Lock
@@ -136,6 +137,22 @@ class Content:
 
     def __hash__(self) -> int:
         return hash(self.data)
+
+
+def inflated(data: bytes) -> bytes:
+    """Decompressed bytes.
+
+    Raises:
+        StateError: if they are more than anybody reads.
+        zlib.error: if they were not compressed.
+    """
+    reader = zlib.decompressobj()
+    found = reader.decompress(data, LARGEST)
+    if reader.unconsumed_tail:
+        raise StateError(f"compressed bytes hold more than {LARGEST:,} bytes, which are read at most")
+    if not reader.eof:
+        raise StateError("compressed bytes end too early")
+    return found
 
 
 def blob_id(data: bytes) -> str:

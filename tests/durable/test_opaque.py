@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -15,6 +16,7 @@ from pydantic import BaseModel
 from dspyer import END, START, Graph
 from dspyer.errors import StateError
 from dspyer.schema import Schema
+from dspyer.stores import content
 from dspyer.threads.decoding import decoder, named_classes
 from dspyer.values import MAX_DEPTH, Opaque, encoding, freeze, thaw
 
@@ -166,3 +168,14 @@ def test_what_is_written_and_cannot_be_read_back_is_warned_of_once(
 @dataclass
 class Secret:
     n: int
+
+
+def test_sizes_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content, "LARGEST", 1_000)
+    with pytest.raises(StateError, match="1,002 bytes beside its blobs; 1,000 are read at most"):
+        content.Content.stored(b'"' + b"a" * 1_000 + b'"').value(lambda ids: {})
+    with pytest.raises(StateError, match="more than 1,000 bytes"):
+        content.inflated(zlib.compress(b"a" * 1_001))
+    assert content.inflated(zlib.compress(b"a" * 1_000)) == b"a" * 1_000
+    with pytest.raises(StateError, match="end too early"):
+        content.inflated(zlib.compress(b"a" * 1_000)[:-3])
