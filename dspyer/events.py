@@ -23,7 +23,7 @@ class Commit(NamedTuple):
         attempt: 1 for the first try of the node.
         route: names of the nodes that the branch went to.
         reason: why an LM router chose this route, None otherwise.
-        started: wall clock, seconds since the epoch.
+        started: wall clock, seconds since the epoch; of a join, when the last of its branches had come.
         duration: seconds.
     """
 
@@ -40,6 +40,11 @@ class Commit(NamedTuple):
     reason: str | None = None
     started: float = 0.0
     duration: float = 0.0
+
+    @property
+    def ended(self) -> float:
+        """When the node had finished, wall clock."""
+        return self.started + self.duration
 
 
 class MergedConflict(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 from dspyer.errors import MergeConflictError, brief
 from dspyer.events import Commit, Committed, ConflictFound, Event
 from dspyer.merge import Conflict, Keys
-from dspyer.patch import DELETE, Replace
+from dspyer.patch import DELETE, Replace, SealedPatch
 from dspyer.patterns import Pattern
 from dspyer.policies import Policies, Policy, raise_
 from dspyer.reducers import Updates
@@ -84,7 +84,7 @@ class Redaction:
         if isinstance(update, Updates):
             parts = [self.update(path, part) for part in update.updates]
             return update if all(map(_same_object, parts, update.updates)) else Updates(*parts)
-        if type(update) is dict:
+        if type(update) in (dict, SealedPatch):
             shown = self._decide(path, update)
             if shown is not update:
                 return freeze(shown)

@@ -12,7 +12,7 @@ from dspyer.durable.rows import COMMITS, MERGE, OPEN, CommitHead
 from dspyer.durable.snapshots import latest
 from dspyer.errors import StoreError
 from dspyer.events import Commit
-from dspyer.patch import Replace
+from dspyer.patch import Replace, sealed
 from dspyer.scheduler.joining import Join, resolved_as
 from dspyer.scheduler.lineage import Entry
 from dspyer.state import ImmutableState
@@ -93,7 +93,7 @@ class History:
         version = int(found.run.header.get("first", 0)) + place
         name = f"{found.labels[root.run]}/{PRUNED}"
         patch = {field: Replace(value) for field, value in state.raw_items()}
-        commit = Commit(name, None, PRUNED, (), 1, 0, patch, ())
+        commit = Commit(name, None, PRUNED, (), 1, 0, sealed(patch), ())
         self.runs[root] = Episode((), (len(self.log),), 1, len(self.log))
         self.roots[root] = version
         self.points.append(root)

@@ -14,6 +14,7 @@ from dspyer.durable.replaying import written_of
 from dspyer.durable.rows import COMMITS, END, ITEM, JOIN, OPEN, RESUME, CommitHead
 from dspyer.errors import StoreError
 from dspyer.events import Commit
+from dspyer.patch import sealed
 from dspyer.scheduler.joining import Join, resolved_as
 from dspyer.scheduler.lineage import Entry
 from dspyer.schema import Schema
@@ -366,7 +367,7 @@ class Reader:
             head.branch,
             head.visit,
             head.step,
-            {} if written.patch is None else written.patch,
+            sealed({} if written.patch is None else written.patch),
             tuple(parents),
             1,
             head.route,

@@ -29,7 +29,7 @@ from dspyer.events import (
     RunStarted,
 )
 from dspyer.nodes import MapNode
-from dspyer.patch import DELETE, diff_value
+from dspyer.patch import DELETE, diff_value, sealed
 from dspyer.running.saving import Unsaved
 from dspyer.scheduler.lineage import lineage
 from dspyer.scheduler.runstate import (
@@ -124,7 +124,7 @@ class Session:
     ) -> None:
         self.program = program
         self.blueprint = blueprint
-        self.opening = opening
+        self.opening = opening = opening._replace(patch=sealed(opening.patch))
         self.inputs = opening.state
         self.resources = resources
         self.observe = observe

@@ -23,6 +23,7 @@ from dspyer.events import (
     NodeStarted,
     Path,
 )
+from dspyer.patch import sealed
 from dspyer.scheduler.joining import ConflictRaisedError, Deciding, Join
 from dspyer.scheduler.lineage import Entry
 from dspyer.scheduler.runstate import (
@@ -157,7 +158,7 @@ def advance(run: RunState, execution_id: str, outcome: Transition | Asking | Bas
         path,
         execution.visit,
         step,
-        outcome.patch,
+        sealed(outcome.patch),
         (branch.id,) if step else (),
         1,
         route,
@@ -256,9 +257,10 @@ def _join(run: RunState, group: Group, deciding: Deciding | None) -> tuple[RunSt
         path,
         visit,
         step,
-        merged.patch,
+        sealed(merged.patch),
         tuple([branch.id for branch in branches]),
         route=(node,),
+        started=max([run.log[branch.head].commit.ended for branch in branches]),
     )
     heads = tuple([branch.head for branch in branches])
     entry = Entry(commit, merged.state, heads, None, merged.winners, merged.conflicts, merged.resolutions)
