@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, NamedTuple
@@ -28,6 +29,8 @@ from dspyer.threads.changes import AllowChanged
 from dspyer.threads.fitting import Fitting
 from dspyer.threads.owning import LEASE, busy, is_alive, leases, new_owner
 from dspyer.threads.shape import Shape
+
+logger = logging.getLogger("dspyer")
 
 PROGRESS = (COMMIT, JOIN, ITEM, ONCE, ANSWER, END)
 """Rows that show that a run has come further."""
@@ -114,6 +117,19 @@ class Starter:
         found = standing(self.reader, row.head)
         end = found.tail, found.forms, found.broken, found.good
         return Rest(row, found.last, found.state, found.first, *end)
+
+    def readable(self) -> Rest:
+        """What the thread has come to, as far as it can be read.
+
+        Raises:
+            StoreError: if nothing of it can be read.
+        """
+        rest = self.rest()
+        if rest.broken:
+            if not rest.first:
+                raise self.broken_error(rest)
+            logger.warning("%s", self.broken_error(rest))
+        return rest
 
     def questions(self) -> tuple[Question, ...]:
         """What the last run waits to be told."""
@@ -365,10 +381,11 @@ class Starter:
     def broken_error(self, rest: Rest) -> StoreError:
         """The error that a thread has a commit that nobody can read."""
         last = rest.first - 1
-        return StoreError(
-            f"thread {self.thread!r}: {rest.broken}. What came before it can be read, t.history() and t.at(...); go on "
-            f"from version {last} with t.run(..., abandon=True), or on a copy, t.copy(to=..., at={last})"
+        way_on = (
+            f". What came before it can be read, t.history() and t.at(...); go on from version {last} with "
+            f"t.run(..., abandon=True), or on a copy, t.copy(to=..., at={last})"
         )
+        return StoreError(f"thread {self.thread!r}: {rest.broken}{way_on if last >= 0 else ''}")
 
     def _kept(self, state: ImmutableState) -> frozenset[str]:
         keep = self.blueprint.keep

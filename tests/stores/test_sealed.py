@@ -170,6 +170,8 @@ def test_a_wrong_key_is_named(tmp_path: Path, key: Any, monkeypatch: pytest.Monk
         assert t.status == "completed"
         with pytest.raises(StoreError, match="there is no key" if key is None else "the key is not the one"):
             t.run({"q": "again"})
+        with pytest.raises(StoreError, match="there is no key" if key is None else "the key is not the one"):
+            _ = t.state  # an empty state would be a lie
         assert len(t.history()) == 5
 
 
