@@ -54,6 +54,8 @@ class Landing(Travel):
         if row is None or row.head is None:
             self._found(row or ThreadRow(self.name, None, 0))
         rest = starter.rest()
+        if rest.broken:
+            raise starter.broken_error(rest)
         if not rest.open or rest.row.head is None:
             return rest
         if not is_alive(rest.row):

@@ -191,7 +191,7 @@ class Starter:
     def _new(self, rest: Rest, inputs: Mapping[str, Any], abandon: bool) -> Ahead:
         if rest.open and not abandon:
             raise self.open_error(rest)
-        if rest.broken and not abandon:
+        if rest.broken and (not abandon or rest.good is None):  # a wrong key is no reason to begin from nothing
             raise self.broken_error(rest)
         return self.ahead(rest, inputs, self.label(rest))
 

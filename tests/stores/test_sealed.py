@@ -168,8 +168,10 @@ def test_a_wrong_key_is_named(tmp_path: Path, key: Any, monkeypatch: pytest.Monk
     with Encrypted(address, key=key) as store:
         t = secretive(store).thread("u")
         assert t.status == "completed"
-        with pytest.raises(StoreError, match="there is no key" if key is None else "the key is not the one"):
-            t.run({"q": "again"})
+        ways: list[dict[str, Any]] = [{}, {"abandon": True}, {"on_conflict": "merge"}]
+        for way in ways:  # none of them may begin from nothing
+            with pytest.raises(StoreError, match="there is no key" if key is None else "the key is not the one"):
+                t.run({"q": "again"}, **way)
         with pytest.raises(StoreError, match="there is no key" if key is None else "the key is not the one"):
             _ = t.state  # an empty state would be a lie
         assert len(t.history()) == 5
