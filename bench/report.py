@@ -9,7 +9,7 @@ from statistics import median
 from bench.machine import describe, spread
 
 NO = "**no**"
-SCALE = {"µs": 1e6, "ms": 1e3, "KiB": 1 / 1024, "MiB": 1 / 1024**2}
+SCALE = {"µs": 1e6, "ms": 1e3, "KiB": 1 / 1024, "MiB": 1 / 1024**2, "×": 1.0, "steps": 1.0}
 
 
 @dataclass

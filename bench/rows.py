@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench import durable
 from bench.environments import HERE
 from bench.process import Library
 
-DSPYER = Library("dspyer", HERE, ("dspyer_bench", "dspyer_state_bench", "hand_bench"))
-LANGGRAPH = Library("LangGraph", "graphs", ("langgraph_bench",), "langgraph")
+DSPYER = Library("dspyer", HERE, ("dspyer_bench", "dspyer_state_bench", "hand_bench", "dspyer_durable_bench"))
+LANGGRAPH = Library("LangGraph", "graphs", ("langgraph_bench", "langgraph_durable_bench"), "langgraph")
 BURR = Library("Burr", "graphs", ("burr_bench",), "apache-burr")
 PYDANTIC_GRAPH = Library("pydantic-graph", "graphs", ("pydantic_graph_bench",), "pydantic-graph")
 PUBLIC = Library("dspyer 0.3.6", "dspyer-public", ("dspyer_public_bench",), "dspyer")
@@ -42,7 +43,7 @@ class Row:
 
     Attributes:
         title: what is done.
-        unit: of the figures: `µs`, `ms`, `MiB` or `KiB`.
+        unit: of the figures: `µs`, `ms`, `MiB`, `KiB`, `×` or `steps`.
         entries: who does it.
         goal: the goal of the design, in `unit`; or in multiples of the column `against`.
         against: the column that the goal is relative to.
@@ -214,6 +215,21 @@ def sizes() -> list[Row]:
     ]
 
 
+def stored() -> list[Row]:
+    """Runs in stores."""
+    return [
+        row(
+            work.title,
+            work.unit,
+            work.work,
+            work.size,
+            {} if work.rival is None else {LANGGRAPH: work.rival},
+            goal=work.goal,
+        )
+        for work in durable.WORKS
+    ]
+
+
 def tables() -> list[Table]:
     """Everything that is measured."""
     return [
@@ -230,4 +246,5 @@ def tables() -> list[Table]:
             tuple(states()),
         ),
         Table("Memory", "Bytes that stay allocated, by `tracemalloc`.", tuple(sizes())),
+        Table(durable.NAME, durable.ABOUT, tuple(stored())),
     ]

@@ -37,7 +37,7 @@ class Commit(NamedTuple):
         attempt: 1 for the first try of the node.
         route: names of the nodes that the branch went to.
         reason: why an LM router chose this route, None otherwise.
-        started: wall clock, seconds since the epoch.
+        started: wall clock, seconds since the epoch; of a join, when the last of its branches had come.
         duration: seconds.
         live: what the node exchanged over live fields; None for nothing.
         calls: how often it called predictors and tools; counted where the graph reads `run.NODE.calls` or
@@ -61,6 +61,11 @@ class Commit(NamedTuple):
     live: Exchange | None = None
     calls: tuple[int, int] = (0, 0)
     sizes: Mapping[str, int] = FrozenDict()
+
+    @property
+    def ended(self) -> float:
+        """When the node had finished, wall clock."""
+        return self.started + self.duration
 
 
 class MergedConflict(NamedTuple):

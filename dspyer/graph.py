@@ -16,9 +16,11 @@ from pydantic import BaseModel
 from dspyer.building.assembly import Assembly
 from dspyer.building.blueprint import Migrate
 from dspyer.building.declarations import EdgeSpec, NodeSpec, RouterSpec, fields_of, listed, names_of
+from dspyer.durable.journal import Durability, checked
 from dspyer.errors import GraphError
 from dspyer.nodes import Inquiry, Interrupts, node_name
 from dspyer.policies import Policies
+from dspyer.redacting import Redact
 from dspyer.scheduler.topology import END, START
 from dspyer.schema import Schema
 from dspyer.stores import Store, open_store
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 # Attributes that DSPy's optimizers set on a program, or that a program needs.
 RESERVED = frozenset(
     {
-        *(START, END, "state", "ctx", "thread", "forward", "aforward"),
+        *(START, END, "state", "ctx", "thread", "threads", "forward", "aforward"),
         *("run", "arun", "stream", "astream", "graph", "with_resources", "run_inside", "arun_inside"),
         *("callbacks", "history"),
         *("score", "simba_idx", "candidate_programs", "trial_logs", "total_calls", "prompt_model_total_calls"),
@@ -305,6 +307,8 @@ class Graph:
         interrupt_after: Iterable[str] = (),
         interrupts: Interrupts = None,
         migrate: Migrate | None = None,
+        redact: Redact = None,
+        durability: Durability = "sync",
     ) -> CompiledGraph:
         """Checks the whole graph and makes a program of it. `graph.compile()` builds, `optimizer.compile()` tunes.
 
@@ -319,10 +323,15 @@ class Graph:
             interrupts: answers to questions by key, or a function from a `Question` to its answer, for runs that nobody
                 watches: under an optimizer, `dspy.Evaluate` or a test. Keys that nothing asks are left unused, since
                 those of `ctx.interrupt` show only in a run; a question without an answer is named by the error.
-            migrate: makes of the state of a thread whose last run an earlier graph has made (a plain dict) the one with
-                which this graph goes on. It is called once for each such thread, at its next run or resume, and its
-                result is in the log. Without it new fields get their defaults, fields that are gone leave the state
-                with a warning, and values that do not fit are refused.
+            migrate: makes of the state that an earlier graph has left in a thread (a plain dict) the one with which
+                this graph goes on; called once, by the next run or resume. Without it new fields get their defaults,
+                those that are gone leave the state with a warning, and values that do not fit are refused.
+            redact: what events, logs, errors and exports do not show: patterns of paths (`["user.email", "**.token"]`),
+                or a function of a path and a plain value that gives what is shown. States and stores hold all.
+            durability: when runs on threads are written. `"sync"`: each transition, before what depends on it starts;
+                a crash of the process loses none, a power cut perhaps the last ones. `"flush"`: each is flushed to the
+                disk too. `"batch"`: the last 50 ms or 100 transitions may be lost. `"exit"`: the run is written at its
+                end. What was reported is flushed always: ends, failures, questions, answers, effects.
 
         Returns:
             A `dspy.Module` with copies of the modules; the graph can go on to be changed and compiled again.
@@ -363,8 +372,7 @@ class Graph:
                 f"as prediction[{shadowed[0]!r}], or rename the fields",
                 stacklevel=2,
             )
-        if migrate is not None:
-            blueprint = replace(blueprint, migrate=migrate)
+        blueprint = replace(blueprint, migrate=migrate, durability=checked(durability)).hiding(redact)
         return assemble(blueprint, modules, text, None if store is None else open_store(store))
 
     def _check_name(self, name: str) -> None:

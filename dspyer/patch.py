@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, final
+from typing import Any, NoReturn, final
 
-from dspyer.errors import PatchError, with_article
+from dspyer.errors import ImmutableError, PatchError, with_article
 from dspyer.values import (
     MAX_DEPTH,
     PLAIN,
@@ -49,6 +49,44 @@ class _Delete:
 
 DELETE = _Delete()
 """In a patch: delete this key. In a conflict of a merge: absent."""
+
+
+class SealedPatch(dict[Any, Any]):
+    """A patch that was committed: a dict that nobody can change. Its values are frozen, inner patches sealed."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise ImmutableError("a committed patch cannot be changed: make a copy of it, dict(commit.patch)")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    update = pop = popitem = clear = setdefault = _refuse
+
+    def __copy__(self) -> SealedPatch:
+        return self
+
+    def __deepcopy__(self, memo: object) -> SealedPatch:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SealedPatch, (dict(self),)
+
+
+_MAPPINGS = (dict, FrozenDict, SealedPatch)
+
+
+def sealed(patch: Mapping[Any, Any]) -> SealedPatch:
+    """A patch of frozen values as one that nobody can change.
+
+    Example:
+        >>> sealed({"user": {"theme": "dark"}})["user"].clear()
+        Traceback (most recent call last):
+        dspyer.errors.ImmutableError: a committed patch cannot be changed: make a copy of it, dict(commit.patch)
+    """
+    if isinstance(patch, SealedPatch):
+        return patch
+    for update in patch.values():
+        if type(update) is dict:
+            return SealedPatch({key: sealed(part) if type(part) is dict else part for key, part in patch.items()})
+    return SealedPatch(patch)
 
 
 @final
@@ -185,7 +223,7 @@ def _updated(old: Any, update: Any, path: Path, room: int, net: dict[Any, Any] |
     cls = type(update)
     if cls is FrozenList:  # a longer list, most often: frozen already, and no mapping
         return old if old is not _ABSENT and same(old, update) else update
-    if cls is dict or cls is FrozenDict or (isinstance(update, Mapping) and kind_of(update) is None):
+    if cls in _MAPPINGS or (isinstance(update, Mapping) and kind_of(update) is None):
         if room <= 0:
             raise TooDeepError
         if isinstance(old, FrozenDict):
@@ -251,7 +289,7 @@ def _plain_update(update: Any) -> Any:
     if type(update) is Replace:
         bare = isinstance(update.frozen, FrozenDict) and not _holds_none(update.frozen)
         return thaw(update.frozen) if bare else update
-    return plain_patch(update) if type(update) is dict else thaw(update)
+    return plain_patch(update) if type(update) in (dict, SealedPatch) else thaw(update)
 
 
 def _holds_none(frozen: FrozenDict[Any, Any]) -> bool:

@@ -14,6 +14,7 @@ from dspyer.bond.source import reduce_program, source_class
 from dspyer.bond.tracing import hand_over
 from dspyer.building.blueprint import Blueprint
 from dspyer.building.templating import fill_templates
+from dspyer.durable.guarding import Guarded
 from dspyer.durable.replaying import replay
 from dspyer.errors import InputError, Interrupted, RunStoppedError, ThreadError
 from dspyer.nodes import Call, Interrupts, answering, check_resources, first_of, resources_of
@@ -207,14 +208,26 @@ class CompiledGraph(dspy.Module):
             >>> program.thread("t-42").run({"text": "hey"}).state["loud"]
             'HEY'
         """
+        store = self._kept()
+        if not name:
+            raise ThreadError("a thread needs a name: program.thread('t-42')")
+        return Thread(self, store, name)
+
+    def threads(self) -> list[str]:
+        """The names of all threads in the store, sorted: those of other graphs too, if they share it.
+
+        Raises:
+            ThreadError: if the program was compiled without a store.
+        """
+        return Guarded(self._kept()).threads()
+
+    def _kept(self) -> Store:
         if self._store is None:
             raise ThreadError(
                 f"graph {self._blueprint.name!r} was compiled without a store: compile(store='runs.db') keeps runs in "
                 "a file, compile(store=':memory:') as long as the program lives"
             )
-        if not name:
-            raise ThreadError("a thread needs a name: program.thread('t-42')")
-        return Thread(self, self._store, name)
+        return self._store
 
     def with_resources(self, resources: Mapping[type, object] | Sequence[object]) -> CompiledGraph:
         """The same program with resources for every run: for `program(...)`, `dspy.Evaluate` and optimizers.

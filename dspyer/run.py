@@ -71,12 +71,18 @@ class Run:
         self._first = run.first
         self._head = sum(1 for entry in self._entries if entry.commit.version is not None) - 1
         self.commits: tuple[Commit, ...] = tuple(entry.commit for entry in self._entries)
+        self._redaction = session.blueprint.redaction
         self.conflicts: tuple[MergedConflict, ...] = (
             *(conflict for entry in self._entries for conflict in entry.conflicts),
             *(failed for failure in run.failures for failed in failure.conflicts),
         )
         self._places = {entry.commit.id: i for i, entry in enumerate(self._entries)}
         self.branches: Mapping[Path, ImmutableState] = session.branches()
+
+    @property
+    def shown(self) -> tuple[Commit, ...]:
+        """The commits as reports and pictures show them: without what `compile(redact=...)` hides."""
+        return self.commits if self._redaction is None else tuple(map(self._redaction.commit, self.commits))
 
     @property
     def prediction(self) -> dspy.Prediction:
@@ -187,7 +193,7 @@ class Run:
         Returns:
             An SVG document that needs nothing from outside.
         """
-        return draw_run(rows_of(self.commits, self.events, self.branches), f"run {self.status}")
+        return draw_run(rows_of(self.shown, self.events, self.branches), f"run {self.status}")
 
     def _repr_svg_(self) -> str:
         return self.to_svg()

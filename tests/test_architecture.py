@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "dspyer"
 LAYERS: list[set[str]] = [
     {"errors", "hints"},
     {"values", "patch", "events"},
-    {"merge", "patterns", "policies", "messages", "reducers"},
+    {"merge", "patterns", "policies", "messages", "reducers", "redacting"},
     {"state", "schema"},
     {"scheduler"},
     {"pictures", "views", "templates"},

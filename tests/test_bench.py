@@ -13,7 +13,7 @@ import pytest
 
 from bench.environments import BENCH, Environment, requirements
 from bench.machine import calibrate, describe, spread
-from bench.peers import dspyer_bench, dspyer_state_bench, hand_bench, plain_bench
+from bench.peers import dspyer_bench, dspyer_durable_bench, dspyer_state_bench, hand_bench, plain_bench
 from bench.peers.measure import UnsupportedError, WrongResultError, expect, timed
 from bench.process import Library, Peer, PeerError
 from bench.report import Cell, Measured, Report, as_page, as_text, number
@@ -36,6 +36,15 @@ STATE_ROWS: list[tuple[str, dict[str, Any]]] = [
     ("patch_leaf", {"depth": 4, "alive": 2, "ops": 3}),
     ("memory", {"keys": 9, "versions": 3}),
     ("fork_bytes", {"items": 70}),
+]
+STORED_ROWS: list[tuple[str, dict[str, Any]]] = [
+    *[("stored_loop", {"store": store, "steps": 3}) for store in (":memory:", "runs.db")],
+    ("stored_loop", {"store": "runs.db", "steps": 3, "colour": "async"}),
+    ("message_bytes", {"messages": 5, "when": "closed"}),
+    ("idle_bytes", {"size": 50_000, "steps": 2}),
+    ("idle_step", {"size": 50_000, "steps": 3}),
+    ("fork_stored", {"items": 70, "forks": 20}),
+    *[("head", {"commits": 5, "what": what}) for what in ("n", "messages")],
 ]
 GRAPH_ROWS: list[tuple[str, dict[str, Any]]] = [
     ("loop", {"keys": 1, "steps": 4}),
@@ -61,6 +70,17 @@ def test_state_workloads_check_their_result(work: str, size: dict[str, Any]) -> 
 @pytest.mark.parametrize(("work", "size"), GRAPH_ROWS)
 def test_graph_workloads_check_their_result(work: str, size: dict[str, Any]) -> None:
     assert dspyer_bench.WORKS[work](**size)() > 0
+
+
+@pytest.mark.parametrize(("work", "size"), STORED_ROWS)
+def test_stored_workloads_check_their_result(work: str, size: dict[str, Any]) -> None:
+    assert dspyer_durable_bench.WORKS[work](**size)() > 0
+
+
+def test_what_may_be_nothing_is_measured_too() -> None:
+    assert dspyer_durable_bench.WORKS["message_bytes"](messages=5, when="open")() >= 0
+    assert isinstance(dspyer_durable_bench.WORKS["stored_loop"]("runs.db", 3, "flush")(), float)
+    assert dspyer_durable_bench.WORKS["killed"](steps=2)() == 0
 
 
 @pytest.mark.parametrize("work", sorted(hand_bench.WORKS))

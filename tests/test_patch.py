@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer.errors import PatchError, UnsupportedValueError
-from dspyer.patch import DELETE, Replace, apply, apply_value, diff, diff_value, plain_patch, written_paths
+from dspyer.errors import ImmutableError, PatchError, UnsupportedValueError
+from dspyer.patch import DELETE, Replace, apply, apply_value, diff, diff_value, plain_patch, sealed, written_paths
 from dspyer.values import MAX_DEPTH, FrozenDict, FrozenList, freeze, same, thaw
 
 # The examples of RFC 7396, appendix A; those whose target or patch is no object are put under a key.
@@ -331,3 +331,26 @@ def test_written_paths(update: Any, paths: list[tuple[str, ...]]) -> None:
 def test_thawed_results_are_plain() -> None:
     after = apply(freeze({}), {"a": {"b": [1, {"c": {1}}]}})
     assert type(thaw(after)["a"]["b"][1]["c"]) is set
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda patch: patch.__setitem__("n", 5),
+        lambda patch: patch.pop("n"),
+        lambda patch: patch.update(n=5),
+        lambda patch: patch.__ior__({"n": 5}),
+        lambda patch: patch["user"].clear(),
+        lambda patch: patch["user"].setdefault("name", "Eve"),
+        lambda patch: patch.popitem(),
+        lambda patch: patch.__delitem__("n"),
+    ],
+)
+def test_a_committed_patch_cannot_be_changed(change: Callable[[Any], object]) -> None:
+    patch = sealed({"n": 1, "user": {"theme": "dark"}})
+    with pytest.raises(ImmutableError, match="make a copy"):
+        change(patch)
+    assert patch == {"n": 1, "user": {"theme": "dark"}}
+    assert copy.deepcopy(patch) is patch
+    assert pickle.loads(pickle.dumps(patch)) == patch
+    assert isinstance(pickle.loads(pickle.dumps(patch)), type(patch))

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
+import tempfile
 import tracemalloc
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
+from random import Random
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -115,3 +119,24 @@ def versions_alive(base: T, change: Callable[[T, int], T], check: Callable[[T], 
         return current
 
     return lambda: timed(run, ops, check)
+
+
+def said(i: int) -> dict[str, str]:
+    """One message of a conversation, 96 bytes as JSON; no two are alike, and they compress as prose does."""
+    chosen = Random(i)
+    text = " ".join("".join(chosen.choices("etaoinshrdlu", k=chosen.randint(2, 8))) for _ in range(20))
+    return {"role": "user", "content": text[:68]}
+
+
+def stored_bytes(path: str) -> int:
+    """Bytes of a SQLite file with its log."""
+    files = [Path(path + end) for end in ("", "-wal", "-shm")]
+    return sum(file.stat().st_size for file in files if file.exists())
+
+
+def flushed_write() -> float:
+    """Seconds of a bare write and fsync of 4 KB."""
+    with tempfile.TemporaryFile() as file:
+        return timed(
+            lambda: [(file.write(bytes(4096)), file.flush(), os.fsync(file.fileno())) for _ in range(200)], 200
+        )

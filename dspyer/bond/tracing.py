@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dspy
@@ -53,3 +53,28 @@ def calls_in(steps: Steps) -> tuple[int, int]:
             tools += 1
         tools += len(getattr(prediction.get("tool_calls"), "tool_calls", ()))
     return len(steps), tools
+
+
+def tokens_used() -> dict[str, dict[str, Any]]:
+    """The tokens that the run around the caller has used so far, by language model, as plain JSON."""
+    tracker = dspy.settings.get("usage_tracker")
+    total: dict[str, dict[str, Any]] = {}
+    if tracker is not None:
+        add_tokens(total, tracker.get_total_tokens())
+    return total
+
+
+def add_tokens(total: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Adds counts to counts, in place; what is no count is left out.
+
+    Example:
+        >>> total = {"lm": {"prompt_tokens": 1}}
+        >>> add_tokens(total, {"lm": {"prompt_tokens": 2, "details": {"cached": 1}, "id": "x"}})
+        >>> total
+        {'lm': {'prompt_tokens': 3, 'details': {'cached': 1}}}
+    """
+    for name, value in more.items():
+        if isinstance(value, Mapping):
+            add_tokens(total.setdefault(name, {}), value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            total[name] = total.get(name, 0) + value

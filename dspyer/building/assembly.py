@@ -120,10 +120,10 @@ class Assembly(NamedTuple):
             thawed,
             closed,
             max_concurrency,
-            self.keep,
-            frozenset(self.interrupt_before),
-            frozenset(self.interrupt_after),
-            answering(self.interrupts),
+            keep=self.keep,
+            interrupt_before=frozenset(self.interrupt_before),
+            interrupt_after=frozenset(self.interrupt_after),
+            answer=answering(self.interrupts),
             condensers=condensers,
         )
         return blueprint, modules, self._text()

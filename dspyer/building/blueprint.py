@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dspyer.building.condensers import Condensers
+from dspyer.durable.journal import Durability
 from dspyer.durable.memo import Answer, no_answer
 from dspyer.errors import InputError, suggestion
 from dspyer.nodes import FunctionNode, Node, Router
 from dspyer.pictures.graph import Picture, draw_mermaid, draw_svg
+from dspyer.redacting import Redact, Redaction, hiding
 from dspyer.scheduler.run_values import is_counted
 from dspyer.scheduler.topology import END, START, Topology
 
@@ -42,6 +44,8 @@ class Blueprint:
         answer: answers questions as they are asked.
         migrate: makes of the values that an earlier graph has left those of this one.
         condensers: by node and field, the modules that shorten what is written.
+        durability: when a run on a thread is written.
+        redaction: what is hidden of the values that leave a run.
         needs_resources: whether a node or router has a parameter for a resource.
         counts: whether one reads how often nodes call.
     """
@@ -62,6 +66,8 @@ class Blueprint:
     answer: Answer = no_answer
     migrate: Migrate | None = None
     condensers: Condensers = field(default_factory=dict)
+    redaction: Redaction | None = None
+    durability: Durability = "sync"
     needs_resources: bool = field(init=False)
     counts: bool = field(init=False)
 
@@ -74,6 +80,24 @@ class Blueprint:
     def name(self) -> str:
         """The name of the graph."""
         return self.topology.name
+
+    def hiding(self, redact: Redact) -> Blueprint:
+        """The same graph; what it says about values shows what may be shown.
+
+        Args:
+            redact: patterns of paths, or a function of a path and a plain value; None to hide nothing.
+
+        Raises:
+            ValueError: for a malformed pattern.
+        """
+        redaction = Redaction.of(redact)
+        if redaction is None:
+            return self
+        old = self.topology
+        joins = {node: hiding(policies, redaction) for node, policies in old.join_policies.items()}
+        schema = old.schema.showing(redaction.brief)
+        topology = replace(old, schema=schema, policies=hiding(old.policies, redaction), join_policies=joins)
+        return replace(self, topology=topology, redaction=redaction)
 
     @property
     def writes(self) -> tuple[str, ...] | None:
@@ -147,6 +171,9 @@ class Blueprint:
             f"  loop of {', '.join(loop.nodes)}: a round begins at {', '.join(loop.heads)}"
             for loop in self.topology.rounds.loops
         )
+        for word, names in (("before", self.interrupt_before), ("after", self.interrupt_after)):
+            if names:
+                lines.append(f"  stops {word} {', '.join(name for name in self.nodes if name in names)}")
         unknown = [name for name, node in self.nodes.items() if node.writes is None]
         if unknown:
             lines.append(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dspyer.patch import DELETE, Replace
+from dspyer.patch import DELETE, Replace, SealedPatch
 from dspyer.reducers import Updates
 from dspyer.scheduler.lineage import Resolution
 from dspyer.stores.content import Content, Fetch
@@ -20,7 +20,7 @@ Decode = Callable[[Any], Any]
 """Makes a frozen value of its JSON form."""
 
 
-class Unreadable(dict[str, Any]):
+class Unreadable(SealedPatch):
     """The patch of a commit that cannot be read, or that builds on one: empty, and says why.
 
     Attributes:
@@ -76,13 +76,29 @@ class Gathered(Content):
         items: the results in order.
     """
 
-    __slots__ = ("field", "items")
+    __slots__ = ("field", "items", "own")
 
     def __init__(self, own: Content, field: str, items: Sequence[Content]) -> None:
-        for name in Content.__slots__:
-            setattr(self, name, getattr(own, name))
+        super().__init__(None)
+        self.own = own
         self.field = field
         self.items = items
+
+    @property
+    def encoded(self) -> bool:
+        """Whether the bytes are there already."""
+        return self.own.encoded
+
+    @property
+    def data(self) -> bytes:
+        """The bytes of the commit's own content."""
+        self._data = self.own.data
+        self._refs, self._blobs = self.own.refs, self.own.blobs
+        return self._data
+
+    def value(self, fetch: Fetch, decode: Decode = encoding.decode) -> Any:
+        """The value of the commit's own content."""
+        return self.own.value(fetch, decode)
 
     def completed(self, written: Written, fetch: Fetch, decode: Decode) -> Written:
         """The commit with the results in it."""
@@ -116,7 +132,7 @@ def encode_update(update: Any) -> Any:
         return {TAG: "replace", "value": encoding.encode(freeze(update.value))}
     if isinstance(update, Updates):
         return {TAG: "updates", "value": [encode_update(part) for part in update.updates]}
-    if type(update) is dict:
+    if type(update) in (dict, SealedPatch):
         return {TAG: "patch", "value": [[encoding.encode(key), encode_update(part)] for key, part in update.items()]}
     return encoding.encode(freeze(update))
 

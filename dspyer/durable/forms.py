@@ -15,8 +15,8 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from dspyer.state import ImmutableState
-from dspyer.stores.content import BLOBS, Fetch, with_blobs, without_blobs
-from dspyer.values import FrozenDict, FrozenList, encoding, freeze
+from dspyer.stores.content import BLOBS, INLINE, Fetch, blob_of, inflated, with_blobs, without_blobs
+from dspyer.values import SCALARS, FrozenDict, FrozenList, encoding, freeze
 from dspyer.values.encoding import TAG
 
 CHUNK = 256
@@ -118,8 +118,9 @@ class Forms:
         if tag in (LIST, MAPPING):
             pieces = tuple([tuple(piece) for piece in form["value"]])
             items: FrozenList[Any] = FrozenList()
-            for part in (*(json.loads(zlib.decompress(blobs[piece[0]])) for piece in pieces), form["rest"]):
-                items += decode(with_blobs(part, blobs) if len(blobs) > len(pieces) else part)
+            for part in (*(json.loads(inflated(blobs[piece[0]])) for piece in pieces), form["rest"]):
+                plain = with_blobs(part, blobs) if len(blobs) > len(pieces) else part
+                items += decode([_flat(item) for item in plain])
             value: Any = items if tag == LIST else _pairs(items.raw_items())
             refs = tuple([name for piece in pieces for name in piece])
         else:
@@ -194,9 +195,13 @@ class Forms:
 
     def _small(self, value: Any) -> tuple[Any, tuple[str, ...]]:
         """The form of a value, or of each in a list, with long texts and bytes as blobs."""
-        form = [encoding.encode(item) for item in value] if type(value) is list else encoding.encode(value)
         blobs: dict[str, bytes] = {}
-        form = without_blobs(form, blobs)
+        if type(value) is bytes and len(value) > INLINE:
+            form: Any = blob_of(value, blobs)
+        elif type(value) is list:
+            form = without_blobs([encoding.encode(item) for item in value], blobs)
+        else:
+            form = without_blobs(encoding.encode(value), blobs)
         for name, data in blobs.items():
             self._keep(name, data, False)
         return form, tuple(blobs)
@@ -204,6 +209,13 @@ class Forms:
     def _keep(self, name: str, data: bytes, pressed: bool) -> None:
         if name not in self._sent:
             self._unsent[name] = (data, pressed)
+
+
+def _flat(form: Any) -> Any:
+    """A mapping of scalars is frozen at once: long lists are mostly of them. Anything else stays as it is."""
+    if type(form) is dict and TAG not in form and SCALARS.issuperset(map(type, form.values())):
+        return FrozenDict.flat(form)
+    return form
 
 
 def _pairs(items: Iterable[Any]) -> Any:

@@ -2,10 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import TypeVar
 
-from dspyer.durable.journal import guarded
+from dspyer.errors import DspyerError, StoreError
 from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store, Swept, ThreadRow
+
+T = TypeVar("T")
+
+
+def guarded(store: Store, work: Callable[[], T]) -> T:
+    """Does something with a store; what goes wrong there is a `StoreError`.
+
+    Args:
+        store: the store.
+        work: what to do.
+
+    Raises:
+        StoreError: with the exception of the store as its cause.
+    """
+    try:
+        return work()
+    except DspyerError:
+        raise
+    except Exception as error:
+        raise failed(store, error) from error
+
+
+def failed(store: Store, error: Exception) -> StoreError:
+    """What is raised where a store has failed."""
+    return StoreError(
+        f"the store {store.address!r} failed: {type(error).__name__}: {error}. What was reported before is kept; "
+        "mend the store, then call resume() on the thread"
+    )
+
+
+Notice = Callable[[Change], None]
+"""Gets what was written."""
+
+
+def _unnoticed(change: Change) -> None:
+    del change
 
 
 class Guarded(Store):
@@ -13,10 +50,12 @@ class Guarded(Store):
 
     Args:
         store: the store.
+        notice: gets what was written.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, notice: Notice = _unnoticed) -> None:
         self.store = store
+        self.notice = notice
 
     @property
     def address(self) -> str:
@@ -25,11 +64,25 @@ class Guarded(Store):
 
     def write(self, change: Change) -> None:
         """Applies a change."""
-        guarded(self.store, lambda: self.store.write(change))
+        try:
+            self.store.write(change)
+        except DspyerError:
+            raise
+        except Exception as error:
+            raise failed(self.store, error) from error
+        self.notice(change)
 
     def write_now(self, change: Change) -> bool:
         """Applies a change if that needs no waiting."""
-        return guarded(self.store, lambda: self.store.write_now(change))
+        try:
+            written = self.store.write_now(change)
+        except DspyerError:
+            raise
+        except Exception as error:
+            raise failed(self.store, error) from error
+        if written:
+            self.notice(change)
+        return written
 
     def thread(self, name: str) -> ThreadRow | None:
         """Where a thread stands."""

@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from dspyer.durable.contents import Unreadable
 from dspyer.durable.reading import Chapter, Reader, chapters
 from dspyer.durable.replaying import written_of
 from dspyer.durable.rows import COMMITS, MERGE, OPEN, CommitHead
+from dspyer.durable.snapshots import latest
+from dspyer.errors import StoreError
 from dspyer.events import Commit
+from dspyer.patch import Replace, sealed
 from dspyer.scheduler.joining import Join, resolved_as
 from dspyer.scheduler.lineage import Entry
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row
+
+PRUNED = "pruned"
+"""The author of the commit with which a pruned history begins."""
 
 
 class Episode(NamedTuple):
@@ -23,6 +30,7 @@ class Episode(NamedTuple):
         places: of its commits, in the order in which they were written.
         settled: how many of them were written until all branches were one for the last time.
         resting: the place of the last commit that all its branches shared, if need be of an earlier run.
+        broken: why one of its commits cannot be read, or one that it builds on; "" if all can.
         shapes: the ids of the fingerprints of the graphs that made it.
     """
 
@@ -30,6 +38,7 @@ class Episode(NamedTuple):
     places: tuple[int, ...]
     settled: int
     resting: int | None
+    broken: str = ""
     shapes: frozenset[str] = frozenset()
 
 
@@ -49,6 +58,7 @@ class History:
         steps: the step of each within its run.
         alone: whether no other branch was live when it was made, for each.
         runs: by last row, the runs in the log.
+        roots: by the row at which a pruned history begins, the version that it begins with.
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -58,6 +68,7 @@ class History:
         self.steps: list[int] = []
         self.alone: list[bool] = []
         self.runs: dict[Point, Episode] = {}
+        self.roots: dict[Point, int] = {}
         self._places: dict[Point, int] = {}
 
     def read(self, heads: Sequence[Point], root: Point | None = None) -> None:
@@ -68,7 +79,30 @@ class History:
             root: the row at which the history begins, if older history was pruned.
         """
         for found in chapters(self.reader.store, heads, root, self.runs):
-            self._add(found)
+            if root is not None and found.points[-1] == root:
+                self._add_root(found, root)
+            else:
+                self._add(found)
+
+    def _add_root(self, found: Chapter, root: Point) -> None:
+        """The commit with which a pruned history begins: all that came before it, in one."""
+        taken = latest(self.reader.store, root, self.reader.decode)
+        if taken is None or taken[0] != root:
+            raise StoreError(
+                f"older history was pruned at row {root.seq} of run {root.run!r}, and its snapshot is lost"
+            )
+        _, (state, place), _ = taken
+        version = int(found.run.header.get("first", 0)) + place
+        name = f"{found.labels[root.run]}/{PRUNED}"
+        patch = {field: Replace(value) for field, value in state.raw_items()}
+        commit = Commit(name, None, PRUNED, (), 1, 0, sealed(patch), ())
+        self.runs[root] = Episode((), (len(self.log),), 1, len(self.log))
+        self.roots[root] = version
+        self.points.append(root)
+        self.steps.append(0)
+        self.alone.append(True)
+        self._places[root] = len(self.log)
+        self.log.append(Entry(commit, state, (), None))
 
     def state(self, place: int | None) -> ImmutableState:
         """The state after a commit; an empty one where there is none."""
@@ -109,12 +143,13 @@ class History:
     def _add(self, found: Chapter) -> None:
         parents = tuple([parent for parent in found.parents if parent in self.runs])
         before = [self.runs[parent].resting for parent in parents]
-        told = self.reader.tell(found, self.state(before[0] if before else None))
+        broken = next((self.runs[parent].broken for parent in parents if self.runs[parent].broken), "")
+        told = self.reader.tell(found, self.state(before[0] if before else None), broken)
         rows = list(_own_rows(found))
         if told.entries and not rows:  # somebody's commit whose routes nobody has asked for yet
             rows = [_opening(found)]
         places: list[int] = []
-        if rows and self._is_opening(rows[0][0]):
+        if rows and self._is_opening(rows[0][0], found):
             rows[0] = (rows[0][0], _opening(found)[1])
         for (row, point), entry in zip(rows, told.entries, strict=True):
             place = self._places.get(point)
@@ -129,9 +164,8 @@ class History:
                 self._places[point] = place
             places.append(place)
         resting = places[told.settled] if told.settled >= 0 else (before[0] if before else None)
-        self.runs[found.points[-1]] = Episode(
-            parents, tuple(places), told.settled + 1, resting, frozenset(found.shapes.values())
-        )
+        shapes = frozenset(found.shapes.values())
+        self.runs[found.points[-1]] = Episode(parents, tuple(places), told.settled + 1, resting, told.broken, shapes)
 
     def _moved(self, entry: Entry, name: str, row: Row, heads: list[int], places: list[int], found: Chapter) -> Entry:
         """An entry of a run as it is in the whole log."""
@@ -156,11 +190,14 @@ class History:
         winners = {path: len(self.log) if at == here else places[at] for path, at in entry.winners.items()}
         return entry._replace(commit=commit, parents=tuple(heads), winners=winners)
 
-    def _is_opening(self, row: Row) -> bool:
+    def _is_opening(self, row: Row, found: Chapter) -> bool:
         """Whether a commit is the one with which its run was opened, whoever has written it then."""
         if row.kind == OPEN:
             return True
-        return written_of(row.content, self.reader.fetch, self.reader.decode).patch is None
+        try:
+            return written_of(row.content, self.reader.fetch, self.reader.decode).patch is None
+        except Exception:  # noqa: BLE001 - it cannot be read: the structure says what it is
+            return any(other.kind == OPEN for other in found.rows)
 
 
 def _own_rows(found: Chapter) -> Iterator[tuple[Row, Point]]:
@@ -230,11 +267,14 @@ class Listed:
         self._by_version: list[int] = []
         self._by_id: dict[str, int] = {}
         self._listed: set[int] = set()
+        self.first = 0
         for at in history.behind(heads):
             self._add(at)
 
     def _add(self, at: Point) -> None:
         history, told = self.history, self.history.runs[at]
+        if not self.places:
+            self.first = history.roots.get(at, 0)
         settled = set(told.places[: told.settled])
         for place in history.in_order(at):
             if place in self._listed:
@@ -242,7 +282,7 @@ class Listed:
             commit = history.log[place].commit
             version = None
             if place in settled:
-                version = len(self._by_version)
+                version = self.first + len(self._by_version)
                 self._by_version.append(len(self.commits))
             self._listed.add(place)
             self._by_id.setdefault(commit.id, len(self.commits))
@@ -252,8 +292,8 @@ class Listed:
 
     @property
     def versions(self) -> int:
-        """How many commits have a version."""
-        return len(self._by_version)
+        """The version that the next commit gets."""
+        return self.first + len(self._by_version)
 
     @property
     def rest(self) -> int | None:
@@ -279,17 +319,24 @@ class Listed:
                     return self._by_id[name]
             like = f"; ids look like {self.commits[-1].id!r}" if self.commits else ""
             raise LookupError(f"no commit has the id {version!r}{like}")
-        if 0 <= version < len(self._by_version):
-            return self._by_version[version]
+        if self.first <= version < self.versions:
+            return self._by_version[version - self.first]
         if not self._by_version:
             raise LookupError(f"no commit has version {version}: there is none that has a version")
-        last = len(self._by_version) - 1
-        raise LookupError(f"no commit has version {version}: they go from 0 to {last}; others are known by their id")
+        span = f"they go from {self.first} to {self.versions - 1}"
+        raise LookupError(f"no commit has version {version}: {span}; others are known by their id")
 
     def place(self, version: int | str) -> int:
         """Where the commit of a version or an id is in the log."""
         return self.places[self.number(version)]
 
     def state(self, number: int) -> ImmutableState:
-        """The state after one of the commits."""
+        """The state after one of the commits.
+
+        Raises:
+            StoreError: if the commit, or one that it builds on, cannot be read.
+        """
+        patch = self.commits[number].patch
+        if isinstance(patch, Unreadable):
+            raise StoreError(patch.error)
         return self.history.log[self.places[number]].state

@@ -4,22 +4,87 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from threading import Lock, Thread
-from typing import TypeVar
+from contextlib import suppress
+from threading import Lock, Thread, Timer
+from time import monotonic
+from typing import Any, Literal, get_args
 
 import anyio.to_thread
 
 from dspyer.durable.forms import Forms
+from dspyer.durable.guarding import Guarded, guarded
 from dspyer.durable.rows import Draft
 from dspyer.durable.snapshots import AT_END, EVERY, Rested, snapshot
-from dspyer.errors import ConcurrentRunError, DspyerError, StoreError
-from dspyer.stores.base import Change, Point, Store
+from dspyer.errors import ConcurrentRunError, DspyerError, GraphError, suggestion
+from dspyer.stores.base import Change, Point, Row, Snapshot, Store
 
-T = TypeVar("T")
-
-logger = logging.getLogger("dspyer")
+__all__ = ["BATCH_SECONDS", "BATCH_SIZE", "Before", "Durability", "Journal", "checked", "guarded", "later"]
 
 logger = logging.getLogger("dspyer")
+
+Before = tuple[tuple[str, ...], Any]
+"""The scope of a session, and its run."""
+
+
+class _Waiting:
+    """What waits to be written: one transaction.
+
+    Attributes:
+        rows: the rows.
+        snapshot: the last snapshot.
+        count: how many transitions they are.
+        since: when the first of them came.
+        flush: whether they must be on the disk.
+        release: whether the thread is given back with them.
+    """
+
+    __slots__ = ("count", "flush", "release", "rows", "since", "snapshot")
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.snapshot: Snapshot | None = None
+        self.count = 0
+        self.since = 0.0
+        self.flush = False
+        self.release = False
+
+
+Durability = Literal["sync", "flush", "batch", "exit"]
+"""When what a run does is written: at once; at once and flushed to the disk; many transitions together; at its end.
+
+What was reported is written and flushed before it is: the end of a run, a question, the result of an effect.
+"""
+
+
+def checked(durability: str) -> Durability:
+    """The durability of this name.
+
+    Raises:
+        GraphError: if there is none.
+    """
+    for known in get_args(Durability):
+        if durability == known:
+            level: Durability = known
+            return level
+    raise GraphError(
+        f"durability={durability!r} is none: it is {', '.join(map(repr, get_args(Durability)))}"
+        + suggestion(str(durability), get_args(Durability))
+    )
+
+
+BATCH_SECONDS = 0.05
+"""How long a transition waits for others with `"batch"`."""
+
+BATCH_SIZE = 100
+"""How many transitions wait with `"batch"`, the last of them not for long."""
+
+
+def later(seconds: float, work: Callable[[], None]) -> Callable[[], None]:
+    """Does something on a thread after a while; what it returns prevents that."""
+    timer = Timer(seconds, work)
+    timer.daemon = True
+    timer.start()
+    return timer.cancel
 
 
 class Journal:
@@ -34,26 +99,32 @@ class Journal:
         epoch: the epoch in which this run owns the thread.
         run: the id of the run.
         seq: the number of its next row.
+        durability: when rows are written.
 
     Attributes:
         tail: how many rows there are since the last snapshot.
         forms: what is known of the forms of earlier states.
+        lost: by scope, what its session goes back to if the rows that wait cannot be written.
     """
 
-    def __init__(self, store: Store, thread: str, epoch: int, run: str, seq: int) -> None:
+    def __init__(
+        self, store: Store, thread: str, epoch: int, run: str, seq: int, durability: Durability = "sync"
+    ) -> None:
         self.tail = 0
         self.forms = Forms()
-        self.store = store
+        self.store = store if isinstance(store, Guarded) else Guarded(store)
         self.thread = thread
         self.epoch = epoch
         self.run = run
         self.seq = seq
+        self.durability = durability
+        self.lost: dict[tuple[str, ...], Any] = {}
         self.broken: DspyerError | None = None
         self._lock = Lock()
         self._left = False
         self._released = not thread
-        self._left = False
-        self._released = not thread
+        self._waiting = _Waiting()
+        self._prevent: Callable[[], None] | None = None
 
     def goes_on(self, tail: int, forms: Forms) -> None:
         """Goes on from what earlier runs have written.
@@ -74,13 +145,20 @@ class Journal:
         return self.tail + rows >= (AT_END if ended else EVERY)
 
     def write(
-        self, drafts: Sequence[Draft], rested: Rested | None = None, *, flush: bool = False, release: bool = False
+        self,
+        drafts: Sequence[Draft],
+        rested: Rested | None = None,
+        before: Before | None = None,
+        *,
+        flush: bool = False,
+        release: bool = False,
     ) -> None:
-        """Writes rows.
+        """Writes rows, now or with later ones.
 
         Args:
             drafts: the rows, in order.
             rested: what the run has come to with the last of them, if a snapshot is to be taken.
+            before: whose session they are of, and what it goes back to if they cannot be written after all.
             flush: whether they must be on the disk when this returns.
             release: whether the run gives the thread back with it.
 
@@ -89,24 +167,110 @@ class Journal:
             ConcurrentRunError: if another run has taken the thread over.
         """
         with self._lock:
-            change = self._change(drafts, rested, flush, release)
-            self._guard(lambda: self.store.write(change))
-            self._written(change)
-        self._leave_late()
+            self._accept(drafts, rested, before, flush, release)
+            if self._is_due():
+                self._send(self.store.write)
+        if self._left:
+            self.leave()  # somebody wanted to while a write was under way
 
     async def awrite(
-        self, drafts: Sequence[Draft], rested: Rested | None = None, *, flush: bool = False, release: bool = False
+        self,
+        drafts: Sequence[Draft],
+        rested: Rested | None = None,
+        before: Before | None = None,
+        *,
+        flush: bool = False,
+        release: bool = False,
     ) -> None:
         """The same in async code: the event loop waits for nobody."""
-        if self._lock.acquire(blocking=False):
-            try:
-                change = self._change(drafts, rested, flush, release)
-                if self._guard(lambda: self.store.write_now(change)):
-                    self._written(change)
-                    return
-            finally:
-                self._lock.release()
-        await anyio.to_thread.run_sync(lambda: self.write(drafts, rested, flush=flush, release=release))
+        if not self._lock.acquire(blocking=False):
+            await anyio.to_thread.run_sync(lambda: self.write(drafts, rested, before, flush=flush, release=release))
+            return
+        try:
+            self._accept(drafts, rested, before, flush, release)
+            mine = self._waiting
+            done = not self._is_due() or self._send(self.store.write_now)
+        finally:
+            self._lock.release()
+        if not done:
+            await anyio.to_thread.run_sync(self._send_late, mine)
+        elif self._left:
+            self.leave_soon()
+
+    def _accept(
+        self, drafts: Sequence[Draft], rested: Rested | None, before: Before | None, flush: bool, release: bool
+    ) -> None:
+        """Takes rows that are to be written. The lock is held."""
+        if self.broken is not None:
+            raise self.broken
+        waiting = self._waiting
+        if not waiting.count and self.durability == "batch":
+            waiting.since = monotonic()
+            self._prevent = later(BATCH_SECONDS, self._send_in_time)
+        if before is not None:
+            self.lost.setdefault(*before)
+        seq = self.seq
+        for kind, head, content in drafts:
+            waiting.rows.append(Row(seq, kind, head, content))
+            seq += 1
+        self.seq = seq
+        self.tail += len(drafts)
+        if rested is not None and drafts:
+            waiting.snapshot = snapshot(Point(self.run, self.seq - 1), rested, self.forms)
+            self.tail = 0
+        waiting.count += 1
+        waiting.flush = waiting.flush or flush
+        waiting.release = waiting.release or release
+
+    def _is_due(self) -> bool:
+        """Whether what waits is to be written now."""
+        waiting = self._waiting
+        if self.durability == "sync" or self.durability == "flush" or waiting.flush or waiting.release:
+            return True
+        if self.durability == "exit":
+            return False
+        return waiting.count >= BATCH_SIZE or monotonic() - waiting.since >= BATCH_SECONDS
+
+    def _send(self, write: Callable[[Change], bool | None]) -> bool:
+        """Writes what waits, and says whether that was done: `write` may say no. The lock is held."""
+        waiting = self._waiting
+        if not waiting.count:
+            return True
+        try:
+            if write(self._change(waiting)) is False:
+                return False
+        except DspyerError as error:
+            self.broken = error
+            raise
+        finally:
+            if self._prevent is not None:
+                self._prevent()
+                self._prevent = None
+        self._released = self._released or waiting.release
+        self._waiting = _Waiting()
+        self.lost.clear()
+        return True
+
+    def _send_late(self, mine: _Waiting) -> None:
+        with self._lock:
+            if self._waiting is mine:  # else somebody has sent it with what is theirs, whatever failed since
+                if self.broken is not None:
+                    raise self.broken
+                self._send(self.store.write)
+        if self._left:
+            self.leave()
+
+    def _send_in_time(self) -> None:
+        """Writes what has waited long enough. If that fails, whoever writes next is told."""
+        with suppress(DspyerError):
+            self._send_late(self._waiting)
+
+    def _change(self, waiting: _Waiting) -> Change:
+        rows, thread = waiting.rows, self.thread
+        lease = 0.0 if waiting.release and thread else None
+        head = Point(self.run, rows[-1].seq) if thread and rows else None
+        flush = waiting.flush or self.durability == "flush"
+        return Change(thread, self.epoch, None, None, lease, head, None, None, self.run, rows, waiting.snapshot, flush)
 
     def renew(self, lease: float) -> None:
         """Renews the lease, from any thread; nothing is renewed that was given back.
@@ -123,7 +287,8 @@ class Journal:
                 self.broken = error
             except Exception as error:  # noqa: BLE001 - the run itself finds out when it writes
                 logger.warning("the lease of thread %r could not be renewed: %s", self.thread, error)
-        self._leave_late()
+        if self._left:
+            self.leave()
 
     def leave(self) -> None:
         """Gives the thread back. A store that fails now is only logged: something else is on its way up."""
@@ -142,70 +307,18 @@ class Journal:
             if late:
                 Thread(target=self.leave, name="dspyer-leave").start()
 
-    def _leave_late(self) -> None:
-        if self._left:  # somebody wanted to leave while a write was under way
-            self.leave()
-
     def _leave(self, write: Callable[[Change], bool | None]) -> None:
         if self._released or not self.thread:
             return
+        change = Change(self.thread, self.epoch, lease=0.0)
+        if self.broken is None and self._waiting.count:  # what has waited until now
+            change = self._change(self._waiting)._replace(lease=0.0)
         try:
-            self._released = write(Change(self.thread, self.epoch, lease=0.0)) is not False
+            self._released = write(change) is not False
+            if self._released:
+                self._waiting = _Waiting()
         except ConcurrentRunError:
             self._released = True  # it is somebody else's
         except Exception as error:  # noqa: BLE001 - see above
             self._released = True
             logger.warning("thread %r could not be given back, its lease runs out: %s", self.thread, error)
-
-    def _written(self, change: Change) -> None:
-        self.seq += len(change.rows)
-        self.tail = self.tail + len(change.rows) if change.snapshot is None else 0
-        self._released = self._released or change.lease == 0.0
-
-    def _change(self, drafts: Sequence[Draft], rested: Rested | None, flush: bool, release: bool) -> Change:
-        if self.broken is not None:
-            raise self.broken
-        rows = [draft.numbered(self.seq + place) for place, draft in enumerate(drafts)]
-        head = Point(self.run, self.seq + len(rows) - 1) if self.thread and rows else None
-        lease = 0.0 if release and self.thread else None
-        taken = None
-        if rested is not None and rows:
-            taken = snapshot(Point(self.run, rows[-1].seq), rested, self.forms)
-        return Change(
-            self.thread,
-            self.epoch,
-            lease=lease,
-            head=head,
-            rows_of=self.run,
-            rows=rows,
-            snapshot=taken,
-            flush=flush,
-        )
-
-    def _guard(self, work: Callable[[], T]) -> T:
-        try:
-            return guarded(self.store, work)
-        except DspyerError as error:
-            self.broken = error
-            raise
-
-
-def guarded(store: Store, work: Callable[[], T]) -> T:
-    """Does something with a store; what goes wrong there is a `StoreError`.
-
-    Args:
-        store: the store.
-        work: what to do.
-
-    Raises:
-        StoreError: with the exception of the store as its cause.
-    """
-    try:
-        return work()
-    except DspyerError:
-        raise
-    except Exception as error:
-        raise StoreError(
-            f"the store {store.address!r} failed: {type(error).__name__}: {error}. What was reported before is kept; "
-            "mend the store, then call resume() on the thread"
-        ) from error

@@ -67,17 +67,15 @@ class Memo:
         questions: all that were asked, by execution and key.
         posts: those to live fields, and withdrawals, by the executions around the run, as they arrived.
         answers: frozen.
-        answer: gives answers to questions as they are asked, `MISSING` for none.
         reading: where blobs of its rows come from, and what makes frozen values of their JSON form.
     """
 
-    def __init__(self, answer: Answer = no_answer) -> None:
+    def __init__(self) -> None:
         self.effects: dict[Key, Any] = {}
         self.items: dict[str, Any] = {}
         self.questions: dict[Key, Question] = {}
         self.posts: dict[tuple[str, ...], list[Post]] = {}
         self.answers: dict[Key, Any] = {}
-        self.answer = answer
         self.reading: tuple[Fetch, Callable[[Any], Any]] = (_no_blobs, encoding.decode)
         self._commits: dict[tuple[str, ...], list[Row]] = {}
         self._keys: dict[str, list[str]] = {}

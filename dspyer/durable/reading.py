@@ -14,6 +14,7 @@ from dspyer.durable.replaying import written_of
 from dspyer.durable.rows import COMMITS, END, ITEM, JOIN, OPEN, RESUME, CommitHead
 from dspyer.errors import StoreError
 from dspyer.events import Commit
+from dspyer.patch import sealed
 from dspyer.scheduler.joining import Join, resolved_as
 from dspyer.scheduler.lineage import Entry
 from dspyer.schema import Schema
@@ -183,11 +184,19 @@ def chapters(
         if done:
             order.append(at)
         elif at not in found and at not in known:
-            found[at] = chapter(store, at)
+            found[at] = chapter(store, at) if at != root else _at_root(store, at)
             stack.append((at, True))
-            if root is None or root not in found[at].points:
+            if at != root:
                 stack.extend((parent, False) for parent in reversed(found[at].parents))
     return [found[at] for at in order]
+
+
+def _at_root(store: Store, at: Point) -> Chapter:
+    """A run of which nothing but its last row is read."""
+    run = run_of(store, at.run)
+    return Chapter(
+        run, (), tuple(store.rows(at.run, at.seq, at.seq)), (at,), {run.id: str(run.header.get("label", ""))}
+    )
 
 
 class Told(NamedTuple):
@@ -238,17 +247,18 @@ class Reader:
                 return str(row.head[0]), patch or {}
         return None
 
-    def tell(self, of: Chapter, before: ImmutableState) -> Told:
+    def tell(self, of: Chapter, before: ImmutableState, broken: str = "") -> Told:
         """The commits of a chapter with their states.
 
         Args:
             of: the chapter.
             before: the state that it goes on from.
+            broken: why that cannot be read; then nothing of the chapter can.
         """
         opening = self._try_opening(of.rows)
         schema_at = self.schemas(of)
         entries: list[Entry] = []
-        settled, broken = -1, ""
+        settled = -1
         for place, (row, head) in enumerate(of.main()):
             parents = head.parents if head.parents is not None else ((place - 1,) if place else ())
             if not broken:
@@ -363,7 +373,7 @@ class Reader:
             head.branch,
             head.visit,
             head.step,
-            {} if written.patch is None else written.patch,
+            sealed({} if written.patch is None else written.patch),
             tuple(parents),
             1,
             head.route,

@@ -11,6 +11,7 @@ from dspyer.durable.contents import Gathered, Written, decode_written
 from dspyer.durable.rows import COMMIT, END, JOIN, UPDATE, CommitHead
 from dspyer.errors import ChangedGraphError
 from dspyer.events import Commit
+from dspyer.patch import sealed
 from dspyer.scheduler.joining import resolved_as
 from dspyer.scheduler.runstate import Branch, Execution, Group, RunState, Target, Transition, live_branches
 from dspyer.scheduler.schedule import advance, amend, begin, plan, release
@@ -131,7 +132,7 @@ def update_commit(
         branch.path,
         number,
         branch.step + 1,
-        patch,
+        sealed(patch),
         (branch.id,),
         started=started,
         duration=duration,

@@ -121,13 +121,13 @@ class CommitHead(NamedTuple):
     def packed(self) -> tuple[Any, ...]:
         """The head of a row: small numbers, and what says nothing is left out at the end."""
         name, node, step, visit, settled, route, parents, scope, started, duration, items, live, calls = self
-        path, _, index = name.rpartition(":")
-        late = step - int(index)
+        index = _index(name)
+        late = step - index
         head = (
-            int(index) if path == "trunk" else name,
+            index if name == f"trunk:{index}" else name,
             node,
-            route[0] if len(route) == 1 else list(route),
-            visit,
+            0 if route == (node,) else route[0] if len(route) == 1 else list(route),
+            index - visit,
             started - EPOCH,
             duration,
         )
@@ -147,19 +147,19 @@ class CommitHead(NamedTuple):
     @classmethod
     def of(cls, head: Sequence[Any]) -> CommitHead:
         """The structure of a commit, from the head of its row."""
-        name, node, route, visit, started, duration, *rest = head
+        name, node, route, behind, started, duration, *rest = head
         late, settled, parents, scope, items, live, calls = (*rest, *_USUAL[len(rest) :])
         if isinstance(name, int):
             index, name = name, f"trunk:{name}"
         else:
-            index = int(name.rpartition(":")[2])
+            index = _index(name)
         return cls(
             name,
             node,
             index + late,
-            visit,
+            index - behind,
             bool(settled),
-            (route,) if isinstance(route, str) else tuple(route),
+            (node,) if route == 0 else (route,) if isinstance(route, str) else tuple(route),
             None if parents is None else tuple(parents),
             tuple(scope),
             started + EPOCH,
@@ -168,6 +168,11 @@ class CommitHead(NamedTuple):
             None if live is None else Exchange({field: tuple(seqs) for field, seqs in live[0].items()}, live[1]),
             (int(calls[0]), int(calls[1])),
         )
+
+
+def _index(commit_id: str) -> int:
+    """The place of a commit on its branch; of one made by hand (`"trunk:3+1"`), that of the commit before it."""
+    return int(commit_id.rpartition(":")[2].partition("+")[0])
 
 
 def commit_draft(
@@ -217,13 +222,19 @@ def commit_draft(
     return Draft(kind, head.packed(), Content(written, encode))
 
 
-def end_draft(status: str, fingerprint: str | None, failures: Iterable[tuple[str, Path, str, BaseException]]) -> Draft:
+def end_draft(
+    status: str,
+    fingerprint: str | None,
+    failures: Iterable[tuple[str, Path, str, BaseException]],
+    usage: Mapping[str, Any] | None = None,
+) -> Draft:
     """The row that says how a run ended.
 
     Args:
         status: `"completed"`, `"failed"`, `"interrupted"` or `"stopped"`.
         fingerprint: that of the final state of a completed run.
         failures: node, branch, execution and error of each failure. An error is kept as text.
+        usage: tokens by language model, of the calls since the run was begun or taken up.
     """
     failed = [
         {
@@ -236,7 +247,9 @@ def end_draft(status: str, fingerprint: str | None, failures: Iterable[tuple[str
         }
         for node, path, execution, error in failures
     ]
-    head = (status,) if fingerprint is None else (status, fingerprint)
+    head: tuple[Any, ...] = (status,) if fingerprint is None else (status, fingerprint)
+    if usage:
+        head = (status, fingerprint, dict(usage))
     return Draft(END, head, Content(failed, list) if failed else None)
 
 
@@ -271,17 +284,18 @@ def open_draft(
     return Draft(OPEN, head, Content(Written(patch), encode_written, beside))
 
 
-def hand_draft(kind: str, commit: Commit, written: Written) -> Draft:
+def hand_draft(kind: str, commit: Commit, written: Written, beside: Mapping[str, bytes] = NOTHING) -> Draft:
     """The row of a commit that no node has made.
 
     Args:
         kind: `UPDATE` or `MERGE`.
         commit: the commit.
         written: its patch, and what the merge policies decided.
+        beside: the fingerprint of the graph by its id, where a run begins with it.
     """
     started = int(commit.started * 1_000)
     head = CommitHead(commit.id, commit.node, commit.step, commit.visit, True, commit.route, None, (), started, 0)
-    return Draft(kind, head.packed(), Content(written, encode_written))
+    return Draft(kind, head.packed(), Content(written, encode_written, beside))
 
 
 def post_draft(scope: tuple[str, ...], execution: str, node: str, field: str, seq: int, update: Any) -> Draft:

@@ -18,7 +18,7 @@ from dspyer.durable.rows import COMMIT, COMMITS, END, CommitHead
 from dspyer.errors import StateError
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, Snapshot, Store
-from dspyer.stores.content import Content, Fetch
+from dspyer.stores.content import Content, Fetch, inflated
 
 EVERY = 480
 """Rows after which a run takes a snapshot, as soon as one branch is live."""
@@ -98,7 +98,7 @@ def _rested(content: Content, fetch: Fetch, decode: Decode, forms: Forms) -> Res
     if not content.encoded:
         rested: Rested = content.value(fetch)
         return rested
-    version, place, form = json.loads(zlib.decompress(content.data))
+    version, place, form = json.loads(inflated(content.data))
     if version != VERSION:
         raise StateError(f"its form has version {version}, this dspyer knows version {VERSION}")
     return Rested(forms.loaded(form, content.refs, fetch, decode), place)

@@ -116,8 +116,8 @@ def validated(answer: Any, frozen: Any, question: Question) -> Any:
     except ValidationError as refusal:
         reasons = "; ".join(_reason(problem) for problem in refusal.errors(include_url=False, include_input=False)[:3])
         raise InputError(
-            f"the answer {brief(plain)} to {_named(question)} is no {type_name(answer)}: {reasons}. The question is open "
-            "again"
+            f"the answer {brief(plain)} to {_named(question)} is no {type_name(answer)}: {reasons}. The question "
+            "is open"
         ) from None
 
 

@@ -39,7 +39,7 @@ def describe(run: Run) -> str:
     Returns:
         A text of at most 100 columns.
     """
-    rows = rows_of(run.commits, run.events, run.branches)
+    rows = rows_of(run.shown, run.events, run.branches)
     lanes = {path: min(first, LANES - 1) for path, (first, _) in leaves_of(rows).items()}
     names = {row.commit.id: f"{label(row.commit)} {row.commit.node}" for row in rows if row.commit}
     lines = [*wrap(_summary(run), WIDTH), ""]

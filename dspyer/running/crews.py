@@ -79,13 +79,16 @@ class Threads:
         self._jobs.put((copy_context(), key, work, args))
         if len(self._threads) < min(self.busy, self._limit):
             thread = Thread(target=self._serve, name=f"dspyer_{len(self._threads)}")
-            thread.start()
-            self._threads.append(thread)
+            try:
+                thread.start()
+            finally:  # Ctrl-C may come when it has begun
+                self._threads.append(thread)
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
             context, key, work, args = job
             self._done.put((key, context.run(attempt, work, *args)))
+        self._jobs.put(None)  # for the next one
 
     def _spawn(self, key: Any, work: Callable[..., Any], *args: Any) -> None:
         def run() -> None:
@@ -122,10 +125,11 @@ class Threads:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for _ in self._threads:
+        if self._threads:
             self._jobs.put(None)
         for thread in self._threads:
-            thread.join()
+            if thread.is_alive():
+                thread.join()
 
 
 NUDGE: tuple[Any, Outcome] = (None, (None, None, ()))

@@ -114,7 +114,7 @@ def save(session: Session) -> bool:
     drafts = session.drafts()
     try:
         if drafts:
-            session.journal.write(drafts, session.rested(drafts))
+            session.journal.write(drafts, session.rested(drafts), session.before)
     except DspyerError as error:
         session.lose(error)
         return False
@@ -128,7 +128,7 @@ async def asave(session: Session) -> bool:
     drafts = session.drafts()
     try:
         if drafts:
-            await session.journal.awrite(drafts, session.rested(drafts))
+            await session.journal.awrite(drafts, session.rested(drafts), session.before)
     except DspyerError as error:
         session.lose(error)
         return False
@@ -142,7 +142,7 @@ def end(session: Session) -> None:
         return
     try:
         drafts = session.last_drafts()
-        session.journal.write(drafts, session.rested(drafts), flush=True, release=True)
+        session.journal.write(drafts, session.rested(drafts), session.before, flush=True, release=True)
         session.reported = True
     except DspyerError as error:
         session.lose(error)
@@ -154,7 +154,7 @@ async def aend(session: Session) -> None:
         return
     try:
         drafts = session.last_drafts()
-        await session.journal.awrite(drafts, session.rested(drafts), flush=True, release=True)
+        await session.journal.awrite(drafts, session.rested(drafts), session.before, flush=True, release=True)
         session.reported = True
     except DspyerError as error:
         session.lose(error)

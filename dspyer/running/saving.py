@@ -28,9 +28,9 @@ class Unsaved:
 
     def sent(self, execution_id: str, targets: Iterable[Target]) -> None:
         """Notes what an execution sends to its targets."""
-        overlays = tuple([target.overlay for target in targets])
-        if overlays != (None,):
-            self._overlays[execution_id] = overlays
+        overlays = [target.overlay for target in targets]
+        if overlays != [None]:
+            self._overlays[execution_id] = tuple(overlays)
 
     def drafts(
         self, run: RunState, scope: tuple[str, ...], opening: Mapping[str, Any], items_of: ItemsOf

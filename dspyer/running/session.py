@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager, nullcontext
 from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any
 
-from dspyer.bond.tracing import Steps
+from dspyer.bond.tracing import Steps, tokens_used
 from dspyer.building.blueprint import Blueprint
-from dspyer.durable.journal import Journal
+from dspyer.durable.journal import Before, Journal
 from dspyer.durable.memo import MISSING, Answer, Key, Memo, no_answer
 from dspyer.durable.rows import COMMITS, END, Draft, end_draft
 from dspyer.durable.snapshots import Rested
@@ -29,6 +29,7 @@ from dspyer.events import (
     RunStarted,
 )
 from dspyer.nodes import Isolated, MapNode
+from dspyer.patch import sealed
 from dspyer.running.opening import Opening
 from dspyer.running.saving import Unsaved
 from dspyer.running.sight import SessionSight
@@ -44,7 +45,7 @@ from dspyer.scheduler.runstate import (
     execution_id,
     path_text,
 )
-from dspyer.scheduler.schedule import advance, begin, plan
+from dspyer.scheduler.schedule import advance, begin, limit_at, plan
 from dspyer.state import ImmutableState
 from dspyer.values import FrozenList, same
 
@@ -105,11 +106,12 @@ class Session(Isolated):
     ) -> None:
         self.program = program
         self.blueprint = blueprint
-        self.opening = opening
+        self.opening = opening = opening._replace(patch=sealed(opening.patch))
         self.inputs = opening.state
         self.resources = resources
         self.observe = observe
         self.scope = scope
+        self._prefix = "".join([f"{part}/" for part in (*opening.label, *scope)])
         self.keeps_events = keeps_events
         self.answer = answer
         self.run_id = opening.run_id
@@ -134,6 +136,8 @@ class Session(Isolated):
         """Keeps an event and shows it to whoever listens. May be called from any thread."""
         if self.scope and not event.scope:
             event = event._replace(scope=self.scope)
+        if self.blueprint.redaction is not None:
+            event = self.blueprint.redaction.event(event)
         if self.keeps_events:
             self.events.append(event)
         if type(event) is ConflictFound and event.scope == self.scope:
@@ -165,7 +169,7 @@ class Session(Isolated):
         started: list[Execution] = []
         limit = self.most_at_once
         if self._taken_up and not self.stopped:
-            started, self._taken_up = self._taken_up, []
+            started, self._taken_up = self._within_limits(self._taken_up), []
         run = self.run
         while not self.stopped and plan(run) and len(run.running) < limit:
             position = 0 if not self.blueprint.interrupt_after else self._next_position()
@@ -177,6 +181,19 @@ class Session(Isolated):
             if execution is not None:
                 started.append(execution)
         return started
+
+    def _within_limits(self, executions: list[Execution]) -> list[Execution]:
+        """Those of the executions that a join had begun before, for which no limit was reached; the others fail."""
+        found = []
+        before = self.run.calls - len(executions)
+        for count, execution in enumerate(executions):
+            limit = limit_at(self.run._replace(calls=before + count), execution.branch, execution.node)
+            if limit is None:
+                found.append(execution)
+            else:
+                self.run, events = advance(self.run, execution.id, limit)
+                self._tell(events)
+        return found
 
     def finish(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
         """Folds a finished execution in."""
@@ -229,7 +246,13 @@ class Session(Isolated):
         failures = [(failure.node, failure.path, failure.execution, failure.error) for failure in self.run.failures]
         status = "stopped" if self.status == "failed" and not failures else self.status
         fingerprint = self.journal.forms.digest(self.run.resting) if ended and self.journal is not None else None
-        return [*self.drafts(), end_draft(status, fingerprint, failures)]
+        return [*self.drafts(), end_draft(status, fingerprint, failures, tokens_used())]
+
+    @property
+    def before(self) -> Before:
+        """The run as it was before what is to be written next."""
+        assert self.unsaved is not None
+        return self.scope, self.unsaved.run
 
     def rested(self, drafts: Sequence[Draft]) -> Rested | None:
         """What the run comes to with some rows, where that is to be kept as a snapshot."""
@@ -257,7 +280,9 @@ class Session(Isolated):
     def lose(self, error: BaseException) -> None:
         """Goes back to what was written: the store failed. Nothing new starts."""
         assert self.unsaved is not None
-        self.run, self.broken, self.stopped = self.unsaved.run, error, True
+        assert self.journal is not None
+        self.run = self.journal.lost.get(self.scope, self.unsaved.run)
+        self.broken, self.stopped = error, True
         self.unsaved.take(self.run)
 
     def _next_position(self) -> int | None:
@@ -375,4 +400,5 @@ class Session(Isolated):
 
     def stamp_of(self, execution_id: str, *rest: str) -> str:
         """The same by the id of an execution."""
-        return "/".join((*self.opening.label, *self.scope, execution_id, *rest))
+        name = self._prefix + execution_id
+        return "/".join((name, *rest)) if rest else name

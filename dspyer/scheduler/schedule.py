@@ -23,6 +23,7 @@ from dspyer.events import (
     NodeStarted,
     Path,
 )
+from dspyer.patch import sealed
 from dspyer.scheduler.joining import ConflictRaisedError, Deciding, Join
 from dspyer.scheduler.lineage import Entry
 from dspyer.scheduler.runstate import (
@@ -112,7 +113,7 @@ def begin(
     execution = Execution(name, node, branch, path, tally.get(node, 0) + 1, group.place, group.overlay)
     calls = run.calls
     if node != START:
-        limit = _limit(run, branch, node)
+        limit = limit_at(run, branch, node)
         if limit is not None:
             failure = Failure(path, node, name, limit, (branch,))
             run, failed = _fail(run._replace(ready=ready), failure, group.place)
@@ -157,7 +158,7 @@ def advance(run: RunState, execution_id: str, outcome: Transition | Asking | Bas
         path,
         execution.visit,
         step,
-        outcome.patch,
+        sealed(outcome.patch),
         (branch.id,) if step else (),
         1,
         route,
@@ -220,7 +221,8 @@ def amend(run: RunState, commit: Commit, state: ImmutableState) -> RunState:
     )
 
 
-def _limit(run: RunState, branch: Branch, node: str) -> Exception | None:
+def limit_at(run: RunState, branch: Branch, node: str) -> Exception | None:
+    """The error of the limit that a run has reached where a branch would start a node; None if there is none."""
     topology = run.topology
     if branch.step >= topology.max_steps:
         calls = {name: branch.tally.get(name, 0) for name in topology.nodes if branch.tally.get(name, 0)}
@@ -259,9 +261,10 @@ def _join(run: RunState, group: Group, deciding: Deciding | None) -> tuple[RunSt
         path,
         visit,
         step,
-        merged.patch,
+        sealed(merged.patch),
         tuple([branch.id for branch in branches]),
         route=(node,),
+        started=max([run.log[branch.head].commit.ended for branch in branches]),
     )
     if topology.schema.limited:
         touched = {name: None for item in join.own for name in run.log[item.place].commit.patch}

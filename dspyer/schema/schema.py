@@ -6,7 +6,7 @@ nothing is checked.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
@@ -30,6 +30,13 @@ from dspyer.schema.views import fill, view_class
 from dspyer.state import ImmutableState
 from dspyer.values import SCALARS, FrozenDict, same
 
+Shown = Callable[[tuple[Any, ...], Any], str]
+"""How errors show a value, by its path."""
+
+
+def _plainly(_path: tuple[Any, ...], value: Any) -> str:
+    return brief(value)
+
 
 class _Write(NamedTuple):
     """Who writes, for errors, and how: a node, or the caller who gives the inputs (None)."""
@@ -37,6 +44,7 @@ class _Write(NamedTuple):
     node: str | None
     commit_id: str
     whole: bool
+    shown: Shown
 
     @property
     def error(self) -> type[DspyerError]:
@@ -74,7 +82,9 @@ class _Write(NamedTuple):
                 )
 
     def _refusal(self, field: Field, update: Any, reasons: str) -> DspyerError:
-        text = f"{self.author} {brief(update)} for field {field.name!r}, which is refused: {reasons}"
+        text = (
+            f"{self.author} {self.shown((field.name,), update)} for field {field.name!r}, which is refused: {reasons}"
+        )
         if field.reducer is not None and field.reducer.hint:
             text += f"; {field.reducer.hint}"
         if update is None and field.reducer is None:
@@ -93,6 +103,7 @@ class Schema:
         fields: the fields by name, in the order of the model.
         live: those whose posts running siblings see at once.
         limited: those with a limit.
+        shown: how errors show a value.
 
     Example:
         >>> from pydantic import BaseModel
@@ -105,11 +116,16 @@ class Schema:
         {'words': 12}
     """
 
-    __slots__ = ("_view", "fields", "limited", "live", "model")
+    __slots__ = ("_view", "fields", "limited", "live", "model", "shown")
 
     def __init__(
-        self, model: type[BaseModel] | None, fields: Mapping[str, Field], view: type[BaseModel] | None
+        self,
+        model: type[BaseModel] | None,
+        fields: Mapping[str, Field],
+        view: type[BaseModel] | None,
+        shown: Shown = _plainly,
     ) -> None:
+        self.shown = shown
         self.model = model
         self.fields = fields
         self.live: Mapping[str, Live] = {name: field.live for name, field in fields.items() if field.live is not None}
@@ -117,11 +133,12 @@ class Schema:
         self._view = view
 
     @classmethod
-    def of(cls, model: type[BaseModel] | None) -> Schema:
+    def of(cls, model: type[BaseModel] | None, shown: Shown = _plainly) -> Schema:
         """Reads a pydantic model.
 
         Args:
             model: the model class; None for an open schema.
+            shown: how errors show a value.
 
         Returns:
             The schema.
@@ -130,8 +147,12 @@ class Schema:
             GraphError: naming every field that cannot be used, and why.
         """
         if model is None:
-            return cls(None, MappingProxyType({}), None)
-        return cls(model, MappingProxyType(read_model(model)), view_class(model))
+            return cls(None, MappingProxyType({}), None, shown)
+        return cls(model, MappingProxyType(read_model(model)), view_class(model), shown)
+
+    def showing(self, shown: Shown) -> Schema:
+        """The same schema, whose errors show values in another way."""
+        return Schema(self.model, self.fields, self._view, shown)
 
     @property
     def open(self) -> bool:
@@ -179,7 +200,7 @@ class Schema:
             value = field.default(state)
             if value is not DELETE:
                 state = state.set(name, value)
-        _, state = self._commit(state, inputs, _Write(None, commit_id, True))
+        _, state = self._commit(state, inputs, _Write(None, commit_id, True, self.shown))
         if self.fields:
             state = ImmutableState({name: state.raw(name) for name in self.fields if name in state})
         return state
@@ -213,7 +234,7 @@ class Schema:
                 if not same(old, new):
                     resets[name] = DELETE if new is DELETE else Replace(new)
                     state = state.discard(name) if new is DELETE else state.set(name, new)
-        updates, after = self._commit(state, inputs, _Write(None, commit_id, True))
+        updates, after = self._commit(state, inputs, _Write(None, commit_id, True, self.shown))
         patch = {}
         for name in self.fields:
             if self.reducer(name) is None:
@@ -266,7 +287,7 @@ class Schema:
         """
         if self.model is None:
             return _commit_open(state, updates, whole)
-        return self._commit(state, updates, _Write(node, commit_id, whole))
+        return self._commit(state, updates, _Write(node, commit_id, whole, self.shown))
 
     def fold(self, name: str, current: Any, update: Any) -> Any:
         """Folds one stored update into a field with a reducer, as when it was committed.
@@ -342,7 +363,7 @@ class Schema:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Schema.of, (self.model,)
+        return Schema.of, (self.model, self.shown)
 
 
 def _commit_open(

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import base64
 import json
+import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from hashlib import blake2b
+from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
@@ -137,6 +139,22 @@ class Content:
         return hash(self.data)
 
 
+def inflated(data: bytes) -> bytes:
+    """Decompressed bytes.
+
+    Raises:
+        StateError: if they are more than anybody reads.
+        zlib.error: if they were not compressed.
+    """
+    reader = zlib.decompressobj()
+    found = reader.decompress(data, LARGEST)
+    if reader.unconsumed_tail:
+        raise StateError(f"compressed bytes hold more than {LARGEST:,} bytes, which are read at most")
+    if not reader.eof:
+        raise StateError("compressed bytes end too early")
+    return found
+
+
 def blob_id(data: bytes) -> str:
     """The name of a blob: what it is says what it is called."""
     return blake2b(data, digest_size=16).hexdigest()
@@ -152,20 +170,45 @@ def _dump(encoded: Any) -> bytes:
 def without_blobs(encoded: Any, blobs: dict[str, bytes]) -> Any:
     """The same JSON with references in the place of long texts and bytes, which go to `blobs`."""
     if type(encoded) is str:
-        return encoded if len(encoded) <= INLINE else _reference(encoded.encode(), "text", blobs)
+        return encoded if len(encoded) <= INLINE else blob_of(encoded, blobs)
     if type(encoded) is list:
         return [without_blobs(item, blobs) for item in encoded]
     if type(encoded) is not dict:
         return encoded
     if encoded.get(TAG) == "bytes" and len(encoded["value"]) > INLINE:
-        return _reference(base64.b64decode(encoded["value"]), "bytes", blobs)
+        return blob_of(base64.b64decode(encoded["value"]), blobs)
     return {key: without_blobs(item, blobs) for key, item in encoded.items()}
 
 
-def _reference(data: bytes, kind: str, blobs: dict[str, bytes]) -> dict[str, str]:
-    name = blob_id(data)
+def blob_of(value: str | bytes, blobs: dict[str, bytes]) -> dict[str, str]:
+    """The reference to a long text or to bytes, which go to `blobs`."""
+    data, kind = (value.encode(), "text") if isinstance(value, str) else (value, "bytes")
+    known = _named.get(id(value))
+    if known is not None and known[0] is value:
+        name = known[1]
+    else:
+        name = blob_id(data)
+        _remember(value, name)
     blobs[name] = data
     return {TAG: f"blob {kind}", "value": name}
+
+
+NAMED = 32 * 1024 * 1024
+"""Characters of the last long values whose names are remembered: what stays in a state is not hashed again."""
+
+_named: dict[int, tuple[str | bytes, str]] = {}
+_naming = Lock()
+
+
+def _remember(value: str | bytes, name: str) -> None:
+    if len(value) > NAMED:
+        return
+    with _naming:
+        _named.pop(id(value), None)
+        _named[id(value)] = (value, name)
+        size = sum([len(one) for one, _ in _named.values()])
+        while size > NAMED:
+            size -= len(_named.pop(next(iter(_named)))[0])
 
 
 def with_blobs(plain: Any, blobs: Mapping[str, bytes]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import time
 from collections.abc import Callable, Collection
 from functools import partial
@@ -15,7 +16,7 @@ from dspyer.stores.sqlite_connections import Connections
 from dspyer.stores.sqlite_file import Opener
 from dspyer.stores.sqlite_reading import read_blobs, read_rows, read_run, read_runs, read_snapshot, read_thread
 from dspyer.stores.sqlite_sweep import sweep, sweep_snapshots
-from dspyer.stores.sqlite_writing import packed, write
+from dspyer.stores.sqlite_writing import Packed, packed, write
 
 PATIENCE = 60.0
 """Seconds that a store waits for the lock of another process."""
@@ -47,7 +48,8 @@ class SQLite(Store):
         self._path = Path(path).absolute()
         self._clock = clock
         self._patience = patience
-        self._connections = Connections(self._path, Opener(self._path), patience)
+        self._opener = Opener(self._path)
+        self._connections = Connections(self._path, self._opener, patience)
 
     @property
     def address(self) -> str:
@@ -63,16 +65,17 @@ class SQLite(Store):
     def write(self, change: Change) -> None:
         """Applies a change in one transaction; waits for whoever else is writing."""
         contents = packed(change)
-        self._connections.write(
-            lambda connection: write(connection, change, contents, self._clock()), change.flush, contents.size
-        )
+        self._connections.write(partial(self._apply, change, contents), change.flush, contents.size)
 
     def write_now(self, change: Change) -> bool:
         """Applies a change, unless somebody else is writing at this moment."""
         contents = packed(change)
-        return self._connections.write_now(
-            lambda connection: write(connection, change, contents, self._clock()), change.flush, contents.size
-        )
+        return self._connections.write_now(partial(self._apply, change, contents), change.flush, contents.size)
+
+    def _apply(self, change: Change, contents: Packed, connection: sqlite3.Connection) -> None:
+        if change.flush:
+            self._opener.check_same()
+        write(connection, change, contents, self._clock())
 
     def thread(self, name: str) -> ThreadRow | None:
         """Where a thread stands."""

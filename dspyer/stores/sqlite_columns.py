@@ -12,13 +12,29 @@ from dspyer.stores.content import Content
 SHIFT = 32
 """A row's id is its run's key, this many bits to the left, and its number."""
 
+_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
 MASK = (1 << SHIFT) - 1
 """The number in a row's id; the greatest number too."""
 
 
 def pack(value: Any) -> bytes:
     """JSON as UTF-8."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return _json(value).encode()
+
+
+COMMON = "commit"
+"""The kind of most rows: in its column it is the empty text, and takes no space."""
+
+
+def pack_kind(kind: str) -> str:
+    """The kind of a row."""
+    return "" if kind == COMMON else kind
+
+
+def unpack_kind(stored: str) -> str:
+    """The kind in a column."""
+    return stored or COMMON
 
 
 def pack_id(name: str) -> bytes | str:

@@ -162,21 +162,37 @@ class Opener:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._checked = False
+        self._opened: tuple[int, int] | None = None
 
     def __call__(self) -> sqlite3.Connection:
         """A connection, for any thread, that waits for no lock and begins no transaction by itself."""
-        if not self._checked:
+        if self._opened is None:
             check_place(self.path)
             check_file(self.path)
+        else:
+            self.check_same()
         connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
             self._set_up(connection)
         except BaseException:
             connection.close()
             raise
-        self._checked = True
+        self._opened = self._opened or _identity(self.path)
         return connection
+
+    def check_same(self) -> None:
+        """Refuses to go on if somebody has removed the file or put another in its place: what is written would be lost.
+
+        Raises:
+            StoreError: then.
+        """
+        found = _identity(self.path)
+        if found != self._opened:
+            what = "was removed" if found is None else "is another file than before"
+            raise StoreError(
+                f"the store {str(self.path)!r} {what}, while this program had it open: nothing is written to it any "
+                "more. Put the file back if it was moved, or compile the program again to begin with what is there now"
+            )
 
     def _set_up(self, connection: sqlite3.Connection) -> None:
         (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
@@ -186,6 +202,15 @@ class Opener:
         connection.execute("PRAGMA wal_autocheckpoint=0")
         connection.execute(f"PRAGMA journal_size_limit={KEPT_LOG}")
         migrate(connection, self.path)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What tells a file from others, under whatever name; None if there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _marks(connection: sqlite3.Connection) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from dspyer.stores.sqlite_columns import (
     pack_id,
     unpack_content,
     unpack_id,
+    unpack_kind,
     unpack_owner,
     unpack_point,
     unpack_points,
@@ -61,7 +62,7 @@ def read_rows(connection: sqlite3.Connection, run: str, first: int, last: int | 
     end = MASK if last is None else min(last, MASK)
     found = connection.execute(ROWS, (max(first, 0), end, pack_id(run))).fetchall()
     return [
-        Row(key & MASK, kind, tuple(json.loads(head)) if head else (), unpack_content(data, refs))
+        Row(key & MASK, unpack_kind(kind), tuple(json.loads(head)) if head else (), unpack_content(data, refs))
         for key, kind, head, data, refs in found
     ]
 

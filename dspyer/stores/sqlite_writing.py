@@ -9,10 +9,16 @@ from typing import Any, NamedTuple
 from dspyer.stores.admission import Admitted, Found, admit
 from dspyer.stores.base import Change, RunRow, ThreadRow
 from dspyer.stores.content import Content
-from dspyer.stores.sqlite_columns import SHIFT, pack, pack_id, pack_points, pack_refs
+from dspyer.stores.sqlite_columns import MASK, SHIFT, pack, pack_id, pack_kind, pack_points, pack_refs
 from dspyer.stores.sqlite_reading import key_and_last, read_rows, read_run, read_thread
 
 Refs = bytes | str | None
+_NOTHING = (None,) * 6
+
+APPEND = f"""
+    SELECT epoch, key, (SELECT max(entry.id) FROM entry
+        WHERE entry.id BETWEEN key << {SHIFT} AND (key << {SHIFT}) + {MASK})
+    FROM thread, run WHERE name = ? AND run.id = ?"""
 
 
 class Packed(NamedTuple):
@@ -38,7 +44,7 @@ def packed(change: Change) -> Packed:
     size = 0
     for row in change.rows:
         data, refs = (None, None) if row.content is None else _packed_content(row.content, blobs)
-        rows[row.seq] = (row.kind, pack(row.head) if row.head else None, data, refs)
+        rows[row.seq] = (pack_kind(row.kind), pack(row.head) if row.head else None, data, refs)
         size += len(data or b"")
     snapshot = None if change.snapshot is None else _packed_content(change.snapshot.content, blobs)
     size += len(snapshot[0]) if snapshot else 0
@@ -59,6 +65,8 @@ def write(connection: sqlite3.Connection, change: Change, contents: Packed, now:
         ConcurrentRunError: the thread has another epoch, or a row or run of that name is another one.
         ValueError: rows with a gap, or a run that is not there.
     """
+    if change.head is not None and change.head.run == change.rows_of and _appends(connection, change, contents):
+        return
     key, last = key_and_last(connection, change.rows_of) if change.rows else (None, None)
     found = _found(connection, change, last, now)
     admitted = admit(change, found)
@@ -79,6 +87,27 @@ def write(connection: sqlite3.Connection, change: Change, contents: Packed, now:
         connection.execute("INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?)", (place, *contents.snapshot))
     if change.thread:
         _write_thread(connection, change, found.thread is None, admitted, key, now)
+
+
+def _appends(connection: sqlite3.Connection, change: Change, contents: Packed) -> bool:
+    """Does the usual: the next rows of a run, by the owner of the thread. Says whether it was that."""
+    name, epoch, next_epoch, owner, lease, head, root, run, rows_of, rows, snapshot, _ = change
+    if (next_epoch, owner, lease, root, run, snapshot) != _NOTHING or head is None or not rows:
+        return False
+    found = connection.execute(APPEND, (name, pack_id(rows_of))).fetchone()
+    if found is None or found[0] != epoch:
+        return False
+    _, key, last = found
+    first = key << SHIFT if last is None else last + 1
+    if [row.seq for row in rows] != list(range(first - (key << SHIFT), first - (key << SHIFT) + len(rows))):
+        return False
+    if contents.blobs:
+        connection.executemany("INSERT OR IGNORE INTO blob (id, data) VALUES (?, ?)", contents.blobs)
+    for row in rows:
+        connection.execute("INSERT INTO entry VALUES (?, ?, ?, ?, ?)", (first, *contents.rows[row.seq]))
+        first += 1
+    connection.execute("UPDATE thread SET head_run = ?, head_seq = ? WHERE name = ?", (key, head.seq, name))
+    return True
 
 
 def _found(connection: sqlite3.Connection, change: Change, last: int | None, now: float) -> Found:

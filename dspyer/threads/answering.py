@@ -9,6 +9,8 @@ from dspyer.building.blueprint import Blueprint
 from dspyer.durable.memo import Key, Memo
 from dspyer.errors import ThreadError, brief
 from dspyer.events import Question
+from dspyer.nodes import InterruptNode
+from dspyer.nodes.answers import validated
 from dspyer.values import freeze, same
 
 
@@ -18,13 +20,14 @@ def given_answers(memo: Memo, answers: Mapping[str, Any], blueprint: Blueprint) 
     Args:
         memo: what the run has asked and been told.
         answers: by the key of a question where one open question has it, else by its id.
-        blueprint: the graph.
+        blueprint: the graph. What a node asks in its own code, or in a graph inside, is validated when it runs again.
 
     Returns:
         The frozen answers by execution and key.
 
     Raises:
         ThreadError: if an answer answers no open question, or several, or one that has another answer already.
+        InputError: if an answer is none of the type that was asked for.
     """
     found: dict[Key, Any] = {}
     for name, answer in answers.items():
@@ -35,11 +38,15 @@ def given_answers(memo: Memo, answers: Mapping[str, Any], blueprint: Blueprint) 
             if not same(memo.answers[key], frozen):
                 raise ThreadError(f"question {name!r} was answered already, with {brief(memo.answers[key])}")
             continue
+        node = None if "/" in question.execution else blueprint.nodes.get(question.node)
+        if isinstance(node, InterruptNode) and question.key == node.name:
+            validated(node.answer, frozen, question)
+        elif question.answer is None:
+            validated(None, frozen, question)
         found[key] = frozen
     for question in memo.open():
         if question.answer is None:
             found.setdefault(Key(question.execution, question.key), None)
-    del blueprint
     return found
 
 

@@ -11,7 +11,7 @@ from dspyer.durable.contents import Written
 from dspyer.durable.cutting import Span, left_out, outermost, without
 from dspyer.durable.history import Listed
 from dspyer.durable.memo import Memo
-from dspyer.durable.reading import Chapter, chapter
+from dspyer.durable.reading import Chapter, chapter, chapters
 from dspyer.durable.replaying import update_commit
 from dspyer.durable.rows import COMMITS, OPEN, UPDATE, CommitHead, Draft, digest, end_draft, hand_draft, open_draft
 from dspyer.errors import ThreadError, suggestion
@@ -57,6 +57,8 @@ def cut_at(starter: Starter, listed: Listed, version: int | str) -> Cut:
     """
     number = listed.number(version)
     at, place = listed.runs[number], listed.places[number]
+    if at in listed.history.roots:  # what came before it was pruned
+        return Cut(chapters(starter.store, [at], at)[0], at, [], number, False)
     whole = chapter(starter.store, at)
     order = listed.history.in_order(at)
     if whole.status == "completed" and order[-1] == place:
@@ -171,9 +173,10 @@ def at_rest(starter: Starter, rest: Rest, parents: tuple[Point, ...], patch: Map
         InputError: the same for a thread without any run.
     """
     label = starter.label(rest)
-    update, state = validated(starter, rest.state, patch, BY_HAND, f"{label}/trunk:0", fresh=not parents)
+    update, state = _fitting(starter, rest, patch, BY_HAND, f"{label}/trunk:0", fresh=not parents)
     commit = Commit("trunk:0", rest.first, BY_HAND, (), 1, 0, update, (), route=(END,), started=time.time())
-    drafts = [hand_draft(UPDATE, commit, Written(update)), end_draft("completed", digest(state), ())]
+    begun = hand_draft(UPDATE, commit, Written(update), starter.fitting.beside)
+    drafts = [begun, end_draft("completed", digest(state), ())]
     return ByHand(RunRow(token_hex(16), starter.thread, parents, starter.header(rest.first, label)), drafts)
 
 
@@ -218,9 +221,20 @@ def in_the_name_of(
             "asked. Take the node before it, or t.update(...) without as_node"
         )
     label = starter.label(rest)
-    update, _ = validated(starter, rest.state, patch, node, f"{label}/trunk:0", fresh=not parents)
-    drafts = [open_draft(node, update, time.time()), end_draft("stopped", None, ())]
+    update, _ = _fitting(starter, rest, patch, node, f"{label}/trunk:0", fresh=not parents)
+    drafts = [open_draft(node, update, time.time(), starter.fitting.beside), end_draft("stopped", None, ())]
     return ByHand(RunRow(token_hex(16), starter.thread, parents, starter.header(rest.first, label)), drafts)
+
+
+def _fitting(
+    starter: Starter, rest: Rest, patch: Mapping[str, Any], author: str, commit_id: str, fresh: bool
+) -> tuple[dict[str, Any], ImmutableState]:
+    """A change of what a thread has come to, with what makes that fit the graph, if it has changed."""
+    fitted = starter.fitting.adapted(rest.state, rest.last)
+    update, _ = validated(starter, fitted.state, patch, author, commit_id, fresh)
+    schema = starter.blueprint.topology.schema
+    update = fitted.patch(schema, update)
+    return update, schema.replay(rest.state, update)
 
 
 def validated(

@@ -6,6 +6,8 @@ Whatever else they name becomes an opaque value: nothing is imported, and no cla
 from __future__ import annotations
 
 import dataclasses
+import logging
+import re
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, get_args, get_type_hints
@@ -13,7 +15,10 @@ from typing import Any, get_args, get_type_hints
 from pydantic import BaseModel
 
 from dspyer.schema import Schema
-from dspyer.values import Opaque, encoding
+from dspyer.stores.base import Change
+from dspyer.values import Opaque, class_name, encoding, known_class
+
+logger = logging.getLogger("dspyer")
 
 NAMED = (Enum, tuple, str, int, float, bytes)
 """Bases of classes that JSON names, beside models and dataclasses."""
@@ -30,6 +35,45 @@ def named_classes(schema: Schema) -> tuple[type, ...]:
     if schema.model is not None:
         _collect(schema.model, found)
     return tuple(found)
+
+
+class Unnamed:
+    """Warns, once for each class, that what was written cannot be read back, since nothing names its class.
+
+    Args:
+        graph: the name of the graph.
+        schema: its schema.
+    """
+
+    def __init__(self, graph: str, schema: Schema) -> None:
+        self._graph = graph
+        self._named = {class_name(cls) for cls in named_classes(schema)}
+
+    def __call__(self, change: Change) -> None:
+        """Looks at what was written, as far as it was encoded."""
+        for row in change.rows:
+            content = row.content
+            if content is not None and content.encoded and _CLASS in content.data:
+                for name in dict.fromkeys(_CLASSES.findall(content.data)):
+                    self._warn(name.decode())
+
+    def _warn(self, name: str) -> None:
+        if name in self._named or (self._graph, name) in _warned or known_class(name) is not None:
+            return
+        _warned.add((self._graph, name))
+        short = name.rpartition(":")[2]
+        logger.warning(
+            "graph %r has stored a %s, which no thread can read back: name the class in the schema, or call "
+            "register_value_type(%s) wherever the thread is used",
+            self._graph,
+            name,
+            short,
+        )
+
+
+_warned: set[tuple[str, str]] = set()
+_CLASS = b'","class":"'
+_CLASSES = re.compile(rb'"\$type":"\w+","class":"([^"\\]+)"')
 
 
 def _collect(annotation: Any, found: dict[type, None]) -> None:

@@ -14,11 +14,8 @@ from dspyer.durable.rows import UPDATE, digest, end_draft, hand_draft
 from dspyer.durable.snapshots import Rested, snapshot, standing
 from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
 from dspyer.events import Commit
-from dspyer.merge import Conflict
 from dspyer.request import Request
 from dspyer.run import Run
-from dspyer.running.session import log_conflict
-from dspyer.scheduler.joining import Deciding
 from dspyer.scheduler.topology import END, START
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Point, RunRow, ThreadRow
@@ -44,7 +41,7 @@ class Landing(Travel):
         ahead = starter.ahead(rest, inputs, request, label)
         rows = [draft.numbered(seq) for seq, draft in enumerate(ahead.drafts)]
         starter.store.write(Change(run=ahead.run, rows_of=ahead.run.id, rows=rows))
-        journal = Journal(starter.store, "", 0, ahead.run.id, len(rows))
+        journal = Journal(starter.store, "", 0, ahead.run.id, len(rows), starter.blueprint.durability)
         if rest.forms is not None:
             journal.goes_on(rest.tail + len(rows), rest.forms)
         request.opening, request.memo, request.journal = ahead.opening, ahead.memo, journal
@@ -57,6 +54,8 @@ class Landing(Travel):
         if row is None or row.head is None:
             self._found(row or ThreadRow(self.name, None, 0))
         rest = starter.rest()
+        if rest.broken:
+            raise starter.broken_error(rest)
         if not rest.open or rest.row.head is None:
             return rest
         if not is_alive(rest.row):
@@ -76,7 +75,8 @@ class Landing(Travel):
         schema = starter.blueprint.topology.schema
         patch, state = schema.begin(ImmutableState(), {}, keep=None, commit_id=f"{label}/trunk:0")
         commit = Commit("trunk:0", 0, START, (), 1, 0, patch, (), route=(END,), started=time.time())
-        drafts = [hand_draft(UPDATE, commit, Written(patch)), end_draft("completed", digest(state), ())]
+        begun = hand_draft(UPDATE, commit, Written(patch), starter.fitting.beside)
+        drafts = [begun, end_draft("completed", digest(state), ())]
         self._write(row, ByHand(RunRow(token_hex(16), self.name, (), starter.header(0, label)), drafts), self.name)
 
     def _landed(self, run: Run, request: Request, patience: float) -> Run:
@@ -125,7 +125,8 @@ class Landing(Travel):
         head = rest.row.head
         if rest.open or head is None:
             raise starter.open_error(rest)
-        met = self._meet(head, tip, self.name, self._deciding())
+        beside = row._replace(head=tip)
+        met = self._meet(rest.row, beside, self.name, self._deciding(starter.blueprint.topology.policies))
         if met is None:
             return
         by_hand = self._merged(rest, (head, tip), met, self.name)
@@ -134,20 +135,4 @@ class Landing(Travel):
             at = Point(by_hand.run.id, len(by_hand.drafts) - 1)
             kept = snapshot(at, Rested(met.state, 0), rest.forms)
         self._write(rest.row, by_hand, self.name, kept)
-        for conflict in met.conflicts:
-            log_conflict(conflict)
-
-    def _deciding(self) -> Deciding:
-        """The merge policies; what does not outlive a run is no conflict between two of them."""
-        keep, policies = self._starter.blueprint.keep, self._starter.blueprint.topology.policies
-
-        def deciding(path: tuple[Any, ...]) -> tuple[str, Any]:
-            if keep is not None and path[0] not in keep:
-                return "last_write_wins", _right
-            return policies.deciding(path)
-
-        return deciding
-
-
-def _right(conflict: Conflict) -> Any:
-    return conflict.right
+        self._log(met)

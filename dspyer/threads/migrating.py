@@ -60,7 +60,11 @@ class Adapted(NamedTuple):
 
 
 def adapt(
-    thread: str, state: ImmutableState, schema: Schema, suspects: set[str], migrate: Migrate | None = None
+    thread: str,
+    state: ImmutableState,
+    schema: Schema,
+    suspects: set[str],
+    migrate: Migrate | None = None,
 ) -> Adapted:
     """A state that another graph has left, as one that fits the schema.
 
@@ -92,7 +96,8 @@ def adapt(
         try:
             values[name] = _fitting(schema, name, values[name])
         except (ValidationError, StateError, ValueError, TypeError) as error:
-            problems.append(f"field {name!r}: {brief(thaw(values[name]))} does not fit any more: {_reason(error)}")
+            shown = schema.shown((name,), values[name])
+            problems.append(f"field {name!r}: {shown} does not fit any more: {_reason(error)}")
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in sorted(problems))
         raise ChangedGraphError(

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from dspyer.durable.guarding import Guarded
 from dspyer.durable.history import History, Listed, inner_commits
-from dspyer.durable.reading import Reader, chapters
+from dspyer.durable.reading import Chapter, Reader, chapters
 from dspyer.durable.rows import END, digest
+from dspyer.durable.snapshots import latest
 from dspyer.errors import StoreError
 from dspyer.events import Commit
 from dspyer.scheduler.lineage import last_writer, lineage, touches, value_at
 from dspyer.state import ImmutableState
-from dspyer.stores.base import Point, Store
-from dspyer.threads.decoding import decoder
+from dspyer.stores.base import Point, Store, ThreadRow
+from dspyer.threads.decoding import Unnamed, decoder
 from dspyer.threads.shape import shape_of
 from dspyer.threads.starting import Starter
 
@@ -39,11 +40,13 @@ class Past:
         self.name = name
         self._program = program
         self._store = store
-        schema, guarded_store = program.graph.topology.schema, Guarded(store)
+        schema = program.graph.topology.schema
+        guarded_store = Guarded(store, Unnamed(program.graph.name, schema))
         shape = shape_of(program)
         reader = Reader(guarded_store, schema, decoder(schema), shape.id)
-        self._starter = Starter(program.graph, guarded_store, name, reader, shape, lambda heads: self._extended(*heads))
+        self._starter = Starter(program.graph, guarded_store, name, reader, shape, self._behind)
         self._history = History(self._starter.reader)
+        self._root: Point | None = None
         self._listed = Listed(self._history, ())
         self._reading = Lock()
 
@@ -145,37 +148,73 @@ class Past:
         history = History(self._starter.reader)
         history.read(heads, root)
         for found in chapters(self._starter.store, heads, root):
-            at = found.points[-1]
-            state = history.state(history.runs[at].resting)
-            for end in found.rows:
-                if end.kind == END and len(end.head) > 1 and end.head[1] != digest(state):
-                    last = self._read().number(history.log[history.runs[at].resting or 0].commit.id)
-                    commit = self._read().commits[last]
-                    raise StoreError(
-                        f"thread {self.name!r}: the state after version {commit.version} (commit {commit.id!r}) is not "
-                        "the one that its run ended with. What is stored was changed, or a reducer of the schema gives "
-                        "something else than it did then"
-                    )
+            told = history.runs[found.points[-1]]
+            if told.broken:
+                raise StoreError(f"thread {self.name!r}: {told.broken}")
+            for place, what in self._differing(history, found):
+                commit = self._read().commits[self._read().number(history.log[place].commit.id)]
+                raise StoreError(
+                    f"thread {self.name!r}: the state after version {commit.version} (commit {commit.id!r}) is not the "
+                    f"one {what}. What is stored was changed, or a reducer of the schema gives something else than it "
+                    "did then"
+                )
         return history.state(history.runs[heads[-1]].resting) if heads else ImmutableState()
+
+    def _differing(self, history: History, found: Chapter) -> Iterator[tuple[int, str]]:
+        """Where the states of a run are not those that were noted, and what noted them; first to last."""
+        reader, told = self._starter.reader, history.runs[found.points[-1]]
+        snapshots = []
+        at = found.points[-1]
+        pruned = at in history.roots  # its snapshot is what it begins with
+        while not pruned and at.seq >= 0 and (kept := latest(reader.store, at, reader.decode)) is not None:
+            snapshots.append(kept[1])
+            at = Point(at.run, kept[0].seq - 1)
+        for rested in reversed(snapshots):
+            place = told.places[rested.place] if rested.place >= 0 else told.resting
+            if place is not None and history.log[place].state != rested.state:
+                yield place, "in its snapshot (t.resume() and t.run() go on from that one)"
+        for end in found.rows:
+            noted = end.head[1] if end.kind == END and len(end.head) > 1 else None
+            if told.resting is not None and noted not in (None, digest(history.state(told.resting))):
+                yield told.resting, "that its run ended with"
 
     def _state_of(self, moment: Moment) -> ImmutableState:
         if isinstance(moment, int | str):
             return self.at(moment)
         return moment if isinstance(moment, ImmutableState) else ImmutableState(moment)
 
-    def _extended(self, *heads: Point) -> History:
-        """What is behind some rows, read as far as it is new."""
+    def _behind(self, heads: Sequence[Point]) -> History:
+        """What is behind some rows of the thread, read as far as it is new."""
+        row = self._starter.store.thread(self.name)
+        root = None if row is None else row.root
         with self._reading:
-            self._history.read(heads)
+            self._begin_at(root)
+            self._history.read(heads, root)
         return self._history
+
+    def _extended(self, *rows: ThreadRow) -> History:
+        """What is behind threads, this one first: read as far as it is new."""
+        with self._reading:
+            self._begin_at(rows[0].root)
+            for row in rows:
+                self._history.read([] if row.head is None else [row.head], row.root)
+        return self._history
+
+    def _begin_at(self, root: Point | None) -> None:
+        """Forgets what was read, if older history was pruned since."""
+        if root != self._root:
+            self._history, self._root = History(self._starter.reader), root
+            self._listed = Listed(self._history, ())
 
     def _read(self) -> Listed:
         """The commits behind the thread's head, read as far as they are new."""
         row = self._starter.store.thread(self.name)
         heads = (row.head,) if row is not None and row.head is not None else ()
+        root = None if row is None else row.root
         with self._reading:
+            self._begin_at(root)
             if heads != self._listed.heads:
-                self._history.read(heads, row.root if row is not None else None)
+                self._history.read(heads, root)
                 self._listed = Listed(self._history, heads)
             return self._listed
 
@@ -187,7 +226,7 @@ class Past:
             if not rows:
                 continue
             at = Point(run.id, rows[-1].seq)
-            for place in self._extended(at).runs[at].places:
+            for place in self._extended(ThreadRow(self.name, at, 0, root=self._root)).runs[at].places:
                 if self._history.log[place].commit.id == commit_id:
                     return self._history.log[place].state
         return None

@@ -99,6 +99,7 @@ def schema_facts(schema: Schema) -> dict[str, Any]:
 
 def type_text(annotation: Any) -> str:
     """A type in short words: the same for `Optional[str]` and `str | None`."""
+    annotation = getattr(annotation, "__value__", annotation)  # what `type X = ...` names
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation is NoneType:
         return "None"

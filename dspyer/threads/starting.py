@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, NamedTuple
@@ -29,6 +30,8 @@ from dspyer.threads.earlier import Read, earlier_runs
 from dspyer.threads.fitting import Fitting
 from dspyer.threads.owning import LEASE, busy, is_alive, leases, new_owner
 from dspyer.threads.shape import Shape
+
+logger = logging.getLogger("dspyer")
 
 PROGRESS = (COMMIT, JOIN, ITEM, ONCE, ANSWER, END)
 """Rows that show that a run has come further."""
@@ -120,12 +123,18 @@ class Starter:
         end = found.tail, found.forms, found.broken, found.good
         return Rest(row, found.last, found.state, found.first, *end)
 
-    def status(self) -> str:
-        """What the thread does, or how its last run ended."""
-        row = self.store.thread(self.thread)
-        if row is None or row.head is None:
-            return "new"
-        return chapter(self.store, row.head).status or ("running" if is_alive(row) else "crashed")
+    def readable(self) -> Rest:
+        """What the thread has come to, as far as it can be read.
+
+        Raises:
+            StoreError: if nothing of it can be read.
+        """
+        rest = self.rest()
+        if rest.broken:
+            if not rest.first:
+                raise self.broken_error(rest)
+            logger.warning("%s", self.broken_error(rest))
+        return rest
 
     def questions(self) -> tuple[Question, ...]:
         """What the last run waits to be told."""
@@ -187,7 +196,7 @@ class Starter:
     def _new(self, rest: Rest, inputs: Mapping[str, Any], request: Request, abandon: bool) -> Ahead:
         if rest.open and not abandon:
             raise self.open_error(rest)
-        if rest.broken and not abandon:
+        if rest.broken and (not abandon or rest.good is None):  # a wrong key is no reason to begin from nothing
             raise self.broken_error(rest)
         return self.ahead(rest, inputs, request, self.label(rest))
 
@@ -215,7 +224,7 @@ class Starter:
         begun = start(self.blueprint.topology, rest.state, rest.first)
         earlier = earlier_runs(self.blueprint, self.read, parents, rest.state, rest.row)
         opening = Opening(begun, patch, state, run.id, (label,), earlier)
-        return Ahead(run, 0, [open_draft(START, patch, beside=self.fitting.beside)], opening, Memo(request.answer))
+        return Ahead(run, 0, [open_draft(START, patch, beside=self.fitting.beside)], opening, Memo())
 
     def _last(
         self, rest: Rest, answers: Mapping[str, Any], request: Request, max_resumes: int, allow: AllowChanged
@@ -227,7 +236,7 @@ class Starter:
             raise self.broken_error(rest)
         last, names = self.fitting.allowed(chapter(self.store, rest.row.head), allow)
         request.live = last.run.header.get("live", True)
-        memo = Memo(request.answer)
+        memo = Memo()
         memo.read(last.rows, self.reader.fetch, self.reader.decode)
         drafts: list[Draft] = []
         for key, frozen in given_answers(memo, answers, self.blueprint).items():
@@ -323,10 +332,7 @@ class Starter:
         Raises:
             ConcurrentRunError: if another run owns the thread.
         """
-        row = self.store.thread(self.thread)
-        if row is not None and not take_over and is_alive(row):
-            raise busy(row)
-        rest = self.rest()
+        rest = self.rest() if take_over else self._free()
         ahead = ahead_of(rest)  # everything is checked before anything is written
         owner = new_owner()
         replaced: Journal | None = None
@@ -342,6 +348,21 @@ class Starter:
                 replaced.leave()
             raise
 
+    def _free(self) -> Rest:
+        """What a thread has come to that nobody works on."""
+        while True:
+            row = self.store.thread(self.thread)
+            if row is not None and is_alive(row):
+                raise busy(row)
+            rest = self.rest()
+            if rest.row.owner is None:
+                return rest
+            if is_alive(rest.row):
+                raise busy(rest.row)
+            last = self.store.thread(self.thread)
+            if last is None or last[1:4] == rest.row[1:4]:  # it has written nothing between the read and its end
+                return rest
+
     def _replace(self, row: ThreadRow, owner: Owner) -> Journal:
         """Owns a thread that has an owner, who can write nothing more."""
         journal = Journal(self.store, self.thread, row.epoch + 1, "", 0)
@@ -353,7 +374,7 @@ class Starter:
         row = rest.row
         run, seq, epoch = ahead.run, ahead.seq, row.epoch + 1
         rows = [draft.numbered(seq + place) for place, draft in enumerate(ahead.drafts)]
-        journal = Journal(self.store, self.thread, epoch, run.id, seq + len(rows))
+        journal = Journal(self.store, self.thread, epoch, run.id, seq + len(rows), self.blueprint.durability)
         journal.goes_on(rest.tail + len(rows), rest.forms or Forms())
         leases.hold(owner.token, journal)  # before anybody can see that it owns the thread
         head, begun = Point(run.id, rows[-1].seq), run if not seq else None
@@ -376,10 +397,11 @@ class Starter:
     def broken_error(self, rest: Rest) -> StoreError:
         """The error that a thread has a commit that nobody can read."""
         last = rest.first - 1
-        return StoreError(
-            f"thread {self.thread!r}: {rest.broken}. What came before it can be read, t.history() and t.at(...); go on "
-            f"from version {last} with t.run(..., abandon=True), or on a copy, t.copy(to=..., at={last})"
+        way_on = (
+            f". What came before it can be read, t.history() and t.at(...); go on from version {last} with "
+            f"t.run(..., abandon=True), or on a copy, t.copy(to=..., at={last})"
         )
+        return StoreError(f"thread {self.thread!r}: {rest.broken}{way_on if last >= 0 else ''}")
 
     def _kept(self, state: ImmutableState) -> frozenset[str]:
         keep = self.blueprint.keep

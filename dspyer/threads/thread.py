@@ -18,12 +18,14 @@ from dspyer.streams import AsyncEvents, Events
 from dspyer.threads.changes import AllowChanged
 from dspyer.threads.claiming import Claim
 from dspyer.threads.landing import Landing
+from dspyer.threads.looking import status_of, usage_of
+from dspyer.threads.upkeep import Upkeep
 
 Resources = Mapping[type, object] | Sequence[object] | None
 OnConflict = Literal["raise", "wait", "merge"]
 
 
-class Thread(Landing):
+class Thread(Landing, Upkeep):
     """A named conversation: runs over one state, kept in the store of the program.
 
     Attributes:
@@ -252,8 +254,14 @@ class Thread(Landing):
 
     @property
     def state(self) -> ImmutableState:
-        """What the thread has come to: the last state that all branches of its last run shared."""
-        rest = self._starter.rest()
+        """What the thread has come to: the last state that all branches of its last run shared.
+
+        Where the newest commits cannot be read, it is the state before them, with a warning in the log.
+
+        Raises:
+            StoreError: if nothing can be read, for want of the right key for example.
+        """
+        rest = self._starter.readable()
         return self._starter.fitting.shown(rest.state, rest.last)
 
     @property
@@ -261,7 +269,14 @@ class Thread(Landing):
         """`"new"`, `"running"`, or how the last run ended: `"completed"`, `"failed"`, `"interrupted"`, `"stopped"`,
         `"crashed"`.
         """
-        return self._starter.status()
+        return status_of(self._starter.store, self.name)
+
+    @property
+    def usage(self) -> dict[str, dict[str, Any]]:
+        """Tokens by language model, of all runs in its history, those of other processes too. What a process used that
+        was killed is not known.
+        """
+        return usage_of(self._starter.store, self.name)
 
     @property
     def questions(self) -> tuple[Question, ...]:

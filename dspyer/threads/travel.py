@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Self
 
-from dspyer.durable.history import Listed
+from dspyer.durable.history import History, Listed
 from dspyer.durable.memo import Memo
-from dspyer.durable.rows import end_draft, resume_draft
+from dspyer.durable.rows import Draft, end_draft, resume_draft
 from dspyer.errors import ThreadError
 from dspyer.events import Commit
+from dspyer.merge import Conflict
 from dspyer.nodes import resources_of
 from dspyer.policies import Policies
 from dspyer.request import Request
@@ -59,10 +60,11 @@ class Travel(Past):
             raise ThreadError(f"there is a thread {to!r} already: take another name, or merge with t.merge(...)")
         if not listed.heads:
             raise ThreadError(f"thread {self.name!r} has no run yet: there is nothing to copy")
+        root = self._root
         twin = type(self)(self._program, self._store, to)
         starter = twin._starter
         cut = cut_here(starter, listed, listed.heads[0]) if at is None else cut_at(starter, listed, at)
-        rest = Rest(ThreadRow(to, None, 0), None, self._history.state(listed.rest), 0)
+        rest = Rest(ThreadRow(to, None, 0, root=root), None, self._history.state(listed.rest), 0)
         if cut.inside and (at is not None or patch is not None):
             part = starter.next_part(rest, cut.run.run, cut.point, cut.gone)
             drafts = [end_draft("stopped", None, ())]
@@ -75,7 +77,7 @@ class Travel(Past):
             rest = rest._replace(state=listed.state(number), first=first)
             self._write(rest.row, at_rest(starter, rest, (cut.point,), patch), to)
         else:
-            store.write(Change(to, 0, head=cut.point, flush=True))
+            store.write(Change(to, 0, head=cut.point, root=root, flush=True))
         return twin
 
     def rerun(self, from_version: int | str, *, resources: Resources = None, take_over: bool = False) -> Run:
@@ -95,6 +97,7 @@ class Travel(Past):
         Raises:
             ConcurrentRunError: if another run owns the thread.
             ThreadError: if the commit is the end of a run: nothing comes after it.
+            ChangedGraphError: if the graph has changed, and what led to the commit has no place in it.
             LookupError: if there is no such commit.
         """
         request = Request(resources_of(resources))
@@ -147,7 +150,8 @@ class Travel(Past):
 
         Each commit that only one of them has is applied once, as when branches join: reducers fold, what only one side
         changed is taken, and what both changed is a conflict for the merge policies. If one raises, nothing is
-        written. The commit has the ends of both threads as parents, so merging again adds nothing.
+        written. Fields that `Graph(keep=...)` leaves out do not outlive a run: the other thread's are taken. The
+        commit has the ends of both threads as parents, so merging again adds nothing.
 
         Args:
             other: the other thread, of the same store.
@@ -178,21 +182,19 @@ class Travel(Past):
             raise ThreadError(f"thread {self.name!r} has no run yet: make it with other.copy(to={self.name!r})")
         policies = Policies.of(policy, self._program.graph.topology.policies)
         if base is None:
-            met = self._meet(rest.row.head, theirs.row.head, other.name, policies.deciding)
+            met = self._meet(rest.row, theirs.row, other.name, self._deciding(policies))
         else:
             met = self._meet_from(base, rest, theirs, other.name, policies)
         if met is None:
             return None
-        for conflict in met.conflicts:
-            log_conflict(conflict)
+        self._log(met)
         heads = (rest.row.head, theirs.row.head)
         self._write(rest.row, self._merged(rest, heads, met, other.name, base is not None), self.name)
         return self._read().commits[-1]
 
-    def _meet(self, left: Point, right: Point, name: str, deciding: Deciding) -> Met | None:
-        """What two rows make together; None if the left one has all that the right one has."""
-        history = self._extended(left, right)
-        ours, theirs = history.runs[left].resting, history.runs[right].resting
+    def _meet(self, left: ThreadRow, right: ThreadRow, name: str, deciding: Deciding) -> Met | None:
+        """What two threads make together; None if the left one has all that the right one has."""
+        history, ours, theirs = self._both(left, right)
         related, known = common(history, ours, theirs)
         if known:
             return None
@@ -203,12 +205,33 @@ class Travel(Past):
             )
         return meet(history, ours, theirs, name, deciding)
 
+    def _both(self, left: ThreadRow, right: ThreadRow) -> tuple[History, int | None, int | None]:
+        """What is behind two threads, and where each of them stands in it."""
+        assert left.head is not None
+        assert right.head is not None
+        history = self._extended(left, right)
+        return history, history.runs[left.head].resting, history.runs[right.head].resting
+
+    def _deciding(self, policies: Policies) -> Deciding:
+        """What decides conflicts; what does not outlive a run is none between two of them."""
+
+        def deciding(path: tuple[Any, ...]) -> tuple[str, Callable[[Conflict], Any]]:
+            return policies.deciding(path) if self._keeps(path[0]) else ("last_write_wins", _right)
+
+        return deciding
+
+    def _keeps(self, field: str) -> bool:
+        keep = self._starter.blueprint.keep
+        return keep is None or field in keep
+
+    def _log(self, met: Met) -> None:
+        for conflict in met.conflicts:
+            if self._keeps(conflict.path[0]):
+                log_conflict(conflict)
+
     def _meet_from(self, base: Moment, ours: Rest, theirs: Rest, name: str, policies: Policies) -> Met | None:
         """What two threads make together that come from a state that somebody names."""
-        left, right = ours.row.head, theirs.row.head
-        assert left is not None and right is not None  # noqa: PT018
-        history = self._extended(left, right)
-        related, known = common(history, history.runs[left].resting, history.runs[right].resting)
+        related, known = common(*self._both(ours.row, theirs.row))
         if known:
             return None
         if related:
@@ -229,13 +252,18 @@ class Travel(Past):
                     f"version {version!r} of thread {self.name!r} is the end of a run, nothing comes after it: to do a "
                     "run again with its inputs, rerun from its START; to go on otherwise, t.copy(to=..., at=...)"
                 )
-            memo = Memo(request.answer)
+            memo = Memo()
             memo.read(cut.run.rows, starter.reader.fetch, starter.reader.decode)
+            _, names = starter.fitting.allowed(cut.run, True)  # whoever goes back wants the graph as it is now
             opening = starter.again(cut.run, memo)
-            part = starter.next_part(rest, cut.run.run, cut.point, cut.gone)
+            moved: list[Draft] = []
+            if names is not None:
+                opening, moved = starter.fitting.going_on(opening, cut.run)
+            part = starter.next_part(rest, cut.run.run, cut.point, cut.gone, names)
             opening = opening._replace(run_id=part.id, label=(part.header["label"],))
             running = sorted(opening.run.running) or [group.place[0] for group in opening.run.ready]
-            return Ahead(part, 0, [resume_draft(1, running)], opening, memo)
+            beside = None if names is None else starter.fitting.beside
+            return Ahead(part, 0, [resume_draft(1, running, beside), *moved], opening, memo)
 
         self._program._check_resources(request)
         return Claim(lambda: self._starter.own(ahead, request, take_over), request, "raise", 0.0)
@@ -247,7 +275,10 @@ class Travel(Past):
             raise busy(row)
         if row is not None and row.owner is not None:  # it may be at work after all: it can write nothing more
             store.write(Change(self.name, row.epoch, row.epoch + 1, lease=0.0))
-        return self._starter.rest()
+        rest = self._starter.rest()
+        if rest.broken:
+            raise self._starter.broken_error(rest)
+        return rest
 
     def _check_alone(self, listed: Listed, head: Point) -> None:
         lone_branch(self._starter, listed, cut_here(self._starter, listed, head))
@@ -257,4 +288,8 @@ class Travel(Past):
         rows = [draft.numbered(seq) for seq, draft in enumerate(by_hand.drafts)]
         head, epoch = Point(run.id, rows[-1].seq), row.epoch
         change = Change(thread, epoch, epoch + 1, lease=0.0, head=head, run=run, rows_of=run.id, rows=rows, flush=True)
-        self._starter.store.write(change._replace(snapshot=snapshot))
+        self._starter.store.write(change._replace(root=row.root, snapshot=snapshot))
+
+
+def _right(conflict: Conflict) -> Any:
+    return conflict.right

@@ -9,7 +9,7 @@ from dspyer.values._boxes import Box, Path, thaw
 from dspyer.values._depth import check_depth, depth_of
 from dspyer.values._dicts import FrozenDict, entries_of
 from dspyer.values._freezing import freeze, freeze_within
-from dspyer.values._kinds import kind_of, register_value_type, registered
+from dspyer.values._kinds import class_name, kind_of, known_class, register_value_type, registered
 from dspyer.values._lists import FrozenList
 from dspyer.values._opaque import Opaque, opaque_in
 from dspyer.values._persistent import SMALL, PersistentMap, PersistentVector, as_map
@@ -35,11 +35,13 @@ __all__ = [
     "advise",
     "as_map",
     "check_depth",
+    "class_name",
     "depth_of",
     "entries_of",
     "freeze",
     "freeze_within",
     "kind_of",
+    "known_class",
     "opaque_in",
     "refuse_depth",
     "refuse_key",

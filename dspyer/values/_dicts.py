@@ -51,6 +51,11 @@ class FrozenDict(Levels, Mapping[K, V_co]):
         new._depth = depth
         return new
 
+    @classmethod
+    def flat(cls, entries: dict[str, Any]) -> Self:
+        """A mapping of strings to scalars, made of a dict that nobody else has and that is not looked at."""
+        return cls._of(as_map(entries), 1)
+
     _key = staticmethod(freeze_key)
 
     def __getitem__(self, key: K) -> V_co:

@@ -25,6 +25,7 @@ class Opaque:
     reason: str
     text: str
 
+    shape = ()  # it is compared as what is no array
     made = False
     """Whether this process has met one: nobody looks for them before."""
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from dspyer import END, START, Command, Context, Graph, MergedConflict, Run, Send, reducers
 from dspyer.errors import CallLimitError, InputError, NodeOutputError, RouteError, StepLimitError
 from dspyer.events import Committed, Emitted, Forked, Joined, NodeFailed, NodeStarted, RunEnded, RunStarted
+from dspyer.running import crews
 
 from .conftest import PLAYS, Play
 from .test_schedule import Plan, plans
@@ -540,6 +541,31 @@ def test_an_interrupt_of_the_process_is_no_failure_of_a_node() -> None:
         program.run({})
     with pytest.raises(KeyboardInterrupt):
         program()
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_an_interrupt_while_a_thread_starts_leaves_no_thread_behind(nth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[threading.Thread] = []
+
+    class Interrupted(threading.Thread):
+        def start(self) -> None:
+            started.append(self)
+            super().start()
+            if len(started) == nth:
+                raise KeyboardInterrupt  # Ctrl-C, with the thread at work already
+
+    monkeypatch.setattr(crews, "Thread", Interrupted)
+
+    def call() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            fork().compile().run({})
+
+    caller = threading.Thread(target=call, daemon=True)
+    caller.start()
+    caller.join(timeout=20)
+    for thread in (caller, *started):
+        thread.join(timeout=20)
+        assert not thread.is_alive()
 
 
 def test_concurrent_runs_of_one_program_do_not_meet() -> None:

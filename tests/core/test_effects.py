@@ -145,6 +145,28 @@ def test_the_key_is_the_same_in_every_attempt_and_no_others() -> None:
     assert all(len(key) == 32 for key in others)
 
 
+def test_the_key_is_the_same_in_graphs_inside_too() -> None:
+    keys: list[str] = []
+
+    def charge(key: str) -> None:
+        keys.append(key)
+        if len(keys) < 4:
+            raise ConnectionError("no answer")
+
+    def work(ctx: Context) -> dict[str, Any]:
+        ctx.once("charge", charge)
+        return {"done": True}
+
+    inner = Graph().add_node("work", lambda x, ctx: work(ctx)).add_path(START, "work", END).compile()
+    graph = Graph().add_map("each", inner, over="xs", item="x", into="ys").add_path(START, "each", END)
+    thread = graph.compile(store=":memory:", max_concurrency=1).thread("t")
+    run = thread.run({"xs": [1, 2]})
+    while run.status == "failed":
+        run = thread.resume()
+    assert len(set(keys[:4])) == 1
+    assert len(set(keys)) == 2
+
+
 def test_laps_and_visits_have_their_own() -> None:
     seen: list[int] = []
 

@@ -444,6 +444,11 @@ def test_stops_let_other_branches_go_on(play: Play) -> None:
     assert play(graph.compile(interrupt_after=["b"]), {}, interrupts={"after": None}).status == "completed"
 
 
+def test_stops_are_explained() -> None:
+    text = stopping([], interrupt_before=["c", "a"], interrupt_after=["b"]).graph.explain()
+    assert "\n  stops before a, c\n  stops after b" in text
+
+
 @pytest.mark.parametrize("option", ["interrupt_before", "interrupt_after"])
 def test_names_of_stops_are_checked(option: str) -> None:
     with pytest.raises(GraphError, match=rf"{option} names 'aa', which is no node\. Did you mean 'a'"):

@@ -26,10 +26,19 @@ class Called(NamedTuple):
     execution: str
 
 
+class Fault(Exception):  # noqa: N818 - what stands for the errors of users
+    """What a call raises that a test lets fail."""
+
+
 class Calls:
-    """What was called, in order. With a file, what a process has called outlives it."""
+    """What was called, in order. With a file, what a process has called outlives it.
+
+    Attributes:
+        fault: the call that raises.
+    """
 
     def __init__(self) -> None:
+        self.fault: Called | None = None
         self.made: list[Called] = []
         self.file: int | None = None
 
@@ -39,6 +48,8 @@ class Calls:
         self.made.append(call)
         if self.file is not None:
             os.write(self.file, ("\t".join(call) + "\n").encode())
+        if call == self.fault:
+            raise Fault(call)
 
     def take(self) -> Counter[Called]:
         """The calls since the last time, counted."""

@@ -33,6 +33,10 @@ MODES = {
 }
 
 
+FEWER = ["sync, sqlite", "async, memory, writes in a thread"]
+"""Modes that show each difference once."""
+
+
 def start(thread: Thread, colour: str, inputs: dict[str, Any] = INPUTS) -> Run:
     """Runs in a colour."""
     return thread.run(inputs) if colour == "sync" else asyncio.run(thread.arun(inputs))

@@ -10,10 +10,10 @@ import pytest
 from .equality import outcome
 from .failing import Crash, crash
 from .kinds import KINDS
-from .places import MODES, Place, go_on, start
+from .places import FEWER, MODES, Place, go_on, start
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", FEWER)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_crash_at_any_write_loses_nothing_and_calls_nothing_twice(kind: str, mode: str, tmp_path: Path) -> None:
     place = Place(KINDS[kind], MODES[mode], tmp_path)
@@ -32,7 +32,7 @@ def test_a_crash_at_any_write_loses_nothing_and_calls_nothing_twice(kind: str, m
             break
 
 
-@pytest.mark.parametrize("mode", ["sync, sqlite", "async, memory, writes in a thread"])
+@pytest.mark.parametrize("mode", FEWER)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_crashes_again_and_again_comes_to_its_end(kind: str, mode: str, tmp_path: Path) -> None:
     """Each life replaces the owner that was there, says that it goes on, and writes one thing more."""
@@ -48,3 +48,34 @@ def test_a_run_that_crashes_again_and_again_comes_to_its_end(kind: str, mode: st
         break
     assert life > 1
     assert outcome(run) == place.whole.outcome
+
+
+@pytest.mark.parametrize("mode", FEWER)
+@pytest.mark.parametrize("kind", ["chain", "fork", "policy", "subgraph"])
+def test_a_crash_in_the_second_run_of_a_thread(kind: str, mode: str, tmp_path: Path) -> None:
+    """It goes on from the first one: its state, the numbers of its versions, its names."""
+    place = Place(KINDS[kind], MODES[mode], tmp_path)
+    whole = place.first.thread("whole")
+    expected = outcome(start(whole, place.colour))
+    for at in count(1):
+        name = f"t {at}"
+        place.store.rest()
+        start(place.first.thread(name), place.colour)
+        place.arm(crash, at, after=at % 2 == 0)
+        try:
+            run = start(place.first.thread(name), place.colour)
+        except Crash:
+            place.store.rest()
+            thread = place.second.thread(name)
+            row = place.store.thread(name)
+            assert row is not None
+            if thread.status != "completed":
+                assert outcome(go_on(thread, place.colour)) == expected
+            elif row.runs == 1:
+                assert outcome(start(thread, place.colour)) == expected
+            assert thread.state == whole.state
+            assert [commit.version for commit in thread.history()] == [commit.version for commit in whole.history()]
+            continue
+        assert outcome(run) == expected
+        break
+    assert at > 3

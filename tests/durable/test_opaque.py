@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -15,6 +16,7 @@ from pydantic import BaseModel
 from dspyer import END, START, Graph
 from dspyer.errors import StateError
 from dspyer.schema import Schema
+from dspyer.stores import content
 from dspyer.threads.decoding import decoder, named_classes
 from dspyer.values import MAX_DEPTH, Opaque, encoding, freeze, thaw
 
@@ -139,3 +141,41 @@ def test_a_node_that_reads_it_fails_and_one_that_does_not_goes_on(tmp_path: Path
     run = reader.compile(store=store).thread("t").run({})
     assert run.status == "failed"
     assert "node 'read' reads 'draft': this stored value is a" in str(run.error)
+
+
+def test_what_is_written_and_cannot_be_read_back_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Named(BaseModel):
+        draft: Draft | None = None
+        value: Any = None
+
+    values: list[Any] = [Draft(title="a"), {"class": "x:Y", "$type": "z"}, '","class":"x:Y"', Secret(1), [Secret(2)]]
+    for schema in (Named, None):
+        graph = Graph(schema, name=f"Warned{schema is None}", inputs=["n"] if schema is None else [])
+        graph.add_node("write", lambda: {"value": values}, writes=["value"]).add_path(START, "write", END)
+        t = graph.compile(store=tmp_path / f"{schema is None}.db").thread("t")
+        for _ in range(2):
+            assert t.run({}).status == "completed"
+    told = [record.getMessage() for record in caplog.records]
+    assert [(text.split("'")[1], text.split(" stored a ")[1].split(",")[0].rpartition(":")[2]) for text in told] == [
+        ("WarnedFalse", "Secret"),
+        ("WarnedTrue", "Draft"),
+        ("WarnedTrue", "Secret"),
+    ]
+
+
+@dataclass
+class Secret:
+    n: int
+
+
+def test_sizes_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content, "LARGEST", 1_000)
+    with pytest.raises(StateError, match="1,002 bytes beside its blobs; 1,000 are read at most"):
+        content.Content.stored(b'"' + b"a" * 1_000 + b'"').value(lambda ids: {})
+    with pytest.raises(StateError, match="more than 1,000 bytes"):
+        content.inflated(zlib.compress(b"a" * 1_001))
+    assert content.inflated(zlib.compress(b"a" * 1_000)) == b"a" * 1_000
+    with pytest.raises(StateError, match="end too early"):
+        content.inflated(zlib.compress(b"a" * 1_000)[:-3])

@@ -19,7 +19,7 @@ from dspyer.durable.rows import digest
 from dspyer.durable.snapshots import AT_END, EVERY, Pressed, Rested, latest
 from dspyer.program import CompiledGraph
 from dspyer.stores import Store, open_store
-from dspyer.stores.base import Point
+from dspyer.stores.base import Point, Row
 from dspyer.values import encoding
 
 
@@ -113,7 +113,12 @@ def test_what_follows_a_snapshot_is_short(store: Store) -> None:
     assert found.at == row.head
     asked: list[int] = []
     rows = store.rows
-    store.rows = lambda run, first=0, last=None: asked.append(first) or rows(run, first, last)  # type: ignore[method-assign]
+
+    def counted(run: str, first: int = 0, last: int | None = None) -> list[Row]:
+        asked.append(first)
+        return rows(run, first, last)
+
+    store.rows = counted  # type: ignore[method-assign]
     assert program.thread("t").state["n"] == 60
     assert asked == [row.head.seq]
     for at in range(row.head.seq):

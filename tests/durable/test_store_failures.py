@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -10,16 +12,18 @@ from typing import Any
 import pytest
 
 from dspyer import END, START, Graph
+from dspyer.durable.journal import Journal
+from dspyer.durable.rows import Draft
 from dspyer.errors import StoreError
-from dspyer.stores.base import ThreadRow
+from dspyer.stores.base import Change, Point, Row, RunRow, ThreadRow
 
 from .equality import finished, outcome
 from .failing import DiskError, Failing, FailingMemory, disk_full
 from .kinds import CALLS, KINDS, State
-from .places import MODES, Place, start
+from .places import FEWER, MODES, Place, start
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", FEWER)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_write_that_fails_stops_what_depends_on_it_and_loses_nothing(kind: str, mode: str, tmp_path: Path) -> None:
     place = Place(KINDS[kind], MODES[mode], tmp_path)
@@ -81,6 +85,36 @@ def test_running_siblings_finish_and_are_not_committed() -> None:
     store.rest()
     assert thread.resume().state["log"] == ["quick", "slow"]
     assert finished_calls[2:] in (["quick", "slow"], ["slow", "quick"])
+
+
+def test_what_another_branch_has_written_along_is_written_whatever_fails_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two branches write at once, one of them for both; the next write fails before the other has looked."""
+    store = FailingMemory()
+    store.write(Change("t", run=RunRow("r", "t", (), {}), rows_of="r", rows=[Row(0, "open", ())], head=Point("r", 0)))
+    store.inline = False
+    journal = Journal(store, "t", 1, "r", 1)
+
+    async def both() -> None:
+        asked, go_on = asyncio.Event(), asyncio.Event()
+
+        async def in_order(work: Callable[..., None], *args: Any) -> None:
+            if not asked.is_set():
+                asked.set()
+                await go_on.wait()
+            work(*args)
+
+        monkeypatch.setattr("anyio.to_thread.run_sync", in_order)
+        first = asyncio.create_task(journal.awrite([Draft("commit", ("a",))]))
+        await asked.wait()
+        await journal.awrite([Draft("commit", ("b",))])
+        store.arm(disk_full, 1, after=False)
+        with pytest.raises(StoreError):
+            journal.write([Draft("commit", ("c",))])
+        go_on.set()
+        await first
+
+    asyncio.run(both())
+    assert [row.head for row in store.rows("r")] == [(), ("a",), ("b",)]
 
 
 class Unreadable(FailingMemory):

@@ -288,6 +288,25 @@ def test_close_is_the_end(store: SQLite, path: Path) -> None:
     assert "open_store(" in str(caught.value)
 
 
+@pytest.mark.parametrize("replaced", [False, True], ids=["removed", "replaced"])
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["open connection", "new connection"])
+def test_a_file_that_is_gone_is_told_before_anything_is_lost(path: Path, replaced: bool, elsewhere: bool) -> None:
+    store = SQLite(path)
+    begin(store, "t", "r", 1)
+    change = append("t", "r", 1, flush=True)
+    for file in path.parent.iterdir():
+        file.rename(path.parent.parent / f"moved-{file.name}")
+    if replaced:
+        with SQLite(path) as other:
+            begin(other, "t", "r2", 1)
+    names = sorted(file.name for file in path.parent.iterdir())
+    with ThreadPoolExecutor() as pool:
+        call = pool.submit(store.write, change) if elsewhere else None
+        with pytest.raises(StoreError, match="is another file than before" if replaced else "was removed"):
+            call.result() if call else store.write(change)
+    assert sorted(file.name for file in path.parent.iterdir()) == names
+
+
 def test_the_log_is_short_after_close_while_others_have_the_file_open(store: SQLite, path: Path) -> None:
     with SQLite(path) as other:
         begin(other, "t", "r", 1)

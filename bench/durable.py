@@ -1,0 +1,81 @@
+"""What is measured of stored runs, with the goals of the design: `python -m bench --only stored`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+NAME = "Stored runs"
+ABOUT = (
+    'Threads in a store; LangGraph with its savers, SQLite with `durability="sync"` (the kill: its default). Each '
+    'round begins with an empty file. "×" are multiples of what the row names.'
+)
+
+
+class Work(NamedTuple):
+    """A row.
+
+    Attributes:
+        title: what is done.
+        unit: of the figures.
+        work: name of the workload.
+        size: its arguments.
+        rival: LangGraph's own arguments; None if it is not asked.
+        goal: the goal of the design, in `unit`.
+    """
+
+    title: str
+    unit: str
+    work: str
+    size: Mapping[str, Any]
+    rival: Mapping[str, Any] | None
+    goal: float
+
+
+FILE = "runs.db"
+FEW = {"steps": 200}
+LOOP: dict[str, Any] = {"store": FILE, "steps": 2_000}
+CHAT = {"messages": 2_000}
+TEXT = {"size": 10_000_000, "steps": 20}
+WORKS = (
+    Work("stored: step of a loop, in memory", "µs", "stored_loop", {**LOOP, "store": ":memory:"}, FEW, 25),
+    Work("stored: step of a loop, SQLite `sync`", "µs", "stored_loop", LOOP, FEW, 80),
+    Work("stored: step of a loop, SQLite `sync`, async", "µs", "stored_loop", {**LOOP, "colour": "async"}, FEW, 100),
+    Work(
+        "stored: step of a loop, SQLite `flush`, above 1.5 × a bare write and fsync of 4 KB",
+        "µs",
+        "stored_loop",
+        {**LOOP, "steps": 300, "durability": "flush"},
+        None,
+        60,
+    ),
+    Work(
+        "stored: 2,000 messages of 96 bytes, file / final value",
+        "×",
+        "message_bytes",
+        {**CHAT, "when": "closed"},
+        {"messages": 300},
+        2.5,
+    ),
+    Work("stored: the same, more while it is open", "MiB", "message_bytes", {**CHAT, "when": "open"}, None, 4),
+    Work("stored: 10 MB of text that no node touches, 20 steps, file / text", "×", "idle_bytes", TEXT, {}, 1.1),
+    Work("stored: the median step beside it / one without it", "×", "idle_step", TEXT, None, 1.2),
+    Work(
+        "stored: a copy that changes one of 2,000 messages",
+        "KiB",
+        "fork_stored",
+        {"items": 2_000, "forks": 100},
+        {"forks": 5},
+        1,
+    ),
+    Work("stored: head of 10,000 commits, 1,000 small keys", "ms", "head", {"commits": 10_000, "what": "n"}, None, 10),
+    Work(
+        "stored: head of 10,000 commits, 10,000 messages",
+        "ms",
+        "head",
+        {"commits": 10_000, "what": "messages"},
+        None,
+        20,
+    ),
+    Work("stored: kill -9 in step 11, steps lost of 10", "steps", "killed", {"steps": 10}, {}, 0),
+)

@@ -1,0 +1,244 @@
+"""The workloads of this repository's stored runs: threads in memory and in SQLite files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
+import weakref
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Annotated, Any
+
+from pydantic import BaseModel
+
+from bench.peers.measure import Round, Watch, Work, expect, filler, flushed_write, said, stored_bytes, timed
+from dspyer import END, START, Graph, reducers
+from dspyer.stores import open_store
+
+PACKAGES: list[str] = []
+
+
+class Chat(BaseModel):
+    """Messages, and how many there are to be."""
+
+    messages: Annotated[list[dict[str, str]], reducers.extend] = []
+    wanted: int = 0
+    more: int = 0
+
+
+def looped(watch: Watch, steps: int, colour: str = "sync") -> Graph:
+    """One trivial node in a loop."""
+
+    def step(n: int) -> dict[str, int]:
+        if n == 0:
+            watch.start()
+        return {"n": n + 1}
+
+    async def astep(n: int) -> dict[str, int]:
+        return step(n)
+
+    graph = Graph(outputs=["n"]).add_node("step", step if colour == "sync" else astep, writes=["n"])
+    graph.add_edge(START, "step")
+    return graph.add_conditional_edges(
+        "step", lambda n: "again" if n < steps else "done", {"again": "step", "done": END}
+    )
+
+
+def stored_loop(store: str, steps: int, durability: str = "sync", colour: str = "sync", state: Any = None) -> Round:
+    """A step of a loop; with `flush`, what it takes above one and a half bare writes of the same round."""
+    watch = Watch()
+    graph = looped(watch, steps, colour)
+
+    def measure() -> float:
+        bare = flushed_write() if durability == "flush" else 0.0
+        with tempfile.TemporaryDirectory() as folder:
+            where = store if store == ":memory:" else str(Path(folder) / store)
+            with open_store(where) as opened:
+                program = graph.compile(store=opened, durability=durability, max_steps=steps + 1)  # type: ignore[arg-type]
+                inputs = {"n": 0, **(state or {})}
+                t = program.thread("t")
+                run = t.run(inputs) if colour == "sync" else asyncio.run(t.arun(inputs))
+                value = watch.per(steps)
+                expect(run.state["n"], steps)
+        return value - 1.5 * bare
+
+    return measure
+
+
+def chat() -> Graph:
+    """One message a step."""
+
+    def say(messages: list[Any]) -> dict[str, Any]:
+        return {"messages": [said(len(messages))]}
+
+    graph = Graph(Chat, inputs=["wanted"]).add_node(say, writes=["messages"]).add_edge(START, "say")
+    return graph.add_conditional_edges(
+        "say", lambda messages, wanted: "again" if len(messages) < wanted else "done", {"again": "say", "done": END}
+    )
+
+
+def message_bytes(messages: int, when: str) -> Round:
+    """Bytes of a file after a message a step: closed in multiples of the final value, open in bytes above that."""
+    final = len(json.dumps([said(i) for i in range(messages)], separators=(",", ":")))
+
+    def measure() -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(Path(folder) / "runs.db")
+            with open_store(path) as store:
+                run = chat().compile(store=store, max_steps=messages + 1).thread("t").run({"wanted": messages})
+                expect(len(run.state["messages"]), messages)
+                opened = stored_bytes(path)
+            closed = stored_bytes(path)
+        return closed / final if when == "closed" else float(opened - closed)
+
+    return measure
+
+
+def idle_bytes(size: int, steps: int) -> Round:
+    """Bytes of a file, in multiples of a text that no node touches."""
+    text = "".join(said(i)["content"] for i in range(size // 68 + 1))[:size]
+
+    def measure() -> float:
+        watch = Watch()
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(Path(folder) / "runs.db")
+            with open_store(path) as store:
+                run = looped(watch, steps).compile(store=store).thread("t").run({"n": 0, "text": text})
+                expect(len(run.state["text"]), size)
+            return stored_bytes(path) / size
+
+    return measure
+
+
+def idle_step(size: int, steps: int) -> Round:
+    """The median step of a loop beside a large text, in multiples of one without."""
+    times: list[float] = []
+
+    def step(n: int) -> dict[str, int]:
+        times.append(perf_counter())
+        return {"n": n + 1}
+
+    graph = Graph(outputs=["n"]).add_node(step).add_edge(START, "step")
+    graph.add_conditional_edges("step", lambda n: "step" if n < steps else END, ["step", END])
+
+    def one(state: dict[str, str]) -> float:
+        times.clear()
+        with tempfile.TemporaryDirectory() as folder, open_store(Path(folder) / "runs.db") as store:
+            run = graph.compile(store=store).thread("t").run({"n": 0, **state})
+            expect(run.state["n"], steps)
+        return median(after - before for before, after in pairwise(times))
+
+    def measure() -> float:
+        without = median(one({}) for _ in range(5))
+        return median(one({"text": "x" * size}) for _ in range(5)) / without
+
+    return measure
+
+
+class Listed(BaseModel):
+    """Messages, known by their ids."""
+
+    messages: Annotated[list[dict[str, str]], reducers.add_messages] = []
+
+
+def keep() -> dict[str, Any]:
+    """Changes nothing."""
+    return {}
+
+
+def fork_stored(items: int, forks: int) -> Round:
+    """Bytes of a copy of a thread that changes one message of many."""
+    first = [{**said(i), "id": str(i)} for i in range(items)]
+
+    def measure() -> float:
+        graph = Graph(Listed, inputs=["messages"]).add_node("keep", keep, writes=[]).add_path(START, "keep", END)
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(Path(folder) / "runs.db")
+            with open_store(path) as store:
+                graph.compile(store=store).thread("t").run({"messages": first})
+            before = stored_bytes(path)
+            with open_store(path) as store:
+                program = graph.compile(store=store)
+                for fork in range(forks):
+                    changed = {**said(-1), "id": str(items // 2)}
+                    program.thread("t").copy(f"t{fork}").update({"messages": [changed]})
+                expect(program.thread("t0").state["messages"][items // 2]["content"], said(-1)["content"])
+                expect(len(program.thread("t0").state["messages"]), items)
+            return (stored_bytes(path) - before) / forks
+
+    return measure
+
+
+def head(commits: int, what: str) -> Round:
+    """Reading the state of a thread at rest with a new connection."""
+    folder = tempfile.mkdtemp()
+    path = str(Path(folder) / "runs.db")
+    graph = chat() if what == "messages" else looped(Watch(), commits)
+    inputs: dict[str, Any] = {"wanted": commits} if what == "messages" else {"n": 0, **filler(1_000)}
+    with open_store(path) as store:
+        graph.compile(store=store, max_steps=commits + 1).thread("t").run(inputs)
+
+    def measure() -> float:
+        with open_store(path) as store:
+            t = graph.compile(store=store).thread("t")
+            return timed(
+                lambda: t.state, 1, lambda state: expect(len(state[what]) if what != "n" else state[what], commits)
+            )
+
+    weakref.finalize(measure, shutil.rmtree, folder, ignore_errors=True)
+    return measure
+
+
+def _killed(path: str, steps: int, calls: Any) -> None:
+    def step(n: int) -> dict[str, int]:
+        calls.value += 1
+        if n == steps:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"n": n + 1}
+
+    Graph().add_node(step).add_edge(START, "step").add_conditional_edges(
+        "step", lambda n: "step" if n < 2 * steps else END, ["step", END]
+    ).compile(store=path).thread("t").run({"n": 0})
+
+
+def killed(steps: int) -> Round:
+    """How many of the steps before a kill -9 are called again by `resume`."""
+
+    def measure() -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            path, fork = str(Path(folder) / "runs.db"), multiprocessing.get_context("fork")
+            process = fork.Process(target=_killed, args=(path, steps, fork.Value("i", 0)))
+            process.start()
+            process.join()
+            expect(process.exitcode, -signal.SIGKILL)
+            calls: list[int] = []
+
+            def step(n: int) -> dict[str, int]:
+                calls.append(n)
+                return {"n": n + 1}
+
+            graph = Graph().add_node(step).add_edge(START, "step")
+            graph.add_conditional_edges("step", lambda n: "step" if n < 2 * steps else END, ["step", END])
+            with open_store(path) as store:
+                expect(graph.compile(store=store).thread("t").resume().state["n"], 2 * steps)
+            return float(len([n for n in calls if n < steps]))
+
+    return measure
+
+
+WORKS: dict[str, Work] = {
+    "stored_loop": stored_loop,
+    "message_bytes": message_bytes,
+    "idle_bytes": idle_bytes,
+    "idle_step": idle_step,
+    "fork_stored": fork_stored,
+    "head": head,
+    "killed": killed,
+}

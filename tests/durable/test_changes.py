@@ -1,0 +1,513 @@
+"""Threads whose graph has changed: what is said, what goes on, and that nothing is lost or called before."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, Field
+
+from dspyer import END, START, CompiledGraph, Graph, reducers
+from dspyer.errors import ChangedGraphError, InputError, OpenRunError, ThreadError
+from dspyer.threads.shape import Shape, graph_facts
+from dspyer.values import encoding
+
+
+class Note(BaseModel):
+    text: str
+
+
+class State(BaseModel):
+    q: str
+    n: Annotated[int, reducers.increment] = 0
+    log: Annotated[list[str], reducers.extend] = []
+    note: Note | None = None
+    things: list[str] = ["a", "b"]
+    sizes: list[int] = []
+    lengths: list[int] = []
+
+
+class Calls:
+    """Nodes that count their calls, and one that fails once."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+        self.fails = True
+
+    def write(self, q: str) -> dict[str, Any]:
+        self.made.append("write")
+        return {"n": 2, "log": [q], "note": {"text": q}}
+
+    def less(self, q: str) -> dict[str, Any]:
+        return {name: value for name, value in self.write(q).items() if name != "log"}
+
+    def look(self, q: str, n: int) -> dict[str, Any]:
+        return self.write(q)
+
+    def judge(self, n: int) -> dict[str, Any]:
+        self.made.append("judge")
+        if self.fails:
+            raise RuntimeError("boom")
+        return {"n": n}
+
+
+Change = Callable[[Graph, Calls], None]
+
+
+def nothing(graph: Graph, calls: Calls) -> None:
+    pass
+
+
+def build(
+    calls: Calls,
+    schema: type[BaseModel] | None = State,
+    names: Mapping[str, str] | None = None,
+    more: Change = nothing,
+    write: str = "write",
+    **options: Any,
+) -> Graph:
+    """START -> write -> judge -> END, with other names or more of it."""
+    judge = (names or {}).get("judge", "judge")
+    graph = Graph(schema, **options)
+    writes = ["n", "note"] if write == "less" else ["n", "log", "note"]
+    graph.add_node("write", getattr(calls, write), writes=writes)
+    graph.add_node(judge, calls.judge, writes=["n"])
+    graph.add_edge(START, "write").add_edge("write", judge)
+    more(graph, calls)
+    return graph.add_edge(judge, END)
+
+
+def fork(graph: Graph, calls: Calls) -> None:
+    graph.add_node("side", lambda: {"n": 10}, writes=["n"]).add_edge("write", "side").add_edge("side", END)
+
+
+def measured(obj: str) -> int:
+    return len(obj)
+
+
+def mapped(into: str) -> Change:
+    def more(graph: Graph, calls: Calls) -> None:
+        graph.add_map("measure", measured, over="things", item="obj", into=into)
+        graph.add_edge("judge", "measure").add_edge("measure", END)
+
+    return more
+
+
+def asking(graph: Graph, calls: Calls) -> None:
+    graph.add_interrupt("approve", question="go?", answer=None).add_edge("judge", "approve").add_edge("approve", END)
+
+
+def inner(name: str) -> Change:
+    def more(graph: Graph, calls: Calls) -> None:
+        program = Graph(State).add_node(name, lambda: {"n": 1}, writes=["n"]).add_path(START, name, END).compile()
+        graph.add_node("sub", program).add_edge("judge", "sub").add_edge("sub", END)
+
+    return more
+
+
+class WithoutLog(BaseModel):
+    q: str
+    n: Annotated[int, reducers.increment] = 0
+    note: Note | None = None
+    things: list[str] = []
+    sizes: list[int] = []
+    lengths: list[int] = []
+
+
+class More(State):
+    extra: int = 7
+
+
+class Other(State):
+    n: Annotated[float, reducers.max] = 0  # type: ignore[assignment]
+
+
+class Limited(State):
+    n: Annotated[int, reducers.increment, Field(ge=0)] = 0
+
+
+def renamed_note() -> type[BaseModel]:
+    class Note(BaseModel):
+        text: str
+        by: str = "nobody"
+
+    Note.__qualname__ = "Note"
+
+    class Changed(State):
+        note: Note | None = None  # type: ignore[assignment]
+
+    return Changed
+
+
+OLD: dict[str, Any] = {}
+TABLE: list[Any] = [
+    pytest.param(OLD, {}, None, id="the same"),
+    pytest.param(OLD, {"keep": ["n"]}, None, id="what lasts over runs is no part of it"),
+    pytest.param(OLD, {"names": {"judge": "critic"}}, ["node 'judge' is gone", "node 'critic' is new"], id="a name"),
+    pytest.param(OLD, {"more": fork}, ["node 'side' is new", "edge 'write' -> 'side' is new"], id="a fork"),
+    pytest.param({"more": fork}, {}, ["node 'side' is gone", "edge 'write' -> 'side' is gone"], id="a fork less"),
+    pytest.param(OLD, {"schema": More}, ["field 'extra' is new"], id="a new field"),
+    pytest.param(
+        OLD,
+        {"schema": Other},
+        ["field 'n': int -> float", "field 'n': reducer increment -> max"],
+        id="another type and reducer",
+    ),
+    pytest.param(OLD, {"schema": Limited}, ["field 'n': int -> int, Ge(ge=0)"], id="a constraint"),
+    pytest.param(OLD, {"schema": renamed_note()}, ["Note.by is new"], id="a field of a class"),
+    pytest.param(OLD, {"write": "look"}, ["node 'write' reads 'q' -> 'n', 'q'"], id="what a node reads"),
+    pytest.param(
+        OLD, {"merge": {"q": "last_write_wins"}}, ["merge policy of 'q': none -> last_write_wins"], id="a merge policy"
+    ),
+    pytest.param(
+        {"more": mapped("sizes")},
+        {"more": mapped("lengths")},
+        ["node 'measure' writes 'sizes' -> 'lengths'", "into 'sizes' -> over 'things' as 'obj' into 'lengths'"],
+        id="a map",
+    ),
+    pytest.param(OLD, {"more": asking}, ["node 'approve' is new"], id="a question"),
+    pytest.param(
+        {"more": inner("one")},
+        {"more": inner("two")},
+        ["in the graph of node 'sub': node 'one' is gone", "in the graph of node 'sub': node 'two' is new"],
+        id="inside of a node",
+    ),
+    pytest.param(OLD, {"schema": None}, ["the state has no schema any more"], id="no schema"),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "words"), TABLE)
+@pytest.mark.parametrize("kind", [":memory:", "file"])
+def test_an_open_run(
+    before: dict[str, Any], after: dict[str, Any], words: list[str] | None, kind: str, tmp_path: Path
+) -> None:
+    calls = Calls()
+    first = build(calls, **before).compile(store=kind if kind == ":memory:" else tmp_path / "runs.db")
+    assert first.thread("t").run({"q": "why"}).status == "failed"
+    made = list(calls.made)
+    second = build(calls, **after).compile(store=first._store)
+    calls.fails = False
+    t = second.thread("t")
+    if words is None:
+        assert t.resume().status == "completed"
+        assert calls.made[len(made) :] == ["judge"]
+        return
+    with pytest.raises(ChangedGraphError) as caught:
+        t.resume()
+    for word in words:
+        assert any(word in change for change in caught.value.changes), caught.value.changes
+        assert word in str(caught.value)
+    assert "allow_changed_graph=True" in str(caught.value)
+    assert calls.made == made, "nothing was called"
+    assert t.status == "failed"
+    assert [commit.node for commit in t.history()][:2] == ["START", "write"], "and the history can be read"
+    with pytest.raises(OpenRunError):
+        t.run({"q": "again"})
+    assert t.run({"q": "again"}, abandon=True).status in ("completed", "interrupted"), "no thread is bricked"
+
+
+def opened(tmp_path: Path, calls: Calls, **options: Any) -> CompiledGraph:
+    program = build(calls, **options).compile(store=tmp_path / "runs.db")
+    assert program.thread("t").run({"q": "why"}).status == "failed"
+    calls.fails = False
+    return program
+
+
+@pytest.mark.parametrize(
+    ("after", "allow", "state", "made"),
+    [
+        pytest.param({"schema": More}, True, {"n": 4, "extra": 7}, ["judge"], id="a new field gets its default"),
+        pytest.param(
+            {"schema": WithoutLog, "write": "less"},
+            True,
+            {"n": 4, "log": None},
+            ["judge"],
+            id="a field that is gone leaves",
+        ),
+        pytest.param({"schema": Other}, True, {"n": 2.0}, ["judge"], id="another reducer folds what comes now"),
+        pytest.param({"names": {"judge": "critic"}}, {"judge": "critic"}, {"n": 4}, ["judge"], id="a new name"),
+        pytest.param({"more": asking}, True, {"n": 4}, ["judge"], id="a node behind"),
+        pytest.param({"schema": None}, True, {"n": 2, "log": ["why"]}, ["judge"], id="no schema"),
+    ],
+)
+def test_allowed(tmp_path: Path, after: dict[str, Any], allow: Any, state: dict[str, Any], made: list[str]) -> None:
+    calls = Calls()
+    first = opened(tmp_path, calls)
+    before = first.thread("t").state
+    t = build(calls, **after).compile(store=first._store).thread("t")
+    run = t.resume(allow_changed_graph=allow)
+    assert run.status in ("completed", "interrupted"), run.error
+    assert calls.made == ["write", "judge", *made]
+    assert {name: run.state.get(name) for name in state} == state
+    assert {name: t.state.get(name) for name in state} == state, "read again from the log"
+    assert encoding.encode(t.at(1)) == encoding.encode(before), "the history stays as it was"
+    if run.status == "completed":
+        assert t.replay() == t.state
+        assert t.run({"q": "next"}).status == "completed"
+        assert t.replay() == t.state
+
+
+def test_allowed_stays_allowed_after_another_crash(tmp_path: Path) -> None:
+    calls = Calls()
+    first = opened(tmp_path, calls)
+    calls.fails = True
+    second = build(calls, names={"judge": "critic"}, schema=More).compile(store=first._store)
+    assert second.thread("t").resume(allow_changed_graph={"judge": "critic"}).status == "failed"
+    calls.fails = False
+    assert second.thread("t").resume().status == "completed"
+    assert second.thread("t").state["extra"] == 7
+    assert [commit.node for commit in second.thread("t").history()] == ["START", "write", "migrate", "critic"]
+
+
+@pytest.mark.parametrize(
+    ("after", "allow", "words"),
+    [
+        pytest.param({"names": {"judge": "critic"}}, True, ["commit trunk:1 of node 'write'", "'judge'"], id="no name"),
+        pytest.param({}, {"judge": "jugde"}, ["'jugde', which is no node", "Did you mean 'judge'?"], id="a typo"),
+    ],
+)
+def test_the_log_does_not_fit(tmp_path: Path, after: dict[str, Any], allow: Any, words: list[str]) -> None:
+    calls = Calls()
+    first = opened(tmp_path, calls)
+    t = build(calls, **after).compile(store=first._store).thread("t")
+    with pytest.raises(ThreadError) as caught:
+        t.resume(allow_changed_graph=allow)
+    assert not [word for word in words if word not in str(caught.value)], str(caught.value)
+    assert calls.made == ["write", "judge"]
+    assert t.run({"q": "again"}, abandon=True).status == "completed"
+
+
+def test_a_renamed_node_is_guessed(tmp_path: Path) -> None:
+    calls = Calls()
+    first = opened(tmp_path, calls)
+    t = build(calls, names={"judge": "critic"}).compile(store=first._store).thread("t")
+    with pytest.raises(ChangedGraphError, match=r"renamed\? pass allow_changed_graph=\{'judge': 'critic'\}"):
+        t.resume()
+
+
+def test_inside_a_fork_fields_do_not_change(tmp_path: Path) -> None:
+    calls = Calls()
+    first = opened(tmp_path, calls, more=fork)
+    t = build(calls, schema=More, more=fork).compile(store=first._store).thread("t")
+    with pytest.raises(ChangedGraphError, match="branches are live"):
+        t.resume(allow_changed_graph=True)
+    t = build(calls, more=fork, merge={"q": "last_write_wins"}).compile(store=first._store).thread("t")
+    assert t.resume(allow_changed_graph=True).state["n"] == 14
+    assert t.replay() == t.state
+
+
+# --- at rest
+
+
+def rested(tmp_path: Path) -> CompiledGraph:
+    calls = Calls()
+    calls.fails = False
+    program = build(calls).compile(store=tmp_path / "runs.db")
+    assert program.thread("t").run({"q": "why"}).status == "completed"
+    return program
+
+
+def counting(schema: type[BaseModel] | None, store: Any, **options: Any) -> CompiledGraph:
+    """Another graph, which counts."""
+    graph = Graph(schema).add_node("count", lambda q: {"n": 1}, writes=["n"]).add_path(START, "count", END)
+    return graph.compile(store=store, **options)
+
+
+class Texts(BaseModel):
+    q: str = ""
+    n: str = ""
+
+
+class Unset(BaseModel):
+    q: str = ""
+    n: Annotated[int, reducers.increment] = 0
+    must: str
+
+
+def test_a_new_field_without_default_stays_unset(tmp_path: Path) -> None:
+    class Wanted(State):
+        must: str
+
+    first = rested(tmp_path)
+    graph = Graph(Wanted, inputs=["q"]).add_node("count", lambda q: {"n": 1}, writes=["n"])
+    t = graph.add_path(START, "count", END).compile(store=first._store).thread("t")
+    state = t.run({"q": "b"}).state
+    assert (state["n"], "must" in state) == (5, False)
+
+
+def test_a_field_that_is_gone_leaves_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = rested(tmp_path)
+    t = counting(WithoutLog, first._store).thread("t")
+    assert "log" not in t.state
+    with caplog.at_level(logging.WARNING, "dspyer"):
+        assert t.run({"q": "b"}).state["n"] == 5
+        assert t.run({"q": "c"}).state["n"] == 6
+    assert [record.getMessage() for record in caplog.records if "leaves the state" in record.getMessage()] == [
+        "thread 't': the graph has no field 'log' any more; it leaves the state and stays in the history"
+    ]
+    assert t.at(2)["log"] == ["why"]
+    assert t.history()[1].patch["log"] == ["why"]
+    assert t.replay() == t.state
+
+
+def test_a_value_that_does_not_fit(tmp_path: Path) -> None:
+    first = rested(tmp_path)
+    graph = Graph(Texts).add_node("count", lambda q: {"n": q}, writes=["n"]).add_path(START, "count", END)
+    t = graph.compile(store=first._store).thread("t")
+    with pytest.raises(ChangedGraphError, match=r"field 'n': 4 does not fit any more: Input should be a valid string"):
+        t.run({"q": "b"})
+    assert t.state["n"] == 4
+    assert t.at(1)["n"] == 2
+    assert t.replay() == t.at(2)
+
+
+def move(old: dict[str, Any]) -> dict[str, Any]:
+    return {"q": old["q"], "n": str(old["n"])}
+
+
+def test_migrate_decides(tmp_path: Path) -> None:
+    first = rested(tmp_path)
+    seen = []
+
+    def migrate(old: dict[str, Any]) -> dict[str, Any]:
+        seen.append(old)
+        return move(old)
+
+    graph = Graph(Texts).add_node("count", lambda n: {"n": n + "!"}, writes=["n"]).add_path(START, "count", END)
+    t = graph.compile(store=first._store, migrate=migrate).thread("t")
+    assert t.run({"q": "b"}).state.to_dict() == {"q": "b", "n": "4!"}
+    assert t.run({"q": "c"}).state["n"] == "4!!"
+    assert [(old["n"], old["log"]) for old in seen] == [(4, ["why"])], "called once"
+    assert t.state["n"] == "4!!"
+    assert t.replay() == t.state
+    assert t.at(2)["log"] == ["why"]
+
+
+def test_migrate_in_the_middle_of_a_run(tmp_path: Path) -> None:
+    calls = Calls()
+    first = opened(tmp_path, calls)
+    graph = Graph(Texts).add_node("write", lambda q: {"n": q}, writes=["n"])
+    graph.add_node("judge", lambda n: {"n": n + "!"}, writes=["n"]).add_path(START, "write", "judge", END)
+    t = graph.compile(store=first._store, migrate=move).thread("t")
+    assert t.resume(allow_changed_graph=True).state["n"] == "2!"
+    assert t.replay() == t.state
+    assert [commit.node for commit in t.history()] == ["START", "write", "migrate", "judge"]
+
+
+@pytest.mark.parametrize(
+    ("migrate", "words"),
+    [
+        pytest.param(lambda old: None, "gave None", id="no dict"),
+        pytest.param(lambda old: {"nn": "4"}, "gave 'nn' for thread 't', which the schema has not", id="no field"),
+        pytest.param(lambda old: {"n": 4}, "field 'n': 4 does not fit any more", id="no value"),
+    ],
+)
+def test_what_migrate_gives_is_checked(tmp_path: Path, migrate: Any, words: str) -> None:
+    first = rested(tmp_path)
+    t = counting(Texts, first._store, migrate=migrate).thread("t")
+    with pytest.raises(ChangedGraphError, match=words):
+        t.run({"q": "b"})
+    assert t.status == "completed"
+
+
+def test_a_class_that_has_changed_is_validated_again(tmp_path: Path) -> None:
+    first = rested(tmp_path)
+
+    def show(note: Any) -> dict[str, Any]:
+        return {"q": f"{note.text} by {note.by}"}
+
+    graph = Graph(renamed_note(), inputs=["things"]).add_node("show", show, reads=["note"], writes=["q"])
+    t = graph.add_path(START, "show", END).compile(store=first._store).thread("t")
+    run = t.run({})
+    assert run.error is None
+    assert run.state["q"] == "why by nobody"
+
+
+def test_a_missing_input_is_still_an_error(tmp_path: Path) -> None:
+    t = counting(Unset, rested(tmp_path)._store).thread("t")
+    with pytest.raises(InputError, match="must"):
+        t.run({"q": "b"})
+
+
+# --- by hand, and going back
+
+
+def test_a_change_by_hand_makes_the_state_fit(tmp_path: Path) -> None:
+    first = rested(tmp_path)
+    t = counting(WithoutLog, first._store).thread("t")
+    t.update({"sizes": [1]})
+    assert "log" not in t.at(3)
+    assert t.run({"q": "b"}).state.to_dict().keys() == {"q", "n", "things", "sizes", "lengths"} | {"note"}
+    assert t.replay() == t.state
+
+
+def test_a_copy_of_a_thread_of_another_graph(tmp_path: Path) -> None:
+    first = rested(tmp_path)
+    t = counting(WithoutLog, first._store).thread("t").copy("twin")
+    assert t.at(2)["log"] == ["why"]
+    assert t.run({"q": "b"}).state["n"] == 5
+    assert first.thread("t").state["n"] == 4
+
+
+@pytest.mark.parametrize(
+    ("after", "state"),
+    [
+        pytest.param({"schema": More}, {"n": 4, "extra": 7}, id="a new field"),
+        pytest.param({"schema": Other}, {"n": 2.0}, id="another reducer"),
+        pytest.param({"more": asking}, {"n": 4}, id="a new node"),
+    ],
+)
+def test_a_rerun_is_one_of_the_graph_as_it_is_now(tmp_path: Path, after: dict[str, Any], state: dict[str, Any]) -> None:
+    first = rested(tmp_path)
+    calls = Calls()
+    calls.fails = False
+    t = build(calls, **after).compile(store=first._store).thread("t")
+    run = t.rerun(from_version=0)
+    assert run.error is None
+    assert calls.made == ["write", "judge"]
+    assert {name: run.state[name] for name in state} == state
+    assert t.state == run.state
+    if run.status == "interrupted":
+        assert t.resume({"approve": None}).status == "completed"
+    assert t.replay() == t.state
+
+
+def test_a_rerun_from_where_the_graph_is_another_one(tmp_path: Path) -> None:
+    first = rested(tmp_path)
+    t = build(Calls(), names={"judge": "critic"}).compile(store=first._store).thread("t")
+    with pytest.raises(ChangedGraphError, match=r"commit trunk:1 of node 'write'.*'judge'"):
+        t.rerun(from_version=1)
+    assert t.status == "completed"
+
+
+# --- the fingerprint
+
+
+def test_equal_graphs_have_one_fingerprint_and_code_is_not_in_it() -> None:
+    one, two = Calls(), Calls()
+    shapes = {Shape(graph_facts(build(calls).compile())).id for calls in (one, two)}
+    assert len(shapes) == 1
+
+    class Again(Calls):
+        def write(self, q: str) -> dict[str, Any]:
+            return {"n": len(q) * 2}
+
+    assert Shape(graph_facts(build(Again()).compile())).id in shapes
+
+
+def test_a_fingerprint_is_stored_once_and_costs_a_run_little(tmp_path: Path) -> None:
+    first = rested(tmp_path)
+    t = first.thread("t")
+    for _ in range(3):
+        t.run({"q": "b"})
+    store = first._store
+    assert store is not None
+    (shape,) = {run.header["shape"] for run in store.runs("t")}
+    assert len(shape) == 32
+    (opening,) = [row for row in store.rows(store.runs("t")[2].id) if row.kind == "open"]
+    assert opening.content is not None
+    assert list(opening.content.refs) == [shape]
+    assert Shape.stored(store.blobs([shape])[shape]).id == shape

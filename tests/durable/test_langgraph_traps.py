@@ -1,0 +1,335 @@
+"""The traps of another framework with threads, failures and resume; a letter is that of the study that found it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel
+
+from dspyer import END, START, CompiledGraph, Context, Graph, Run, Send, reducers
+from dspyer.errors import ImmutableError, MergeConflictError, NodeOutputError, OpenRunError
+from dspyer.stores.base import Store
+from dspyer.stores.sqlite import SQLite
+from dspyer.threads.thread import Thread
+
+
+class Log(BaseModel):
+    log: Annotated[list[str], reducers.extend] = []
+    x: Any = None
+    size: int = 0
+
+
+class World:
+    """What is wrong at the moment, and what was called."""
+
+    def __init__(self) -> None:
+        self.broken = True
+        self.calls: list[str] = []
+
+    def says(self, name: str, **more: Any) -> Any:
+        """A node."""
+
+        def node(state: Any) -> dict[str, Any]:
+            self.calls.append(name)
+            return {"log": [name], **more}
+
+        return node
+
+    def fails(self, name: str) -> Any:
+        """A node that raises while the world is broken."""
+
+        def node(state: Any) -> dict[str, Any]:
+            self.calls.append(name)
+            if self.broken:
+                raise RuntimeError("boom")
+            return {"log": [name]}
+
+        return node
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return SQLite(tmp_path / "runs.db")
+
+
+@pytest.fixture(params=["sync", "async"])
+def colour(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def run(thread: Thread, colour: str, **options: Any) -> Run:
+    return thread.run({}, **options) if colour == "sync" else asyncio.run(thread.arun({}, **options))
+
+
+def resume(thread: Thread, colour: str) -> Run:
+    return thread.resume() if colour == "sync" else asyncio.run(thread.aresume())
+
+
+def beside(left: Any, right: Any, store: Store, **options: Any) -> CompiledGraph:
+    graph = Graph(Log, inputs=[], **options).add_node("ok", left).add_node("bad", right)
+    graph.add_node("j", lambda state: {"log": ["j"]})
+    return graph.add_edge(START, ["ok", "bad"]).add_edge(["ok", "bad"], "j").add_edge("j", END).compile(store=store)
+
+
+def test_a_conflict_is_found_before_anything_is_stored_and_is_not_for_ever(store: Store, colour: str) -> None:
+    """Two parallel writes of one key: the thread stays readable, and a graph with a policy goes on without a call."""
+    world = World()
+    nodes = world.says("ok", x=1), world.says("bad", x=2)
+    thread = beside(*nodes, store).thread("t")
+    failed = run(thread, colour)
+    assert isinstance(failed.error, MergeConflictError)
+    assert (thread.status, thread.state["x"], thread.state["log"]) == ("failed", None, [])
+    assert [commit.node for commit in thread.history()] == ["START", "ok", "bad"]
+    world.calls.clear()
+    again = beside(*nodes, store, merge="last_write_wins").thread("t")
+    assert again.resume(allow_changed_graph=True).state["x"] == 2
+    assert world.calls == []
+
+
+def test_b_a_finished_branch_is_not_run_again(store: Store, world: World, colour: str) -> None:
+    thread = beside(world.says("ok"), world.fails("bad"), store).thread("t")
+    assert run(thread, colour).status == "failed"
+    world.broken = False
+    assert resume(thread, colour).state["log"] == ["ok", "bad", "j"]
+    assert sorted(world.calls) == ["bad", "bad", "ok"]
+
+
+def test_b2_a_slow_sibling_finishes_and_is_kept_in_both_colours(store: Store, world: World, colour: str) -> None:
+    failed = threading.Event()
+
+    def fails(state: Any) -> dict[str, Any]:
+        failed.set()
+        return dict(world.fails("bad")(state))
+
+    async def slow_async(state: Any) -> dict[str, Any]:
+        await asyncio.to_thread(failed.wait, 10)
+        return dict(world.says("ok")(state))
+
+    def slow(state: Any) -> dict[str, Any]:
+        assert failed.wait(10)
+        return dict(world.says("ok")(state))
+
+    thread = beside(slow if colour == "sync" else slow_async, fails, store).thread("t")
+    assert run(thread, colour).status == "failed"
+    world.broken = False
+    assert resume(thread, colour).state["log"] == ["ok", "bad", "j"]
+    assert sorted(world.calls) == ["bad", "bad", "ok"]
+
+
+def test_b_what_one_branch_has_written_is_not_shown_as_the_state_of_the_thread(
+    store: Store, world: World, colour: str
+) -> None:
+    thread = beside(world.says("ok"), world.fails("bad"), store).thread("t")
+    run(thread, colour)
+    assert thread.state["log"] == []
+
+
+def test_b3_what_a_failed_node_emitted_does_not_count_as_its_result(store: Store, world: World, colour: str) -> None:
+    def node(state: Any, ctx: Context) -> dict[str, Any]:
+        ctx.emit("partial")
+        return dict(world.fails("node")(state))
+
+    thread = Graph(Log, inputs=[]).add_node("node", node).add_path(START, "node", END).compile(store=store).thread("t")
+    assert run(thread, colour).status == "failed"
+    world.broken = False
+    assert resume(thread, colour).state["log"] == ["node"]
+    assert world.calls == ["node", "node"]
+
+
+def test_b4_a_router_that_raised_is_asked_again_and_its_node_with_it(store: Store, world: World, colour: str) -> None:
+    """A transition is whole: without a route nothing of it is stored, and nothing is skipped on resume."""
+
+    def route(state: Any) -> str:
+        world.calls.append("router")
+        if world.broken:
+            raise TimeoutError("the router was away")
+        return "after"
+
+    graph = Graph(Log, inputs=[]).add_node("node", world.says("node")).add_node("after", world.says("after"))
+    graph.add_edge(START, "node").add_conditional_edges("node", route, ["after", END]).add_edge("after", END)
+    thread = graph.compile(store=store).thread("t")
+    assert isinstance(run(thread, colour).error, TimeoutError)
+    assert thread.state["log"] == []
+    world.broken = False
+    assert resume(thread, colour).state["log"] == ["node", "after"]
+    assert world.calls == ["node", "router", "node", "router", "after"]
+
+
+def test_c_parallel_writes_come_in_the_order_of_declaration_after_a_resume_too(
+    store: Store, world: World, colour: str
+) -> None:
+    names = ["n2", "n10", "n1"]
+    graph = Graph(Log, inputs=[])
+    for name in names:
+        graph.add_node(name, world.fails(name) if name == "n2" else world.says(name))
+    thread = graph.add_edge(START, names).add_edge(names, END).compile(store=store).thread("t")
+    run(thread, colour)
+    world.broken = False
+    assert resume(thread, colour).state["log"] == names
+
+
+def test_d_a_join_waits_for_the_branch_that_failed(store: Store, world: World, colour: str) -> None:
+    """And runs once, with what all branches have written."""
+    graph = Graph(Log, inputs=[]).add_node("a", world.says("a")).add_node("b", world.says("b"))
+    graph.add_node("b2", world.fails("b2")).add_node("j", world.says("j")).add_edge(START, ["a", "b"])
+    graph.add_path("b", "b2", "j").add_path("a", "j", END)
+    thread = graph.compile(store=store).thread("t")
+    assert run(thread, colour).status == "failed"
+    world.broken = False
+    assert resume(thread, colour).state["log"] == ["a", "b", "b2", "j"]
+    assert world.calls.count("j") == 1
+
+
+def test_d_a_token_of_one_run_is_no_token_of_the_next(store: Store, world: World, colour: str) -> None:
+    """Turn 1 takes only `a`, turn 2 only `b`: nothing of turn 1 is left for the join of turn 2."""
+    turns = iter(["a", "b"])
+    graph = Graph(Log, inputs=[]).add_node("a", world.says("a")).add_node("b", world.says("b"))
+    graph.add_node("j", world.says("j")).add_conditional_edges(START, lambda state: next(turns), ["a", "b"])
+    thread = graph.add_edge(["a", "b"], "j").add_edge("j", END).compile(store=store).thread("t")
+    assert run(thread, colour).state["log"] == ["a", "j"]
+    assert run(thread, colour).state["log"] == ["a", "j", "b", "j"]
+
+
+def test_f_a_node_cannot_change_what_was_stored(store: Store, world: World, colour: str) -> None:
+    def mutates(state: Any) -> dict[str, Any]:
+        if world.broken:
+            state["log"].append("evil")
+        return {"log": ["b"]}
+
+    graph = Graph(Log, inputs=[]).add_node("a", world.says("a")).add_node("b", mutates).add_path(START, "a", "b", END)
+    thread = graph.compile(store=store).thread("t")
+    assert isinstance(run(thread, colour).error, ImmutableError)
+    assert thread.state["log"] == ["a"]
+    world.broken = False
+    assert resume(thread, colour).state["log"] == ["a", "b"]
+
+
+def test_f2_what_a_node_goes_on_changing_after_its_return_is_not_in_the_past(store: Store, colour: str) -> None:
+    kept: list[dict[str, list[int]]] = []
+
+    def first(state: Any) -> dict[str, Any]:
+        kept.append({"k": [1]})
+        return {"x": kept[0]}
+
+    def second(state: Any) -> dict[str, Any]:
+        kept[0]["k"].append(2)
+        return {"log": ["second"]}
+
+    graph = Graph(Log, inputs=[]).add_node("first", first).add_node("second", second)
+    thread = graph.add_path(START, "first", "second", END).compile(store=store).thread("t")
+    run(thread, colour)
+    assert [thread.at(version)["x"] for version in range(3)] == [None, {"k": [1]}, {"k": [1]}]
+
+
+def test_h_a_value_that_does_not_validate_is_never_stored_and_bricks_no_thread(
+    store: Store, world: World, colour: str
+) -> None:
+    def bad(state: Any) -> dict[str, Any]:
+        return {"log": ["bad"], "size": "large" if world.broken else 1}
+
+    def build() -> Thread:
+        graph = Graph(Log, inputs=[]).add_node("a", world.says("a")).add_node("bad", bad)
+        return graph.add_path(START, "a", "bad", END).compile(store=store).thread("t")
+
+    thread = build()
+    failed = run(thread, colour)
+    assert isinstance(failed.error, NodeOutputError)
+    assert "bad" in str(failed.error)
+    assert (thread.state["log"], len(thread.history())) == (["a"], 2)
+    world.broken = False
+    assert resume(build(), colour).state.to_dict() == {"log": ["a", "bad"], "x": None, "size": 1}
+    assert run(build(), colour).state["log"] == ["a", "bad", "a", "bad"]
+
+
+def test_h_the_last_node_is_validated_too(store: Store, world: World, colour: str) -> None:
+    graph = Graph(Log, inputs=[]).add_node("a", lambda state: {"size": "large"}).add_path(START, "a", END)
+    thread = graph.compile(store=store).thread("t")
+    assert run(thread, colour).status == "failed"
+    assert thread.state["size"] == 0
+
+
+def test_a_failed_subgraph_goes_on_inside_and_keeps_nothing_for_its_next_call(
+    store: Store, world: World, colour: str
+) -> None:
+    """Every call of a subgraph begins anew; a call that failed goes on where it stood."""
+    inner = Graph(Log).add_node("one", world.says("one")).add_node("two", world.fails("two"))
+    outer = Graph(Log, inputs=[]).add_node("inner", inner.add_path(START, "one", "two", END).compile())
+    outer.add_edge(START, "inner")
+    outer.add_conditional_edges("inner", lambda log: "inner" if len(log) < 4 else END, ["inner", END])
+    thread = outer.compile(store=store).thread("t")
+    assert run(thread, colour).status == "failed"
+    world.broken = False
+    assert resume(thread, colour).state["log"] == ["one", "two", "one", "two"]
+    assert world.calls == ["one", "two", "two", "one", "two"]
+
+
+def test_a_send_that_failed_is_the_only_one_that_runs_again_with_its_own_values(
+    store: Store, world: World, colour: str
+) -> None:
+    def worker(state: Any, ctx: Context) -> dict[str, Any]:
+        world.calls.append(state["k"])
+        if world.broken and state["k"] == "b":
+            raise RuntimeError("boom")
+        return {"log": [state["k"]]}
+
+    graph = Graph(Log, inputs=[]).add_node("worker", worker)
+    graph.add_conditional_edges(START, lambda state: [Send("worker", {"k": k}) for k in "abc"], ["worker"])
+    thread = graph.add_edge("worker", END).compile(store=store).thread("t")
+    assert run(thread, colour).status == "failed"
+    assert sorted(world.calls) == ["a", "b", "c"]
+    world.broken = False
+    assert resume(thread, colour).state["log"] == ["a", "b", "c"]
+    assert sorted(world.calls) == ["a", "b", "b", "c"]
+
+
+def test_new_inputs_never_swallow_a_failed_run(store: Store, world: World, colour: str) -> None:
+    """A new message on a thread whose last run failed: nobody decides silently what becomes of that run."""
+    thread = beside(world.says("ok"), world.fails("bad"), store).thread("t")
+    run(thread, colour)
+    with pytest.raises(OpenRunError):
+        run(thread, colour)
+    world.broken = False
+    assert run(thread, colour, abandon=True).state["log"] == ["ok", "bad", "j"]
+
+
+@pytest.mark.parametrize("where", ["node", "router", "policy", "validation", "reducer"])
+def test_the_thread_is_readable_after_every_failure(where: str, store: Store, colour: str) -> None:
+    def raises(*args: Any) -> Any:
+        raise RuntimeError("boom")
+
+    class Bad(BaseModel):
+        log: Annotated[list[str], reducers.extend] = []
+        x: Any = None
+        total: Annotated[int, raises] = 0
+        size: int = 0
+
+    graph = Graph(Bad, inputs=[], merge=raises).add_node("a", lambda state: {"log": ["a"], "x": 1})
+    returned = {
+        "node": lambda state: raises(),
+        "validation": lambda state: {"size": "large"},
+        "reducer": lambda state: {"total": 1},
+    }
+    graph.add_node("b", returned.get(where, lambda state: {"log": ["b"], "x": 2}))
+    if where == "policy":
+        graph.add_edge(START, ["a", "b"]).add_edge(["a", "b"], END)
+    elif where == "router":
+        graph.add_path(START, "a", "b").add_conditional_edges("b", lambda state: raises(), [END])
+    else:
+        graph.add_path(START, "a", "b", END)
+    thread = graph.compile(store=store).thread("t")
+    failed = run(thread, colour)
+    assert failed.status == thread.status == "failed"
+    assert thread.state == failed.state
+    assert thread.history()[0].node == "START"
+    assert thread.at(0)["log"] == []
+    assert thread.questions == ()
+    assert resume(thread, colour).status == "failed"

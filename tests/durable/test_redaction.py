@@ -1,0 +1,146 @@
+"""What `compile(redact=...)` hides, and what it leaves: secrets leave in no event, log, error or export."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel
+
+from dspyer import END, START, CompiledGraph, Graph, reducers
+from dspyer.errors import StoreError
+from dspyer.events import Committed
+from dspyer.redacting import HIDDEN, Redaction
+from dspyer.stores import Memory
+from dspyer.values import freeze
+
+SECRET = "SECRET-123"
+
+
+class User(BaseModel):
+    name: str
+    email: str = ""
+
+
+class State(BaseModel):
+    q: str = ""
+    token: str = ""
+    user: User | None = None
+    info: dict[str, Any] = {}
+    log: Annotated[list[str], reducers.extend] = []
+    n: int = 0
+
+
+def build(*, merge: Any = "raise") -> Graph:
+    def left(q: str) -> dict[str, Any]:
+        return {"token": SECRET, "log": [SECRET], "user": {"name": "Ada", "email": SECRET}}
+
+    def right(q: str) -> dict[str, Any]:
+        return {"token": SECRET + "-other", "info": {"a": {"key": SECRET}, "b": 1}}
+
+    graph = Graph(State, inputs=["q", "n"], merge=merge)
+    graph.add_node("left", left, writes=["token", "log", "user"])
+    graph.add_node("right", right, writes=["token", "info"])
+    graph.add_node("last", lambda q: {}, writes=[])
+    return graph.add_edge(START, ["left", "right"]).add_edge(["left", "right"], "last").add_edge("last", END)
+
+
+def by_function(path: tuple[Any, ...], value: Any) -> Any:
+    return HIDDEN if isinstance(value, str) and "SECRET" in value else value
+
+
+PATTERNS = ["token", "log", "**.email", "info.*.key"]
+
+
+def program(redact: Any, store: Any = None, **options: Any) -> CompiledGraph:
+    return build(**options).compile(redact=redact, store=store)
+
+
+@pytest.mark.parametrize("redact", [PATTERNS, by_function], ids=["patterns", "function"])
+def test_no_secret_leaves(redact: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = Memory()
+    t = program(redact, store, merge={"token": "last_write_wins"}).thread("t")
+    with caplog.at_level(logging.WARNING, "dspyer"):
+        stream = t.stream({"q": "plain"})
+        seen = [repr(event) for event in stream]
+    run = stream.run
+    assert run is not None
+    assert not [text for text in seen if SECRET in text]
+    assert any("'b': 1" in text for text in seen), "the rest is shown"
+    assert caplog.records
+    assert SECRET not in caplog.text
+    assert SECRET not in run.report() + run.to_svg()
+    t.export(tmp_path / "t.jsonl")
+    text = (tmp_path / "t.jsonl").read_text()
+    assert SECRET not in text
+    assert '"name":"Ada"' in text
+    with pytest.raises(StoreError, match="was exported with redact="):
+        program(None, Memory()).thread("t").load(tmp_path / "t.jsonl")
+    assert run.state["token"] == SECRET + "-other", "nodes need it"
+    assert t.state["user"].email == SECRET, "and the log has it"
+    assert t.at(1).to_dict() is not None
+
+
+@pytest.mark.parametrize("redact", [PATTERNS, by_function], ids=["patterns", "function"])
+def test_errors_of_ours_hide_it(redact: Any) -> None:
+    run = program(redact).run({"q": "plain"})
+    assert "Conflict detected at key 'token': left has '[redacted]'" in str(run.error)
+    assert SECRET not in str(run.error)
+    assert SECRET in str(program(None).run({"q": "plain"}).error)
+
+    def wrong(q: str) -> dict[str, Any]:
+        return {"token": [SECRET]}
+
+    graph = Graph(State, inputs=["q"]).add_node("wrong", wrong, writes=["token"]).add_path(START, "wrong", END)
+    error = graph.compile(redact=redact).run({"q": "plain"}).error
+    assert "node 'wrong' writes" in str(error)
+    assert SECRET not in str(error)
+
+
+def test_events_of_graphs_inside_are_hidden_too() -> None:
+    inner = build(merge="last_write_wins").compile()
+    outer = Graph(State, inputs=["q"]).add_node("inner", inner).add_path(START, "inner", END)
+    events = list(outer.compile(redact=PATTERNS).stream({"q": "plain"}))
+    assert [event for event in events if isinstance(event, Committed) and event.scope]
+    assert SECRET not in repr(events)
+
+
+@pytest.mark.parametrize(
+    ("spec", "path", "value", "shown"),
+    [
+        pytest.param("a", ("a",), {"b": 1}, HIDDEN, id="a field"),
+        pytest.param(["a.b"], ("a",), {"b": 1, "c": [2]}, {"b": HIDDEN, "c": [2]}, id="a key"),
+        pytest.param(["a.*"], ("a",), [1, 2], [HIDDEN, HIDDEN], id="every item"),
+        pytest.param(["a.1"], ("a",), (1, 2), (1, HIDDEN), id="one item"),
+        pytest.param([("a.b", "c")], ("a.b",), {"c": 1}, {"c": HIDDEN}, id="a path as it stands"),
+        pytest.param(["**.email"], ("u",), User(name="A", email="e"), {"name": "A", "email": HIDDEN}, id="in a model"),
+        pytest.param(["x"], ("a",), {"b": 1}, {"b": 1}, id="nothing"),
+    ],
+)
+def test_values(spec: Any, path: tuple[Any, ...], value: Any, shown: Any) -> None:
+    redaction = Redaction.of(spec)
+    assert redaction is not None
+    assert redaction.value(path, value) == shown
+    assert redaction.patch({path[0]: freeze(value)})[path[0]] == freeze(shown)
+
+
+def test_a_value_around_it_hides_it() -> None:
+    redaction = Redaction.of(["a", "b.c"])
+    assert redaction is not None
+    assert redaction.at(("a", "x", 1), "value") == HIDDEN
+    assert redaction.at(("b", "c", 0), "value") == HIDDEN
+    assert redaction.at(("b", "d"), "value") == "value"
+
+
+def test_a_malformed_pattern() -> None:
+    with pytest.raises(ValueError, match="malformed pattern"):
+        program(["a..b"])
+
+
+def test_a_program_that_hides_is_copied_with_what_it_hides() -> None:
+    twin = pickle.loads(pickle.dumps(Redaction.of(PATTERNS)))
+    assert twin.value(("token",), SECRET) == HIDDEN
+    assert SECRET not in str(program(PATTERNS).deepcopy().run({"q": "plain"}).error)

@@ -1,0 +1,174 @@
+"""Whatever is wrong with an entry of a thread: what came before it can be read, and there is a way on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel
+
+from dspyer import END, START, CompiledGraph, Graph, reducers
+from dspyer.errors import StoreError
+from dspyer.reducers import Reducer
+from dspyer.stores import SQLite
+from dspyer.stores.base import Point, Row, Snapshot
+from dspyer.stores.content import Content
+from dspyer.threads.thread import Thread
+
+LONG = "long " * 9_000
+
+
+class State(BaseModel):
+    q: str = ""
+    log: Annotated[list[str], reducers.extend] = []
+    long: str = ""
+
+
+def graph(store: Any, schema: type[BaseModel] = State) -> CompiledGraph:
+    built = Graph(schema, inputs=["q"]).add_node("first", lambda q: {"log": [q]}, writes=["log"])
+    built.add_node("second", lambda q: {"log": [q + q], "long": LONG + " " + q}, writes=["log", "long"])
+    built.add_node("third", lambda q: {"log": ["end"]}, writes=["log"])
+    return built.add_path(START, "first", "second", "third", END).compile(store=store)
+
+
+class Spoiled(SQLite):
+    """A store in which one row has gone bad: the commit of `second` in the second run, or of `first` in the only one.
+
+    Attributes:
+        bad: what that row holds.
+        lost: large values that are not there any more.
+    """
+
+    bad: bytes | None = None
+    lost: Callable[[bytes], bool] = staticmethod(lambda data: False)
+
+    def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
+        found = super().rows(run, first, last)
+        runs = [known.id for known in self.runs("t")]
+        if self.bad is None or run != runs[:2][-1]:
+            return found
+        commits = [row.seq for row in super().rows(run) if row.kind == "commit"]
+        content = Content.stored(self.bad)
+        return [row._replace(content=content) if row.seq == commits[len(runs[:2])] else row for row in found]
+
+    def blobs(self, ids: Collection[str]) -> dict[str, bytes]:
+        return {name: data for name, data in super().blobs(ids).items() if not self.lost(data)}
+
+    def snapshot(self, at: Point) -> Snapshot | None:
+        return None
+
+
+def with_bytes(data: bytes) -> Callable[[Spoiled], None]:
+    def spoil(store: Spoiled) -> None:
+        store.bad = data
+
+    return spoil
+
+
+def without_the_large_value(store: Spoiled) -> None:
+    store.lost = lambda data: data.endswith(b" b")
+
+
+SPOIL = [
+    pytest.param(with_bytes(b'{"patch": ['), id="half of it"),
+    pytest.param(with_bytes(b"\xff\xfe\x00"), id="no text"),
+    pytest.param(with_bytes(b'[{"log": {"$type": "updates", "value": 7}}]'), id="another form"),
+    pytest.param(with_bytes(b'[{"log": 7}]'), id="it does not fold"),
+    pytest.param(with_bytes(b'[{"log": ' + b"[" * 5_000 + b"]" * 5_000 + b"}]"), id="too deep"),
+    pytest.param(without_the_large_value, id="a large value is lost"),
+]
+
+
+@pytest.fixture
+def spoiled(tmp_path: Path) -> Callable[[Callable[[Spoiled], None]], Thread]:
+    def make(spoil: Callable[[Spoiled], None]) -> Thread:
+        store = Spoiled(tmp_path / "runs.db")
+        for q in "ab":
+            assert graph(store).thread("t").run({"q": q}).status == "completed"
+        spoil(store)
+        return graph(store).thread("t")
+
+    return make
+
+
+@pytest.mark.parametrize("spoil", SPOIL)
+def test_the_history_is_readable_up_to_there(
+    spoil: Any, spoiled: Callable[[Any], Thread], caplog: pytest.LogCaptureFixture
+) -> None:
+    t = spoiled(spoil)
+    history = t.history()
+    assert [commit.node for commit in history] == ["START", "first", "second", "third"] * 2, "the structure of all"
+    assert t.at(5)["log"] == ["a", "aa", "end", "b"]
+    assert t.state == t.at(5)
+    assert "go on from version 5" in caplog.text, "the state is not the newest, and says so"
+    broken, behind = history[6:]
+    assert "commit trunk:2 of 'second' cannot be read" in repr(broken.patch)
+    assert repr(behind.patch) == repr(broken.patch), "what builds on it is not known"
+    assert not broken.patch
+    assert broken.version is None
+    with pytest.raises(StoreError, match=r"commit trunk:2 of 'second' cannot be read"):
+        t.at(broken.id)
+    with pytest.raises(StoreError, match="cannot be read"):
+        t.replay()
+    assert t.status == "completed"
+
+
+@pytest.mark.parametrize("spoil", SPOIL)
+def test_there_is_a_way_on(spoil: Any, spoiled: Callable[[Any], Thread]) -> None:
+    t = spoiled(spoil)
+    with pytest.raises(StoreError, match=r"go on from version 5 with t.run\(..., abandon=True\)"):
+        t.run({"q": "c"})
+    twin = t.copy("twin", at=3)
+    assert twin.run({"q": "d"}).state["log"] == ["a", "aa", "end", "d", "dd", "end"]
+    run = t.run({"q": "c"}, abandon=True)
+    assert run.state["log"] == ["a", "aa", "end", "b", "c", "cc", "end"]
+    assert [commit.version for commit in t.history()] == list(range(10))
+    assert t.replay() == t.state
+    assert t.run({"q": "d"}).commits[0].version == 10
+
+
+def test_an_unreadable_open_run_is_not_taken_up(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+
+    def fail(q: str) -> dict[str, Any]:
+        raise RuntimeError("boom")
+
+    def built(store: Any) -> CompiledGraph:
+        made = Graph(State, inputs=["q"]).add_node("first", lambda q: {"log": [q]}, writes=["log"])
+        return made.add_node("fail", fail, writes=[]).add_path(START, "first", "fail", END).compile(store=store)
+
+    store = Spoiled(path)
+    assert built(store).thread("t").run({"q": "a"}).status == "failed"
+    store.bad = b"\x00"
+    t = built(store).thread("t")
+    with pytest.raises(StoreError, match="cannot be read"):
+        t.resume()
+    assert [commit.node for commit in t.history()] == ["START", "first"]
+    assert t.error is not None
+    assert t.delete().threads == ("t",)
+
+
+def counts(current: Any, update: Any) -> Any:
+    return (current or 0) + update
+
+
+def test_a_reducer_that_is_gone_leaves_an_opaque_value(tmp_path: Path) -> None:
+    class Before(State):
+        n: Annotated[int, Reducer("counts", counts)] = 0
+
+    class After(State):
+        pass
+
+    def built(schema: type[BaseModel]) -> CompiledGraph:
+        made = Graph(schema, inputs=["q"])
+        made.add_node("count", lambda q: {"n": 1} if schema is Before else {}, writes=["n"] if schema is Before else [])
+        return made.add_path(START, "count", END).compile(store=tmp_path / "runs.db")
+
+    for _ in range(2):
+        built(Before).thread("t").run({"q": "a"})
+    t = built(After).thread("t")
+    assert "it was folded by reducer 'counts', which is not there" in t.at(3)["n"].reason
+    assert t.run({"q": "b"}).state.to_dict() == {"q": "b", "log": [], "long": ""}
+    assert built(Before).thread("t").at(3)["n"] == 2

@@ -1,0 +1,336 @@
+"""Deleting, pruning, exporting and loading threads: nothing that somebody still reaches is lost, nothing else stays."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from dspyer import END, START, CompiledGraph, Graph, reducers
+from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
+from dspyer.stores import Memory, SQLite, Store
+from dspyer.stores.base import Point
+from dspyer.stores.sealed import Encrypted
+from dspyer.threads.thread import Thread
+from tests.stores.kit import begin
+
+LONG = "a long text " * 3_000
+
+
+class State(BaseModel):
+    q: str = ""
+    log: Annotated[list[str], reducers.extend] = []
+    long: str = ""
+    raw: bytes = b""
+
+
+def work(q: str) -> dict[str, Any]:
+    if q == "boom":
+        raise ValueError("no " + q)
+    found: dict[str, Any] = {"log": [q]}
+    return {**found, "long": LONG + q, "raw": q.encode() * 9_000} if q.startswith("long") else found
+
+
+def program(store: Store) -> CompiledGraph:
+    graph = Graph(State, inputs=["q"]).add_node("work", work, writes=["log", "long", "raw"])
+    graph.add_node("side", lambda q: {"log": ["side"]}, writes=["log"])
+    graph.add_edge(START, ["work", "side"]).add_node("last", lambda log: {}, writes=[])
+    return graph.add_edge(["work", "side"], "last").add_edge("last", END).compile(store=store)
+
+
+@pytest.fixture(params=["memory", "sqlite", "encrypted"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    if request.param == "memory":
+        yield Memory()
+        return
+    with SQLite(tmp_path / "runs.db") as store:
+        yield store if request.param == "sqlite" else Encrypted(store, key=Encrypted.new_key())
+
+
+def told(t: Thread) -> list[Any]:
+    return [(commit, t.at(commit.id)) for commit in t.history()]
+
+
+def counted(store: Store) -> dict[str, int]:
+    return {name: sum(len(store.rows(run.id)) for run in store.runs(name)) for name in store.threads()}
+
+
+# --- failures
+
+
+def test_the_last_failure_is_there_after_a_restart(store: Store) -> None:
+    assert program(store).thread("t").run({"q": "boom"}).status == "failed"
+    t = program(store).thread("t")
+    error = t.error
+    assert error is not None
+    assert (error.node, error.type, error.message) == ("work", "ValueError", "no boom")
+    assert error.traceback.rstrip().endswith("visit 1, attempt 1)")
+    assert "raise ValueError" in error.traceback
+    assert str(error) == "node 'work' (execution '0:0') raised ValueError: no boom"
+    assert t.failures == (error,)
+    t.run({"q": "a"}, abandon=True)
+    assert t.error is None
+    assert program(store).thread("new").error is None
+
+
+# --- deleting
+
+
+def test_delete(store: Store) -> None:
+    graph = program(store)
+    t, other = graph.thread("t"), graph.thread("other")
+    for q in ("a", "long b"):
+        t.run({"q": q})
+        other.run({"q": q})
+    twin = t.copy("twin")
+    t.run({"q": "c"})
+    before = told(twin)
+    swept = t.delete()
+    assert swept.threads == ("t",)
+    assert swept.runs == 1, "what the copy does not reach"
+    assert set(swept.kept) == {"twin"}
+    assert len(swept.kept["twin"]) == 2
+    assert graph.threads() == ["other", "twin"]
+    assert told(program(store).thread("twin")) == before
+    assert t.status == "new"
+    with pytest.raises(ThreadError, match="there is no thread 't'"):
+        t.delete()
+    assert twin.delete().kept == {}
+    other.delete()
+    assert store.threads() == []
+
+
+def test_a_thread_at_work_is_not_deleted_unless_asked(store: Store) -> None:
+    graph: CompiledGraph
+    seen: list[Any] = []
+
+    def meddle(q: str) -> dict[str, Any]:
+        with pytest.raises(ConcurrentRunError, match="take_over=True"):
+            graph.thread("t").delete()
+        seen.append(graph.thread("t").delete(take_over=True).threads)
+        return {"log": [q]}
+
+    built = Graph(State, inputs=["q"]).add_node("meddle", meddle, writes=["log"])
+    graph = built.add_path(START, "meddle", END).compile(store=store)
+    run = graph.thread("t").run({"q": "a"})
+    assert seen == [("t",)]
+    assert run.status == "failed"
+    assert "somebody has removed it" in str(run.error)
+    assert store.threads() == []
+
+
+# --- pruning
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2, 3])
+def test_prune(store: Store, kept: int) -> None:
+    graph = program(store)
+    t = graph.thread("t")
+    for q in ("a", "long b", "c", "d"):
+        t.run({"q": q})
+    before = {commit.version: state for commit, state in told(t)}
+    rows = counted(store)["t"]
+    swept = t.prune(before=5 * kept + 2)
+    t = program(store).thread("t")
+    assert counted(store)["t"] == rows - swept.rows
+    assert (swept.rows > 0) is (kept > 0)
+    history = t.history()
+    assert [commit.version for commit in history] == list(range(5 * kept - bool(kept), 20))
+    assert {commit.version: t.at(commit.version or 0) for commit in history} == {
+        version: state for version, state in before.items() if version is not None and version >= 5 * kept - bool(kept)
+    }
+    assert t.state == before[19]
+    assert t.replay() == t.state
+    assert t.run({"q": "e"}).commits[0].version == 20
+    assert t.state["log"] == [*before[19]["log"], "e", "side"]
+    if kept:
+        assert history[0].node == "pruned"
+        assert t.blame("long").node == ("pruned" if kept > 1 else "work")
+        with pytest.raises(LookupError, match=rf"they go from {5 * kept - 1} to 24"):
+            t.at(0)
+    store.drop_snapshots()
+    assert program(store).thread("t").state == t.state, "the snapshot at the root is no cache"
+
+
+def test_pruning_leaves_copies_their_history_and_goes_on(store: Store) -> None:
+    graph = program(store)
+    t = graph.thread("t")
+    for q in ("a", "b"):
+        t.run({"q": q})
+    twin = t.copy("twin", at=4)
+    t.run({"q": "c"})
+    before = told(twin)
+    swept = t.prune(before=12)
+    assert set(swept.kept) == {"twin"}
+    assert told(program(store).thread("twin")) == before
+    third = t.copy("third")
+    assert third.state == t.state
+    assert [commit.version for commit in third.history()] == [commit.version for commit in t.history()]
+    third.run({"q": "d"})
+    assert third.state["log"][-2:] == ["d", "side"]
+    t.prune(before=12)
+    assert t.replay() == t.state
+
+
+def test_a_failed_run_is_not_pruned_away(store: Store) -> None:
+    t = program(store).thread("t")
+    t.run({"q": "a"})
+    t.run({"q": "boom"})
+    t.prune(before=5)
+    t = program(store).thread("t")
+    assert t.error is not None
+    assert [commit.node for commit in t.history()] == ["pruned", "START", "side"]
+    with pytest.raises(ThreadError):
+        t.run({"q": "b"})
+    t.run({"q": "b"}, abandon=True)
+    assert t.state["log"] == ["a", "side", "b", "side"]
+
+
+# --- files
+
+
+def test_export_is_for_people_too(store: Store, tmp_path: Path) -> None:
+    t = program(store).thread("t")
+    t.run({"q": "a"})
+    digest = t.export(tmp_path / "t.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
+    assert lines[0]["thread"] == "t"
+    assert lines[-1] == {"digest": digest}
+    assert {"log": ["a"]} in [line["content"][0] for line in lines if line.get("kind") == "commit"]
+    assert not (tmp_path / "t.jsonl.part").exists()
+
+
+@pytest.mark.parametrize(
+    "to", [Memory, lambda: SQLite(Path(tempfile.mkdtemp()) / "other.db")], ids=["memory", "sqlite"]
+)
+def test_export_and_load(store: Store, tmp_path: Path, to: Callable[[], Store]) -> None:
+    t = program(store).thread("t")
+    for q in ("a", "long b", "boom"):
+        t.run({"q": q}, abandon=True)
+    t.run({"q": "c"}, abandon=True)
+    t.export(tmp_path / "t.jsonl")
+    with to() as other:
+        u = program(other).thread("t")
+        u.load(tmp_path / "t.jsonl")
+        assert told(u) == told(t)
+        assert u.replay() == t.state
+        with pytest.raises(ThreadError, match="there is a thread 't' already"):
+            u.load(tmp_path / "t.jsonl")
+        u.export(tmp_path / "u.jsonl")
+        assert (tmp_path / "u.jsonl").read_bytes() == (tmp_path / "t.jsonl").read_bytes()
+        u.run({"q": "d"})
+        ids = [commit.id for commit in u.history()]
+        assert len(ids) == len(set(ids))
+
+
+def test_loading_beside_the_original_shares_its_runs(store: Store, tmp_path: Path) -> None:
+    t = program(store).thread("t")
+    t.run({"q": "long a"})
+    t.run({"q": "b"})
+    t.export(tmp_path / "t.jsonl")
+    before = counted(store)
+    twin = program(store).thread("twin")
+    twin.load(tmp_path / "t.jsonl")
+    assert {**counted(store), "twin": 0} == {**before, "twin": 0}
+    assert told(twin) == told(t)
+    twin.run({"q": "c"})
+    assert t.state["log"] == ["long a", "side", "b", "side"]
+
+
+def test_runs_that_others_have_under_the_same_ids_stay_theirs(store: Store, tmp_path: Path) -> None:
+    t = program(store).thread("t")
+    t.run({"q": "a"})
+    path = tmp_path / "t.jsonl"
+    t.export(path)
+    other = Memory()
+    (name,) = [run.id for run in store.runs("t")]
+    begin(other, "theirs", name, 3)
+    u = program(other).thread("t")
+    u.load(path)
+    assert told(u) == told(t)
+    assert len(other.rows(name)) == 3
+
+
+def test_a_pruned_thread_can_be_taken_along(store: Store, tmp_path: Path) -> None:
+    t = program(store).thread("t")
+    for q in ("a", "long b", "c"):
+        t.run({"q": q})
+    t.prune(before=10)
+    t.export(tmp_path / "t.jsonl")
+    u = program(Memory()).thread("u")
+    u.load(tmp_path / "t.jsonl")
+    assert told(u) == told(t)
+    u.run({"q": "d"})
+    assert u.state["log"] == ["a", "side", "long b", "side", "c", "side", "d", "side"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        pytest.param(lambda data: data.replace(b'"a"', b'"b"', 1), "its digest differs", id="changed"),
+        pytest.param(lambda data: data[: len(data) // 2], "from line 1 on|its digest differs", id="cut"),
+        pytest.param(lambda data: data.rpartition(b"\n")[0].rpartition(b"\n")[0] + b"\n", "end is missing", id="short"),
+        pytest.param(lambda data: b"hello\n", "no thread that this dspyer has exported", id="something else"),
+        pytest.param(lambda data: b"", "end is missing", id="empty"),
+    ],
+)
+def test_what_is_not_what_was_exported(tmp_path: Path, spoil: Callable[[bytes], bytes], words: str) -> None:
+    path = tmp_path / "t.jsonl"
+    t = program(Memory()).thread("t")
+    t.run({"q": "a"})
+    t.export(path)
+    path.write_bytes(spoil(path.read_bytes()))
+    store = Memory()
+    with pytest.raises(StoreError, match=words):
+        program(store).thread("t").load(path)
+    assert store.threads() == []
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["run", "boom", "copy", "update", "prune", "long"]), st.integers(0, 9)), max_size=8
+    )
+)
+def test_whatever_a_thread_has_been_through_comes_back(tmp_path: Path, steps: list[tuple[str, int]]) -> None:
+    store = Memory()
+    t = program(store).thread("t")
+    for number, (step, where) in enumerate(steps):
+        if step == "copy" and t.status != "new":
+            t = t.copy(f"t{number}")
+        elif step == "update" and t.status == "completed":
+            t.update({"log": [f"by hand {where}"]})
+        elif step == "prune" and t.status == "completed":
+            versions = [commit.version for commit in t.history() if commit.version is not None]
+            t.prune(versions[where % len(versions)])
+        elif step in ("run", "boom", "long"):
+            t.run({"q": step}, abandon=True)
+    if t.status == "new":
+        return
+    path = tmp_path / "t.jsonl"
+    t.export(path)
+    u = program(Memory()).thread("u")
+    u.load(path)
+    assert told(u) == told(t)
+    assert (u.status, u.state, u.error) == (t.status, t.state, t.error)
+
+
+def test_points_of_a_loaded_thread_are_its_own(store: Store, tmp_path: Path) -> None:
+    t = program(store).thread("t")
+    t.run({"q": "a"})
+    t.export(tmp_path / "t.jsonl")
+    row = store.thread("t")
+    assert row is not None
+    assert isinstance(row.head, Point)
+    fresh = Memory()
+    program(fresh).thread("t").load(tmp_path / "t.jsonl")
+    loaded = fresh.thread("t")
+    assert loaded is not None
+    assert (loaded.head, loaded.runs, loaded.owner) == (row.head, row.runs, None)

@@ -1,0 +1,242 @@
+"""Encrypted stores: whole stores, of which nobody without the key learns a value."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel
+
+from dspyer import END, START, CompiledGraph, Graph, reducers
+from dspyer.errors import StoreError
+from dspyer.stores.base import Change, Row, Store
+from dspyer.stores.content import Content, blob_id
+from dspyer.stores.memory import Memory
+from dspyer.stores.postgres import Postgres
+from dspyer.stores.sealed import VARIABLE, Encrypted
+from dspyer.stores.sqlite import SQLite
+from dspyer.testing import StoreConformance
+from dspyer.values import freeze
+from tests.stores.kit import begin, run
+
+KEY = Encrypted.new_key()
+OTHER = Encrypted.new_key()
+
+
+class TestEncryptedMemory(StoreConformance):
+    @pytest.fixture
+    def store(self) -> Store:
+        return Encrypted(Memory(), key=KEY)
+
+
+class TestEncryptedSQLite(StoreConformance):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[Store]:
+        with Encrypted(tmp_path / "runs.db", key=KEY) as store:
+            yield store
+
+    def opener(self, store: Store) -> Callable[[], Store]:
+        return partial(Encrypted, store.address, key=KEY)
+
+
+class TestEncryptedPostgres(StoreConformance):
+    @pytest.fixture
+    def store(self, postgres: str) -> Iterator[Store]:
+        with Encrypted(Postgres(postgres), key=KEY) as store:
+            yield store
+
+    def opener(self, store: Store) -> Callable[[], Store]:
+        return partial(Encrypted, store.address, key=KEY)
+
+
+# --- what a lost file tells
+
+SECRETS: dict[str, Any] = {
+    "input": "SECRET-in-an-input",
+    "output": "SECRET-in-an-output",
+    "long": "SECRET-in-a-long-text " * 2_000,
+    "bytes": b"SECRET-in-bytes" * 2_000,
+    "effect": "SECRET-in-an-effect",
+    "question": "SECRET-in-a-question",
+    "answer": "SECRET-in-an-answer",
+    "item": "SECRET-in-an-item",
+    "error": "SECRET-in-an-error",
+    "list": "SECRET-in-a-list",
+}
+
+
+class State(BaseModel):
+    q: str
+    out: str = ""
+    long: str = ""
+    raw: bytes = b""
+    effect: str = ""
+    given: str = ""
+    things: list[str] = []
+    results: list[str] = []
+    many: Annotated[list[str], reducers.extend] = []
+
+
+def secretive(store: Store) -> CompiledGraph:
+    def work(q: str, ctx: Any) -> dict[str, Any]:
+        effect = ctx.once("charge", lambda: SECRETS["effect"])
+        return {
+            "out": SECRETS["output"],
+            "long": SECRETS["long"],
+            "raw": SECRETS["bytes"],
+            "effect": effect,
+            "things": [SECRETS["item"], "b"],
+            "many": [SECRETS["list"]] * 600,
+        }
+
+    def ask(ctx: Any) -> dict[str, Any]:
+        return {"given": ctx.interrupt("key", str(SECRETS["question"]), str)}
+
+    def fail(given: str) -> dict[str, Any]:
+        if given != "fine":
+            raise RuntimeError(SECRETS["error"])
+        return {}
+
+    graph = Graph(State, inputs=["q"]).add_node("work", work, writes=["out", "long", "raw", "effect", "things", "many"])
+    graph.add_map("each", lambda obj: obj + "!", over="things", item="obj", into="results")
+    graph.add_node("ask", ask, writes=["given"]).add_node("fail", fail, writes=[])
+    return graph.add_path(START, "work", "each", "ask", "fail", END).compile(store=store)
+
+
+def told(store: Store) -> None:
+    t = secretive(store).thread("t-42")
+    assert t.run({"q": SECRETS["input"]}).status == "interrupted"
+    assert t.resume({"key": SECRETS["answer"]}).status == "failed"
+    u = secretive(store).thread("u")
+    assert u.run({"q": SECRETS["input"]}).status == "interrupted"
+    assert u.resume({"key": "fine"}).status == "completed"
+
+
+def raw(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value
+
+
+def test_no_secret_is_in_the_file(tmp_path: Path) -> None:
+    plain, sealed = tmp_path / "plain.db", tmp_path / "sealed.db"
+    with SQLite(plain) as plainly:
+        told(plainly)
+    with Encrypted(sealed, key=KEY) as store:
+        told(store)
+        assert secretive(store).thread("u").state["long"] == SECRETS["long"]
+        assert secretive(store).thread("t-42").history()[1].patch["out"] == SECRETS["output"]
+
+    def found(path: Path) -> set[str]:
+        data = b"".join(part.read_bytes() for part in path.parent.glob(f"{path.name}*"))
+        return {
+            name for name, text in SECRETS.items() if (text if isinstance(text, bytes) else text.encode())[:30] in data
+        }
+
+    assert found(plain) == SECRETS.keys(), "the search finds what is there"
+    assert not found(sealed)
+    ids = [blob_id(raw(value)) for value in SECRETS.values()]
+    with SQLite(plain) as found_by_id:
+        assert len(found_by_id.blobs(ids)) == 2
+    with SQLite(sealed) as not_found:
+        assert not not_found.blobs(ids), "nobody finds a known value by its id"
+        assert not_found.threads() == ["t-42", "u"]
+
+
+def test_the_structure_is_readable_without_the_key(tmp_path: Path) -> None:
+    address = tmp_path / "sealed.db"
+    with Encrypted(address, key=KEY) as store:
+        told(store)
+        names = [(commit.id, commit.node) for commit in secretive(store).thread("u").history()]
+    with SQLite(address) as plainly:
+        t = secretive(plainly).thread("u")
+        assert t.status == "completed"
+        assert [(commit.id, commit.node) for commit in t.history()] == names
+        assert "<unreadable: commit trunk:0 of 'START' cannot be read" in repr(t.history()[0].patch)
+        with pytest.raises(StoreError, match="cannot be read"):
+            t.run({"q": "again"})
+
+
+@pytest.mark.parametrize("key", [None, OTHER, [OTHER]], ids=["none", "another", "other ones"])
+def test_a_wrong_key_is_named(tmp_path: Path, key: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    address = tmp_path / "sealed.db"
+    with Encrypted(address, key=KEY) as store:
+        told(store)
+    with Encrypted(address, key=key) as store:
+        t = secretive(store).thread("u")
+        assert t.status == "completed"
+        ways: list[dict[str, Any]] = [{}, {"abandon": True}, {"on_conflict": "merge"}]
+        for way in ways:  # none of them may begin from nothing
+            with pytest.raises(StoreError, match="there is no key" if key is None else "the key is not the one"):
+                t.run({"q": "again"}, **way)
+        with pytest.raises(StoreError, match="there is no key" if key is None else "the key is not the one"):
+            _ = t.state  # an empty state would be a lie
+        assert len(t.history()) == 5
+
+
+def test_a_new_key_in_front_of_the_old_one(tmp_path: Path) -> None:
+    address = tmp_path / "sealed.db"
+    with Encrypted(address, key=KEY) as store:
+        told(store)
+    with Encrypted(address, key=[OTHER, KEY]) as store:
+        t = secretive(store).thread("u")
+        assert t.state["long"] == SECRETS["long"]
+        assert t.run({"q": "again"}).status == "interrupted"
+        assert t.resume({"key": "fine"}).status == "completed"
+    with Encrypted(address, key=[KEY]) as store, pytest.raises(StoreError, match="the key is not the one"):
+        secretive(store).thread("u").run({"q": "again"})
+
+
+def test_a_key_from_the_environment_and_none_in_a_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = tmp_path / "sealed.db"
+    with Encrypted(address, key=KEY) as store:
+        told(store)
+        pickled = pickle.dumps(store)
+    assert KEY.encode() not in pickled
+    monkeypatch.setenv(VARIABLE, f"{OTHER},{KEY}")
+    with pickle.loads(pickled) as store:
+        assert secretive(store).thread("u").state["out"] == SECRETS["output"]
+
+
+@pytest.mark.parametrize("key", ["short", b"short", "x" * 44, b"\xff" * 31])
+def test_what_is_no_key(key: Any) -> None:
+    with pytest.raises(ValueError, match=r"a key has 32 bytes.*Encrypted.new_key\(\)"):
+        Encrypted(":memory:", key=key)
+
+
+def moved(row: Row, content: Content | None) -> Row:
+    return row._replace(content=content)
+
+
+def test_contents_that_were_exchanged_do_not_open() -> None:
+    inner = Memory()
+    store = Encrypted(inner, key=KEY)
+    begin(store, "t", "a", 2)
+    first, second = inner.rows("a")
+    inner.write(Change(run=run("b"), rows_of="b", rows=(moved(first, second.content), moved(second, first.content))))
+    for row in store.rows("b"):
+        assert row.content is not None
+        with pytest.raises(StoreError, match="the key is not the one that has sealed it, or it was changed"):
+            row.content.value(store.blobs)
+
+
+def test_equal_values_look_different_and_a_repeated_write_is_one() -> None:
+    inner = Memory()
+    store = Encrypted(inner, key=KEY)
+    same = Content(freeze({"a": "same"}))
+    change = Change(run=run("a"), rows_of="a", rows=(Row(0, "x", (), same), Row(1, "x", (), same)))
+    store.write(change)
+    store.write(change)
+    first, second = [row.content for row in inner.rows("a")]
+    assert first != second
+
+
+def test_what_was_not_sealed_is_named(tmp_path: Path) -> None:
+    address = tmp_path / "plain.db"
+    with SQLite(address) as plain:
+        told(plain)
+    with Encrypted(address, key=KEY) as store, pytest.raises(StoreError, match=r"written without Encrypted\(...\)"):
+        secretive(store).thread("u").run({"q": "again"})
