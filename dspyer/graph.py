@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from dspyer.building.assembly import Assembly
 from dspyer.building.blueprint import Migrate
-from dspyer.building.declarations import EdgeSpec, NodeSpec, RouterSpec, fields_of, listed, names_of
+from dspyer.building.declarations import EdgeSpec, NodeSpec, RouterSpec, check_limits, fields_of, listed, names_of
 from dspyer.durable.journal import Durability, checked
 from dspyer.errors import GraphError
 from dspyer.nodes import Inquiry, Interrupts, node_name
@@ -344,12 +344,9 @@ class Graph:
             Traceback (most recent call last):
             dspyer.errors.GraphError: nothing starts: add an edge from START, for example add_edge(START, 'first')
         """
-        from dspyer.program import assemble
+        from dspyer.assembling import assemble
 
-        limits: dict[str, object] = {"max_steps": max_steps, "max_concurrency": max_concurrency}
-        for name, limit in {**limits, **({} if max_calls is None else {"max_calls": max_calls})}.items():
-            if not isinstance(limit, int) or limit < 1:
-                raise GraphError(f"{name}={limit!r}: it must be a whole number of at least 1")
+        check_limits(max_steps=max_steps, max_concurrency=max_concurrency, max_calls=max_calls)
         assembly = Assembly(
             self._name,
             self._schema,

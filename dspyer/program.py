@@ -10,10 +10,9 @@ import dspy
 from dspyer.bond.copying import copy_tree
 from dspyer.bond.parameters import every_parameter, load_parameters
 from dspyer.bond.signatures import own_signatures
-from dspyer.bond.source import reduce_program, source_class
+from dspyer.bond.source import reduce_program
 from dspyer.bond.tracing import hand_over
 from dspyer.building.blueprint import Blueprint
-from dspyer.building.templating import fill_templates
 from dspyer.durable.guarding import Guarded
 from dspyer.durable.replaying import replay
 from dspyer.errors import InputError, Interrupted, RunStoppedError, ThreadError
@@ -22,8 +21,9 @@ from dspyer.request import REQUEST, Request, asking, changes, request_inside
 from dspyer.run import Run
 from dspyer.running.drivers import adrive, drive
 from dspyer.running.live import LiveSession
+from dspyer.running.observing import Observe, ignore
 from dspyer.running.opening import Opening
-from dspyer.running.session import Observe, Session, ignore
+from dspyer.running.session import Session
 from dspyer.stores import Store
 from dspyer.streams import AsyncEvents, Events
 from dspyer.threads.thread import Thread
@@ -383,31 +383,3 @@ class CompiledGraph(dspy.Module):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return reduce_program(self)
-
-
-def assemble(
-    blueprint: Blueprint, modules: Mapping[str, dspy.Module], text: str, store: Store | None = None
-) -> CompiledGraph:
-    """Makes the program of a blueprint, with copies of the modules; modules that share a part go on sharing it.
-
-    Args:
-        blueprint: the graph.
-        modules: the user's modules by attribute.
-        text: the graph as source text.
-        store: where its threads are kept.
-
-    Returns:
-        The program.
-    """
-    copies = copy_tree(dict(modules), {})
-    for name, module in copies.items():
-        if name in blueprint.frozen and not getattr(module, "_dspyer_program", False):
-            module._compiled = True
-        if name in blueprint.thawed:
-            for _, inner in module.named_sub_modules():
-                inner._compiled = False
-    fill_templates(blueprint, copies)
-    program = source_class(blueprint.name, CompiledGraph, text)(blueprint, copies)
-    own_signatures(program, retag=True)
-    program._store = store
-    return program

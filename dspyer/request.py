@@ -17,8 +17,9 @@ from dspyer.patch import DELETE
 from dspyer.reducers import Updates
 from dspyer.run import Run
 from dspyer.running.gather import Gather
+from dspyer.running.observing import Observe, ignore
 from dspyer.running.opening import Opening
-from dspyer.running.session import Observe, Session, ignore
+from dspyer.running.session import Session
 from dspyer.scheduler.lineage import lineage
 from dspyer.values import same
 

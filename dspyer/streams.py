@@ -12,7 +12,7 @@ from typing import Self
 
 from dspyer.events import Event
 from dspyer.run import Run
-from dspyer.running.session import Observe
+from dspyer.running.observing import Observe
 
 
 def raise_error(run: Run) -> None:

@@ -25,7 +25,7 @@ LAYERS: list[set[str]] = [
     {"durable"},
     {"nodes", "bond"},
     {"building", "graph", "running"},
-    {"program", "request", "run", "streams", "threads"},
+    {"assembling", "program", "request", "run", "streams", "threads"},
     {"testing"},
     {"__init__"},
 ]
@@ -35,7 +35,7 @@ IMPURE = {"dspy", "litellm", "asyncio", "anyio", "threading", "concurrent", "tim
 
 # An import inside a function needs a reason here: (module, imported name) -> why.
 LOCAL_IMPORTS: dict[tuple[str, str], str] = {
-    ("graph", "dspyer.program"): "Graph.compile() gives what the layer above defines, as users expect of it",
+    ("graph", "dspyer.assembling"): "Graph.compile() gives what the layer above defines, as users expect of it",
     ("stores.opening", "dspyer.stores.postgres"): "it needs a driver that only an extra installs",
 }
 

@@ -73,3 +73,14 @@ def names_of(nodes: str | Sequence[str]) -> tuple[str, ...]:
             f"an edge goes between names of nodes, not {nodes!r}; add the node with add_node and use its name"
         )
     return names
+
+
+def check_limits(**limits: object) -> None:
+    """Checks the limits of a program; None is no limit.
+
+    Raises:
+        GraphError: if one is no whole number of at least 1.
+    """
+    for name, limit in limits.items():
+        if limit is not None and (not isinstance(limit, int) or limit < 1):
+            raise GraphError(f"{name}={limit!r}: it must be a whole number of at least 1")

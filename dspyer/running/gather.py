@@ -11,7 +11,8 @@ from dspyer.durable.memo import Answer, Memo
 from dspyer.errors import Interrupt
 from dspyer.events import Question
 from dspyer.running.crews import Outcome, Tasks, Threads
-from dspyer.running.session import Observe, Session
+from dspyer.running.observing import Observe
+from dspyer.running.session import Session
 from dspyer.scheduler.runstate import Execution
 
 T = TypeVar("T")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,13 +14,12 @@ from dspyer.durable.journal import Before, Journal
 from dspyer.durable.memo import MISSING, Answer, Key, Memo, no_answer
 from dspyer.durable.rows import COMMITS, END, Draft, end_draft
 from dspyer.durable.snapshots import Rested
-from dspyer.errors import Interrupt, annotate, brief, original
+from dspyer.errors import Interrupt, annotate, original
 from dspyer.events import (
     Asked,
     Commit,
     ConflictFound,
     Event,
-    MergedConflict,
     NodeFailed,
     Path,
     Question,
@@ -30,6 +28,7 @@ from dspyer.events import (
 )
 from dspyer.nodes import Isolated, MapNode
 from dspyer.patch import sealed
+from dspyer.running.observing import Observe, ignore, log_conflict
 from dspyer.running.opening import Opening
 from dspyer.running.saving import Unsaved
 from dspyer.running.sight import SessionSight
@@ -52,26 +51,7 @@ from dspyer.values import FrozenList, same
 if TYPE_CHECKING:
     import dspy
 
-Observe = Callable[[Event], None]
-
-
-logger = logging.getLogger("dspyer")
-
-
 _NOTHING_MORE: AbstractContextManager[None] = nullcontext()
-
-
-def log_conflict(conflict: MergedConflict) -> None:
-    """A resolved conflict is a warning: somebody's write did not last."""
-    if conflict.winner is not None:
-        path = ".".join(map(str, conflict.path))
-        writers = ", ".join(author for author, _ in conflict.values)
-        decided = f"{brief(conflict.value)} by {conflict.winner}"
-        logger.warning("join at %s: %s wrote %r, %s kept %s", conflict.join, writers, path, conflict.policy, decided)
-
-
-def ignore(event: Event) -> None:
-    """Where events go when nobody listens."""
 
 
 class Session(Isolated):

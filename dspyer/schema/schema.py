@@ -6,91 +6,28 @@ nothing is checked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from pydantic import BaseModel, ValidationError
 
 from dspyer.errors import (
-    DspyerError,
     GraphError,
     InputError,
     NodeOutputError,
-    brief,
     suggestion,
 )
 from dspyer.patch import DELETE, Replace, apply, apply_value, diff_value
 from dspyer.reducers import Reducer, Updates
 from dspyer.schema.annotations import read_model
-from dspyer.schema.field_types import NO_OTHERS, Field
+from dspyer.schema.field_types import Field
 from dspyer.schema.limits import size_of
 from dspyer.schema.live import Live
 from dspyer.schema.views import fill, view_class
+from dspyer.schema.writing import Shown, Write, plainly, reasons
 from dspyer.state import ImmutableState
 from dspyer.values import SCALARS, FrozenDict, same
-
-Shown = Callable[[tuple[Any, ...], Any], str]
-"""How errors show a value, by its path."""
-
-
-def _plainly(_path: tuple[Any, ...], value: Any) -> str:
-    return brief(value)
-
-
-class _Write(NamedTuple):
-    """Who writes, for errors, and how: a node, or the caller who gives the inputs (None)."""
-
-    node: str | None
-    commit_id: str
-    whole: bool
-    shown: Shown
-
-    @property
-    def error(self) -> type[DspyerError]:
-        """The class of errors by culprit."""
-        return InputError if self.node is None else NodeOutputError
-
-    @property
-    def author(self) -> str:
-        """How an error's sentence starts."""
-        return "the caller gives" if self.node is None else f"node {self.node!r} writes"
-
-    def one(self, field: Field, old: Any, update: Any, state: ImmutableState) -> tuple[Any, Any]:
-        """The stored update of a field and its new value."""
-        if field.constant and self.node is not None:
-            raise NodeOutputError(
-                f"{self.author} field {field.name!r}, which is frozen in the schema: only inputs of a run set it"
-            )
-        if field.reducer is not None and field.reducer.keeps and self.node is not None:
-            self._check_kept(field, update)
-        try:
-            if field.reducer is None:
-                return update, field.place(old, update, self.whole, state if field.wants_others else NO_OTHERS)
-            stored = field.prepare(old, update, self.commit_id)
-            return stored, field.fold(old, stored)
-        except ValidationError as refusal:
-            raise self._refusal(field, update, _reasons(refusal, field.name)) from None
-        except NodeOutputError as refusal:
-            raise self._refusal(field, update, str(refusal)) from None
-
-    def _check_kept(self, field: Field, update: Any) -> None:
-        for one in update.updates if isinstance(update, Updates) else (update,):
-            if one is DELETE or isinstance(one, Replace):
-                raise NodeOutputError(
-                    f"{self.author} field {field.name!r} anew, whose messages are never removed: return new ones alone"
-                )
-
-    def _refusal(self, field: Field, update: Any, reasons: str) -> DspyerError:
-        text = (
-            f"{self.author} {self.shown((field.name,), update)} for field {field.name!r}, which is refused: {reasons}"
-        )
-        if field.reducer is not None and field.reducer.hint:
-            text += f"; {field.reducer.hint}"
-        if update is None and field.reducer is None:
-            text += ". None is a value of a field with a type; DELETE resets the field to its default"
-        return self.error(text)
-
 
 _NEVER_MERGED = (SCALARS - {type(None)}) | {type(DELETE)}  # types that a patch takes as they are
 
@@ -123,7 +60,7 @@ class Schema:
         model: type[BaseModel] | None,
         fields: Mapping[str, Field],
         view: type[BaseModel] | None,
-        shown: Shown = _plainly,
+        shown: Shown = plainly,
     ) -> None:
         self.shown = shown
         self.model = model
@@ -133,7 +70,7 @@ class Schema:
         self._view = view
 
     @classmethod
-    def of(cls, model: type[BaseModel] | None, shown: Shown = _plainly) -> Schema:
+    def of(cls, model: type[BaseModel] | None, shown: Shown = plainly) -> Schema:
         """Reads a pydantic model.
 
         Args:
@@ -200,7 +137,7 @@ class Schema:
             value = field.default(state)
             if value is not DELETE:
                 state = state.set(name, value)
-        _, state = self._commit(state, inputs, _Write(None, commit_id, True, self.shown))
+        _, state = self._commit(state, inputs, Write(None, commit_id, True, self.shown))
         if self.fields:
             state = ImmutableState({name: state.raw(name) for name in self.fields if name in state})
         return state
@@ -234,7 +171,7 @@ class Schema:
                 if not same(old, new):
                     resets[name] = DELETE if new is DELETE else Replace(new)
                     state = state.discard(name) if new is DELETE else state.set(name, new)
-        updates, after = self._commit(state, inputs, _Write(None, commit_id, True, self.shown))
+        updates, after = self._commit(state, inputs, Write(None, commit_id, True, self.shown))
         patch = {}
         for name in self.fields:
             if self.reducer(name) is None:
@@ -287,7 +224,7 @@ class Schema:
         """
         if self.model is None:
             return _commit_open(state, updates, whole)
-        return self._commit(state, updates, _Write(node, commit_id, whole, self.shown))
+        return self._commit(state, updates, Write(node, commit_id, whole, self.shown))
 
     def fold(self, name: str, current: Any, update: Any) -> Any:
         """Folds one stored update into a field with a reducer, as when it was committed.
@@ -304,7 +241,7 @@ class Schema:
             return self.fields[name].fold(current, update)
         except ValidationError as refusal:
             raise NodeOutputError(
-                f"the updates of field {name!r} fold to a value that it refuses: {_reasons(refusal, name)}. Each of "
+                f"the updates of field {name!r} fold to a value that it refuses: {reasons(refusal, name)}. Each of "
                 "them was valid where it was written: loosen the field's constraint, or give it a reducer that keeps it"
             ) from None
 
@@ -325,7 +262,7 @@ class Schema:
         return fill(self._view, values)
 
     def _commit(
-        self, state: ImmutableState, updates: Mapping[str, Any], write: _Write
+        self, state: ImmutableState, updates: Mapping[str, Any], write: Write
     ) -> tuple[dict[str, Any], ImmutableState]:
         patch: dict[str, Any] = {}
         for name, update in updates.items():
@@ -349,7 +286,7 @@ class Schema:
             state = state.discard(name) if new is DELETE else state.set(name, new)
         return patch, state
 
-    def _refuse_key(self, name: object, write: _Write) -> NoReturn:
+    def _refuse_key(self, name: object, write: Write) -> NoReturn:
         hint, known = suggestion(name, self.fields), ", ".join(self.fields)
         raise write.error(f"{write.author} {name!r}, which is no field of the schema.{hint} Fields: {known}")
 
@@ -404,13 +341,3 @@ def _add_net_change(patch: dict[Any, Any], key: Any, old: Any, new: Any, update:
         return False
     patch[key] = diff_value(old, new)
     return True
-
-
-def _reasons(refusal: ValidationError, name: str) -> str:
-    found = []
-    for problem in refusal.errors(include_url=False, include_context=False, include_input=False)[:3]:
-        inside = problem["loc"][1:] if problem["loc"][:1] == (name,) else problem["loc"]
-        place = "".join(f"[{part!r}]" for part in inside)
-        found.append(f"{place}: {problem['msg']}" if place else problem["msg"])
-    more = refusal.error_count() - len(found)
-    return "; ".join(found) + (f"; and {more} more" if more else "")

@@ -20,7 +20,8 @@ from dspyer.scheduler.runstate import Branch, execution_id, live_branches
 from dspyer.scheduler.topology import END
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, RunRow
-from dspyer.threads.starting import Rest, Starter
+from dspyer.threads.rest import Rest
+from dspyer.threads.starting import Starter
 
 BY_HAND = "update"
 """The author of a commit that somebody makes by hand."""

@@ -21,7 +21,8 @@ from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Point, RunRow, ThreadRow
 from dspyer.threads.cuts import ByHand
 from dspyer.threads.owning import busy, is_alive, new_owner
-from dspyer.threads.starting import Owned, Rest
+from dspyer.threads.rest import Rest
+from dspyer.threads.starting import Owned
 from dspyer.threads.travel import Travel
 
 SNAPSHOT = 24
@@ -55,12 +56,12 @@ class Landing(Travel):
             self._found(row or ThreadRow(self.name, None, 0))
         rest = starter.rest()
         if rest.broken:
-            raise starter.broken_error(rest)
+            raise rest.broken_error()
         if not rest.open or rest.row.head is None:
             return rest
         if not is_alive(rest.row):
             if not abandon:
-                raise starter.open_error(rest)
+                raise rest.open_error()
             return rest
         running = chapter(starter.store, rest.row.head)
         if not running.parents:
@@ -124,7 +125,7 @@ class Landing(Travel):
         rest = starter.rest()
         head = rest.row.head
         if rest.open or head is None:
-            raise starter.open_error(rest)
+            raise rest.open_error()
         beside = row._replace(head=tip)
         met = self._meet(rest.row, beside, self.name, self._deciding(starter.blueprint.topology.policies))
         if met is None:

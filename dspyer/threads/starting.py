@@ -15,7 +15,7 @@ from dspyer.durable.reading import Chapter, Reader, chapter
 from dspyer.durable.replaying import replay
 from dspyer.durable.rows import ANSWER, COMMIT, END, ITEM, JOIN, ONCE, OPEN, RESUME, Draft, open_draft, resume_draft
 from dspyer.durable.snapshots import standing
-from dspyer.errors import ChangedGraphError, OpenRunError, StoreError, ThreadError
+from dspyer.errors import ChangedGraphError, ThreadError
 from dspyer.events import Question
 from dspyer.request import Request
 from dspyer.running.opening import Opening
@@ -29,41 +29,13 @@ from dspyer.threads.changes import AllowChanged
 from dspyer.threads.earlier import Read, earlier_runs
 from dspyer.threads.fitting import Fitting
 from dspyer.threads.owning import LEASE, busy, is_alive, leases, new_owner
+from dspyer.threads.rest import Rest
 from dspyer.threads.shape import Shape
 
 logger = logging.getLogger("dspyer")
 
 PROGRESS = (COMMIT, JOIN, ITEM, ONCE, ANSWER, END)
 """Rows that show that a run has come further."""
-
-
-class Rest(NamedTuple):
-    """What a thread has come to.
-
-    Attributes:
-        row: where it stands.
-        last: its last run, as far as it was read; None if it has none.
-        state: the last state that all branches of it shared.
-        first: the version that the next commit gets.
-        tail: how many rows there are since the last snapshot.
-        forms: what is known of the forms of its states.
-        broken: why a commit cannot be read; "" if all can. State and version are those before it.
-        good: the row of the last commit that can be read, if one cannot.
-    """
-
-    row: ThreadRow
-    last: Chapter | None
-    state: ImmutableState
-    first: int
-    tail: int = 0
-    forms: Forms | None = None
-    broken: str = ""
-    good: Point | None = None
-
-    @property
-    def open(self) -> bool:
-        """Whether its last run was not finished."""
-        return self.last is not None and self.last.status != "completed"
 
 
 class Owned(NamedTuple):
@@ -132,8 +104,8 @@ class Starter:
         rest = self.rest()
         if rest.broken:
             if not rest.first:
-                raise self.broken_error(rest)
-            logger.warning("%s", self.broken_error(rest))
+                raise rest.broken_error()
+            logger.warning("%s", rest.broken_error())
         return rest
 
     def questions(self) -> tuple[Question, ...]:
@@ -195,9 +167,9 @@ class Starter:
 
     def _new(self, rest: Rest, inputs: Mapping[str, Any], request: Request, abandon: bool) -> Ahead:
         if rest.open and not abandon:
-            raise self.open_error(rest)
+            raise rest.open_error()
         if rest.broken and (not abandon or rest.good is None):  # a wrong key is no reason to begin from nothing
-            raise self.broken_error(rest)
+            raise rest.broken_error()
         return self.ahead(rest, inputs, request, self.label(rest))
 
     def ahead(self, rest: Rest, inputs: Mapping[str, Any], request: Request, label: str) -> Ahead:
@@ -233,7 +205,7 @@ class Starter:
             what = "has no run yet" if rest.last is None else "has finished its last run"
             raise ThreadError(f"thread {self.thread!r} {what}: there is nothing to resume; start a run with t.run(...)")
         if rest.broken:
-            raise self.broken_error(rest)
+            raise rest.broken_error()
         last, names = self.fitting.allowed(chapter(self.store, rest.row.head), allow)
         request.live = last.run.header.get("live", True)
         memo = Memo()
@@ -382,26 +354,6 @@ class Starter:
         self.store.write(change)
         request.opening, request.memo, request.journal = ahead.opening, ahead.memo, journal
         return Owned(request, journal, owner)
-
-    def open_error(self, rest: Rest) -> OpenRunError:
-        """The error that the last run was not finished."""
-        status = rest.last.status if rest.last else None
-        what = {"failed": "failed", "interrupted": "waits for answers", "stopped": "was stopped"}.get(
-            str(status), "crashed"
-        )
-        return OpenRunError(
-            f"the last run of thread {self.thread!r} {what}: go on with it, t.resume(), or leave it, "
-            "t.run(..., abandon=True)"
-        )
-
-    def broken_error(self, rest: Rest) -> StoreError:
-        """The error that a thread has a commit that nobody can read."""
-        last = rest.first - 1
-        way_on = (
-            f". What came before it can be read, t.history() and t.at(...); go on from version {last} with "
-            f"t.run(..., abandon=True), or on a copy, t.copy(to=..., at={last})"
-        )
-        return StoreError(f"thread {self.thread!r}: {rest.broken}{way_on if last >= 0 else ''}")
 
     def _kept(self, state: ImmutableState) -> frozenset[str]:
         keep = self.blueprint.keep

@@ -12,7 +12,7 @@ from dspyer.events import Question
 from dspyer.nodes import resources_of
 from dspyer.request import Request
 from dspyer.run import Run
-from dspyer.running.session import Observe, ignore
+from dspyer.running.observing import Observe, ignore
 from dspyer.state import ImmutableState
 from dspyer.streams import AsyncEvents, Events
 from dspyer.threads.changes import AllowChanged

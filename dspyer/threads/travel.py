@@ -16,7 +16,7 @@ from dspyer.nodes import resources_of
 from dspyer.policies import Policies
 from dspyer.request import Request
 from dspyer.run import Run
-from dspyer.running.session import log_conflict
+from dspyer.running.observing import log_conflict
 from dspyer.scheduler.joining import Deciding
 from dspyer.stores.base import Change, Point, RunRow, Snapshot, ThreadRow
 from dspyer.threads.claiming import Claim
@@ -24,7 +24,8 @@ from dspyer.threads.cuts import ByHand, at_rest, cut_at, cut_here, in_the_name_o
 from dspyer.threads.merging import Met, common, meet, meet_from, merge_drafts
 from dspyer.threads.owning import busy, is_alive
 from dspyer.threads.past import Moment, Past
-from dspyer.threads.starting import Ahead, Rest
+from dspyer.threads.rest import Rest
+from dspyer.threads.starting import Ahead
 
 Resources = Mapping[type, object] | Sequence[object] | None
 
@@ -173,9 +174,9 @@ class Travel(Past):
         ):
             raise ThreadError(f"threads {self.name!r} and {other.name!r} are in different stores: export one first")
         rest, theirs = self._unowned(), other._unowned()
-        for thread, found in ((self, rest), (other, theirs)):
+        for found in (rest, theirs):
             if found.open:
-                raise thread._starter.open_error(found)
+                raise found.open_error()
         if theirs.row.head is None:
             return None
         if rest.row.head is None:
@@ -277,7 +278,7 @@ class Travel(Past):
             store.write(Change(self.name, row.epoch, row.epoch + 1, lease=0.0))
         rest = self._starter.rest()
         if rest.broken:
-            raise self._starter.broken_error(rest)
+            raise rest.broken_error()
         return rest
 
     def _check_alone(self, listed: Listed, head: Point) -> None:

@@ -1,0 +1,43 @@
+"""From a blueprint to the program that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import dspy
+
+from dspyer.bond.copying import copy_tree
+from dspyer.bond.signatures import own_signatures
+from dspyer.bond.source import source_class
+from dspyer.building.blueprint import Blueprint
+from dspyer.building.templating import fill_templates
+from dspyer.program import CompiledGraph
+from dspyer.stores import Store
+
+
+def assemble(
+    blueprint: Blueprint, modules: Mapping[str, dspy.Module], text: str, store: Store | None = None
+) -> CompiledGraph:
+    """Makes the program of a blueprint, with copies of the modules; modules that share a part go on sharing it.
+
+    Args:
+        blueprint: the graph.
+        modules: the user's modules by attribute.
+        text: the graph as source text.
+        store: where its threads are kept.
+
+    Returns:
+        The program.
+    """
+    copies = copy_tree(dict(modules), {})
+    for name, module in copies.items():
+        if name in blueprint.frozen and not getattr(module, "_dspyer_program", False):
+            module._compiled = True
+        if name in blueprint.thawed:
+            for _, inner in module.named_sub_modules():
+                inner._compiled = False
+    fill_templates(blueprint, copies)
+    program = source_class(blueprint.name, CompiledGraph, text)(blueprint, copies)
+    own_signatures(program, retag=True)
+    program._store = store
+    return program
