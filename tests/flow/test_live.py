@@ -534,6 +534,7 @@ def test_a_write_over_what_was_not_read_is_a_conflict(
     mark: Any, first: dict[str, Any], second: dict[str, Any], expected: dict[str, Any], reads: bool
 ) -> None:
     """S004-18, S004-19, S004-29."""
+
     class Code(BaseModel):
         code: Annotated[dict[str, Any], reducers.update, mark] = {}
 
