@@ -140,6 +140,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments"
         ("hello", "a message is a dict"),
         ([{"role": "user", "content": "x"}, 3], "a message is a dict"),
         ({"role": "user", "content": "other", "id": "first"}, "is there already with another content"),
+        ([{"role": "user", "content": text, "id": "two"} for text in "ab"], "is there already with another content"),
         (Replace([]), "never removed"),
         (DELETE, "never removed"),
     ],
