@@ -305,6 +305,7 @@ class Graph:
         interrupt_after: Iterable[str] = (),
         interrupts: Interrupts = None,
         migrate: Migrate | None = None,
+        max_demo_turns: int | None = None,
     ) -> CompiledGraph:
         """Checks the whole graph and makes a program of it. `graph.compile()` builds, `optimizer.compile()` tunes.
 
@@ -323,6 +324,7 @@ class Graph:
                 which this graph goes on. It is called once for each such thread, at its next run or resume, and its
                 result is in the log. Without it new fields get their defaults, fields that are gone leave the state
                 with a warning, and values that do not fit are refused.
+            max_demo_turns: how many turns of a `dspy.History` a demo shows, the last ones; None for all.
 
         Returns:
             A `dspy.Module` with copies of the modules; the graph can go on to be changed and compiled again.
@@ -338,7 +340,8 @@ class Graph:
         from dspyer.program import assemble
 
         limits: dict[str, object] = {"max_steps": max_steps, "max_concurrency": max_concurrency}
-        for name, limit in {**limits, **({} if max_calls is None else {"max_calls": max_calls})}.items():
+        optional = {"max_calls": max_calls, "max_demo_turns": max_demo_turns}
+        for name, limit in {**limits, **{name: each for name, each in optional.items() if each is not None}}.items():
             if not isinstance(limit, int) or limit < 1:
                 raise GraphError(f"{name}={limit!r}: it must be a whole number of at least 1")
         assembly = Assembly(
@@ -363,8 +366,8 @@ class Graph:
                 f"as prediction[{shadowed[0]!r}], or rename the fields",
                 stacklevel=2,
             )
-        if migrate is not None:
-            blueprint = replace(blueprint, migrate=migrate)
+        if migrate is not None or max_demo_turns is not None:
+            blueprint = replace(blueprint, migrate=migrate, max_demo_turns=max_demo_turns)
         return assemble(blueprint, modules, text, None if store is None else open_store(store))
 
     def _check_name(self, name: str) -> None:

@@ -42,6 +42,7 @@ class Blueprint:
         answer: answers questions as they are asked.
         migrate: makes of the values that an earlier graph has left those of this one.
         condensers: by node and field, the modules that shorten what is written.
+        max_demo_turns: how many turns of a history a demo shows; None for all.
         needs_resources: whether a node or router has a parameter for a resource.
         counts: whether one reads how often nodes call.
     """
@@ -62,6 +63,7 @@ class Blueprint:
     answer: Answer = no_answer
     migrate: Migrate | None = None
     condensers: Condensers = field(default_factory=dict)
+    max_demo_turns: int | None = None
     needs_resources: bool = field(init=False)
     counts: bool = field(init=False)
 
