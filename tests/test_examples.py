@@ -44,6 +44,12 @@ SHOWN = {
         "thread 'tonight' is 'crashed': resume",
         "completed; urgent: billing 1",
     ],
+    "team.py": [
+        "researcher  analysis = view('analysis').new()      30   4,260   63,861    6.7 %",
+        "findings  Sr..r..r..r..r",
+        "whole prompts: 33,626 tokens with views, 285,723 with whole fields",
+        "that is 11.8 %",
+    ],
     "scratchpad.py": [
         "16 posts, the floor changed 3 times",
         "res res res res ana ana ana ana cod cod cod cod rev rev rev rev",
