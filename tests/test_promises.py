@@ -148,7 +148,7 @@ def test_of_two_writers_in_a_row_the_last_wins(field: str, first: object, last: 
 
 
 def test_nodes_share_one_typed_state() -> None:
-    """S003-1, S003-2, S003-28: a named field goes from its writer to its reader, validated, and nobody hands it over."""
+    """S003-1, S003-2, S003-28: a named field goes from its writer to its reader, validated; nobody hands it over."""
     seen: list[Any] = []
     graph = Graph(Notes).add_node("write", lambda: {"size": "3", "text": "x"}, writes=["size", "text"])
     graph.add_node("read", lambda size, text: seen.append((size, text)), writes=[])
