@@ -98,7 +98,7 @@ def test_the_fields_over_time() -> None:
         "topic  S......",
         "notes  Sw..w..",
         "parts  S......",
-        "sizes  S..s..s",
+        "sizes  S..s...",
         "",
         "S START, w write, s size",
     ]
