@@ -207,7 +207,8 @@ def shorten_demos(module: dspy.Module, turns: int) -> list[str]:
 
 def _convert(predictor: Any) -> None:
     if not hasattr(type(predictor), "filled_from"):
-        predictor.__class__ = filling_class(type(predictor))
+        kind: Any = type(predictor)
+        predictor.__class__ = filling_class(kind)
 
 
 def _histories(predictor: dspy.Predict) -> list[str]:
