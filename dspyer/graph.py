@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import keyword
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -15,7 +14,16 @@ from pydantic import BaseModel
 
 from dspyer.building.assembly import Assembly
 from dspyer.building.blueprint import Migrate
-from dspyer.building.declarations import EdgeSpec, NodeSpec, RouterSpec, check_limits, fields_of, listed, names_of
+from dspyer.building.declarations import (
+    EdgeSpec,
+    NodeSpec,
+    RouterSpec,
+    check_limits,
+    fields_of,
+    listed,
+    names_of,
+    warn_of_shadowed,
+)
 from dspyer.durable.journal import Durability, checked
 from dspyer.errors import GraphError
 from dspyer.nodes import Inquiry, Interrupts, node_name
@@ -309,6 +317,7 @@ class Graph:
         migrate: Migrate | None = None,
         redact: Redact = None,
         durability: Durability = "sync",
+        max_demo_turns: int | None = None,
     ) -> CompiledGraph:
         """Checks the whole graph and makes a program of it. `graph.compile()` builds, `optimizer.compile()` tunes.
 
@@ -332,6 +341,7 @@ class Graph:
                 a crash of the process loses none, a power cut perhaps the last ones. `"flush"`: each is flushed to the
                 disk too. `"batch"`: the last 50 ms or 100 transitions may be lost. `"exit"`: the run is written at its
                 end. What was reported is flushed always: ends, failures, questions, answers, effects.
+            max_demo_turns: how many turns of a `dspy.History` a demo shows, the last ones; None for all.
 
         Returns:
             A `dspy.Module` with copies of the modules; the graph can go on to be changed and compiled again.
@@ -346,7 +356,9 @@ class Graph:
         """
         from dspyer.assembling import assemble
 
-        check_limits(max_steps=max_steps, max_concurrency=max_concurrency, max_calls=max_calls)
+        check_limits(max_steps=max_steps, max_concurrency=max_concurrency)
+        check_limits(max_calls=1 if max_calls is None else max_calls)
+        check_limits(max_demo_turns=1 if max_demo_turns is None else max_demo_turns)
         assembly = Assembly(
             self._name,
             self._schema,
@@ -362,14 +374,10 @@ class Graph:
             interrupts,
         )
         blueprint, modules, text = assembly.build(max_steps, max_calls, max_concurrency)
-        shadowed = sorted(set(blueprint.outputs or ()) & set(dir(dspy.Prediction)))
-        if shadowed:
-            warnings.warn(
-                f"dspy.Prediction has methods called {', '.join(shadowed)}: read these outputs of graph {self._name!r} "
-                f"as prediction[{shadowed[0]!r}], or rename the fields",
-                stacklevel=2,
-            )
-        blueprint = replace(blueprint, migrate=migrate, durability=checked(durability)).hiding(redact)
+        warn_of_shadowed(self._name, blueprint.outputs or ())
+        blueprint = replace(
+            blueprint, migrate=migrate, durability=checked(durability), max_demo_turns=max_demo_turns
+        ).hiding(redact)
         return assemble(blueprint, modules, text, None if store is None else open_store(store))
 
     def _check_name(self, name: str) -> None:

@@ -205,18 +205,22 @@ def add_only(current: FrozenList[Any], update: FrozenList[Any]) -> FrozenList[An
         NodeOutputError: if another message has the id of one that is there.
     """
     places = _places_in(current)
-    known = list(current.raw_items()) if any(_id_of(message) in places for message in update.raw_items()) else []
-    new = []
+    known: list[Any] | None = None
+    new: dict[Any, Any] = {}
     for message in update.raw_items():
-        place = places.get(_id_of(message)) if known else None
-        if place is None:
-            new.append(message)
-        elif not same(known[place], message):
+        key = _id_of(message)
+        place = places.get(key)
+        if place is not None and known is None:
+            known = list(current.raw_items())
+        there = new.get(key) if place is None or known is None else known[place]
+        if there is None:
+            new[key] = message
+        elif not same(there, message):
             raise NodeOutputError(
                 f"the message {_id_of(message)!r} is there already with another content: messages are only added, so "
                 "give this one an id of its own, or none"
             )
-    return add(current, EMPTY.plus(new)) if new else current
+    return add(current, EMPTY.plus(list(new.values()))) if new else current
 
 
 def _listed(update: Any) -> Any:

@@ -33,10 +33,22 @@ SHOWN = {
         "households    records 2,900, books 3,200, press 2,300 -> 3,200 (larger, by books)",
         "cost_million      31   records",
     ],
+    "alerts.py": [
+        "system: Investigate this intrusion alert, severity high. 4 steps are left after this one.",
+        "user: request = The alert: many failed logins from 203.0.113.7 | news = look_up: 14 failed logins",
+        "assistant: finding = Somebody guesses passwords.",
+        "high: The password was found: lock the account of root.",
+    ],
     "killed.py": [
         "The first process: killed by SIGKILL",
         "thread 'tonight' is 'crashed': resume",
         "completed; urgent: billing 1",
+    ],
+    "team.py": [
+        "researcher  analysis = view('analysis').new()      30   4,260   63,861    6.7 %",
+        "findings  Sr..r..r..r..r",
+        "whole prompts: 33,626 tokens with views, 285,723 with whole fields",
+        "that is 11.8 %",
     ],
     "scratchpad.py": [
         "16 posts, the floor changed 3 times",

@@ -147,6 +147,38 @@ def test_of_two_writers_in_a_row_the_last_wins(field: str, first: object, last: 
     assert run.state[field] == last
 
 
+def test_nodes_share_one_typed_state() -> None:
+    """S003-1, S003-2, S003-28: a named field goes from its writer to its reader, validated; nobody hands it over."""
+    seen: list[Any] = []
+    graph = Graph(Notes).add_node("write", lambda: {"size": "3", "text": "x"}, writes=["size", "text"])
+    graph.add_node("read", lambda size, text: seen.append((size, text)), writes=[])
+    graph.add_path(START, "write", "read", END).compile()(topic="tides")
+    assert seen == [(3, "x")]
+    bad = Graph(Notes).add_node("write", lambda: {"size": "three"}, writes=["size"]).add_path(START, "write", END)
+    run = bad.compile().run({"topic": "tides"})
+    assert isinstance(run.error, errors.NodeOutputError)
+    assert "size" in str(run.error)
+
+
+def test_a_reducer_per_field_says_how_updates_merge_and_without_one_they_replace() -> None:
+    """S003-9, S003-11: a list that grows is given its new items alone."""
+    graph = Graph(Notes).add_node("one", lambda: {"log": "one", "text": "one"}, writes=["log", "text"])
+    graph.add_node("two", lambda: {"log": "two", "text": "two"}, writes=["log", "text"])
+    run = graph.add_path(START, "one", "two", END).compile().run({"topic": "tides"})
+    assert run.state["log"] == ["one", "two"]
+    assert run.state["text"] == "two"
+    assert [commit.patch["log"] for commit in run.commits[1:]] == ["one", "two"]
+
+
+def test_two_writers_at_once_of_a_field_without_reducer_are_named() -> None:
+    """S003-13: one after the other they may both write it."""
+    graph = Graph(Notes).add_node("one", lambda: {"text": "one"}, writes=["text"])
+    graph.add_node("two", lambda: {"text": "two"}, writes=["text"])
+    graph.add_edge(START, ["one", "two"]).add_edge(["one", "two"], END)
+    with pytest.raises(errors.GraphError, match="'one' and 'two' run in parallel and both write 'text'"):
+        graph.compile()
+
+
 def test_returning_the_sum_to_a_counter_counts_twice_and_the_commit_shows_it() -> None:
     """S003-10, S003-12: the commit holds the increment that the node gave."""
     graph = Graph(Notes).add_node("right", lambda: {"count": 1}, writes=["count"])

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import get_origin
 
 import pytest
 
@@ -85,7 +86,7 @@ def public_methods(cls: type) -> Iterator[tuple[str, object]]:
             yield name, member
 
 
-CALLABLES = sorted(name for name, value in PUBLIC.items() if callable(value))
+CALLABLES = sorted(name for name, value in PUBLIC.items() if callable(value) and get_origin(value) is None)
 
 
 @pytest.mark.parametrize("name", CALLABLES)

@@ -44,6 +44,7 @@ class Row(NamedTuple):
 
 
 message = st.builds(lambda key, text: {"id": key, "text": text}, words, words)
+said = st.builds(lambda key: {"id": key, "role": "user", "content": key}, words)
 
 ROWS = [
     Row(reducers.append, st.lists(words), words),
@@ -55,6 +56,13 @@ ROWS = [
         reducers.add_messages,
         st.lists(message, unique_by=lambda each: each["id"]),
         st.lists(message),
+        [],
+        regroups=True,
+    ),
+    Row(
+        reducers.conversation,
+        st.lists(said, unique_by=lambda each: each["id"]),
+        st.lists(said),
         [],
         regroups=True,
     ),

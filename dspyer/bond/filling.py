@@ -1,4 +1,4 @@
-"""Predictors that fill fields of the state into their instructions when they are called.
+"""Predictors that fill fields of the state into their instructions when they are called, and shorten their demos.
 
 A predictor of a compiled graph whose instructions name fields gets a subclass of its class; all others keep theirs.
 What optimizers tune stays the template. The subclasses are made when they are needed: OpenInference looks for every
@@ -80,9 +80,13 @@ class _Called:
     def __init__(self, predictor: Any, kwargs: dict[str, Any]) -> None:
         self.own = kwargs.get("signature", predictor.signature)
         self.values: dict[str, Any] = {}
+        turns = vars(predictor).get("demo_turns")
+        if turns is not None:
+            demos = kwargs.get("demos", predictor.demos)
+            kwargs["demos"] = [_shortened(demo, _histories(predictor), turns) for demo in demos]
         filling: Filling | None = dspy.settings.get(FILLING)
-        template: Template = predictor.template
-        if filling is None:
+        template: Template | None = vars(predictor).get("template")
+        if filling is None or template is None:
             return
         signature = dspy.ensure_signature(self.own)
         text = signature.instructions
@@ -180,15 +184,55 @@ def fill_in(path: str, module: dspy.Module, may: frozenset[str] | None) -> None:
             held = vars(predictor)
             filled_in = tuple(name for name in names_in(text) if may is None or name in may)
             held["template"] = Template(where, text, filled_in, may)
-            if not hasattr(type(predictor), "filled_from"):
-                kind: Any = type(predictor)
-                predictor.__class__ = filling_class(kind)
+            _convert(predictor)
+
+
+def shorten_demos(module: dspy.Module, turns: int) -> list[str]:
+    """Lets the predictors of a module show only the last turns of the histories in their demos, in place.
+
+    Args:
+        module: the module.
+        turns: how many turns of each.
+
+    Returns:
+        The paths of those that cannot: they have a `forward` of their own.
+    """
+    found = [(path, predictor) for path, predictor in predictors_in(module) if _histories(predictor)]
+    for _, predictor in found:
+        if can_fill(predictor):
+            vars(predictor)["demo_turns"] = turns
+            _convert(predictor)
+    return [path or type(predictor).__name__ for path, predictor in found if not can_fill(predictor)]
+
+
+def _convert(predictor: Any) -> None:
+    if not hasattr(type(predictor), "filled_from"):
+        kind: Any = type(predictor)
+        predictor.__class__ = filling_class(kind)
+
+
+def _histories(predictor: dspy.Predict) -> list[str]:
+    fields = predictor.signature.input_fields
+    return [name for name, field in fields.items() if field.annotation is dspy.History]
+
+
+def _shortened(demo: Any, names: list[str], turns: int) -> Any:
+    """A demo with the last turns of its histories; one that was saved holds them as plain dicts."""
+    cut = {}
+    for name in names:
+        history = demo.get(name)
+        messages = history.messages if isinstance(history, dspy.History) else (history or {}).get("messages")
+        if messages is not None and len(messages) > turns:
+            cut[name] = dspy.History(messages=messages[len(messages) - turns :])
+    if not cut:
+        return demo
+    return {**demo, **cut} if isinstance(demo, dict) else demo.copy(**cut)
 
 
 def check_template(predictor: object) -> None:
     """Warns of what is wrong with the instructions of a predictor that fills them in."""
-    if hasattr(type(predictor), "filled_from"):
-        held: Any = predictor
+    held: Any = predictor
+    if isinstance(predictor, dspy.Predict) and "template" in vars(predictor):
         held.template.check(held.signature.instructions)
 
 

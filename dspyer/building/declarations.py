@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -76,11 +77,22 @@ def names_of(nodes: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def check_limits(**limits: object) -> None:
-    """Checks the limits of a program; None is no limit.
+    """Checks limits of a program.
 
     Raises:
         GraphError: if one is no whole number of at least 1.
     """
     for name, limit in limits.items():
-        if limit is not None and (not isinstance(limit, int) or limit < 1):
+        if not isinstance(limit, int) or limit < 1:
             raise GraphError(f"{name}={limit!r}: it must be a whole number of at least 1")
+
+
+def warn_of_shadowed(name: str, outputs: Iterable[str]) -> None:
+    """Warns of outputs that `dspy.Prediction` hides behind its methods."""
+    shadowed = sorted(set(outputs) & set(dir(dspy.Prediction)))
+    if shadowed:
+        warnings.warn(
+            f"dspy.Prediction has methods called {', '.join(shadowed)}: read these outputs of graph {name!r} as "
+            f"prediction[{shadowed[0]!r}], or rename the fields",
+            stacklevel=3,
+        )

@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import dspy
 
-from dspyer.bond.filling import fill_in
+from dspyer.bond.filling import fill_in, shorten_demos
 from dspyer.building.blueprint import Blueprint
+from dspyer.errors import GraphError
 from dspyer.nodes import Node, Router
 from dspyer.patch import DELETE
 from dspyer.scheduler.run_values import OF_NODE, OF_RUN, is_counted, run_value_problem
@@ -50,11 +51,14 @@ def template_problems(
 
 
 def fill_templates(blueprint: Blueprint, modules: Mapping[str, dspy.Module]) -> None:
-    """Lets predictors fill in the fields that their instructions name.
+    """Lets predictors fill in the fields that their instructions name, and shorten the histories in their demos.
 
     Args:
         blueprint: the graph.
         modules: the program's own modules by attribute; changed in place.
+
+    Raises:
+        GraphError: if the demos of a predictor are to be shortened that decides itself what it shows.
     """
     named = [(name, node.templates) for name, node in blueprint.nodes.items()]
     named += [(router.module_name or "", router.templates) for router in blueprint.routers()]
@@ -65,3 +69,12 @@ def fill_templates(blueprint: Blueprint, modules: Mapping[str, dspy.Module]) -> 
         if templates.inside and attribute in modules:
             may = None if templates.may is None else templates.may.union(run_values)
             fill_in(attribute, modules[attribute], may)
+    if blueprint.max_demo_turns is not None:
+        problems = [
+            f"max_demo_turns: the demos of {name!r} in node {attribute!r} cannot be shortened, since its class has a "
+            "`forward` of its own: use dspy.Predict"
+            for attribute, module in modules.items()
+            for name in shorten_demos(module, blueprint.max_demo_turns)
+        ]
+        if problems:
+            raise GraphError(problems)

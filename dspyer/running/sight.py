@@ -19,6 +19,7 @@ from dspyer.values import PersistentVector, same
 from dspyer.views import Look
 
 if TYPE_CHECKING:
+    from dspyer.building.blueprint import Blueprint
     from dspyer.running.session import Session
 
 Earlier = Callable[[str], Behind]
@@ -97,6 +98,43 @@ class SessionSight:
         session = self._session
         earlier = session.opening.earlier
         return session.run.log if earlier is None else Spanning(session.run.log, lambda: earlier(field))
+
+
+class StateSight:
+    """What can be seen of a state alone: all of it is new, and comes from `START`.
+
+    Args:
+        blueprint: the graph.
+        state: the state.
+    """
+
+    def __init__(self, blueprint: Blueprint, state: ImmutableState) -> None:
+        self.schema = blueprint.topology.schema
+        self.authors = (START, *blueprint.nodes)
+        self._nodes = blueprint.nodes
+        self._state = state
+
+    def parts(self, field: str, branch: Branch, reader: str, new: bool) -> Parts | None:
+        """Who brought what to a field; None if the field has no parts."""
+        del branch
+        found = self.schema.fields.get(field)
+        if found is None or found.reducer is None or found.reducer.parts is None:
+            return None
+        of = Folded(field, found.reducer, found.fixed_default)
+        return parts_of(Behind.state(self._state, START).log, [0], of, reader, new=new)
+
+    def changed(self, branch: Branch, reader: str, fields: frozenset[str] | None) -> list[Changed]:
+        """All that is set."""
+        names = [name for name in self._state if fields is None or name in fields]
+        parts = [self.parts(name, branch, reader, True) for name in names]
+        return [Changed(name, DELETE, self._state.raw(name), found) for name, found in zip(names, parts, strict=True)]
+
+    def permits(self, node: str, option: str) -> frozenset[str] | None:
+        """The fields that a node `"reads"` or `"writes"`; None for all."""
+        return _permitted(self._nodes[node], option)
+
+    def looked(self, look: Look) -> None:
+        """Nobody counts."""
 
 
 def reads_of(nodes: Mapping[str, Node], log: PersistentVector[Entry], first: int) -> list[Read]:

@@ -27,10 +27,15 @@ from dspyer.nodes import (
     first_of,
     resources_of,
 )
+from dspyer.nodes.condensing import Asking, condensed
+from dspyer.nodes.sight import with_posts
 from dspyer.patch import plain_patch
 from dspyer.program import CompiledGraph
+from dspyer.running.sight import StateSight
+from dspyer.scheduler.runstate import Branch
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
+from dspyer.values import PersistentMap
 
 Resources = Mapping[type, object] | Sequence[object] | None
 
@@ -71,8 +76,10 @@ def call_node(
     with _unanswered(blueprint):
         reply = blueprint.nodes[node].call(call)
         call.context.attempt.finish()
+        updates: Mapping[str, object] = with_posts(reply.updates, call.context.attempt.posts or ())
+        updates = _follow(condensed(blueprint.condensers.get(node, {}), updates, call))
     schema = blueprint.topology.schema
-    patch, _ = schema.commit(call.state, reply.updates, node=node, commit_id="test", whole=reply.whole)
+    patch, _ = schema.commit(call.state, updates, node=node, commit_id="test", whole=reply.whole)
     return plain_patch(patch)
 
 
@@ -157,10 +164,23 @@ def stub(program: CompiledGraph, **fakes: Callable[..., Any] | Mapping[str, Any]
     if problems:
         raise GraphError(problems)
     twin: CompiledGraph = program.deepcopy()
-    twin._blueprint = replace(blueprint, nodes=nodes)
+    condensers = {name: found for name, found in blueprint.condensers.items() if name not in fakes}
+    twin._blueprint = replace(blueprint, nodes=nodes, condensers=condensers)
     for name in fakes:
         twin.__dict__.pop(name, None)
     return twin
+
+
+def _follow(calls: Asking) -> Mapping[str, object]:
+    """Makes the calls of a node in sync code."""
+    reply: Any = None
+    while True:
+        try:
+            step, call = calls.send(reply)
+        except StopIteration as done:
+            found: Mapping[str, object] = done.value
+            return found
+        reply = step.call(call)
 
 
 def _constant(patch: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
@@ -199,7 +219,10 @@ def _call(
     check_resources(users, given)
     _, state = schema.commit(schema.initial({}), fields, node="the state of the test", commit_id="test", whole=True)
     host = Alone(first_of(answering(interrupts), program.graph.answer))
-    return Call(ImmutableState(state), Context("test", node, attempt=Attempt(host, node)), program, None, given)
+    now = ImmutableState(state)
+    host.sight = StateSight(program.graph, now)
+    attempt = Attempt(host, node, position=Branch((), ((),), now, 0, "", 0, PersistentMap()))
+    return Call(now, Context("test", node, attempt=attempt), program, None, given)
 
 
 @contextmanager

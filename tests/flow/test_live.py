@@ -121,6 +121,7 @@ ANSWERED = {"notes": ["a", "b", "c"], "echoes": ["writer a", "writer b", "writer
 @colours
 @pytest.mark.parametrize("sequence", [False, True], ids=["at once", "in sequence"])
 def test_a_listener_hears_every_post_and_its_loop_ends(go: Any, colour: str, sequence: bool) -> None:
+    """S004-17: how far it has read is part of its commit."""
     nodes = {"writer": (writer, ["notes"]), "echo": (echo(colour), ["echoes"])}
     run = finished(go(team(sequence=sequence, **nodes).compile()))
     state = run.state.to_dict()
@@ -133,6 +134,7 @@ def test_a_listener_hears_every_post_and_its_loop_ends(go: Any, colour: str, seq
 
 @modes
 def test_a_post_is_seen_before_its_node_has_ended(go: Any) -> None:
+    """S004-12."""
     heard = threading.Event()
 
     def posts(ctx: Context) -> None:
@@ -531,6 +533,8 @@ def test_a_timeout_is_an_error_of_the_loop(colour: str) -> None:
 def test_a_write_over_what_was_not_read_is_a_conflict(
     mark: Any, first: dict[str, Any], second: dict[str, Any], expected: dict[str, Any], reads: bool
 ) -> None:
+    """S004-18, S004-19, S004-29."""
+
     class Code(BaseModel):
         code: Annotated[dict[str, Any], reducers.update, mark] = {}
 
@@ -615,6 +619,7 @@ def test_an_isolated_run_posts_with_its_commits(go: Any) -> None:
 
 
 def test_siblings_know_of_each_other() -> None:
+    """S004-13."""
     ready, seen = threading.Event(), threading.Event()
 
     def works(ctx: Context) -> None:
@@ -635,6 +640,7 @@ def test_siblings_know_of_each_other() -> None:
 
 
 def test_a_post_is_an_event_at_once() -> None:
+    """S004-16."""
     run = finished(team(writer=(writer, ["notes"])).compile().run({}))
     posted = [event for event in run.events if isinstance(event, Posted)]
     assert [(event.node, event.field, event.seq, event.size) for event in posted] == [

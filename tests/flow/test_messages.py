@@ -140,6 +140,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments"
         ("hello", "a message is a dict"),
         ([{"role": "user", "content": "x"}, 3], "a message is a dict"),
         ({"role": "user", "content": "other", "id": "first"}, "is there already with another content"),
+        ([{"role": "user", "content": text, "id": "two"} for text in "ab"], "is there already with another content"),
         (Replace([]), "never removed"),
         (DELETE, "never removed"),
     ],
@@ -237,3 +238,40 @@ def test_a_conversation_goes_on_over_the_runs_of_a_thread() -> None:
     assert run.error is None
     assert len(run.state["messages"]) == 8
     assert len(contents(lm.calls[-1])) == 11
+
+
+# --- demos
+
+
+def demo_of(history: Any, number: int) -> dict[str, Any]:
+    return {"text": f"t{number}", "previous": "p", "history": history, "report": f"r{number}"}
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["as recorded", "as saved"])
+def test_demos_show_the_last_turns_of_their_histories(plain: bool) -> None:
+    """Only in demos: the trace and the history of the call itself stay whole."""
+    turns = [{"text": f"t{number}", "previous": "p", "report": f"r{number}"} for number in range(5)]
+    demo = demo_of({"messages": turns} if plain else dspy.History(messages=turns), 5)
+    shown = {}
+    for limit in (None, 2):
+        program: Any = talk().compile(max_demo_turns=limit).deepcopy()
+        program.report.demos = [demo if plain else dspy.Example(**demo)]
+        lm = ScriptedLM([{"kind": "fire"}, *[{"report": text} for text in ("one", "two", "three")]])
+        with dspy.context(lm=lm, trace=[]):
+            program(text="help")
+            inputs = [inputs["history"] for _, inputs, _ in dspy.settings.trace if "history" in inputs]
+        assert [len(history.messages) for history in inputs] == [0, 1, 2]
+        assert len(program.report.demos[0]["history"]["messages"] if plain else demo["history"].messages) == 5
+        shown[limit] = [number for number in range(5) if f'"r{number}"' in str(contents(lm.calls[-1])[0])]
+    assert shown == {None: [0, 1, 2, 3, 4], 2: [3, 4]}
+
+
+def test_demos_that_cannot_be_shortened_are_named() -> None:
+    class Own(dspy.Predict):
+        def forward(self, **kwargs: Any) -> Any:
+            return super().forward(**kwargs)
+
+    with pytest.raises(GraphError, match="max_demo_turns: the demos of 'Own' in node 'report'"):
+        talk(Own(Report)).compile(max_demo_turns=2)
+    with pytest.raises(GraphError, match="max_demo_turns=0"):
+        talk().compile(max_demo_turns=0)

@@ -1,0 +1,116 @@
+"""An alert is classified and investigated: messages, named fields and templates in one program.
+
+python examples/alerts.py                                   # offline: the answers are written down below
+DSPYER_MODEL=openai/gpt-4o-mini python examples/alerts.py   # with a real model
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import dspy
+from model import language_model
+from pydantic import BaseModel
+
+from dspyer import END, START, CompiledGraph, Graph, Messages, fill, to_chat, view
+from dspyer.testing import ScriptedLM
+
+LOGINS = {"203.0.113.7": "14 failed logins as root in 2 minutes, then one that went well"}
+
+ANSWERS = [
+    {"classification": "intrusion", "severity": "high"},
+    {"finding": "Somebody guesses passwords. Who else came from there?", "address": "203.0.113.7", "done": False},
+    {"finding": "The password was found: lock the account of root.", "address": "203.0.113.7", "done": True},
+]
+
+
+class Alert(BaseModel):
+    """One alert, and what is known of it."""
+
+    alert_text: str
+    classification: str | None = None
+    severity: str | None = None
+    finding: str | None = None
+    address: str | None = None
+    done: bool = False
+    messages: Messages = []
+
+
+class Classify(dspy.Signature):
+    """Classify an alert of a server."""
+
+    alert_text: str = dspy.InputField()
+    classification: Literal["intrusion", "outage", "noise"] = dspy.OutputField()
+    severity: Literal["low", "high"] = dspy.OutputField()
+
+
+class Investigate(dspy.Signature):
+    """Investigate this {classification} alert, severity {severity}. {run.remaining} steps are left after this one.
+
+    An address is one such as {"ip": "192.0.2.1"}.
+    """
+
+    request: str = dspy.InputField()
+    news: str = dspy.InputField(desc="the last thing that somebody else has said")
+    history: dspy.History = dspy.InputField()
+    finding: str = dspy.OutputField()
+    address: str = dspy.OutputField(desc="the address to look up")
+    done: bool = dspy.OutputField(desc="whether all is known that is needed")
+
+
+def look_up(address: str) -> dict[str, Any]:
+    """What the logs say about an address, as the result of a tool."""
+    return {"messages": {"role": "tool", "tool_call_id": address, "content": LOGINS.get(address, "nothing")}}
+
+
+def desk() -> CompiledGraph:
+    """Classifies, then investigates and looks things up until all is known."""
+    graph = Graph(Alert)
+    graph.add_node("classifier", dspy.Predict(Classify), writes=["classification", "severity", "messages"])
+    graph.add_node(
+        "investigator",
+        dspy.Predict(Investigate),
+        reads={
+            "request": fill("The alert: {alert_text}"),  # a template
+            "news": view("messages").others().last(1),  # the last message of another node, as text
+            "history": view("messages").own().fit(4000),  # its own turns, as DSPy's history
+        },
+        writes=["finding", "address", "done", "messages"],
+    )
+    graph.add_node("look_up", look_up, writes=["messages"])
+    graph.add_path(START, "classifier", "investigator")
+    graph.add_conditional_edges("investigator", "done", {True: END, False: "look_up"})
+    graph.add_edge("look_up", "investigator")
+    return graph.compile(max_steps=8)
+
+
+def show(turns: Sequence[Any]) -> None:
+    """The prompt of a call, without what DSPy says about the form of the answer."""
+    print("  system:", turns[0].content.partition("your objective is:")[2].strip().splitlines()[0])
+    for turn in turns[1:]:
+        body = turn.content.partition("\n\nRespond with")[0].replace("\n\n[[ ## completed ## ]]", "")
+        parts = [part.strip().replace(" ## ]]\n", " = ") for part in body.split("[[ ## ") if part.strip()]
+        print(f"  {turn.role}:", " | ".join(parts))
+
+
+def main() -> None:
+    """One alert, from the first word to the last."""
+    scripted = None if os.environ.get("DSPYER_MODEL") else ScriptedLM(ANSWERS)
+    with dspy.context(lm=scripted or language_model()):
+        run = desk().run({"alert_text": "many failed logins from 203.0.113.7"})
+    if run.error is not None:
+        raise run.error
+    print("the conversation")
+    for message in to_chat(run.state["messages"]):
+        who = message.get("name", message["role"])
+        print(f"  {who}: {str(message['content']).replace(chr(10), ', ')}")
+    if scripted is not None:
+        print("what the investigator was sent the second time")
+        show(scripted.calls[-1].prompt.turns)
+    print(f"{run.state['severity']}: {run.state['finding']}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""What a run shows of its flow: tokens against whole fields, and the fields over time."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from xml.etree import ElementTree
+
+import dspy
+import pytest
+from pydantic import BaseModel
+
+from bench.views import measure
+from dspyer import END, START, Context, Graph, Run, errors, reducers, view
+from dspyer.testing import ScriptedLM, call_node
+
+
+class Board(BaseModel):
+    topic: str = "tides"
+    notes: Annotated[list[str], reducers.extend] = []
+    parts: list[str] = ["one", "two"]
+    sizes: list[int] = []
+
+
+def length(part: str, topic: str) -> int:
+    return len(part)
+
+
+def played(rounds: int = 2, **options: Any) -> Run:
+    def write(ctx: Context, topic: str) -> dict[str, Any]:
+        return {"notes": ["four" * 10]}
+
+    def look(new: str, all_notes: list[str], few: int, ctx: Context) -> None:
+        ctx.view(view("notes").last(1))
+
+    reads = {"new": view("notes").new(), "all_notes": "notes", "few": view("notes").then(len)}
+    graph = Graph(Board).add_node("write", write, writes=["notes"]).add_node("look", look, reads=reads, writes=[])
+    graph.add_map("size", length, over="parts", item="part", into="sizes", reads=["part", "topic"])
+    graph.add_path(START, "write", "look", "size")
+    graph.add_conditional_edges("size", lambda ctx: "write" if ctx.visit < rounds else END, ["write", END])
+    run = graph.compile(**options).run({})
+    run.raise_error()
+    return run
+
+
+def test_tokens_by_node_and_view() -> None:
+    """S000-27: what is no view is sent whole."""
+    tokens = played().tokens()
+    rows = {(row.node, row.name, row.view): row[3:] for row in tokens.rows}
+    assert rows[("write", "topic", None)] == (2, 4, 4)
+    assert rows[("look", "new", "view('notes').new()")] == (2, 20, 30)
+    assert rows[("look", "all_notes", None)] == (2, 30, 30)
+    assert rows[("look", "few", "view('notes').then(len)")] == (2, 2, 30)
+    assert rows[("look", "notes", "view('notes').last(1)")] == (2, 20, 30)
+    assert rows[("size", "topic", None)] == (4, 8, 8)
+    assert (tokens.sent, tokens.full) == (84, 132)
+    assert tokens.counted == "by estimate"
+    text = str(tokens)
+    assert text.splitlines()[0].split() == ["node", "input", "visits", "sent", "full"]
+    assert "look   new = view('notes').new()" in text
+    assert "66.7 %" in text
+
+
+def test_a_report_may_count_by_a_tokenizer() -> None:
+    tokens = played().tokens(count=lambda text: 1)
+    assert "counted by tokenizer" in str(tokens)
+    assert next(row for row in tokens.rows if row.name == "all_notes")[3:] == (2, 3, 3)
+
+
+USAGE = {
+    "openai": ({"prompt_tokens_details": {"cached_tokens": 90}}, {"lm": 90}),
+    "anthropic": ({"cache_read_input_tokens": 80}, {"lm": 80}),
+    "nothing": ({"prompt_tokens": 4, "prompt_tokens_details": {}}, {}),
+}
+
+
+@pytest.mark.parametrize(("usage", "cached"), USAGE.values(), ids=USAGE)
+def test_what_a_provider_had_cached_stands_apart(usage: dict[str, Any], cached: dict[str, int]) -> None:
+    run = played()
+    run.usage = {"lm": usage}
+    tokens = run.tokens()
+    assert tokens.cached == cached
+    assert ("cached by the provider" in str(tokens)) == bool(cached)
+
+
+def test_views_send_a_tenth_of_whole_fields() -> None:
+    """S000-27: the figure of the project: 3 agents, 30 rounds, items of 150 tokens."""
+    saving = measure(150)
+    assert saving.sent <= 0.1 * saving.full
+    assert saving.prompts <= 0.15 * saving.full_prompts
+    assert saving == measure(150)
+
+
+def test_the_fields_over_time() -> None:
+    """S004-22, S004-21, S000-19."""
+    lanes = played().lanes()
+    assert str(lanes).splitlines() == [
+        "       0",
+        "topic  S......",
+        "notes  Sw..w..",
+        "parts  S......",
+        "sizes  S..s...",
+        "",
+        "S START, w write, s size",
+    ]
+    assert (lanes.fields[0], lanes.authors) == ("topic", ("START", "write", "size"))
+    picture = ElementTree.fromstring(lanes.to_svg())
+    titles = [element.text for element in picture.iter() if element.tag.endswith("title")]
+    assert "write wrote notes (commit trunk:4)" in titles
+    assert lanes._repr_svg_() == lanes.to_svg()
+
+
+def test_a_long_run_has_blocks_of_lanes() -> None:
+    blocks = str(played(40).lanes()).split("\n\n")
+    assert len(blocks) == 3
+    assert [line.split()[0] for line in blocks[1].splitlines()] == ["80", "topic", "notes", "parts", "sizes"]
+
+
+def test_a_node_can_be_called_alone_with_its_views_and_posts() -> None:
+    """All of the state is new to it, and comes from `START`."""
+
+    def node(notes: list[str], mine: str, ctx: Context) -> dict[str, Any]:
+        ctx.post("notes", [*notes, mine or "nothing"])
+        return {"notes": [str(ctx.delta().patch["notes"])]}
+
+    reads = {"notes": view("notes").new(), "mine": view("notes").own()}
+    program = Graph(Board).add_node("node", node, reads=reads).add_path(START, "node", END).compile()
+    patch = call_node(program, "node", {"notes": ["a"]})
+    assert patch["notes"].updates == (["a", "nothing"], ["['a']"])
+    bad = Graph(Board).add_node("node", lambda ctx: ctx.post("topic", "a"), writes=["notes"])
+    with pytest.raises(errors.NodeOutputError, match="not among its writes"):
+        call_node(bad.add_path(START, "node", END).compile(), "node", {})
+
+
+def test_predictors_that_condense_run_in_a_node_called_alone() -> None:
+    short = {"notes": dspy.Predict("a -> b")}
+    graph = Graph(Board).add_node("node", lambda: {"notes": ["a b"]}, writes=["notes"], condense=short)
+    with ScriptedLM([{"b": "short"}]):
+        assert call_node(graph.add_path(START, "node", END).compile(), "node", {}) == {"notes": ["short"]}
