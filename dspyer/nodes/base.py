@@ -270,6 +270,7 @@ class Node:
         sends: whether a `Command` of it may hold `Send`s.
         resources: the types of the resources that it needs, by parameter.
         whole_state: whether it has a parameter for the state as a whole.
+        who: what errors call it.
     """
 
     name: str
@@ -280,11 +281,10 @@ class Node:
     sends: bool = False
     resources: Mapping[str, type] = field(default_factory=dict)
     whole_state: bool = False
+    who: str = field(init=False, repr=False)
 
-    @property
-    def who(self) -> str:
-        """What errors call it."""
-        return f"node {self.name!r}"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "who", f"node {self.name!r}")
 
     @property
     def send_targets(self) -> tuple[str, ...]:

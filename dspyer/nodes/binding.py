@@ -98,14 +98,14 @@ class Binding:
         for name, field, copy, default, readable in self.fields:
             value = ABSENT if overlay is None else read_field(overlay, field, copy)
             if value is ABSENT and readable:
-                value = read_field(state, field, copy)
+                value = read_field(state, field, copy) if copy else state.get(field, ABSENT)
             if value is not ABSENT:
                 arguments[name] = value if not Opaque.made else usable(value, field, self.reader)
             elif not default:
                 raise unset(field, self.reader)
         for name in self.contexts:
             arguments[name] = call.context
-        if self.resources or self.modules or self.whole_state:
+        if self.resources or self.modules or self.states or self.views or self.takes_all:
             self._bind_rest(call, arguments)
         return arguments
 
