@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import keyword
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -19,6 +18,7 @@ from dspyer.building.declarations import (
     NodeSpec,
     RouterSpec,
     check_limits,
+    check_name,
     fields_of,
     listed,
     names_of,
@@ -29,7 +29,6 @@ from dspyer.errors import GraphError
 from dspyer.nodes import Inquiry, Interrupts, node_name
 from dspyer.policies import Policies
 from dspyer.redacting import Redact
-from dspyer.scheduler.topology import END, START
 from dspyer.schema import Schema
 from dspyer.stores import Store, open_store
 from dspyer.templates import Fill
@@ -37,23 +36,6 @@ from dspyer.views import View
 
 if TYPE_CHECKING:
     from dspyer.program import CompiledGraph
-
-# Attributes that DSPy's optimizers set on a program, or that a program needs.
-RESERVED = frozenset(
-    {
-        *(START, END, "state", "ctx", "thread", "threads", "forward", "aforward"),
-        *("run", "arun", "stream", "astream", "graph", "with_resources", "run_inside", "arun_inside"),
-        *("callbacks", "history"),
-        *("score", "simba_idx", "candidate_programs", "trial_logs", "total_calls", "prompt_model_total_calls"),
-        *(
-            "mb_candidate_programs",
-            "results_best",
-            "results_latest",
-            "detailed_results",
-            "flag_compilation_error_occurred",
-        ),
-    }
-)
 
 
 class Graph:
@@ -145,7 +127,7 @@ class Graph:
             if node is not None:
                 raise GraphError("add_node takes a name and a node: write add_node('search', search)")
             name, node = node_name(name), name
-        self._check_name(name)
+        check_name(name, self._nodes)
         if node is None:
             raise GraphError(f"node {name!r} has no function or module: write add_node({name!r}, function)")
         self._nodes[name] = NodeSpec(name, node, reads, writes, modules, frozen, tuple(goto), condense=condense)
@@ -193,7 +175,7 @@ class Graph:
             >>> program(docs=["a", "bcd"]).sizes
             [1, 3]
         """
-        self._check_name(name)
+        check_name(name, self._nodes)
         self._nodes[name] = NodeSpec(name, node, reads, writes, modules, frozen, (), over, item, into, max_concurrency)
         return self
 
@@ -223,7 +205,7 @@ class Graph:
             >>> run.status, run.questions[0].text
             ('interrupted', 'Send Dear Ada?')
         """
-        self._check_name(name)
+        check_name(name, self._nodes)
         self._nodes[name] = NodeSpec(name, Inquiry(question, answer, into))
         return self
 
@@ -300,7 +282,7 @@ class Graph:
             >>> graph = Graph().add_conditional_edges("judge", route, {"again": "write", "done": END})
         """
         if name is not None:
-            self._check_name(name)
+            check_name(name, self._nodes)
         self._ways.append(RouterSpec(source, route, path_map, name, writes))
         return self
 
@@ -379,19 +361,6 @@ class Graph:
             blueprint, migrate=migrate, durability=checked(durability), max_demo_turns=max_demo_turns
         ).hiding(redact)
         return assemble(blueprint, modules, text, None if store is None else open_store(store))
-
-    def _check_name(self, name: str) -> None:
-        if not name.isidentifier() or keyword.iskeyword(name):
-            raise GraphError(
-                f"{name!r} is no name for a node: names are identifiers, since nodes become attributes of the program"
-            )
-        if name in RESERVED or name.startswith("_") or hasattr(dspy.Module, name):
-            raise GraphError(
-                f"{name!r} cannot name a node: DSPy or the program needs this attribute; choose another, like "
-                f"{name + '_node'!r}"
-            )
-        if name in self._nodes:
-            raise GraphError(f"there is a node {name!r} already: give this one another name")
 
     def __repr__(self) -> str:
         return f"<{self._name}: {', '.join(self._nodes)}>"

@@ -54,6 +54,8 @@ DELETE = _Delete()
 class SealedPatch(dict[Any, Any]):
     """A patch that was committed: a dict that nobody can change. Its values are frozen, inner patches sealed."""
 
+    __slots__ = ()
+
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise ImmutableError("a committed patch cannot be changed: make a copy of it, dict(commit.patch)")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,9 +10,27 @@ from typing import Any, NamedTuple
 import dspy
 
 from dspyer.errors import GraphError, suggestion
+from dspyer.scheduler.topology import END, START
 from dspyer.schema import Schema
 from dspyer.templates import Fill
 from dspyer.views import View
+
+# Attributes that DSPy's optimizers set on a program, or that a program needs.
+RESERVED = frozenset(
+    {
+        *(START, END, "state", "ctx", "thread", "threads", "forward", "aforward"),
+        *("run", "arun", "stream", "astream", "graph", "with_resources", "run_inside", "arun_inside"),
+        *("callbacks", "history"),
+        *("score", "simba_idx", "candidate_programs", "trial_logs", "total_calls", "prompt_model_total_calls"),
+        *(
+            "mb_candidate_programs",
+            "results_best",
+            "results_latest",
+            "detailed_results",
+            "flag_compilation_error_occurred",
+        ),
+    }
+)
 
 
 class NodeSpec(NamedTuple):
@@ -74,6 +93,25 @@ def names_of(nodes: str | Sequence[str]) -> tuple[str, ...]:
             f"an edge goes between names of nodes, not {nodes!r}; add the node with add_node and use its name"
         )
     return names
+
+
+def check_name(name: str, known: Collection[str]) -> None:
+    """Checks the name of a new node.
+
+    Raises:
+        GraphError: if it is no identifier, reserved or taken.
+    """
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise GraphError(
+            f"{name!r} is no name for a node: names are identifiers, since nodes become attributes of the program"
+        )
+    if name in RESERVED or name.startswith("_") or hasattr(dspy.Module, name):
+        raise GraphError(
+            f"{name!r} cannot name a node: DSPy or the program needs this attribute; choose another, like "
+            f"{name + '_node'!r}"
+        )
+    if name in known:
+        raise GraphError(f"there is a node {name!r} already: give this one another name")
 
 
 def check_limits(**limits: object) -> None:

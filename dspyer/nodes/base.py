@@ -312,6 +312,7 @@ class Node:
         resources: the types of the resources that it needs, by parameter.
         whole_state: whether it has a parameter for the state as a whole.
         templates: the templates in its inputs and in the instructions of its predictors.
+        who: what errors call it.
     """
 
     name: str
@@ -323,11 +324,10 @@ class Node:
     resources: Mapping[str, type] = field(default_factory=dict)
     whole_state: bool = False
     templates: Templates = NO_TEMPLATES
+    who: str = field(init=False, repr=False)
 
-    @property
-    def who(self) -> str:
-        """What errors call it."""
-        return f"node {self.name!r}"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "who", f"node {self.name!r}")
 
     @property
     def send_targets(self) -> tuple[str, ...]:

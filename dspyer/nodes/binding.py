@@ -116,7 +116,7 @@ class Binding:
                 if form == "history" and isinstance(value, list):
                     value = dspy.History(messages=turns_in(value, (), ()))
             elif value is ABSENT and readable:
-                value = read_field(state, field, copy)
+                value = read_field(state, field, copy) if copy else state.get(field, ABSENT)
             elif value is ABSENT and made is not None:
                 value = made_for(made, form, call)
             if value is not ABSENT:
@@ -125,7 +125,7 @@ class Binding:
                 raise unset(field, self.reader)
         for name in self.contexts:
             arguments[name] = call.context
-        if self.resources or self.modules or self.whole_state:
+        if self.resources or self.modules or self.states or self.views or self.takes_all:
             self._bind_rest(call, arguments)
         return arguments
 

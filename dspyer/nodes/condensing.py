@@ -41,6 +41,9 @@ class Condenser(Node):
     shape: str
     several: bool
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "who", f"the module that condenses {self.field!r} of node {self.node!r}")
+
     def call(self, call: Call) -> Reply:
         """Shortens what the overlay of the call holds."""
         return self._reply(call_module(getattr(call.program, self.name), self._inputs(call)))
@@ -61,11 +64,6 @@ class Condenser(Node):
                 f"{self.who} gave {listed(values)}: a module of condense gives one value, the shorter one"
             )
         return Reply({self.field: values[names[0]]})
-
-    @property
-    def who(self) -> str:
-        """What errors call it."""
-        return f"the module that condenses {self.field!r} of node {self.node!r}"
 
 
 Asking = Generator[tuple[Node, Call], Reply, Any]

@@ -37,6 +37,7 @@ class Router:
         resources: the types of the resources that it needs, by parameter.
         module_name: the attribute of the program that holds its module; None if it has none.
         templates: the templates in the instructions of its predictors.
+        who: what problems and errors call it.
     """
 
     name: str
@@ -48,6 +49,10 @@ class Router:
     resources: Mapping[str, type] = field(default_factory=dict)
     module_name: str | None = None
     templates: Templates = NO_TEMPLATES
+    who: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "who", f"the router of {self.name!r}")
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -72,11 +77,6 @@ class Router:
     def inline(self) -> bool:
         """Whether `decide` is sync and cheap, so that async code calls it too."""
         return self.module_name is None
-
-    @property
-    def who(self) -> str:
-        """What problems and errors call the router."""
-        return f"the router of {self.name!r}"
 
     def decide(self, call: Call) -> Decision:
         """Say where the branch goes, given the state after its node."""

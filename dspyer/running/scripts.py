@@ -29,19 +29,57 @@ def script(session: Session, execution: Execution, runner: Runner) -> Script:
     """
     if execution.branch.head < 0:
         return _begin_script(session, execution, runner)
-    return _asking_script(session, execution, runner)
+    return _node_script(session, execution, runner)
 
 
-def _asking_script(session: Session, execution: Execution, runner: Runner) -> Script:
-    call = _call(session, execution, execution.branch.state, runner)
+def _node_script(session: Session, execution: Execution, runner: Runner) -> Script:
+    name, state = execution.node, execution.branch.state
+    call = _call(session, execution, state, runner)
     if session.memo.questions or session.blueprint.interrupt_before:
         _let_wait(session, execution)
-    transition = yield from _node_script(session, execution, call)
+    began, clock = time.time(), time.perf_counter()
+    reply: Reply = yield session.blueprint.nodes[name], call
+    attempt = call.context.attempt
+    attempt.over = True
+    updates = reply.updates if attempt.posts is None else with_posts(reply.updates, attempt.posts)
+    condensers = session.blueprint.condensers
+    if condensers and name in condensers:
+        updates = yield from condensed(condensers[name], updates, call)
+    live = session if isinstance(session, LiveSession) else None
+    if live is not None:
+        updates = live.returned(attempt, updates)
+    schema = session.blueprint.topology.schema
+    patch, after = schema.commit(state, updates, node=name, commit_id=session.stamp(execution), whole=reply.whole)
+    if live is not None:
+        patch, after = live.with_posts(execution, patch, after)
+    targets = _straight(session, name, call, reply.goto, after)
+    if targets is not None:
+        transition = Transition(patch, after, targets, None, began, time.perf_counter() - clock)
+    else:
+        transition = yield from _leave(session, execution, call, patch, after, began, clock)
     if session.memo.questions:
-        call.context.attempt.finish()
-    if isinstance(session, LiveSession):
-        return transition._replace(live=session.exchange(execution))
-    return transition
+        attempt.finish()
+    return transition if live is None else transition._replace(live=live.exchange(execution))
+
+
+def _straight(
+    session: Session, name: str, call: Call, goto: Sequence[str | Send] | None, after: ImmutableState
+) -> tuple[Target, ...] | None:
+    """The targets of a node, where it takes no driver to know them; else None."""
+    if goto is not None:
+        return _targets(session, name, goto)
+    ways = session.blueprint.exits[name]
+    if len(ways) != 1:
+        return None
+    way = ways[0]
+    if isinstance(way, str):
+        return (Target(way),)
+    if not way.inline:
+        return None
+    _, context, program, overlay, resources, runner = call
+    found = way.decide(Call(after, context, program, overlay, resources, runner)).targets
+    first = found[0]  # a router gives its own targets only
+    return (Target(first),) if len(found) == 1 and isinstance(first, str) else _targets(session, name, found)
 
 
 def _begin_script(session: Session, execution: Execution, runner: Runner) -> Script:
@@ -56,42 +94,6 @@ def _begin_script(session: Session, execution: Execution, runner: Runner) -> Scr
     transition = yield from _leave(session, execution, call, patch, session.inputs, began, clock)
     call.context.attempt.finish()
     return transition
-
-
-def _node_script(session: Session, execution: Execution, call: Call) -> Script:
-    began, clock = time.time(), time.perf_counter()
-    name = execution.node
-    state = execution.branch.state
-    reply: Reply = yield session.blueprint.nodes[name], call
-    schema = session.blueprint.topology.schema
-    attempt = call.context.attempt
-    attempt.over = True
-    updates = reply.updates if attempt.posts is None else with_posts(reply.updates, attempt.posts)
-    condensers = session.blueprint.condensers
-    if condensers and name in condensers:
-        updates = yield from condensed(condensers[name], updates, call)
-    if isinstance(session, LiveSession):
-        updates = session.returned(attempt, updates)
-    patch, after = schema.commit(state, updates, node=name, commit_id=session.stamp(execution), whole=reply.whole)
-    if isinstance(session, LiveSession):
-        patch, after = session.with_posts(execution, patch, after)
-    if reply.goto is not None:
-        targets = _targets(session, name, reply.goto)
-        return Transition(patch, after, targets, None, began, time.perf_counter() - clock)
-    ways = session.blueprint.exits[name]
-    if len(ways) == 1:
-        way = ways[0]
-        if isinstance(way, str):
-            return Transition(patch, after, (Target(way),), None, began, time.perf_counter() - clock)
-        if way.inline:
-            routed = Call(after, call.context, call.program, call.overlay, call.resources, call.runner)
-            goto = way.decide(routed).targets  # a router gives its own targets only
-            first = goto[0]
-            if len(goto) == 1 and isinstance(first, str):
-                return Transition(patch, after, (Target(first),), None, began, time.perf_counter() - clock)
-            targets = _targets(session, name, goto)
-            return Transition(patch, after, targets, None, began, time.perf_counter() - clock)
-    return (yield from _leave(session, execution, call, patch, after, began, clock))
 
 
 def _let_wait(session: Session, execution: Execution) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from secrets import token_hex
 from threading import Event, Lock, Thread
@@ -12,6 +13,9 @@ from threading import Event, Lock, Thread
 from dspyer.durable.journal import Journal
 from dspyer.errors import ConcurrentRunError
 from dspyer.stores.base import Owner, ThreadRow
+
+AT = "@"
+"""Between when and where a process began."""
 
 LEASE = 30.0
 """Seconds that an owner counts as alive after it was last heard of."""
@@ -27,7 +31,7 @@ def is_alive(row: ThreadRow) -> bool:
     owner = row.owner
     if owner is None or row.lease <= 0:
         return False
-    if owner.host != socket.gethostname():
+    if owner.host != socket.gethostname() or owner.started.partition(AT)[2] != _place():
         return True
     if owner.pid == os.getpid():
         return leases.holds(owner.token)
@@ -45,11 +49,28 @@ def busy(row: ThreadRow) -> ConcurrentRunError:
 
 
 def _started(pid: int) -> str:
-    """When a process began, in the system's own words; "" where it does not say, "ended" for one that has ended."""
+    """When and where a process began, in the system's own words; "ended" for one that has ended."""
+    when = ""
     with suppress(OSError):
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return "ended" if state in "ZX" else rest[18]  # its parent has not asked yet how it ended
+        if state in "ZX":
+            return "ended"  # its parent has not asked yet how it ended
+        when = rest[18]
+    return f"{when}{AT}{_place()}"
+
+
+def _place() -> str:
+    """Where the number of a process means something, as far as the system says: containers of one host name, and
+    machines, have numbers of their own.
+    """
+    with suppress(OSError):
+        return f"{_boot()} {Path('/proc/self/ns/pid').readlink()}"
     return ""
+
+
+@cache
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _runs(pid: int) -> bool:

@@ -225,8 +225,19 @@ class PersistentMap(Generic[K, V]):
 
     def discard(self, key: K) -> PersistentMap[K, V]:
         """A map without `key`; the same map where the key is unknown."""
-        data = without_key(self._data, key)
-        return self if data is self._data else PersistentMap._of(data)
+        data = self._data
+        if type(data) is dict:
+            if key not in data:
+                return self
+            data = data.copy()
+            del data[key]
+        else:
+            data = cast("Trie[K, V]", data).discard(key)
+            if data is self._data:
+                return self
+        new: PersistentMap[K, V] = object.__new__(PersistentMap)
+        new._data = data
+        return new
 
     def keys(self) -> KeysView[K] | tuple[K, ...]:
         return self._data.keys()

@@ -11,8 +11,8 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, Send, reducers
+from dspyer.building.declarations import RESERVED
 from dspyer.errors import GraphError, InputError
-from dspyer.graph import RESERVED
 
 
 class Draft(BaseModel):

@@ -346,6 +346,30 @@ def test_a_lease_is_renewed_while_a_run_works(monkeypatch: pytest.MonkeyPatch) -
     assert row.owner is None
 
 
+def no_such_process(pid: int, number: int) -> None:
+    raise ProcessLookupError(pid, number)
+
+
+@pytest.mark.skipif(not Path("/proc/self/ns/pid").exists(), reason="the system does not say where a process is")
+def test_an_owner_in_another_container_of_the_same_host_name_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the numbers of processes are others: nothing can be told from them."""
+    clock = Clock()
+    store, gate = Memory(clock=clock), Gate()
+    first = Beside(lambda: gated(gate, store).thread("t").run({"n": 1}))
+    assert gate.inside.wait(10)
+    with monkeypatch.context() as patched:
+        patched.setattr("os.readlink", lambda path: "pid:[1]")
+        patched.setattr("os.getpid", lambda: 1)
+        patched.setattr("os.kill", no_such_process)
+        thread = gated(gate, store).thread("t")
+        assert thread.status == "running"
+        with pytest.raises(ConcurrentRunError, match="its lease ends in 30 s"):
+            thread.resume()
+    gate.opened.set()
+    assert first.end().status == "completed"
+    assert gate.calls == 1
+
+
 def test_an_owner_whose_lease_has_ended_notices_at_its_next_write(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that slept: somebody else has gone on meanwhile."""
     clock = Clock()
