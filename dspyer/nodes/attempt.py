@@ -28,18 +28,20 @@ class Host(Hearing, Protocol):
     """The run that an attempt belongs to.
 
     Attributes:
-        sight: what can be seen of the state through views, and who may see and post what.
         memo: what its executions have left behind.
         journal: writes it down; None for a run that is not stored.
         answer: answers questions as they are asked.
         root: the id of the run, the same however often it is taken up.
     """
 
-    sight: Sight
     memo: Memo
     journal: Journal | None
     answer: Answer
     root: str
+
+    @property
+    def sight(self) -> Sight:
+        """What can be seen of the state through views, and who may see and post what."""
 
     def record(self, event: Event) -> None:
         """Shows an event to whoever listens."""
