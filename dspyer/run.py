@@ -181,7 +181,7 @@ class Run:
         Returns:
             The counts, a table as text.
         """
-        return count_tokens(self._looks, reads_of(*self._made_here), self.usage, count)
+        return count_tokens(self._made_here[0], self._looks, reads_of(*self._made_here), self.usage, count)
 
     def lanes(self) -> Lanes:
         """Its fields over time: who wrote which of them when. Text in a terminal, a picture in a notebook."""

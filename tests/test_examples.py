@@ -67,6 +67,7 @@ SHOWN = {
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_example_shows_what_it_says(name: str, tmp_path: Path) -> None:
+    """S004-30."""
     environment = {key: value for key, value in os.environ.items() if key != "DSPYER_MODEL"}
     result = subprocess.run(
         [sys.executable, str(EXAMPLES / name)],

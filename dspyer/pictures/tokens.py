@@ -91,11 +91,16 @@ def _share(sent: int, full: int) -> str:
 
 
 def count_tokens(
-    looks: Iterable[Look], reads: Iterable[Read], usage: Mapping[str, Mapping[str, Any]], count: Count | None
+    nodes: Iterable[str],
+    looks: Iterable[Look],
+    reads: Iterable[Read],
+    usage: Mapping[str, Mapping[str, Any]],
+    count: Count | None,
 ) -> Tokens:
     """Counts what nodes have got.
 
     Args:
+        nodes: the nodes, in the order in which they are listed.
         looks: what views have shown.
         reads: the fields that were read whole.
         usage: tokens by language model, as providers report them.
@@ -115,8 +120,8 @@ def count_tokens(
         tally[1] += size
         tally[2] += size
     rows = [TokenRow(*key, *tally) for key, tally in found.items()]
-    nodes = list(dict.fromkeys(row.node for row in rows))
-    rows.sort(key=lambda row: nodes.index(row.node))
+    order = list(nodes)
+    rows.sort(key=lambda row: order.index(row.node))
     return Tokens(rows, _cached(usage), "by estimate" if count is None else "by tokenizer")
 
 
