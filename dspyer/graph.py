@@ -29,6 +29,7 @@ from dspyer.errors import GraphError
 from dspyer.nodes import Inquiry, Interrupts, node_name
 from dspyer.policies import Policies
 from dspyer.redacting import Redact
+from dspyer.scheduler.topology import END, START  # noqa: F401 - for the examples below
 from dspyer.schema import Schema
 from dspyer.stores import Store, open_store
 from dspyer.templates import Fill

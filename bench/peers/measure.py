@@ -137,6 +137,11 @@ def stored_bytes(path: str) -> int:
 def flushed_write() -> float:
     """Seconds of a bare write and fsync of 4 KB."""
     with tempfile.TemporaryFile() as file:
-        return timed(
-            lambda: [(file.write(bytes(4096)), file.flush(), os.fsync(file.fileno())) for _ in range(200)], 200
-        )
+
+        def write() -> None:
+            for _ in range(200):
+                file.write(bytes(4096))
+                file.flush()
+                os.fsync(file.fileno())
+
+        return timed(write, 200)
