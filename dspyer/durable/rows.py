@@ -113,16 +113,13 @@ class CommitHead(NamedTuple):
     def packed(self) -> tuple[Any, ...]:
         """The head of a row: small numbers, and what says nothing is left out at the end."""
         name, node, step, visit, settled, route, parents, scope, started, duration, items = self
-        index = _index(name)
+        branch, _, number = name.rpartition(":")
+        whole = number.isdigit()  # else it was made by hand
+        index = int(number) if whole else _index(name)
         late = step - index
-        head = (
-            index if name == f"trunk:{index}" else name,
-            node,
-            0 if route == (node,) else route[0] if len(route) == 1 else list(route),
-            index - visit,
-            started - EPOCH,
-            duration,
-        )
+        goes = list(route) if len(route) != 1 else 0 if route[0] == node else route[0]
+        first = index if whole and branch == "trunk" else name
+        head = (first, node, goes, index - visit, started - EPOCH, duration)
         if settled and not late and parents is None and not scope and items is None:
             return head
         if parents is None and not scope and items is None:
@@ -195,7 +192,7 @@ def commit_draft(
     sent = tuple(overlays)
     written = Written(
         None if opened else commit.patch,
-        sent if any(overlay is not None for overlay in sent) else (),
+        sent if sent and any(overlay is not None for overlay in sent) else (),
         commit.reason,
         entry.resolutions,
     )
