@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from dspyer.durable.history import History, Listed, inner_commits
 from dspyer.durable.reading import Chapter, Reader, chapters
 from dspyer.durable.rows import END, digest
 from dspyer.durable.snapshots import latest
-from dspyer.errors import StoreError
+from dspyer.errors import StoreError, ThreadError
 from dspyer.events import Commit
 from dspyer.scheduler.lineage import last_writer, lineage, touches, value_at
 from dspyer.state import ImmutableState
@@ -27,6 +28,13 @@ Moment = int | str | Mapping[str, Any]
 """A version, the id of a commit, or a state itself."""
 
 
+def _check_name(name: object) -> None:
+    with suppress(UnicodeEncodeError):
+        if isinstance(name, str) and name.encode():
+            return
+    raise ThreadError(f"{name!r} is no name of a thread: that is any text, not empty: program.thread('t-42')")
+
+
 class Past:
     """Reads a thread.
 
@@ -34,9 +42,13 @@ class Past:
         program: the program of the thread.
         store: where it is kept.
         name: its name.
+
+    Raises:
+        ThreadError: if the name is none: no text, empty, or not to be written as UTF-8.
     """
 
     def __init__(self, program: CompiledGraph, store: Store, name: str) -> None:
+        _check_name(name)
         self.name = name
         self._program = program
         self._store = store

@@ -56,13 +56,12 @@ class Travel(Past):
             NodeOutputError: if the patch does not fit the schema.
         """
         store, listed = self._starter.store, self._read() if at is None else self._around(at)
+        twin = type(self)(self._program, self._store, to)
         if store.thread(to) is not None:
             raise ThreadError(f"there is a thread {to!r} already: take another name, or merge with t.merge(...)")
         if not listed.heads:
             raise ThreadError(f"thread {self.name!r} has no run yet: there is nothing to copy")
-        root = self._root
-        twin = type(self)(self._program, self._store, to)
-        starter = twin._starter
+        root, starter = self._root, twin._starter
         cut = cut_here(starter, listed, listed.heads[0]) if at is None else cut_at(starter, listed, at)
         rest = Rest(ThreadRow(to, None, 0, root=root), None, self._history.state(listed.rest), 0)
         if cut.inside and (at is not None or patch is not None):

@@ -148,6 +148,19 @@ def test_rerun_does_again_what_came_after(name: str) -> None:
         assert asyncio.run(thread.arerun(0)).state == first.state
 
 
+@pytest.mark.parametrize("name", ["", None, 5, b"t", "\ud800"])
+def test_a_name_of_a_thread_is_a_text(name: Any, tmp_path: Path) -> None:
+    program = (
+        Graph().add_node("n", lambda state: {"n": 1}).add_path(START, "n", END).compile(store=tmp_path / "runs.db")
+    )
+    thread = program.thread("t")
+    thread.run({})
+    for make in (program.thread, thread.copy):
+        with pytest.raises(ThreadError, match="is no name of a thread"):
+            make(name)
+    assert program.threads() == ["t"]
+
+
 @pytest.mark.parametrize("number", range(3))
 def test_what_a_rerun_took_the_place_of_can_be_gone_on_from(number: int, tmp_path: Path) -> None:
     calls = []
