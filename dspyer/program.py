@@ -199,7 +199,7 @@ class CompiledGraph(dspy.Module):
             The handle on it.
 
         Raises:
-            ThreadError: if the program was compiled without a store, or the name is empty.
+            ThreadError: if the program was compiled without a store, or the name is empty or no text.
 
         Example:
             >>> from dspyer import END, START, Graph
@@ -208,10 +208,7 @@ class CompiledGraph(dspy.Module):
             >>> program.thread("t-42").run({"text": "hey"}).state["loud"]
             'HEY'
         """
-        store = self._kept()
-        if not name:
-            raise ThreadError("a thread needs a name: program.thread('t-42')")
-        return Thread(self, store, name)
+        return Thread(self, self._kept(), name)
 
     def threads(self) -> list[str]:
         """The names of all threads in the store, sorted: those of other graphs too, if they share it.

@@ -69,14 +69,14 @@ class Run:
         self._made_here = (session.blueprint.nodes, run.log, len(session.opening.run.log))
         self._entries = numbered(list(run.log), run.first)
         self._first = run.first
-        self._head = sum(1 for entry in self._entries if entry.commit.version is not None) - 1
-        self.commits: tuple[Commit, ...] = tuple(entry.commit for entry in self._entries)
+        self.commits: tuple[Commit, ...] = tuple([entry.commit for entry in self._entries])
+        self._head = len([commit for commit in self.commits if commit.version is not None]) - 1
         self._redaction = session.blueprint.redaction
         self.conflicts: tuple[MergedConflict, ...] = (
-            *(conflict for entry in self._entries for conflict in entry.conflicts),
+            *[conflict for entry in self._entries for conflict in entry.conflicts],
             *(failed for failure in run.failures for failed in failure.conflicts),
         )
-        self._places = {entry.commit.id: i for i, entry in enumerate(self._entries)}
+        self._places = {commit.id: i for i, commit in enumerate(self.commits)}
         self.branches: Mapping[Path, ImmutableState] = session.branches()
 
     @property
@@ -222,6 +222,8 @@ def numbered(log: list[Entry], first: int = 0) -> list[Entry]:
         log: the commits in the order in which they were made.
         first: the version of the first one.
     """
+    if [entry.commit.version for entry in log] == list(range(first, first + len(log))):
+        return log  # it never forked
     settled = max((i for i, entry in enumerate(log) if entry.commit.version is not None), default=-1) + 1
 
     def order(i: int) -> tuple[bool, int, Path]:

@@ -300,6 +300,14 @@ class Listed:
         """The place in the log of the last commit that all branches shared."""
         return self.history.runs[self.heads[-1]].resting if self.heads else None
 
+    def knows(self, commit_id: str) -> bool:
+        """Whether one of the commits has an id, with or without its run in front."""
+        try:
+            self.number(commit_id)
+        except LookupError:
+            return False
+        return True
+
     def number(self, version: int | str) -> int:
         """Which of the commits a version or an id names.
 

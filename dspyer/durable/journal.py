@@ -216,18 +216,23 @@ class Journal:
         self.seq = seq
         self.tail += len(drafts)
         if rested is not None and drafts:
-            waiting.snapshot = snapshot(Point(self.run, self.seq - 1), rested, self.forms)
+            waiting.snapshot = snapshot(Point(self.run, seq - 1), rested, self.forms)
             self.tail = 0
         waiting.count += 1
-        waiting.flush = waiting.flush or flush
-        waiting.release = waiting.release or release
+        if flush:
+            waiting.flush = True
+        if release:
+            waiting.release = True
 
     def _is_due(self) -> bool:
         """Whether what waits is to be written now."""
-        waiting = self._waiting
-        if self.durability == "sync" or self.durability == "flush" or waiting.flush or waiting.release:
+        durability = self.durability
+        if durability == "sync" or durability == "flush":
             return True
-        if self.durability == "exit":
+        waiting = self._waiting
+        if waiting.flush or waiting.release:
+            return True
+        if durability == "exit":
             return False
         return waiting.count >= BATCH_SIZE or monotonic() - waiting.since >= BATCH_SECONDS
 
@@ -246,7 +251,8 @@ class Journal:
             if self._prevent is not None:
                 self._prevent()
                 self._prevent = None
-        self._released = self._released or waiting.release
+        if waiting.release:
+            self._released = True
         self._waiting = _Waiting()
         self.lost.clear()
         return True

@@ -121,22 +121,14 @@ class CommitHead(NamedTuple):
     def packed(self) -> tuple[Any, ...]:
         """The head of a row: small numbers, and what says nothing is left out at the end."""
         name, node, step, visit, settled, route, parents, scope, started, duration, items, live, calls = self
-        index = _index(name)
+        branch, _, number = name.rpartition(":")
+        whole = number.isdigit()  # else it was made by hand
+        index = int(number) if whole else _index(name)
         late = step - index
-        head = (
-            index if name == f"trunk:{index}" else name,
-            node,
-            0 if route == (node,) else route[0] if len(route) == 1 else list(route),
-            index - visit,
-            started - EPOCH,
-            duration,
-        )
-        exchanged = None
-        if live is not None:
-            exchanged = [{field: list(seqs) for field, seqs in live.posts.items()}, dict(live.reads)]
-        rest: list[Any] = [None if items is None else list(items), exchanged, list(calls) if any(calls) else None]
-        while rest and rest[-1] is None:
-            rest.pop()
+        goes = list(route) if len(route) != 1 else 0 if route[0] == node else route[0]
+        first = index if whole and branch == "trunk" else name
+        head = (first, node, goes, index - visit, started - EPOCH, duration)
+        rest = _beside(items, live, calls)
         if settled and not late and parents is None and not scope and not rest:
             return head
         if parents is None and not scope and not rest:
@@ -173,6 +165,19 @@ class CommitHead(NamedTuple):
 def _index(commit_id: str) -> int:
     """The place of a commit on its branch; of one made by hand (`"trunk:3+1"`), that of the commit before it."""
     return int(commit_id.rpartition(":")[2].partition("+")[0])
+
+
+def _beside(items: tuple[str, int] | None, live: Exchange | None, calls: tuple[int, int]) -> list[Any]:
+    """What few commits have in their heads: items of a map, posts and reads of live fields, counted calls."""
+    if items is None and live is None and not any(calls):
+        return []
+    exchanged = None
+    if live is not None:
+        exchanged = [{field: list(seqs) for field, seqs in live.posts.items()}, dict(live.reads)]
+    rest: list[Any] = [None if items is None else list(items), exchanged, list(calls) if any(calls) else None]
+    while rest[-1] is None:
+        rest.pop()
+    return rest
 
 
 def commit_draft(
@@ -213,7 +218,7 @@ def commit_draft(
     sent = tuple(overlays)
     written = Written(
         None if opened else commit.patch,
-        sent if any(overlay is not None for overlay in sent) else (),
+        sent if sent and any(overlay is not None for overlay in sent) else (),
         commit.reason,
         entry.resolutions,
     )

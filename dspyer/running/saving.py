@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dspyer.durable.rows import Draft, commit_draft
@@ -26,11 +26,10 @@ class Unsaved:
         self.events: list[Event] = []
         self._overlays: dict[str, tuple[FrozenDict[str, Any] | None, ...]] = {}
 
-    def sent(self, execution_id: str, targets: Iterable[Target]) -> None:
+    def sent(self, execution_id: str, targets: Sequence[Target]) -> None:
         """Notes what an execution sends to its targets."""
-        overlays = [target.overlay for target in targets]
-        if overlays != [None]:
-            self._overlays[execution_id] = tuple(overlays)
+        if len(targets) != 1 or targets[0].overlay is not None:
+            self._overlays[execution_id] = tuple([target.overlay for target in targets])
 
     def drafts(
         self, run: RunState, scope: tuple[str, ...], opening: Mapping[str, Any], items_of: ItemsOf
@@ -44,12 +43,12 @@ class Unsaved:
             items_of: the field of a map whose results have rows of their own, and how many there are.
         """
         found = []
-        for place in range(len(self.run.log), len(run.log)):
-            entry = run.log[place]
-            overlays = self._overlays.pop(entry.commit.id, ())
-            found.append(
-                commit_draft(entry, place, scope, overlays, entry.commit.patch is opening, items_of(entry.commit))
-            )
+        log = run.log
+        for place in range(len(self.run.log), len(log)):
+            entry = log[place]
+            commit = entry.commit
+            overlays = self._overlays.pop(commit.id, ()) if self._overlays else ()
+            found.append(commit_draft(entry, place, scope, overlays, commit.patch is opening, items_of(commit)))
         return found
 
     def take(self, run: RunState) -> list[Event]:

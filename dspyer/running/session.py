@@ -205,7 +205,8 @@ class Session(Isolated):
         """The rows of what has happened since the last ones."""
         assert self.unsaved is not None
         drafts = self.unsaved.drafts(self.run, self.scope, self.opening.patch, self._items_of)
-        return drafts + self.memo.unwritten()
+        drafts += self.memo.unwritten()
+        return drafts
 
     def _items_of(self, commit: Commit) -> tuple[str, int] | None:
         """The field of a map and the number of its results, if they are what the rows of its items hold."""

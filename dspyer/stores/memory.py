@@ -13,7 +13,7 @@ from dspyer.stores.base import Change, Owner, Point, Row, RunRow, Snapshot, Stor
 from dspyer.stores.content import Content
 from dspyer.stores.reach import Ends, Extent, Removal, disowning, removal
 
-_NOTHING = (None,) * 6
+_CONTAINERS = (list, dict, tuple)
 
 
 class Memory(Store):
@@ -98,13 +98,17 @@ class Memory(Store):
         known = self._rows.get(rows_of)
         if not known or len(rows) != 1 or epoch != thread.epoch or head is None or head.run != rows_of:
             return False
-        if (next_epoch, owner, lease, root, run, snapshot) != _NOTHING:
+        if not (next_epoch is None and owner is None and lease is None):
             return False
-        (row,) = rows
+        if not (root is None and run is None and snapshot is None):
+            return False
+        row = rows[0]
         if row.seq != next(reversed(known)) + 1:
             return False
         known[row.seq] = _own_row(row)
-        self._keep_blobs(row.content)
+        content = row.content
+        if content is not None and (content.encoded or content.beside):
+            self._keep_blobs(content)
         del self._threads[name]  # the last one that was written to is at the end
         self._threads[name] = ThreadRow(name, head, epoch, thread.owner, thread.lease, thread.root, thread.runs)
         return True
@@ -307,7 +311,7 @@ def _own_run(run: RunRow) -> RunRow:
 def _own_row(row: Row) -> Row:
     """The same row; what can be changed in it is not shared."""
     for part in row.head:
-        if isinstance(part, list | dict | tuple):
+        if isinstance(part, _CONTAINERS):
             return row._replace(head=tuple(map(_own, row.head)))
     return row
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from dspyer.bond.tracing import add_tokens
 from dspyer.durable.reading import chapter, chapters
-from dspyer.durable.rows import END
-from dspyer.stores.base import Store
+from dspyer.durable.rows import ANSWER, COMMIT, END, ITEM, JOIN, ONCE, RESUME
+from dspyer.stores.base import Row, Store
 from dspyer.threads.owning import is_alive
+
+PROGRESS = (COMMIT, JOIN, ITEM, ONCE, ANSWER, END)
+"""Rows that show that a run has come further."""
 
 
 def status_of(store: Store, thread: str) -> str:
@@ -45,3 +49,17 @@ def usage_of(store: Store, thread: str) -> dict[str, dict[str, Any]]:
                 if end.kind == END and len(end.head) > 2:
                     add_tokens(total, end.head[2])
     return total
+
+
+def resumes(rows: Sequence[Row]) -> int:
+    """How often a run was taken up since it last came further.
+
+    Args:
+        rows: of the run.
+    """
+    count = 0
+    for row in reversed(rows):
+        if row.kind in PROGRESS:
+            break
+        count += row.kind == RESUME
+    return count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from dspyer.durable.history import History, Listed, inner_commits
 from dspyer.durable.reading import Chapter, Reader, chapters
 from dspyer.durable.rows import END, digest
 from dspyer.durable.snapshots import latest
-from dspyer.errors import StoreError
+from dspyer.errors import StoreError, ThreadError
 from dspyer.events import Commit
 from dspyer.scheduler.lineage import last_writer, lineage, touches, value_at
 from dspyer.state import ImmutableState
@@ -27,6 +28,13 @@ Moment = int | str | Mapping[str, Any]
 """A version, the id of a commit, or a state itself."""
 
 
+def _check_name(name: object) -> None:
+    with suppress(UnicodeEncodeError):
+        if isinstance(name, str) and name.encode():
+            return
+    raise ThreadError(f"{name!r} is no name of a thread: that is any text, not empty: program.thread('t-42')")
+
+
 class Past:
     """Reads a thread.
 
@@ -34,9 +42,13 @@ class Past:
         program: the program of the thread.
         store: where it is kept.
         name: its name.
+
+    Raises:
+        ThreadError: if the name is none: no text, empty, or not to be written as UTF-8.
     """
 
     def __init__(self, program: CompiledGraph, store: Store, name: str) -> None:
+        _check_name(name)
         self.name = name
         self._program = program
         self._store = store
@@ -86,14 +98,8 @@ class Past:
         Raises:
             LookupError: if there is no such commit.
         """
-        listed = self._read()
-        try:
-            return listed.state(listed.number(version))
-        except LookupError:
-            other = self._elsewhere(version) if isinstance(version, str) else None
-            if other is None:
-                raise
-            return other
+        listed = self._around(version)
+        return listed.state(listed.number(version))
 
     def diff(self, first: Moment, second: Moment) -> dict[str, Any]:
         """The smallest patch that turns one state into another.
@@ -218,18 +224,24 @@ class Past:
                 self._listed = Listed(self._history, heads)
             return self._listed
 
-    def _elsewhere(self, commit_id: str) -> ImmutableState | None:
-        """The state after a commit of a run that was made for the thread and is not in its past any more."""
-        store, label = self._starter.store, commit_id.partition("/")[0]
+    def _around(self, version: int | str) -> Listed:
+        """The commits among which one is: the thread's, or those of a run of it that it does not go on from any more.
+
+        Args:
+            version: version or id of the commit.
+        """
+        listed, store = self._read(), self._starter.store
+        if isinstance(version, int) or listed.knows(version):
+            return listed
+        label = version.partition("/")[0]
         for run in store.runs(self.name):
             rows = store.rows(run.id) if run.header.get("label") == label else []
-            if not rows:
-                continue
-            at = Point(run.id, rows[-1].seq)
-            for place in self._extended(ThreadRow(self.name, at, 0, root=self._root)).runs[at].places:
-                if self._history.log[place].commit.id == commit_id:
-                    return self._history.log[place].state
-        return None
+            if rows:
+                at = Point(run.id, rows[-1].seq)
+                other = Listed(self._extended(ThreadRow(self.name, at, 0, root=self._root)), (at,))
+                if other.knows(version):
+                    return other
+        return listed
 
     def _inside(self, listed: Listed, version: int | str) -> list[Commit]:
         outer = listed.commits[listed.number(version)].id if isinstance(version, int) else version

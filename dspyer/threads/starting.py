@@ -13,7 +13,7 @@ from dspyer.durable.journal import Journal
 from dspyer.durable.memo import Memo, answer_draft
 from dspyer.durable.reading import Chapter, Reader, chapter
 from dspyer.durable.replaying import replay
-from dspyer.durable.rows import ANSWER, COMMIT, END, ITEM, JOIN, ONCE, OPEN, RESUME, Draft, open_draft, resume_draft
+from dspyer.durable.rows import OPEN, Draft, open_draft, resume_draft
 from dspyer.durable.snapshots import standing
 from dspyer.errors import ChangedGraphError, ThreadError
 from dspyer.events import Question
@@ -28,14 +28,12 @@ from dspyer.threads.answering import given_answers
 from dspyer.threads.changes import AllowChanged
 from dspyer.threads.earlier import Read, earlier_runs
 from dspyer.threads.fitting import Fitting
+from dspyer.threads.looking import resumes
 from dspyer.threads.owning import LEASE, busy, is_alive, leases, new_owner
 from dspyer.threads.rest import Rest
 from dspyer.threads.shape import Shape
 
 logger = logging.getLogger("dspyer")
-
-PROGRESS = (COMMIT, JOIN, ITEM, ONCE, ANSWER, END)
-"""Rows that show that a run has come further."""
 
 
 class Owned(NamedTuple):
@@ -218,7 +216,7 @@ class Starter:
         moved: list[Draft] = []
         if names is not None:
             opening, moved = self.fitting.going_on(opening, last)
-        count = 1 + self._resumes(last)
+        count = 1 + resumes(last.rows)
         running = sorted(opening.run.running) or [group.place[0] for group in opening.run.ready]
         if count > max_resumes:
             raise ThreadError(
@@ -358,13 +356,3 @@ class Starter:
     def _kept(self, state: ImmutableState) -> frozenset[str]:
         keep = self.blueprint.keep
         return frozenset(name for name in state if keep is None or name in keep)
-
-    @staticmethod
-    def _resumes(last: Chapter) -> int:
-        """How often the run was taken up since it last came further."""
-        count = 0
-        for row in reversed(last.rows):
-            if row.kind in PROGRESS:
-                break
-            count += row.kind == RESUME
-        return count

@@ -56,14 +56,13 @@ class Travel(Past):
             LookupError: if there is no such commit.
             NodeOutputError: if the patch does not fit the schema.
         """
-        store, listed = self._starter.store, self._read()
+        store, listed = self._starter.store, self._read() if at is None else self._around(at)
+        twin = type(self)(self._program, self._store, to)
         if store.thread(to) is not None:
             raise ThreadError(f"there is a thread {to!r} already: take another name, or merge with t.merge(...)")
         if not listed.heads:
             raise ThreadError(f"thread {self.name!r} has no run yet: there is nothing to copy")
-        root = self._root
-        twin = type(self)(self._program, self._store, to)
-        starter = twin._starter
+        root, starter = self._root, twin._starter
         cut = cut_here(starter, listed, listed.heads[0]) if at is None else cut_at(starter, listed, at)
         rest = Rest(ThreadRow(to, None, 0, root=root), None, self._history.state(listed.rest), 0)
         if cut.inside and (at is not None or patch is not None):
@@ -85,7 +84,7 @@ class Travel(Past):
         """Goes back to a commit and does again what came after it: a new run, with new calls and new effects.
 
         The branches that were live at the commit go on, along the routes that they had taken there. What came after
-        it leaves the history of the thread, and stays in the store: it can be read by id.
+        it leaves the history of the thread, and stays in the store: `at`, `copy` and `rerun` take its ids.
 
         Args:
             from_version: version or id of the commit. To do a whole run again with its inputs, that of its `START`.
@@ -247,7 +246,7 @@ class Travel(Past):
 
     def _again_from(self, version: int | str, request: Request, take_over: bool) -> Claim:
         def ahead(rest: Rest) -> Ahead:
-            starter, cut = self._starter, cut_at(self._starter, self._read(), version)
+            starter, cut = self._starter, cut_at(self._starter, self._around(version), version)
             if not cut.inside:
                 raise ThreadError(
                     f"version {version!r} of thread {self.name!r} is the end of a run, nothing comes after it: to do a "

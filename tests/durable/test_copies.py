@@ -148,6 +148,47 @@ def test_rerun_does_again_what_came_after(name: str) -> None:
         assert asyncio.run(thread.arerun(0)).state == first.state
 
 
+@pytest.mark.parametrize("name", ["", None, 5, b"t", "\ud800"])
+def test_a_name_of_a_thread_is_a_text(name: Any, tmp_path: Path) -> None:
+    program = (
+        Graph().add_node("n", lambda state: {"n": 1}).add_path(START, "n", END).compile(store=tmp_path / "runs.db")
+    )
+    thread = program.thread("t")
+    thread.run({})
+    for make in (program.thread, thread.copy):
+        with pytest.raises(ThreadError, match="is no name of a thread"):
+            make(name)
+    assert program.threads() == ["t"]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_what_a_rerun_took_the_place_of_can_be_gone_on_from(number: int, tmp_path: Path) -> None:
+    calls = []
+
+    def draw(wish: str) -> dict[str, Any]:
+        calls.append(wish)
+        return {"card": f"{wish} drawn"}
+
+    graph = Graph().add_node(draw, writes=["card"])
+    graph.add_node("keep", lambda card: {"cards": [card]}, writes=["cards"]).add_path(START, "draw", "keep", END)
+    thread = graph.compile(store=tmp_path / "runs.db").thread("t")
+    thread.run({"wish": "ace"})
+    first = thread.history()
+    thread.rerun(from_version=first[0].id)
+    thread.rerun(from_version=0)
+    calls.clear()
+    again = graph.compile(store=tmp_path / "runs.db").thread("t")  # that nobody has read yet
+    twin = again.copy("twin", at=first[number].id)
+    assert [commit.id for commit in twin.history()] == [commit.id for commit in first[: number + 1]]
+    if number < 2:
+        assert twin.resume().status == "completed"
+        assert again.rerun(from_version=first[number].id).status == "completed"
+        assert [commit.id for commit in again.history()][: number + 1] == [commit.id for commit in first[: number + 1]]
+        assert twin.state["cards"] == ["ace drawn"]
+        assert again.state == twin.state == twin.replay()
+    assert calls == (["ace", "ace"] if number == 0 else [])
+
+
 def test_copies_of_a_run_that_waits_go_on_independently() -> None:
     charged: list[str] = []
 
