@@ -144,7 +144,8 @@ class Run:
             path: segments with dots between them, or a tuple of keys.
 
         Raises:
-            LookupError: if nothing has written there.
+            LookupError: if nothing in this run has written there: what an earlier run of the thread wrote,
+                `t.blame(path)` knows.
         """
         keys: tuple[Any, ...] = tuple(path.split(".")) if isinstance(path, str) else tuple(path)
         head = [self._head]
@@ -158,7 +159,10 @@ class Run:
                 f"{'.'.join(map(str, keys))!r} was written by {apart[-1].node!r} (commit {apart[-1].id!r}), but its "
                 "branch never joined: see run.branches and run.at(id)"
             )
-        raise LookupError(f"no commit has written {'.'.join(map(str, keys))!r}; fields of the state: {known}")
+        name = ".".join(map(str, keys))
+        if not keys or keys[0] in self.state:
+            raise LookupError(f"no commit of this run has written {name!r}: ask its thread, t.blame({name!r})")
+        raise LookupError(f"no commit has written {name!r}; fields of the state: {known}")
 
     def report(self) -> str:
         """The run in words, for a terminal: commits in canonical order, branches beside each other, conflicts, errors.

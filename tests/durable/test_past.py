@@ -46,7 +46,7 @@ def test_who_changed_what_when() -> None:
     assert thread.history() == []
     assert thread.replay() == {}
     thread.run({"q": "a"})
-    thread.run({"q": "b"})
+    second = thread.run({"q": "b"})
     found = [(c.version, c.id, c.node, c.parents) for c in thread.history()]
     assert found == [
         (0, "t.1/trunk:0", "START", ()),
@@ -69,6 +69,8 @@ def test_who_changed_what_when() -> None:
         thread.at("x")
     with pytest.raises(LookupError, match="no commit has written 'nobody'"):
         thread.blame("nobody")
+    with pytest.raises(LookupError, match=r"no commit of this run has written 'user.a': ask its thread, t.blame\("):
+        second.blame("user.a")
 
 
 def test_abandoned_commits_stay_where_they_were() -> None:
