@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, NamedTuple
@@ -32,8 +31,6 @@ from dspyer.threads.looking import resumes
 from dspyer.threads.owning import LEASE, busy, is_alive, leases, new_owner
 from dspyer.threads.rest import Rest
 from dspyer.threads.shape import Shape
-
-logger = logging.getLogger("dspyer")
 
 
 class Owned(NamedTuple):
@@ -94,16 +91,14 @@ class Starter:
         return Rest(row, found.last, found.state, found.first, *end)
 
     def readable(self) -> Rest:
-        """What the thread has come to, as far as it can be read.
+        """What the thread has come to.
 
         Raises:
-            StoreError: if nothing of it can be read.
+            StoreError: if its newest commits cannot be read; it names the last version that can.
         """
         rest = self.rest()
         if rest.broken:
-            if not rest.first:
-                raise rest.broken_error()
-            logger.warning("%s", rest.broken_error())
+            raise rest.broken_error()
         return rest
 
     def questions(self) -> tuple[Question, ...]:

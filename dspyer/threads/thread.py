@@ -256,10 +256,9 @@ class Thread(Landing, Upkeep):
     def state(self) -> ImmutableState:
         """What the thread has come to: the last state that all branches of its last run shared.
 
-        Where the newest commits cannot be read, it is the state before them, with a warning in the log.
-
         Raises:
-            StoreError: if nothing can be read, for want of the right key for example.
+            StoreError: if the newest commits cannot be read, for want of the right key for example. It names the last
+                version that can: `t.at(version)`.
         """
         rest = self._starter.readable()
         return self._starter.fitting.shown(rest.state, rest.last)
