@@ -66,9 +66,7 @@ class Write(NamedTuple):
                 )
 
     def _refusal(self, field: Field, update: Any, why: str) -> DspyerError:
-        text = (
-            f"{self.author} {self.shown((field.name,), update)} for field {field.name!r}, which is refused: {why}"
-        )
+        text = f"{self.author} {self.shown((field.name,), update)} for field {field.name!r}, which is refused: {why}"
         if field.reducer is not None and field.reducer.hint:
             text += f"; {field.reducer.hint}"
         if update is None and field.reducer is None:
