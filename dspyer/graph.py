@@ -19,6 +19,7 @@ from dspyer.building.declarations import (
     RouterSpec,
     check_limits,
     check_name,
+    check_turns,
     fields_of,
     listed,
     names_of,
@@ -301,6 +302,7 @@ class Graph:
         redact: Redact = None,
         durability: Durability = "sync",
         max_demo_turns: int | None = None,
+        warn_at: int | None = None,
     ) -> CompiledGraph:
         """Checks the whole graph and makes a program of it. `graph.compile()` builds, `optimizer.compile()` tunes.
 
@@ -325,6 +327,7 @@ class Graph:
                 disk too. `"batch"`: the last 50 ms or 100 transitions may be lost. `"exit"`: the run is written at its
                 end. What was reported is flushed always: ends, failures, questions, answers, effects.
             max_demo_turns: how many turns of a `dspy.History` a demo shows, the last ones; None for all.
+            warn_at: where at most so many steps are left, a module node's turn begins with a user message that says so.
 
         Returns:
             A `dspy.Module` with copies of the modules; the graph can go on to be changed and compiled again.
@@ -357,9 +360,16 @@ class Graph:
             interrupts,
         )
         blueprint, modules, text = assembly.build(max_steps, max_calls, max_concurrency)
+        if warn_at is not None:
+            check_limits(warn_at=warn_at)
+            check_turns(blueprint.nodes.values())
         warn_of_shadowed(self._name, blueprint.outputs or ())
         blueprint = replace(
-            blueprint, migrate=migrate, durability=checked(durability), max_demo_turns=max_demo_turns
+            blueprint,
+            migrate=migrate,
+            durability=checked(durability),
+            max_demo_turns=max_demo_turns,
+            warn_at=warn_at,
         ).hiding(redact)
         return assemble(blueprint, modules, text, None if store is None else open_store(store))
 

@@ -46,6 +46,7 @@ class Blueprint:
         condensers: by node and field, the modules that shorten what is written.
         durability: when a run on a thread is written.
         redaction: what is hidden of the values that leave a run.
+        warn_at: how many steps before its limit a run warns in its conversations; None for never.
         max_demo_turns: how many turns of a history a demo shows; None for all.
         needs_resources: whether a node or router has a parameter for a resource.
         counts: whether one reads how often nodes call.
@@ -69,6 +70,7 @@ class Blueprint:
     condensers: Condensers = field(default_factory=dict)
     redaction: Redaction | None = None
     durability: Durability = "sync"
+    warn_at: int | None = None
     max_demo_turns: int | None = None
     needs_resources: bool = field(init=False)
     counts: bool = field(init=False)

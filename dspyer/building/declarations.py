@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import dspy
 
 from dspyer.errors import GraphError, suggestion
+from dspyer.nodes import ModuleNode, Node
 from dspyer.scheduler.topology import END, START
 from dspyer.schema import Schema
 from dspyer.templates import Fill
@@ -123,6 +124,19 @@ def check_limits(**limits: object) -> None:
     for name, limit in limits.items():
         if not isinstance(limit, int) or limit < 1:
             raise GraphError(f"{name}={limit!r}: it must be a whole number of at least 1")
+
+
+def check_turns(nodes: Iterable[Node]) -> None:
+    """Checks that a warning has a conversation to stand in.
+
+    Raises:
+        GraphError: if no node commits its turns.
+    """
+    if not any(isinstance(node, ModuleNode) and node.turns.fields for node in nodes):
+        raise GraphError(
+            "warn_at: no node commits turns that a warning could stand in: give the schema a field of Messages and "
+            'a module node writes=[..., "messages"], or show it {run.remaining}'
+        )
 
 
 def warn_of_shadowed(name: str, outputs: Iterable[str]) -> None:

@@ -13,6 +13,7 @@ from dspyer.nodes.module_io import ModuleIO
 from dspyer.nodes.names import Names, listed
 from dspyer.nodes.spec import Spec
 from dspyer.nodes.viewing import is_conversation
+from dspyer.reducers import Updates
 
 
 class Turns(NamedTuple):
@@ -50,6 +51,21 @@ class Turns(NamedTuple):
 
 
 NO_TURNS = Turns()
+
+
+def warned(turns: Turns, updates: Mapping[str, object], remaining: int, max_steps: int) -> dict[str, object]:
+    """A turn with a message of the framework before it: that the run comes to its limit.
+
+    Args:
+        turns: how the node takes part in conversations.
+        updates: what it writes, its turn included.
+        remaining: how many steps are left after this one.
+        max_steps: how many there were.
+    """
+    left = "No step is" if not remaining else "1 step is" if remaining == 1 else f"{remaining} steps are"
+    text = f"{left} left of {max_steps}: come to an end."
+    warning = {"role": "user", "name": "dspyer", "content": text}
+    return {**updates, **{field: Updates(warning, updates[field]) for field in turns.fields if field in updates}}
 
 
 class PlannedTurns(NamedTuple):

@@ -275,3 +275,29 @@ def test_demos_that_cannot_be_shortened_are_named() -> None:
         talk(Own(Report)).compile(max_demo_turns=2)
     with pytest.raises(GraphError, match="max_demo_turns=0"):
         talk().compile(max_demo_turns=0)
+
+
+def test_near_its_limit_a_run_warns_in_the_conversation() -> None:
+    """S003-21: a user message of the framework begins each turn that is made when few steps are left."""
+    answers = [{"kind": "fire"}, {"report": "one"}, {"report": "two"}, {"report": "three"}]
+    with dspy.context(lm=ScriptedLM(answers), trace=[]):
+        run = talk().compile(max_steps=4, warn_at=1).run({"text": "help"})
+    assert run.status == "completed"
+    told = [(message["role"], message["name"], message["content"]) for message in run.state["messages"]]
+    assert told == [
+        ("assistant", "sort", "fire"),
+        ("assistant", "report", "one"),
+        ("user", "dspyer", "1 step is left of 4: come to an end."),
+        ("assistant", "report", "two"),
+        ("user", "dspyer", "No step is left of 4: come to an end."),
+        ("assistant", "report", "three"),
+    ]
+    assert len({message["id"] for message in run.state["messages"]}) == 6
+
+
+def test_a_warning_needs_a_conversation() -> None:
+    graph = Graph(Talk).add_node("sort", dspy.Predict("text -> kind"), writes=["kind"]).add_path(START, "sort", END)
+    with pytest.raises(GraphError, match="warn_at: no node commits turns"):
+        graph.compile(warn_at=2)
+    with pytest.raises(GraphError, match="warn_at=0"):
+        talk().compile(warn_at=0)
