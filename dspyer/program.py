@@ -321,6 +321,7 @@ class CompiledGraph(dspy.Module):
         opening = Opening.of(topology, state)._replace(label=request.label)
         if request.journal is None or request.memo is None:
             return opening
+        opening = opening.to_replay()
         run = replay(opening.run, request.memo.commits(request.scope), opening[1:3], *request.memo.reading)
         return opening._replace(run=run)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from dspyer.patch import DELETE, diff_value
+from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.running.sight import Earlier
 from dspyer.scheduler.runstate import RunState
 from dspyer.scheduler.schedule import start
@@ -39,3 +39,12 @@ class Opening(NamedTuple):
         """A run of its own, with the state that its inputs make."""
         patch = {name: diff_value(DELETE, value) for name, value in state.raw_items()}
         return cls(start(topology), patch, state, token_hex(16))
+
+    def to_replay(self) -> Opening:
+        """The same with a patch that can be folded again: the whole values of fields with a reducer are no updates."""
+        reducer = self.run.topology.schema.reducer
+        patch = {
+            name: update if reducer(name) is None else Replace(self.state.raw(name))
+            for name, update in self.patch.items()
+        }
+        return self._replace(patch=patch)

@@ -159,8 +159,8 @@ def _leave(
 
 def _both(session: Session, name: str, patch: Mapping[str, Any], field: str, update: Any) -> Any:
     """What a node and its router did to a field with a reducer: a join, or the graph outside, folds each update."""
-    plain = name == START and session.journal is None  # what a run of its own was given is no update
-    if plain and not isinstance(patch.get(field), Updates):
+    given = name == START and (session.journal is None or session.scope)  # values that a run is given are no updates
+    if given and not isinstance(patch.get(field), Updates):
         return Updates(Replace(session.inputs.raw(field)) if field in patch else DELETE, update)
     return Updates(patch[field], update) if field in patch else update
 
