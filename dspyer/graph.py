@@ -343,8 +343,8 @@ class Graph:
         from dspyer.assembling import assemble
 
         check_limits(max_steps=max_steps, max_concurrency=max_concurrency)
-        check_limits(max_calls=1 if max_calls is None else max_calls)
-        check_limits(max_demo_turns=1 if max_demo_turns is None else max_demo_turns)
+        optional = {"max_calls": max_calls, "max_demo_turns": max_demo_turns, "warn_at": warn_at}
+        check_limits(**{name: limit for name, limit in optional.items() if limit is not None})
         assembly = Assembly(
             self._name,
             self._schema,
@@ -361,16 +361,10 @@ class Graph:
         )
         blueprint, modules, text = assembly.build(max_steps, max_calls, max_concurrency)
         if warn_at is not None:
-            check_limits(warn_at=warn_at)
             check_turns(blueprint.nodes.values())
         warn_of_shadowed(self._name, blueprint.outputs or ())
-        blueprint = replace(
-            blueprint,
-            migrate=migrate,
-            durability=checked(durability),
-            max_demo_turns=max_demo_turns,
-            warn_at=warn_at,
-        ).hiding(redact)
+        blueprint = replace(blueprint, migrate=migrate, max_demo_turns=max_demo_turns, warn_at=warn_at)
+        blueprint = replace(blueprint, durability=checked(durability)).hiding(redact)
         return assemble(blueprint, modules, text, None if store is None else open_store(store))
 
     def __repr__(self) -> str:

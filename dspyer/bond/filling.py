@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import dspy
 from dspy.utils.exceptions import AdapterParseError
 
+from dspyer.bond.paths import parts_with_paths
 from dspyer.templates import filled, is_template, names_in
 
 FILLING = "dspyer_filling"
@@ -245,16 +246,10 @@ def predictors_in(value: object, path: str = "", seen: set[int] | None = None) -
     if isinstance(value, dspy.Predict):
         yield path, value
         return
-    if isinstance(value, dspy.Module):
-        if hasattr(type(value), "_dspyer_program"):
-            return
-        items = [(f"{path}.{name}" if path else name, item) for name, item in vars(value).items()]
-    elif isinstance(value, dict):
-        items = [(f"{path}['{key}']", item) for key, item in value.items()]
-    else:
-        items = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
-    for name, item in items:
-        yield from predictors_in(item, name, seen)
+    if hasattr(type(value), "_dspyer_program"):
+        return
+    for name, part in parts_with_paths(path, value):
+        yield from predictors_in(part, name, seen)
 
 
 def own_texts(module: dspy.Module) -> Iterator[str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import dspy
 from dspy.signatures.signature import SignatureMeta
+
+from dspyer.bond.paths import parts_with_paths
 
 _TAG = "dspyer_node"
 _TOKEN = "__dspyer_token__"  # a dunder name: pydantic makes private attributes of names with one underscore
@@ -139,16 +141,9 @@ def _predictors(program: dspy.Module, retag: bool) -> Iterator[tuple[str, dspy.P
         seen.add(id(value))
         if isinstance(value, dspy.Predict):
             yield path, value
-        items: Iterable[tuple[str, object]]
-        if isinstance(value, dspy.Module):
-            if value is not program and not retag and copier and getattr(type(value), "__deepcopy__", None) is copier:
-                return  # a graph in a graph: its own copying has done this
-            items = [(f"{path}.{name}" if path else name, item) for name, item in vars(value).items()]
-        elif isinstance(value, dict):
-            items = [(f"{path}['{key}']", item) for key, item in value.items()]
-        else:
-            items = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
-        for name, item in items:
-            yield from walk(name, item)
+        if value is not program and not retag and copier and getattr(type(value), "__deepcopy__", None) is copier:
+            return  # a graph in a graph: its own copying has done this
+        for name, part in parts_with_paths(path, value):
+            yield from walk(name, part)
 
     yield from walk("", program)

@@ -12,11 +12,8 @@ import anyio.to_thread
 
 from dspyer.errors import ConcurrentRunError, RunStoppedError, ThreadError
 from dspyer.request import Request
-from dspyer.threads.owning import leases
+from dspyer.threads.owning import leases, pauses
 from dspyer.threads.starting import Owned
-
-LONGEST_PAUSE = 0.1
-"""Seconds between two looks at a thread that somebody else owns."""
 
 
 class Claim:
@@ -99,12 +96,10 @@ class Claim:
 
     def _pauses(self) -> Iterator[float]:
         """How long to wait before the next look, until the time is over."""
-        end, pause = time.monotonic() + self.patience, 0.001
-        while (left := end - time.monotonic()) > 0:
+        for pause in pauses(self.patience):
             if self._request.stopped:
                 raise RunStoppedError("the stream of this run was closed before the run had got hold of its thread")
-            yield min(pause, left)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            yield pause
 
 
 def _give_back(owned: Owned, leave: Callable[[], None]) -> None:

@@ -20,16 +20,13 @@ from dspyer.scheduler.topology import END, START
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Point, RunRow, ThreadRow
 from dspyer.threads.cuts import ByHand
-from dspyer.threads.owning import busy, is_alive, new_owner
+from dspyer.threads.owning import busy, is_alive, new_owner, pauses
 from dspyer.threads.rest import Rest
 from dspyer.threads.starting import Owned
 from dspyer.threads.travel import Travel
 
 SNAPSHOT = 24
 """Rows since the last snapshot after which a merge takes one."""
-
-LONGEST_PAUSE = 0.05
-"""Seconds between two tries to land."""
 
 
 class Landing(Travel):
@@ -92,25 +89,22 @@ class Landing(Travel):
                     f'resume() could find it: use on_conflict="wait" on thread {self.name!r}, or supply the answers '
                     "with compile(interrupts={...})"
                 )
-            self._land(Point(journal.run, journal.seq - 1), time.monotonic() + patience)
+            self._land(Point(journal.run, journal.seq - 1), patience)
         except Exception as error:  # noqa: BLE001 - it is the run's
             run.status, run.error = "failed", error
             if not isinstance(error, StoreError):
                 journal.write([end_draft("failed", None, [(f"join:{self.name}", (), "", error)])], flush=True)
         return run
 
-    def _land(self, tip: Point, end: float) -> None:
-        pause = 0.0005
-        while True:
+    def _land(self, tip: Point, patience: float) -> None:
+        for pause in pauses(patience):
             try:
                 self._land_once(tip)
             except ConcurrentRunError:
-                if time.monotonic() > end:
-                    raise
                 time.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
             else:
                 return
+        self._land_once(tip)
 
     def _land_once(self, tip: Point) -> None:
         starter, store = self._starter, self._starter.store

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import time
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -19,6 +21,9 @@ AT = "@"
 
 LEASE = 30.0
 """Seconds that an owner counts as alive after it was last heard of."""
+
+LONGEST_PAUSE = 0.05
+"""Seconds between two looks at a thread that somebody else owns."""
 
 
 def new_owner() -> Owner:
@@ -46,6 +51,18 @@ def busy(row: ThreadRow) -> ConcurrentRunError:
         f"thread {row.name!r} is owned by another run ({where}; its lease ends in {max(row.lease, 0):.0f} s unless it "
         'is renewed): wait with on_conflict="wait", or replace the owner with take_over=True'
     )
+
+
+def pauses(patience: float) -> Iterator[float]:
+    """How long to wait before each next look at a thread that somebody else owns, until the time is over.
+
+    Args:
+        patience: seconds in all.
+    """
+    end, pause = time.monotonic() + patience, 0.001
+    while (left := end - time.monotonic()) > 0:
+        yield min(pause, left)
+        pause = min(2 * pause, LONGEST_PAUSE)
 
 
 def _started(pid: int) -> str:
