@@ -57,6 +57,7 @@ check: lint types docs test
 
 bench: $(READY)
 	$(BIN)/python -m bench
+	$(BIN)/python -m bench.growth
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

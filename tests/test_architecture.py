@@ -172,7 +172,7 @@ def test_functions_are_short(path: Path) -> None:
 
 def test_modules_are_short() -> None:
     sizes = {name_of(path): len(path.read_text().splitlines()) for path in MODULES}
-    assert not {name: size for name, size in sizes.items() if size > 400}, "split these modules"
+    assert not {name: size for name, size in sizes.items() if size > 800}, "split these modules"
     assert statistics.median(sizes.values()) < 250
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bench import growth
 from bench.environments import BENCH, Environment, requirements
 from bench.machine import calibrate, describe, spread
 from bench.peers import dspyer_bench, dspyer_durable_bench, dspyer_state_bench, hand_bench, plain_bench
@@ -234,3 +235,8 @@ def test_the_server_answers_each_line_and_survives_errors() -> None:
 def test_unsupported_is_not_a_failure() -> None:
     assert issubclass(UnsupportedError, Exception)
     assert not issubclass(UnsupportedError, WrongResultError)
+
+
+@pytest.mark.parametrize("row", growth.ROWS, ids=[row.title for row in growth.ROWS])
+def test_growth_rows_measure(row: growth.Growth) -> None:
+    assert row.measure(3) > 0
