@@ -5,7 +5,7 @@ Also how versions, durations, writes and conflicts are put into words.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any, NamedTuple
 
 from dspyer.errors import brief
@@ -202,6 +202,20 @@ def seconds(duration: float) -> str:
     return f"{duration * 1e3:.0f} ms" if duration < 1 else f"{duration:,.1f} s"
 
 
+def written(commit: Commit, without: Iterable[str] = ()) -> list[str]:
+    """What a commit wrote, one field a line; at `START` the fields that begin empty share the last line."""
+    if commit.node != "START":
+        return writes(commit.patch, without)
+    values = {field: one.value if isinstance(one, Replace) else one for field, one in commit.patch.items()}
+    empty = [field for field, value in values.items() if value is None or _has_no_items(value)]
+    lines = writes({field: value for field, value in values.items() if field not in empty}, without)
+    return [*lines, f"empty: {', '.join(empty)}"] if empty else lines
+
+
+def _has_no_items(value: object) -> bool:
+    return isinstance(value, Sized) and len(value) == 0
+
+
 def writes(patch: Mapping[str, Any], without: Iterable[str] = ()) -> list[str]:
     """What a patch writes, one field a line.
 
@@ -219,8 +233,8 @@ def writes(patch: Mapping[str, Any], without: Iterable[str] = ()) -> list[str]:
 def _update(update: object) -> str:
     if update is DELETE:
         return "deleted"
-    if isinstance(update, Replace):
-        return f"replaced by {_brief(update.value)}"
+    if isinstance(update, Replace):  # differs from a plain update for mappings only: these would be merged
+        return f"{'replaced by ' if isinstance(update.value, Mapping) else ''}{_brief(update.value)}"
     if isinstance(update, Updates):
         return ", then ".join(_update(one) for one in update.updates[:4]) + (", ..." if len(update.updates) > 4 else "")
     return _brief(update)

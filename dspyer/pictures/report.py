@@ -15,7 +15,7 @@ from dspyer.pictures.history import (
     outcome,
     rows_of,
     seconds,
-    writes,
+    written,
 )
 from dspyer.scheduler.runstate import path_text
 
@@ -159,7 +159,7 @@ def _facts(row: Row, names: Mapping[str, str]) -> list[str]:
     facts += [text for conflict in row.conflicts for text in outcome(conflict)]
     if row.commit:
         resolved = {conflict.path[0] for conflict in row.conflicts if conflict.path}
-        facts += writes(row.commit.patch, resolved)
+        facts += written(row.commit, resolved)
         if row.commit.reason:
             facts.append(f"because: {_clip(_plain(row.commit.reason), 240)}")
     elif row.error and not row.conflicts:

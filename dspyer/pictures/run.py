@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dspyer.events import Path
-from dspyer.pictures.history import Row, label, leaves_of, outcome, writes
+from dspyer.pictures.history import Row, label, leaves_of, outcome, written
 from dspyer.pictures.svg import (
     SMALL,
     document,
@@ -181,7 +181,7 @@ def _below(row: Row) -> list[tuple[str, str]]:
         return [(shorten(question.text, LABEL_LIMIT), "quiet") for question in row.questions[:2]]
     if row.commit is None:
         return [("not started", "quiet")]
-    lines = writes(row.commit.patch)
+    lines = written(row.commit)
     text = [shorten(lines[0], LABEL_LIMIT)] if lines else []
     if len(lines) > 1:
         text.append(shorten(lines[1], LABEL_LIMIT) if len(lines) == 2 else f"and {len(lines) - 1} more")
@@ -218,7 +218,7 @@ def _tooltip(row: Row) -> str:
     facts.append(f"branch {path_text(row.branch)}, step {row.step}")
     facts += [line for conflict in row.conflicts for line in outcome(conflict)]
     if row.commit:
-        facts += writes(row.commit.patch)
+        facts += written(row.commit)
     elif row.questions:
         facts += [shorten(f"{question.key}: {question.text}", 200) for question in row.questions]
     elif row.error:
