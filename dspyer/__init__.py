@@ -25,6 +25,8 @@ from dspyer.threads.thread import Thread
 from dspyer.values import register_value_type
 from dspyer.views import Delta, Entry, View, view
 
+__version__ = "0.4.0"
+
 __all__ = [
     "DELETE",
     "END",

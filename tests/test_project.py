@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+import dspyer
+
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -22,12 +24,18 @@ MKDOCS = (ROOT / "mkdocs.yml").read_text()
 def test_the_newest_changelog_entry_is_the_version() -> None:
     entries = re.findall(r"^## \[([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
     released = [entry for entry in entries if entry != "Unreleased"]
-    assert released[0] == PROJECT["version"]
+    assert released[0] == PROJECT["version"] == dspyer.__version__
 
 
 def test_runtime_dependencies_are_exactly_four() -> None:
     names = {Requirement(text).name for text in PROJECT["dependencies"]}
     assert names == {"dspy", "pydantic", "pyrsistent", "anyio"}
+
+
+def test_a_version_of_dspy_under_which_gepa_learns_nothing_is_refused() -> None:
+    (dspy,) = [found for found in map(Requirement, PROJECT["dependencies"]) if found.name == "dspy"]
+    assert not dspy.specifier.contains("3.4.0")
+    assert dspy.specifier.contains("3.4.1")
 
 
 @pytest.mark.parametrize("target", ["demo", "test", "check", "docs", "docs-serve", "bench", "clean"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import gc
 import inspect
@@ -9,13 +10,17 @@ import linecache
 import pickle
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import Mock
 
 import cloudpickle  # type: ignore[import-untyped]
 import dspy
 import pytest
 from pydantic import BaseModel
 
+from dspyer import END, START, Graph
+from dspyer.bond.parsing import parsed
 from dspyer.bond.source import (
     EdgeText,
     FunctionText,
@@ -24,6 +29,15 @@ from dspyer.bond.source import (
     reduce_program,
     source_class,
 )
+
+
+class Numbered(BaseModel):
+    x: int = 0
+
+
+def count(x: int) -> dict[str, int]:
+    return {"x": x + 1}
+
 
 TEXT = "class Chain(dspy.Module):\n    'a -> b'\n"
 
@@ -176,3 +190,55 @@ def test_each_source_is_shown_once() -> None:
     text = graph_text("G", schema=None, nodes={"a": named, "b": named, "c": Judge(), "d": Judge()}, edges=[])
     assert text.count("def named(") == 1
     assert text.count("class Judge") == 1
+
+
+def test_of_several_threads_that_compile_one_parses_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = ast.parse
+    inside: list[int] = []
+    most: list[int] = []
+
+    def parse(*args: Any, **options: Any) -> Any:
+        inside.append(1)
+        most.append(len(inside))
+        for _ in range(1000):  # room for a switch to another thread
+            pass
+        tree = whole(*args, **options)
+        inside.pop()
+        return tree
+
+    def build() -> type:
+        graph = Graph(Numbered).add_node("count", count, writes=["x"])
+        return type(graph.add_path(START, "count", END).compile())
+
+    monkeypatch.setattr(ast, "parse", parse)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            made = [found.result() for found in [threads.submit(build) for _ in range(40)]]
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(most) >= 40
+    assert max(most) == 1
+    assert "def count(x: int)" in inspect.getsource(made[0])
+    assert len(set(made)) == 1
+
+
+@pytest.mark.parametrize("disturbance", [SystemError, RecursionError])
+def test_a_parse_that_another_thread_disturbs_is_tried_again(
+    disturbance: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = ast.parse
+    calls: list[str] = []
+
+    def parse(*args: Any, **options: Any) -> Any:
+        calls.append(args[0])
+        if len(calls) % 3:
+            raise disturbance("AST constructor recursion depth mismatch")
+        return whole(*args, **options)
+
+    monkeypatch.setattr(ast, "parse", parse)
+    assert "count" in ast.unparse(parsed("count(1)"))
+    monkeypatch.setattr(ast, "parse", Mock(side_effect=disturbance("each time")))
+    with pytest.raises(disturbance):
+        parsed("count(1)")

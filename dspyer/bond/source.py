@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import dspy
 from pydantic import BaseModel
 
+from dspyer.bond.parsing import parsed, source_of
 from dspyer.hints import signature_of
 
 ModuleType = TypeVar("ModuleType", bound=dspy.Module)
@@ -283,8 +284,8 @@ def _parameters(function: Callable[..., object]) -> str:
 
 def _source_of(value: Any) -> str | None:
     try:
-        text = textwrap.dedent(inspect.getsource(value)).strip()
-        ast.parse(textwrap.indent(text, "    ").join(["class _:\n", "\n"]))
+        text = textwrap.dedent(source_of(value)).strip()
+        parsed(textwrap.indent(text, "    ").join(["class _:\n", "\n"]))
     except (OSError, TypeError, SyntaxError):  # typed into a prompt, built in, or a part of a statement
         return None
     return text
@@ -294,7 +295,7 @@ def _lambda_text(function: Callable[..., object]) -> str:
     """The lambda alone out of the statement that has it, if there is no doubt which one it is."""
     names = list(signature_of(function).parameters)
     try:
-        text = textwrap.dedent(inspect.getsource(function)).strip()
+        text = textwrap.dedent(source_of(function)).strip()
     except (OSError, TypeError):
         text = ""
     found = {ast.unparse(node) for node in _lambdas(text) if [*_argument_names(node.args)] == names}
@@ -306,7 +307,7 @@ def _lambdas(text: str) -> Iterator[ast.Lambda]:
     for start in (match.start() for match in re.finditer(r"\blambda\b", text)):
         for end in range(len(text), start, -1):
             try:
-                tree = ast.parse(f"({text[start:end]}\n)", mode="eval")
+                tree = parsed(f"({text[start:end]}\n)", mode="eval")
             except SyntaxError:
                 continue
             if isinstance(tree.body, ast.Lambda):
