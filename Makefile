@@ -14,7 +14,7 @@ export NO_MKDOCS_2_WARNING := 1
 .PHONY: help setup demo test lint types docs docs-serve check bench format clean
 
 help:
-	@echo "make demo        a graph runs, forks, joins and is tuned by an optimizer, offline"
+	@echo "make demo        a graph runs, is tuned, is killed and resumed, asks a question; offline"
 	@echo "make test        all tests and doctests"
 	@echo "make check       lint, types, strict docs build and tests"
 	@echo "make docs        build the site into site/, opens from disk"
@@ -35,6 +35,10 @@ $(READY): pyproject.toml
 demo: $(READY)
 	$(BIN)/python examples/quickstart.py
 	$(BIN)/python examples/optimize.py
+	@echo; echo "A process is killed in the middle of a run; another one resumes it (examples/killed.py)"; echo
+	$(BIN)/python examples/killed.py
+	@echo; echo "A question ends the process; the answer reaches another one (examples/approval.py)"; echo
+	$(BIN)/python examples/approval.py
 
 test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal

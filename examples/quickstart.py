@@ -10,12 +10,9 @@ import logging
 
 import dspy
 from model import language_model
-from triage import desk, tickets
+from triage import desk, inbox, line
 
-from dspyer import Run
 from dspyer.events import Committed, ConflictFound, Forked, Joined
-
-SHOWN = 12
 
 
 def main() -> None:
@@ -23,26 +20,26 @@ def main() -> None:
     dspy.configure(lm=lm)
     logging.getLogger("dspyer").setLevel(logging.ERROR)  # conflicts are shown below
     program = desk()
-    inbox = tickets("dev")[:SHOWN]
     print(f"Support desk with {lm.model}\n")
     print(program.graph.explain())
 
     print("\nOne ticket, as it happens")
-    ticket = next(ticket for ticket in inbox if ticket.plan == "business")
-    print(f"  {ticket.text}\n")
+    ticket, *_ = inbox()
+    print(f"  \u201c{ticket.text}\u201d\n")
     with program.stream(ticket.inputs().toDict()) as stream:
         for event in stream:
             tell(event)
-    assert stream.run is not None
-    print(f"\n{stream.run.report()}")
-
-    print(f"\n{SHOWN} tickets")
-    for ticket in inbox:
-        run = program.run(ticket.inputs().toDict())
-        print(line(ticket, run))
+    run = stream.run
+    print(f"\n{run.report()}")
     print(
-        "\nRight or wrong is marked by the labels of the data. See what an optimizer makes of it: examples/optimize.py"
+        "\nWho wrote it? "
+        + ", ".join(f"{field}: {run.blame(field).node}" for field in ("category", "urgency", "reply"))
     )
+
+    print(f"\n{len(inbox())} tickets, as the desk is written (✓ and ✗ by the labels of the data)")
+    for ticket in inbox():
+        print(line(ticket, program.run(ticket.inputs().toDict())))
+    print("\nNext: examples/optimize.py tunes this desk and prints the same tickets again.")
 
 
 def tell(event: object) -> None:
@@ -60,15 +57,6 @@ def tell(event: object) -> None:
             print(f"  again   {commit.patch['remarks'][0]}")
         case _:
             pass
-
-
-def line(ticket: dspy.Example, run: Run) -> str:
-    state = run.state
-    category = f"{state['category']} {'✓' if state['category'] == ticket.category else '✗'}"
-    urgency = f"{state['urgency']} {'✓' if state['urgency'] == ticket.urgency else '✗'}"
-    author = run.blame("urgency").node
-    text = ticket.text if len(ticket.text) < 44 else f"{ticket.text[:43]}…"
-    return f"  {text:<44}  {category:<18} {urgency:<9} said {author:<9} {len(run.commits)} commits"
 
 
 if __name__ == "__main__":

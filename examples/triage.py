@@ -15,9 +15,10 @@ from typing import Annotated, Any, Literal
 import dspy
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Conflict, Graph, reducers
+from dspyer import END, START, CompiledGraph, Conflict, Graph, Run, reducers
 
 DATA = Path(__file__).parent / "data"
+INBOX = ["T035", "T139", "T154", "T207", "T014", "T162", "T041", "T037", "T189", "T279", "T158", "T151"]
 RANK = {"low": 0, "normal": 1, "high": 2}
 
 Category = Literal["billing", "bug", "how_to", "account_access", "feature_request", "cancellation"]
@@ -150,3 +151,22 @@ def tickets(split: Literal["train", "dev", "test"]) -> list[dspy.Example]:
     lines = (DATA / "tickets.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [row for row in map(json.loads, lines) if row["split"] == split]
     return [dspy.Example(**row).with_inputs("text", "product", "plan") for row in rows]
+
+
+def inbox() -> list[dspy.Example]:
+    """The held-out tickets that the examples print, two of each category."""
+    by_id = {ticket.id: ticket for ticket in tickets("test")}
+    return [by_id[name] for name in INBOX]
+
+
+def line(ticket: dspy.Example, *runs: Run) -> str:
+    """A ticket with what each run made of it; right or wrong is marked by the labels of the data."""
+    cells = [
+        f"{run.state[field] or '-'} {mark(run, ticket, field)}" for run in runs for field in ("category", "urgency")
+    ]
+    text = ticket.text if len(ticket.text) < 46 else f"{ticket.text[:45]}…"
+    return f"  {text:<46}  " + "".join(f"{cell:<{19 if i % 2 == 0 else 11}}" for i, cell in enumerate(cells)).rstrip()
+
+
+def mark(run: Run, ticket: dspy.Example, field: str) -> str:
+    return "✓" if run.state[field] == ticket[field] else "✗"

@@ -18,13 +18,16 @@ SHOWN = {
         "fork    classify, extract, urgency, contract",
         "join    4 branches at triage",
         "merge   urgency",
-        "12 tickets",
+        "empty: category, wish, urgency, step, remarks, reply",
+        "Who wrote it? category: classify, urgency: contract, reply: answer",
+        "12 tickets, as the desk is written",
     ],
     "optimize.py": [
         "as written",
         "BootstrapFewShot ",
         "BootstrapFewShotWithRandomSearch",
         "MIPROv2",
+        "the tickets of quickstart.py",
         "loaded into a new graph",
     ],
     "research.py": [
@@ -93,6 +96,10 @@ def assert_tuning_helped(printed: str) -> None:
     assert len(after) == 3
     assert min(after) > before + 5
     assert loaded == max(after)
+    tickets = [[word for word in line if word in "✓✗"] for line in printed.splitlines() if "…" in line]
+    assert len(tickets) == 12
+    written, tuned = (sum(marks[i] == "✓" for marks in tickets for i in pair) for pair in ((0, 1), (2, 3)))
+    assert tuned > written
 
 
 def assert_little_was_repeated(printed: str) -> None:
