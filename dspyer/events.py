@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from dspyer.plain import Update, event_dict, record_dict
 from dspyer.values import FrozenDict
 
 Path = tuple[int, ...]
@@ -20,6 +21,10 @@ class Exchange(NamedTuple):
 
     posts: Mapping[str, tuple[int, ...]]
     reads: Mapping[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return record_dict(self)
 
 
 class Commit(NamedTuple):
@@ -51,7 +56,7 @@ class Commit(NamedTuple):
     branch: Path
     visit: int
     step: int
-    patch: Mapping[str, Any]
+    patch: Mapping[str, Update]
     parents: tuple[str, ...]
     attempt: int = 1
     route: tuple[str, ...] = ()
@@ -66,6 +71,10 @@ class Commit(NamedTuple):
     def ended(self) -> float:
         """When the node had finished, wall clock."""
         return self.started + self.duration
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return record_dict(self)
 
 
 class MergedConflict(NamedTuple):
@@ -88,6 +97,10 @@ class MergedConflict(NamedTuple):
     policy: str
     value: Any = None
     winner: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return record_dict(self)
 
 
 class Question(NamedTuple):
@@ -114,6 +127,10 @@ class Question(NamedTuple):
         """Its name in the whole run: execution and key."""
         return f"{self.execution}/{self.key}"
 
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return record_dict(self)
+
 
 class RunStarted(NamedTuple):
     """A run began. `scope` names the executions around it: empty for the outermost run."""
@@ -121,6 +138,10 @@ class RunStarted(NamedTuple):
     run_id: str
     graph: str
     scope: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return event_dict(self)
 
 
 class NodeStarted(NamedTuple):
@@ -132,12 +153,29 @@ class NodeStarted(NamedTuple):
     execution: str
     scope: tuple[str, ...] = ()
 
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return event_dict(self)
+
 
 class Committed(NamedTuple):
-    """A patch was applied."""
+    """A patch was applied.
+
+    Attributes:
+        commit: the commit. Inside of a fork it has no version yet: versions follow the order of branches, and a branch
+            that began earlier may still commit.
+        position: the place of the commit in the order in which the commits were made, counted like versions. It is the
+            version where there is one.
+        scope: the executions around the run.
+    """
 
     commit: Commit
+    position: int = 0
     scope: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return event_dict(self)
 
 
 class Forked(NamedTuple):
@@ -148,6 +186,10 @@ class Forked(NamedTuple):
     branches: tuple[Path, ...]
     scope: tuple[str, ...] = ()
 
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return event_dict(self)
+
 
 class Joined(NamedTuple):
     """Branches became one again at `node`."""
@@ -157,12 +199,20 @@ class Joined(NamedTuple):
     branch: Path
     scope: tuple[str, ...] = ()
 
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return event_dict(self)
+
 
 class ConflictFound(NamedTuple):
     """A join met a conflict, resolved or not."""
 
     conflict: MergedConflict
     scope: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return event_dict(self)
 
 
 class NodeFailed(NamedTuple):
@@ -174,12 +224,20 @@ class NodeFailed(NamedTuple):
     error: BaseException
     scope: tuple[str, ...] = ()
 
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return event_dict(self)
+
 
 class Asked(NamedTuple):
     """A node asked a question and gave way. Nothing of it was committed."""
 
     question: Question
     scope: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return event_dict(self)
 
 
 class Emitted(NamedTuple):
@@ -190,6 +248,10 @@ class Emitted(NamedTuple):
     execution: str
     value: Any
     scope: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return event_dict(self)
 
 
 class Posted(NamedTuple):
@@ -203,6 +265,10 @@ class Posted(NamedTuple):
     size: int
     scope: tuple[str, ...] = ()
 
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return event_dict(self)
+
 
 class Withdrawn(NamedTuple):
     """Posts to a live field were taken back, since the attempt that made them committed nothing. `seq` is where."""
@@ -213,6 +279,10 @@ class Withdrawn(NamedTuple):
     posts: tuple[int, ...]
     seq: int
     scope: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return event_dict(self)
 
 
 class LiveConflict(NamedTuple):
@@ -236,6 +306,10 @@ class LiveConflict(NamedTuple):
     rule: str
     scope: tuple[str, ...] = ()
 
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return event_dict(self)
+
 
 class Doing(NamedTuple):
     """A node said what it is doing, `ctx.doing(...)`."""
@@ -246,6 +320,10 @@ class Doing(NamedTuple):
     text: str
     scope: tuple[str, ...] = ()
 
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return event_dict(self)
+
 
 class RunEnded(NamedTuple):
     """A run came to its end. `status` is `"completed"`, `"failed"` or `"interrupted"`."""
@@ -253,6 +331,10 @@ class RunEnded(NamedTuple):
     run_id: str
     status: str
     scope: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return event_dict(self)
 
 
 LiveEvent = Posted | Withdrawn | LiveConflict | Doing

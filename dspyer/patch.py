@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, final
 
 from dspyer.errors import ImmutableError, PatchError, with_article
@@ -19,6 +19,7 @@ from dspyer.values import (
     as_map,
     check_depth,
     depth_of,
+    encoding,
     freeze,
     freeze_within,
     kind_of,
@@ -26,6 +27,7 @@ from dspyer.values import (
     same,
     thaw,
 )
+from dspyer.values.encoding import TAG
 
 
 @final
@@ -138,6 +140,41 @@ advise((_Delete, Replace), "the markers DELETE and Replace have a meaning in the
 
 _EMPTY: FrozenDict[Any, Any] = freeze({})
 _ABSENT: Any = object()
+
+
+class Updates:
+    """Several updates of one field with a reducer, folded in order.
+
+    Args:
+        *updates: the updates, the first one first.
+
+    Example:
+        >>> Updates(1, 2)
+        Updates(1, 2)
+    """
+
+    __slots__ = ("updates",)
+
+    def __init__(self, *updates: Any) -> None:
+        flat: list[Any] = []
+        for update in updates:
+            flat.extend(update.updates if isinstance(update, Updates) else (update,))
+        self.updates: tuple[Any, ...] = tuple(flat)
+
+    def __eq__(self, other: object) -> bool:
+        return self.updates == other.updates if isinstance(other, Updates) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((Updates, self.updates))
+
+    def __repr__(self) -> str:
+        return f"Updates({', '.join(map(repr, self.updates))})"
+
+    def __reduce__(self) -> tuple[type[Updates], tuple[Any, ...]]:
+        return Updates, self.updates
+
+
+advise((Updates,), "Updates(...) stands for the value of a field with a reducer, nowhere else")
 
 
 def apply(
@@ -313,3 +350,30 @@ def written_paths(update: object, path: Path = ()) -> Iterator[Path]:
             yield from written_paths(below, (*path, key))
     else:
         yield path
+
+
+def encode_update(update: Any) -> Any:
+    """The JSON form of one update of a patch."""
+    if update is DELETE:
+        return {TAG: "delete"}
+    if isinstance(update, Replace):
+        return {TAG: "replace", "value": encoding.encode(freeze(update.value))}
+    if isinstance(update, Updates):
+        return {TAG: "updates", "value": [encode_update(part) for part in update.updates]}
+    if type(update) in (dict, SealedPatch):
+        return {TAG: "patch", "value": [[encoding.encode(key), encode_update(part)] for key, part in update.items()]}
+    return encoding.encode(freeze(update))
+
+
+def decode_update(found: Any, decode: Callable[[Any], Any] = encoding.decode) -> Any:
+    """One update of a patch, from its JSON form."""
+    tag = found.get(TAG) if type(found) is dict else None
+    if tag == "delete":
+        return DELETE
+    if tag == "replace":
+        return Replace(decode(found["value"]))
+    if tag == "updates":
+        return Updates(*[decode_update(part, decode) for part in found["value"]])
+    if tag == "patch":
+        return {decode(key): decode_update(part, decode) for key, part in found["value"]}
+    return decode(found)

@@ -24,44 +24,10 @@ from dspyer import messages
 from dspyer.errors import NodeOutputError, brief
 from dspyer.hints import signature_of
 from dspyer.patch import DELETE, Replace, apply_value
-from dspyer.values import FrozenDict, FrozenList, advise, freeze
+from dspyer.patch import Updates as Updates
+from dspyer.values import FrozenDict, FrozenList, freeze
 
 UNIONS = (Union, types.UnionType)
-
-
-class Updates:
-    """Several updates of one field with a reducer, folded in order.
-
-    Args:
-        *updates: the updates, the first one first.
-
-    Example:
-        >>> Updates(1, 2)
-        Updates(1, 2)
-    """
-
-    __slots__ = ("updates",)
-
-    def __init__(self, *updates: Any) -> None:
-        flat: list[Any] = []
-        for update in updates:
-            flat.extend(update.updates if isinstance(update, Updates) else (update,))
-        self.updates: tuple[Any, ...] = tuple(flat)
-
-    def __eq__(self, other: object) -> bool:
-        return self.updates == other.updates if isinstance(other, Updates) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash((Updates, self.updates))
-
-    def __repr__(self) -> str:
-        return f"Updates({', '.join(map(repr, self.updates))})"
-
-    def __reduce__(self) -> tuple[type[Updates], tuple[Any, ...]]:
-        return Updates, self.updates
-
-
-advise((Updates,), "Updates(...) stands for the value of a field with a reducer, nowhere else")
 
 
 @dataclass(frozen=True, slots=True)

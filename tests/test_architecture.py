@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "dspyer"
 # A package is listed by its name and stands for all modules in it.
 LAYERS: list[set[str]] = [
     {"errors", "hints"},
-    {"values", "patch", "events"},
+    {"values", "patch", "plain", "events"},
     {"merge", "patterns", "policies", "messages", "reducers", "redacting"},
     {"state", "schema"},
     {"scheduler"},

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dspyer.patch import DELETE, Replace, SealedPatch
-from dspyer.reducers import Updates
+from dspyer.patch import SealedPatch, decode_update, encode_update
 from dspyer.scheduler.lineage import Resolution
 from dspyer.stores.content import Content, Fetch
 from dspyer.values import FrozenDict, encoding, freeze
-from dspyer.values.encoding import TAG
 
 Decode = Callable[[Any], Any]
 """Makes a frozen value of its JSON form."""
@@ -122,33 +120,6 @@ def decode_written(found: list[Any], decode: Decode = encoding.decode) -> Writte
         reason,
         tuple([_decode_resolution(resolution, decode) for resolution in resolved]),
     )
-
-
-def encode_update(update: Any) -> Any:
-    """The JSON form of one update of a patch."""
-    if update is DELETE:
-        return {TAG: "delete"}
-    if isinstance(update, Replace):
-        return {TAG: "replace", "value": encoding.encode(freeze(update.value))}
-    if isinstance(update, Updates):
-        return {TAG: "updates", "value": [encode_update(part) for part in update.updates]}
-    if type(update) in (dict, SealedPatch):
-        return {TAG: "patch", "value": [[encoding.encode(key), encode_update(part)] for key, part in update.items()]}
-    return encoding.encode(freeze(update))
-
-
-def decode_update(found: Any, decode: Decode = encoding.decode) -> Any:
-    """One update of a patch, from its JSON form."""
-    tag = found.get(TAG) if type(found) is dict else None
-    if tag == "delete":
-        return DELETE
-    if tag == "replace":
-        return Replace(decode(found["value"]))
-    if tag == "updates":
-        return Updates(*[decode_update(part, decode) for part in found["value"]])
-    if tag == "patch":
-        return {decode(key): decode_update(part, decode) for key, part in found["value"]}
-    return decode(found)
 
 
 def _encode_resolution(resolution: Resolution) -> list[Any]:

@@ -9,12 +9,12 @@ from functools import cache
 from threading import RLock
 from typing import Any
 
-from dspyer.durable.contents import encode_update
 from dspyer.durable.memo import Post
 from dspyer.durable.rows import post_draft, withdraw_draft
 from dspyer.errors import AttemptError, InputError, MergeConflictError
 from dspyer.events import Exchange, LiveConflict, Posted, Withdrawn
 from dspyer.nodes import Attempt, LiveEntry, Peer, Source, Waiter
+from dspyer.patch import encode_update
 from dspyer.running.board import Board, Ear, single_updates
 from dspyer.running.session import Session
 from dspyer.running.waiting import WaitingRoom

@@ -173,7 +173,7 @@ def advance(run: RunState, execution_id: str, outcome: Transition | Asking | Bas
     entry = Entry(commit, outcome.state, (branch.head,) if step else (), tally if len(targets) > 1 else None)
     moved = Branch(path, branch.spots, outcome.state, place, execution.id, step, tally)
     log = log.append(entry)
-    events = [Committed(commit)]
+    events = [Committed(commit, first + place)]
     if alone:
         resting = outcome.state
         if len(targets) == 1 and targets[0].overlay is None:
@@ -274,7 +274,7 @@ def _join(run: RunState, group: Group, deciding: Deciding | None) -> tuple[RunSt
     tally = merged.tally.update({join.author: visit, path: count + 1})
     run = run._replace(log=run.log.append(entry), resting=merged.state if alone else run.resting)
     events: list[Event] = [ConflictFound(conflict) for conflict in merged.conflicts]
-    events += [Joined(node, tuple([branch.path for branch in branches]), path), Committed(commit)]
+    events += [Joined(node, tuple([branch.path for branch in branches]), path), Committed(commit, run.first + index)]
     return run, Branch(path, spots, merged.state, index, commit_id, step, tally), events
 
 

@@ -1,0 +1,144 @@
+"""Every event, commit, question and conflict as JSON; and what an event says about its place in the run."""
+
+from __future__ import annotations
+
+import json
+import operator
+from datetime import date
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel
+
+from dspyer import DELETE, END, START, Graph, Updates, reducers
+from dspyer.events import Asked, Committed, ConflictFound, Emitted, Event, NodeFailed, NodeStarted, Question
+from dspyer.patch import Replace, decode_update
+from dspyer.values import encoding, freeze
+from tests.event_samples import RECORDS, event_types, sample
+
+VALUE = {"when": date(2024, 5, 17), "members": {1, 2}, "pair": (1, b"x"), "none": None}
+
+
+@pytest.mark.parametrize("cls", [*event_types(), *RECORDS], ids=lambda cls: cls.__name__)
+def test_every_type_becomes_json(cls: Any) -> None:
+    record = sample(cls, freeze(VALUE))
+    found = record.to_dict()
+    assert json.loads(json.dumps(found, allow_nan=False)) == found, "plain JSON, through text and back"
+    names = {name for name, value in vars(cls).items() if isinstance(value, property)} | set(cls._fields)
+    assert set(found) == (names if cls in RECORDS else names | {"event"})
+    if cls not in RECORDS:
+        assert next(iter(found.items())) == ("event", cls.__name__)
+    for name in cls._fields:
+        whole = getattr(record, name)
+        if whole == freeze(VALUE):
+            assert encoding.decode(found[name]) == whole, name
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        pytest.param(None, id="None"),
+        pytest.param(DELETE, id="DELETE"),
+        pytest.param(Replace(freeze({"a": 1})), id="Replace"),
+        pytest.param(Updates(1, DELETE, Replace(freeze([2]))), id="Updates"),
+        pytest.param({"deep": {"x": DELETE, "y": freeze({"z": 1})}}, id="a patch in a patch"),
+        pytest.param(freeze(VALUE), id="a value"),
+    ],
+)
+def test_patches_come_back_as_they_were(update: Any) -> None:
+    commit = sample(RECORDS[0], 1)._replace(patch={"field": update})
+    found = json.loads(json.dumps(commit.to_dict()))
+    assert decode_update(found["patch"]["field"]) == update
+
+
+def test_a_question_shows_its_id_and_the_schema_of_its_answer() -> None:
+    question = Question("ok", "Go?", {"type": "object", "properties": {"x": {"type": "integer"}}}, "ask", (0, 1), "0:2")
+    assert question.to_dict() == {
+        "key": "ok",
+        "text": "Go?",
+        "answer": {"type": "object", "properties": {"x": {"type": "integer"}}},
+        "node": "ask",
+        "branch": [0, 1],
+        "execution": "0:2",
+        "id": "0:2/ok",
+    }
+    assert Asked(question).to_dict() == {"event": "Asked", "question": question.to_dict(), "scope": []}
+
+
+def test_absent_sides_of_a_conflict() -> None:
+    conflict = sample(RECORDS[1], 1)._replace(base=DELETE, values=(("a", DELETE), ("b", 2)), path=("user", 3))
+    found = ConflictFound(conflict).to_dict()["conflict"]
+    assert (found["base"], found["path"]) == ({"$type": "delete"}, ["user", 3])
+    assert found["values"] == [["a", {"$type": "delete"}], ["b", 2]]
+
+
+def test_an_error_is_class_text_and_notes() -> None:
+    error = ValueError("odd")
+    error.add_note("in node 'a'")
+    found = NodeFailed("a", (), "trunk:1", error).to_dict()
+    assert found["error"] == {"type": "ValueError", "message": "odd", "notes": ["in node 'a'"]}
+
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise KeyError("no text")
+
+    found = NodeFailed("a", (), "trunk:1", MuteError()).to_dict()
+    assert found["error"]["message"] == "<MuteError.__str__ raised KeyError>"
+
+
+def test_an_emitted_object_that_no_state_can_hold_is_class_and_text() -> None:
+    found = Emitted("a", (), "trunk:1", operator.itemgetter(1)).to_dict()
+    assert found["value"] == {"$type": "object", "class": "operator:itemgetter", "value": "operator.itemgetter(1)"}
+
+
+def fork() -> Graph:
+    def say(name: str) -> Any:
+        def node(log: list[str]) -> dict[str, Any]:
+            return {"log": [name]}
+
+        return node
+
+    class State(BaseModel):
+        log: Annotated[list[str], reducers.extend] = []
+
+    graph = Graph(State, inputs=["log"])
+    for name in ("a", "b", "b2", "c", "d", "e"):
+        graph.add_node(name, say(name), writes=["log"])
+    graph.add_edge(START, "a").add_edge("a", ["b", "c"]).add_edge("b", "b2").add_edge(["b2", "c"], "d")
+    return graph.add_path("d", "e", END)
+
+
+def test_a_commit_without_a_version_has_a_position() -> None:
+    run = fork().compile().run({"log": []})
+    seen = [event for event in run.events if isinstance(event, Committed)]
+    assert [event.position for event in seen] == list(range(len(seen))), "the order in which they were made"
+    known = [(event.commit.version, event.position) for event in seen if event.commit.version is not None]
+    assert known
+    assert all(version == position for version, position in known)
+    inside = [event.commit.node for event in seen if event.commit.version is None]
+    assert sorted(inside) == ["b", "b2", "c"]
+
+
+def test_positions_go_on_over_the_runs_of_a_thread_and_after_a_failure() -> None:
+    fail: list[bool] = [True]
+
+    def odd(n: int) -> dict[str, Any]:
+        if fail:
+            raise ValueError("odd")
+        return {"n": n + 1}
+
+    graph = Graph(inputs=["n"]).add_node("a", lambda n: {"n": n}, writes=["n"]).add_node("odd", odd, writes=["n"])
+    t = graph.add_path(START, "a", "odd", END).compile(store=":memory:").thread("t")
+    first = t.run({"n": 1})
+    fail.clear()
+    events: list[Event] = [*first.events, *t.stream_resume(), *t.run({"n": 2}).events]
+    found = [(event.position, event.commit.node) for event in events if isinstance(event, Committed)]
+    assert found == [(0, "START"), (1, "a"), (2, "odd"), (3, "START"), (4, "a"), (5, "odd")]
+
+
+def test_the_events_of_a_whole_run_are_json() -> None:
+    run = fork().compile().run({"log": []})
+    lines = [json.dumps(event.to_dict()) for event in run.events]
+    assert [json.loads(line)["event"] for line in lines] == [type(event).__name__ for event in run.events]
+    started = [event.to_dict()["execution"] for event in run.events if isinstance(event, NodeStarted)]
+    assert started == [event.execution for event in run.events if isinstance(event, NodeStarted)]

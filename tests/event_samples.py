@@ -1,0 +1,43 @@
+"""One sample of every event and record, made from the declared types: a new event needs nothing here."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from dspyer.events import Commit, Event, Exchange, MergedConflict, Question
+from dspyer.patch import Replace
+
+RECORDS: tuple[type, ...] = (Commit, MergedConflict, Question, Exchange)
+
+
+def event_types(union: Any = Event) -> Iterator[type]:
+    """Every event of the union."""
+    for part in get_args(union):
+        yield from event_types(part) if get_args(part) else (part,)
+
+
+def sample(cls: Any, value: Any, text: str = "text") -> Any:
+    """An instance with a value wherever a value of the state may be, and a text wherever a text may be."""
+    hints = get_type_hints(cls, include_extras=True)
+    return cls(**{name: _of(hints[name], value, text) for name in cls._fields})
+
+
+def _of(hint: Any, value: Any, text: str) -> Any:
+    kind, parts = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if kind is Annotated:
+        return Replace(value)
+    if kind in (Union, types.UnionType):
+        return _of(next(part for part in parts if part is not type(None)), value, text)
+    if kind is tuple:
+        return tuple([_of(part, value, text) for part in parts if part is not ...])
+    if kind is not None and issubclass(kind, Mapping):
+        return {"field": _of(parts[1], value, text)}
+    if hasattr(hint, "_fields"):
+        return sample(hint, value, text)
+    if issubclass(hint, BaseException):
+        return ValueError(text)
+    return {str: text, int: 7, float: 0.5, bool: True}[hint]
