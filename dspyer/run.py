@@ -65,7 +65,7 @@ class Run:
         self.usage = {name: dict(tokens) for name, tokens in usage.items()}
         self.duration = session.duration
         self._prediction = prediction
-        self._looks = tuple(session.sight.looks)
+        self._looks = tuple(session.looks)
         self._made_here = (session.blueprint.nodes, run.log, len(session.opening.run.log))
         self._entries = numbered(list(run.log), run.first)
         self._first = run.first

@@ -47,6 +47,7 @@ from dspyer.scheduler.runstate import (
 from dspyer.scheduler.schedule import advance, begin, limit_at, plan
 from dspyer.state import ImmutableState
 from dspyer.values import FrozenList, same
+from dspyer.views import Look
 
 if TYPE_CHECKING:
     import dspy
@@ -65,6 +66,7 @@ class Session(Isolated):
         journal: writes the run down; None for a run that is not stored.
         answer: answers questions as they are asked.
         root: the id of the outermost run.
+        looks: what views have shown.
         live: whether nodes that run at once see each other's posts to live fields.
     """
 
@@ -102,7 +104,7 @@ class Session(Isolated):
         self.unsaved = Unsaved(opening.run) if journal is not None else None
         self.broken: BaseException | None = None
         self.reported = False
-        self.sight = SessionSight(self)
+        self.looks: list[Look] = []
         self._taken_up = list(opening.run.running.values())
         self.events: list[Event] = []
         self.steps: dict[str, Steps] = {}
@@ -124,6 +126,11 @@ class Session(Isolated):
             log_conflict(event.conflict)
         if self.observe is not ignore:
             self.observe(event)
+
+    @property
+    def sight(self) -> SessionSight:
+        """What its nodes can see through views. It refers to the session, so the session does not keep it."""
+        return SessionSight(self)
 
     @property
     def most_at_once(self) -> int:

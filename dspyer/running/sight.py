@@ -30,15 +30,11 @@ class SessionSight:
     """What can be seen in a session.
 
     Args:
-        session: the session.
-
-    Attributes:
-        looks: what its views have shown.
+        session: the session. It must not refer back: its states would wait for the cyclic garbage collector.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self.looks: list[Look] = []
 
     @property
     def schema(self) -> Schema:
@@ -92,7 +88,7 @@ class SessionSight:
 
     def looked(self, look: Look) -> None:
         """Counts what a view has shown. May be called from any thread."""
-        self.looks.append(look)
+        self._session.looks.append(look)
 
     def _log(self, field: str) -> Log:
         session = self._session
