@@ -7,7 +7,7 @@ from typing import Any
 
 import dspy
 
-from dspyer.bond.copying import copy_tree
+from dspyer.bond.copying import copy_tree, without_histories
 from dspyer.bond.parameters import every_parameter, load_parameters
 from dspyer.bond.signatures import own_signatures
 from dspyer.bond.source import reduce_program
@@ -380,4 +380,4 @@ class CompiledGraph(dspy.Module):
         return {**state, "_resources": {}}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return reduce_program(self)
+        return reduce_program(without_histories(self))

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, Graph
 from dspyer.errors import InputError
+from dspyer.testing import NearestLM
 from tests.optimizers.lm import NotingLM
 from tests.optimizers.programs import LABEL, PAIRS, Ask, Pair, clean, shared
 from tests.optimizers.table import bootstrap
@@ -265,3 +266,50 @@ def test_lm_of_a_program() -> None:
     with pytest.raises(ValueError, match="Multiple LMs"):
         program.get_lm()
     assert program(question="A train?").label
+
+
+class Tone(dspy.Signature):
+    """Judge the tone."""
+
+    letter: str = dspy.InputField()
+    tone: str = dspy.OutputField()
+
+
+@pytest.mark.parametrize("pickler", [pickle, cloudpickle], ids=["pickle", "cloudpickle"])
+@pytest.mark.parametrize("deep", [False, True], ids=["flat", "inside"])
+def test_a_pickle_leaves_out_what_the_lms_were_asked(pickler: Any, deep: bool) -> None:
+    program = Graph().add_node("ask", dspy.Predict(Tone)).add_path(START, "ask", END).compile()
+    if deep:
+        outer = Graph().add_node("inner", program).add_node("again", program.ask, reads=["letter"])
+        program = outer.add_path(START, "inner", "again", END).compile()
+    lm = NearestLM()
+    program.set_lm(lm)
+    small = len(pickler.dumps(program))
+    for number in range(50):
+        program(letter=f"the secret letter {number}")
+    pickled = pickler.dumps(program)
+    assert b"secret letter" not in pickled
+    assert len(pickled) < small + 100
+    assert len(lm.history) == 50 * len(program.graph.nodes)
+
+    twin = pickle.loads(pickled)
+    lms = {id(predictor.lm) for predictor in twin.predictors()}
+    assert len(lms) == 1
+    assert len(twin.predictors()) == 1
+    twin(letter="another one")
+    assert len(twin.predictors()[0].lm.history) == len(twin.graph.nodes)
+    if deep:
+        assert twin.inner.ask is twin.again
+
+
+def test_keys_of_lms_are_in_a_pickle_and_not_in_a_saved_state(tmp_path: Path) -> None:
+    program = Graph().add_node("ask", dspy.Predict(Tone)).add_path(START, "ask", END).compile()
+    program.set_lm(dspy.LM("openai/some-model", api_key="a-key-to-keep"))
+    assert b"a-key-to-keep" in pickle.dumps(program)
+    program.save(tmp_path / "whole", save_program=True)
+    assert b"a-key-to-keep" in (tmp_path / "whole" / "program.pkl").read_bytes()
+    for name in ("state.json", "state.pkl"):
+        program.save(tmp_path / name)
+        saved = (tmp_path / name).read_bytes()
+        assert b"some-model" in saved
+        assert b"a-key-to-keep" not in saved
