@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from dspyer.durable.guarding import Guarded
@@ -18,6 +17,7 @@ from dspyer.scheduler.lineage import last_writer, lineage, touches, value_at
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Store, ThreadRow
 from dspyer.threads.decoding import Unnamed, decoder
+from dspyer.threads.known import Known
 from dspyer.threads.shape import shape_of
 from dspyer.threads.starting import Starter
 
@@ -56,11 +56,8 @@ class Past:
         guarded_store = Guarded(store, Unnamed(program.graph.name, schema))
         shape = shape_of(program)
         reader = Reader(guarded_store, schema, decoder(schema), shape.id)
-        self._starter = Starter(program.graph, guarded_store, name, reader, shape, self._behind)
-        self._history = History(self._starter.reader)
-        self._root: Point | None = None
-        self._listed = Listed(self._history, ())
-        self._reading = Lock()
+        self._known = Known(reader, name)
+        self._starter = Starter(program.graph, guarded_store, name, reader, shape, self._known.behind)
 
     def history(self, inside: int | str | None = None) -> list[Commit]:
         """Every commit of the thread, over all its runs: who changed what, and when.
@@ -86,7 +83,7 @@ class Past:
             >>> [(commit.version, commit.id, commit.node) for commit in t.history()][1:3]
             [(1, 't-42.1/trunk:1', 'tag'), (2, 't-42.2/trunk:0', 'START')]
         """
-        listed = self._read()
+        listed = self._known.listed()
         return list(listed.commits) if inside is None else self._inside(listed, inside)
 
     def at(self, version: int | str) -> ImmutableState:
@@ -122,9 +119,9 @@ class Past:
             LookupError: if nothing has written there.
         """
         keys: tuple[Any, ...] = tuple(path.split(".")) if isinstance(path, str) else tuple(path)
-        listed, log = self._read(), self._history.log
+        listed, log = self._known.listed(), self._known.history.log
         rest = [] if listed.rest is None else [listed.rest]
-        state = self._history.state(listed.rest)
+        state = self._known.history.state(listed.rest)
         writer = last_writer(log, lineage(log, rest), rest, keys, value_at(state, keys))
         if writer is not None:
             return listed.commits[listed.places.index(writer)]
@@ -158,7 +155,7 @@ class Past:
             if told.broken:
                 raise StoreError(f"thread {self.name!r}: {told.broken}")
             for place, what in self._differing(history, found):
-                commit = self._read().commits[self._read().number(history.log[place].commit.id)]
+                commit = self._known.listed().commits[self._known.listed().number(history.log[place].commit.id)]
                 raise StoreError(
                     f"thread {self.name!r}: the state after version {commit.version} (commit {commit.id!r}) is not the "
                     f"one {what}. What is stored was changed, or a reducer of the schema gives something else than it "
@@ -189,48 +186,13 @@ class Past:
             return self.at(moment)
         return moment if isinstance(moment, ImmutableState) else ImmutableState(moment)
 
-    def _behind(self, heads: Sequence[Point]) -> History:
-        """What is behind some rows of the thread, read as far as it is new."""
-        row = self._starter.store.thread(self.name)
-        root = None if row is None else row.root
-        with self._reading:
-            self._begin_at(root)
-            self._history.read(heads, root)
-        return self._history
-
-    def _extended(self, *rows: ThreadRow) -> History:
-        """What is behind threads, this one first: read as far as it is new."""
-        with self._reading:
-            self._begin_at(rows[0].root)
-            for row in rows:
-                self._history.read([] if row.head is None else [row.head], row.root)
-        return self._history
-
-    def _begin_at(self, root: Point | None) -> None:
-        """Forgets what was read, if older history was pruned since."""
-        if root != self._root:
-            self._history, self._root = History(self._starter.reader), root
-            self._listed = Listed(self._history, ())
-
-    def _read(self) -> Listed:
-        """The commits behind the thread's head, read as far as they are new."""
-        row = self._starter.store.thread(self.name)
-        heads = (row.head,) if row is not None and row.head is not None else ()
-        root = None if row is None else row.root
-        with self._reading:
-            self._begin_at(root)
-            if heads != self._listed.heads:
-                self._history.read(heads, root)
-                self._listed = Listed(self._history, heads)
-            return self._listed
-
     def _around(self, version: int | str) -> Listed:
         """The commits among which one is: the thread's, or those of a run of it that it does not go on from any more.
 
         Args:
             version: version or id of the commit.
         """
-        listed, store = self._read(), self._starter.store
+        listed, store = self._known.listed(), self._starter.store
         if isinstance(version, int) or listed.knows(version):
             return listed
         label = version.partition("/")[0]
@@ -238,7 +200,7 @@ class Past:
             rows = store.rows(run.id) if run.header.get("label") == label else []
             if rows:
                 at = Point(run.id, rows[-1].seq)
-                other = Listed(self._extended(ThreadRow(self.name, at, 0, root=self._root)), (at,))
+                other = Listed(self._known.extended(ThreadRow(self.name, at, 0, root=self._known.root)), (at,))
                 if other.knows(version):
                     return other
         return listed

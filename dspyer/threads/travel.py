@@ -56,15 +56,15 @@ class Travel(Past):
             LookupError: if there is no such commit.
             NodeOutputError: if the patch does not fit the schema.
         """
-        store, listed = self._starter.store, self._read() if at is None else self._around(at)
+        store, listed = self._starter.store, self._known.listed() if at is None else self._around(at)
         twin = type(self)(self._program, self._store, to)
         if store.thread(to) is not None:
             raise ThreadError(f"there is a thread {to!r} already: take another name, or merge with t.merge(...)")
         if not listed.heads:
             raise ThreadError(f"thread {self.name!r} has no run yet: there is nothing to copy")
-        root, starter = self._root, twin._starter
+        root, starter = self._known.root, twin._starter
         cut = cut_here(starter, listed, listed.heads[0]) if at is None else cut_at(starter, listed, at)
-        rest = Rest(ThreadRow(to, None, 0, root=root), None, self._history.state(listed.rest), 0)
+        rest = Rest(ThreadRow(to, None, 0, root=root), None, self._known.history.state(listed.rest), 0)
         if cut.inside and (at is not None or patch is not None):
             part = starter.next_part(rest, cut.run.run, cut.point, cut.gone)
             drafts = [end_draft("stopped", None, ())]
@@ -130,7 +130,7 @@ class Travel(Past):
             NodeOutputError: if the patch does not fit the schema.
         """
         rest = self._unowned()
-        starter, listed = self._starter, self._read()
+        starter, listed = self._starter, self._known.listed()
         head = rest.row.head
         parents = () if head is None else (head,)
         if as_node is not None:
@@ -143,7 +143,7 @@ class Travel(Past):
             cut = cut_here(starter, listed, head)
             drafts = within(starter, listed, cut, starter.label(rest), patch)
             self._write(rest.row, ByHand(starter.next_part(rest, cut.run.run, head), drafts), self.name)
-        return self._read().commits[-1]
+        return self._known.listed().commits[-1]
 
     def merge(self, other: Self, *, base: Moment | None = None, policy: object = None) -> Commit | None:
         """Brings what another thread has done into this one. Both must be at rest; the other one stays as it is.
@@ -190,7 +190,7 @@ class Travel(Past):
         self._log(met)
         heads = (rest.row.head, theirs.row.head)
         self._write(rest.row, self._merged(rest, heads, met, other.name, base is not None), self.name)
-        return self._read().commits[-1]
+        return self._known.listed().commits[-1]
 
     def _meet(self, left: ThreadRow, right: ThreadRow, name: str, deciding: Deciding) -> Met | None:
         """What two threads make together; None if the left one has all that the right one has."""
@@ -209,7 +209,7 @@ class Travel(Past):
         """What is behind two threads, and where each of them stands in it."""
         assert left.head is not None
         assert right.head is not None
-        history = self._extended(left, right)
+        history = self._known.extended(left, right)
         return history, history.runs[left.head].resting, history.runs[right.head].resting
 
     def _deciding(self, policies: Policies) -> Deciding:
@@ -240,7 +240,7 @@ class Travel(Past):
         return meet_from(self._state_of(base), schema, ours.state, theirs.state, policies)
 
     def _merged(self, rest: Rest, heads: tuple[Point, Point], met: Met, name: str, based: bool = False) -> ByHand:
-        first = rest.first + self._history.settled_beside(*heads)
+        first = rest.first + self._known.history.settled_beside(*heads)
         header = {**self._starter.header(first, self._starter.label(rest)), **({"base": True} if based else {})}
         return ByHand(RunRow(token_hex(16), self.name, heads, header), merge_drafts(met, name, first))
 

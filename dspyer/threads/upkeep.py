@@ -101,7 +101,7 @@ class Upkeep(Past):
             LookupError: if there is no such commit.
         """
         row = self._row(take_over)
-        store, listed = self._starter.store, self._read()
+        store, listed = self._starter.store, self._known.listed()
         history, at = listed.history, listed.runs[listed.number(before)]
         behind = history.runs[at].parents
         if len(behind) > 1:
