@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Union, cast, get_args, get_origin
 
 import dspy
@@ -16,7 +16,7 @@ from dspyer.building.declarations import EdgeSpec, NodeSpec, RouterSpec
 from dspyer.building.live import live_problems
 from dspyer.building.templating import template_problems
 from dspyer.errors import GraphError, suggestion
-from dspyer.nodes import Inquiry, Interrupts, Node, Router, answering, build_map, build_node, build_router
+from dspyer.nodes import Inquiry, Interrupts, Node, Router, answering, build_map, build_node, build_router, lost_ways
 from dspyer.policies import Policies
 from dspyer.scheduler.rounds import Edge, Rounds
 from dspyer.scheduler.topology import END, START, Topology
@@ -27,8 +27,24 @@ from dspyer.scheduler.validation import (
     check_paths,
     check_reads,
     check_targets,
+    mended,
+    with_starts,
 )
 from dspyer.schema import Schema
+
+
+class LostRouter(NamedTuple):
+    """A router that could not be built.
+
+    Attributes:
+        source: the node that it follows.
+        targets: where it may go; empty for unknown.
+        sends: whether it may return `Send`s.
+    """
+
+    source: str
+    targets: tuple[str, ...]
+    sends: bool
 
 
 class Assembly(NamedTuple):
@@ -66,36 +82,17 @@ class Assembly(NamedTuple):
         problems: list[str] = []
         modules: dict[str, dspy.Module] = {}
         nodes, unknown = self._build_nodes(modules, problems)
-        exits, open_ends = self._build_exits(modules, problems)
+        exits, lost = self._build_exits(modules, problems)
         condensers = build_condensers(self.nodes, nodes, self.schema, modules, problems)
         problems += view_authors(self.nodes)
         edges = self._edges(nodes, exits)
-        sent = _sent(nodes, exits)
+        names = tuple(spec.name for spec in self.nodes)
+        sent = _sent(nodes, exits) | {name for router in lost if router.sends for name in router.targets or names}
         for name, texts in unknown.items():
             if name not in sent:
                 problems += texts
-        names = tuple(spec.name for spec in self.nodes)
-        facts = Facts(names, tuple(edges), {}, {}, {}, (), ())
-        wrong = list(check_targets(facts))
-        problems += wrong
-        if wrong or open_ends or len(nodes) < len(names):
-            raise GraphError(problems)
-        inputs, required = self._declared_inputs(nodes, exits, edges, sent, problems)
-        facts = self._facts(facts, nodes, exits, inputs, sent)
-        rounds = Rounds.of((START, *names, END), edges)
-        problems += check_paths(facts)
-        problems += check_parallel_writers(facts, rounds)
-        problems += check_reads(facts) if self.inputs is not None or not self.schema.open else ()
-        problems += self._check_outputs()
-        routers = [(source, way) for source, ways in exits.items() for way in ways if isinstance(way, Router)]
-        problems += live_problems(self.schema, nodes, routers)
-        problems += template_problems([*nodes.items(), *routers], facts, self.schema, inputs)
-        problems += [
-            f"interrupt_{option} names {name!r}, which is no node.{suggestion(name, names)} Nodes: {', '.join(names)}"
-            for option, listed in (("before", self.interrupt_before), ("after", self.interrupt_after))
-            for name in listed
-            if name not in names
-        ]
+        rounds = Rounds.of((START, *names, END), mended(edges, names))
+        inputs, required = self._check(nodes, exits, lost, edges, sent, rounds, problems)
         if problems:
             raise GraphError(problems)
         topology = Topology(
@@ -127,6 +124,45 @@ class Assembly(NamedTuple):
             condensers=condensers,
         )
         return blueprint, modules, self._text()
+
+    def _check(
+        self,
+        nodes: Mapping[str, Node],
+        exits: Mapping[str, tuple[Exit, ...]],
+        lost: Sequence[LostRouter],
+        edges: list[Edge],
+        sent: Collection[str],
+        rounds: Rounds,
+        problems: list[str],
+    ) -> tuple[tuple[str, ...], frozenset[str]]:
+        """Adds the problems of the graph as a whole, as far as it is known, and gives the inputs of a run.
+
+        What could not be built hides nothing: a node without a plan may write anything, and a router without targets
+        may lead anywhere.
+        """
+        names = tuple(spec.name for spec in self.nodes)
+        ways = [Edge(router.source, target, True) for router in lost for target in router.targets or (*names, END)]
+        every = [*edges, *(way for way in ways if way not in edges)]
+        facts = Facts(names, tuple(every), {}, {}, {}, (), ())
+        problems += check_targets(facts)
+        facts = facts._replace(edges=tuple(mended(every, names)))
+        problems += check_paths(facts)
+        facts = facts._replace(edges=tuple(with_starts(facts.edges, names)))
+        inputs, required = self._declared_inputs(nodes, exits, list(facts.edges), sent, problems)
+        facts = self._facts(facts, nodes, exits, inputs, sent)
+        problems += check_parallel_writers(facts._replace(edges=tuple(mended(edges, names))), rounds)
+        problems += check_reads(facts) if self.inputs is not None or not self.schema.open else ()
+        problems += self._check_outputs()
+        routers = [(source, way) for source, ways in exits.items() for way in ways if isinstance(way, Router)]
+        problems += live_problems(self.schema, nodes, routers)
+        problems += template_problems([*nodes.items(), *routers], facts, self.schema, inputs)
+        problems += [
+            f"interrupt_{option} names {name!r}, which is no node.{suggestion(name, names)} Nodes: {', '.join(names)}"
+            for option, listed in (("before", self.interrupt_before), ("after", self.interrupt_after))
+            for name in listed
+            if name not in names
+        ]
+        return inputs, required
 
     def _build_nodes(
         self, modules: dict[str, dspy.Module], problems: list[str]
@@ -167,9 +203,9 @@ class Assembly(NamedTuple):
 
     def _build_exits(
         self, modules: dict[str, dspy.Module], problems: list[str]
-    ) -> tuple[dict[str, tuple[Exit, ...]], bool]:
-        """The ways out of each node, and whether a router could not be built, so that not all are known."""
-        open_ends = False
+    ) -> tuple[dict[str, tuple[Exit, ...]], list[LostRouter]]:
+        """The ways out of each node, and the routers that could not be built."""
+        lost: list[LostRouter] = []
         exits: dict[str, list[Exit]] = {name: [] for name in (START, *(spec.name for spec in self.nodes))}
         for way in self.ways:
             if isinstance(way, EdgeSpec):
@@ -180,17 +216,18 @@ class Assembly(NamedTuple):
                 way.source, way.route, way.path_map, schema=self.schema, name=way.name, writes=way.writes
             )
             problems += built.problems
-            open_ends = open_ends or built.router is None
-            if built.router is not None:
-                exits.setdefault(way.source, []).append(built.router)
-            if built.module is not None and built.router is not None:
+            if built.router is None:
+                lost.append(LostRouter(way.source, *lost_ways(way.route, way.path_map)))
+                continue
+            exits.setdefault(way.source, []).append(built.router)
+            if built.module is not None:
                 name = str(built.router.module_name)
                 if name in modules or name in exits:
                     problems.append(
                         f"two parts of the graph are called {name!r}: give the router at {way.source!r} a name="
                     )
                 modules[name] = built.module
-        return {source: tuple(ways) for source, ways in exits.items()}, open_ends
+        return {source: tuple(ways) for source, ways in exits.items()}, lost
 
     def _edges(self, nodes: Mapping[str, Node], exits: Mapping[str, tuple[Exit, ...]]) -> list[Edge]:
         edges: dict[tuple[str, str], Edge] = {}
@@ -235,7 +272,8 @@ class Assembly(NamedTuple):
 
         What only the targets of a `Send` read may come with the `Send`.
         """
-        writes = {name: None if node.writes is None else tuple(node.writes.values()) for name, node in nodes.items()}
+        writes: dict[str, tuple[str, ...] | None] = dict.fromkeys(spec.name for spec in self.nodes)
+        writes |= {name: tuple(node.writes.values()) for name, node in nodes.items() if node.writes is not None}
         earlier = Earlier(edges, writes)
         found: dict[str, bool] = {}
         for name, node in nodes.items():
@@ -281,7 +319,8 @@ class Assembly(NamedTuple):
             for name, node in nodes.items()
             if name not in sent
         }
-        writes = {name: None if node.writes is None else tuple(node.writes.values()) for name, node in nodes.items()}
+        writes: dict[str, tuple[str, ...] | None] = dict.fromkeys(facts.nodes)
+        writes |= {name: tuple(node.writes.values()) for name, node in nodes.items() if node.writes is not None}
         given = {*inputs, *(name for name in self.schema.fields if not self.schema.fields[name].required)}
         folded = {name for name in self.schema.fields if self._settled(name)}
         if self.schema.open:

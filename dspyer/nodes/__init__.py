@@ -19,7 +19,7 @@ from dspyer.nodes.base import (
     Send,
 )
 from dspyer.nodes.build import build_map, build_node, node_name, precompiled
-from dspyer.nodes.build_routers import BuiltRouter, build_router
+from dspyer.nodes.build_routers import BuiltRouter, build_router, lost_ways
 from dspyer.nodes.color import call_async, colours, portal_scope, to_thread, uses_acall
 from dspyer.nodes.function import FunctionNode, NodeModules
 from dspyer.nodes.interrupt import Inquiry, InterruptNode
@@ -73,6 +73,7 @@ __all__ = [
     "colours",
     "first_of",
     "is_program",
+    "lost_ways",
     "node_name",
     "portal_scope",
     "precompiled",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
 import dspy
@@ -75,6 +75,18 @@ def build_router(
         fix = "give a function, the name of a field, or a dspy.Module with one Literal output"
         built = BuiltRouter(None, None, (f"{who} is {brief(route)}, of type {type(route).__name__}: {fix}",))
     return built._replace(problems=(*problems, *built.problems))
+
+
+def lost_ways(route: Route, path_map: PathMap | None) -> tuple[tuple[str, ...], bool]:
+    """Of a router that could not be built, the targets that its path map names, and whether it may return `Send`s."""
+    parts = path_map.values() if isinstance(path_map, Mapping) else () if path_map is None else (path_map,)
+    found = [name for part in parts for name in _names(part)]
+    sends = callable(route) and not isinstance(route, dspy.Module) and mentions(route, Send)
+    return tuple(name for name in found if isinstance(name, str)), sends
+
+
+def _names(part: object) -> Iterable[object]:
+    return (part,) if isinstance(part, str) or not isinstance(part, Iterable) else part
 
 
 def _build_field_router(source: str, field: str, path_map: PathMap | None, schema: Schema) -> BuiltRouter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from itertools import product
 from typing import NamedTuple
 
@@ -35,7 +36,9 @@ class Facts(NamedTuple):
 
 
 def check_targets(facts: Facts) -> Iterator[str]:
-    """Edges that name no node."""
+    """Edges that name no node, and no edge from `START`."""
+    if not any(edge.source == START for edge in facts.edges):
+        yield "nothing starts: add an edge from START, for example add_edge(START, 'first')"
     known = {*facts.nodes, START, END}
     for edge in facts.edges:
         if edge.source == END:
@@ -48,12 +51,47 @@ def check_targets(facts: Facts) -> Iterator[str]:
                 yield f"the edge {edge.source!r} -> {edge.target!r} names no node {end!r}.{hint}"
 
 
+def mended(edges: Collection[Edge], nodes: Collection[str]) -> list[Edge]:
+    """The edges of a graph as they may have been meant, so that one wrong edge hides no problem of the others.
+
+    Args:
+        edges: the edges.
+        nodes: the nodes that there are.
+
+    Returns:
+        Edges between nodes, `START` and `END`. In the place of a name that is missing is the one that is most like it.
+        If there is none, a target is the end of its branch, and what is entered from a source may be entered.
+    """
+    found: dict[tuple[str, str], Edge] = {}
+    for edge in edges:
+        source = edge.source if edge.source in nodes or edge.source == START else _nearest(edge.source, nodes, START)
+        target = edge.target if edge.target in nodes or edge.target == END else _nearest(edge.target, nodes, END)
+        if (source, target) == (edge.source, edge.target):
+            found[source, target] = edge
+        elif edge.source == START or (source, target) != (START, END):
+            found.setdefault((source, target), Edge(source, target, True))
+    return list(found.values())
+
+
+def _nearest(name: str, nodes: Collection[str], other: str) -> str:
+    near = get_close_matches(name, nodes, n=1)
+    return near[0] if near else other
+
+
+def with_starts(edges: Collection[Edge], nodes: Sequence[str]) -> list[Edge]:
+    """The edges, and one from `START` to the first of the nodes that no branch can come to, until there is none."""
+    found = list(edges)
+    entered = {edge.target for edge in edges}
+    for node in sorted(nodes, key=entered.__contains__):  # those that nothing leads to come first
+        if node not in reach(found, START):
+            found.append(Edge(START, node, True))
+    return found
+
+
 def check_paths(facts: Facts) -> Iterator[str]:
     """Nodes that no branch can come to, and nodes that no branch can leave."""
-    if not any(edge.source == START for edge in facts.edges):
-        yield "nothing starts: add an edge from START, for example add_edge(START, 'first')"
-        return
-    reached = reach(facts.edges, START)
+    starts = any(edge.source == START for edge in facts.edges)
+    reached = reach(facts.edges, START) if starts else set(facts.nodes)
     ends = reach([Edge(edge.target, edge.source) for edge in facts.edges], END)
     sources = {edge.source for edge in facts.edges}
     for node in facts.nodes:

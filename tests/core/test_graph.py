@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Collection, Mapping
+from itertools import combinations
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, NamedTuple
 
 import dspy
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, Send, reducers
+from dspyer import END, START, CompiledGraph, Graph, Send, reducers, view
 from dspyer.building.declarations import RESERVED
 from dspyer.errors import GraphError, InputError
 
@@ -32,56 +36,11 @@ def graph(**options: Any) -> Graph:
     return Graph(Draft, **options).add_node("a", nothing, writes=["draft"]).add_path(START, "a", END)
 
 
-def two_writers() -> Graph:
-    made = graph().add_node("b", nothing, writes=["draft"])
-    return made.add_edge(START, "b").add_edge("b", END)
-
-
 hidden = dspy.Predict("question -> draft")
 
 
 def uses_global(question: str) -> dict[str, Any]:
     return {"draft": hidden(question=question).draft}
-
-
-PROBLEMS: dict[str, tuple[Callable[[], Graph], str]] = {
-    "nothing starts": (lambda: Graph(Draft).add_node("a", nothing), "add an edge from START"),
-    "unreachable": (lambda: graph().add_node("b", nothing).add_edge("b", END), "'b' is never reached"),
-    "dead end": (lambda: graph().add_node("b", nothing).add_edge("a", "b"), "'b' is a dead end"),
-    "no way out": (
-        lambda: graph().add_node("b", nothing).add_edge("a", "b").add_edge("b", "b"),
-        "no way leads from node 'b' to END",
-    ),
-    "unknown target": (lambda: graph().add_edge("a", "bb"), "names no node 'bb'"),
-    "unknown source": (lambda: graph().add_edge("bb", "a"), "names no node 'bb'"),
-    "unknown target of a router": (
-        lambda: graph().add_conditional_edges("a", lambda draft: "x", {"x": "nowhere"}),
-        "names no node 'nowhere'",
-    ),
-    "unknown goto": (lambda: graph().add_node("b", nothing, goto=["nowhere"]).add_path("a", "b", END), "'nowhere'"),
-    "two parallel writers": (two_writers, "'a' and 'b' run in parallel and both write 'draft'"),
-    "read before written": (
-        lambda: graph(inputs=["notes"]),
-        "reads 'question', which nothing can have written",
-    ),
-    "read of no field": (lambda: graph().add_node("b", lambda qestion: None).add_path("a", "b", END), "question"),
-    "lambda s": (lambda: graph().add_node("b", lambda s: None).add_path("a", "b", END), "state"),
-    "write of no field": (
-        lambda: graph().add_node("b", nothing, writes=["drfat"]).add_path("a", "b", END),
-        "draft",
-    ),
-    "module writes no field": (
-        lambda: graph().add_node("b", dspy.Predict("question -> anser")).add_path("a", "b", END),
-        "anser",
-    ),
-    "hidden module": (lambda: graph().add_node("b", uses_global).add_path("a", "b", END), "modules={"),
-    "unknown input": (lambda: graph(inputs=["qestion", "question"]), "the input 'qestion' is no field"),
-    "unknown output": (lambda: graph(outputs=["drafts"]), "the output 'drafts' is no field"),
-    "an async router": (lambda: graph().add_conditional_edges("a", route_async, {"x": END}), "sync"),
-    "a router without targets": (lambda: graph().add_conditional_edges("a", lambda draft: "x"), "path map"),
-    "a dspy class": (lambda: graph().add_node("b", dspy.Predict).add_path("a", "b", END), "Predict"),
-    "a generator": (lambda: graph().add_node("b", yields).add_path("a", "b", END), "generator"),
-}
 
 
 async def route_async(draft: str) -> str:
@@ -92,11 +51,149 @@ def yields(question: str) -> Any:
     yield {}
 
 
-@pytest.mark.parametrize(("build", "text"), PROBLEMS.values(), ids=PROBLEMS.keys())
-def test_problem_is_reported_with_its_fix(build: Callable[[], Graph], text: str) -> None:
+class Spoiled(Draft):
+    late: str
+    docs: list[str] = []
+
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Problem(NamedTuple):
+    """One mistake in a sound graph of one node `a`.
+
+    Attributes:
+        text: a part of the problem.
+        spoil: makes the mistake; its nodes hang on `a`.
+        inputs: more inputs of the graph.
+        options: options of the graph.
+        compiled: options of `compile`.
+        starts: whether a branch starts.
+    """
+
+    text: str
+    spoil: Callable[[Graph], object] = lambda made: made
+    inputs: tuple[str, ...] = ()
+    options: Mapping[str, Any] = NOTHING
+    compiled: Mapping[str, Any] = NOTHING
+    starts: bool = True
+
+
+def at(name: str, node: object, **options: Any) -> Callable[[Graph], object]:
+    """Adds a node behind `a`."""
+    return lambda made: made.add_node(name, node, **options).add_path("a", name, END)
+
+
+def routed(*arguments: Any, **options: Any) -> Callable[[Graph], object]:
+    """Adds a router behind `a`."""
+    return lambda made: made.add_conditional_edges("a", *arguments, **options)
+
+
+def two_writers(made: Graph) -> object:
+    for name in ("w", "x"):
+        made.add_node(name, nothing, writes=["score"])
+    return made.add_edge("a", ["w", "x"]).add_edge(["w", "x"], END)
+
+
+PROBLEMS: dict[str, Problem] = {
+    "nothing starts": Problem("add an edge from START", starts=False),
+    "unreachable": Problem("'u' is never reached", lambda g: g.add_node("u", nothing).add_edge("u", END)),
+    "dead end": Problem("'d' is a dead end", lambda g: g.add_node("d", nothing).add_edge("a", "d")),
+    "no way out": Problem(
+        "no way leads from node 'n' to END", lambda g: g.add_node("n", nothing).add_edge("a", "n").add_edge("n", "n")
+    ),
+    "unknown target": Problem("names no node 'target'", lambda g: g.add_edge("a", "target")),
+    "unknown source": Problem("names no node 'source'", lambda g: g.add_edge("source", "a")),
+    "from END": Problem("begins where a branch ends", lambda g: g.add_edge(END, "a")),
+    "to START": Problem("goes to the start", lambda g: g.add_edge("a", START)),
+    "unknown target of a router": Problem("names no node 'nowhere'", routed(lambda draft: "x", {"x": "nowhere"})),
+    "unknown goto": Problem("'elsewhere'", at("g", nothing, goto=["elsewhere"])),
+    "two parallel writers": Problem("'w' and 'x' run in parallel and both write 'score'", two_writers),
+    "read before written": Problem("reads 'late', which nothing can have written", at("r", lambda late: None)),
+    "read of no field": Problem("'qestion'", at("q", lambda qestion: None)),
+    "lambda s": Problem("name it `state`", at("s", lambda s: None)),
+    "write of no field": Problem("'drfat'", at("o", nothing, writes=["drfat"])),
+    "module writes no field": Problem("'anser'", at("m", dspy.Predict("question -> anser"))),
+    "template of no field": Problem("{lte}", at("t", dspy.Predict(dspy.Signature("question -> draft", "Use {lte}.")))),
+    "template before written": Problem(
+        "{late}, which nothing", at("f", dspy.Predict(dspy.Signature("question -> draft", "Use {late}.")))
+    ),
+    "condense of no field": Problem("'ntes'", at("c", nothing, condense={"ntes": dspy.Predict("a -> b")})),
+    "view of no author": Problem("nbody", at("v", lambda seen: None, reads={"seen": view("notes").by("nbody")})),
+    "map over no list": Problem(
+        "a map needs a list",
+        lambda g: g.add_map("p", nothing, over="draft", item="question", into="docs").add_path("a", "p", END),
+    ),
+    "hidden module": Problem("modules={", at("h", uses_global)),
+    "unknown input": Problem("the input 'qestion' is no field", inputs=("qestion",)),
+    "unknown output": Problem("the output 'drafts' is no field", options={"outputs": ["drafts"]}),
+    "unknown stop": Problem("interrupt_before names 'b4'", compiled={"interrupt_before": ["b4"]}),
+    "an async router": Problem("is async", routed(route_async, {"x": END})),
+    "a router without targets": Problem("give it a path map", routed(lambda draft: "x")),
+    "a router by no field": Problem("'scroe'", routed("scroe", {1: "a", 2: END})),
+    "a router that is no router": Problem("give a function", routed(3, ["a"])),
+    "a module router without labels": Problem("no Literal output", routed(dspy.Predict("question -> draft"), ["a"])),
+    "a dspy class": Problem("is the class Predict", at("k", dspy.Predict)),
+    "a signature": Problem("needs a module", at("l", "question -> draft")),
+    "a graph": Problem("call .compile()", at("e", Graph())),
+    "a generator": Problem("generator", at("y", yields)),
+}
+UNKNOWABLE = [  # of each pair the second cannot be known before the first is mended
+    {"nothing starts", "unreachable"},
+    {"a router without targets", "unreachable"},
+]
+
+
+def problems_of(*names: str) -> tuple[str, ...]:
+    """The problems of a graph with some mistakes."""
+    found = [PROBLEMS[name] for name in names]
+    options = {name: value for problem in found for name, value in problem.options.items()}
+    inputs = [name for problem in found for name in problem.inputs]
+    made = Graph(Spoiled, inputs=["question", *inputs], **options)
+    made.add_node("a", nothing, writes=["draft"]).add_edge("a", END)
+    if all(problem.starts for problem in found):
+        made.add_edge(START, "a")
+    for problem in found:
+        problem.spoil(made)
+    compiled = {name: value for problem in found for name, value in problem.compiled.items()}
+    if not names:
+        made.compile()
+        return ()
     with pytest.raises(GraphError) as caught:
-        build().compile()
-    assert any(text in problem for problem in caught.value.problems), caught.value.problems
+        made.compile(**compiled)
+    return caught.value.problems
+
+
+def test_the_graph_that_is_spoiled_is_sound() -> None:
+    assert problems_of() == ()
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_a_problem_is_reported_alone_with_its_fix(name: str) -> None:
+    (problem,) = problems_of(name)
+    assert PROBLEMS[name].text in problem
+
+
+def unreported(names: Collection[str]) -> list[str]:
+    """The mistakes of a graph that its problems do not tell."""
+    told = problems_of(*names)
+    return [
+        name
+        for name in names
+        if not any(PROBLEMS[name].text in problem for problem in told)
+        and not any(name == "unreachable" and pair <= set(names) for pair in UNKNOWABLE)
+    ]
+
+
+def test_of_two_problems_both_are_reported() -> None:
+    missing = {pair: found for pair in combinations(PROBLEMS, 2) if (found := unreported(pair))}
+    assert missing == {}
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from(list(PROBLEMS)), min_size=3, max_size=5, unique=True))
+def test_of_several_problems_all_are_reported(names: list[str]) -> None:
+    assert unreported(names) == []
 
 
 def test_all_problems_are_reported_at_once() -> None:
