@@ -77,7 +77,7 @@ class CompiledGraph(dspy.Module):
         try:
             drive(session, **{REQUEST: None})
         finally:
-            self._close(session)
+            self._close(request, session)
         return self._answer(request, session)
 
     async def aforward(self, *args: Any, **inputs: Any) -> dspy.Prediction:
@@ -94,7 +94,7 @@ class CompiledGraph(dspy.Module):
         try:
             await adrive(session, **{REQUEST: None})
         finally:
-            self._close(session)
+            self._close(request, session)
         return self._answer(request, session)
 
     def run(
@@ -281,10 +281,9 @@ class CompiledGraph(dspy.Module):
             name = blueprint.inputs[0] if blueprint.inputs else "name"
             raise InputError(f"graph {blueprint.name!r} takes its inputs by name: write program({name}=...)")
         asked: Request | None = dspy.settings.get(REQUEST)
-        request = asked or Request()
+        request = asked or Request(keeps=False)
         opening = request.opening or self._opening(inputs, request)
         resources = self._check_resources(request)
-        keeps = asked is not None and not asked.inside
         kind = LiveSession if blueprint.topology.schema.live and request.live else Session
         session = kind(
             self,
@@ -293,7 +292,7 @@ class CompiledGraph(dspy.Module):
             resources,
             request.observe,
             request.scope,
-            keeps,
+            request.keeps,
             request.memo,
             request.journal,
             first_of(request.answer, blueprint.answer),
@@ -325,18 +324,23 @@ class CompiledGraph(dspy.Module):
         run = replay(opening.run, request.memo.commits(request.scope), opening[1:3], *request.memo.reading)
         return opening._replace(run=run)
 
-    def _close(self, session: Session) -> None:
+    def _close(self, request: Request, session: Session) -> None:
         """Hands the trace over to whoever reads it, also when a node has failed."""
         hand_over(session.trace())
-        session.end()
+        request.ended = session.end()
 
     def _answer(self, request: Request, session: Session) -> dspy.Prediction:
-        error = session.error()
-        if error is not None:
-            raise error
-        questions = session.questions()
-        if questions:
-            raise Interrupted.of(questions, self._blueprint.name, session.journal is not None)
+        ended = request.ended
+        assert ended is not None
+        if not request.keeps:
+            request.ended = None
+        if ended.error is not None:
+            try:
+                raise ended.error
+            finally:
+                del ended  # the traceback refers to this frame
+        if ended.questions:
+            raise Interrupted.of(ended.questions, self._blueprint.name, session.journal is not None)
         if not session.run.ended:
             raise RunStoppedError("the stream of this run was closed before the run had come to its end")
         state, outputs = session.run.resting, self._blueprint.outputs

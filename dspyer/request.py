@@ -19,7 +19,7 @@ from dspyer.run import Run
 from dspyer.running.gather import Gather
 from dspyer.running.observing import Observe, ignore
 from dspyer.running.opening import Opening
-from dspyer.running.session import Session
+from dspyer.running.session import Ended, Session
 from dspyer.scheduler.lineage import lineage
 from dspyer.values import same
 
@@ -31,6 +31,10 @@ class Request:
     """What `run` and its like ask of the next call of a program, and the sessions that it makes.
 
     It travels in DSPy's settings, which every wrapper of a module and every thread of DSPy hands on.
+
+    Attributes:
+        keeps: whether a `Run` is made of the last session.
+        ended: what the last session has come to, until the `Run` is made or its error is raised.
     """
 
     resources: Mapping[type, object] = field(default_factory=dict)
@@ -47,18 +51,21 @@ class Request:
     journal: Journal | None = None
     label: tuple[str, ...] = ()
     root: str = ""
+    keeps: bool = True
+    ended: Ended | None = None
 
     def run(self, usage: Mapping[str, Mapping[str, Any]]) -> Run:
         """The run of the last session."""
-        session = self.sessions[-1]
-        return Run(session, self.predictions.get(session.run_id), usage)
+        ended, self.ended = self.ended, None
+        assert ended is not None
+        return Run(ended, self.predictions.get(ended.session.run_id), usage)
 
     def ended_with(self, error: BaseException) -> bool:
         """Whether the last session is a run that failed or waits, and this its error."""
-        if not self.sessions:
+        ended = self.ended
+        if ended is None:
             return False
-        session = self.sessions[-1]
-        return session.error() is original(error) or (isinstance(error, Interrupted) and bool(session.questions()))
+        return ended.error is original(error) or (isinstance(error, Interrupted) and bool(ended.questions))
 
     def stop(self) -> None:
         """Lets nothing new start."""
@@ -71,8 +78,8 @@ def request_inside(call: Call) -> Request:
     """What a program that is a node asks of its own call: to be a part of the run around it."""
     runner: Any = call.runner
     if not isinstance(runner, Gather):  # a node that is called alone, without a run
-        return Request(call.resources, inside=True)
-    within = Request(call.resources, runner.observe, runner.scope, inside=True, label=runner.label)
+        return Request(call.resources, inside=True, keeps=False)
+    within = Request(call.resources, runner.observe, runner.scope, inside=True, label=runner.label, keeps=False)
     within.memo, within.journal, within.answer, within.root = runner.memo, runner.journal, runner.answer, runner.root
     within.live = runner.live
     return within

@@ -14,7 +14,7 @@ from dspyer.pictures.lanes import Lanes
 from dspyer.pictures.report import describe
 from dspyer.pictures.run import draw_run
 from dspyer.pictures.tokens import Count, Tokens, count_tokens
-from dspyer.running.session import Session
+from dspyer.running.session import Ended
 from dspyer.running.sight import reads_of
 from dspyer.scheduler.lineage import Entry, last_writer, lineage, touches, value_at
 from dspyer.state import ImmutableState
@@ -47,20 +47,20 @@ class Run:
     """
 
     def __init__(
-        self, session: Session, prediction: dspy.Prediction | None, usage: Mapping[str, Mapping[str, Any]]
+        self, ended: Ended, prediction: dspy.Prediction | None, usage: Mapping[str, Mapping[str, Any]]
     ) -> None:
-        run = session.run
+        session, run = ended.session, ended.run
         self.run_id = session.run_id
-        self.status = session.status
+        self.status = ended.status
         self.state: ImmutableState = run.resting
-        self.error = session.error()
-        self.questions: tuple[Question, ...] = session.questions()
+        self.error = ended.error
+        self.questions: tuple[Question, ...] = ended.questions
         self._interrupted = (
             Interrupted.of(self.questions, session.blueprint.name, session.journal is not None)
             if self.questions
             else None
         )
-        self.events: tuple[Event, ...] = tuple(session.events)
+        self.events: tuple[Event, ...] = tuple(ended.events)
         self.trace = tuple(session.trace())
         self.usage = {name: dict(tokens) for name, tokens in usage.items()}
         self.duration = session.duration
@@ -77,7 +77,7 @@ class Run:
             *(failed for failure in run.failures for failed in failure.conflicts),
         )
         self._places = {commit.id: i for i, commit in enumerate(self.commits)}
-        self.branches: Mapping[Path, ImmutableState] = session.branches()
+        self.branches: Mapping[Path, ImmutableState] = ended.branches()
 
     @property
     def shown(self) -> tuple[Commit, ...]:

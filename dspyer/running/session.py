@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from traceback import format_exception_only
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dspyer.bond.tracing import Steps, tokens_used
 from dspyer.building.blueprint import Blueprint
@@ -53,6 +53,41 @@ if TYPE_CHECKING:
     import dspy
 
 _NOTHING_MORE: AbstractContextManager[None] = nullcontext()
+
+
+class Ended(NamedTuple):
+    """What a session has come to.
+
+    Attributes:
+        session: the session.
+        run: the run.
+        status: `"completed"`, `"failed"` or `"interrupted"`.
+        error: what stopped the run.
+        questions: what the run waits to be told.
+        events: what happened, if they were kept.
+    """
+
+    session: Session
+    run: RunState
+    status: str
+    error: BaseException | None
+    questions: tuple[Question, ...]
+    events: list[Event]
+
+    def branches(self) -> dict[Path, ImmutableState]:
+        """The state of each live branch; of a completed run, the trunk's."""
+        if self.run.ended:
+            return {(): self.run.resting}
+        live = _live(self.run)
+        return {path: live[path].state for path in sorted(live)}
+
+
+def _live(run: RunState) -> dict[Path, Branch]:
+    branches = [branch for group in (*run.waiting.values(), *run.ready) for branch in group.branches]
+    branches += [execution.branch for execution in run.running.values()]
+    branches += [execution.branch for execution, _ in run.asked.values()]
+    branches += [branch for failure in run.failures for branch in failure.branches]
+    return {branch.path: branch for branch in branches}
 
 
 class Session(Isolated):
@@ -311,10 +346,23 @@ class Session(Isolated):
         """The name of an execution within the whole run."""
         return "/".join((*self.scope, execution_id)) if self.scope else execution_id
 
-    def end(self) -> None:
-        """Says that the run is over."""
+    def end(self) -> Ended:
+        """Records that the run is over, and hands over what it has come to.
+
+        The session keeps no exception of the run: the frames in a traceback refer to the session, and objects in a
+        cycle are freed only by the cyclic garbage collector.
+        """
         self.duration = time.perf_counter() - self._clock
-        self.record(RunEnded(self.run_id, self.status, self.scope))
+        status = self.status
+        self.record(RunEnded(self.run_id, status, self.scope))
+        ended = Ended(self, self.run, status, self.error(), self.questions(), self.events)
+        if ended.error is not None:
+            self.run = self.run._replace(failures=())
+            self.broken = None
+            if self.unsaved is not None:
+                self.unsaved.take(self.run)
+        self.events = []
+        return ended
 
     @property
     def status(self) -> str:
@@ -362,24 +410,10 @@ class Session(Isolated):
                 steps += self.steps.get(failure.execution, ())
         return steps
 
-    def branches(self) -> dict[Path, ImmutableState]:
-        """The state of each live branch; of a completed run, the trunk's."""
-        if self.run.ended:
-            return {(): self.run.resting}
-        live = self._live()
-        return {path: live[path].state for path in sorted(live)}
-
-    def _live(self) -> dict[Path, Branch]:
-        branches = [branch for group in (*self.run.waiting.values(), *self.run.ready) for branch in group.branches]
-        branches += [execution.branch for execution in self.run.running.values()]
-        branches += [execution.branch for execution, _ in self.run.asked.values()]
-        branches += [branch for failure in self.run.failures for branch in failure.branches]
-        return {branch.path: branch for branch in branches}
-
     def _heads(self) -> tuple[list[int], tuple[Failure, ...]]:
         if self.run.ended:
             return [len(self.run.log) - 1], ()
-        live = self._live()
+        live = _live(self.run)
         return [live[path].head for path in sorted(live) if live[path].head >= 0], self.run.failures
 
     def stamp(self, execution: Execution, *rest: str) -> str:

@@ -241,16 +241,25 @@ class Thread(Landing, Upkeep):
         return Claim(own, request, "raise", 0.0)
 
     def _play(self, inputs: Mapping[str, Any], request: Request, claim: Claim, observe: Observe = ignore) -> Run:
-        with claim.held():
-            run = self._program._run(inputs, request, observe)
-        return self._landed(run, request, claim.patience)
+        return self._landed(self._play_held(inputs, request, claim, observe), request, claim.patience)
 
     async def _aplay(self, inputs: Mapping[str, Any], request: Request, claim: Claim, observe: Observe = ignore) -> Run:
+        return await self._alanded(await self._aplay_held(inputs, request, claim, observe), request, claim.patience)
+
+    # These hold no run in a variable: the traceback of its error refers to their frames.
+
+    def _play_held(self, inputs: Mapping[str, Any], request: Request, claim: Claim, observe: Observe) -> Run:
+        with claim.held():
+            return self._program._run(inputs, request, observe)
+
+    async def _aplay_held(self, inputs: Mapping[str, Any], request: Request, claim: Claim, observe: Observe) -> Run:
         async with claim.aheld():
-            run = await self._program._arun(inputs, request, observe)
-        if request.journal is not None and not request.journal.thread:
-            await anyio.to_thread.run_sync(self._landed, run, request, claim.patience)
-        return run
+            return await self._program._arun(inputs, request, observe)
+
+    async def _alanded(self, run: Run, request: Request, patience: float) -> Run:
+        if request.journal is None or request.journal.thread:
+            return run
+        return await anyio.to_thread.run_sync(self._landed, run, request, patience)
 
     @property
     def state(self) -> ImmutableState:
