@@ -158,6 +158,11 @@ class Templates(NamedTuple):
         """The fields among the names."""
         return tuple(name for name in self.names if not name.startswith(RUN))
 
+    @property
+    def takes(self) -> frozenset[str]:
+        """The fields that may come in their place with a `Send`."""
+        return frozenset(self.fields).union(self.may or ()) if self.inside else frozenset(self.fields)
+
     def read(self, reads: Mapping[str, str]) -> dict[str, str]:
         """What a node reads, with the fields in its templates."""
         more = [name for name in self.fields if name not in reads.values()]

@@ -122,6 +122,7 @@ class Assembly(NamedTuple):
             interrupt_after=frozenset(self.interrupt_after),
             answer=answering(self.interrupts),
             condensers=condensers,
+            takes={name: _taken(nodes[name], exits[name]) for name in nodes if name in sent},
         )
         return blueprint, modules, self._text()
 
@@ -382,6 +383,16 @@ def _sent(nodes: Mapping[str, Node], exits: Mapping[str, tuple[Exit, ...]]) -> s
         for way in ways:
             if isinstance(way, Router) and way.sends:
                 found.update(way.targets)
+    return found
+
+
+def _taken(node: Node, exits: tuple[Exit, ...]) -> frozenset[str] | None:
+    """The names that a node and its routers may get by a `Send`; None for any."""
+    found: frozenset[str] = frozenset()
+    for taken in (node.takes, *(way.takes for way in exits if isinstance(way, Router))):
+        if taken is None:
+            return None
+        found |= taken
     return found
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from dspyer.building.condensers import Condensers
 from dspyer.durable.journal import Durability
 from dspyer.durable.memo import Answer, no_answer
-from dspyer.errors import InputError, suggestion
-from dspyer.nodes import FunctionNode, Node, Router
+from dspyer.errors import InputError, RouteError, suggestion
+from dspyer.nodes import FunctionNode, Node, Router, Send
 from dspyer.pictures.graph import Picture, draw_mermaid, draw_svg
 from dspyer.redacting import Redact, Redaction, hiding
 from dspyer.scheduler.run_values import is_counted
@@ -48,6 +48,7 @@ class Blueprint:
         redaction: what is hidden of the values that leave a run.
         warn_at: how many steps before its limit a run warns in its conversations; None for never.
         max_demo_turns: how many turns of a history a demo shows; None for all.
+        takes: for each node that a `Send` may start, the names that it and its routers read; None for any.
         needs_resources: whether a node or router has a parameter for a resource.
         counts: whether one reads how often nodes call.
     """
@@ -72,6 +73,7 @@ class Blueprint:
     durability: Durability = "sync"
     warn_at: int | None = None
     max_demo_turns: int | None = None
+    takes: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
     needs_resources: bool = field(init=False)
     counts: bool = field(init=False)
 
@@ -142,6 +144,27 @@ class Blueprint:
             listed = ", ".join(self._wanted(name) for name in missing)
             given = ", ".join(map(repr, inputs)) or "none"
             raise InputError(f"missing inputs: {listed} (given: {given})")
+
+    def check_send(self, sender: str, send: Send) -> None:
+        """Check what a `Send` brings.
+
+        Args:
+            sender: the node from which it goes.
+            send: the `Send`.
+
+        Raises:
+            RouteError: if the node that it starts does not read one of the values.
+        """
+        taken = self.takes.get(send.node)
+        if taken is None or all(map(taken.__contains__, send.overlay)):
+            return
+        (key, *_) = [key for key in send.overlay if key not in taken]
+        field = (self.nodes[send.node].reads or {}).get(key)
+        hint = suggestion(key, taken) if field is None else f" What it calls {key!r} is the field {field!r}: send that."
+        raise RouteError(
+            f"the Send from node {sender!r} to node {send.node!r} brings {key!r}, which the latter does not read: it "
+            f"reads {', '.join(map(repr, sorted(taken))) or 'nothing'}.{hint or ' Leave it out, or read it there.'}"
+        )
 
     def _wanted(self, field: str) -> str:
         """A field, for the error that it is missing: who reads it, and what else its reader may have meant."""

@@ -30,7 +30,8 @@ class Send:
 
     Args:
         node: name of the node to start.
-        overlay: values by name; they hide fields of the same name, and their keys need not be fields. Never committed.
+        overlay: values by name; they hide fields of the same name, and their keys need not be fields, but the node has
+            to read each of them. Never committed.
 
     Raises:
         UnsupportedValueError: if a value cannot be protected from later changes.
@@ -333,6 +334,11 @@ class Node:
     def send_targets(self) -> tuple[str, ...]:
         """The nodes that it may start by a `Send`."""
         return self.goto if self.sends else ()
+
+    @property
+    def takes(self) -> frozenset[str] | None:
+        """The names that a `Send` to it may bring; None for any."""
+        return self.templates.takes
 
     def call(self, call: Call) -> Reply:
         """Run the node from sync code."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from dspyer.errors import StateError, UnsetFieldError
 from dspyer.nodes.base import Call
 from dspyer.nodes.names import Names
 from dspyer.nodes.resources import resource_for
-from dspyer.nodes.sight import look
+from dspyer.nodes.sight import look, sent_to
 from dspyer.nodes.templating import made_for
 from dspyer.schema import Schema
 from dspyer.state import ImmutableState
@@ -100,6 +100,18 @@ class Binding:
         needed = {field.field for field in own if not field.default and field.view is None}
         return names, frozenset({field.field for field in own if field.default or field.view} | asked) - needed
 
+    @property
+    def takes(self) -> frozenset[str] | None:
+        """The names that an overlay may bring; None for any."""
+        if self.states or self.takes_all:
+            return None
+        seen = {*(self.reads.values() if self.reads is not None else self._model_fields())} if self.views else set()
+        named = {field.field for field in self.fields if field.made is None}
+        return frozenset({*seen, *named, *(resource.name for resource in self.resources)})
+
+    def _model_fields(self) -> Iterable[str]:
+        return () if self.schema is None else self.schema.fields
+
     def bind(self, call: Call) -> dict[str, Any]:
         """The arguments for one call.
 
@@ -111,8 +123,8 @@ class Binding:
         arguments: dict[str, Any] = {}
         for name, field, copy, default, readable, view, form, made in self.fields:
             value = ABSENT if overlay is None else read_field(overlay, field, copy)
-            if value is ABSENT and view is not None:
-                value = look(call.context.attempt, view, form, name)
+            if view is not None:
+                value = look(call.context.attempt, view, form, name, sent_to(call, field))
                 if form == "history" and isinstance(value, list):
                     value = dspy.History(messages=turns_in(value, (), ()))
             elif value is ABSENT and readable:

@@ -57,6 +57,12 @@ class FunctionNode(Node):
     asynchronous: bool = False
     per_item: bool = False
 
+    @property
+    def takes(self) -> frozenset[str] | None:
+        """The names that a `Send` to it may bring; None for any."""
+        own = self.binding.takes
+        return None if own is None else own | self.templates.takes
+
     def call(self, call: Call) -> Reply:
         """Bind the parameters and call the function."""
         if not self.templates.inside:

@@ -46,6 +46,11 @@ class InterruptNode(Node):
     answer: Any
     into: str | None
 
+    @property
+    def takes(self) -> frozenset[str] | None:
+        """The names that a `Send` to it may bring; None for any."""
+        return self.binding.takes
+
     def call(self, call: Call) -> Reply:
         """Ask, or commit the answer."""
         attempt = call.context.attempt

@@ -11,12 +11,9 @@ from dspyer.errors import NodeOutputError, annotate, brief
 from dspyer.nodes.base import Built, Call, Context, Node, Reply
 from dspyer.nodes.binding import unset
 from dspyer.nodes.callables import class_of
-from dspyer.nodes.function import FunctionNode
-from dspyer.nodes.module import ModuleNode
 from dspyer.nodes.names import no_field
 from dspyer.nodes.outputs import RESULT
 from dspyer.nodes.spec import Spec
-from dspyer.nodes.subgraph import SubgraphNode
 from dspyer.values import FrozenDict, FrozenList
 
 
@@ -37,6 +34,12 @@ class MapNode(Node):
     item: str
     into: str
     max_concurrency: int | None = None
+
+    @property
+    def takes(self) -> frozenset[str] | None:
+        """The names that a `Send` to it may bring; None for any."""
+        own = self.inner.takes
+        return None if own is None else (own - {self.item}) | {self.over}
 
     def call(self, call: Call) -> Reply:
         """Run the inner node per item, as the driver's runner does it."""
@@ -188,10 +191,4 @@ def _field_problems(spec: Spec, over: str, into: str) -> list[str]:
 
 
 def _sees(node: Node, item: str) -> bool:
-    if node.whole_state:
-        return True
-    if isinstance(node, FunctionNode):
-        return any(parameter.field == item for parameter in node.binding.fields)
-    if isinstance(node, (ModuleNode, SubgraphNode)):
-        return any(given.field == item for given in node.inputs)
-    return True
+    return node.takes is None or item in node.takes

@@ -14,7 +14,7 @@ from dspyer.nodes.binding import unset, usable
 from dspyer.nodes.color import acall_module, call_module
 from dspyer.nodes.module_io import BY_PRODUCTS, ModuleIO, module_io
 from dspyer.nodes.names import Names, check_names, listed, no_field
-from dspyer.nodes.sight import look
+from dspyer.nodes.sight import look, sent_to
 from dspyer.nodes.spec import Spec
 from dspyer.nodes.templating import filling, made_for, plan_templates
 from dspyer.nodes.turns import NO_TURNS, Turns, plan_turns
@@ -55,10 +55,10 @@ def gather_inputs(inputs: tuple[Input, ...], call: Call, reader: str) -> dict[st
     state, overlay = call.state, call.overlay
     found: dict[str, Any] = {}
     for name, field, default, readable, view, form, made in inputs:
-        if overlay is not None and field in overlay:
+        if view is not None:
+            found[name] = look(call.context.attempt, view, form, name, sent_to(call, field))
+        elif overlay is not None and field in overlay:
             found[name] = thaw(overlay.raw(field))
-        elif view is not None:
-            found[name] = look(call.context.attempt, view, form, name)
         elif readable and field in state:
             found[name] = thaw(state.raw(field))
         elif made is not None:
@@ -68,6 +68,11 @@ def gather_inputs(inputs: tuple[Input, ...], call: Call, reader: str) -> dict[st
         if Opaque.made and name in found:
             usable(found[name], field, reader)
     return found
+
+
+def taken(inputs: tuple[Input, ...]) -> frozenset[str]:
+    """The names that an overlay may bring for some inputs."""
+    return frozenset([item.field for item in inputs if item.made is None])
 
 
 def values_of_prediction(result: object, who: str, known: bool) -> Mapping[str, object]:
@@ -113,13 +118,20 @@ class ModuleNode(Node):
         inputs: what the module gets.
         known: whether its outputs were known when the graph was built.
         gives: what of its outputs the node writes, where that is not all of `writes`.
+        takes_all: whether its `forward` has `**kwargs`, which get what a `Send` brings besides.
         turns: how it takes part in conversations.
     """
 
     inputs: tuple[Input, ...] = ()
     known: bool = True
     gives: Names | None = None
+    takes_all: bool = False
     turns: Turns = NO_TURNS
+
+    @property
+    def takes(self) -> frozenset[str] | None:
+        """The names that a `Send` to it may bring; None for any."""
+        return None if self.takes_all else self.templates.takes | taken(self.inputs)
 
     def call(self, call: Call) -> Reply:
         """Call the program's module with its inputs."""
@@ -135,6 +147,9 @@ class ModuleNode(Node):
 
     def _inputs(self, call: Call) -> dict[str, Any]:
         inputs = gather_inputs(self.inputs, call, self.who)
+        if self.takes_all and call.overlay is not None:
+            known = taken(self.inputs)
+            inputs |= {key: thaw(call.overlay.raw(key)) for key in call.overlay if key not in known}
         return inputs if not self.turns.histories else self.turns.given(inputs)
 
     def reply(self, result: object, inputs: Mapping[str, Any]) -> Reply:
@@ -173,6 +188,7 @@ def plan_inputs(found: ModuleIO, spec: Spec, who: str) -> Inputs:
         problems.append(f"{who}: its `forward` takes **kwargs, which does not say what it reads: give reads=[...]")
     names = list(found.inputs)
     names += [name for name in spec.reads or () if name not in names and (any_name or name in found.extras)]
+    names += [name for name in found.extras if name not in names and name != "**"]
     inputs = []
     for name in names:
         default = name in found.optional or name not in found.inputs
@@ -186,11 +202,11 @@ def plan_inputs(found: ModuleIO, spec: Spec, who: str) -> Inputs:
             inputs.append(Input(name, spec.reads[name], default, readable, view, form, made))
         elif name in spec.overlay:
             inputs.append(Input(name, name, default, readable=False))
-        elif spec.reads is None and (spec.schema.open or name in spec.schema.fields):
+        elif name in found.inputs and spec.reads is None and (spec.schema.open or name in spec.schema.fields):
             inputs.append(Input(name, name, default))
-        elif not default:
-            inputs.append(Input(name, name, default, readable=False))
-            unknown.append(_unknown_input(name, spec, who))
+        else:
+            inputs.append(Input(name, name, default, readable=False))  # a `Send` may bring it
+            unknown += () if default else (_unknown_input(name, spec, who),)
     return Inputs(tuple(inputs), problems, unknown)
 
 
@@ -248,6 +264,7 @@ def build_module(module: dspy.Module, spec: Spec) -> Built:
         inputs=planned.inputs,
         known=found.outputs is not None,
         gives=gives,
+        takes_all="**" in found.extras,
         turns=turns,
     )
     problems = [*(f"{spec.who}: {problem}" for problem in found.problems), *planned.problems, *problems, *wrong, *amiss]

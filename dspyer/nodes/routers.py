@@ -13,7 +13,7 @@ from dspyer.errors import RouteError, annotate, brief
 from dspyer.nodes.base import Call, Command, Decision
 from dspyer.nodes.binding import Binding, unset
 from dspyer.nodes.color import acall_module, call_module
-from dspyer.nodes.module import Input, gather_inputs, selected, values_of_prediction
+from dspyer.nodes.module import Input, gather_inputs, selected, taken, values_of_prediction
 from dspyer.nodes.names import Names, listed
 from dspyer.nodes.routes import Routes
 from dspyer.nodes.templating import filling
@@ -65,6 +65,11 @@ class Router:
         return self.targets if self.sends else ()
 
     @property
+    def takes(self) -> frozenset[str] | None:
+        """The names that a `Send` to the node that it follows may bring for it; None for any."""
+        return self.templates.takes
+
+    @property
     def labels(self) -> Mapping[str, str]:
         """For pictures: what leads to each target."""
         found: dict[str, list[str]] = {}
@@ -99,6 +104,11 @@ class FunctionRouter(Router):
     fn: Callable[..., object]
     binding: Binding
 
+    @property
+    def takes(self) -> frozenset[str] | None:
+        """The names that a `Send` to the node that it follows may bring for it; None for any."""
+        return self.binding.takes
+
     def decide(self, call: Call) -> Decision:
         """Call the function."""
         arguments = self.binding.bind(call)
@@ -125,6 +135,11 @@ class FieldRouter(Router):
 
     field: str
 
+    @property
+    def takes(self) -> frozenset[str] | None:
+        """The names that a `Send` to the node that it follows may bring for it."""
+        return frozenset([self.field])
+
     def decide(self, call: Call) -> Decision:
         """Look the value of the field up."""
         source = call.overlay if call.overlay is not None and self.field in call.overlay else call.state
@@ -144,6 +159,11 @@ class ModuleRouter(Router):
 
     inputs: tuple[Input, ...]
     label: str
+
+    @property
+    def takes(self) -> frozenset[str] | None:
+        """The names that a `Send` to the node that it follows may bring for it."""
+        return self.templates.takes | taken(self.inputs)
 
     def decide(self, call: Call) -> Decision:
         """Ask the program's module."""

@@ -19,6 +19,7 @@ from dspyer.views import Delta, Form, Look, View, change_text, chosen, shown, va
 
 if TYPE_CHECKING:
     from dspyer.nodes.attempt import Attempt
+    from dspyer.nodes.base import Call
 
 OPEN = Schema.of(None)
 _posting = Lock()
@@ -87,7 +88,12 @@ class Blind:
         """Nobody counts."""
 
 
-def look(attempt: Attempt, view: View, form: Form, name: str = "") -> Any:
+def sent_to(call: Call, field: str) -> Any:
+    """The frozen value that a `Send` or a map has brought for a field; `DELETE` if it has brought none."""
+    return DELETE if call.overlay is None else call.overlay.raw(field, DELETE)
+
+
+def look(attempt: Attempt, view: View, form: Form, name: str = "", sent: Any = DELETE) -> Any:
     """What a view shows, in the form in which it is wanted.
 
     Args:
@@ -95,11 +101,14 @@ def look(attempt: Attempt, view: View, form: Form, name: str = "") -> Any:
         view: the view; it has a sense for its field.
         form: the form.
         name: what the node calls it.
+        sent: the frozen value that a `Send` has brought: it is shown whole, in the place of the field.
 
     Raises:
         InputError: if nobody can know what the view asks for, since the node was called without a run.
     """
     sight, position = attempt.host.sight, attempt.position
+    if sent is not DELETE:
+        return shown(view, *whole_parts(sent, shape_in(sight.schema, view.field)), form)
     if position is None:
         raise InputError(f"{attempt.who} reads {view!r}: there is no run that it could be a view of")
     value = position.state.raw(view.field, DELETE)

@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 import dspy
 
 from dspyer.nodes.base import Built, Call, Node, Reply
-from dspyer.nodes.module import Input, gather_inputs, plan_inputs
+from dspyer.nodes.module import Input, gather_inputs, plan_inputs, taken
 from dspyer.nodes.module_io import ModuleIO
 from dspyer.nodes.names import Names, check_names, listed
 from dspyer.nodes.spec import Spec
@@ -82,6 +82,11 @@ class SubgraphNode(Node):
     gives: Names | None = None
     folds: frozenset[str] = frozenset()
     per_item: bool = False
+
+    @property
+    def takes(self) -> frozenset[str] | None:
+        """The names that a `Send` to it may bring."""
+        return self.templates.takes | taken(self.inputs)
 
     def call(self, call: Call) -> Reply:
         """Run the graph as a part of the run."""

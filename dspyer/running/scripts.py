@@ -183,6 +183,7 @@ def _targets(session: Session, name: str, goto: Sequence[str | Send]) -> tuple[T
         if isinstance(way, str):
             targets.setdefault(way, Target(way))
         else:
+            session.blueprint.check_send(name, way)
             targets[i] = Target(node, way.overlay)
     if not targets:
         raise RouteError(f"node {name!r} has nowhere to go: return the name of a target, or END to finish the branch")

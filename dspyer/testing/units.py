@@ -106,7 +106,7 @@ def route(
     Raises:
         GraphError: if there is no such node.
         Interrupted: if a router asks what `interrupts` does not answer.
-        RouteError: if a router goes to no target.
+        RouteError: if a router goes to no target, or sends what the target does not read.
 
     Example:
         >>> from dspyer import END, START, Graph
@@ -124,6 +124,8 @@ def route(
     with _unanswered(blueprint):
         for way in ways:
             for target in (way,) if isinstance(way, str) else way.decide(call).targets:
+                if isinstance(target, Send):
+                    blueprint.check_send(node, target)
                 if isinstance(target, Send) or target not in found:
                     found.append(target)
     return found
@@ -158,7 +160,7 @@ def stub(program: CompiledGraph, **fakes: Callable[..., Any] | Mapping[str, Any]
         built = build_node(
             name, function, schema=blueprint.topology.schema, reads=reads, writes=node.writes, goto=node.goto
         )
-        problems += [*built.problems, *built.unknown]
+        problems += [*built.problems, *(built.unknown if name not in blueprint.takes else ())]
         if built.node is not None:
             nodes[name] = built.node
     if problems:
