@@ -113,6 +113,7 @@ class Question(NamedTuple):
         node: name of the node that asks.
         branch: path of its branch.
         execution: id of the execution that asks, with those around it.
+        run: name of the run that asked first, as in `ctx.execution`; empty for a run that is not stored.
     """
 
     key: str
@@ -121,11 +122,13 @@ class Question(NamedTuple):
     node: str
     branch: Path
     execution: str
+    run: str = ""
 
     @property
     def id(self) -> str:
-        """Its name in the whole run: execution and key."""
-        return f"{self.execution}/{self.key}"
+        """Its name among all questions of a thread: run, execution and key, for example `"t-42.1/trunk:3/approve"`."""
+        place = f"{self.run}/{self.execution}" if self.run else self.execution
+        return f"{place}/{self.key}"
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""

@@ -323,7 +323,7 @@ class Listed:
             newest: Sequence[int] = self.history.runs[self.heads[-1]].places if self.heads else ()
             for place in reversed(newest):
                 name = self.history.log[place].commit.id
-                if name.endswith(f"/{version}") and name in self._by_id:
+                if name.rpartition("/")[2] == version and name in self._by_id:  # its own part never holds a "/"
                     return self._by_id[name]
             like = f"; ids look like {self.commits[-1].id!r}" if self.commits else ""
             raise LookupError(f"no commit has the id {version!r}{like}")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from dspyer.durable.contents import Written, decode_written
-from dspyer.durable.rows import ANSWER, ASK, COMMITS, ITEM, ONCE, POST, WITHDRAW, CommitHead, Draft
+from dspyer.durable.rows import ANSWER, ASK, COMMITS, ITEM, ONCE, POST, RESUME, WITHDRAW, CommitHead, Draft
 from dspyer.errors import InputError, brief
 from dspyer.events import Question
 from dspyer.stores.base import Row
@@ -67,6 +67,7 @@ class Memo:
         questions: all that were asked, by execution and key.
         posts: those to live fields, and withdrawals, by the executions around the run, as they arrived.
         answers: frozen.
+        resumes: how often the run was resumed.
         reading: where blobs of its rows come from, and what makes frozen values of their JSON form.
     """
 
@@ -76,6 +77,7 @@ class Memo:
         self.questions: dict[Key, Question] = {}
         self.posts: dict[tuple[str, ...], list[Post]] = {}
         self.answers: dict[Key, Any] = {}
+        self.resumes = 0
         self.reading: tuple[Fetch, Callable[[Any], Any]] = (_no_blobs, encoding.decode)
         self._commits: dict[tuple[str, ...], list[Row]] = {}
         self._keys: dict[str, list[str]] = {}
@@ -95,11 +97,13 @@ class Memo:
             if row.kind in COMMITS:
                 self._commits.setdefault(CommitHead.of(row.head).scope, []).append(row)
             elif row.kind == ASK:
-                execution, key, node, branch = row.head
+                execution, key, node, branch, *run = row.head  # without a run where an earlier version has written it
                 text, answer = read_question(content, fetch)
-                self._ask(Question(key, text, answer, node, tuple(branch), execution))
+                self._ask(Question(key, text, answer, node, tuple(branch), execution, *run))
             elif row.kind in (POST, WITHDRAW):
                 self._read_posts(row, fetch, decode)
+            elif row.kind == RESUME:
+                self.resumes = self.resumes + 1 if row.head[0] else 0
             elif row.kind == ANSWER and content is None:
                 self.answers.pop(Key(*row.head), None)
             elif content is None:
@@ -212,7 +216,7 @@ def read_question(content: Content | None, fetch: Fetch) -> tuple[str, Mapping[s
 
 def question_draft(question: Question) -> Draft:
     """The row of a question."""
-    head = (question.execution, question.key, question.node, list(question.branch))
+    head = (question.execution, question.key, question.node, list(question.branch), question.run)
     return Draft(ASK, head, Content((question.text, question.answer), list))
 
 

@@ -11,7 +11,7 @@
     answer    the answer to one
     post      a post to a live field, before anybody sees it
     withdraw  posts that were taken back
-    resume    the run was taken up again
+    resume    the run was resumed, or a rerun begins
     end       the run came to its end, whatever its status
 
 The structure of a row is its head, plain JSON that stays readable whatever its content is; what users wrote is in its
@@ -264,10 +264,10 @@ def digest(state: ImmutableState) -> str:
 
 
 def resume_draft(count: int, executions: Iterable[str], beside: Mapping[str, bytes] | None = None) -> Draft:
-    """The row that says that a run was taken up again.
+    """The row that says that a run was resumed, or that a rerun begins there.
 
     Args:
-        count: how often without a step forward in between.
+        count: how often it was resumed without a commit in between; 0 for a rerun.
         executions: what is called again.
         beside: the fingerprint of the graph by its id, if it is another one than before.
     """

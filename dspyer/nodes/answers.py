@@ -25,13 +25,14 @@ NO_ANSWER = (None, type(None))
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Answers by key or id."""
+    """Answers by key, or by execution and key: they are given before there is a run that an id could name."""
 
     answers: Mapping[str, Any]
 
     def __call__(self, question: Question) -> Any:
         """The answer to a question, `MISSING` if there is none."""
-        return self.answers.get(question.key, self.answers.get(question.id, MISSING))
+        here = f"{question.execution}/{question.key}"
+        return self.answers.get(question.key, self.answers.get(here, MISSING))
 
 
 def answering(interrupts: Interrupts) -> Answer:

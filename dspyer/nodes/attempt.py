@@ -32,12 +32,14 @@ class Host(Hearing, Protocol):
         journal: writes it down; None for a run that is not stored.
         answer: answers questions as they are asked.
         root: the id of the run, the same however often it is taken up.
+        label: the name of the run, in front of the ids of its questions; empty for a run that is not stored.
     """
 
     memo: Memo
     journal: Journal | None
     answer: Answer
     root: str
+    label: str
 
     @property
     def sight(self) -> Sight:
@@ -60,6 +62,7 @@ class Alone(Isolated):
         self.journal: Journal | None = None
         self.answer = answer
         self.root = "alone"
+        self.label = ""
 
     def record(self, event: Event) -> None:
         """Nobody listens."""
@@ -211,9 +214,10 @@ class Attempt:
         if not isinstance(text, str):
             raise TypeError(f"{self.who}: the question {key!r} is {brief(text)}: a question is a text")
         self._use("interrupt", key)
-        question = Question(key, text, schema_of(answer), self.node, self.branch, self.name)
         memo, place = self.host.memo, Key(self.name, key)
         before = memo.questions.get(place)
+        run = self.host.label if before is None else before.run  # the id stays as it was when the question was sent
+        question = Question(key, text, schema_of(answer), self.node, self.branch, self.name, run)
         if before is not None and before.answer != question.answer:
             self._refuse(
                 f"{self.who} asks {key!r} for an answer of {_shape(question)}, and an earlier attempt asked for "

@@ -6,6 +6,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
+from dspyer.durable.memo import Key
 from dspyer.errors import Interrupt, RouteError
 from dspyer.events import Question
 from dspyer.nodes import Attempt, Call, Context, Decision, ModuleNode, Node, Reply, Router, Runner, Send
@@ -114,9 +115,9 @@ def _let_wait(session: Session, execution: Execution) -> None:
     """Does not call again what has asked and has no answer, nor before its time what the program stops before."""
     name, node = session.name(execution.id), execution.node
     if node in session.blueprint.interrupt_before:
-        before = Question("before", f"{node!r} comes next; go on?", None, node, execution.path, name)
+        before = Question("before", f"{node!r} comes next; go on?", None, node, execution.path, name, session.label)
         if not session.memo.passes(before, session.answer):
-            raise Interrupt([before])
+            raise Interrupt([session.memo.questions[Key(name, "before")]])
     waits = [question for question in session.memo.waits(name) if not session.memo.passes(question, session.answer)]
     if waits:
         raise Interrupt(waits)

@@ -102,6 +102,7 @@ class Session(Isolated):
         answer: answers questions as they are asked.
         root: the id of the outermost run.
         looks: what views have shown.
+        label: the name of the outermost run, in front of the ids of its questions; empty if it is not stored.
         live: whether nodes that run at once see each other's posts to live fields.
     """
 
@@ -133,6 +134,7 @@ class Session(Isolated):
         self.answer = answer
         self.run_id = opening.run_id
         self.root = root or opening.run_id
+        self.label = "/".join(opening.label)
         self.run: RunState = opening.run
         self.memo = memo or Memo()
         self.journal = journal
@@ -228,7 +230,9 @@ class Session(Isolated):
             found = Asking(outcome.questions)
         elif isinstance(outcome, BaseException):
             found = original(outcome)
-            place = f"branch {path_text(execution.path)}, visit {execution.visit}, attempt 1"
+            resumes = self.memo.resumes  # attempts count within one process: a resume begins with 1 again
+            after = "" if not resumes else f" after {resumes} resume{'s' if resumes > 1 else ''}"
+            place = f"branch {path_text(execution.path)}, visit {execution.visit}, attempt 1{after}"
             annotate(found, f"in node {execution.node!r} ({place})")
         elif self.unsaved is not None:
             self.unsaved.sent(execution.id, outcome.targets)
@@ -334,7 +338,7 @@ class Session(Isolated):
         if commit.node not in self.blueprint.interrupt_after:
             return False
         text = f"{commit.node!r} has run; go on?"
-        question = Question("after", text, None, commit.node, commit.branch, self.name(commit.id))
+        question = Question("after", text, None, commit.node, commit.branch, self.name(commit.id), self.label)
         known = Key(question.execution, question.key) in self.memo.questions
         if self.memo.passes(question, self.answer):
             return False

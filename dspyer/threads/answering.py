@@ -60,4 +60,6 @@ def _question(memo: Memo, name: str) -> Question:
     listed = ", ".join(repr(question.id) for question in memo.open()) or "none"
     if opened:
         raise ThreadError(f"{len(opened)} open questions have the key {name!r}: answer each by its id: {listed}")
-    raise ThreadError(f"there is no open question {name!r}; open questions: {listed}")
+    raise ThreadError(
+        f"the last run has no open question {name!r} (another run may have asked it). Open questions: {listed}"
+    )

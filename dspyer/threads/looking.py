@@ -59,7 +59,7 @@ def resumes(rows: Sequence[Row]) -> int:
     """
     count = 0
     for row in reversed(rows):
-        if row.kind in PROGRESS:
+        if row.kind in PROGRESS or (row.kind == RESUME and not row.head[0]):
             break
         count += row.kind == RESUME
     return count

@@ -176,10 +176,9 @@ class Past:
             place = told.places[rested.place] if rested.place >= 0 else told.resting
             if place is not None and history.log[place].state != rested.state:
                 yield place, "in its snapshot (t.resume() and t.run() go on from that one)"
-        for end in found.rows:
-            noted = end.head[1] if end.kind == END and len(end.head) > 1 else None
-            if told.resting is not None and noted not in (None, digest(history.state(told.resting))):
-                yield told.resting, "that its run ended with"
+        noted = {end.head[1] for end in found.rows if end.kind == END and len(end.head) > 1} - {None}
+        if told.resting is not None and noted and noted != {digest(history.state(told.resting))}:
+            yield told.resting, "that its run ended with"
 
     def _state_of(self, moment: Moment) -> ImmutableState:
         if isinstance(moment, int | str):
@@ -195,9 +194,8 @@ class Past:
         listed, store = self._known.listed(), self._starter.store
         if isinstance(version, int) or listed.knows(version):
             return listed
-        label = version.partition("/")[0]
         for run in store.runs(self.name):
-            rows = store.rows(run.id) if run.header.get("label") == label else []
+            rows = store.rows(run.id) if version.startswith(f"{run.header.get('label')}/") else []
             if rows:
                 at = Point(run.id, rows[-1].seq)
                 other = Listed(self._known.extended(ThreadRow(self.name, at, 0, root=self._known.root)), (at,))
@@ -207,10 +205,11 @@ class Past:
 
     def _inside(self, listed: Listed, version: int | str) -> list[Commit]:
         outer = listed.commits[listed.number(version)].id if isinstance(version, int) else version
-        label, _, execution = outer.partition("/")
         store = self._starter.store
         found: list[Commit] = []
         for part in chapters(store, listed.heads):
-            if label in part.labels.values():
-                found += inner_commits(self._starter.reader, part, tuple(execution.split("/")))
+            for label in dict.fromkeys(part.labels.values()):  # names of threads may hold any character: no splitting
+                if outer.startswith(f"{label}/"):
+                    execution = outer.removeprefix(f"{label}/")
+                    found += inner_commits(self._starter.reader, part, tuple(execution.split("/")))
         return found

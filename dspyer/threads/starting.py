@@ -203,6 +203,7 @@ class Starter:
         request.live = last.run.header.get("live", True)
         memo = Memo()
         memo.read(last.rows, self.reader.fetch, self.reader.decode)
+        memo.resumes += 1
         drafts: list[Draft] = []
         for key, frozen in given_answers(memo, answers, self.blueprint).items():
             memo.answers[key] = frozen

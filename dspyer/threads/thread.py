@@ -145,7 +145,8 @@ class Thread(Landing, Upkeep):
         What has finished is not called again.
 
         Args:
-            answers: answers to open questions, by key, or by id where several open questions have the key.
+            answers: answers to open questions, by `Question.id`. A key does where exactly one open question has it; it
+                means whatever is open now, so an answer that may be delivered late or twice must come by id.
             resources: as in `program.run`: they are never stored.
             take_over: replaces another owner, who can commit nothing more.
             max_resumes: how often a run may be taken up without coming any further.

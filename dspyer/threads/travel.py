@@ -254,6 +254,7 @@ class Travel(Past):
                 )
             memo = Memo()
             memo.read(cut.run.rows, starter.reader.fetch, starter.reader.decode)
+            memo.resumes = 0
             _, names = starter.fitting.allowed(cut.run, True)  # whoever goes back wants the graph as it is now
             opening = starter.again(cut.run, memo)
             moved: list[Draft] = []
@@ -263,7 +264,7 @@ class Travel(Past):
             opening = opening._replace(run_id=part.id, label=(part.header["label"],))
             running = sorted(opening.run.running) or [group.place[0] for group in opening.run.ready]
             beside = None if names is None else starter.fitting.beside
-            return Ahead(part, 0, [resume_draft(1, running, beside), *moved], opening, memo)
+            return Ahead(part, 0, [resume_draft(0, running, beside), *moved], opening, memo)
 
         self._program._check_resources(request)
         return Claim(lambda: self._starter.own(ahead, request, take_over), request, "raise", 0.0)

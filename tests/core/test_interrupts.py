@@ -260,7 +260,7 @@ def test_a_finished_sibling_is_not_called_again_and_one_that_waits_neither() -> 
     assert sorted(calls) == ["a", "b", "side"]
     with pytest.raises(ThreadError, match="2 open questions have the key 'ok'"):
         thread.resume({"ok": True})
-    assert [question.id for question in thread.resume({"1:0/ok": False}).questions] == ["0:0/ok"]
+    assert [question.id for question in thread.resume({"t.1/1:0/ok": False}).questions] == ["t.1/0:0/ok"]
     assert sorted(calls) == ["a", "b", "b", "side"]
     assert thread.resume({"ok": 0}).state.to_dict() == {"a": False, "b": False}
     assert sorted(calls) == ["a", "a", "b", "b", "side"]
@@ -325,7 +325,7 @@ def test_sends_ask_apart() -> None:
     graph.add_node("work", lambda doc, ctx: {"ok": {doc: ctx.interrupt("ok", f"{doc}?")}}).add_edge("work", END)
     thread = graph.add_edge(START, "plan").compile(store=":memory:").thread("t")
     assert [question.text for question in thread.run({}).questions] == ["a?", "b?"]
-    assert thread.resume({"0:0/ok": True, "1:0/ok": False}).state["ok"] == {"a": True, "b": False}
+    assert thread.resume({"t.1/0:0/ok": True, "t.1/1:0/ok": False}).state["ok"] == {"a": True, "b": False}
 
 
 # --- maps and subgraphs
@@ -346,7 +346,7 @@ def test_items_of_a_map_ask_apart_and_what_is_done_is_kept(play: Play) -> None:
     thread = program.compile(store=":memory:").thread("t")
     thread.run({"docs": ["?a", "bb", "?c", "d"]})
     calls.clear()
-    assert len(thread.resume({"trunk:1[2]/ok": True}).questions) == 1
+    assert len(thread.resume({"t.1/trunk:1[2]/ok": True}).questions) == 1
     assert calls == ["?c"]
     assert thread.resume({"ok": False}).state["sizes"] == [[2, False], 2, [2, True], 1]
     assert calls == ["?c", "?a"]
@@ -389,7 +389,7 @@ def test_graphs_in_items_and_in_graphs_keep_apart() -> None:
     graph = Graph().add_node("one", middle.compile()).add_node("two", middle.compile(), writes={"out": "more"})
     program = graph.add_edge(START, ["one", "two"]).add_edge(["one", "two"], END).compile(store=":memory:")
     run = program.thread("t").run({"xs": ["a", "b"]})
-    names = [f"{branch}:0/trunk:1[{item}]/trunk:2/ok" for branch in (0, 1) for item in (0, 1)]
+    names = [f"t.1/{branch}:0/trunk:1[{item}]/trunk:2/ok" for branch in (0, 1) for item in (0, 1)]
     assert sorted(question.id for question in run.questions) == names
     for count, name in enumerate(names):
         run = program.thread("t").resume({name: count % 2})

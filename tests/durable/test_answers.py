@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from dspyer import END, START, Graph, errors
+from dspyer import END, START, Context, Graph, errors
 from dspyer.program import CompiledGraph
+from dspyer.stores import Memory
+from dspyer.stores.base import Store
 
 
 def asking(answer: Any) -> CompiledGraph:
@@ -43,3 +46,77 @@ def test_a_question_that_takes_no_answer_refuses_one() -> None:
     with pytest.raises(errors.InputError, match="takes no answer"):
         thread.resume({"ask": False})
     assert thread.resume().status == "completed"
+
+
+def approving(store: Store | str = ":memory:") -> CompiledGraph:
+    def work(n: int, ctx: Context) -> dict[str, Any]:
+        return {"ok": ctx.interrupt("approve", f"send {n}?", bool)}
+
+    return Graph().add_node("work", work, reads=["n"], writes=["ok"]).add_path(START, "work", END).compile(store=store)
+
+
+def test_a_late_second_delivery_of_an_answer_does_not_answer_the_next_run() -> None:
+    thread = approving().thread("t")
+    first = thread.run({"n": 1}).questions[0].id
+    assert first == "t.1/trunk:1/approve"
+    thread.resume({first: True})
+    second = thread.run({"n": 2}).questions[0].id
+    assert second == "t.2/trunk:1/approve"
+    with pytest.raises(errors.ThreadError, match=rf"no open question '{first}' .* Open questions: '{second}'"):
+        thread.resume({first: True})
+    assert (thread.status, "ok" in thread.questions[0].id) == ("interrupted", False)
+    assert thread.resume({second: False}).state["ok"] is False
+
+
+def test_a_rerun_asks_anew_and_an_abandoned_question_is_not_the_next_ones() -> None:
+    thread = approving().thread("t")
+    first = thread.run({"n": 1}).questions[0].id
+    second = thread.run({"n": 2}, abandon=True).questions[0].id
+    third = thread.rerun(from_version=1).questions[0].id
+    assert len({first, second, third}) == 3
+    for late in (first, second):
+        with pytest.raises(errors.ThreadError, match="no open question"):
+            thread.resume({late: True})
+    assert thread.resume({third: True}).state["n"] == 2
+
+
+@pytest.mark.parametrize("change", ["nothing", "an update", "a copy", "another process"])
+def test_the_id_of_an_open_question_stays_as_it_was_sent(change: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "runs.db")
+    thread = approving(path).thread("t")
+    sent = thread.run({"n": 1}).questions[0].id
+    if change == "an update":
+        thread.update({"m": 1})
+    elif change == "a copy":
+        thread = thread.copy(to="u")
+    elif change == "another process":
+        thread = approving(path).thread("t")
+    assert [question.id for question in thread.questions] == [sent]
+    assert [question.id for question in thread.resume().questions] == [sent]
+    assert thread.resume({sent: True}).state["ok"] is True
+
+
+def test_ids_of_questions_before_and_after_nodes_and_in_graphs_inside_name_the_run() -> None:
+    inner = Graph().add_node("work", lambda n, ctx: {"ok": ctx.interrupt("approve", "?", bool)}, writes=["ok"])
+    graph = Graph().add_node("inside", inner.add_path(START, "work", END).compile(), writes=["ok"])
+    graph = graph.add_path(START, "inside", END)
+    thread = graph.compile(store=":memory:", interrupt_before=["inside"], interrupt_after=["inside"]).thread("a/b")
+    assert [question.id for question in thread.run({"n": 1}).questions] == ["a/b.1/trunk:1/before"]
+    assert [question.id for question in thread.resume().questions] == ["a/b.1/trunk:1/trunk:1/approve"]
+    run = thread.resume({"a/b.1/trunk:1/trunk:1/approve": True})
+    assert [question.id for question in run.questions] == ["a/b.1/trunk:1/after"]
+    assert thread.resume({"a/b.1/trunk:1/after": None}).status == "completed"
+
+
+def test_a_question_that_an_earlier_version_has_stored_keeps_its_id() -> None:
+    """Its row names no run; whoever was sent the id then can still answer."""
+    store = Memory()
+    thread = approving(store).thread("t")
+    thread.run({"n": 1})
+    (run,) = store.runs("t")
+    for seq, row in store._rows[run.id].items():
+        if row.kind == "ask":
+            store._rows[run.id][seq] = row._replace(head=row.head[:4])
+    thread = approving(store).thread("t")
+    assert [question.id for question in thread.questions] == ["trunk:1/approve"]
+    assert thread.resume({"trunk:1/approve": True}).state["ok"] is True

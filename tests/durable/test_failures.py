@@ -10,7 +10,7 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, reducers
+from dspyer import END, START, CompiledGraph, Graph, Run, reducers
 from dspyer.errors import InputError, NodeOutputError, OpenRunError, RouteError, StepLimitError, ThreadError
 from dspyer.stores.memory import Memory
 from dspyer.testing import ScriptedLM
@@ -247,3 +247,22 @@ def test_a_module_that_fails_and_goes_on_in_another_program_with_another_lm() ->
         assert build().thread("t").run({"question": "Capital of France?"}).status == "failed"
     with ScriptedLM([{"short": "Paris"}]):
         assert build().thread("t").resume().state["short"] == "Paris"
+
+
+def test_notes_say_how_often_the_run_was_resumed() -> None:
+    def bad() -> None:
+        raise ValueError("no")
+
+    def note(run: Run) -> str:
+        assert run.error is not None
+        return next(note for note in run.error.__notes__ if "'bad'" in note)
+
+    inner = Graph().add_node("bad", bad).add_path(START, "bad", END).compile()
+    thread = Graph().add_node("around", inner).add_path(START, "around", END).compile(store=":memory:").thread("t")
+    place = "in node 'bad' (branch trunk, visit 1, attempt 1"
+    assert note(thread.run({})) == f"{place})"
+    assert note(thread.resume()) == f"{place} after 1 resume)"
+    assert note(thread.resume()) == f"{place} after 2 resumes)"
+    assert note(thread.rerun(from_version=0)) == f"{place})"
+    assert note(thread.resume()) == f"{place} after 1 resume)"
+    assert note(thread.run({}, abandon=True)) == f"{place})"

@@ -136,7 +136,7 @@ def test_a_map_inside_a_graph_inside_an_item(opened: Open) -> None:
         return graph.add_path(START, "work", END).compile(store=opened())
 
     run = program().thread("t").run({"words": ["ab", "c"]})
-    names = ["trunk:1[0]/trunk:2[0]/ok", "trunk:1[0]/trunk:2[1]/ok", "trunk:1[1]/trunk:2[0]/ok"]
+    names = [f"t.1/trunk:1[{one}]/trunk:2[{two}]/ok" for one, two in ((0, 0), (0, 1), (1, 0))]
     assert sorted(question.id for question in run.questions) == names
     for name, answer in zip(names, (0, 1, True), strict=True):
         run = program().thread("t").resume({name: answer})
