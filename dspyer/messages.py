@@ -140,6 +140,22 @@ def parts(update: FrozenList[Any]) -> list[tuple[Any, Any]]:
     return [(_id_of(message), message) for message in update.raw_items()]
 
 
+def find(messages: FrozenList[Any], key: Any) -> Any:
+    """The message with an id; `DELETE` if there is none."""
+    place = _places_in(messages).get(key)
+    return DELETE if place is None else messages.raw(place)
+
+
+def made(found: Mapping[Any, Any]) -> FrozenList[Any]:
+    """The update that adds messages, given by id."""
+    return EMPTY.plus(list(found.values()))
+
+
+def without(messages: FrozenList[Any], key: Any) -> FrozenList[Any]:
+    """The messages without the one with an id."""
+    return EMPTY.plus([message for message in messages.raw_items() if _id_of(message) != key])
+
+
 def add(current: FrozenList[Any], update: FrozenList[Any]) -> FrozenList[Any]:
     """Adds messages; one with a known id takes the place of the message that has it.
 

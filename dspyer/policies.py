@@ -322,8 +322,8 @@ def _conflict_text(conflict: Conflict) -> str:
     return (
         f"Conflict detected at key {name!r}: {conflict.left_author} has {_side(conflict.left)}, "
         f"{conflict.right_author} has {_side(conflict.right)}; both started from {_side(conflict.base)}. "
-        f"Let one node alone write it, give the field a reducer, or choose a merge policy for this path, "
-        f'for example {{{pattern}: "last_write_wins"}}.'
+        "Let one node alone write it, give the field a reducer that keeps both, or choose a merge policy for this "
+        f'path, for example {{{pattern}: "last_write_wins"}}.'
     )
 
 

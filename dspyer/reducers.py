@@ -2,7 +2,8 @@
 
 A reducer is a pure function `(current, update) -> new`. It is given to a field of a schema by `Annotated`, and what a
 node returns for the field is then an update, not a value: `extend` takes the new items alone, `increment` the amount.
-Branches that update one field never conflict; their updates are folded in branch order.
+The updates of branches are folded in branch order. Where an update puts a value under a key (`update`, `add_messages`),
+two branches that put different values under one key conflict at this key.
 
     class Research(BaseModel):
         findings: Annotated[list[str], reducers.extend] = []
@@ -18,7 +19,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields
-from typing import Any, Union, get_args, get_origin
+from typing import Any, NamedTuple, Union, get_args, get_origin
 
 from dspyer import messages
 from dspyer.errors import NodeOutputError, brief
@@ -28,6 +29,20 @@ from dspyer.patch import Updates as Updates
 from dspyer.values import FrozenDict, FrozenList, freeze
 
 UNIONS = (Union, types.UnionType)
+
+
+class Keyed(NamedTuple):
+    """How a reducer keeps one value per key, of which a later one takes the place of an earlier one.
+
+    Attributes:
+        find: gives the value under a key of the field, `DELETE` if there is none: `(value, key) -> value`.
+        made: makes one update of values by key.
+        without: gives the field without a key: `(value, key) -> value`.
+    """
+
+    find: Callable[[Any, Any], Any]
+    made: Callable[[Mapping[Any, Any]], Any]
+    without: Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +65,9 @@ class Reducer:
         shape: what the parts make up: `"items"`, `"keys"`, `"members"` or `"amount"`.
         whole: gives the parts of a whole value, where they have keys that its kind does not tell.
         keeps: whether what is there stays: nodes can neither replace nor reset the field.
+        keyed: how values are found by key, where a later value takes the place of an earlier one with the same key:
+            sibling branches that put different values under one key conflict there. None where nothing takes the
+            place of anything.
     """
 
     name: str
@@ -64,6 +82,7 @@ class Reducer:
     shape: str = "items"
     whole: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None
     keeps: bool = False
+    keyed: Keyed | None = None
 
     @classmethod
     def of(cls, function: object) -> Reducer:
@@ -283,14 +302,27 @@ def _by_key(update: FrozenDict[Any, Any]) -> Iterable[tuple[Any, Any]]:
     return update.raw_items()
 
 
+def _value_of(value: FrozenDict[Any, Any], key: Any) -> Any:
+    return value.raw(key, DELETE)
+
+
+def _without_key(value: FrozenDict[Any, Any], key: Any) -> FrozenDict[Any, Any]:
+    return value.discard(key)
+
+
 EMPTY_LIST: FrozenList[Any] = FrozenList()
 ONE_ITEM = "append takes one item; for a list of items give the field reducers.extend"
+
+BY_KEY = Keyed(_value_of, FrozenDict, _without_key)
+BY_ID = Keyed(messages.find, messages.made, messages.without)
 
 patch = Reducer("patch", apply_value, folds=False)
 replace = Reducer("replace", _replace, folds=False)
 append = Reducer("append", _append, EMPTY_LIST, _accept, _item_of("append"), hint=ONE_ITEM, parts=_one)
 extend = Reducer("extend", _extend, EMPTY_LIST, _check_extend, _extend_type, parts=_each)
-update = Reducer("update", _update, FrozenDict(), _check_update, _update_type, parts=_by_key, shape="keys")
+update = Reducer(
+    "update", _update, FrozenDict(), _check_update, _update_type, parts=_by_key, shape="keys", keyed=BY_KEY
+)
 increment = Reducer("increment", _increment, 0, _check_increment, _increment_type, parts=_one, shape="amount")
 union = Reducer(
     "union", _union, freeze(set()), _check_union, _union_type, parts=_members, whole=_members, shape="members"
@@ -304,6 +336,7 @@ add_messages = Reducer(
     messages.stamp,
     parts=messages.parts,
     whole=messages.parts,
+    keyed=BY_ID,
 )
 conversation = Reducer(
     "conversation",

@@ -13,7 +13,7 @@ from dspyer.durable.snapshots import latest
 from dspyer.errors import StoreError
 from dspyer.events import Commit
 from dspyer.patch import Replace, sealed
-from dspyer.scheduler.joining import Join, resolved_as
+from dspyer.scheduler.joining import Join, ResolvedAs
 from dspyer.scheduler.lineage import Entry
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row
@@ -177,7 +177,7 @@ class History:
         if row.kind == MERGE and len(heads) > 1 and not found.run.header.get("base"):
             written = written_of(row.content, self.reader.fetch, self.reader.decode)
             node = commit.node.removeprefix("join:")
-            join = Join(self.log, node, self.reader.schema, resolved_as(written.resolutions), len(self.log))
+            join = Join(self.log, node, self.reader.schema, ResolvedAs(written.resolutions), len(self.log))
             merged = join.merge(heads, [self.log[head].state for head in heads])
             return entry._replace(
                 commit=commit._replace(patch=merged.patch),

@@ -15,7 +15,7 @@ from dspyer.durable.rows import COMMITS, END, ITEM, JOIN, OPEN, RESUME, CommitHe
 from dspyer.errors import StoreError
 from dspyer.events import Commit
 from dspyer.patch import sealed
-from dspyer.scheduler.joining import Join, resolved_as
+from dspyer.scheduler.joining import Join, ResolvedAs
 from dspyer.scheduler.lineage import Entry
 from dspyer.schema import Schema
 from dspyer.state import ImmutableState
@@ -346,7 +346,7 @@ class Reader:
         self, log: list[Entry], head: CommitHead, written: Written, parents: tuple[int, ...], schema: Schema
     ) -> Entry:
         node = head.node.removeprefix("join:")
-        join = Join(log, node, schema, resolved_as(written.resolutions), len(log))
+        join = Join(log, node, schema, ResolvedAs(written.resolutions), len(log))
         merged = join.merge(parents, [log[parent].state for parent in parents])
         commit = self._commit(head, written, parents, log)._replace(patch=merged.patch)
         if schema.limited:

@@ -12,7 +12,7 @@ from dspyer.durable.rows import COMMIT, END, JOIN, UPDATE, CommitHead
 from dspyer.errors import ChangedGraphError
 from dspyer.events import Commit
 from dspyer.patch import sealed
-from dspyer.scheduler.joining import resolved_as
+from dspyer.scheduler.joining import ResolvedAs
 from dspyer.scheduler.runstate import Branch, Execution, Group, RunState, Target, Transition, live_branches
 from dspyer.scheduler.schedule import advance, amend, begin, plan, release
 from dspyer.scheduler.topology import END as END_NODE
@@ -87,7 +87,7 @@ def _joined(run: RunState, head: CommitHead, written: Written) -> RunState:
     run, place = _place_of(run, meant)
     if place is None:
         raise _unknown(head)
-    run, _, _ = begin(run, place, resolved_as(written.resolutions))
+    run, _, _ = begin(run, place, ResolvedAs(written.resolutions))
     if run.failures:
         raise run.failures[0].error
     return run

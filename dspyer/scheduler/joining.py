@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dspyer.errors import StoreError, annotate
+from dspyer.errors import NodeOutputError, StoreError, annotate
 from dspyer.events import MergedConflict
 from dspyer.merge import Conflict, Resolve, merge_values
 from dspyer.patch import DELETE, Replace, apply_value
-from dspyer.reducers import Updates
+from dspyer.reducers import Keyed, Updates
 from dspyer.scheduler.lineage import Keys, Log, Obstacle, Own, Resolution, divergence, last_writer, reach, value_at
 from dspyer.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values import PersistentMap, same, thaw
+from dspyer.values import FrozenDict, FrozenList, PersistentMap, same, thaw
 
 Writers = Callable[[Keys, Any, Any], tuple[int, int]]
 """Who wrote the left and the right value of a path: `(path, left, right)`."""
@@ -22,21 +22,29 @@ Deciding = Callable[[Keys], tuple[str, Callable[[Conflict], Any]]]
 """Gives, for the path of a conflict, the name of a policy and what it decides."""
 
 
-def resolved_as(resolutions: Iterable[Resolution]) -> Deciding:
+class ResolvedAs:
     """Decides conflicts as a join has decided them before: no policy is called again.
 
     Args:
         resolutions: those of the join, in their order.
     """
-    left = iter(resolutions)
 
-    def deciding(path: Keys) -> tuple[str, Callable[[Conflict], Any]]:
-        resolution = next(left, None)
+    def __init__(self, resolutions: Iterable[Resolution]) -> None:
+        self.resolutions = tuple(resolutions)
+        self._left = iter(self.resolutions)
+
+    def __call__(self, path: Keys) -> tuple[str, Callable[[Conflict], Any]]:
+        """The next decision."""
+        resolution = next(self._left, None)
         if resolution is None:
-            raise StoreError(f"the log has no resolution for the conflict at {path!r}: it is not the log of this join")
+            raise _UnresolvedError(
+                f"the log has no resolution for the conflict at {path!r}: it is not the log of this join"
+            )
         return resolution.policy, resolution.value_of
 
-    return deciding
+
+class _UnresolvedError(StoreError):
+    """A log has fewer resolutions than its join has conflicts."""
 
 
 class Merged(NamedTuple):
@@ -59,16 +67,24 @@ class ConflictRaisedError(Exception):
         self.conflicts = conflicts
 
 
+def value_under(keyed: Keyed, value: Any, key: Any) -> Any:
+    """The value under a key of a field; `DELETE` if there is none."""
+    return keyed.find(value, key) if isinstance(value, (FrozenDict, FrozenList)) else DELETE
+
+
 class Join:
     """One join of branches, folded left to right in the order in which they are given."""
 
-    def __init__(self, log: Log, node: str, schema: Schema, deciding: Deciding, index: int) -> None:
+    def __init__(
+        self, log: Log, node: str, schema: Schema, deciding: Deciding, index: int, by_key: bool = True
+    ) -> None:
         self.log = log
         self.node = node
         self.author = f"join:{node}"
         self.schema = schema
         self.deciding = deciding
         self.index = index
+        self.by_key = by_key
         self.chosen: list[Resolution] = []
         self.conflicts: dict[Keys, MergedConflict] = {}
         self.winners: dict[Keys, int] = {}
@@ -83,7 +99,17 @@ class Join:
 
         Raises:
             ConflictRaisedError: if a policy raises.
+            StoreError: if a log does not say how the conflicts were resolved.
         """
+        try:
+            return self._merge(heads, states)
+        except _UnresolvedError:
+            # A log of 0.4: there two values under one key were no conflict, the one of the later branch was kept.
+            assert isinstance(self.deciding, ResolvedAs)
+            earlier = Join(self.log, self.node, self.schema, ResolvedAs(self.deciding.resolutions), self.index, False)
+            return earlier._merge(heads, states)
+
+    def _merge(self, heads: Sequence[int], states: Sequence[ImmutableState]) -> Merged:
         base, own = divergence(self.log, heads)
         self.base = self.log[base]
         self.heads = heads
@@ -167,9 +193,68 @@ class Join:
             resolve = self._resolver(self._writers(left_only, right_only, bit))
             return resolve((field,), base, left.raw(field, DELETE), value)
         value = left.raw(field, DELETE)
+        keyed = self._keyed(field)
+        if keyed is not None and left_only:
+            return self._by_key(keyed, value, right.raw(field, DELETE), field, left_only, right_only, bit)
         for item in right_only:
             value = self._replay(field, value, self.log[item.place].commit.patch[field])
         return value
+
+    def _keyed(self, field: str) -> Keyed | None:
+        reducer = self.schema.reducer(field)
+        return None if reducer is None or not self.by_key else reducer.keyed
+
+    def _keys(self, field: str, item: Own) -> Iterator[Any]:
+        """The keys under which a commit has put values, in its order."""
+        reducer, update = self.schema.reducer(field), self.log[item.place].commit.patch.get(field, DELETE)
+        assert reducer is not None
+        assert reducer.parts is not None  # what has keys has parts
+        for one in update.updates if isinstance(update, Updates) else (update,):
+            if one is not DELETE and type(one) is not Replace:
+                yield from (key for key, _ in reducer.parts(one))
+
+    def _by_key(
+        self, keyed: Keyed, left: Any, right: Any, field: str, left_only: list[Own], right_only: list[Own], bit: int
+    ) -> Any:
+        """Folds what the right branch has put under its keys into the left value, as one update.
+
+        Two branches that put different values under one key conflict there; one that has put back what was there has
+        changed nothing.
+        """
+        ours = {key: item for item in left_only for key in self._keys(field, item)}
+        theirs = {key: item for item in right_only for key in self._keys(field, item)}
+        base = self._base(field, bit) if ours.keys() & theirs.keys() else DELETE
+        value, update = left, {}
+        for key, item in theirs.items():
+            mine, new = value_under(keyed, left, key), value_under(keyed, right, key)
+            if key in ours and not same(mine, new):
+                new = self._of_key(keyed, (field, key), (value_under(keyed, base, key), mine, new), ours[key], item)
+            if new is not DELETE:
+                update[key] = new
+            elif value is not DELETE:
+                value = keyed.without(value, key)
+        return self._replay(field, value, keyed.made(update))
+
+    def _of_key(self, keyed: Keyed, path: Keys, values: tuple[Any, Any, Any], ours: Own, theirs: Own) -> Any:
+        """The value under a key that both sides have written differently."""
+        base, left, right = values
+        writers = self.winners.get(path, self._winner(ours, path)), self._winner(theirs, path)
+        if same(left, base):
+            return right
+        if same(right, base):
+            self.winners[path], self.resolved[path] = writers[0], left
+            return left
+        value = self._resolver(lambda *_: writers)(path, base, left, right)
+        if value is not DELETE and value_under(keyed, keyed.made({path[1]: value}), path[1]) is DELETE:
+            policy = self.conflicts[path].policy
+            wrong = (
+                f"merge policy {policy!r} gave a value for {path!r} that does not have the id {path[1]!r}: keep the id"
+            )
+            raise self._failed(NodeOutputError(wrong))
+        return value
+
+    def _winner(self, item: Own, path: Keys) -> int:
+        return self.log[item.place].winners.get(path, item.place)
 
     def _live_updates(self, own: list[Own]) -> dict[str, list[tuple[int, Any]]]:
         """What came to each live field after the base, with the number of its arrival: each update once.
@@ -266,7 +351,9 @@ class Join:
             policy, decide = self.deciding(path)
             conflict = Conflict(path, base, left, right, self._name(left_index), self._name(right_index))
             known = self.conflicts.get(path)
-            values = known.values if known else ((conflict.left_author, thaw(left)),)
+            values = known.values if known else ()
+            if known is None or not same(self.resolved[path], left):  # a branch between built on what was kept
+                values = (*values, (conflict.left_author, thaw(left)))
             values = (*values, (conflict.right_author, thaw(right)))
             record = MergedConflict(self.node, path, thaw(base), values, policy)
             try:
@@ -288,23 +375,51 @@ class Join:
         """A later branch may change what was resolved without a conflict: if it builds on the value that was kept."""
         resolved = set(self.winners)
         for path, value in self.resolved.items():
-            final = value_at(state, path)
+            final = self._value_at(state, path)
             if same(final, value) or any(path[:length] in resolved for length in range(1, len(path))):
                 continue
-            holds = [head for head in self.heads if same(value_at(self.log[head].state, path), final)]
-            writer = last_writer(self.log, [item.place for item in self.own], holds, path, final)
-            winner = self.index if writer is None else writer
+            at = path
+            if self._has_key(path):
+                winner = self._winner([item for item in self.own if self._puts(item, path)][-1], path)
+            else:
+                holds = [head for head in self.heads if same(value_at(self.log[head].state, path), final)]
+                writer = last_writer(self.log, [item.place for item in self.own], holds, path, final)
+                winner = self.index if writer is None else writer
+                at = reach(state, path)
             del self.winners[path]
-            self.winners[reach(state, path)] = winner
-            name, record = self._name(winner), self.conflicts[path]
+            self.winners[at] = winner
+            name, record = self._name(winner), self.conflicts.get(path)
+            if record is None:  # no conflict: one side had put back what was there
+                continue
             kept = thaw(final.value if isinstance(final, Obstacle) else final)
             self.conflicts[path] = record._replace(values=(*record.values, (name, kept)), value=kept, winner=name)
 
+    def _has_key(self, path: Keys) -> bool:
+        """Whether a path is a key of a field whose reducer keeps one value per key."""
+        return len(path) == 2 and self._keyed(path[0]) is not None
+
+    def _puts(self, item: Own, path: Keys) -> bool:
+        """Whether a commit has put a value under such a key, or in the place of the whole field."""
+        field, key = path
+        written = field in self.log[item.place].commit.patch
+        return written and (bool(self._resets([item], field)) or key in self._keys(field, item))
+
+    def _value_at(self, state: ImmutableState, path: Keys) -> Any:
+        """The frozen value at a path, which may be a key of a field with a reducer."""
+        keyed = self._keyed(path[0]) if len(path) == 2 else None
+        return value_at(state, path) if keyed is None else value_under(keyed, state.raw(path[0], DELETE), path[1])
+
     def _resolutions(self, state: ImmutableState) -> dict[str, Any]:
-        """The resolved values as one patch. A later conflict above a path takes its place."""
+        """The resolved values as one patch: of a field with a reducer, an update. What a later conflict above a path
+        decided takes its place.
+        """
         patch: dict[str, Any] = {}
+        by_key: dict[str, dict[Any, Any]] = {}
         for path in self.winners:
             if any(path[:length] in self.winners for length in range(1, len(path))):
+                continue
+            if self._has_key(path):
+                by_key.setdefault(path[0], {})[path[1]] = self._value_at(state, path)
                 continue
             value = value_at(state, path)
             inner: dict[Any, Any] = patch
@@ -312,6 +427,10 @@ class Join:
                 inner = inner.setdefault(key, {})
             whole = isinstance(value, Mapping) or value is None or self.schema.reducer(path[0]) is not None
             inner[path[-1]] = Replace(value) if whole and value is not DELETE else value
+        for field, values in by_key.items():
+            keyed, gone = self._keyed(field), any(value is DELETE for value in values.values())
+            assert keyed is not None
+            patch[field] = Replace(state.raw(field)) if gone else keyed.made(values)  # no update takes a key away
         return patch
 
     def _tally(self, own: list[Own]) -> PersistentMap[Any, int]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from dspyer.events import Commit, MergedConflict
 from dspyer.merge import Conflict
 from dspyer.patch import DELETE
+from dspyer.reducers import Updates
 from dspyer.state import ImmutableState
 from dspyer.values import FrozenDict, PersistentMap, same
 
@@ -126,10 +127,12 @@ def lineage(log: Log, heads: Sequence[int], within: Container[int] | None = None
     return ordered
 
 
-def touches(patch: Mapping[Any, Any], path: Keys) -> bool:
+def touches(patch: Any, path: Keys) -> bool:
     """Whether a patch writes at, in or above a path."""
-    update: Any = patch
-    for key in path:
+    update = patch
+    for depth, key in enumerate(path):
+        if isinstance(update, Updates):
+            return any(touches(one, path[depth:]) for one in update.updates)
         if not isinstance(update, Mapping):
             return True
         if key not in update:

@@ -180,9 +180,7 @@ def parts_of(log: Log, heads: Sequence[int], of: Folded, reader: str, *, new: bo
     within = fresh if new and shape != "members" and _is_last(log, heads, fresh) else None
     parts: list[Part] = []
     for place, number, one in _updates(log, lineage(log, heads, within), of.field):
-        winner = log[place].winners.get((of.field,), place)
-        author = log[winner].commit
-        name = f"{of.prefix}{author.id}" if winner >= 0 else author.id
+        winners = log[place].winners
         first = of.whole and not place and not number
         if first or one is DELETE or isinstance(one, Replace):
             parts = []  # what was there is gone
@@ -191,7 +189,11 @@ def parts_of(log: Log, heads: Sequence[int], of: Folded, reader: str, *, new: bo
         else:
             assert of.reducer.parts is not None  # fields without parts have no views of them
             found = of.reducer.parts(one)
-        parts += [Part(value, key, author.node, name, place not in fresh) for key, value in found]
+        for key, value in found:
+            winner = winners.get((of.field, key), winners.get((of.field,), place)) if winners else place
+            author = log[winner].commit
+            name = f"{of.prefix}{author.id}" if winner >= 0 else author.id
+            parts.append(Part(value, key, author.node, name, place not in fresh))
     parts = _united(shape, parts)
     if of.most is not None:
         parts = parts[max(len(parts) - of.most, 0) :]

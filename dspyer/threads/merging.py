@@ -13,7 +13,7 @@ from dspyer.events import Commit, MergedConflict
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.policies import Policies
 from dspyer.reducers import Updates
-from dspyer.scheduler.joining import ConflictRaisedError, Deciding, Join
+from dspyer.scheduler.joining import ConflictRaisedError, Deciding, Join, value_under
 from dspyer.scheduler.lineage import Resolution, lineage
 from dspyer.scheduler.topology import END
 from dspyer.schema import Schema
@@ -113,7 +113,25 @@ def _between(
         if schema.reducer(field) is None:
             patch[field] = diff_value(old, new)
             continue
-        update = Updates(*updates.get(field, ()))
-        folds = bool(update.updates) and same(schema.fold(field, old, update), new)
-        patch[field] = update if folds else DELETE if new is DELETE else Replace(new)
+        found = updates.get(field, [])
+        for update in (Updates(*found), _by_key(schema, field, found, new)):
+            if update is not None and found and same(schema.fold(field, old, update), new):
+                patch[field] = update
+                break
+        else:
+            patch[field] = DELETE if new is DELETE else Replace(new)
     return patch
+
+
+def _by_key(schema: Schema, field: str, updates: list[Any], new: Any) -> Any:
+    """One update that puts what was kept under each key that some updates write; None where there is none."""
+    reducer = schema.reducer(field)
+    if reducer is None or reducer.keyed is None or new is DELETE:
+        return None
+    assert reducer.parts is not None  # what has keys has parts
+    ones = Updates(*updates).updates
+    if any(one is DELETE or isinstance(one, Replace) for one in ones):
+        return None
+    keys = dict.fromkeys(key for one in ones for key, _ in reducer.parts(one))
+    kept = {key: value_under(reducer.keyed, new, key) for key in keys}
+    return None if DELETE in kept.values() else reducer.keyed.made(kept)

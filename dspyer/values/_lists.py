@@ -61,6 +61,10 @@ class FrozenList(Levels, Sequence[T_co]):
         """The frozen items, as they are kept: boxes are not opened."""
         return cast("Iterable[Any]", self._seq)
 
+    def raw(self, index: int) -> Any:
+        """The frozen item at a place, as it is kept: a box is not opened."""
+        return self._seq[index]
+
     def plus(self, items: Iterable[object]) -> FrozenList[Any]:
         """A list with `items` behind these; the same list where there are none."""
         more = tuple(items)

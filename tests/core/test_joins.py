@@ -171,6 +171,17 @@ def test_a_conflict_that_a_later_branch_builds_on_says_so() -> None:
     assert (conflict.values, conflict.value, conflict.winner) == ((("B", 1), ("C", 2), ("D", 3)), 3, "D")
 
 
+def test_a_conflict_names_a_value_that_was_built_on_what_was_kept() -> None:
+    """A and B conflict, C builds on B, and D conflicts with what C made of it."""
+    built = Graph(merge="last_write_wins", inputs=["x"], outputs=["x"])
+    for name in "ABCD":
+        built.add_node(name, lambda name=name: {"x": name}, writes=["x"])
+    built.add_edge(START, ["A", "B", "D"]).add_edge("A", END).add_edge("B", [END, "C"]).add_edge(["C", "D"], END)
+    run = built.compile().run({"x": ""})
+    (conflict,) = run.conflicts
+    assert conflict.values == (("A", "A"), ("B", "B"), ("C", "C"), ("D", "D"))
+
+
 @pytest.mark.parametrize(("last", "patch"), [(5, {"x": 5}), (DELETE, {"x": DELETE})])
 def test_a_later_branch_may_take_the_place_of_what_was_resolved_below(last: Any, patch: dict[str, Any]) -> None:
     """A and B differ at `x.a`; C builds on B, and leaves no `x.a` at all."""

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, ImmutableState, reducers
 from dspyer.errors import ConcurrentRunError, MergeConflictError, OpenRunError, ThreadError
+from dspyer.scheduler.joining import Join
 from dspyer.stores import Memory
 from dspyer.stores.base import Owner, Store
 from dspyer.threads.owning import LEASE
@@ -25,6 +26,7 @@ class Board(BaseModel):
     n: Annotated[int, reducers.increment] = 0
     log: Annotated[list[str], reducers.extend] = []
     said: Annotated[list[dict[str, Any]], reducers.add_messages] = []
+    files: Annotated[dict[str, str], reducers.update] = {}
 
 
 def program(store: Store, merge: Any = "raise") -> CompiledGraph:
@@ -89,6 +91,46 @@ def test_merging_again_adds_nothing() -> None:
     assert left.state["n"] == 14
     assert left.state["log"] == ["base", "right", "l2", "r2"]
     assert left.replay() == left.state
+
+
+def test_two_values_under_one_key_conflict() -> None:
+    left, right = two()
+    do(left, files={"k": "left", "l": "1"}, said=[{"id": "m", "content": "left"}])
+    do(right, files={"k": "right", "r": "1"}, said=[{"id": "m", "content": "right"}])
+    for path, other in (("files.k", "said"), ("said.m", "files")):
+        with pytest.raises(MergeConflictError, match=f"Conflict detected at key '{path}'"):
+            left.merge(right, policy={f"{other}.*": "last_write_wins"})
+    before = left.history()
+    made = left.merge(right, policy={"files.*": "first_write_wins", "said.*": "last_write_wins"})
+    assert made is not None
+    assert left.state["files"] == {"k": "left", "l": "1", "r": "1"}
+    assert left.state["said"] == [{"id": "m", "content": "right"}]
+    assert left.replay() == left.state
+    assert left.blame(("files", "k")).id == before[-1].id
+    assert left.blame(("files", "r")).node == "work"
+    do(right, files={"s": "1"})  # the merge put single keys, so that it goes on
+    assert left.merge(right) is not None
+    assert left.state["files"] == {"k": "left", "l": "1", "r": "1", "s": "1"}
+
+
+def test_a_log_in_which_two_values_under_one_key_were_no_conflict_stays_readable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As 0.4 wrote it: the value of the later branch was kept, and nothing says so."""
+
+    def graph() -> Graph:
+        found = Graph(Board, merge={"a": "first_write_wins"}, inputs=["do"])
+        found.add_node("l", lambda: {"files": {"k": "l"}, "a": "l"}, writes=["files", "a"])
+        found.add_node("r", lambda: {"files": {"k": "r"}, "a": "r"}, writes=["files", "a"])
+        return found.add_edge(START, ["l", "r"]).add_edge(["l", "r"], END)
+
+    store = Memory()
+    with monkeypatch.context() as patched:
+        patched.setattr(Join, "_keyed", lambda self, field: None)
+        graph().compile(store=store).thread("t").run({})
+    read = graph().compile(store=store).thread("t")
+    for state in (read.state, read.replay(), read.at(read.history()[-1].id)):
+        assert (state["files"], state["a"]) == ({"k": "r"}, "l")
 
 
 def test_a_conflict_is_decided_by_the_policy_or_writes_nothing() -> None:
