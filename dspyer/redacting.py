@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dspyer.errors import MergeConflictError, brief
-from dspyer.events import Commit, Committed, ConflictFound, Event
+from dspyer.events import Commit, Committed, ConflictFound, Event, MergedConflict
 from dspyer.merge import Conflict, Keys
 from dspyer.patch import DELETE, Replace, SealedPatch
 from dspyer.patterns import Pattern
@@ -120,11 +120,15 @@ class Redaction:
         if isinstance(event, Committed):
             return event._replace(commit=self.commit(event.commit))
         if isinstance(event, ConflictFound):
-            found = event.conflict
-            values = tuple([(author, self.at(found.path, value)) for author, value in found.values])
-            base, value = self.at(found.path, found.base), self.at(found.path, found.value)
-            return event._replace(conflict=found._replace(base=base, values=values, value=value))
+            return event._replace(conflict=self.conflict(event.conflict))
         return event
+
+    def conflict(self, found: MergedConflict) -> MergedConflict:
+        """What is shown of a conflict."""
+        values = tuple([(author, self.at(found.path, value)) for author, value in found.values])
+        return found._replace(
+            base=self.at(found.path, found.base), values=values, value=self.at(found.path, found.value)
+        )
 
     def commit(self, commit: Commit) -> Commit:
         """What is shown of a commit."""

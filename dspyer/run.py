@@ -9,7 +9,7 @@ import dspy
 
 from dspyer.errors import Interrupted
 from dspyer.events import Commit, Event, MergedConflict, Path, Question
-from dspyer.pictures.history import rows_of
+from dspyer.pictures.history import Row, rows_of
 from dspyer.pictures.lanes import Lanes
 from dspyer.pictures.report import describe
 from dspyer.pictures.run import draw_run
@@ -72,6 +72,9 @@ class Run:
         self.commits: tuple[Commit, ...] = tuple([entry.commit for entry in self._entries])
         self._head = len([commit for commit in self.commits if commit.version is not None]) - 1
         self._redaction = session.blueprint.redaction
+        self._failures = run.failures
+        self._asked = () if ended.status == "completed" else tuple(session.memo.open())
+        self._depth = len(session.scope)
         self.conflicts: tuple[MergedConflict, ...] = (
             *[conflict for entry in self._entries for conflict in entry.conflicts],
             *(failed for failure in run.failures for failed in failure.conflicts),
@@ -170,7 +173,7 @@ class Run:
         Returns:
             A text of at most 100 columns.
         """
-        return describe(self)
+        return describe(self, self._rows())
 
     def tokens(self, count: Count | None = None) -> Tokens:
         """What its nodes got, in tokens: each view against the whole field; what is no view is sent whole.
@@ -197,7 +200,15 @@ class Run:
         Returns:
             An SVG document that needs nothing from outside.
         """
-        return draw_run(rows_of(self.shown, self.events, self.branches), f"run {self.status}")
+        return draw_run(self._rows(), f"run {self.status}")
+
+    def _rows(self) -> list[Row]:
+        """The commits and where the run ended, as reports and pictures show them: with what `redact` hides hidden."""
+        shown = self._redaction.conflict if self._redaction is not None else _as_it_is
+        conflicts = {entry.commit.id: tuple(map(shown, entry.conflicts)) for entry in self._entries if entry.conflicts}
+        failures = [failure._replace(conflicts=tuple(map(shown, failure.conflicts))) for failure in self._failures]
+        live = () if self.status == "completed" else self.branches
+        return rows_of(self.shown, conflicts, failures, self._asked, live, self._depth)
 
     def _repr_svg_(self) -> str:
         return self.to_svg()
@@ -217,6 +228,10 @@ class Run:
     def __repr__(self) -> str:
         conflicts = f", {len(self.conflicts)} conflicts" if self.conflicts else ""
         return f"<run {self.status}: {len(self.commits)} commits{conflicts}, {self.duration:.3g} s>"
+
+
+def _as_it_is(conflict: MergedConflict) -> MergedConflict:
+    return conflict
 
 
 def numbered(log: list[Entry], first: int = 0) -> list[Entry]:

@@ -12,8 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import DELETE, END, START, Graph, Replace, Send, reducers
-from dspyer.pictures.history import leaves_of, rows_of, seconds, writes
-from dspyer.pictures.report import describe
+from dspyer.pictures.history import leaves_of, seconds, writes
 from dspyer.pictures.run import draw_run
 from dspyer.pictures.svg import FONT_SIZE, SMALL, text_width
 from dspyer.reducers import Updates
@@ -106,7 +105,7 @@ RUNS = {
 
 
 def shown(run: Run) -> str:
-    return re.sub(r"\d[\d.]* (µs|ms|s)\b", "T", describe(run))
+    return re.sub(r"\d[\d.]* (µs|ms|s)\b", "T", run.report())
 
 
 def test_a_conflict_that_was_resolved() -> None:
@@ -138,9 +137,7 @@ def test_a_conflict_that_was_resolved() -> None:
 
 
 def test_a_value_that_the_policy_made() -> None:
-    assert "! conflict at tags: ['x', 'b'], made of them by policy 'combine_lists'" in describe(
-        research("combine_lists")
-    )
+    assert "! conflict at tags: ['x', 'b'], made of them by policy 'combine_lists'" in shown(research("combine_lists"))
 
 
 def test_a_conflict_that_was_raised() -> None:
@@ -180,7 +177,7 @@ def test_a_branch_that_was_not_started_is_named_by_its_own_target() -> None:
 
     graph = Graph(Found).add_node("a", fail).add_node("b", partial(wrote, "b")).add_edge(START, ["a", "b"])
     run = graph.add_edge(["a", "b"], END).compile(max_concurrency=1).run({})
-    rows = rows_of(run.commits, run.events, run.branches)
+    rows = run._rows()
     assert [(row.node, row.branch, row.parents) for row in rows[1:]] == [
         ("a", (0,), ("trunk:0",)),
         ("b", (1,), ("trunk:0",)),
@@ -193,7 +190,7 @@ def test_each_join_has_its_own_conflicts() -> None:
     graph.add_node("j", lambda x: None, writes=[]).add_path(START, "s").add_edge("s", ["a", "b"])
     graph.add_edge(["a", "b"], "j").add_conditional_edges("j", lambda n: "s" if n < 3 else END, ["s", END])
     run = graph.compile().run({"n": 0})
-    rows = rows_of(run.commits, run.events, run.branches)
+    rows = run._rows()
     values = [[value for _, value in found.values] for row in rows for found in row.conflicts]
     assert values == [[1, -1], [2, -2], [3, -3]]
     assert [len(row.conflicts) for row in rows if row.node == "join:j"] == [1, 1, 1]
@@ -243,18 +240,18 @@ def test_a_reason_and_what_a_visit_adds() -> None:
 def test_tokens_are_counted() -> None:
     run = crossing()
     run.usage = {"one": {"total_tokens": 1200, "prompt_tokens": 1000}, "two": {"total_tokens": 34}, "three": {}}
-    assert ", 1,234 tokens\n" in describe(run)
+    assert ", 1,234 tokens\n" in run.report()
 
 
 @pytest.mark.parametrize("make", RUNS.values(), ids=RUNS)
 def test_nothing_is_too_wide(make: Any) -> None:
-    lines = describe(make()).splitlines()
+    lines = make().report().splitlines()
     assert max(map(len, lines)) <= 100
     assert all(line == line.rstrip() for line in lines)
 
 
 def test_a_long_run_is_shortened_in_the_middle() -> None:
-    lines = describe(sends(600)).splitlines()
+    lines = sends(600).report().splitlines()
     assert "... 203 more: run.commits has them all" in lines
     assert "● v601 join:end  (step 2)" in lines
     assert len(lines) < 900
@@ -264,22 +261,22 @@ def test_a_graph_inside_leaves_no_trace_in_the_rows() -> None:
     inner = letters(Graph(Found, name="inner"), "ab").add_edge(START, ["a", "b"]).add_edge(["a", "b"], END).compile()
     graph = Graph(Found).add_node("inside", inner).add_path(START, "inside", END)
     run = graph.compile().run({})
-    rows = rows_of(run.commits, run.events, run.branches)
+    rows = run._rows()
     assert [(row.node, row.came, row.children) for row in rows] == [("START", (), ()), ("inside", ((),), ())]
-    assert "graph 'Found', 2 commits, 1 node call\n" in describe(run)
+    assert "graph 'Found', 2 commits, 1 node call\n" in run.report()
 
 
 def test_run_has_both() -> None:
     run = crossing()
-    assert run.report() == describe(run)
+    assert run.report() == run.report()
     assert run._repr_svg_() == run.to_svg()
-    assert run.to_svg() == draw_run(rows_of(run.commits, run.events, run.branches), "run completed")
+    assert run.to_svg() == draw_run(run._rows(), "run completed")
 
 
 @pytest.mark.parametrize("make", RUNS.values(), ids=RUNS)
 def test_the_picture_has_a_dot_for_each_row_and_a_way_to_each_parent(make: Any) -> None:
     run = make()
-    rows = rows_of(run.commits, run.events, run.branches)
+    rows = run._rows()
     root = ElementTree.fromstring(draw_run(rows, "a run"))
     dots = list(root.iter(f"{SVG}circle"))
     assert len(dots) == len(rows)
@@ -322,7 +319,7 @@ def test_the_picture_is_that_of_the_branches_not_of_the_clock() -> None:
 
 def test_lanes_are_those_of_the_last_children() -> None:
     run = crossing()
-    lanes = leaves_of(rows_of(run.commits, run.events, run.branches))
+    lanes = leaves_of(run._rows())
     assert lanes == {(): (0, 3), (0,): (0, 0), (1,): (1, 2), (1, 0): (1, 1), (1, 1): (2, 2), (2,): (3, 3)}
 
 
@@ -350,6 +347,54 @@ def test_a_replaced_value_says_so_only_where_a_mapping_would_have_been_merged() 
         "b: [1]",
         "c: replaced by {}",
     ]
+
+
+def test_a_resumed_run_is_reported_whole() -> None:
+    """Its forks, joins and conflicts are those of the process that was there before."""
+    fail = [True]
+
+    def judge(tags: list[str]) -> dict[str, Any]:
+        if fail.pop():
+            raise ConnectionError
+        return {"done": tags}
+
+    graph = Graph(merge="last_write_wins", name="desk").add_node("a", lambda: {"tags": ["a"]}, writes=["tags"])
+    graph.add_node("b", lambda: {"tags": ["b"]}, writes=["tags"]).add_node("judge", judge)
+    graph.add_edge(START, ["a", "b"]).add_edge(["a", "b"], "judge").add_edge("judge", END)
+    thread = graph.compile(store=":memory:").thread("t")
+    assert thread.run({}).status == "failed"
+    fail.append(False)
+    run = thread.resume()
+    assert shown(run).partition("\n\n")[2] == (
+        "● v0 START → a, b  (step 0, T)\n"
+        "├─╮\n"
+        "● │ v1 a → judge  (step 1, branch 0, T)\n"
+        "│ │   tags: ['a']\n"
+        "│ ● v2 b → judge  (step 1, branch 1, T)\n"
+        "│ │   tags: ['b']\n"
+        "├─╯\n"
+        "● v3 join:judge  (step 2)\n"
+        "│   joins v1 a, v2 b\n"
+        "│   ! conflict at tags: b won by policy 'last_write_wins'\n"
+        "│     a wrote ['a']\n"
+        "│     b wrote ['b']\n"
+        "● v4 judge → END  (step 3, T)\n"
+        "    done: ['b']"
+    )
+    assert "conflict" in run.to_svg()
+
+
+def test_a_run_that_fails_behind_a_manual_commit_is_reported() -> None:
+    def fail(x: int) -> None:
+        raise ConnectionError
+
+    graph = Graph().add_node("a", lambda x: {"x": x + 1}, writes=["x"]).add_node("b", fail, writes=[])
+    thread = graph.add_path(START, "a", "b", END).compile(store=":memory:").thread("t")
+    thread.run({"x": 1})
+    thread.update({"x": 10})
+    run = thread.resume()
+    assert [(row.node, row.outcome) for row in run._rows() if not row.commit] == [("b", "failed")]
+    assert "✗ b failed" in run.report()
 
 
 def test_fields_that_begin_empty_share_a_line() -> None:

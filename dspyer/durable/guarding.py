@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
 from dspyer.errors import DspyerError, StoreError
-from dspyer.stores.base import NO_EPOCHS, Change, Point, Row, RunRow, Snapshot, Store, Swept, ThreadRow
+from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store, Swept, ThreadRow
 
 T = TypeVar("T")
 
@@ -62,16 +62,15 @@ class Guarded(Store):
         """Where it is."""
         return self.store.address
 
-    def write(self, change: Change) -> int:
+    def write(self, change: Change) -> None:
         """Applies a change."""
         try:
-            epoch = self.store.write(change)
+            self.store.write(change)
         except DspyerError:
             raise
         except Exception as error:
             raise failed(self.store, error) from error
         self.notice(change)
-        return epoch
 
     def write_now(self, change: Change) -> bool:
         """Applies a change if that needs no waiting."""
@@ -113,9 +112,9 @@ class Guarded(Store):
         """The last snapshot at or before a row."""
         return guarded(self.store, lambda: self.store.snapshot(at))
 
-    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> Swept:
+    def remove(self, threads: Collection[str] = ()) -> Swept:
         """Removes threads."""
-        return guarded(self.store, lambda: self.store.remove(threads, epochs))
+        return guarded(self.store, lambda: self.store.remove(threads))
 
     def disown(self, thread: str) -> Swept:
         """Removes what a thread does not reach."""

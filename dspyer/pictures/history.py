@@ -9,22 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any, NamedTuple
 
 from dspyer.errors import brief
-from dspyer.events import (
-    Asked,
-    Commit,
-    Committed,
-    ConflictFound,
-    Event,
-    Forked,
-    Joined,
-    MergedConflict,
-    NodeFailed,
-    Path,
-    Question,
-    RunEnded,
-)
+from dspyer.events import Commit, MergedConflict, Path, Question
 from dspyer.patch import DELETE, Replace
 from dspyer.reducers import Updates
+from dspyer.scheduler.runstate import Failure
 from dspyer.values import thaw
 
 SHOWN = 12  # fields of a commit, or authors of a conflict, that are put into words
@@ -63,48 +51,54 @@ class Row(NamedTuple):
         return "failed" if self.error else "waits for an answer" if self.questions else "was not started"
 
 
-def rows_of(commits: Sequence[Commit], events: Sequence[Event], branches: Iterable[Path]) -> list[Row]:
-    """The rows of a run: the commits in canonical order, then what failed, then what was not started any more.
+def rows_of(
+    commits: Sequence[Commit],
+    conflicts: Mapping[str, tuple[MergedConflict, ...]],
+    failures: Iterable[Failure] = (),
+    questions: Iterable[Question] = (),
+    branches: Iterable[Path] = (),
+    depth: int = 0,
+) -> list[Row]:
+    """The rows of a run: the commits in canonical order, then what failed, then what was not started.
+
+    Forks and joins are read from the commits alone, so that a resumed run looks like one that was never interrupted: a
+    commit with several targets forks, and its children extend its path by their place in the route.
 
     Args:
         commits: the commits in canonical order.
-        events: the events of the run; those of runs inside it are left out.
-        branches: the branches that were live at its end.
+        conflicts: the conflicts of joins, by the id of the join's commit.
+        failures: what ended the run, in path order.
+        questions: what it waits to be told.
+        branches: the paths of the branches that were live at its end; none for a completed run.
+        depth: how many executions are around the run.
     """
-    forks: dict[str, tuple[Path, ...]] = {}
-    joins: dict[str, tuple[tuple[Path, ...], tuple[MergedConflict, ...]]] = {}
-    failures: list[tuple[NodeFailed, tuple[MergedConflict, ...]]] = []
-    last: dict[Path, str] = {}
-    asked: dict[Path, list[Question]] = {}
-    found: list[MergedConflict] = []
-    came: tuple[Path, ...] = ()
-    for event in events:
-        if event.scope != events[0].scope:
-            continue
-        if isinstance(event, ConflictFound):
-            found.append(event.conflict)
-        elif isinstance(event, Joined):
-            came = event.branches
-        elif isinstance(event, Committed):
-            last[event.commit.branch] = event.commit.id
-            if came:
-                joins[event.commit.id] = came, tuple(found)
-                came, found = (), []
-        elif isinstance(event, Forked):
-            forks[last[event.branch]] = event.branches
-        elif isinstance(event, NodeFailed):
-            failures.append((event, tuple(found)))
-            found = []
-        elif isinstance(event, Asked):
-            asked.setdefault(_asking(event.question, len(event.scope)), []).append(event.question)
+    forks = {commit.id: _children(commit) for commit in commits if len(commit.route) > 1}
+    by_id = {commit.id: commit for commit in commits}
     rows = []
     for commit in commits:
-        came, conflicts = joins.get(commit.id, ((commit.branch,) if commit.parents else (), ()))
+        came = tuple(_came(by_id[parent], commit) for parent in commit.parents if parent in by_id)
         children = forks.get(commit.id, ())
-        rows.append(Row(commit.node, commit.branch, commit.step, came, commit.parents, children, commit, conflicts))
-    if any(isinstance(event, RunEnded) and event.status == "completed" for event in events[-1:]):
-        return rows
-    return rows + [_with_questions(row, asked) for row in _stops(commits, forks, failures, list(branches))]
+        found = conflicts.get(commit.id, ())
+        rows.append(Row(commit.node, commit.branch, commit.step, came, commit.parents, children, commit, found))
+    asked: dict[Path, list[Question]] = {}
+    for question in questions:
+        asked.setdefault(_asking(question, depth), []).append(question)
+    return rows + [_with_questions(row, asked) for row in _stops(commits, failures, list(branches))]
+
+
+def _children(commit: Commit) -> tuple[Path, ...]:
+    """The branches that a commit forks into, one for each target."""
+    return tuple((*commit.branch, place) for place in range(len(commit.route)))
+
+
+def _came(parent: Commit, commit: Commit) -> Path:
+    """The branch by which a parent's change reached a commit."""
+    if len(parent.route) < 2:
+        return parent.branch
+    children = _children(parent)
+    if commit.branch in children and not commit.node.startswith("join:"):
+        return commit.branch
+    return children[parent.route.index(commit.node.removeprefix("join:"))]  # it went to the join at once
 
 
 def _asking(question: Question, depth: int) -> Path:
@@ -124,28 +118,22 @@ def _with_questions(row: Row, asked: Mapping[Path, Sequence[Question]]) -> Row:
     return row._replace(questions=tuple(here))
 
 
-def _stops(
-    commits: Sequence[Commit],
-    forks: Mapping[str, tuple[Path, ...]],
-    failures: Sequence[tuple[NodeFailed, tuple[MergedConflict, ...]]],
-    live: list[Path],
-) -> list[Row]:
-    """Where the branches of a run stood when it ended early."""
+def _stops(commits: Sequence[Commit], failures: Iterable[Failure], live: list[Path]) -> list[Row]:
+    """Where the branches of a run were when it ended early."""
     latest: dict[Path, Commit] = {}
     for commit in commits:
         if commit.branch not in latest or latest[commit.branch].step < commit.step:
             latest[commit.branch] = commit
-    heads = {path: _head(latest, path) for path in (*live, *(event.branch for event, _ in failures))}
-    goals = {path: _goal(heads[path], path, forks) for path in live}
+    heads = {path: _head(latest, path) for path in live}
     stops: list[Row] = []
     stopped: set[Path] = set()
-    for event, conflicts in sorted(failures, key=lambda failure: failure[0].branch):
-        came: tuple[Path, ...] = (event.branch,)
-        if not event.execution:  # a join: of all who stood before it
-            came = tuple(path for path in live if goals[path] == event.node.removeprefix("join:"))
+    for failure in sorted(failures, key=lambda failure: failure.path):
+        came = tuple(branch.path for branch in failure.branches)
         stopped.update(came)
-        stops.append(_stop(event.node, event.branch, came, heads)._replace(conflicts=conflicts, error=event.error))
-    return stops + [_stop(goals[path], path, (path,), heads) for path in live if path not in stopped]
+        row = _stop(failure.node, failure.path, came, {path: _head(latest, path) for path in came})
+        stops.append(row._replace(conflicts=failure.conflicts, error=failure.error))
+    waiting = [path for path in live if path not in stopped]
+    return stops + [_stop(_goal(heads[path], path, commits), path, (path,), heads) for path in waiting]
 
 
 def _stop(node: str, branch: Path, came: tuple[Path, ...], heads: Mapping[Path, Commit | None]) -> Row:
@@ -160,11 +148,14 @@ def _head(latest: Mapping[Path, Commit], path: Path) -> Commit | None:
     return max(behind, key=lambda commit: commit.step, default=None)
 
 
-def _goal(head: Commit | None, path: Path, forks: Mapping[str, tuple[Path, ...]]) -> str:
+def _goal(head: Commit | None, path: Path, commits: Sequence[Commit]) -> str:
     """The node to which a branch is on its way."""
+    while head is not None and not head.route:  # a manual commit leaves the branch on the way that it was on
+        (parent,) = head.parents
+        head = next((commit for commit in commits if commit.id == parent), None)
     if head is None:
         return "START"
-    return head.route[path[-1] if head.id in forks else 0]
+    return head.route[path[-1] if len(head.route) > 1 else 0]
 
 
 def leaves_of(rows: Iterable[Row]) -> dict[Path, tuple[int, int]]:

@@ -13,7 +13,6 @@ from dspyer.pictures.history import (
     label,
     leaves_of,
     outcome,
-    rows_of,
     seconds,
     written,
 )
@@ -30,16 +29,16 @@ ROWS = 400  # commits that are shown: the first and the last ones
 _MARKS = {"failed": "✗", "waits for an answer": "?", "was not started": "○"}
 
 
-def describe(run: Run) -> str:
+def describe(run: Run, rows: Sequence[Row]) -> str:
     """A run in words: the commits in canonical order, branches beside each other, forks and joins drawn.
 
     Args:
         run: the run.
+        rows: its commits and where it ended.
 
     Returns:
         A text of at most 100 columns.
     """
-    rows = rows_of(run.shown, run.events, run.branches)
     lanes = {path: min(first, LANES - 1) for path, (first, _) in leaves_of(rows).items()}
     names = {row.commit.id: f"{label(row.commit)} {row.commit.node}" for row in rows if row.commit}
     lines = [*wrap(_summary(run), WIDTH), ""]

@@ -23,6 +23,7 @@ class Outcome(NamedTuple):
     state: dict[str, Any]
     commits: list[tuple[Any, ...]]
     conflicts: tuple[Any, ...]
+    drawn: list[Any]
 
 
 def outcome(run: Run) -> Outcome:
@@ -31,7 +32,8 @@ def outcome(run: Run) -> Outcome:
         (c.id, c.version, c.node, c.branch, c.visit, c.step, dict(c.patch), c.parents, c.route, c.reason)
         for c in run.commits
     ]
-    return Outcome(run.status, run.state.to_dict(), commits, run.conflicts)
+    drawn = [(row.node, row.branch, row.came, row.children, row.conflicts) for row in run._rows()]
+    return Outcome(run.status, run.state.to_dict(), commits, run.conflicts, drawn)
 
 
 def finished(store: Store, thread: str) -> set[str]:

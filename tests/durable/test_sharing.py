@@ -49,9 +49,9 @@ class Counting(Memory):
         super().__init__()
         self.writes = 0
 
-    def write(self, change: Any) -> int:
+    def write(self, change: Any) -> None:
         self.writes += 1
-        return super().write(change)
+        super().write(change)
 
 
 def test_only_threads_write(tmp_path: Path) -> None:
