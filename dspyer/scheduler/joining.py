@@ -89,6 +89,7 @@ class Join:
         self.conflicts: dict[Keys, MergedConflict] = {}
         self.winners: dict[Keys, int] = {}
         self.resolved: dict[Keys, Any] = {}
+        self.merged: set[str] = set()
 
     def merge(self, heads: Sequence[int], states: Sequence[ImmutableState]) -> Merged:
         """Merges the states of branches.
@@ -143,6 +144,7 @@ class Join:
                 seen.setdefault(field, []).extend(items_of_field)
                 if self.schema.reducer(field) is not None:
                     self.resets.setdefault(field, []).extend(self._resets(items_of_field, field))
+        state = self._validated(state)
         for field, updates in live.items():
             state = state.set(field, self._by_arrival(field, updates))
         self._overtaken(state)
@@ -171,6 +173,7 @@ class Join:
                 base = self._base(field, bit)
                 writers = self._writers(left_only, right_only, bit)
                 value = merge_values(base, left.raw(field, DELETE), value, (field,), self._resolver(writers))
+                self.merged.add(field)
         else:
             value = self._fold(left, right, field, left_only, right_only, bit)
         return left.discard(field) if value is DELETE else left.set(field, value)
@@ -191,6 +194,7 @@ class Join:
             if same(left.raw(field, DELETE), value):
                 return value
             resolve = self._resolver(self._writers(left_only, right_only, bit))
+            self.merged.add(field)
             return resolve((field,), base, left.raw(field, DELETE), value)
         value = left.raw(field, DELETE)
         keyed = self._keyed(field)
@@ -251,7 +255,20 @@ class Join:
                 f"merge policy {policy!r} gave a value for {path!r} that does not have the id {path[1]!r}: keep the id"
             )
             raise self._failed(NodeOutputError(wrong))
+        if value is not DELETE and value is not left and value is not right:
+            value = self._valid_answer(keyed, path, value)
         return value
+
+    def _valid_answer(self, keyed: Keyed, path: Keys, value: Any) -> Any:
+        """What a policy made up for a key, validated like an update of a node."""
+        try:
+            valid = self.schema.valid_update(path[0], keyed.made({path[1]: value}))
+        except Exception as error:
+            raise self._failed(error, path[0]) from error
+        valid = value_under(keyed, valid, path[1])
+        self.resolved[path] = valid
+        self.conflicts[path] = self.conflicts[path]._replace(value=thaw(valid))
+        return valid
 
     def _winner(self, item: Own, path: Keys) -> int:
         return self.log[item.place].winners.get(path, item.place)
@@ -283,10 +300,29 @@ class Join:
         try:
             return self.schema.fold(field, value, update)
         except Exception as error:
-            raise self._failed(error) from error
+            raise self._failed(error, field) from error
 
-    def _failed(self, error: Exception) -> ConflictRaisedError:
-        annotate(error, f"raised when branches joined at node {self.node!r}")
+    def _validated(self, state: ImmutableState) -> ImmutableState:
+        """Validates the fields that more than one branch has changed, where they are now as in none of them."""
+        for field in sorted(self.merged):
+            value = state.raw(field, DELETE)
+            sides = [self.log[head].state.raw(field, DELETE) for head in self.heads]
+            if value is DELETE or any(value is side for side in sides):
+                continue
+            try:
+                valid = self.schema.joined(field, value, sides, state)
+            except Exception as error:
+                raise self._failed(error, field) from error
+            if valid is not value and not same(valid, value):
+                state = state.set(field, valid)
+                self.winners[field,] = self.index
+        return state
+
+    def _failed(self, error: Exception, field: str = "") -> ConflictRaisedError:
+        wrote = [self.log[item.place].commit for item in self.own] if field else []
+        authors = dict.fromkeys(commit.node for commit in wrote if field in commit.patch and commit.node[:5] != "join:")
+        about = f", where {', '.join(authors)} had written {field!r}" if authors else ""
+        annotate(error, f"raised when branches joined at node {self.node!r}{about}")
         return ConflictRaisedError(error, tuple(self.conflicts.values()))
 
     def _resets(self, items: list[Own], field: str) -> list[Own]:

@@ -7,7 +7,7 @@ the new value is validated as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,7 +140,33 @@ class Field:
             return self._keep(new, self.validate(thaw(new), others))
         before = old if isinstance(old, FrozenDict) else EMPTY_DICT
         written = {key: new.raw(key) for key in update if new.raw(key, DELETE) is not before.raw(key, DELETE)}
-        written = {key: thaw(value) for key, value in written.items()}
+        return self._with_valid_entries(new, written)
+
+    def joined(self, value: Any, sides: Iterable[Any], others: Mapping[str, Any] = NO_OTHERS) -> Any:
+        """The validated value that a join made of those of its branches. Of a mapping, only the entries that no branch
+        has are validated, unless its type says something about the whole.
+
+        Args:
+            value: the frozen value.
+            sides: the frozen values of the branches, valid each for itself.
+            others: the other fields, for validators that read them.
+        """
+        if type(value) in self.exact:
+            return value
+        if self.reducer is not None:
+            value = self._valid(value, others)
+            return value if self.limit is None else self.limit.held(self.name, DELETE, DELETE, value)
+        if isinstance(value, FrozenDict) and not self.checks_result and self.validate_entries is not None:
+            known = [side for side in sides if isinstance(side, FrozenDict)]
+            made = {
+                key: entry for key, entry in value.raw_items() if all(k.raw(key, DELETE) is not entry for k in known)
+            }
+            return self._with_valid_entries(value, made) if made else value
+        return self._keep(value, self.validate(thaw(value), others))
+
+    def _with_valid_entries(self, new: FrozenDict[Any, Any], entries: Mapping[Any, Any]) -> FrozenDict[Any, Any]:
+        assert self.validate_entries is not None  # only mappings have entries
+        written = {key: thaw(value) for key, value in entries.items()}
         valid = freeze(self.validate_entries(written), (self.name,))
         for key in written:
             if key not in valid:  # the key itself was coerced
@@ -172,6 +198,10 @@ class Field:
             self.reducer.check(update)
         if self.reducer.stamp is not None:
             update = self.reducer.stamp(update, commit_id, current)
+        return self.valid_update(update)
+
+    def valid_update(self, update: Any) -> Any:
+        """The validated, frozen form of one update of the reducer."""
         if self.validate_update is None:
             return freeze(update, (self.name,))
         return self._keep(update, self.validate_update(update))

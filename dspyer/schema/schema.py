@@ -21,7 +21,7 @@ from dspyer.errors import (
 from dspyer.patch import DELETE, Replace, apply, apply_value, diff_value
 from dspyer.reducers import Reducer, Updates
 from dspyer.schema.annotations import read_model
-from dspyer.schema.field_types import Field
+from dspyer.schema.field_types import NO_OTHERS, Field
 from dspyer.schema.limits import size_of
 from dspyer.schema.live import Live
 from dspyer.schema.views import fill, view_class
@@ -243,6 +243,48 @@ class Schema:
             raise NodeOutputError(
                 f"the updates of field {name!r} fold to a value that it refuses: {reasons(refusal, name)}. Each of "
                 "them was valid where it was written: loosen the field's constraint, or give it a reducer that keeps it"
+            ) from None
+
+    def joined(self, name: str, value: Any, sides: Iterable[Any], state: ImmutableState) -> Any:
+        """The validated value of a field that a join made of those of its branches, where no reducer folded them.
+
+        Args:
+            name: the field.
+            value: its frozen value.
+            sides: the frozen values of the branches.
+            state: the joined state.
+
+        Raises:
+            NodeOutputError: if the field refuses the value.
+        """
+        field = self.fields.get(name)
+        if field is None or value is DELETE:
+            return value
+        try:
+            return field.joined(value, sides, state if field.wants_others else NO_OTHERS)
+        except ValidationError as refusal:
+            raise NodeOutputError(
+                f"field {name!r} refuses what branches made of it together, {self.shown((name,), value)}: "
+                f"{reasons(refusal, name)}. What each of them wrote was valid: loosen the field's constraint, let one "
+                "node alone write it, or choose a merge policy that keeps it"
+            ) from None
+
+    def valid_update(self, name: str, update: Any) -> Any:
+        """A frozen update of a field with a reducer, validated.
+
+        Args:
+            name: the field.
+            update: the update, which no node has written.
+
+        Raises:
+            NodeOutputError: if the field refuses it.
+        """
+        try:
+            return self.fields[name].valid_update(update)
+        except ValidationError as refusal:
+            shown = self.shown((name,), update)
+            raise NodeOutputError(
+                f"field {name!r} refuses {shown}, which a merge policy gave: {reasons(refusal, name)}"
             ) from None
 
     def view(self, state: Mapping[str, Any], readable: Iterable[str] | None = None) -> BaseModel:

@@ -81,7 +81,12 @@ def meet_from(
     Raises:
         MergeConflictError: if a policy raises.
     """
-    patch = _between(schema, left, left.merge(right, policy, base=base), {})
+    merged = left.merge(right, policy, base=base)
+    for name in merged:
+        value, sides = merged.raw(name), [left.raw(name, DELETE), right.raw(name, DELETE)]
+        if schema.reducer(name) is None and not any(value is side for side in sides):
+            merged = merged.set(name, schema.joined(name, value, sides, merged))
+    patch = _between(schema, left, merged, {})
     return Met(patch, schema.replay(left, patch))
 
 
