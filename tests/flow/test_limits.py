@@ -122,7 +122,7 @@ def test_what_branches_make_together_may_be_refused() -> None:
     graph.add_node("b", lambda: {"pages": ["b" * 20]}, writes=["pages"]).add_node("c", lambda: None, writes=[])
     run = graph.add_edge(START, ["a", "b"]).add_edge(["a", "b"], "c").add_edge("c", END).compile().run({})
     assert "field 'pages' would hold" in str(run.error)
-    assert "raised when branches joined at node 'c'" in run.error.__notes__  # type: ignore[union-attr]
+    assert "raised when branches joined at node 'c', where a, b had written 'pages'" in run.error.__notes__  # type: ignore[union-attr]
 
 
 def test_a_run_of_an_earlier_graph_keeps_its_limit() -> None:
