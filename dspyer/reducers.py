@@ -62,7 +62,7 @@ class Reducer:
             reducer.
         parts: gives the parts that an update adds, as (key, part): items of a list, keys of a mapping, one amount of a
             sum; the key is None where parts have none. None if updates have no parts.
-        shape: what the parts make up: `"items"`, `"keys"`, `"members"` or `"amount"`.
+        shape: what the parts make up: `"items"`, `"messages"`, `"keys"`, `"members"` or `"amount"`.
         whole: gives the parts of a whole value, where they have keys that its kind does not tell.
         keeps: whether what is there stays: nodes can neither replace nor reset the field.
         keyed: how values are found by key, where a later value takes the place of an earlier one with the same key:
@@ -335,6 +335,7 @@ add_messages = Reducer(
     _messages_type,
     messages.stamp,
     parts=messages.parts,
+    shape="messages",
     whole=messages.parts,
     keyed=BY_ID,
 )
@@ -346,6 +347,7 @@ conversation = Reducer(
     _messages_type,
     messages.stamp,
     parts=messages.parts,
+    shape="messages",
     whole=messages.parts,
     keeps=True,
 )

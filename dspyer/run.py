@@ -15,9 +15,10 @@ from dspyer.pictures.report import describe
 from dspyer.pictures.run import draw_run
 from dspyer.pictures.tokens import Count, Tokens, count_tokens
 from dspyer.running.session import Ended
-from dspyer.running.sight import reads_of
+from dspyer.running.sight import Sent
 from dspyer.scheduler.lineage import Entry, last_writer, lineage, touches, value_at
 from dspyer.state import ImmutableState
+from dspyer.views import tokens_in
 
 
 class Run:
@@ -66,6 +67,7 @@ class Run:
         self.duration = session.duration
         self._prediction = prediction
         self._looks = tuple(session.looks)
+        self._fields = session.fields.fresh()
         self._made_here = (session.blueprint.nodes, run.log, len(session.opening.run.log))
         self._entries = numbered(list(run.log), run.first)
         self._first = run.first
@@ -178,8 +180,9 @@ class Run:
     def tokens(self, count: Count | None = None) -> Tokens:
         """What its nodes got, in tokens: each view against the whole field; what is no view is sent whole.
 
-        It tells of the nodes that ran in this process, and not of those of graphs inside of it. Input tokens that a
-        provider had cached stand apart: a whole history is mostly cached, so that it costs less than it seems.
+        It is counted from the commits when it is asked for, and functions of `.then` are called again for it. It covers
+        the nodes that ran in this process, and not those of graphs inside of it. Input tokens that a provider had
+        cached are listed apart: a whole history is mostly cached, so that it costs less than it seems.
 
         Args:
             count: counts the tokens of a text, for example by a model's tokenizer. By default a fixed estimate does
@@ -188,7 +191,10 @@ class Run:
         Returns:
             The counts, a table as text.
         """
-        return count_tokens(self._made_here[0], self._looks, reads_of(*self._made_here), self.usage, count)
+        nodes, log, first = self._made_here
+        sent = Sent(self._fields, log, count or tokens_in)
+        reads = (*sent.looked(self._looks), *sent.read(nodes, first))
+        return count_tokens(nodes, reads, self.usage, "by estimate" if count is None else "by tokenizer")
 
     def lanes(self) -> Lanes:
         """Its fields over time: who wrote which of them when. Text in a terminal, a picture in a notebook."""

@@ -6,8 +6,10 @@ the graph is built; each visit of the node reads with it.
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from typing import Any, Literal, NamedTuple
@@ -15,9 +17,13 @@ from typing import Any, Literal, NamedTuple
 from pydantic_core import to_jsonable_python
 
 from dspyer.errors import GraphError
+from dspyer.messages import ROLES
 from dspyer.patch import DELETE
+from dspyer.scheduler.indexing import Index, News, is_new
 from dspyer.scheduler.provenance import Part, Parts
 from dspyer.values import thaw
+
+CUTS = ("last", "fit")
 
 Form = Literal["values", "text", "entries", "history"]
 """How a view is handed over: as plain values, as text, as a list of `Entry`, as what a history is made of."""
@@ -126,12 +132,6 @@ class View:
         return any(step.name in ("new", "own", "others", "by") for step in self.steps)
 
     @property
-    def only_new(self) -> bool:
-        """Whether it can be told from what is new alone: nothing before counts entries."""
-        names = [step.name for step in self.steps]
-        return "new" in names and not {"last", "fit"} & set(names[: names.index("new")])
-
-    @property
     def last_step(self) -> str:
         """The name of its last step; `""` if it has none."""
         return self.steps[-1].name if self.steps else ""
@@ -168,28 +168,98 @@ def _step_text(step: Step) -> str:
     return f".{step.name}({'' if step.argument is None else step.argument})"
 
 
-def chosen(view: View, shape: str, parts: Sequence[Part], reader: str) -> list[Part]:
-    """The parts that a view chooses.
+FILTERS = ("new", "own", "others", "by")
+
+
+def chosen(view: View, shape: str, index: Index, reader: str, news: Callable[[], News]) -> list[Part]:
+    """The parts that a view chooses. It costs by what that is, not by all that the field has.
 
     Args:
         view: the view.
         shape: what the parts make up.
-        parts: the parts of the field, in order.
+        index: the parts of the field.
         reader: the node that looks.
+        news: gives what the node has not seen.
+    """
+    filters = list(itertools.takewhile(lambda step: step.name in FILTERS, view.steps))
+    left = view.steps[len(filters) :]
+    if any(step.name == "new" for step in filters):
+        found = news().parts
+        left = tuple([step for step in view.steps if step.name != "new"])
+    else:
+        owners = None
+        if filters:
+            owners = [name for name in index.owners if all(_passes(step, name, reader) for step in filters)]
+        walk = index.backwards(owners)
+        if left and left[0].name == "last":
+            walk = itertools.islice(walk, left[0].argument)
+        elif left and left[0].name == "fit":
+            walk = _fitting(shape, walk, left[0].argument)
+        found = list(walk)[::-1]
+        if left and left[0].name in CUTS:
+            found, left = _whole_turns(found), left[1:]
+    for step in left:
+        found = _stepped(step, shape, found, reader, news)
+    return found
+
+
+def chosen_in(view: View, shape: str, parts: Sequence[Part]) -> list[Part]:
+    """The parts that a view chooses of a value whose authors are not known.
+
+    Args:
+        view: the view; it asks for no authors.
+        shape: what the parts make up.
+        parts: the parts, in order.
     """
     found = list(parts)
-    for name, argument in view.steps:
-        if name == "new":
-            found = [part for part in found if not part.seen]
-        elif name == "last":
-            found = found[-argument:]
-        elif name in ("own", "others"):
-            found = [part for part in found if (part.author == reader) == (name == "own")]
-        elif name == "by":
-            found = [part for part in found if part.author in argument]
-        elif name == "fit":
-            found = _fitting(shape, found, argument)
+    for step in view.steps:
+        found = _stepped(step, shape, found, "", None)
     return found
+
+
+def _stepped(step: Step, shape: str, parts: list[Part], reader: str, news: Callable[[], News] | None) -> list[Part]:
+    """What one step leaves of a list of parts."""
+    if step.name == "last":
+        return _whole_turns(parts[-step.argument :])
+    if step.name == "fit":
+        return _whole_turns(list(_fitting(shape, reversed(parts), step.argument))[::-1])
+    if step.name == "new":
+        names = news().names if news is not None else frozenset()
+        fresh = {part.place if part.call < 0 else part.call for part in parts if is_new(part, names)}
+        return [part for part in parts if (part.place if part.call < 0 else part.call) in fresh]
+    if step.name == "then":
+        return parts
+    return [part for part in parts if _passes(step, part.owner, reader)]
+
+
+def _passes(step: Step, owner: str, reader: str) -> bool:
+    """Whether a step by authors lets what somebody brought through."""
+    return owner in step.argument if step.name == "by" else (owner == reader) == (step.name == "own")
+
+
+def _whole_turns(parts: list[Part]) -> list[Part]:
+    """Parts without the results of tools whose call was cut off: no provider takes them."""
+    if all(part.call < 0 for part in parts):
+        return parts
+    there = {part.place for part in parts}
+    return [part for part in parts if part.call < 0 or part.call in there]
+
+
+def summed(view: View, index: Index, reader: str) -> Any:
+    """What a view of amounts gives, if that is the sum of what some nodes brought.
+
+    Args:
+        view: the view.
+        index: the amounts.
+        reader: the node that looks.
+
+    Returns:
+        The sum, 0 if there is none; None if the view asks for more.
+    """
+    if not all(step.name in ("own", "others", "by") for step in view.steps):
+        return None
+    sums = [total for owner, total in index.sums.items() if all(_passes(step, owner, reader) for step in view.steps)]
+    return sum(sums[1:], sums[0]) if sums else 0
 
 
 class Delta(NamedTuple):
@@ -212,32 +282,29 @@ def change_text(field: str, after: Any, parts: Parts | None) -> str:
         after: its frozen value, `DELETE` for none.
         parts: what is new of it; None for a field that has no parts.
     """
+    name = label(field)
     if parts is None:
-        return f"{field}: {'(removed)' if after is DELETE else text_of(thaw(after))}"
+        return f"{name} (removed)" if after is DELETE else f"{name}: {indented(text_of(thaw(after)))}"
     if parts.shape == "amount":
-        return f"{field}: {text_of(values_in(*parts))} more"
-    lines = [f"- {part.author}: {_line(parts.shape, part)}" for part in parts.parts]
-    return "\n".join([f"{field}:", *lines] if lines else [f"{field}: (emptied)"])
+        return f"{name}: {indented(text_of(values_in(*parts)))} more"
+    lines = [indented(f"- {label(part.author)}: {_line(parts.shape, part)}") for part in parts.parts]
+    return "\n".join([f"{name}:", *lines] if lines else [f"{name} (emptied)"])
 
 
 class Look(NamedTuple):
-    """What one view has shown once.
+    """That a view was looked through. What it has shown is a function of the commits, and is made again when asked for.
 
     Attributes:
         node: who looked.
         name: what the node calls it.
         view: the view.
-        shape: what the parts make up.
-        shown: the parts that were shown.
-        whole: the frozen value of the field.
+        place: the place of the last commit of its branch.
     """
 
     node: str
     name: str
     view: View
-    shape: str
-    shown: tuple[Part, ...]
-    whole: Any
+    place: int
 
 
 def shown(view: View, shape: str, parts: Sequence[Part], form: Form) -> Any:
@@ -268,14 +335,52 @@ def values_in(shape: str, parts: Sequence[Part]) -> Any:
 
 
 def text_in(view: View, shape: str, parts: Sequence[Part]) -> str:
-    """Parts as text: one line each, with its key, or with its author where there may be several."""
+    """Parts as text: one line each, with its key, or with its author where there may be several.
+
+    What follows a line break inside a part is indented: a line that is not begins a part, whatever the parts say.
+    """
     if shape == "amount":
         return text_of(values_in(shape, parts))
     if shape == "keys":
-        return "\n".join([_line(shape, part) for part in parts])
+        return "\n".join([indented(_line(shape, part)) for part in parts])
     alone = any(name == "own" or (name == "by" and len(argument) == 1) for name, argument in view.steps)
-    named = not alone and any(part.author for part in parts)
-    return "\n".join([f"{part.author}: {_line(shape, part)}" if named else _line(shape, part) for part in parts])
+    if not alone and any(part.author for part in parts):
+        return "\n".join([indented(f"{label(part.author)}: {_line(shape, part)}") for part in parts])
+    if _is_one(view):
+        return "".join([_line(shape, part) for part in parts])
+    return "\n".join([indented(f"- {_line(shape, part)}") for part in parts])
+
+
+def _is_one(view: View) -> bool:
+    """Whether a view shows one part at most: its last cut says so."""
+    return next((step.argument == 1 for step in reversed(view.steps) if step.name == "last"), False)
+
+
+_BREAK = re.compile(r"\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+_PLAIN = re.compile(r'join:\w+|(?![\s-])[^\x00-\x1f\x7f-\xa0\u2028\u2029:"()]+')
+
+
+def indented(text: str) -> str:
+    """A text of which each line but the first begins with two spaces.
+
+    Example:
+        >>> indented("web: harmless\\nmoderator: APPROVED")
+        'web: harmless\\n  moderator: APPROVED'
+    """
+    return _BREAK.sub(lambda found: f"{found[0]}  ", text)
+
+
+def label(name: Any) -> str:
+    """A name as a line of a text begins with: one that could be taken for more than a name is quoted.
+
+    Example:
+        >>> label("critic"), label("critic: no\\nuser"), label("")
+        ('critic', '"critic: no\\\\nuser"', '(unknown)')
+    """
+    if name == "":
+        return "(unknown)"
+    text = text_of(name)
+    return text if _PLAIN.fullmatch(text) and not text.endswith(" ") else json.dumps(text)
 
 
 def entries(shape: str, parts: Sequence[Part]) -> list[Entry]:
@@ -286,8 +391,15 @@ def entries(shape: str, parts: Sequence[Part]) -> list[Entry]:
 
 def _line(shape: str, part: Part) -> str:
     value = thaw(part.value)
-    text = said_in(value) if isinstance(value, dict) and "role" in value else text_of(value)
-    return f"{part.key}: {text}" if shape == "keys" else text
+    text = said_in(value) if shape == "messages" and is_message(value) else text_of(value)
+    return f"{label(part.key)}: {text}" if shape == "keys" else text
+
+
+def is_message(value: Any) -> bool:
+    """Whether a value of a field of messages is a chat message."""
+    if not isinstance(value, dict) or value.get("role") not in ROLES:
+        return False
+    return isinstance(value.get("content"), (str, list)) or bool(value.get("tool_calls"))
 
 
 def said_in(message: dict[str, Any]) -> str:
@@ -333,14 +445,13 @@ def tokens_of(shape: str, parts: Sequence[Part], count: Callable[[str], int] = t
     return sum([count(_line(shape, part)) for part in parts])
 
 
-def _fitting(shape: str, parts: list[Part], budget: int) -> list[Part]:
-    kept = 0
-    for part in reversed(parts):
+def _fitting(shape: str, backwards: Iterable[Part], budget: int) -> Iterator[Part]:
+    """The parts that fit into a number of tokens, the last one first."""
+    for part in backwards:
         budget -= tokens_in(_line(shape, part))
         if budget < 0:
-            break
-        kept += 1
-    return parts[len(parts) - kept :]
+            return
+        yield part
 
 
 def _whole_number(name: str, count: Any) -> int:

@@ -11,11 +11,24 @@ from dspyer.nodes.names import listed
 from dspyer.nodes.viewing import author_problems, shape_in, view_problems
 from dspyer.patch import DELETE, Replace, diff_value, plain_patch
 from dspyer.reducers import Updates
-from dspyer.scheduler.provenance import Parts, whole_parts
+from dspyer.scheduler.indexing import Index, News
+from dspyer.scheduler.provenance import Part, Parts, whole_parts
 from dspyer.scheduler.runstate import Branch
 from dspyer.schema import Schema
-from dspyer.values import freeze, thaw
-from dspyer.views import Delta, Form, Look, View, change_text, chosen, shown, values_in
+from dspyer.values import FrozenList, freeze, thaw
+from dspyer.views import (
+    Delta,
+    Form,
+    Look,
+    View,
+    change_text,
+    chosen,
+    chosen_in,
+    shown,
+    summed,
+    text_of,
+    values_in,
+)
 
 if TYPE_CHECKING:
     from dspyer.nodes.attempt import Attempt
@@ -52,8 +65,11 @@ class Sight(Protocol):
     def authors(self) -> Sequence[str]:
         """The nodes, and `START`."""
 
-    def parts(self, field: str, branch: Branch, reader: str, new: bool) -> Parts | None:
-        """Who brought what to a field, up to where a branch stands; None if the field has no parts."""
+    def index(self, field: str, branch: Branch) -> Index | None:
+        """Who brought what to a field, up to the last commit of a branch; None if the field has no parts."""
+
+    def news(self, field: str, branch: Branch, reader: str) -> News:
+        """What of such a field a node has not seen."""
 
     def changed(self, branch: Branch, reader: str, fields: frozenset[str] | None) -> list[Changed]:
         """What has changed since a node last ran, of some fields or all."""
@@ -71,10 +87,15 @@ class Blind:
     schema = OPEN
     authors: Sequence[str] = ()
 
-    def parts(self, field: str, branch: Branch, reader: str, new: bool) -> Parts | None:
-        """Nobody is known to have brought anything."""
-        del field, branch, reader, new
+    def index(self, field: str, branch: Branch) -> Index | None:
+        """No author is known."""
+        del field, branch
         return None
+
+    def news(self, field: str, branch: Branch, reader: str) -> News:
+        """Nothing is known to be new."""
+        del field, branch, reader
+        return News(frozenset(), [])
 
     def changed(self, branch: Branch, reader: str, fields: frozenset[str] | None) -> list[Changed]:
         """Nothing is known to have changed."""
@@ -111,23 +132,33 @@ def look(attempt: Attempt, view: View, form: Form, name: str = "", sent: Any = D
         return shown(view, *whole_parts(sent, shape_in(sight.schema, view.field)), form)
     if position is None:
         raise InputError(f"{attempt.who} reads {view!r}: there is no run that it could be a view of")
+    sight.looked(Look(attempt.node, name or view.field, view, position.head))
     value = position.state.raw(view.field, DELETE)
-    found = sight.parts(view.field, position, attempt.node, view.only_new)
-    shape, parts = found or whole_parts(value, shape_in(sight.schema, view.field))
-    selected = chosen(view, shape, parts, attempt.node)
-    result = shown(view, shape, selected, form)
-    if view.last_step == "then":
-        shape, selected = "items", list(whole_parts(_kept(result)).parts)
-    sight.looked(Look(attempt.node, name or view.field, view, shape, tuple(selected), value))
-    return result
+    index = sight.index(view.field, position)
+    if index is None:
+        shape, selected = chosen_plainly(view, value, shape_in(sight.schema, view.field))
+    else:
+        shape = shape_in(sight.schema, view.field)
+        if shape == "amount" and form in ("values", "text"):
+            total = summed(view, index, attempt.node)
+            if total is not None:
+                return text_of(total) if form == "text" else total
+        selected = chosen(view, shape, index, attempt.node, lambda: sight.news(view.field, position, attempt.node))
+    return shown(view, shape, selected, form)
 
 
-def _kept(result: object) -> Any:
-    """What a function has made of a view, as far as its size can be told."""
-    try:
-        return freeze(result)
-    except (TypeError, ValueError):  # the node may get what no state could hold
-        return repr(result)
+def chosen_plainly(view: View, value: Any, shape: str) -> tuple[str, list[Part]]:
+    """What a view chooses of a value whose authors are not known, and what that makes up.
+
+    Args:
+        view: the view; it asks for no authors.
+        value: the frozen value, `DELETE` if there is none.
+        shape: what the parts make up if there is none.
+    """
+    if isinstance(value, FrozenList) and view.steps and view.steps[0].name == "last":
+        value = value[-view.steps[0].argument :]
+    shape, parts = whole_parts(value, shape)
+    return shape, chosen_in(view, shape, parts)
 
 
 def see(attempt: Attempt, view: View) -> Any:

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dspyer.scheduler.provenance import whole_parts
-from dspyer.views import Look, tokens_in, tokens_of
+from dspyer.scheduler.provenance import Part, whole_parts
+from dspyer.views import label, tokens_of
 
 Count = Callable[[str], int]
+KNOWN = 1024  # values whose sizes are known at once
 
 
 class Read(NamedTuple):
-    """A node has read a field as a whole.
+    """What a node has got as one of its inputs at one visit.
 
     Attributes:
         node: the node.
         name: what the node calls it.
-        value: the frozen value.
+        view: the view; None for the whole field.
+        sent: the tokens that it got.
+        full: the tokens that the whole field would have been.
     """
 
     node: str
     name: str
-    value: Any
+    view: str | None
+    sent: int
+    full: int
 
 
 class TokenRow(NamedTuple):
@@ -78,7 +83,8 @@ class Tokens:
 
     @staticmethod
     def _cells(row: TokenRow) -> tuple[str, ...]:
-        what = row.name if row.view is None else f"{row.name} = {row.view}"
+        name = label(row.name)
+        what = name if row.view is None else f"{name} = {row.view}"
         return row.node, what, str(row.visits), f"{row.sent:,}", f"{row.full:,}", _share(row.sent, row.full)
 
 
@@ -91,61 +97,55 @@ def _share(sent: int, full: int) -> str:
 
 
 def count_tokens(
-    nodes: Iterable[str],
-    looks: Iterable[Look],
-    reads: Iterable[Read],
-    usage: Mapping[str, Mapping[str, Any]],
-    count: Count | None,
+    nodes: Iterable[str], reads: Iterable[Read], usage: Mapping[str, Mapping[str, Any]], counted: str
 ) -> Tokens:
     """Counts what nodes have got.
 
     Args:
         nodes: the nodes, in the order in which they are listed.
-        looks: what views have shown.
-        reads: the fields that were read whole.
+        reads: what they have got.
         usage: tokens by language model, as providers report them.
-        count: counts the tokens of a text; None for the fixed estimate.
+        counted: how tokens were counted.
     """
-    sizes = _Sizes(count or tokens_in)
     found: dict[tuple[str, str, str | None], list[int]] = {}
-    for look in looks:
-        tally = found.setdefault((look.node, look.name, repr(look.view)), [0, 0, 0])
+    for node, name, view, sent, full in reads:
+        tally = found.setdefault((node, name, view), [0, 0, 0])
         tally[0] += 1
-        tally[1] += tokens_of(look.shape, look.shown, sizes.count)
-        tally[2] += sizes.whole(look.whole)
-    for node, name, value in reads:
-        tally = found.setdefault((node, name, None), [0, 0, 0])
-        size = sizes.whole(value)
-        tally[0] += 1
-        tally[1] += size
-        tally[2] += size
+        tally[1] += sent
+        tally[2] += full
     rows = [TokenRow(*key, *tally) for key, tally in found.items()]
-    order = list(nodes)
-    rows.sort(key=lambda row: order.index(row.node))
-    return Tokens(rows, _cached(usage), "by estimate" if count is None else "by tokenizer")
+    order = {name: number for number, name in enumerate(nodes)}
+    rows.sort(key=lambda row: order[row.node])
+    return Tokens(rows, _cached(usage), counted)
 
 
-class _Sizes:
-    """The sizes of values, each text counted once."""
+class Sizes:
+    """The sizes of values, those of the last ones known at once.
+
+    Args:
+        count: counts the tokens of a text.
+    """
 
     def __init__(self, count: Count) -> None:
         self._count = count
-        self._known: dict[str, int] = {}
         self._last: dict[int, tuple[Any, int]] = {}
 
-    def count(self, text: str) -> int:
-        """The tokens of a text."""
-        known = self._known.get(text)
-        if known is None:
-            known = self._known[text] = self._count(text)
-        return known
+    def part(self, shape: str, part: Part) -> int:
+        """The tokens of a part."""
+        return tokens_of(shape, (part,), self._count)
+
+    def parts(self, shape: str, parts: Sequence[Part]) -> int:
+        """The tokens of some parts."""
+        return tokens_of(shape, parts, self._count)
 
     def whole(self, value: Any) -> int:
         """The tokens of a whole frozen value."""
         known = self._last.get(id(value))
         if known is None:
+            if len(self._last) >= KNOWN:
+                self._last.clear()
             shape, parts = whole_parts(value)
-            known = self._last[id(value)] = value, tokens_of(shape, parts, self.count)
+            known = self._last[id(value)] = value, self.parts(shape, parts)
         return known[1]
 
 

@@ -31,7 +31,7 @@ from dspyer.patch import sealed
 from dspyer.running.observing import Observe, ignore, log_conflict
 from dspyer.running.opening import Opening
 from dspyer.running.saving import Unsaved
-from dspyer.running.sight import SessionSight
+from dspyer.running.sight import Fields, SessionSight
 from dspyer.scheduler.lineage import lineage
 from dspyer.scheduler.runstate import (
     Asking,
@@ -101,7 +101,8 @@ class Session(Isolated):
         journal: writes the run down; None for a run that is not stored.
         answer: answers questions as they are asked.
         root: the id of the outermost run.
-        looks: what views have shown.
+        looks: which views were looked through.
+        fields: the parts of its fields, for views.
         label: the name of the outermost run, in front of the ids of its questions; empty if it is not stored.
         live: whether nodes that run at once see each other's posts to live fields.
     """
@@ -142,6 +143,8 @@ class Session(Isolated):
         self.broken: BaseException | None = None
         self.reported = False
         self.looks: list[Look] = []
+        given = journal is None or bool(scope)
+        self.fields = Fields(blueprint.topology.schema, given, self._prefix, opening.earlier)
         self._taken_up = list(opening.run.running.values())
         self.events: list[Event] = []
         self.steps: dict[str, Steps] = {}

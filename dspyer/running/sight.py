@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from dspyer.nodes import FunctionNode, MapNode, ModuleNode, Node, SubgraphNode
-from dspyer.nodes.sight import Changed
+from dspyer.nodes.sight import Changed, chosen_plainly
+from dspyer.nodes.viewing import shape_in
 from dspyer.patch import DELETE
-from dspyer.pictures.tokens import Read
+from dspyer.pictures.tokens import Count, Read, Sizes
+from dspyer.scheduler.indexing import Folded, Index, Indexes, News, news
 from dspyer.scheduler.lineage import Entry, Log
-from dspyer.scheduler.provenance import Behind, Folded, Parts, Spanning, last_visits, parts_of, unseen
+from dspyer.scheduler.provenance import Behind, Part, Parts, Spanning, last_visits, unseen
 from dspyer.scheduler.runstate import Branch
 from dspyer.scheduler.topology import START
 from dspyer.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values import PersistentVector, same
-from dspyer.views import Look
+from dspyer.values import PersistentVector, freeze, same
+from dspyer.views import Look, chosen, shown
 
 if TYPE_CHECKING:
     from dspyer.building.blueprint import Blueprint
@@ -24,6 +28,88 @@ if TYPE_CHECKING:
 
 Earlier = Callable[[str], Behind]
 """Gives, for a field, what lies behind a run. It is asked once somebody looks there."""
+
+
+class Fields:
+    """The parts of the fields of a run, of each field at each commit.
+
+    Args:
+        schema: the fields of the state.
+        given: whether the first commit of the run holds whole values.
+        prefix: what stands before the ids of its commits.
+        earlier: gives what lies behind it; None for nothing.
+    """
+
+    def __init__(self, schema: Schema, given: bool, prefix: str = "", earlier: Earlier | None = None) -> None:
+        self.schema = schema
+        self._given = given
+        self._prefix = prefix
+        self._earlier = earlier
+        self._weigh: Callable[[str, Part], int] | None = None
+        self._indexes: dict[str, Indexes] = {}
+        self._lock = Lock()
+
+    def fresh(self, weigh: Callable[[str, Part], int] | None = None) -> Fields:
+        """The same fields, of which nothing was looked at yet.
+
+        Args:
+            weigh: gives the size of a part; None where sizes are not counted.
+        """
+        new = Fields(self.schema, self._given, self._prefix, self._earlier)
+        new._weigh = weigh
+        return new
+
+    def folded(self, field: str) -> Folded | None:
+        """How a field comes about; None if it has no parts."""
+        found = self.schema.fields.get(field)
+        if found is None or found.reducer is None or found.reducer.parts is None:
+            return None
+        drops = found.limit is not None and found.limit.full == "drop_oldest"
+        fold = partial(self.schema.fold, field) if drops else None
+        live = found.live is not None
+        return Folded(field, found.reducer, found.fixed_default, self._given, self._prefix, live, fold, self._weigh)
+
+    def log(self, log: Log, field: str) -> Log:
+        """The commits of the run, with those behind it.
+
+        Args:
+            log: those of the run.
+            field: the field that is looked for; `""` for none.
+        """
+        earlier = self._earlier
+        return log if earlier is None else Spanning(log, lambda: earlier(field))
+
+    def index(self, field: str, log: Log, place: int) -> Index | None:
+        """The parts of a field after a commit; None if it has none. May be called from any thread.
+
+        Args:
+            field: the field.
+            log: the commits of the run.
+            place: the place of the commit.
+        """
+        with self._lock:
+            found = self._indexes.get(field)
+            if found is None:
+                of, earlier = self.folded(field), self._earlier
+                if of is None:
+                    return None
+                base = None if earlier is None or self._weigh is not None else lambda: earlier(field).known
+                found = self._indexes[field] = Indexes(of, base)
+            return found.at(self.log(log, field), place)
+
+    def news(self, field: str, log: Log, place: int, reader: str) -> News:
+        """What of a field a node has not seen.
+
+        Args:
+            field: a field with parts.
+            log: the commits of the run.
+            place: the place of the last commit of its branch.
+            reader: the node.
+        """
+        index, of, spanning = self.index(field, log, place), self.folded(field), self.log(log, field)
+        assert index is not None
+        assert of is not None
+        return news(index, spanning, unseen(spanning, [place], reader), of)
 
 
 class SessionSight:
@@ -39,45 +125,38 @@ class SessionSight:
     @property
     def schema(self) -> Schema:
         """The fields of the state."""
-        return self._session.blueprint.topology.schema
+        return self._session.fields.schema
 
     @property
     def authors(self) -> tuple[str, ...]:
         """The nodes, and `START`."""
         return (START, *self._session.blueprint.nodes)
 
-    def parts(self, field: str, branch: Branch, reader: str, new: bool) -> Parts | None:
-        """Who brought what to a field, up to where a branch stands; None if the field has no parts."""
-        found = self.schema.fields.get(field)
-        if found is None or found.reducer is None or found.reducer.parts is None:
-            return None
-        session = self._session
-        whole = session.journal is None or bool(session.scope)
-        before = "/".join((*session.opening.label, *session.scope))
-        prefix = f"{before}/" if before else ""
-        drops = found.limit is not None and found.limit.full == "drop_oldest"
-        most = len(branch.state.raw(field, None) or ()) if drops else None
-        of = Folded(field, found.reducer, found.fixed_default, whole, most, prefix)
-        return parts_of(self._log(field), [branch.head], of, reader, new=new)
+    def index(self, field: str, branch: Branch) -> Index | None:
+        """Who brought what to a field, up to the last commit of a branch; None if the field has no parts."""
+        return self._session.fields.index(field, self._session.run.log, branch.head)
+
+    def news(self, field: str, branch: Branch, reader: str) -> News:
+        """What of such a field a node has not seen."""
+        return self._session.fields.news(field, self._session.run.log, branch.head, reader)
 
     def changed(self, branch: Branch, reader: str, fields: frozenset[str] | None) -> list[Changed]:
         """What has changed since a node last ran, of some fields or all."""
-        session = self._session
-        known = tuple(self.schema.fields) or tuple(branch.state)
-        log = session.run.log if session.opening.earlier is None else self._log("")
+        log = self._session.fields.log(self._session.run.log, "")
         fresh = unseen(log, [branch.head], reader)
         touched = {name for place in fresh for name in log[place].commit.patch}
         visits = last_visits(log, fresh, [branch.head], reader)
         base = log[visits[0]].state if len(visits) == 1 else ImmutableState()
+        known = tuple(self.schema.fields) or tuple(branch.state)
         names = [*known, *sorted(touched - set(known))]
         found = []
         for name in names:
             if name not in touched or (fields is not None and name not in fields):
                 continue
             before, after = base.raw(name, DELETE), branch.state.raw(name, DELETE)
-            parts = self.parts(name, branch, reader, True)
-            news = not same(before, after) if parts is None else _is_news(parts, before, after)
-            if news:
+            of = self._session.fields.folded(name)
+            parts = None if of is None else Parts(of.reducer.shape, tuple(self.news(name, branch, reader).parts))
+            if not same(before, after) if parts is None else _is_news(parts, before, after):
                 found.append(Changed(name, before, after, parts))
         return found
 
@@ -87,13 +166,8 @@ class SessionSight:
         return None if known is None else _permitted(known, option)
 
     def looked(self, look: Look) -> None:
-        """Counts what a view has shown. May be called from any thread."""
+        """Notes that a view was looked through. May be called from any thread."""
         self._session.looks.append(look)
-
-    def _log(self, field: str) -> Log:
-        session = self._session
-        earlier = session.opening.earlier
-        return session.run.log if earlier is None else Spanning(session.run.log, lambda: earlier(field))
 
 
 class StateSight:
@@ -105,54 +179,109 @@ class StateSight:
     """
 
     def __init__(self, blueprint: Blueprint, state: ImmutableState) -> None:
-        self.schema = blueprint.topology.schema
         self.authors = (START, *blueprint.nodes)
+        self._fields = Fields(blueprint.topology.schema, False)
+        self.schema = self._fields.schema
         self._nodes = blueprint.nodes
         self._state = state
+        self._log = Behind.state(state, START).log
 
-    def parts(self, field: str, branch: Branch, reader: str, new: bool) -> Parts | None:
+    def index(self, field: str, branch: Branch) -> Index | None:
         """Who brought what to a field; None if the field has no parts."""
         del branch
-        found = self.schema.fields.get(field)
-        if found is None or found.reducer is None or found.reducer.parts is None:
-            return None
-        of = Folded(field, found.reducer, found.fixed_default)
-        return parts_of(Behind.state(self._state, START).log, [0], of, reader, new=new)
+        return self._fields.index(field, self._log, 0)
+
+    def news(self, field: str, branch: Branch, reader: str) -> News:
+        """What of such a field a node has not seen."""
+        del branch
+        return self._fields.news(field, self._log, 0, reader)
 
     def changed(self, branch: Branch, reader: str, fields: frozenset[str] | None) -> list[Changed]:
         """All that is set."""
-        names = [name for name in self._state if fields is None or name in fields]
-        parts = [self.parts(name, branch, reader, True) for name in names]
-        return [Changed(name, DELETE, self._state.raw(name), found) for name, found in zip(names, parts, strict=True)]
+        del branch
+        found = []
+        for name in [name for name in self._state if fields is None or name in fields]:
+            of = self._fields.folded(name)
+            parts = of and Parts(of.reducer.shape, tuple(self._fields.news(name, self._log, 0, reader).parts))
+            found.append(Changed(name, DELETE, self._state.raw(name), parts))
+        return found
 
     def permits(self, node: str, option: str) -> frozenset[str] | None:
         """The fields that a node `"reads"` or `"writes"`; None for all."""
         return _permitted(self._nodes[node], option)
 
     def looked(self, look: Look) -> None:
-        """Nobody counts."""
+        """Nothing is counted."""
 
 
-def reads_of(nodes: Mapping[str, Node], log: PersistentVector[Entry], first: int) -> list[Read]:
-    """What nodes have read whole, by the commits of a run.
+class Sent:
+    """What nodes have got of a run, in tokens. All of it is made again from the commits.
 
     Args:
-        nodes: the nodes of the graph.
+        fields: the parts of the fields.
         log: the commits.
-        first: the place of the first one that counts.
+        count: counts the tokens of a text.
     """
-    found: list[Read] = []
-    for place in range(first, len(log)):
-        entry = log[place]
-        node = nodes.get(entry.commit.node)
-        if node is not None and entry.parents:
-            before = log[entry.parents[0]].state
-            found += [Read(node.name, *one) for one in _plain_inputs(node, before)]
-    return found
+
+    def __init__(self, fields: Fields, log: PersistentVector[Entry], count: Count) -> None:
+        self._sizes = Sizes(count)
+        self._fields = fields.fresh(self._sizes.part)
+        self._log = log
+
+    def looked(self, looks: Iterable[Look]) -> Iterator[Read]:
+        """What views have shown."""
+        for node, name, view, place in looks:
+            index = self._fields.index(view.field, self._log, place)
+            shape = shape_in(self._fields.schema, view.field)
+            value = self._log[place].state.raw(view.field, DELETE)
+            if index is None:
+                shape, parts = chosen_plainly(view, value, shape)
+            else:
+                parts = chosen(view, shape, index, node, partial(self._fields.news, view.field, self._log, place, node))
+            if view.last_step == "then":
+                sent = self._sizes.whole(_kept(shown(view, shape, parts, "entries")))
+            elif index is None or shape == "amount":
+                sent = self._sizes.parts(shape, parts)
+            else:
+                sent = sum([part.weight for part in parts])
+            yield Read(node, name, repr(view), sent, self._whole(view.field, place, value))
+
+    def read(self, nodes: Mapping[str, Node], first: int) -> Iterator[Read]:
+        """What nodes have read whole, by the commits of a run.
+
+        Args:
+            nodes: the nodes of the graph.
+            first: the place of the first commit that counts.
+        """
+        for place in range(first, len(self._log)):
+            entry = self._log[place]
+            node = nodes.get(entry.commit.node)
+            if node is not None and entry.parents:
+                before = entry.parents[0]
+                state = self._log[before].state
+                for name, field in _plain_inputs(node, state):
+                    size = self._whole(field, before, state.raw(field))
+                    yield Read(node.name, name, None, size, size)
+
+    def _whole(self, field: str, place: int, value: Any) -> int:
+        """The tokens of a whole field."""
+        of = self._fields.folded(field)
+        if of is None or of.reducer.shape == "amount":
+            return self._sizes.whole(value)
+        index = self._fields.index(field, self._log, place)
+        return 0 if index is None else index.weight
 
 
-def _plain_inputs(node: Node, state: ImmutableState) -> list[tuple[str, Any]]:
-    """What a node has read of a state without a view: its own name and the value."""
+def _kept(result: object) -> Any:
+    """What a function has made of a view, as far as its size can be told."""
+    try:
+        return freeze(result)
+    except (TypeError, ValueError):  # the node may get what no state could hold
+        return repr(result)
+
+
+def _plain_inputs(node: Node, state: ImmutableState) -> list[tuple[str, str]]:
+    """What a node has read of a state without a view: its own name and the field."""
     if isinstance(node, MapNode):
         over = state.raw(node.over, None)
         return _plain_inputs(node.inner, state) * (len(over) if isinstance(over, Sized) else 0)
@@ -163,7 +292,7 @@ def _plain_inputs(node: Node, state: ImmutableState) -> list[tuple[str, Any]]:
         given = [(one.name, one.field) for one in node.inputs if one.readable and not one.view and not one.made]
     else:
         given = []
-    return [(name, state.raw(field)) for name, field in given if field in state]
+    return [(name, field) for name, field in given if field in state]
 
 
 def _is_news(parts: Parts, before: Any, after: Any) -> bool:

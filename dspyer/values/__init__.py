@@ -14,6 +14,7 @@ from dspyer.values._lists import FrozenList
 from dspyer.values._opaque import Opaque, opaque_in
 from dspyer.values._persistent import SMALL, PersistentMap, PersistentVector, as_map
 from dspyer.values._refusals import MAX_DEPTH, TooDeepError, advise, refuse_depth, refuse_key
+from dspyer.values._rows import Row
 from dspyer.values._same import same
 from dspyer.values._scalars import PLAIN, SCALARS
 from dspyer.values._sets import FrozenSet
@@ -31,6 +32,7 @@ __all__ = [
     "Path",
     "PersistentMap",
     "PersistentVector",
+    "Row",
     "TooDeepError",
     "advise",
     "as_map",

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from dspyer import DELETE, END, START, Command, Conflict, Graph, Replace, Send, Updates, errors, limit, reducers
 from dspyer.scheduler.lineage import Entry
-from dspyer.scheduler.provenance import Folded, parts_of
+from dspyer.scheduler.indexing import Folded, Indexes
 from dspyer.scheduler.runstate import Execution
 from dspyer.schema import Schema
 
@@ -143,7 +143,7 @@ def test_views_and_replayed_patches_show_what_the_state_holds(
 ) -> None:
     log = list(simulated(edges, policy, seed, marks).run.log)
     for field, reducer in (("code", reducers.update), ("said", reducers.add_messages)):
-        parts = parts_of(log, [len(log) - 1], Folded(field, reducer, whole=True), "nobody").parts
+        parts = Indexes(Folded(field, reducer, whole=True)).at(log, len(log) - 1).row
         shown = {part.key: part.value if field == "code" else part.value["content"] for part in parts}
         assert shown == entries(field, log[-1].state[field])
 

@@ -86,7 +86,7 @@ SHOWN: dict[str, tuple[View, Any, list[Any]]] = {
     "then": (view("log").new().then(len), int, [2, 2]),
     "text": (view("notes").new(), str, ["START: first\nann: a1\nbob: b1", "ann: a2\nbob: b2"]),
     "text or None": (view("log").new().last(1), str | None, ["bob: b1", "bob: b2"]),
-    "text of one": (view("log").by("ann"), str, ["a1", "a1\na2"]),
+    "text of one": (view("log").by("ann"), str, ["- a1", "- a1\n- a2"]),
     "text of two": (view("log").by("ann", "bob").last(2), str, ["ann: a1\nbob: b1", "ann: a2\nbob: b2"]),
     "text of keys": (view("owners").new(), str, ["a1: x\nlead: bob\nb1: x", "a2: x\nlead: bob\nb2: x"]),
     "keys": (
