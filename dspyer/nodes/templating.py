@@ -14,9 +14,9 @@ from dspyer.bond.filling import FILLING, can_fill, own_texts, predictors_in
 from dspyer.nodes.base import Call
 from dspyer.nodes.names import listed, no_field
 from dspyer.nodes.spec import Spec
-from dspyer.scheduler.lineage import lineage
 from dspyer.scheduler.run_values import run_value, run_value_problem
 from dspyer.scheduler.runstate import Branch, RunState
+from dspyer.scheduler.tallies import wrote
 from dspyer.templates import NO_TEMPLATES, RUN, Fill, Made, Templates, filled, is_template, names_in
 from dspyer.values import thaw
 from dspyer.views import Form
@@ -81,7 +81,7 @@ def value_of_run(name: str, call: Call) -> int | str | None:
     if found is None:
         return None
     run, branch = found
-    return run_value(name, run.topology, run.log, branch)
+    return run_value(name, run.topology, branch)
 
 
 def _run_of(call: Call) -> tuple[RunState, Branch] | None:
@@ -101,8 +101,7 @@ def _never_written(field: str, call: Call) -> bool:
     known = run.topology.schema.fields.get(field)
     if known is None or known.fixed_default is not None:
         return False  # somebody has given it
-    behind = [run.log[place] for place in lineage(run.log, [branch.head])]
-    return not any(entry.parents and field in entry.commit.patch for entry in behind)
+    return wrote(field) not in branch.tally
 
 
 def made_for(source: Made, form: Form, call: Call) -> Any:

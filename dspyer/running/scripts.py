@@ -70,7 +70,7 @@ def _node_script(session: Session, execution: Execution, runner: Runner) -> Scri
 def _warned(session: Session, execution: Execution, updates: Mapping[str, object]) -> Mapping[str, object]:
     """What a node writes, its turn with a warning where the run comes near its limit."""
     node, topology = session.blueprint.nodes[execution.node], session.blueprint.topology
-    remaining = run_value("run.remaining", topology, session.run.log, execution.branch)
+    remaining = run_value("run.remaining", topology, execution.branch)
     warn_at = session.blueprint.warn_at
     if not isinstance(node, ModuleNode) or warn_at is None or not isinstance(remaining, int) or remaining > warn_at:
         return updates

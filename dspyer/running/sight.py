@@ -65,9 +65,8 @@ class Fields:
         if found is None or found.reducer is None or found.reducer.parts is None:
             return None
         drops = found.limit is not None and found.limit.full == "drop_oldest"
-        fold = partial(self.schema.fold, field) if drops else None
         live = found.live is not None
-        return Folded(field, found.reducer, found.fixed_default, self._given, self._prefix, live, fold, self._weigh)
+        return Folded(field, found.reducer, found.fixed_default, self._given, self._prefix, live, drops, self._weigh)
 
     def log(self, log: Log, field: str) -> Log:
         """The commits of the run, with those behind it.

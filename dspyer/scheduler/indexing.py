@@ -6,6 +6,7 @@ as the last parts or those of one author, costs by the answer and not by the his
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush
@@ -18,7 +19,6 @@ from dspyer.scheduler.lineage import Entry, Log, Own, divergence, lineage
 from dspyer.scheduler.provenance import Part, Parts, whole_of
 from dspyer.values import FrozenDict, FrozenList, PersistentMap, Row, freeze, same
 
-_MISSING: Any = object()
 _NONE: PersistentMap[Any, Any] = PersistentMap()
 
 
@@ -33,8 +33,7 @@ class Folded(NamedTuple):
             nothing.
         prefix: what stands before the ids of the commits of the run.
         live: whether posts are folded as they arrived.
-        fold: folds an update as a commit does, `(current, update) -> new`, where a limit drops the oldest parts; else
-            None.
+        limited: whether a limit drops the oldest parts.
         weigh: gives the size of a part, where sizes are counted.
     """
 
@@ -44,7 +43,7 @@ class Folded(NamedTuple):
     whole: bool = False
     prefix: str = ""
     live: bool = False
-    fold: Callable[[Any, Any], Any] | None = None
+    limited: bool = False
     weigh: Callable[[str, Part], int] | None = None
 
 
@@ -138,10 +137,10 @@ class Indexes:
             entry = log[here]
             parents = () if behind is not None and not here else entry.parents
             index = self._after(log, here, entry, index, parents)
-            if entry.tally is not None or self.of.live:
+            if _parts_ways(entry) or self.of.live:
                 known[here] = index
             for parent in entry.parents:
-                if parent in known and not self.of.live and log[parent].tally is None:
+                if parent in known and not self.of.live and not _parts_ways(log[parent]):
                     del known[parent]  # it has one commit behind it, which has an index now
         known[place] = index
         return index
@@ -155,9 +154,10 @@ class Indexes:
         if len(parents) > 1:
             made = self._joined(log, place, parents, made)
         if touched:
-            made.commit(log, place, entry.parents)
-        if self.of.fold is not None:
-            made.keep(len(entry.state.raw(field, None) or ()))
+            made.commit(log, place)
+        if self.of.limited:
+            once = len(parents) < 2 and not isinstance(entry.commit.patch[field], Updates)
+            made.keep(entry.state.raw(field, DELETE), once)
         return made.done()
 
     def _joined(self, log: Log, place: int, parents: tuple[int, ...], made: _Making) -> _Making:
@@ -177,13 +177,12 @@ class Indexes:
                 lowest = item.mask & -item.mask
                 firsts[lowest.bit_length() - 1].append(item)
         before: list[Own] = []
-        value = log[parents[0]].state.raw(field, DELETE)
         for bit, items in enumerate(firsts):
             beside = [item for item in before if not item.mask >> bit & 1]
             reset = any(_resets(log[item.place].commit.patch[field]) for item in (*beside, *items))
             if bit and not (beside and reset):  # else both sides agree, or the join has decided, which is its patch
                 for item in items:
-                    value = made.commit(log, item.place, log[item.place].parents, parallel=True, value=value)
+                    made.commit(log, item.place, parallel=True)
             before += items
         return made
 
@@ -205,30 +204,17 @@ class _Making:
         """The index."""
         return Index(self.row, self.end, self.owners, self.keys, self.sums, self.calls, self.results, self.weight)
 
-    def commit(
-        self, log: Log, place: int, parents: tuple[int, ...], *, parallel: bool = False, value: Any = _MISSING
-    ) -> Any:
-        """Adds what a commit brought; gives the value that the field has then, where a limit must be kept.
+    def commit(self, log: Log, place: int, *, parallel: bool = False) -> None:
+        """Adds what a commit brought.
 
         Args:
             log: the commits.
             place: the place of the commit.
-            parents: those that it builds on.
             parallel: whether it belongs to another branch than what is here.
-            value: the value of the field before; by default the one in the state that the commit builds on.
         """
         of = self._of
-        updates = single(log[place].commit.patch[of.field])
-        counted = of.fold is not None and (parallel or len(updates) > 1)
-        if counted and value is _MISSING:
-            value = log[parents[0]].state.raw(of.field, DELETE) if parents else DELETE
-        for number, one in enumerate(updates):
-            first = of.whole and not place and not number
-            self.add(log, place, one, first=first, parallel=parallel)
-            if counted and of.fold is not None:
-                value = _value(of, one) if first else of.fold(value, one)
-                self.keep(len(value) if value is not DELETE and value is not None else 0)
-        return value
+        for number, one in enumerate(single(log[place].commit.patch[of.field])):
+            self.add(log, place, one, first=of.whole and not place and not number, parallel=parallel)
 
     def by_arrival(self, log: Log, places: Iterable[int]) -> None:
         """Adds what commits brought to a live field, each update when it arrived."""
@@ -259,11 +245,13 @@ class _Making:
         of = self._of
         reset, found = parts_in(of, update, first)
         if reset:
-            self.row, self.end, self.owners, self.keys, self.sums, self.calls, self.results, self.weight = EMPTY
-        winner = log[place].winners.get((of.field,), place)
-        author, at = log[winner].commit, name_at(log, place, of.prefix)
-        name = name_at(log, winner, of.prefix)
+            self._clear()
+        winners, at = log[place].winners, name_at(log, place, of.prefix)
+        author, name = log[place].commit, at
         for key, value in found:
+            if winners:
+                winner = winners.get((of.field, key), winners.get((of.field,), place))
+                author, name = log[winner].commit, name_at(log, winner, of.prefix)
             known = None if key is None else self.keys.get(key)
             if known is None:
                 self._put(Part(value, key, author.node, name, at, (), author.node, self.end))
@@ -327,10 +315,25 @@ class _Making:
         if gone and part.key is not None:
             self.keys = self.keys.discard(part.key)
 
-    def keep(self, count: int) -> None:
-        """Drops the oldest parts above a number, as a limit did."""
-        while len(self.row) > count:
-            self._drop(next(iter(self.row)))
+    def keep(self, value: Any, once: bool) -> None:
+        """Drops what a limit has dropped.
+
+        Args:
+            value: what the field holds, frozen.
+            once: whether that was one update, which drops nothing that it brings again.
+        """
+        held = [] if once or self._shape not in ("keys", "messages") else list(whole_of(value, self._of.reducer))
+        if not held:
+            for part in list(itertools.islice(self.row, max(len(self.row) - _count(value), 0))):
+                self._drop(part)
+        elif [key for key, _ in held] != [part.key for part in self.row]:  # a key that was dropped may come again
+            parts = {part.key: part for part in self.row}
+            self._clear()
+            for key, item in held:
+                self._put((parts.get(key) or Part(item, key, "", ""))._replace(place=self.end))
+
+    def _clear(self) -> None:
+        self.row, self.end, self.owners, self.keys, self.sums, self.calls, self.results, self.weight = EMPTY
 
 
 _NO_PARTS: Row[Part] = Row()
@@ -355,6 +358,10 @@ def parts_in(of: Folded, update: Any, first: bool) -> tuple[bool, Iterable[tuple
     return False, of.reducer.parts(update)
 
 
+def _count(value: Any) -> int:
+    return 0 if value is DELETE or value is None else len(value)
+
+
 def _value(of: Folded, update: Any) -> Any:
     value = of.default if update is DELETE else update.value if isinstance(update, Replace) else update
     return value if value is DELETE else freeze(value)
@@ -374,6 +381,11 @@ def name_at(log: Log, place: int, prefix: str) -> str:
     """
     name = log[place].commit.id
     return f"{prefix}{name}" if place >= 0 else name
+
+
+def _parts_ways(entry: Entry) -> bool:
+    """Whether branches part behind a commit."""
+    return len(entry.commit.route) > 1
 
 
 def _run_of(commit_id: str) -> str:

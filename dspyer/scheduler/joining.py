@@ -11,6 +11,7 @@ from dspyer.merge import Conflict, Resolve, merge_values
 from dspyer.patch import DELETE, Replace, apply_value
 from dspyer.reducers import Keyed, Updates
 from dspyer.scheduler.lineage import Keys, Log, Obstacle, Own, Resolution, divergence, last_writer, reach, value_at
+from dspyer.scheduler.tallies import Tally, noted
 from dspyer.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values import FrozenDict, FrozenList, PersistentMap, same, thaw
@@ -54,7 +55,7 @@ class Merged(NamedTuple):
     patch: dict[str, Any]
     conflicts: tuple[MergedConflict, ...]
     winners: dict[Keys, int]
-    tally: PersistentMap[Any, int]
+    tally: Tally
     resolutions: tuple[Resolution, ...] = ()
 
 
@@ -469,14 +470,19 @@ class Join:
             patch[field] = Replace(state.raw(field)) if gone else keyed.made(values)  # no update takes a key away
         return patch
 
-    def _tally(self, own: list[Own]) -> PersistentMap[Any, int]:
-        tally = self.base.tally
-        assert tally is not None  # branches that join have parted at the base
-        grown: dict[Any, int] = {}
+    def _tally(self, own: list[Own]) -> Tally:
+        assert self.base.tally is not None  # branches that join have parted at the base
+        tally = parted = self.base.tally
+        grown: dict[Any, Any] = {}
+
+        def before(key: Any, none: int) -> Any:
+            return grown.get(key) or parted.get(key, none)
+
         for item in own:
             commit = self.log[item.place].commit
             for key in (commit.node, commit.branch):
                 grown[key] = (grown.get(key) or tally.get(key, 0)) + 1
+            grown |= noted(commit, self.schema.nullable, before)
         if len(grown) > len(tally):
             return PersistentMap({**dict(tally.items()), **grown})
         for key, count in grown.items():

@@ -15,8 +15,9 @@ from dspyer.events import Commit, MergedConflict
 from dspyer.merge import Conflict
 from dspyer.patch import DELETE
 from dspyer.reducers import Updates
+from dspyer.scheduler.tallies import Tally
 from dspyer.state import ImmutableState
-from dspyer.values import FrozenDict, PersistentMap, same
+from dspyer.values import FrozenDict, same
 
 Keys = tuple[Any, ...]
 
@@ -46,8 +47,8 @@ class Entry(NamedTuple):
         commit: the commit as users see it.
         state: the state after it.
         parents: places of the parents in the log.
-        tally: how often each node has committed in this lineage, and how many commits each branch path has; kept where
-            branches part, since only a join needs it.
+        tally: how often each node has committed in this lineage, how many commits each branch path has, and what else
+            is known of it; kept where branches part, since only a join needs it.
         winners: for a join, the place in the log of the commit that wrote each resolved value.
         conflicts: for a join, the conflicts that were resolved.
         resolutions: for a join, what the merge policies decided, in the order in which they were asked.
@@ -56,7 +57,7 @@ class Entry(NamedTuple):
     commit: Commit
     state: ImmutableState
     parents: tuple[int, ...]
-    tally: PersistentMap[Any, int] | None
+    tally: Tally | None
     winners: Mapping[Keys, int] = FrozenDict()
     conflicts: tuple[MergedConflict, ...] = ()
     resolutions: tuple[Resolution, ...] = ()

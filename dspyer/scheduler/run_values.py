@@ -1,4 +1,4 @@
-"""Run values: what a run knows of itself, computed from the commits behind a branch. Nothing of it is stored.
+"""Run values: what a run knows of itself, from the commits behind a branch. They are counted as commits are made.
 
 - `run.count`: how many nodes have run in the lineage of the branch.
 - `run.remaining`: how many steps are left for it after this one, up to `max_steps`.
@@ -13,26 +13,25 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from dspyer.errors import suggestion
-from dspyer.scheduler.lineage import Log, lineage
 from dspyer.scheduler.runstate import Branch
+from dspyer.scheduler.tallies import CALLS, REASON, calls_of
 from dspyer.scheduler.topology import Topology
 
 OF_RUN = ("count", "remaining", "routing_reason")
-OF_NODE = ("visits", "calls", "tool_calls")
+OF_NODE = ("visits", *CALLS)
 
 
 def is_counted(name: str) -> bool:
-    """Whether a run value is known only if somebody counts during the run."""
+    """Whether a run value is known only if calls are counted during the run."""
     return name.endswith((".calls", ".tool_calls"))
 
 
-def run_value(name: str, topology: Topology, log: Log, branch: Branch) -> int | str | None:
+def run_value(name: str, topology: Topology, branch: Branch) -> int | str | None:
     """A run value.
 
     Args:
         name: its name, from `run.` on; one that `run_value_problem` lets pass.
         topology: the graph.
-        log: the commits.
         branch: where the reader stands, before its own commit.
 
     Returns:
@@ -42,14 +41,13 @@ def run_value(name: str, topology: Topology, log: Log, branch: Branch) -> int | 
     if rest:
         if rest[0] == "visits":
             return int(branch.tally.get(first, 0))
-        commits = [log[place].commit for place in lineage(log, [branch.head])]
-        return sum([commit.calls[OF_NODE.index(rest[0]) - 1] for commit in commits if commit.node == first])
+        return int(branch.tally.get(calls_of(rest[0], first), 0))
     if first == "count":
         return int(sum([branch.tally.get(node, 0) for node in topology.nodes]))
     if first == "remaining":
         return max(topology.max_steps - branch.step - 1, 0)
-    reasons = [log[place].commit.reason for place in lineage(log, [branch.head])]
-    return next((reason for reason in reversed(reasons) if reason is not None), None)
+    reason: str | None = branch.tally.get(REASON)
+    return reason
 
 
 def run_value_problem(name: str, nodes: Collection[str]) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from dspyer.events import Exchange, MergedConflict, Path, Question
 from dspyer.scheduler.lineage import Entry
 from dspyer.scheduler.rounds import Round
+from dspyer.scheduler.tallies import Tally
 from dspyer.scheduler.topology import Topology
 from dspyer.state import ImmutableState
 from dspyer.values import FrozenDict, PersistentMap, PersistentVector
@@ -46,7 +47,7 @@ class Branch(NamedTuple):
         head: place of its last commit in the log, -1 before the first.
         id: the id of that commit.
         step: the step of that commit, -1 before the first.
-        tally: commits per node and per path in its lineage.
+        tally: commits per node and per path in its lineage, and what else is known of that.
     """
 
     path: Path
@@ -55,7 +56,7 @@ class Branch(NamedTuple):
     head: int
     id: str
     step: int
-    tally: PersistentMap[Any, int]
+    tally: Tally
 
 
 class Group(NamedTuple):

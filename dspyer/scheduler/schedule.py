@@ -42,6 +42,7 @@ from dspyer.scheduler.runstate import (
     path_of,
     path_text,
 )
+from dspyer.scheduler.tallies import noted
 from dspyer.scheduler.topology import END, START, Topology
 from dspyer.state import ImmutableState
 from dspyer.values import PersistentMap, PersistentVector
@@ -170,6 +171,9 @@ def advance(run: RunState, execution_id: str, outcome: Transition | Asking | Bas
     )
     if topology.schema.limited:
         commit = commit._replace(sizes=topology.schema.sizes(outcome.patch, outcome.state))
+    more = noted(commit, topology.schema.nullable, tally.get)
+    if more:
+        tally = tally.update(more)
     entry = Entry(commit, outcome.state, (branch.head,) if step else (), tally if len(targets) > 1 else None)
     moved = Branch(path, branch.spots, outcome.state, place, execution.id, step, tally)
     log = log.append(entry)
@@ -211,7 +215,8 @@ def amend(run: RunState, commit: Commit, state: ImmutableState) -> RunState:
         state: the state after it.
     """
     (branch,) = live_branches(run)
-    moved = branch._replace(state=state, head=len(run.log), id=commit.id, step=commit.step)
+    tally = branch.tally.update(noted(commit, run.topology.schema.nullable, branch.tally.get))
+    moved = branch._replace(state=state, head=len(run.log), id=commit.id, step=commit.step, tally=tally)
     running = {name: execution._replace(branch=moved) for name, execution in run.running.items()}
     return run._replace(
         log=run.log.append(Entry(commit, state, (branch.head,), None)),

@@ -40,6 +40,7 @@ class Schema:
         fields: the fields by name, in the order of the model.
         live: those whose posts running siblings see at once.
         limited: those with a limit.
+        nullable: those whose default is None.
         shown: how errors show a value.
 
     Example:
@@ -53,7 +54,7 @@ class Schema:
         {'words': 12}
     """
 
-    __slots__ = ("_view", "fields", "limited", "live", "model", "shown")
+    __slots__ = ("_view", "fields", "limited", "live", "model", "nullable", "shown")
 
     def __init__(
         self,
@@ -67,6 +68,7 @@ class Schema:
         self.fields = fields
         self.live: Mapping[str, Live] = {name: field.live for name, field in fields.items() if field.live is not None}
         self.limited = frozenset(name for name, field in fields.items() if field.limit is not None)
+        self.nullable = frozenset(name for name, field in fields.items() if field.fixed_default is None)
         self._view = view
 
     @classmethod

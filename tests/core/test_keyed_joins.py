@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from dspyer import DELETE, END, START, Command, Conflict, Graph, Replace, Send, Updates, errors, limit, reducers
-from dspyer.scheduler.lineage import Entry
 from dspyer.scheduler.indexing import Folded, Indexes
+from dspyer.scheduler.lineage import Entry
 from dspyer.scheduler.runstate import Execution
 from dspyer.schema import Schema
 

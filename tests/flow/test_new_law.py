@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from functools import partial
 from typing import Annotated, Any
 
 import pytest
@@ -41,8 +40,7 @@ FIELDS = ("items", "single", "keys", "names", "count", "short", "recent")
 def folded(field: str) -> Folded:
     known = SCHEMA.fields[field]
     assert known.reducer is not None
-    fold = partial(SCHEMA.fold, field) if known.limit is not None else None
-    return Folded(field, known.reducer, known.fixed_default, True, "", False, fold)
+    return Folded(field, known.reducer, known.fixed_default, True, limited=known.limit is not None)
 
 
 def looked(indexes: Indexes, outcome: Outcome, place: int) -> Parts:
