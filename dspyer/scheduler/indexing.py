@@ -246,12 +246,14 @@ class _Making:
         reset, found = parts_in(of, update, first)
         if reset:
             self._clear()
-        winners, at = log[place].winners, name_at(log, place, of.prefix)
-        author, name = log[place].commit, at
+        winners, here = log[place].winners, name_at(log, place, of.prefix)
+        author, name, at = log[place].commit, here, here
         for key, value in found:
             if winners:
-                winner = winners.get((of.field, key), winners.get((of.field,), place))
+                by_key = (of.field, key) in winners
+                winner = winners.get((of.field, key) if by_key else (of.field,), place)
                 author, name = log[winner].commit, name_at(log, winner, of.prefix)
+                at = name if by_key else here  # who has seen the commit that won has seen the value
             known = None if key is None else self.keys.get(key)
             if known is None:
                 self._put(Part(value, key, author.node, name, at, (), author.node, self.end))
