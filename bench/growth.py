@@ -10,9 +10,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
 
 from bench.machine import calibrate, describe, spread
+from dspyer.stores.base import Point, Snapshot, Store
+from dspyer.stores.content import Content
+from dspyer.stores.memory import Memory
+from dspyer.stores.sqlite import SQLite
+from dspyer.testing.store_samples import begin
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,61 @@ class Growth:
     goal: float | None = None
 
 
-ROWS: list[Growth] = []
+DELETED = 20
+
+
+def deleting(make: Callable[[Path, int], Store]) -> Callable[[int], float]:
+    """Removes single threads beside many others, as `delete` does."""
+
+    def measure(size: int) -> float:
+        with TemporaryDirectory() as folder, make(Path(folder), size) as store:
+            for number in range(size):
+                store.write(begin(f"other {number}", f"o{number}", 2))
+            for number in range(DELETED):
+                store.write(begin(f"t{number}", f"r{number}", 2))
+            start = perf_counter()
+            for number in range(DELETED):
+                store.remove([f"t{number}"])
+            return (perf_counter() - start) / DELETED
+
+    return measure
+
+
+def evicting(size: int) -> float:
+    """Makes threads in a store that keeps no more than there are: each removes the oldest one."""
+    store = Memory(max_threads=size)
+    for number in range(size):
+        store.write(begin(f"t{number}", f"r{number}", 2)._replace(lease=0.0))
+    start = perf_counter()
+    for number in range(DELETED):
+        store.write(begin(f"new {number}", f"n{number}", 2)._replace(lease=0.0))
+    return (perf_counter() - start) / DELETED
+
+
+def pruning(size: int) -> float:
+    """Releases a thread that has become longer than `max_commits`, beside many others."""
+    store = Memory(max_commits=20)
+    for number in range(size):
+        store.write(begin(f"t{number}", f"r{number}", 2)._replace(lease=0.0))
+    head: list[Point] = []
+    start = perf_counter()
+    for number in range(DELETED):
+        change = begin("hot", f"h{number}", 10, *head, epoch=number)
+        head = [Point(f"h{number}", 9)]
+        store.write(change._replace(lease=0.0, snapshot=Snapshot(head[0], Content(None))))
+    return (perf_counter() - start) / DELETED
+
+
+def _sqlite(folder: Path, _: int) -> Store:
+    return SQLite(folder / "runs.db")
+
+
+ROWS: list[Growth] = [
+    Growth("delete one of N threads, in memory", (100, 1_000, 10_000), deleting(lambda *_: Memory()), 3),
+    Growth("delete one of N threads, in SQLite", (100, 1_000, 10_000), deleting(_sqlite), 3),
+    Growth("begin a thread in Memory(max_threads=N)", (100, 1_000, 10_000), evicting, 3),
+    Growth("a run of 10 rows in Memory(max_commits=20), beside N threads", (100, 1_000, 10_000), pruning, 3),
+]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
 from dspyer.errors import DspyerError, StoreError
-from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store, Swept, ThreadRow
+from dspyer.stores.base import NO_EPOCHS, Change, Point, Row, RunRow, Snapshot, Store, Swept, ThreadRow
 
 T = TypeVar("T")
 
@@ -62,15 +62,16 @@ class Guarded(Store):
         """Where it is."""
         return self.store.address
 
-    def write(self, change: Change) -> None:
+    def write(self, change: Change) -> int:
         """Applies a change."""
         try:
-            self.store.write(change)
+            epoch = self.store.write(change)
         except DspyerError:
             raise
         except Exception as error:
             raise failed(self.store, error) from error
         self.notice(change)
+        return epoch
 
     def write_now(self, change: Change) -> bool:
         """Applies a change if that needs no waiting."""
@@ -112,9 +113,9 @@ class Guarded(Store):
         """The last snapshot at or before a row."""
         return guarded(self.store, lambda: self.store.snapshot(at))
 
-    def remove(self, threads: Collection[str] = ()) -> Swept:
+    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> Swept:
         """Removes threads."""
-        return guarded(self.store, lambda: self.store.remove(threads))
+        return guarded(self.store, lambda: self.store.remove(threads, epochs))
 
     def disown(self, thread: str) -> Swept:
         """Removes what a thread does not reach."""

@@ -96,7 +96,7 @@ class Journal:
     Args:
         store: where to.
         thread: the thread that the run belongs to; `""` for a run that no thread stands at.
-        epoch: the epoch in which this run owns the thread.
+        epoch: the epoch in which this run owns the thread; 0 as long as it does not, see `owns`.
         run: the id of the run.
         seq: the number of its next row.
         durability: when rows are written.
@@ -134,6 +134,15 @@ class Journal:
             forms: what is known of the forms of earlier states.
         """
         self.tail, self.forms = tail, forms
+
+    def owns(self, epoch: int) -> None:
+        """Writes as the owner of the thread from now on.
+
+        Args:
+            epoch: the epoch in which the run owns it.
+        """
+        with self._lock:
+            self.epoch = epoch
 
     def wants_snapshot(self, rows: int, ended: bool = False) -> bool:
         """Whether a snapshot is due with the next rows.
@@ -236,7 +245,7 @@ class Journal:
             return False
         return waiting.count >= BATCH_SIZE or monotonic() - waiting.since >= BATCH_SECONDS
 
-    def _send(self, write: Callable[[Change], bool | None]) -> bool:
+    def _send(self, write: Callable[[Change], object]) -> bool:
         """Writes what waits, and says whether that was done: `write` may say no. The lock is held."""
         waiting = self._waiting
         if not waiting.count:
@@ -285,7 +294,7 @@ class Journal:
             lease: seconds.
         """
         with self._lock:
-            if self.broken is not None or self._released:
+            if self.broken is not None or self._released or not self.epoch:
                 return
             try:
                 self.store.write(Change(self.thread, self.epoch, lease=lease))
@@ -313,8 +322,8 @@ class Journal:
             if late:
                 Thread(target=self.leave, name="dspyer-leave").start()
 
-    def _leave(self, write: Callable[[Change], bool | None]) -> None:
-        if self._released or not self.thread:
+    def _leave(self, write: Callable[[Change], object]) -> None:
+        if self._released or not self.epoch:
             return
         change = Change(self.thread, self.epoch, lease=0.0)
         if self.broken is None and self._waiting.count:  # what has waited until now

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dspyer.errors import ConcurrentRunError
@@ -18,12 +18,14 @@ class Found(NamedTuple):
         run: the run of the id of the change's `run`.
         last: the number of the last row of `rows_of`, -1 if it has none; None if there is no such run.
         rows: those of the rows of `rows_of` that have the numbers of the change's rows.
+        fence: the largest epoch of all threads that were ever removed, for a thread that is to be made.
     """
 
     thread: ThreadRow | None = None
     run: RunRow | None = None
     last: int | None = None
     rows: Sequence[Row] = ()
+    fence: int = 0
 
 
 class Admitted(NamedTuple):
@@ -49,7 +51,8 @@ def admit(change: Change, found: Found) -> Admitted | None:
 
     Raises:
         ConcurrentRunError: the thread has another epoch, or a row or run of that name is another one.
-        ValueError: rows with a gap before or between them, or rows of a run that is not there.
+        ValueError: rows with a gap before or between them, rows of a run that is not there, or a next epoch that is
+            not larger.
     """
     if change.thread and change.epoch != (found.thread.epoch if found.thread else 0):
         if found.thread is not None and _was_written(change, found, found.thread):
@@ -58,12 +61,35 @@ def admit(change: Change, found: Found) -> Admitted | None:
     begins = change.run is not None and found.run is None
     if change.run is not None and found.run is not None and not same_run(change.run, found.run):
         raise ConcurrentRunError(f"run {change.run.id!r} is there already, begun by somebody else: nothing was written")
-    return Admitted(epoch_after(change), begins, _new_rows(change, found))
+    return Admitted(_epoch_after(change, found.fence), begins, _new_rows(change, found))
 
 
-def epoch_after(change: Change) -> int:
-    """The epoch that the thread has after a change."""
-    return (change.epoch or 1) if change.next_epoch is None else change.next_epoch
+def check_epochs(found: Mapping[str, int], epochs: Mapping[str, int]) -> None:
+    """Refuses the removal of threads that others have got meanwhile.
+
+    Args:
+        found: by name, the epochs that threads have.
+        epochs: by name, the epochs that they must have, if they are there.
+
+    Raises:
+        ConcurrentRunError: if one has another epoch.
+    """
+    for name, epoch in epochs.items():
+        if found.get(name, epoch) != epoch:
+            raise ConcurrentRunError(
+                f"thread {name!r} was taken over by another run: it has epoch {found[name]}, this call knows {epoch}. "
+                "Nothing was removed. Wait for the other run's end, or remove the thread with take_over=True"
+            )
+
+
+def _epoch_after(change: Change, fence: int) -> int:
+    if not change.epoch:
+        return fence + 1
+    if change.next_epoch is None:
+        return change.epoch
+    if change.next_epoch <= change.epoch:
+        raise ValueError(f"next_epoch={change.next_epoch} is not larger than epoch {change.epoch}: nothing was written")
+    return change.next_epoch
 
 
 def same_run(left: RunRow, right: RunRow) -> bool:
@@ -82,7 +108,9 @@ def same_row(left: Row, right: Row) -> bool:
 
 def _was_written(change: Change, found: Found, thread: ThreadRow) -> bool:
     owner = change.owner if change.lease else None
-    if thread.epoch != epoch_after(change) or not (change.rows or change.run or owner):
+    if not (change.rows or change.run or owner):
+        return False
+    if change.epoch and thread.epoch != (change.epoch if change.next_epoch is None else change.next_epoch):
         return False
     if (owner is not None and thread.owner != owner) or (change.head is not None and thread.head != change.head):
         return False

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 from dspyer.stores.content import Content
@@ -45,7 +46,9 @@ class ThreadRow(NamedTuple):
     Attributes:
         name: its name.
         head: the last row that belongs to it; None if it has none.
-        epoch: how often its owner or its head was changed by force; every write names the epoch that it knows.
+        epoch: its fencing token. It grows whenever another owner gets the thread, and a thread that is made again
+            under the name of a removed one begins above every epoch that was removed: no name has an epoch twice.
+            Every write names the epoch that it knows, and is refused under another one.
         owner: who works on it; None for nobody, and after a release.
         lease: seconds until the owner counts as gone, by the clock of the store; 0 or less once it has.
         root: the row at which its history begins, if older history was pruned.
@@ -106,13 +109,15 @@ class Change(NamedTuple):
     Attributes:
         thread: the thread that is changed or whose owner writes; `""` touches no thread.
         epoch: the epoch that the thread must have; 0 for a thread that must not exist yet: it is made.
-        next_epoch: the epoch that it has afterwards; None leaves it, and is 1 for a thread that is made.
+        next_epoch: the epoch that it has afterwards, a larger one; None leaves it. A thread that is made gets its
+            epoch from the store, which says what it is.
         owner: who owns it afterwards, if `lease` is given; None leaves the owner that it has.
         lease: seconds that the owner has from now; 0 releases the thread, which has no owner then; None leaves owner
             and lease.
         head: where the thread stands afterwards; None leaves it.
         root: where its history begins afterwards; None leaves it.
         run: a run to begin; the thread, if one is named, counts it.
+        runs: how many further runs the thread counts, which are not here: those of a thread that comes from a file.
         rows_of: the run that gets the rows; it is there, or is `run`.
         rows: rows to append, in the order of their numbers, the first of them next to the last one that is there.
         snapshot: a snapshot to keep.
@@ -131,6 +136,7 @@ class Change(NamedTuple):
     rows: Sequence[Row] = ()
     snapshot: Snapshot | None = None
     flush: bool = False
+    runs: int = 0
 
 
 class Swept(NamedTuple):
@@ -149,6 +155,9 @@ class Swept(NamedTuple):
     kept: Mapping[str, tuple[str, ...]]
 
 
+NO_EPOCHS: Mapping[str, int] = MappingProxyType({})
+
+
 class Store(ABC):
     """Where runs are kept. Safe for many threads of one process, and for many processes if it is shared by them.
 
@@ -163,7 +172,7 @@ class Store(ABC):
         """Where it is, for people and for opening it again: without password."""
 
     @abstractmethod
-    def write(self, change: Change) -> None:
+    def write(self, change: Change) -> int:
         """Applies a change as a whole, or nothing of it.
 
         Writing a change a second time, after an answer that got lost, does nothing: rows that are there already with
@@ -174,9 +183,13 @@ class Store(ABC):
         Args:
             change: what to do.
 
+        Returns:
+            The epoch that the thread has afterwards; 0 for a change without thread.
+
         Raises:
             ConcurrentRunError: the thread has another epoch, or a row or run of that name is another one.
-            ValueError: rows with a gap before or between them, or a row, head or snapshot of a run that is not there.
+            ValueError: rows with a gap before or between them, a row, head or snapshot of a run that is not there, or
+                a `next_epoch` that is not larger.
         """
 
     def write_now(self, change: Change) -> bool:
@@ -222,14 +235,19 @@ class Store(ABC):
         """The last snapshot of a run at or before a row; None if there is none."""
 
     @abstractmethod
-    def remove(self, threads: Collection[str] = ()) -> Swept:
-        """Removes threads and, in the same transaction, all that nothing else reaches.
+    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> Swept:
+        """Removes threads and, in the same transaction, all that they had and nothing else reaches.
 
         A thread reaches from its head back to its root (or to the first run), and all runs that were made for it; a
-        run that only a part is reached of keeps that part. The snapshots at the roots of threads are kept.
+        run that only a part is reached of keeps that part. The snapshots at the roots of threads are kept. Only the
+        threads, their runs, and what is connected with these is looked at: `dspyer.stores.reach.connected`.
 
         Args:
-            threads: names of the threads; without any, only what is unreachable already is removed.
+            threads: names of the threads; without any, the whole store is searched for what nothing reaches.
+            epochs: by name, the epochs that threads must have; the others are removed whatever their epoch is.
+
+        Raises:
+            ConcurrentRunError: a thread is there and has another epoch than `epochs` says; nothing was removed.
         """
 
     @abstractmethod

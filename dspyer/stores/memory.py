@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 from threading import RLock
-from typing import Any
+from typing import Any, NamedTuple
 
-from dspyer.stores.admission import Found, admit
-from dspyer.stores.base import Change, Owner, Point, Row, RunRow, Snapshot, Store, Swept, ThreadRow
+from dspyer.stores.admission import Admitted, Found, admit, check_epochs
+from dspyer.stores.base import NO_EPOCHS, Change, Owner, Point, Row, RunRow, Snapshot, Store, Swept, ThreadRow
 from dspyer.stores.content import Content
-from dspyer.stores.reach import Ends, Extent, Removal, disowning, removal
+from dspyer.stores.reach import Ends, Extent, Removal, connected, disowning, removal
 
 _CONTAINERS = (list, dict, tuple)
 
@@ -54,6 +54,9 @@ class Memory(Store):
         self._rows: dict[str, dict[int, Row]] = {}
         self._snapshots: dict[str, dict[int, Snapshot]] = {}
         self._blobs: dict[str, bytes] = {}
+        self._holders: dict[str, set[_Place]] = {}  # by blob, where the contents are that refer to it
+        self._network = _Network(self._threads, self._runs, self._rows)
+        self._fence = 0
 
     @property
     def address(self) -> str:
@@ -66,41 +69,50 @@ class Memory(Store):
     def __reduce__(self) -> tuple[Any, ...]:
         return Memory, self._limits
 
-    def write(self, change: Change) -> None:
+    def write(self, change: Change) -> int:
         """Applies a change."""
         with self._lock:
             thread = self._threads.get(change.thread)
             if thread is not None and self._appends(change, thread):
-                return
+                return thread.epoch
             admitted = admit(change, self._found(change, thread))
             if admitted is None:
-                return
+                return thread.epoch if thread is not None else 0
             self._check(change)
             if admitted.begins and change.run is not None:
                 self._runs[change.run.id] = _own_run(change.run)
                 self._rows[change.run.id] = {}
                 self._snapshots[change.run.id] = {}
+                self._network.begin(change.run)
             if admitted.rows:
                 self._rows[change.rows_of].update((row.seq, _own_row(row)) for row in admitted.rows)
                 for row in admitted.rows:
-                    self._keep_blobs(row.content)
+                    self._keep_blobs(row.content, _Place(change.rows_of, row.seq))
             if change.snapshot is not None:
-                self._snapshots[change.snapshot.at.run][change.snapshot.at.seq] = change.snapshot
-                self._keep_blobs(change.snapshot.content)
-            if change.thread:
-                self._threads.pop(change.thread, None)  # the last one that was written to is at the end
-                self._threads[change.thread] = self._changed(change, thread, admitted.epoch, admitted.begins)
-                self._keep_limits(change)
+                shots, seq = self._snapshots[change.snapshot.at.run], change.snapshot.at.seq
+                place = _Place(change.snapshot.at.run, seq, "snapshot")
+                before = shots.get(seq)
+                shots[seq] = change.snapshot
+                if before is not None:
+                    self._drop_blobs(before.content, place, change.snapshot.content)
+                self._keep_blobs(change.snapshot.content, place)
+            if not change.thread:
+                return 0
+            self._threads.pop(change.thread, None)  # the last one that was written to is at the end
+            self._threads[change.thread] = changed = self._changed(change, thread, admitted)
+            self._network.move(change.thread, thread and thread.head, changed.head)
+            self._keep_limits(change)
+            return admitted.epoch
 
     def _appends(self, change: Change, thread: ThreadRow) -> bool:
         """Does the usual: one row of a run of the thread's owner. Says whether it was that."""
-        name, epoch, next_epoch, owner, lease, head, root, run, rows_of, rows, snapshot, _ = change
+        name, epoch, next_epoch, owner, lease, head, root, run, rows_of, rows, snapshot, _, runs = change
         known = self._rows.get(rows_of)
         if not known or len(rows) != 1 or epoch != thread.epoch or head is None or head.run != rows_of:
             return False
         if not (next_epoch is None and owner is None and lease is None):
             return False
-        if not (root is None and run is None and snapshot is None):
+        if not (root is None and run is None and snapshot is None) or runs:
             return False
         row = rows[0]
         if row.seq != next(reversed(known)) + 1:
@@ -108,9 +120,11 @@ class Memory(Store):
         known[row.seq] = _own_row(row)
         content = row.content
         if content is not None and (content.encoded or content.beside):
-            self._keep_blobs(content)
+            self._keep_blobs(content, _Place(rows_of, row.seq))
         del self._threads[name]  # the last one that was written to is at the end
         self._threads[name] = ThreadRow(name, head, epoch, thread.owner, thread.lease, thread.root, thread.runs)
+        if thread.head is None or thread.head[0] != rows_of:
+            self._network.move(name, thread.head, head)
         return True
 
     def write_now(self, change: Change) -> bool:
@@ -139,7 +153,7 @@ class Memory(Store):
     def runs(self, thread: str) -> list[RunRow]:
         """The runs that were made for a thread, in the order in which they were begun."""
         with self._lock:
-            return [_own_run(run) for run in self._runs.values() if thread and run.thread == thread]
+            return [_own_run(self._runs[run]) for run in self._network.made(thread)]
 
     def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
         """Rows of a run in order."""
@@ -155,9 +169,9 @@ class Memory(Store):
         with self._lock:
             missing = set(ids) - self._blobs.keys()
             if missing:  # somebody may have encoded a content since it was written
-                for content in self._contents():
+                for place, content in self._contents():
                     if content.encoded and not missing.isdisjoint(content.refs):
-                        self._keep_blobs(content)
+                        self._keep_blobs(content, place)
             return {name: self._blobs[name] for name in ids if name in self._blobs}
 
     def snapshot(self, at: Point) -> Snapshot | None:
@@ -167,15 +181,18 @@ class Memory(Store):
             seq = max((seq for seq in found if seq <= at.seq), default=None)
             return None if seq is None else found[seq]
 
-    def remove(self, threads: Collection[str] = ()) -> Swept:
-        """Removes threads, and all that nothing else reaches."""
+    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> Swept:
+        """Removes threads, and all that they had and nothing else reaches."""
         with self._lock:
-            return self._sweep(removal(self._ends(), self._extents(), frozenset(threads)))
+            check_epochs({name: self._threads[name].epoch for name in epochs if name in self._threads}, epochs)
+            gone = frozenset(threads)
+            near = connected(self._network, gone) if gone else (self._ends(), self._extents())
+            return self._sweep(removal(*near, gone))
 
     def disown(self, thread: str) -> Swept:
         """Removes what was made for a thread and lies outside of what it reaches from its head."""
         with self._lock:
-            return self._sweep(disowning(self._ends(), self._extents(), thread))
+            return self._sweep(disowning(*connected(self._network, [thread]), thread))
 
     def drop_snapshots(self) -> None:
         """Removes all snapshots but those at the roots of threads."""
@@ -183,8 +200,7 @@ class Memory(Store):
             roots = {thread.root for thread in self._threads.values()}
             for run, found in self._snapshots.items():
                 for seq in [seq for seq in found if Point(run, seq) not in roots]:
-                    del found[seq]
-            self._sweep_blobs()
+                    self._drop_snapshot(run, seq)
 
     def vacuum(self) -> None:
         """Does nothing: there are no gaps."""
@@ -204,14 +220,13 @@ class Memory(Store):
         run = None if change.run is None else self._runs.get(change.run.id)
         rows = self._rows.get(change.rows_of)
         if not change.rows or rows is None:
-            return Found(thread, run)
+            return Found(thread, run, fence=self._fence)
         last = next(reversed(rows), -1)
-        if change.rows[0].seq > last:
-            return Found(thread, run, last)
-        return Found(thread, run, last, [rows[row.seq] for row in change.rows if row.seq in rows])
+        there = [rows[row.seq] for row in change.rows if row.seq in rows] if change.rows[0].seq <= last else []
+        return Found(thread, run, last, there, self._fence)
 
-    def _changed(self, change: Change, thread: ThreadRow | None, epoch: int, begins: bool) -> ThreadRow:
-        found = thread or ThreadRow(change.thread, None, epoch)
+    def _changed(self, change: Change, thread: ThreadRow | None, admitted: Admitted) -> ThreadRow:
+        found = thread or ThreadRow(change.thread, None, admitted.epoch)
         owner: Owner | None = found.owner
         lease = found.lease
         if change.lease is not None:
@@ -219,22 +234,49 @@ class Memory(Store):
         return ThreadRow(
             change.thread,
             change.head or found.head,
-            epoch,
+            admitted.epoch,
             owner,
             lease,
             change.root or found.root,
-            found.runs + begins,
+            found.runs + admitted.begins + change.runs,
         )
 
-    def _keep_blobs(self, content: Content | None) -> None:
+    def _keep_blobs(self, content: Content | None, place: _Place) -> None:
         if content is not None:
             self._blobs.update(content.blobs if content.encoded else content.beside)
+            for name in content.refs if content.encoded else content.beside:
+                self._holders.setdefault(name, set()).add(place)
 
-    def _contents(self) -> Iterable[Content]:
-        for rows in self._rows.values():
-            yield from (row.content for row in rows.values() if row.content is not None)
-        for snapshots in self._snapshots.values():
-            yield from (snapshot.content for snapshot in snapshots.values())
+    def _drop_blobs(self, content: Content | None, place: _Place, successor: Content | None = None) -> None:
+        """Removes the blobs to which nothing refers but a content that goes, nor the one that comes in its place."""
+        if content is None:
+            return
+        stay = successor.refs if successor is not None and successor.encoded else ()
+        for name in content.refs if content.encoded else content.beside:
+            holders = self._holders.get(name, set())
+            holders.discard(place)
+            if not holders and name not in stay:
+                self._holders.pop(name, None)
+                self._blobs.pop(name, None)
+
+    def _drop_snapshot(self, run: str, seq: int) -> None:
+        self._drop_blobs(self._snapshots[run].pop(seq).content, _Place(run, seq, "snapshot"))
+
+    def _drop_rows(self, run: str, first: int, last: int) -> int:
+        """Removes rows with their snapshots and says how many rows there were."""
+        rows, shots = self._rows[run], self._snapshots[run]
+        gone = [seq for seq in range(first, last + 1) if seq in rows]
+        for seq in gone:
+            self._drop_blobs(rows.pop(seq).content, _Place(run, seq))
+        for seq in [seq for seq in shots if first <= seq <= last]:
+            self._drop_snapshot(run, seq)
+        return len(gone)
+
+    def _contents(self) -> Iterable[tuple[_Place, Content]]:
+        for run, rows in self._rows.items():
+            yield from ((_Place(run, row.seq), row.content) for row in rows.values() if row.content is not None)
+        for run, shots in self._snapshots.items():
+            yield from ((_Place(run, seq, "snapshot"), shot.content) for seq, shot in shots.items())
 
     def _ends(self) -> Mapping[str, Ends]:
         return {name: Ends(thread.head, thread.root) for name, thread in self._threads.items()}
@@ -249,25 +291,21 @@ class Memory(Store):
         """Removes what was decided, and the blobs that nothing refers to then."""
         rows = 0
         for name in gone.threads:
-            del self._threads[name]
+            thread = self._threads.pop(name)
+            self._fence = max(self._fence, thread.epoch)
+            self._network.move(name, thread.head, None)
         for run in gone.runs:
-            rows += len(self._rows.pop(run))
-            del self._runs[run], self._snapshots[run]
+            rows += self._drop_rows(run, 0, next(reversed(self._rows[run]), -1))
+            for seq in list(self._snapshots[run]):  # one of rows that were never there
+                self._drop_snapshot(run, seq)
+            del self._rows[run], self._snapshots[run]
+            self._network.end(self._runs.pop(run))
         for run, first, last in gone.rows:
-            for seq in range(first, last + 1):
-                rows += self._rows[run].pop(seq, None) is not None
-                self._snapshots[run].pop(seq, None)
+            rows += self._drop_rows(run, first, last)
         for run in gone.orphans:
+            self._network.disown(self._runs[run])
             self._runs[run] = self._runs[run]._replace(thread="")
-        self._sweep_blobs()
         return Swept(gone.threads, len(gone.runs), rows, gone.kept)
-
-    def _sweep_blobs(self) -> None:
-        if self._blobs:
-            used = {
-                name for content in self._contents() for name in (content.refs if content.encoded else content.beside)
-            }
-            self._blobs = {name: data for name, data in self._blobs.items() if name in used}
 
     def _keep_limits(self, change: Change) -> None:
         """Drops the oldest threads at rest, and the oldest part of a history when its thread comes to rest."""
@@ -301,6 +339,87 @@ class Memory(Store):
                 return None if count <= limit else best
             at = run.parents[0]
         return None if count <= limit else best
+
+
+class _Place(NamedTuple):
+    """Where a content is."""
+
+    run: str
+    seq: int
+    kind: str = "row"
+
+
+class _Network:
+    """What refers to what in the store, found without a search.
+
+    Args:
+        threads: the threads of the store.
+        runs: its runs.
+        rows: their rows.
+    """
+
+    def __init__(
+        self, threads: Mapping[str, ThreadRow], runs: Mapping[str, RunRow], rows: Mapping[str, dict[int, Row]]
+    ) -> None:
+        self._threads = threads
+        self._runs = runs
+        self._rows = rows
+        self._made: dict[str, dict[str, None]] = {}
+        self._children: dict[str, dict[str, None]] = {}
+        self._heads: dict[str, dict[str, None]] = {}
+
+    def ends(self, thread: str) -> Ends | None:
+        """Head and root of a thread."""
+        found = self._threads.get(thread)
+        return None if found is None else Ends(found.head, found.root)
+
+    def extent(self, run: str) -> Extent | None:
+        """A run."""
+        found = self._runs.get(run)
+        return None if found is None else Extent(found.thread, found.parents, next(reversed(self._rows[run]), -1))
+
+    def made(self, thread: str) -> list[str]:
+        """The runs that were made for a thread, in the order in which they were begun."""
+        return list(self._made.get(thread, ()))
+
+    def children(self, run: str) -> list[str]:
+        """The runs that go on from a run."""
+        return list(self._children.get(run, ()))
+
+    def heads(self, run: str) -> list[str]:
+        """The threads whose head is in a run."""
+        return list(self._heads.get(run, ()))
+
+    def begin(self, run: RunRow) -> None:
+        """Notes a new run."""
+        if run.thread:
+            self._made.setdefault(run.thread, {})[run.id] = None
+        for parent in run.parents:
+            self._children.setdefault(parent.run, {})[run.id] = None
+
+    def end(self, run: RunRow) -> None:
+        """Forgets a run that was removed."""
+        self.disown(run)
+        for parent in run.parents:
+            _take(self._children, parent.run, run.id)
+
+    def disown(self, run: RunRow) -> None:
+        """Forgets for which thread a run was made."""
+        _take(self._made, run.thread, run.id)
+
+    def move(self, thread: str, before: Point | None, head: Point | None) -> None:
+        """Notes where the head of a thread is."""
+        if before is not None and (head is None or head.run != before.run):
+            _take(self._heads, before.run, thread)
+        if head is not None:
+            self._heads.setdefault(head.run, {})[thread] = None
+
+
+def _take(index: dict[str, dict[str, None]], key: str, entry: str) -> None:
+    entries = index.get(key, {})
+    entries.pop(entry, None)
+    if not entries:
+        index.pop(key, None)
 
 
 def _own_run(run: RunRow) -> RunRow:

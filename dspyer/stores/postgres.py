@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
 from psycopg import sql
 
-from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store, Swept, ThreadRow
+from dspyer.stores.base import NO_EPOCHS, Change, Point, Row, RunRow, Snapshot, Store, Swept, ThreadRow
 from dspyer.stores.postgres_columns import (
     pack_text,
     unpack,
@@ -20,9 +20,9 @@ from dspyer.stores.postgres_columns import (
 )
 from dspyer.stores.postgres_connections import Connection, Connections, split_address, with_schema
 from dspyer.stores.postgres_schema import prepare
-from dspyer.stores.postgres_sweep import sweep, sweep_snapshots
+from dspyer.stores.postgres_sweep import sweep, sweep_snapshots, sweep_threads
 from dspyer.stores.postgres_write import Writer
-from dspyer.stores.reach import disowning, removal
+from dspyer.stores.reach import disowning
 
 SCHEMA = "dspyer"
 CONNECTIONS = 8
@@ -30,7 +30,7 @@ CONNECTIONS = 8
 T = TypeVar("T")
 
 _THREAD = """
-    SELECT name, head_run, head_seq, epoch, owner, extract(epoch FROM lease_until - clock_timestamp())::float8,
+    SELECT name, head_run, head_seq, fencing, owner, extract(epoch FROM lease_until - clock_timestamp())::float8,
         root_run, root_seq, runs FROM {s}.thread WHERE name = %b"""
 _THREADS = "SELECT name FROM {s}.thread ORDER BY name"
 _RUN = "SELECT id, thread, parents, header FROM {s}.run WHERE id = %b"
@@ -81,9 +81,9 @@ class Postgres(Store):
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Postgres, schema=self._schema, connections=self._most), (self._public,)
 
-    def write(self, change: Change) -> None:
+    def write(self, change: Change) -> int:
         packed = self._writer.pack(change)
-        self._run(lambda connection: self._writer.write(connection, change, packed))
+        return self._run(lambda connection: self._writer.write(connection, change, packed))
 
     def thread(self, name: str) -> ThreadRow | None:
         for columns in self._fetch(_THREAD, pack_text(name)):
@@ -116,13 +116,13 @@ class Postgres(Store):
             return None if content is None else Snapshot(Point(at.run, seq), content)
         return None
 
-    def remove(self, threads: Collection[str] = ()) -> Swept:
+    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> Swept:
         gone = frozenset(threads)
-        return self._run(lambda connection: sweep(connection, self._sql, lambda ends, runs: removal(ends, runs, gone)))
+        return self._run(lambda connection: sweep_threads(connection, self._sql, gone, epochs))
 
     def disown(self, thread: str) -> Swept:
         return self._run(
-            lambda connection: sweep(connection, self._sql, lambda ends, runs: disowning(ends, runs, thread))
+            lambda connection: sweep(connection, self._sql, [thread], lambda ends, runs: disowning(ends, runs, thread))
         )
 
     def drop_snapshots(self) -> None:
@@ -130,7 +130,7 @@ class Postgres(Store):
 
     def vacuum(self) -> None:
         """Writes the tables anew without what was removed. Everybody else waits meanwhile."""
-        tables = [sql.Identifier(self._schema, name) for name in ("thread", "run", "entry", "snapshot", "blob")]
+        tables = [sql.Identifier(self._schema, name) for name in ("thread", "run", "link", "entry", "snapshot", "blob")]
         statement = sql.SQL("VACUUM (FULL, ANALYZE) {}").format(sql.SQL(", ").join(tables))
         self._run(lambda connection: connection.execute(statement))
 

@@ -51,6 +51,22 @@ MIGRATIONS: list[str] = [
         data bytea NOT NULL
     );
     """,
+    # What refers to what, so that a removal looks at nothing else, and how far epochs have been given. The column of
+    # epochs has a new name: a program of version 1 that is at work would write no links, so it must not go on writing.
+    """
+    ALTER TABLE {s}.thread RENAME COLUMN epoch TO fencing;
+    CREATE TABLE {s}.fence (largest bigint NOT NULL);
+    INSERT INTO {s}.fence SELECT coalesce(max(fencing), 0) FROM {s}.thread;
+    CREATE INDEX thread_head ON {s}.thread (head_run) WHERE head_run IS NOT NULL;
+    CREATE TABLE {s}.link (
+        parent text COLLATE "C",
+        child text COLLATE "C",
+        PRIMARY KEY (parent, child)
+    );
+    CREATE INDEX link_child ON {s}.link (child);
+    INSERT INTO {s}.link SELECT DISTINCT parent ->> 0, id
+        FROM {s}.run, json_array_elements(convert_from(parents, 'UTF8')::json) AS parent;
+    """,
 ]
 """What leads from each version of the tables to the next; the first makes them. Never changed, only added to."""
 

@@ -9,7 +9,7 @@ import psycopg
 from psycopg import sql
 
 from dspyer.stores.admission import Admitted, Found, admit
-from dspyer.stores.base import Change, Point, Row, RunRow, ThreadRow
+from dspyer.stores.base import Change, Row, RunRow, ThreadRow
 from dspyer.stores.postgres_columns import (
     Packed,
     pack,
@@ -23,6 +23,7 @@ from dspyer.stores.postgres_columns import (
     unpack_run,
 )
 from dspyer.stores.postgres_connections import Connection
+from dspyer.stores.postgres_sweep import drop_blobs
 
 MAX_NAME = 2_500
 """Bytes of a thread's name: what an index of PostgreSQL can hold."""
@@ -57,26 +58,34 @@ _APPEND = f"""
     WITH held AS (%s), added AS (
         INSERT INTO {{s}}.entry (run, seq, kind, head, data, refs) {_NEW_ROWS.replace("{source}", "held, ")}
     ) SELECT count(*), {_DURABILITY} FROM held"""
-_HOLD = f"UPDATE {{s}}.thread SET {_COLUMNS} WHERE name = %(thread)b AND epoch = %(epoch)s AND "
+_HOLD = f"UPDATE {{s}}.thread SET {_COLUMNS} WHERE name = %(thread)b AND fencing = %(epoch)s AND "
 _APPEND_ROWS = _APPEND.replace("%s", f"{_HOLD}{_FOLLOWS} RETURNING 1", 1)
 _APPEND_NOTHING = f"WITH held AS ({_HOLD} true RETURNING 1) SELECT count(*), {_DURABILITY} FROM held"
-_APPEND_APART = _APPEND.replace("%s", f"SELECT 1 WHERE {_FOLLOWS}", 1)
+_APPEND_APART = _APPEND.replace(
+    "%s", f"SELECT 1 FROM {{s}}.run WHERE id = %(run)b AND {_FOLLOWS} FOR KEY SHARE OF run", 1
+)
 
 _LOCK = """
-    SELECT epoch, owner, head_run, head_seq FROM {s}.thread WHERE name = %(thread)b FOR UPDATE"""
-_NEW_THREAD = "INSERT INTO {s}.thread (name, epoch) VALUES (%(thread)b, 0) ON CONFLICT DO NOTHING"
+    SELECT fencing, owner, head_run, head_seq FROM {s}.thread WHERE name = %(thread)b FOR UPDATE"""
+_NEW_THREAD = "INSERT INTO {s}.thread (name, fencing) VALUES (%(thread)b, 0) ON CONFLICT DO NOTHING"
+_FENCE = "SELECT largest FROM {s}.fence"
+# Those that others would remove wait until this has ended, and the other way round; in one order by all.
+_HOLD_RUNS = "SELECT id FROM {s}.run WHERE id = ANY(%b) ORDER BY id FOR KEY SHARE"
+_HOLD_BLOBS = "SELECT id FROM {s}.blob WHERE id = ANY(%b) ORDER BY id FOR KEY SHARE"
 _RUN = "SELECT id, thread, parents, header FROM {s}.run WHERE id = %b"
 _LAST = """
     SELECT coalesce((SELECT max(seq) FROM {s}.entry WHERE run = run.id), -1) FROM {s}.run AS run WHERE id = %b"""
 _ROWS = "SELECT seq, kind, head, data, refs FROM {s}.entry WHERE run = %b AND seq >= %b AND seq <= %b"
 _BEGIN_RUN = "INSERT INTO {s}.run (id, thread, parents, header) VALUES (%b, %b, %b, %b)"
-_MISSING = "SELECT id FROM unnest(%b::text[]) AS id WHERE NOT EXISTS (SELECT FROM {s}.blob WHERE blob.id = id.id)"
+_LINKS = "INSERT INTO {s}.link (parent, child) SELECT unnest(%b::text[]), %b ON CONFLICT DO NOTHING"
 _BLOBS = """
-    INSERT INTO {s}.blob (id, data) SELECT * FROM unnest(%b::text[], %b::bytea[]) ORDER BY 1 ON CONFLICT DO NOTHING"""
+    INSERT INTO {s}.blob (id, data) SELECT * FROM unnest(%b::text[], %b::bytea[]) ORDER BY 1
+    ON CONFLICT (id) DO UPDATE SET id = excluded.id"""
+_SNAPSHOT_BEFORE = "SELECT refs FROM {s}.snapshot WHERE run = %b AND seq = %b"
 _SNAPSHOT = """
     INSERT INTO {s}.snapshot (run, seq, data, refs) VALUES (%b, %b, %b, %b)
     ON CONFLICT (run, seq) DO UPDATE SET data = excluded.data, refs = excluded.refs"""
-_THREAD = f"UPDATE {{s}}.thread SET epoch = %(after)s, runs = runs + %(begins)s, {_COLUMNS} WHERE name = %(thread)b"
+_THREAD = f"UPDATE {{s}}.thread SET fencing = %(after)s, runs = runs + %(begins)s, {_COLUMNS} WHERE name = %(thread)b"
 
 
 class Written(NamedTuple):
@@ -122,7 +131,7 @@ class Writer:
             data, refs = pack_content(change.snapshot.content, rows.blobs)
             snapshot = data or b"", refs
         head, root, lease = change.head, change.root, change.lease
-        moves = change.next_epoch is not None and change.next_epoch != change.epoch
+        moves = change.next_epoch is not None
         values: dict[str, Any] = {
             "thread": pack_text(change.thread),
             "epoch": change.epoch,
@@ -141,11 +150,12 @@ class Writer:
         del values["blobs"]
         return Written(rows, snapshot, values, not moves and _is_usual(change) and not rows.blobs)
 
-    def write(self, connection: Connection, change: Change, written: Written) -> None:
-        """Applies a change."""
-        if not (written.usual and self._append(connection, change, written)):
-            with connection.transaction():
-                self._transact(connection, change, written)
+    def write(self, connection: Connection, change: Change, written: Written) -> int:
+        """Applies a change, and says the epoch that its thread has afterwards."""
+        if written.usual and self._append(connection, change, written):
+            return change.epoch
+        with connection.transaction():
+            return self._transact(connection, change, written)
 
     def _append(self, connection: Connection, change: Change, written: Written) -> bool:
         """A change that only adds what must be new; False if it does not fit: nothing was written then."""
@@ -158,67 +168,79 @@ class Writer:
             return False
         return found is not None and found[0] == 1
 
-    def _transact(self, connection: Connection, change: Change, written: Written) -> None:
+    def _transact(self, connection: Connection, change: Change, written: Written) -> int:
         def execute(statement: str, values: Any = None) -> list[tuple[Any, ...]]:
             cursor = connection.execute(self._sql(statement), values, binary=True)
             return cursor.fetchall() if cursor.description else []
 
         execute(f"SELECT {_DURABILITY}", written.values)
-        found = self._found(execute, change, written)
-        admitted = admit(change, found)
+        thread, fence = self._thread(execute, change, written)
+        held = {run for (run,) in execute(_HOLD_RUNS, (sorted(_runs_of(change)),))}
+        admitted = admit(change, self._found(execute, change, written)._replace(thread=thread, fence=fence))
         if admitted is None:
-            return
+            return 0 if thread is None else thread.epoch
         if admitted.begins and change.run is not None:
             run = change.run
             execute(_BEGIN_RUN, (run.id, pack_text(run.thread), pack(run.parents), pack(dict(run.header))))
+            if run.parents:
+                execute(_LINKS, (sorted({parent.run for parent in run.parents}), run.id))
+            held.add(run.id)
         for point in (change.head, change.root, change.snapshot and change.snapshot.at):
-            _require(execute, point)
+            if point is not None and point.run not in held:
+                raise ValueError(f"there is no run {point.run!r}: nothing was written. Begin it with Change(run=...)")
         self._add(execute, change, written, admitted)
-        if change.thread:
-            more = {"after": admitted.epoch, "begins": int(admitted.begins)}
-            execute(_THREAD, {**written.values, **more})
+        if not change.thread:
+            return 0
+        more = {"after": admitted.epoch, "begins": admitted.begins + change.runs}
+        execute(_THREAD, {**written.values, **more})
+        return admitted.epoch
+
+    def _thread(self, execute: _Execute, change: Change, written: Written) -> tuple[ThreadRow | None, int]:
+        """The thread, whose row is locked, and made if it must be new; then the largest epoch of removed ones too."""
+        if not change.thread:
+            execute("LOCK TABLE {s}.thread IN ROW SHARE MODE")  # a removal from the whole store has it alone
+            return None, 0
+        if not change.epoch:
+            execute(_NEW_THREAD, written.values)
+        for epoch, owner, run, seq in execute(_LOCK, written.values):
+            if epoch:  # 0: just made, by this transaction
+                return ThreadRow(change.thread, unpack_point(run, seq), epoch, unpack_owner(owner)), 0
+        return None, 0 if change.epoch else execute(_FENCE)[0][0]
 
     def _found(self, execute: _Execute, change: Change, written: Written) -> Found:
-        """What is there where the change wants to write; the thread's row is locked, and made if it must be new."""
-        thread = None
-        if change.thread:
-            if not change.epoch:
-                execute(_NEW_THREAD, written.values)
-            for epoch, owner, run, seq in execute(_LOCK, written.values):
-                if epoch:  # 0: just made, by this transaction
-                    thread = ThreadRow(change.thread, unpack_point(run, seq), epoch, unpack_owner(owner))
-        else:
-            execute("LOCK TABLE {s}.thread IN ROW SHARE MODE")  # a removal has it alone
+        """What is there where the change wants to write, without the thread."""
         run_row: RunRow | None = None
         if change.run is not None:
             run_row = next((unpack_run(*columns) for columns in execute(_RUN, (change.run.id,))), None)
         if not change.rows:
-            return Found(thread, run_row)
+            return Found(run=run_row)
         last = next((last for (last,) in execute(_LAST, (change.rows_of,))), None)
         there = execute(_ROWS, (change.rows_of, min(written.rows.seqs), max(written.rows.seqs)))
         rows = [Row(seq, kind, tuple(unpack(head)), unpack_content(*content)) for seq, kind, head, *content in there]
-        return Found(thread, run_row, last, rows)
+        return Found(None, run_row, last, rows)
 
     def _add(self, execute: _Execute, change: Change, written: Written, admitted: Admitted) -> None:
         packed, snapshot = written.rows, written.snapshot
         if packed.blobs:
             # In one order by all: two that bring the same blobs wait for each other, and not in a circle.
-            missing = sorted(name for (name,) in execute(_MISSING, (list(packed.blobs),)))
-            for batch in _batches({name: packed.blobs[name] for name in missing}):
+            held = {name for (name,) in execute(_HOLD_BLOBS, (sorted(packed.blobs),))}
+            for batch in _batches({name: packed.blobs[name] for name in sorted(packed.blobs.keys() - held)}):
                 execute(_BLOBS, (list(batch), list(batch.values())))
         if admitted.rows:
             new = len(change.rows) - len(admitted.rows)
             values = {name: column[new:] for name, column in packed._asdict().items() if name != "blobs"}
             execute(_INSERT_ROWS, {**values, "run": change.rows_of})
         if snapshot is not None and change.snapshot is not None:
+            before = execute(_SNAPSHOT_BEFORE, change.snapshot.at)
             execute(_SNAPSHOT, (*change.snapshot.at, *snapshot))
+            drop_blobs(execute, before)
 
 
 _Execute = Callable[..., list[tuple[Any, ...]]]
 
 
 def _is_usual(change: Change) -> bool:
-    if change.run is not None or change.snapshot is not None or change.root is not None:
+    if change.run is not None or change.snapshot is not None or change.root is not None or change.runs:
         return False
     seqs = [row.seq for row in change.rows]
     if change.rows and (seqs[0] < 0 or seqs != list(range(seqs[0], seqs[0] + len(seqs)))):
@@ -243,6 +265,13 @@ def _batches(blobs: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
         yield batch
 
 
-def _require(execute: _Execute, point: Point | None) -> None:
-    if point is not None and not execute(_RUN, (point.run,)):
-        raise ValueError(f"there is no run {point.run!r}: nothing was written. Begin it with Change(run=...)")
+def _runs_of(change: Change) -> set[str]:
+    """The runs that a change names, and that must not go before it has ended."""
+    points = [
+        change.head,
+        change.root,
+        change.snapshot and change.snapshot.at,
+        *(change.run.parents if change.run else ()),
+    ]
+    named = {change.run.id if change.run else "", change.rows_of} - {""}
+    return named | {point.run for point in points if point is not None}

@@ -3,12 +3,15 @@
 A thread reaches the rows from its head back to its root, along all parents, and whole runs that were made for it with
 what they go on from. The root's row is reached, and the walk goes no further there; a way around the root is walked
 to its end, so nothing that can still be read is removed.
+
+`removal` and `disowning` decide about all threads and runs that they are given. That need not be the whole store:
+`connected` gives the part of it in which they decide the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from dspyer.stores.base import Point
 
@@ -42,6 +45,25 @@ class Extent(NamedTuple):
     last: int
 
 
+class Network(Protocol):
+    """What refers to what in a store."""
+
+    def ends(self, thread: str) -> Ends | None:
+        """Head and root of a thread; None if there is none of this name."""
+
+    def extent(self, run: str) -> Extent | None:
+        """A run; None if there is none of this id."""
+
+    def made(self, thread: str) -> Iterable[str]:
+        """The runs that were made for a thread."""
+
+    def children(self, run: str) -> Iterable[str]:
+        """The runs that go on from a run."""
+
+    def heads(self, run: str) -> Iterable[str]:
+        """The threads whose head is in a run."""
+
+
 class Span(NamedTuple):
     """Rows of a run, from `first` to `last`, both included."""
 
@@ -66,6 +88,56 @@ class Removal(NamedTuple):
     rows: tuple[Span, ...]
     orphans: tuple[str, ...]
     kept: Mapping[str, tuple[str, ...]]
+
+
+def connected(network: Network, names: Collection[str]) -> tuple[dict[str, Ends], dict[str, Extent]]:
+    """The threads and runs that decide what may go when threads are removed, or give something up.
+
+    These are the runs behind the threads, all runs that go on from one of those, and the threads that have their head
+    in one of them or that one was made for. Every way from a thread to one of these runs leads through them alone. A
+    run that was made for another thread, whose history was never pruned, stays with all that is behind it, whatever
+    happens: there the search ends.
+
+    Args:
+        network: what refers to what.
+        names: the threads.
+
+    Returns:
+        The threads and the runs, by name and id.
+    """
+    threads: dict[str, Ends] = {}
+    behind: dict[str, Extent] = {}
+    for name in names:
+        ends = network.ends(name)
+        if ends is not None:
+            threads[name] = ends
+        waiting = [*network.made(name), *([ends.head.run] if ends is not None and ends.head is not None else [])]
+        while waiting:
+            run = waiting.pop()
+            extent = None if run in behind else network.extent(run)
+            if extent is not None and not _is_held(network, extent.thread, names):
+                behind[run] = extent
+                waiting.extend(parent.run for parent in extent.parents)
+    runs: dict[str, Extent] = {}
+    waiting = list(behind)
+    while waiting:
+        run = waiting.pop()
+        extent = None if run in runs else behind.get(run) or network.extent(run)
+        if extent is None:
+            continue
+        runs[run] = extent
+        waiting.extend(network.children(run))
+        for name in (extent.thread, *network.heads(run)):
+            ends = network.ends(name) if name and name not in threads else None
+            if ends is not None:
+                threads[name] = ends
+    return threads, runs
+
+
+def _is_held(network: Network, thread: str, names: Collection[str]) -> bool:
+    """Whether a run that was made for a thread stays as a whole, with all that is behind it."""
+    ends = network.ends(thread) if thread and thread not in names else None
+    return ends is not None and ends.root is None
 
 
 def removal(threads: Mapping[str, Ends], runs: Mapping[str, Extent], gone: Collection[str] = ()) -> Removal:

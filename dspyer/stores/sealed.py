@@ -23,7 +23,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 from dspyer.errors import StoreError
-from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store, Swept, ThreadRow
+from dspyer.stores.base import NO_EPOCHS, Change, Point, Row, RunRow, Snapshot, Store, Swept, ThreadRow
 from dspyer.stores.content import Content, Fetch
 from dspyer.stores.opening import open_store
 
@@ -120,9 +120,9 @@ class Encrypted(Store):
     def __reduce__(self) -> tuple[Any, ...]:
         return Encrypted, (self.store,)
 
-    def write(self, change: Change) -> None:
+    def write(self, change: Change) -> int:
         """Applies a change, sealed."""
-        self.store.write(self._sealed(change))
+        return self.store.write(self._sealed(change))
 
     def write_now(self, change: Change) -> bool:
         """Applies a change, sealed, if that needs no waiting for others."""
@@ -167,9 +167,9 @@ class Encrypted(Store):
             return None
         return Snapshot(found.at, self._opened(found.content, _at(found.at.run, found.at.seq, "snapshot")))
 
-    def remove(self, threads: Collection[str] = ()) -> Swept:
-        """Removes threads, and all that nothing else reaches."""
-        return self.store.remove(threads)
+    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> Swept:
+        """Removes threads, and all that they had and nothing else reaches."""
+        return self.store.remove(threads, epochs)
 
     def disown(self, thread: str) -> Swept:
         """Removes what was made for a thread and lies outside of what it reaches from its head."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store, Swept, ThreadRow
-from dspyer.stores.reach import disowning, removal
+from dspyer.stores.base import NO_EPOCHS, Change, Point, Row, RunRow, Snapshot, Store, Swept, ThreadRow
+from dspyer.stores.reach import disowning
 from dspyer.stores.sqlite_connections import Connections
 from dspyer.stores.sqlite_file import Opener
 from dspyer.stores.sqlite_reading import read_blobs, read_rows, read_run, read_runs, read_snapshot, read_thread
-from dspyer.stores.sqlite_sweep import sweep, sweep_snapshots
+from dspyer.stores.sqlite_sweep import sweep, sweep_snapshots, sweep_threads
 from dspyer.stores.sqlite_writing import Packed, packed, write
 
 PATIENCE = 60.0
@@ -62,20 +62,20 @@ class SQLite(Store):
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(SQLite, clock=self._clock, patience=self._patience), (self.address,)
 
-    def write(self, change: Change) -> None:
+    def write(self, change: Change) -> int:
         """Applies a change in one transaction; waits for whoever else is writing."""
         contents = packed(change)
-        self._connections.write(partial(self._apply, change, contents), change.flush, contents.size)
+        return self._connections.write(partial(self._apply, change, contents), change.flush, contents.size)
 
     def write_now(self, change: Change) -> bool:
         """Applies a change, unless somebody else is writing at this moment."""
         contents = packed(change)
         return self._connections.write_now(partial(self._apply, change, contents), change.flush, contents.size)
 
-    def _apply(self, change: Change, contents: Packed, connection: sqlite3.Connection) -> None:
+    def _apply(self, change: Change, contents: Packed, connection: sqlite3.Connection) -> int:
         if change.flush:
             self._opener.check_same()
-        write(connection, change, contents, self._clock())
+        return write(connection, change, contents, self._clock())
 
     def thread(self, name: str) -> ThreadRow | None:
         """Where a thread stands."""
@@ -106,17 +106,14 @@ class SQLite(Store):
         """The last snapshot of a run at or before a row."""
         return self._connections.read(lambda connection: read_snapshot(connection, at))
 
-    def remove(self, threads: Collection[str] = ()) -> Swept:
-        """Removes threads, and all that nothing else reaches."""
-        gone = frozenset(threads)
-        return self._connections.write(
-            lambda connection: sweep(connection, lambda found, runs: removal(found, runs, gone))
-        )
+    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> Swept:
+        """Removes threads, and all that they had and nothing else reaches."""
+        return self._connections.write(lambda connection: sweep_threads(connection, frozenset(threads), epochs))
 
     def disown(self, thread: str) -> Swept:
         """Removes what was made for a thread and lies outside of what it reaches from its head."""
         return self._connections.write(
-            lambda connection: sweep(connection, lambda found, runs: disowning(found, runs, thread))
+            lambda connection: sweep(connection, [thread], lambda found, runs: disowning(found, runs, thread))
         )
 
     def drop_snapshots(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dspyer.errors import StoreError
+from dspyer.stores.sqlite_columns import pack_id, unpack_points, unpack_refs
 from dspyer.stores.sqlite_connections import APPLICATION, KEPT_LOG
 
 NETWORK = {
@@ -56,7 +57,32 @@ def _create(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
 
 
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_create,)
+def _connect(connection: sqlite3.Connection) -> None:
+    """Notes what refers to what, so that a removal looks at nothing else, and how far epochs have been given.
+
+    The column of epochs has a new name: a program of version 1 that has the file open would write nothing of this, so
+    it must not go on writing.
+    """
+    for statement in (
+        "ALTER TABLE thread RENAME COLUMN epoch TO fencing",
+        "CREATE TABLE fence (largest INTEGER NOT NULL)",
+        "INSERT INTO fence SELECT coalesce(max(fencing), 0) FROM thread",
+        "CREATE INDEX thread_head ON thread (head_run) WHERE head_run IS NOT NULL",
+        "CREATE TABLE link (parent NOT NULL, child INTEGER NOT NULL, PRIMARY KEY (parent, child)) WITHOUT ROWID",
+        "CREATE TABLE ref (blob NOT NULL, place INTEGER NOT NULL, PRIMARY KEY (blob, place)) WITHOUT ROWID",
+        "DROP INDEX entry_refs",
+    ):
+        connection.execute(statement)
+    for key, parents in connection.execute("SELECT key, parents FROM run WHERE parents IS NOT NULL").fetchall():
+        links = [(pack_id(parent.run), key) for parent in unpack_points(parents)]
+        connection.executemany("INSERT OR IGNORE INTO link VALUES (?, ?)", links)
+    for table in ("entry", "snapshot"):
+        for place, refs in connection.execute(f"SELECT id, refs FROM {table} WHERE refs IS NOT NULL").fetchall():
+            pairs = [(pack_id(name), place if table == "entry" else ~place) for name in unpack_refs(refs)]
+            connection.executemany("INSERT OR IGNORE INTO ref VALUES (?, ?)", pairs)
+
+
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_create, _connect)
 """What makes a file of version n one of version n + 1, by n. The version of a file is its `user_version`."""
 
 

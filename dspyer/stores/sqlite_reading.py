@@ -23,7 +23,7 @@ RUN = f"""
     SELECT key, (SELECT max(entry.id) FROM entry
         WHERE entry.id BETWEEN key << {SHIFT} AND (key << {SHIFT}) + {MASK}) FROM run WHERE id = ?"""
 THREAD = """
-    SELECT head.id, head_seq, epoch, owner, ends, root.id, root_seq, runs FROM thread
+    SELECT head.id, head_seq, fencing, owner, ends, root.id, root_seq, runs FROM thread
     LEFT JOIN run AS head ON head.key = head_run LEFT JOIN run AS root ON root.key = root_run WHERE name = ?"""
 ROWS = f"""
     SELECT entry.id, kind, head, content, refs FROM run CROSS JOIN entry

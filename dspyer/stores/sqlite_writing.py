@@ -9,14 +9,15 @@ from typing import Any, NamedTuple
 from dspyer.stores.admission import Admitted, Found, admit
 from dspyer.stores.base import Change, RunRow, ThreadRow
 from dspyer.stores.content import Content
-from dspyer.stores.sqlite_columns import MASK, SHIFT, pack, pack_id, pack_kind, pack_points, pack_refs
+from dspyer.stores.sqlite_columns import MASK, SHIFT, pack, pack_id, pack_kind, pack_points, pack_refs, unpack_refs
 from dspyer.stores.sqlite_reading import key_and_last, read_rows, read_run, read_thread
+from dspyer.stores.sqlite_sweep import drop_refs, mark
 
 Refs = bytes | str | None
 _NOTHING = (None,) * 6
 
 APPEND = f"""
-    SELECT epoch, key, (SELECT max(entry.id) FROM entry
+    SELECT fencing, key, head_run, (SELECT max(entry.id) FROM entry
         WHERE entry.id BETWEEN key << {SHIFT} AND (key << {SHIFT}) + {MASK})
     FROM thread, run WHERE name = ? AND run.id = ?"""
 
@@ -58,20 +59,20 @@ def _packed_content(content: Content, blobs: list[tuple[bytes | str, bytes]]) ->
     return data, pack_refs(refs)
 
 
-def write(connection: sqlite3.Connection, change: Change, contents: Packed, now: float) -> None:
-    """Applies a change, unless that was done before.
+def write(connection: sqlite3.Connection, change: Change, contents: Packed, now: float) -> int:
+    """Applies a change, unless that was done before, and says the epoch that its thread has afterwards.
 
     Raises:
         ConcurrentRunError: the thread has another epoch, or a row or run of that name is another one.
         ValueError: rows with a gap, or a run that is not there.
     """
     if change.head is not None and change.head.run == change.rows_of and _appends(connection, change, contents):
-        return
+        return change.epoch
     key, last = key_and_last(connection, change.rows_of) if change.rows else (None, None)
     found = _found(connection, change, last, now)
     admitted = admit(change, found)
     if admitted is None:
-        return
+        return found.thread.epoch if found.thread is not None else 0
     if admitted.begins and change.run is not None:
         begun = _begin(connection, change.run)
         key = begun if change.run.id == change.rows_of else key
@@ -79,51 +80,78 @@ def write(connection: sqlite3.Connection, change: Change, contents: Packed, now:
         connection.executemany("INSERT OR IGNORE INTO blob (id, data) VALUES (?, ?)", contents.blobs)
     if key is not None:
         for row in admitted.rows:
-            values = (key << SHIFT | row.seq, *contents.rows[row.seq])
-            connection.execute("INSERT INTO entry VALUES (?, ?, ?, ?, ?)", values)
+            _add_row(connection, key << SHIFT | row.seq, contents.rows[row.seq])
     if change.snapshot is not None and contents.snapshot is not None:
         at = change.snapshot.at
-        place = _key(connection, at.run) << SHIFT | at.seq
-        connection.execute("INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?)", (place, *contents.snapshot))
-    if change.thread:
-        _write_thread(connection, change, found.thread is None, admitted, key, now)
+        _add_snapshot(connection, _key(connection, at.run) << SHIFT | at.seq, *contents.snapshot)
+    if not change.thread:
+        return 0
+    _write_thread(connection, change, found.thread is None, admitted, key, now)
+    return admitted.epoch
 
 
 def _appends(connection: sqlite3.Connection, change: Change, contents: Packed) -> bool:
     """Does the usual: the next rows of a run, by the owner of the thread. Says whether it was that."""
-    name, epoch, next_epoch, owner, lease, head, root, run, rows_of, rows, snapshot, _ = change
-    if (next_epoch, owner, lease, root, run, snapshot) != _NOTHING or head is None or not rows:
+    name, epoch, next_epoch, owner, lease, head, root, run, rows_of, rows, snapshot, _, runs = change
+    if (next_epoch, owner, lease, root, run, snapshot) != _NOTHING or head is None or not rows or runs:
         return False
     found = connection.execute(APPEND, (name, pack_id(rows_of))).fetchone()
     if found is None or found[0] != epoch:
         return False
-    _, key, last = found
+    _, key, head_run, last = found
     first = key << SHIFT if last is None else last + 1
     if [row.seq for row in rows] != list(range(first - (key << SHIFT), first - (key << SHIFT) + len(rows))):
         return False
     if contents.blobs:
         connection.executemany("INSERT OR IGNORE INTO blob (id, data) VALUES (?, ?)", contents.blobs)
     for row in rows:
-        connection.execute("INSERT INTO entry VALUES (?, ?, ?, ?, ?)", (first, *contents.rows[row.seq]))
+        _add_row(connection, first, contents.rows[row.seq])
         first += 1
-    connection.execute("UPDATE thread SET head_run = ?, head_seq = ? WHERE name = ?", (key, head.seq, name))
+    if head_run == key:  # what names the column of an index writes the index too
+        connection.execute("UPDATE thread SET head_seq = ? WHERE name = ?", (head.seq, name))
+    else:
+        connection.execute("UPDATE thread SET head_run = ?, head_seq = ? WHERE name = ?", (key, head.seq, name))
     return True
+
+
+def _add_row(connection: sqlite3.Connection, place: int, columns: tuple[str, bytes | None, bytes | None, Refs]) -> None:
+    connection.execute("INSERT INTO entry VALUES (?, ?, ?, ?, ?)", (place, *columns))
+    if columns[3] is not None:
+        _add_refs(connection, mark(place, "entry"), columns[3])
+
+
+def _add_snapshot(connection: sqlite3.Connection, place: int, data: bytes, refs: Refs) -> None:
+    before = connection.execute("SELECT refs FROM snapshot WHERE id = ?", (place,)).fetchone()
+    connection.execute("INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?)", (place, data, refs))
+    at, stay = mark(place, "snapshot"), unpack_refs(refs)
+    if before is not None:
+        gone = [name for name in unpack_refs(before[0]) if name not in stay]
+        drop_refs(connection, [(at, pack_refs(gone))])
+    _add_refs(connection, at, refs)
+
+
+def _add_refs(connection: sqlite3.Connection, at: int, refs: Refs) -> None:
+    """Notes that the content at a place refers to blobs."""
+    pairs = [(pack_id(name), at) for name in unpack_refs(refs)]
+    connection.executemany("INSERT OR IGNORE INTO ref VALUES (?, ?)", pairs)
 
 
 def _found(connection: sqlite3.Connection, change: Change, last: int | None, now: float) -> Found:
     """What is there; of a thread that has the epoch of the change, nothing else is read."""
-    thread = None
+    thread, fence = None, 0
     if change.thread:
-        row = connection.execute("SELECT epoch FROM thread WHERE name = ?", (change.thread,)).fetchone()
+        row = connection.execute("SELECT fencing FROM thread WHERE name = ?", (change.thread,)).fetchone()
         if row is not None and row[0] == change.epoch:
             thread = ThreadRow(change.thread, None, change.epoch)
         elif row is not None:
             thread = read_thread(connection, change.thread, now)
+        elif not change.epoch:
+            (fence,) = connection.execute("SELECT largest FROM fence").fetchone()
     run = None if change.run is None else read_run(connection, change.run.id)
     if last is None or not change.rows or change.rows[0].seq > last:
-        return Found(thread, run, last)
+        return Found(thread, run, last, fence=fence)
     first, end = change.rows[0].seq, change.rows[-1].seq
-    return Found(thread, run, last, read_rows(connection, change.rows_of, first, end))
+    return Found(thread, run, last, read_rows(connection, change.rows_of, first, end), fence)
 
 
 def _write_thread(
@@ -131,15 +159,15 @@ def _write_thread(
 ) -> None:
     values = _thread_columns(connection, change, key, now)
     if new:
-        values |= {"name": change.thread, "epoch": admitted.epoch, "runs": int(admitted.begins)}
+        values |= {"name": change.thread, "fencing": admitted.epoch, "runs": admitted.begins + change.runs}
         names, marks = ", ".join(values), ", ".join("?" * len(values))
         connection.execute(f"INSERT INTO thread ({names}) VALUES ({marks})", tuple(values.values()))
         return
     if admitted.epoch != change.epoch:
-        values["epoch"] = admitted.epoch
+        values["fencing"] = admitted.epoch
     settings = [f"{name} = ?" for name in values]
-    if admitted.begins:
-        settings.append("runs = runs + 1")
+    if admitted.begins or change.runs:
+        settings.append(f"runs = runs + {admitted.begins + change.runs:d}")
     if settings:
         statement = f"UPDATE thread SET {', '.join(settings)} WHERE name = ?"
         connection.execute(statement, (*values.values(), change.thread))
@@ -165,7 +193,10 @@ def _thread_columns(connection: sqlite3.Connection, change: Change, key: int | N
 
 def _begin(connection: sqlite3.Connection, run: RunRow) -> int | None:
     columns = pack_id(run.id), run.thread or None, pack_points(run.parents), pack(dict(run.header))
-    return connection.execute("INSERT INTO run (id, thread, parents, header) VALUES (?, ?, ?, ?)", columns).lastrowid
+    key = connection.execute("INSERT INTO run (id, thread, parents, header) VALUES (?, ?, ?, ?)", columns).lastrowid
+    for parent in run.parents:
+        connection.execute("INSERT OR IGNORE INTO link VALUES (?, ?)", (pack_id(parent.run), key))
+    return key
 
 
 def _key(connection: sqlite3.Connection, run: str) -> int:

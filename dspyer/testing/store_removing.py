@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dspyer.errors import ConcurrentRunError
 from dspyer.stores.base import Change, Point, RunRow, Snapshot, Store, Swept
 from dspyer.stores.content import blob_id
 from dspyer.testing.store_samples import (
@@ -12,7 +13,9 @@ from dspyer.testing.store_samples import (
     blobs_of,
     content,
     copy,
+    owner,
     picture,
+    refused,
     row,
     rows,
 )
@@ -41,8 +44,20 @@ class Removing:
         store.write(begin("t", "new", 1))
         thread = store.thread("t")
         assert thread is not None
-        assert (thread.epoch, thread.runs, thread.head, thread.root) == (1, 1, Point("new", 0), None)
+        assert (thread.runs, thread.head, thread.root) == (1, Point("new", 0), None)
         assert [run.id for run in store.runs("t")] == ["new"]
+
+    def test_a_thread_is_removed_under_its_epoch_alone(self, store: Store) -> None:
+        """Of several, none is removed if one has another epoch; an epoch of a thread that is not there is no error."""
+        store.write(begin("t", "r", 2))
+        store.write(begin("u", "s", 1))
+        store.write(Change("t", 1, 2, owner("second"), 30.0))
+        before = picture(store)
+        with refused(ConcurrentRunError, "a thread was removed under the epoch of an earlier owner"):
+            store.remove(["u", "t"], {"t": 1, "u": 1})
+        assert picture(store) == before
+        assert store.remove(["t", "nobody"], {"t": 2, "nobody": 1}).threads == ("t",)
+        assert store.threads() == ["u"]
 
     def test_what_a_copy_reaches_stays(self, store: Store) -> None:
         """The rows up to its head, of a run that belongs to nobody then; the rest goes with the last one."""
@@ -66,6 +81,20 @@ class Removing:
         swept = store.remove(["t", "u"])
         assert _swept(swept) == (("t", "u"), 0, 1, {"v": ("left", "right")})
         assert (store.rows("left"), store.rows("right")) == (rows(2), rows(3))
+
+    def test_what_is_shared_by_copies_goes_with_the_last(self, store: Store) -> None:
+        """Also when the thread that made it was removed first, and one of the copies begins its history later."""
+        store.write(begin("t", "r", 4))
+        store.write(begin("u", "s", 3, Point("r", 1)))
+        store.write(begin("v", "w", 2, Point("s", 1), Point("r", 3)))
+        store.write(copy("x", Point("w", 0)))
+        store.write(Change("u", 1, root=Point("s", 0), snapshot=Snapshot(Point("s", 0), content({}))))
+        store.disown("u")
+        assert _swept(store.remove(["t"])) == (("t",), 0, 0, {"v": ("r",), "x": ("r",)})
+        assert _swept(store.remove(["v"])) == (("v",), 0, 1, {"x": ("w",)})
+        assert _swept(store.remove(["x"])) == (("x",), 2, 5, {})
+        assert (store.rows("s"), store.run("r"), store.run("w")) == (rows(3), None, None)
+        assert _swept(store.remove()) == ((), 0, 0, {})
 
     def test_what_no_thread_reaches_goes(self, store: Store) -> None:
         """Runs that were begun for nobody."""

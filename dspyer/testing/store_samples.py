@@ -116,7 +116,7 @@ def begin(thread: str, run: str, count: int, *parents: Point, epoch: int = 0) ->
     return Change(
         thread,
         epoch,
-        epoch + 1,
+        epoch + 1 if epoch else None,
         owner(run),
         30.0,
         Point(run, count - 1) if count else None,

@@ -187,10 +187,56 @@ class Owning:
         for change in (append("t", "r", 2), Change("t", 1, lease=0.0), begin("t", "s", 1, Point("r", 1), epoch=1)):
             with refused(ConcurrentRunError, "the owner of a thread that was removed has written"):
                 store.write(change)
-        store.write(begin("t", "new", 1)._replace(next_epoch=1))
-        with refused((ConcurrentRunError, ValueError), "the owner of a removed thread has written to its successor"):
-            store.write(append("t", "r", 2))
+        store.write(begin("t", "new", 1))
+        for change in (append("t", "r", 2), append("t", "new", 1), Change("t", 1, lease=0.0)):
+            with refused(ConcurrentRunError, "the owner of a removed thread has written to its successor"):
+                store.write(change)
         assert (store.run("r"), store.rows("new")) == (None, rows(1))
+
+    def test_epochs_of_a_name_never_repeat(self, store: Store) -> None:
+        """Whoever owned an earlier thread of the name writes nothing to this one: no row, no lease, no release."""
+        known: set[int] = set()
+        for turn in range(4):
+            epoch = store.write(begin("t", f"r{turn}", 2))
+            assert epoch not in known, f"epoch {epoch} of a thread that was removed is given again"
+            known.add(epoch)
+            store.write(begin("other", f"other {turn}", 1))
+            store.write(copy("keeps the rows", Point(f"r{turn}", 1)))
+            for _ in range(turn):
+                epoch = store.write(Change("t", epoch, epoch + 1, owner(f"{turn}"), 30.0))
+                assert epoch not in known, f"epoch {epoch} of a thread that was removed is given again"
+                known.add(epoch)
+            before = picture(store)
+            for old in known - {epoch}:
+                for change in (
+                    append("t", f"r{turn}", 2, epoch=old),
+                    Change("t", old, owner=owner("stale"), lease=5_000.0),
+                    Change("t", old, lease=0.0),
+                    Change("t", old, old + 1, owner("stale"), 30.0),
+                ):
+                    with refused(ConcurrentRunError, "the owner of a removed thread has written to its successor"):
+                        store.write(change)
+            assert picture(store) == before
+            store.remove(["t"])
+            store.remove(["other", "keeps the rows"])
+
+    def test_a_write_says_the_epoch(self, store: Store) -> None:
+        """That of the thread afterwards, also when it was written before; 0 without a thread."""
+        changes = [
+            (begin("t", "r", 1), 1),
+            (append("t", "r", 1), 1),
+            (Change("t", 1, 5, owner("second"), 30.0), 5),
+            (Change(rows_of="r", rows=rows(1, 2)), 0),
+            (Change("t", 5, run=RunRow("s", "t", (), {}), runs=3), 5),
+        ]
+        for change, epoch in changes:
+            assert store.write(change) == epoch
+            assert store.write(change._replace(runs=0)) == epoch
+        thread = store.thread("t")
+        assert thread is not None
+        assert (thread.epoch, thread.runs) == (5, 5), "runs that are not here are not counted"
+        with refused(ValueError, "an epoch that is not larger"):
+            store.write(Change("t", 5, 5, owner("third"), 30.0))
 
     def test_threads_have_epochs_of_their_own(self, store: Store) -> None:
         """What happens to one changes no other."""

@@ -6,17 +6,19 @@ import base64
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from dspyer.errors import StoreError
+from dspyer.durable.journal import Journal
+from dspyer.errors import ConcurrentRunError, StoreError
 from dspyer.stores.admission import same_row, same_run
 from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store, ThreadRow
 from dspyer.stores.content import Content
 from dspyer.stores.reach import Ends, Extent, reach
-from dspyer.threads.owning import LEASE, new_owner
+from dspyer.threads.owning import LEASE, leases, new_owner
 
 FORMAT = 1
 BATCH = 500
@@ -252,29 +254,41 @@ def load(store: Store, name: str, found: Exported) -> None:
     Raises:
         ConcurrentRunError: if there is a thread of this name.
     """
-    owner, epoch = new_owner(), 0
+    owner, journal = new_owner(), Journal(store, name, 0, "", 0)
     moved = {str(line["run"]): _place(store, line, rows, found) for line, rows in found.runs}
+    try:
+        leases.hold(owner.token, journal)  # before another can see that it owns the thread
+        epoch = store.write(Change(name, 0, None, owner, LEASE))
+        journal.owns(epoch)
+        try:
+            _fill(store, name, epoch, found, moved)
+        except BaseException:
+            with suppress(ConcurrentRunError):  # another has it, who knows that it is not whole
+                store.remove([name], {name: epoch})
+            raise
+    finally:
+        leases.let_go(owner.token)
+
+
+def _fill(store: Store, name: str, epoch: int, found: Exported, moved: Mapping[str, _Place]) -> None:
+    """Writes what was exported into a thread that is owned."""
     count = 0
     for line, rows in found.runs:
         own = moved[line["run"]]
         run = RunRow(own.run, name if line["own"] else "", _points(line["parents"], moved), line["header"])
         begun = store.run(own.run) is None
-        store.write(Change(name, epoch, max(epoch, 1), owner, LEASE, run=run))
-        epoch, count = 1, count + begun
+        store.write(Change(name, epoch, run=run, lease=LEASE))
+        count += begun
         last = -1 if begun else max((row.seq for row in store.rows(own.run)), default=-1)
         fresh = [row for row in (_row(part, own, found) for part in rows) if row.seq > last]
         for start in range(0, len(fresh), BATCH):
-            part = fresh[start : start + BATCH]
-            store.write(Change(name, epoch, owner=owner, lease=LEASE, rows_of=own.run, rows=part))
-    for _ in range(count, found.thread["runs"]):  # so that no later run gets the name of one that is there
-        store.write(Change(name, epoch, max(epoch, 1), owner, LEASE, run=RunRow(token_hex(16), "", (), {})))
-        epoch = 1
+            store.write(Change(name, epoch, lease=LEASE, rows_of=own.run, rows=fresh[start : start + BATCH]))
     root, head = _point(found.thread["root"], moved), _point(found.thread["head"], moved)
     snapshot = None
     if found.snapshot is not None and root is not None:
         snapshot = Snapshot(root, _content(found.snapshot, found))
-    store.write(Change(name, epoch, owner=owner, lease=0.0, head=head, root=root, snapshot=snapshot, flush=True))
-    store.remove()
+    runs = max(found.thread["runs"] - count, 0)  # so that no later run gets the name of one that is there
+    store.write(Change(name, epoch, lease=0.0, head=head, root=root, snapshot=snapshot, flush=True, runs=runs))
 
 
 class _Place(NamedTuple):

@@ -331,21 +331,22 @@ class Starter:
 
     def _replace(self, row: ThreadRow, owner: Owner) -> Journal:
         """Owns a thread that has an owner, who can write nothing more."""
-        journal = Journal(self.store, self.thread, row.epoch + 1, "", 0)
+        journal = Journal(self.store, self.thread, 0, "", 0)
         leases.hold(owner.token, journal)
-        self.store.write(Change(self.thread, row.epoch, row.epoch + 1, owner, LEASE))
+        journal.owns(self.store.write(Change(self.thread, row.epoch, row.epoch + 1, owner, LEASE)))
         return journal
 
     def _begun(self, rest: Rest, ahead: Ahead, owner: Owner, request: Request) -> Owned:
         row = rest.row
-        run, seq, epoch = ahead.run, ahead.seq, row.epoch + 1
+        run, seq = ahead.run, ahead.seq
         rows = [draft.numbered(seq + place) for place, draft in enumerate(ahead.drafts)]
-        journal = Journal(self.store, self.thread, epoch, run.id, seq + len(rows), self.blueprint.durability)
+        journal = Journal(self.store, self.thread, 0, run.id, seq + len(rows), self.blueprint.durability)
         journal.goes_on(rest.tail + len(rows), rest.forms or Forms())
         leases.hold(owner.token, journal)  # before anybody can see that it owns the thread
         head, begun = Point(run.id, rows[-1].seq), run if not seq else None
-        change = Change(self.thread, row.epoch, epoch, owner, LEASE, head, None, begun, run.id, rows, flush=True)
-        self.store.write(change)
+        next_epoch = row.epoch + 1 if row.epoch else None
+        change = Change(self.thread, row.epoch, next_epoch, owner, LEASE, head, None, begun, run.id, rows, flush=True)
+        journal.owns(self.store.write(change))
         request.opening, request.memo, request.journal = ahead.opening, ahead.memo, journal
         return Owned(request, journal, owner)
 

@@ -288,7 +288,8 @@ class Travel(Past):
         run = by_hand.run
         rows = [draft.numbered(seq) for seq, draft in enumerate(by_hand.drafts)]
         head, epoch = Point(run.id, rows[-1].seq), row.epoch
-        change = Change(thread, epoch, epoch + 1, lease=0.0, head=head, run=run, rows_of=run.id, rows=rows, flush=True)
+        next_epoch = epoch + 1 if epoch else None
+        change = Change(thread, epoch, next_epoch, lease=0.0, head=head, run=run, rows_of=run.id, rows=rows, flush=True)
         self._starter.store.write(change._replace(root=row.root, snapshot=snapshot))
 
 

@@ -12,7 +12,7 @@ from dspyer.durable.reading import Reader, chapter, run_of
 from dspyer.durable.replaying import written_of
 from dspyer.durable.rows import COMMITS, END, OPEN
 from dspyer.durable.snapshots import Rested, snapshot
-from dspyer.errors import ThreadError
+from dspyer.errors import ConcurrentRunError, ThreadError
 from dspyer.redacting import HIDDEN, Redaction
 from dspyer.stores.base import Change, Row, Swept, ThreadRow
 from dspyer.threads.exporting import export, load, read
@@ -76,11 +76,17 @@ class Upkeep(Past):
             What was removed, and what stayed with the names of the threads that reach it.
 
         Raises:
-            ConcurrentRunError: if a run is at work.
+            ConcurrentRunError: if a run is at work, or begins to work meanwhile.
             ThreadError: if there is no such thread.
         """
-        self._row(take_over)
-        return self._starter.store.remove([self.name])
+        store = self._starter.store
+        while True:
+            row = self._row(take_over)
+            try:
+                return store.remove([self.name], {self.name: row.epoch})
+            except ConcurrentRunError:
+                if not take_over:
+                    raise  # a run has begun since
 
     def prune(self, before: int | str, *, take_over: bool = False) -> Swept:
         """Removes history: of what came before a commit, as much as whole runs of it make up.

@@ -249,9 +249,9 @@ def test_a_record_is_flushed_before_the_node_goes_on() -> None:
     writes: list[tuple[list[str], bool]] = []
 
     class Watched(Memory):
-        def write(self, change: Change) -> None:
+        def write(self, change: Change) -> int:
             writes.append(([row.kind for row in change.rows], change.flush))
-            super().write(change)
+            return super().write(change)
 
     def work(ctx: Context) -> dict[str, Any]:
         ctx.once("charge", lambda: 1)
@@ -263,10 +263,10 @@ def test_a_record_is_flushed_before_the_node_goes_on() -> None:
 
 def test_an_effect_that_cannot_be_written_fails_the_run() -> None:
     class Full(Memory):
-        def write(self, change: Change) -> None:
+        def write(self, change: Change) -> int:
             if any(row.kind == "once" for row in change.rows):
                 raise OSError("no space left")
-            super().write(change)
+            return super().write(change)
 
     run = alone(lambda ctx: {"n": ctx.once("n", lambda: 1)}, store=Full()).thread("t").run({})
     assert isinstance(run.error, StoreError)

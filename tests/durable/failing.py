@@ -48,20 +48,19 @@ class Failing(Store):
         self.rest()
         self.fail, self.at, self.after, self.forever = fail, at, after, forever
 
-    def write(self, change: Change) -> None:
+    def write(self, change: Change) -> int:
         """Applies a change, or fails; that a lease is renewed now and then does not count."""
         if change.lease and change.next_epoch is None:
-            super().write(change)  # type: ignore[safe-super]  # there is a store beside this class
-            return
+            return super().write(change)  # type: ignore[safe-super]  # there is a store beside this class
         self.writes += 1
         if self.at is None or self.writes < self.at or (self.writes > self.at and not self.forever):
-            super().write(change)  # type: ignore[safe-super]
-            return
+            return super().write(change)  # type: ignore[safe-super]
         if self.writes > self.at:
             raise DiskError("the store is gone")
         if self.after:
             super().write(change)  # type: ignore[safe-super]
         self.fail()
+        raise AssertionError("what fails raises")
 
     def write_now(self, change: Change) -> bool:
         """The same at once, unless every write is to go to a thread."""

@@ -29,12 +29,13 @@ class Recorder(Memory):
         self.changes: list[Change] = []
         self.fails = False
 
-    def write(self, change: Change) -> None:
+    def write(self, change: Change) -> int:
         """Keeps a change."""
         if self.fails:
             raise OSError("no space left")
-        super().write(change)
+        epoch = super().write(change)
         self.changes.append(change)
+        return epoch
 
     def rows_of(self) -> list[list[str]]:
         """The kinds of the rows of each change that has any."""
@@ -190,7 +191,7 @@ def test_a_process_that_dies_loses_what_waits(clock: Clock, durability: str, kep
         if n == kept and durability == "batch":
             clock.ring()
         if n == 3:
-            store.write = lambda change: None  # type: ignore[method-assign]  # nothing reaches it any more
+            store.write = lambda change: change.epoch  # type: ignore[method-assign]  # nothing reaches it any more
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

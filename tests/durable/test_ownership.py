@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, Run, reducers
 from dspyer.errors import ConcurrentRunError, OpenRunError, RunStoppedError
-from dspyer.stores.base import Change, Owner, Store, ThreadRow
+from dspyer.stores.base import NO_EPOCHS, Change, Owner, Store, Swept, ThreadRow
 from dspyer.stores.memory import Memory
 from dspyer.stores.sqlite import SQLite
 from dspyer.threads.owning import leases
@@ -125,10 +125,11 @@ class Watched(Memory):
         self.looks.release()
         return found
 
-    def write(self, change: Change) -> None:
+    def write(self, change: Change) -> int:
         self.before(change)
-        super().write(change)
+        epoch = super().write(change)
         self.after(change)
+        return epoch
 
     def write_now(self, change: Change) -> bool:
         if self.at_once:
@@ -683,3 +684,62 @@ def test_two_processes_on_one_thread(tmp_path: Path) -> None:
     assert gate.calls == 0
     gate.opened.set()
     assert program.thread("t").run({"n": 1}).state["n"] == 2
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["a copy keeps its rows", "its rows are gone"])
+@pytest.mark.parametrize("stale_first", [True, False], ids=["the stale owner first", "the new owner first"])
+def test_the_owner_of_a_deleted_thread_writes_nothing_to_its_successor(
+    store: Store, kept: bool, stale_first: bool
+) -> None:
+    """Neither rows nor head, and it does not release what another owns now."""
+    old, new = Gate(), Gate()
+    stale = Beside(lambda: gated(old, store).thread("t").run({"n": 1}))
+    assert old.inside.wait(10)
+    thread = gated(Gate(), store).thread("t")
+    if kept:
+        thread.copy(to="kept")
+    thread.delete(take_over=True)
+    owner = Beside(lambda: gated(new, store).thread("t").run({"n": 2}))
+    assert new.inside.wait(10)
+    for gate, run in ((old, stale), (new, owner)) if stale_first else ((new, owner), (old, stale)):
+        before = store.thread("t")
+        gate.opened.set()
+        ended = run.end()
+        after = store.thread("t")
+        assert before is not None
+        assert after is not None
+        if run is stale:
+            assert isinstance(ended.error, ConcurrentRunError)
+            assert (after.epoch, after.head, after.owner) == (before.epoch, before.head, before.owner)
+    assert owner.end().status == "completed"
+    assert thread.state.to_dict() == {"n": 2, "log": ["before", "gate", "after"]}
+    assert thread.status == "completed"
+
+
+def test_a_thread_that_a_run_has_got_since_is_not_deleted() -> None:
+    """Who deletes has looked whether a run is at work; the store looks again when it removes."""
+    gate = Gate()
+    begun: list[Beside] = []
+
+    class Late(Memory):
+        def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> Swept:
+            if not begun:
+                begun.append(Beside(lambda: gated(gate, self).thread("t").run({"n": 1}, abandon=True)))
+                assert gate.inside.wait(10)
+            return super().remove(threads, epochs)
+
+    store = Late()
+    thread = gated(gate, store).thread("t")
+    thread.update({"n": 1})
+    with pytest.raises(ConcurrentRunError, match="Nothing was removed"):
+        thread.delete()
+    gate.opened.set()
+    assert begun[0].end().status == "completed"
+    assert thread.state["n"] == 2
+    gate.inside.clear()
+    gate.opened.clear()
+    begun.clear()
+    assert thread.delete(take_over=True).threads == ("t",)
+    gate.opened.set()
+    assert isinstance(begun[0].end().error, ConcurrentRunError)
+    assert store.threads() == []

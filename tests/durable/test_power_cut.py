@@ -27,12 +27,13 @@ class Flushing(SQLite):
     flushed = 0
     stops = False
 
-    def write(self, change: Change) -> None:
+    def write(self, change: Change) -> int:
         if self.stops and change.lease == 0.0:
             raise Crash
-        super().write(change)
+        epoch = super().write(change)
         if change.flush:
             self.flushed = Path(f"{self.address}-wal").stat().st_size
+        return epoch
 
 
 @pytest.mark.parametrize("kind", ["fork", "subgraph", "Send", "map"])

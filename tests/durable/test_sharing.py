@@ -49,9 +49,9 @@ class Counting(Memory):
         super().__init__()
         self.writes = 0
 
-    def write(self, change: Any) -> None:
+    def write(self, change: Any) -> int:
         self.writes += 1
-        super().write(change)
+        return super().write(change)
 
 
 def test_only_threads_write(tmp_path: Path) -> None:

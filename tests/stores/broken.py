@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from threading import Barrier, Event
 from typing import Any
 
 from dspyer.errors import ConcurrentRunError
-from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Swept, ThreadRow
+from dspyer.stores.base import NO_EPOCHS, Change, Point, Row, RunRow, Snapshot, Swept, ThreadRow
 from dspyer.stores.content import Content
 from dspyer.stores.memory import Memory
 from dspyer.stores.sqlite import SQLite
@@ -15,8 +15,8 @@ from dspyer.testing.store_races import THREADS
 
 
 class LosesTheLastOfManyRows(Memory):
-    def write(self, change: Change) -> None:
-        super().write(change._replace(rows=change.rows[:1]))
+    def write(self, change: Change) -> int:
+        return super().write(change._replace(rows=change.rows[:1]))
 
 
 class ChecksBeforeItLocks(Memory):
@@ -26,16 +26,15 @@ class ChecksBeforeItLocks(Memory):
         super().__init__()
         self.checked = Barrier(THREADS)
 
-    def write(self, change: Change) -> None:
+    def write(self, change: Change) -> int:
         if change.next_epoch is not None and change.epoch:
             if self._threads[change.thread].epoch != change.epoch:
                 raise ConcurrentRunError(change.thread)
             self.checked.wait()
             with self._lock:
                 found = self._threads[change.thread]
-                super().write(change._replace(epoch=found.epoch, next_epoch=found.epoch + 1))
-        else:
-            super().write(change)
+                return super().write(change._replace(epoch=found.epoch, next_epoch=found.epoch + 1))
+        return super().write(change)
 
 
 class ShowsHalfAChange(Memory):
@@ -45,12 +44,12 @@ class ShowsHalfAChange(Memory):
         super().__init__()
         self.half, self.seen = Event(), Event()
 
-    def write(self, change: Change) -> None:
+    def write(self, change: Change) -> int:
         if change.run is None:
             super().write(change._replace(rows=change.rows[:1], head=None))
             self.half.set()
             self.seen.wait()
-        super().write(change)
+        return super().write(change)
 
     def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
         self.half.wait()
@@ -60,37 +59,37 @@ class ShowsHalfAChange(Memory):
 
 
 class IgnoresEpochs(Memory):
-    def write(self, change: Change) -> None:
+    def write(self, change: Change) -> int:
         found = self._threads.get(change.thread)
         if found is not None and change.next_epoch is None:
             change = change._replace(epoch=found.epoch)
-        super().write(change)
+        return super().write(change)
 
 
 class LetsTwoBegin(Memory):
-    def write(self, change: Change) -> None:
+    def write(self, change: Change) -> int:
         found = self._threads.get(change.thread)
         if found is not None and change.epoch == 0:
             change = change._replace(epoch=found.epoch)
-        super().write(change)
+        return super().write(change)
 
 
 class WritesRowByRow(Memory):
     """A change that is refused at its last row has written those before."""
 
-    def write(self, change: Change) -> None:
+    def write(self, change: Change) -> int:
         for end in range(1, len(change.rows)):
             super().write(change._replace(rows=change.rows[:end], head=None, next_epoch=None, snapshot=None))
             change = change._replace(run=None, epoch=change.epoch or 1, next_epoch=None)
-        super().write(change)
+        return super().write(change)
 
 
 class KeepsTheBlobsOfWhatIsRefused(Memory):
-    def write(self, change: Change) -> None:
+    def write(self, change: Change) -> int:
         for row in change.rows:
             if row.content is not None:
                 self._blobs.update(row.content.blobs)
-        super().write(change)
+        return super().write(change)
 
 
 class ShowsItsOwnLists(Memory):
@@ -99,45 +98,47 @@ class ShowsItsOwnLists(Memory):
 
 
 class KeepsWhatItWasGiven(Memory):
-    def write(self, change: Change) -> None:
-        super().write(change)
+    def write(self, change: Change) -> int:
+        epoch = super().write(change)
         for row in change.rows:
             self._rows[change.rows_of][row.seq] = row
+        return epoch
 
 
 class WritesTwice(Memory):
     """Counts a run again when it is written again."""
 
-    def write(self, change: Change) -> None:
-        super().write(change)
+    def write(self, change: Change) -> int:
+        epoch = super().write(change)
         if change.run is not None and change.thread:
             thread = self._threads[change.thread]
             self._threads[change.thread] = thread._replace(runs=thread.runs + 1)
+        return epoch
 
 
 class RefusesRepetition(Memory):
-    def write(self, change: Change) -> None:
+    def write(self, change: Change) -> int:
         if change.rows and change.rows[0].seq in self._rows.get(change.rows_of, ()):
             raise ConcurrentRunError(change.rows_of)
-        super().write(change)
+        return super().write(change)
 
 
 class OverwritesRows(Memory):
-    def write(self, change: Change) -> None:
+    def write(self, change: Change) -> int:
         there = self._rows.get(change.rows_of, {})
         for row in change.rows:
             if row.seq in there:
                 there[row.seq] = row
-        super().write(change)
+        return super().write(change)
 
 
 class LeavesGaps(Memory):
-    def write(self, change: Change) -> None:
+    def write(self, change: Change) -> int:
         there = self._rows.get(change.rows_of)
         if there is not None and change.rows and change.rows[0].seq > len(there):
             there.update({row.seq: row for row in change.rows})
-            return
-        super().write(change)
+            return change.epoch
+        return super().write(change)
 
 
 class EncodesWithLosses(Memory):
@@ -162,8 +163,8 @@ class LosesBlobs(Memory):
 
 
 class CutsNames(Memory):
-    def write(self, change: Change) -> None:
-        super().write(change._replace(thread=change.thread.partition("\x00")[0]))
+    def write(self, change: Change) -> int:
+        return super().write(change._replace(thread=change.thread.partition("\x00")[0]))
 
 
 class SortsByCase(Memory):
@@ -201,8 +202,8 @@ class DropsSnapshotsAtRoots(Memory):
 class KeepsOwners(Memory):
     """A release that changes nothing."""
 
-    def write(self, change: Change) -> None:
-        super().write(change._replace(lease=change.lease or None))
+    def write(self, change: Change) -> int:
+        return super().write(change._replace(lease=change.lease or None))
 
 
 class LeasesForEver(Memory):
@@ -212,16 +213,16 @@ class LeasesForEver(Memory):
 
 
 class RemovesWhatCopiesNeed(Memory):
-    def remove(self, threads: Collection[str] = ()) -> Swept:
+    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> Swept:
         own = [run.id for name in threads for run in self.runs(name)]
-        swept = super().remove(threads)
+        swept = super().remove(threads, epochs)
         for run in own:
             self._rows.get(run, {}).clear()
         return swept
 
 
 class RemovesNothing(Memory):
-    def remove(self, threads: Collection[str] = ()) -> Swept:
+    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> Swept:
         for name in threads:
             self._threads.pop(name, None)
         return Swept(tuple(threads), 0, 0, {})
@@ -232,14 +233,39 @@ class DisownsNothing(Memory):
         return Swept((), 0, 0, {})
 
 
+class BeginsEpochsAgain(Memory):
+    """A thread that is made again begins with the epoch with which every thread begins."""
+
+    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> Swept:
+        swept = super().remove(threads, epochs)
+        self._fence = 0
+        return swept
+
+
+class RemovesUnderAnyEpoch(Memory):
+    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> Swept:
+        return super().remove(threads)
+
+
+class SaysTheEpochBefore(Memory):
+    def write(self, change: Change) -> int:
+        super().write(change)
+        return change.epoch
+
+
+class ForgetsRunsElsewhere(Memory):
+    def write(self, change: Change) -> int:
+        return super().write(change._replace(runs=0))
+
+
 class KeepsBlobs(Memory):
-    def _sweep_blobs(self) -> None:
+    def _drop_blobs(self, *contents: Any) -> None:
         pass
 
 
 class RemovesBlobsOfOthers(Memory):
-    def remove(self, threads: Collection[str] = ()) -> Swept:
-        swept = super().remove(threads)
+    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> Swept:
+        swept = super().remove(threads, epochs)
         if threads:
             for rows in self._rows.values():
                 for seq, row in rows.items():
@@ -256,10 +282,11 @@ class LosesWhatIsNotFlushed(SQLite):
         super().__init__(path, **options)
         self.waiting: list[Change] = []
 
-    def write(self, change: Change) -> None:
+    def write(self, change: Change) -> int:
         self.waiting.append(change)
         while change.flush and self.waiting:
             super().write(self.waiting.pop(0))
+        return 1
 
 
 class SaysThatItWrote(Memory):

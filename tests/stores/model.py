@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from dspyer.errors import ConcurrentRunError
-from dspyer.stores.base import Change, Point, Row
+from dspyer.stores.base import Change, Point, Row, RunRow
 
 
 class Model:
@@ -15,6 +15,7 @@ class Model:
     def __init__(self) -> None:
         self.threads: dict[str, dict[str, Any]] = {}
         self.runs: dict[str, dict[str, Any]] = {}
+        self.fence = 0
 
     def write(self, change: Change) -> None:
         before = copy.deepcopy((self.threads, self.runs))
@@ -34,15 +35,13 @@ class Model:
         thread = self.threads.setdefault(
             change.thread, {"head": None, "root": None, "owner": None, "epoch": 0, "runs": 0}
         )
-        thread["epoch"] = change.next_epoch if change.next_epoch is not None else max(thread["epoch"], 1)
-        if change.run is not None:
-            if change.run.id in self.runs:
-                if self.runs[change.run.id]["parents"] != change.run.parents:
-                    raise ConcurrentRunError(change.run.id)
-            else:
-                parts = {"thread": change.run.thread, "parents": change.run.parents, "rows": {}, "snapshots": set()}
-                self.runs[change.run.id] = parts
-                thread["runs"] += 1
+        if not change.epoch:
+            thread["epoch"] = self.fence + 1
+        elif change.next_epoch is not None:
+            if change.next_epoch <= change.epoch:
+                raise ValueError(change.next_epoch)
+            thread["epoch"] = change.next_epoch
+        thread["runs"] += change.runs + self._begin(change.run)
         for row in change.rows:
             self._write_row(change.rows_of, row)
         for point in (change.head, change.root, change.snapshot and change.snapshot.at):
@@ -57,6 +56,15 @@ class Model:
         if not change.thread:
             del self.threads[""]
 
+    def _begin(self, run: RunRow | None) -> bool:
+        """Begins a run, and says whether it is new."""
+        if run is None or run.id in self.runs:
+            if run is not None and self.runs[run.id]["parents"] != run.parents:
+                raise ConcurrentRunError(run.id)
+            return False
+        self.runs[run.id] = {"thread": run.thread, "parents": run.parents, "rows": {}, "snapshots": set()}
+        return True
+
     def _write_row(self, run: str, row: Row) -> None:
         if run not in self.runs:
             raise ValueError(run)
@@ -69,11 +77,11 @@ class Model:
         rows[row.seq] = _plain(row)
 
     def _is_written(self, change: Change, there: dict[str, Any]) -> bool:
-        after = change.next_epoch if change.next_epoch is not None else max(change.epoch, 1)
+        after = change.epoch and (change.next_epoch or change.epoch)
         owner = change.owner if change.lease else None
         rows = self.runs.get(change.rows_of, {"rows": {}})["rows"]
         return (
-            there["epoch"] == after
+            (not after or there["epoch"] == after)
             and bool(change.rows or change.run or owner)
             and (owner is None or there["owner"] == owner)
             and (change.head is None or there["head"] == change.head)
@@ -81,18 +89,49 @@ class Model:
             and all(rows.get(row.seq) == _plain(row) for row in change.rows)
         )
 
-    def remove(self, name: str) -> None:
-        self.threads.pop(name, None)
-        for run in self.runs.values():
-            if run["thread"] == name:
-                run["thread"] = ""
-        self._keep(self._reached(set()))
+    def remove(self, name: str | None, epoch: int | None = None) -> None:
+        """Removes a thread and what only it reaches; without a name, all that nothing reaches."""
+        near = set(self.runs) if name is None else self._near(name)
+        thread = self.threads.get(name or "")
+        if thread is not None and epoch not in (None, thread["epoch"]):
+            raise ConcurrentRunError(name)
+        if thread is not None:
+            self.fence = max(self.fence, thread["epoch"])
+            del self.threads[name or ""]
+        for run in near:
+            if name is not None and self.runs[run]["thread"] == name:
+                self.runs[run]["thread"] = ""
+        self._keep(self._reached(set()), near)
+
+    def _near(self, name: str) -> set[str]:
+        """The runs behind a thread, and those that go on from one of them."""
+        head = self.threads.get(name, {"head": None})["head"]
+        near = {run for run, parts in self.runs.items() if parts["thread"] == name} | ({head.run} if head else set())
+        near = {run for run in near if run in self.runs and not self._is_held(run, name)}
+        while True:
+            found = {parent.run for run in near for parent in self.runs[run]["parents"]} & self.runs.keys()
+            found = {run for run in found if not self._is_held(run, name)} - near
+            if not found:
+                break
+            near |= found
+        while True:
+            found = {
+                run for run, parts in self.runs.items() if {parent.run for parent in parts["parents"]} & near
+            } - near
+            if not found:
+                return near
+            near |= found
+
+    def _is_held(self, run: str, name: str) -> bool:
+        thread = self.threads.get(self.runs[run]["thread"])
+        return thread is not None and self.runs[run]["thread"] != name and thread["root"] is None
 
     def disown(self, name: str) -> None:
+        near = self._near(name)
         thread = self.threads.get(name, {"head": None, "root": None})
         inside = self._walk(thread["head"], thread["root"])
         own = {run for run, parts in self.runs.items() if name in self.threads and parts["thread"] == name}
-        self._keep(self._reached(own))
+        self._keep(self._reached(own), near)
         for run in own & self.runs.keys():
             if (run, None) not in inside:
                 self.runs[run]["thread"] = ""
@@ -125,9 +164,10 @@ class Model:
             found |= self._walk(parent, root)
         return found
 
-    def _keep(self, reached: set[tuple[str, int | None]]) -> None:
-        self.runs = {run: parts for run, parts in self.runs.items() if (run, None) in reached}
-        for run, parts in self.runs.items():
+    def _keep(self, reached: set[tuple[str, int | None]], near: set[str]) -> None:
+        self.runs = {run: parts for run, parts in self.runs.items() if (run, None) in reached or run not in near}
+        for run in near & self.runs.keys():
+            parts = self.runs[run]
             for seq in [seq for seq in parts["rows"] if (run, seq) not in reached]:
                 del parts["rows"][seq]
                 parts["snapshots"].discard(seq)

@@ -19,7 +19,7 @@ TAKE = Change("t", 3, 4, OWNER, 30.0)
     ("change", "found", "expected"),
     [
         pytest.param(Change("t"), Found(), Admitted(1, False, ()), id="a new thread"),
-        pytest.param(Change("t", 0, 7), Found(), Admitted(7, False, ()), id="a new thread with an epoch"),
+        pytest.param(Change("t", 0, 7), Found(fence=4), Admitted(5, False, ()), id="a new thread after removed ones"),
         pytest.param(Change("t", 3), Found(FREE), Admitted(3, False, ()), id="the epoch stays"),
         pytest.param(TAKE, Found(FREE), Admitted(4, False, ()), id="the epoch rises"),
         pytest.param(TAKE, Found(TAKEN._replace(owner=OWNER)), None, id="taken by the same owner: a repeat"),

@@ -55,7 +55,8 @@ changes = st.builds(
     rows,
     st.none() | st.builds(Snapshot, points, st.just(content({"v": 1}))),
     st.booleans(),
-).map(lambda change: change if change.thread else change._replace(head=None, root=None, lease=None, owner=None))
+    st.sampled_from([0, 0, 2]),
+).map(lambda change: change if change.thread else change._replace(head=None, root=None, lease=None, owner=None, runs=0))
 
 
 @st.composite
@@ -85,6 +86,8 @@ def fitting(draw: st.DrawFn) -> Callable[[Model], Change]:
 steps = st.lists(
     st.tuples(st.just("write"), changes.map(lambda change: lambda model: change) | fitting() | fitting() | fitting())
     | st.tuples(st.sampled_from(["remove", "disown"]), st.sampled_from([*THREADS, "nobody"]))
+    | st.tuples(st.just("remove at"), st.tuples(st.sampled_from([*THREADS, "nobody"]), st.integers(1, 4)))
+    | st.tuples(st.just("sweep"), st.none())
     | st.tuples(st.just("root"), st.sampled_from(THREADS))
     | st.tuples(st.sampled_from(["again", "drop"]), st.none()),
     max_size=14,
@@ -108,6 +111,13 @@ def play(store: Store, script: list[tuple[str, Any]]) -> None:
         elif kind == "remove":
             model.remove(value)
             store.remove([value])
+        elif kind == "remove at":
+            name, epoch = value
+            refused = _raised(lambda: model.remove(name, epoch)), _raised(lambda: store.remove([name], {name: epoch}))
+            assert refused[0] == refused[1]
+        elif kind == "sweep":
+            model.remove(None)
+            store.remove()
         else:
             model.disown(value)
             store.disown(value)
@@ -123,9 +133,13 @@ def _root(model: Model, name: str) -> Change | None:
     return Change(name, thread["epoch"], root=root, snapshot=Snapshot(root, content({"v": 1})))
 
 
-def _outcome(work: Callable[[Change], None], change: Change) -> type[Exception] | None:
+def _outcome(work: Callable[[Change], object], change: Change) -> type[Exception] | None:
+    return _raised(lambda: work(change))
+
+
+def _raised(work: Callable[[], object]) -> type[Exception] | None:
     try:
-        work(change)
+        work()
     except (ConcurrentRunError, ValueError) as error:
         return ConcurrentRunError if isinstance(error, ConcurrentRunError) else ValueError
     return None

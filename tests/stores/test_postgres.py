@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from threading import Barrier
 from typing import Any
 
@@ -21,7 +22,8 @@ from dspyer.stores import open_store, postgres_schema, postgres_write
 from dspyer.stores.base import Change, Point, Snapshot
 from dspyer.stores.postgres import Postgres
 from dspyer.stores.postgres_connections import split_address
-from dspyer.testing.store_samples import BLOB, append, begin, content, owner, row, rows
+from dspyer.testing.store_samples import BLOB, append, begin, content, owner, picture, row, rows
+from dspyer.testing.store_samples import copy as copied
 from tests.stores.proxy import AFTER, BEFORE, Proxy, proxy
 
 
@@ -135,7 +137,7 @@ def test_a_connection_that_is_lost_in_a_write(
     if change.rows:
         assert store.rows(change.rows_of, change.rows[0].seq) == list(change.rows)
     if thread is not None:
-        assert thread.epoch == (change.next_epoch or change.epoch)
+        assert thread.epoch == (change.next_epoch or change.epoch or 1)
         assert thread.head == (change.head or Point("r", 1))
         assert thread.runs == len(store.runs(change.thread))
     if change.snapshot is not None:
@@ -363,6 +365,65 @@ def test_many_threads_make_the_tables_at_once(postgres: str) -> None:
         store.close()
 
 
+V1 = """
+    ALTER TABLE {s}.thread RENAME COLUMN fencing TO epoch; DROP INDEX {s}.thread_head; DROP TABLE {s}.link;
+    DROP TABLE {s}.fence; DELETE FROM {s}.version WHERE number = 2
+"""
+
+
+def test_tables_of_version_1_become_todays(postgres: str) -> None:
+    """What refers to what is found in them, and epochs go on above those that they have."""
+    with Postgres(postgres) as store:
+        store.write(begin("t", "r", 2))
+        store.write(Change("t", 1, 7))
+        store.write(begin("u", "s", 1, Point("r", 0)))
+        before = picture(store)
+    schema = sql.Identifier(split_address(postgres)[2] or "")
+    for statement in V1.split(";"):
+        _execute(postgres, sql.SQL(statement).format(s=schema))
+    with Postgres(postgres) as store:
+        assert picture(store) == before
+        assert store.remove(["t"]).kept == {"u": ("r",)}
+        assert store.write(Change("t")) == 8
+        assert store.remove(["u"]).runs == 2
+
+
+def test_removals_of_threads_that_share_a_run_wait_for_each_other(store: Postgres) -> None:
+    """All at once, while others copy: what remains is what is reached, and none waits in a circle."""
+    for turn in range(5):
+        store.write(begin(f"base {turn}", f"b{turn}", 3))
+        for number in range(6):
+            store.write(begin(f"t{turn}-{number}", f"r{turn}-{number}", 2, Point(f"b{turn}", number % 3)))
+
+        def work(number: int, turn: int = turn) -> None:
+            if number == 6:
+                store.remove([f"base {turn}"])
+            elif number > 6:
+                with suppress(ValueError):
+                    store.write(copied(f"copy {turn}-{number}", Point(f"b{turn}", 1)))
+            else:
+                store.remove([f"t{turn}-{number}"])
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(work, range(8)))
+        there = f"copy {turn}-7" in store.threads()
+        assert len(store.rows(f"b{turn}")) == (2 if there else 0)
+    assert store.remove().runs == 0
+
+
+def test_a_removal_waits_for_no_thread_that_has_nothing_to_do_with_it(store: Postgres, postgres: str) -> None:
+    store.write(begin("t", "r", 2))
+    store.write(begin("u", "s", 2))
+    schema = sql.Identifier(split_address(postgres)[2] or "")
+    with psycopg.connect(split_address(postgres)[0]) as other:  # as a writer in the middle of its transaction
+        other.execute(sql.SQL("SELECT FROM {}.thread WHERE name = 'u' FOR UPDATE").format(schema))
+        other.execute(sql.SQL("SELECT FROM {}.run WHERE id = 's' FOR UPDATE").format(schema))
+        other.execute(sql.SQL("DELETE FROM {}.entry WHERE run = 's'").format(schema))
+        assert store.remove(["t"]).rows == 2
+        other.rollback()
+    assert len(store.rows("s")) == 2
+
+
 def test_older_tables_are_brought_up_to_date(postgres: str, store: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
     store.write(begin("t", "r", 2))
     later = [*postgres_schema.MIGRATIONS, "ALTER TABLE {s}.thread ADD COLUMN note text DEFAULT 'new'"]
@@ -374,7 +435,7 @@ def test_older_tables_are_brought_up_to_date(postgres: str, store: Postgres, mon
         other.close()
     schema = sql.Identifier(split_address(postgres)[2] or "")
     assert _execute(postgres, sql.SQL("SELECT note FROM {}.thread").format(schema)) == [("new",)]
-    assert _execute(postgres, sql.SQL("SELECT number FROM {}.version ORDER BY 1").format(schema)) == [(1,), (2,)]
+    assert _execute(postgres, sql.SQL("SELECT number FROM {}.version ORDER BY 1").format(schema)) == [(1,), (2,), (3,)]
 
 
 def test_tables_of_a_later_version_are_left_alone(postgres: str, store: Postgres) -> None:

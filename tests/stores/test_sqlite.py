@@ -16,8 +16,10 @@ import pytest
 from dspyer.errors import ConcurrentRunError, StoreError
 from dspyer.stores import sqlite_connections, sqlite_file
 from dspyer.stores.base import Change, Point
+from dspyer.stores.content import blob_id
 from dspyer.stores.sqlite import SQLite
 from dspyer.stores.sqlite_connections import Connections, checkpoint
+from dspyer.testing.store_samples import BLOB, picture
 from tests.stores.kit import OWNER, append, begin, content, numbers, row, run, snapshot
 
 
@@ -385,6 +387,42 @@ def test_an_empty_file_becomes_a_store(path: Path) -> None:
     path.touch()
     with SQLite(path) as store:
         begin(store, "t", "r", 1)
+
+
+V1 = """
+    ALTER TABLE thread RENAME COLUMN fencing TO epoch; DROP INDEX thread_head; DROP TABLE link; DROP TABLE ref;
+    DROP TABLE fence; CREATE INDEX entry_refs ON entry (refs) WHERE refs IS NOT NULL; PRAGMA user_version=1
+"""
+
+
+def test_a_file_of_version_1_becomes_todays(path: Path) -> None:
+    """What refers to what is found in it, and epochs go on above those that it has."""
+    with SQLite(path) as store:
+        head = begin(store, "t", "r", 2)
+        store.write(append("t", "r", 2, BLOB))
+        store.write(Change("t", 1, 7, snapshot=snapshot("r", 2, BLOB)))
+        begin(store, "u", "s", 1, head)
+        before = picture(store)
+    connection = sqlite3.connect(path)
+    connection.executescript(V1)
+    connection.close()
+    with SQLite(path) as store:
+        assert picture(store) == before
+        assert store.remove(["t"]).kept == {"u": ("r",)}
+        assert numbers(store, "r") == [0, 1]
+        assert store.blobs([blob_id(BLOB.encode())]) == {}
+        assert store.write(Change("t")) == 8
+        assert store.remove(["u"]).runs == 2
+
+
+def test_a_program_of_version_1_writes_nothing_more(path: Path) -> None:
+    """It may have the file open while a newer one brings the tables up to date: it would note no references."""
+    with SQLite(path) as store:
+        begin(store, "t", "r", 1)
+        old = sqlite3.connect(path)
+        with pytest.raises(sqlite3.OperationalError, match="no such column: epoch"):
+            old.execute("SELECT epoch, key FROM thread, run WHERE name = 't'")
+        old.close()
 
 
 def test_older_tables_become_todays(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

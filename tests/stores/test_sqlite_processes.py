@@ -50,6 +50,10 @@ def finish(process: subprocess.Popen[str]) -> str:
     return out
 
 
+def write(store: SQLite, change: Change) -> None:
+    store.write(change)
+
+
 def in_child(work: Callable[[], None]) -> int:
     """The exit code of a forked process that does some work."""
     child = os.fork()
@@ -208,7 +212,8 @@ def test_fork_while_another_thread_writes(path: Path) -> None:
             for seq in range(1, 11):
                 written.clear()
                 assert written.wait(60)
-                assert in_child(lambda seq=seq: store.write(append("child", "c", seq))) == 0  # type: ignore[misc]
+                change = append("child", "c", seq)
+                assert in_child(lambda change=change: write(store, change)) == 0  # type: ignore[misc]
         finally:
             stop.set()
             writer.join()
