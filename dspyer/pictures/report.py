@@ -119,7 +119,11 @@ def _joint(live: Mapping[Path, int], lanes: Sequence[int], last: str, middle: st
 
 def _headline(row: Row, bars: str, meta: str) -> str:
     if row.commit:
-        goal = f" → {', '.join(_folded(row.commit.route))}" if not row.node.startswith("join:") else ""
+        goal = (
+            f" → {', '.join(_folded(row.commit.route))}"
+            if row.commit.route and not row.node.startswith("join:")
+            else ""
+        )
         text = f"{bars} {label(row.commit)} {row.node}{goal}"
     else:
         text = f"{bars} {row.node} {row.outcome}"
