@@ -293,17 +293,17 @@ class Journal:
         Args:
             lease: seconds.
         """
-        with self._lock:
-            if self.broken is not None or self._released or not self.epoch:
-                return
-            try:
-                self.store.write(Change(self.thread, self.epoch, lease=lease))
-            except ConcurrentRunError as error:
+        # Without the lock: a write of the run may wait long, and its lease must not end meanwhile. A renewal that comes
+        # after the thread was given back makes it nobody's for longer, which changes nothing.
+        if self.broken is not None or self._released or not self.epoch:
+            return
+        try:
+            self.store.write(Change(self.thread, self.epoch, lease=lease))
+        except ConcurrentRunError as error:
+            if not self._released:
                 self.broken = error
-            except Exception as error:  # noqa: BLE001 - the run itself finds out when it writes
-                logger.warning("the lease of thread %r could not be renewed: %s", self.thread, error)
-        if self._left:
-            self.leave()
+        except Exception as error:  # noqa: BLE001 - the run itself finds out when it writes
+            logger.warning("the lease of thread %r could not be renewed: %s", self.thread, error)
 
     def leave(self) -> None:
         """Gives the thread back. A store that fails now is only logged: something else is on its way up."""

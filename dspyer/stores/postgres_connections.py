@@ -4,19 +4,37 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 from weakref import WeakSet, finalize
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
 from dspyer.errors import StoreError
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 T = TypeVar("T")
+
+
+PATIENCE = 15.0
+"""Seconds that a call waits for a connection, or for a lock: half of a lease."""
+
+LIMITS: Mapping[str, int] = MappingProxyType(
+    {
+        "connect_timeout": 5,
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 10_000,
+    }
+)
+"""What a server that is gone without a word may cost, unless the address says otherwise: seconds, but the last one in
+milliseconds. These are settings of the driver, of which neither server nor poolers are told."""
 
 
 class Connections:
@@ -43,7 +61,7 @@ class Connections:
         Args:
             work: what to do; a second time it must do no harm.
         """
-        with self._free:
+        with self._one_of_them():
             if self._closed:
                 raise StoreError("the store is closed: open it again")
             try:
@@ -58,6 +76,20 @@ class Connections:
             connection.close()
             self._forget_idle()  # what is as old is lost too, most likely
             return self._work(self._open(), work)
+
+    @contextmanager
+    def _one_of_them(self) -> Iterator[None]:
+        """While one connection more is in use."""
+        free = self._free
+        if not free.acquire(timeout=PATIENCE):
+            raise StoreError(
+                f"all {self._most} connections have been in use for {PATIENCE:g} s: nothing was done. Allow more with "
+                "Postgres(address, connections=...)"
+            )
+        try:
+            yield
+        finally:
+            free.release()
 
     def close(self) -> None:
         """Closes what is idle; what is in use is closed when its work is done."""
@@ -77,7 +109,10 @@ class Connections:
         self._finish = finalize(self, _close_all, self._idle)
 
     def _open(self) -> Connection:
-        connection = psycopg.connect(self._address, autocommit=True, prepare_threshold=None)
+        given: dict[str, Any] = {**LIMITS, **conninfo_to_dict(self._address)}
+        if "PGCONNECT_TIMEOUT" in os.environ and "connect_timeout" not in conninfo_to_dict(self._address):
+            del given["connect_timeout"]
+        connection = psycopg.connect(**given, autocommit=True, prepare_threshold=None)
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         return connection
 

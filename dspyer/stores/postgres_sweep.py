@@ -15,7 +15,7 @@ from psycopg import sql
 from dspyer.stores.admission import check_epochs
 from dspyer.stores.base import Swept
 from dspyer.stores.postgres_columns import pack_text, unpack_point, unpack_points, unpack_text
-from dspyer.stores.postgres_connections import Connection
+from dspyer.stores.postgres_connections import PATIENCE, Connection
 from dspyer.stores.reach import Ends, Extent, Removal, removal
 
 Decide = Callable[[Mapping[str, Ends], Mapping[str, Extent]], Removal]
@@ -24,6 +24,9 @@ Near = tuple[dict[str, Ends], dict[str, Extent]]
 
 TRIES = 5
 """How often a removal reads again what others have connected with it meanwhile; then it has the tables alone."""
+
+BOUNDED = f"set_config('lock_timeout', '{1000 * PATIENCE:.0f}', true)"
+"""Ends a transaction that waits too long for a lock."""
 
 # Every writer locks one of these tables before it writes: nothing new can refer to what is about to go.
 _LOCK = "LOCK TABLE {s}.thread, {s}.entry IN EXCLUSIVE MODE"
@@ -107,6 +110,7 @@ def sweep(
     execute = _executor(connection, statement)
     for turn in range(TRIES + 1):
         with connection.transaction():
+            execute(f"SELECT {BOUNDED}")
             if not names or turn == TRIES:
                 execute(_LOCK)
                 near = _near(execute, names)
@@ -127,6 +131,7 @@ def sweep_snapshots(connection: Connection, statement: Statement) -> None:
     """Removes the snapshots that are at no thread's root."""
     with connection.transaction():
         execute = _executor(connection, statement)
+        execute(f"SELECT {BOUNDED}")
         execute(_LOCK)
         drop_blobs(execute, execute(_DROP_ALL_SNAPSHOTS))
 

@@ -23,7 +23,7 @@ from dspyer.stores.postgres_columns import (
     unpack_run,
 )
 from dspyer.stores.postgres_connections import Connection
-from dspyer.stores.postgres_sweep import drop_blobs
+from dspyer.stores.postgres_sweep import BOUNDED, drop_blobs
 
 MAX_NAME = 2_500
 """Bytes of a thread's name: what an index of PostgreSQL can hold."""
@@ -173,7 +173,7 @@ class Writer:
             cursor = connection.execute(self._sql(statement), values, binary=True)
             return cursor.fetchall() if cursor.description else []
 
-        execute(f"SELECT {_DURABILITY}", written.values)
+        execute(f"SELECT {_DURABILITY}, {BOUNDED}", written.values)
         thread, fence = self._thread(execute, change, written)
         held = {run for (run,) in execute(_HOLD_RUNS, (sorted(_runs_of(change)),))}
         admitted = admit(change, self._found(execute, change, written)._replace(thread=thread, fence=fence))

@@ -18,8 +18,8 @@ from dspyer.stores.sqlite_reading import read_blobs, read_rows, read_run, read_r
 from dspyer.stores.sqlite_sweep import sweep, sweep_snapshots, sweep_threads
 from dspyer.stores.sqlite_writing import Packed, packed, write
 
-PATIENCE = 60.0
-"""Seconds that a store waits for the lock of another process."""
+PATIENCE = 15.0
+"""Seconds that a call waits for a lock: half of a lease, so that an owner that waits is not taken for gone."""
 
 
 class SQLite(Store):
@@ -31,7 +31,7 @@ class SQLite(Store):
     Args:
         path: the file; it is made when it is first used.
         clock: seconds, the same for every process that uses the file: leases are compared by it.
-        patience: seconds that a call waits for the lock of another process.
+        patience: seconds that a call waits for the lock of another process, or for other threads of this one.
 
     Raises:
         StoreError: (by the first use) if the file is not one of ours, was made by a later version of dspyer, or is

@@ -146,7 +146,7 @@ class Connections:
             flush: whether it must be on the disk afterwards.
             size: bytes that it brings.
         """
-        with self.writing:
+        with self._alone():
             return self._patiently(lambda connection: self._transaction(connection, work, flush, size))
 
     def write_now(self, work: Work[object], flush: bool = False, size: int = 0) -> bool:
@@ -167,9 +167,22 @@ class Connections:
 
     def exclusively(self, work: Work[T]) -> T:
         """What `work` returns, which makes its own transaction; nobody else of this process writes meanwhile."""
-        with self.writing:
+        with self._alone():
             self._written = True
             return self._patiently(work)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While no other thread of this process writes."""
+        if not self.writing.acquire(timeout=self._patience):
+            raise StoreError(
+                f"other threads of this process have been writing to {self.path} for {self._patience:g} s: nothing was "
+                "written. See what holds them up, or allow more: SQLite(path, patience=...)"
+            )
+        try:
+            yield
+        finally:
+            self.writing.release()
 
     def _grow(self, size: int) -> None:
         """Counts what went to the log; when it has become long, a thread begins to empty it."""

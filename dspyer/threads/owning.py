@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -100,48 +101,107 @@ def _runs(pid: int) -> bool:
     return True
 
 
+class _Renewer:
+    """Renews the leases of the runs that this process works on in one store.
+
+    Args:
+        all_leases: says how long a lease lasts, and forgets the renewer when it has nothing to do.
+        store: the identity of the store.
+    """
+
+    def __init__(self, all_leases: Leases, store: int) -> None:
+        self.held: dict[str, Journal] = {}
+        self._all = all_leases
+        self._store = store
+        self._waiting: set[str] = set()  # tokens of owners whose renewal has not come back yet
+
+    def run(self) -> None:
+        """Renews now and then, until there is nothing to renew."""
+        pause = Event()
+        while not self._all.forget_idle(self._store, self):
+            pause.wait(self._all.lease / 3)
+            self.renew()
+
+    def renew(self) -> None:
+        """Renews all; one that does not come back holds up no other."""
+        queue = deque(item for item in list(self.held.items()) if item[0] not in self._waiting)
+        while queue:
+            worker = Thread(target=self._work, args=(queue,), name="dspyer-lease", daemon=True)
+            worker.start()
+            worker.join(self._all.lease / 30)
+
+    def _work(self, queue: deque[tuple[str, Journal]]) -> None:
+        while queue:
+            with suppress(IndexError):  # another worker was faster
+                token, journal = queue.popleft()
+                self._waiting.add(token)
+                try:
+                    journal.renew(self._all.lease)
+                finally:
+                    self._waiting.discard(token)
+
+
 class Leases:
-    """Renews the leases of the runs that this process works on, from one thread."""
+    """Renews the leases of the runs that this process works on, those of each store apart from the others'.
+
+    Args:
+        lease: seconds that a lease lasts.
+    """
 
     def __init__(self, lease: float = LEASE) -> None:
         self._lease = lease
-        self._held: dict[str, Journal] = {}
-        self._lock = Lock()
-        self._wake = Event()
-        self._thread: Thread | None = None
+        self.forget()
+
+    @property
+    def lease(self) -> float:
+        """Seconds that a lease lasts."""
+        return self._lease
 
     def hold(self, token: str, journal: Journal) -> None:
-        """Keeps an owner alive until `let_go`: from before it owns the thread, so that nobody finds it gone."""
+        """Keeps an owner alive until `let_go`: from before it owns the thread, so that no other run finds it gone."""
+        store = id(journal.store.store)
         with self._lock:
-            self._held[token] = journal
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = Thread(target=self._renew_all, name="dspyer-leases", daemon=True)
-                self._thread.start()
+            renewer = self._renewers.get(store)
+            if renewer is None:
+                renewer = self._renewers[store] = _Renewer(self, store)
+                Thread(target=renewer.run, name="dspyer-leases", daemon=True).start()
+            renewer.held[token] = journal
+            self._tokens[token] = renewer
 
     def holds(self, token: str) -> bool:
         """Whether a run of this process is at work."""
-        return token in self._held
+        return token in self._tokens
 
     def let_go(self, token: str) -> None:
         """Renews an owner no longer."""
         with self._lock:
-            self._held.pop(token, None)
-
-    def _renew_all(self) -> None:
-        while True:
-            self._wake.wait(self._lease / 3)
-            self.renew()
+            renewer = self._tokens.pop(token, None)
+            if renewer is not None:
+                renewer.held.pop(token, None)
 
     def renew(self) -> None:
-        """Renews all leases; whoever was replaced notices at its next write."""
-        for journal in list(self._held.values()):
-            journal.renew(self._lease)
+        """Renews all leases now; a run that was replaced notices at its next write."""
+        for renewer in list(self._renewers.values()):
+            renewer.renew()
+
+    def forget_idle(self, store: int, renewer: _Renewer) -> bool:
+        """Whether a renewer has nothing to do; the next run in its store gets another one.
+
+        Args:
+            store: the identity of its store.
+            renewer: the renewer.
+        """
+        with self._lock:
+            idle = self._renewers.get(store) is not renewer or not renewer.held
+            if idle and self._renewers.get(store) is renewer:
+                del self._renewers[store]
+        return idle
 
     def forget(self) -> None:
         """Holds nothing: a process that was forked owns none of its parent's runs."""
-        self._held.clear()
         self._lock = Lock()
-        self._thread = None
+        self._renewers: dict[int, _Renewer] = {}
+        self._tokens: dict[str, _Renewer] = {}
 
 
 leases = Leases()

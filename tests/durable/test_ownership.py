@@ -13,11 +13,14 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, Run, reducers
+from dspyer.durable.journal import Journal
+from dspyer.durable.rows import end_draft
 from dspyer.errors import ConcurrentRunError, OpenRunError, RunStoppedError
 from dspyer.stores.base import NO_EPOCHS, Change, Owner, Store, Swept, ThreadRow
 from dspyer.stores.memory import Memory
 from dspyer.stores.sqlite import SQLite
-from dspyer.threads.owning import leases
+from dspyer.testing.store_samples import begin
+from dspyer.threads.owning import Leases, leases
 from dspyer.threads.thread import Thread
 
 from .failing import Crash, FailingMemory, crash
@@ -743,3 +746,75 @@ def test_a_thread_that_a_run_has_got_since_is_not_deleted() -> None:
     gate.opened.set()
     assert isinstance(begun[0].end().error, ConcurrentRunError)
     assert store.threads() == []
+
+
+class Stuck(Memory):
+    """Renews no lease before a test lets it."""
+
+    def __init__(self, stuck: Collection[str]) -> None:
+        super().__init__()
+        self.stuck = stuck
+        self.go_on = threading.Event()
+        self.renewed: dict[str, threading.Event] = {name: threading.Event() for name in "abc"}
+
+    def write(self, change: Change) -> int:
+        renews = change.lease and change.run is None
+        if renews and change.thread in self.stuck:
+            assert self.go_on.wait(20)
+        epoch = super().write(change)
+        if renews:
+            self.renewed[change.thread].set()
+        return epoch
+
+
+@pytest.mark.parametrize("stores", [("ab", "c"), ("ab",)], ids=["of another store", "of the same store"])
+def test_a_renewal_that_does_not_come_back_holds_up_no_other(stores: tuple[str, ...]) -> None:
+    """Of two threads of one store that is stuck, and of a thread of any store that is not."""
+    found = {names: Stuck("ab") for names in stores}
+    blocked = found["ab"]
+    other = found.get("c", blocked)
+    some = Leases(lease=0.3)
+    journals = {}
+    for store, name in ((blocked, "a"), (blocked, "b"), (other, "c")):
+        change = begin(name, f"run of {name}", 1)
+        journals[name] = Journal(store, name, store.write(change), f"run of {name}", 1)
+        some.hold(name, journals[name])
+    try:
+        assert other.renewed["c"].wait(20)
+        assert not blocked.renewed["a"].is_set()
+        other.renewed["c"].clear()
+        assert other.renewed["c"].wait(20), "renewed once only"
+    finally:
+        blocked.go_on.set()
+    assert blocked.renewed["a"].wait(20)
+    assert blocked.renewed["b"].wait(20)
+    for name in journals:
+        assert some.holds(name)
+        some.let_go(name)
+        assert not some.holds(name)
+
+
+def test_a_lease_is_renewed_while_a_write_of_its_run_waits() -> None:
+    """And an owner that is about to own its thread renews nothing yet, and is not refused for it."""
+    store = Stuck("")
+    journal = Journal(store, "a", 0, "r", 1)
+    journal.renew(30.0)
+    assert store.threads() == []
+    assert journal.broken is None
+    journal.owns(store.write(begin("a", "r", 1)))
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(change: Change) -> int:
+        inside.set()
+        assert go_on.wait(20)
+        return Memory.write(store, change)
+
+    journal.store.store.write = lambda change: slow(change) if change.rows else Stuck.write(store, change)  # type: ignore[method-assign]
+    writing = threading.Thread(target=journal.write, args=([end_draft("stopped", None, ())],))
+    writing.start()
+    assert inside.wait(10)
+    journal.renew(30.0)
+    assert store.renewed["a"].is_set()
+    go_on.set()
+    writing.join(10)
+    assert [row.seq for row in store.rows("r")] == [0, 1]

@@ -481,6 +481,29 @@ def test_no_more_connections_than_agreed(postgres: str) -> None:
         assert len(store._connections._idle) <= 2
 
 
+@pytest.mark.parametrize(
+    ("more", "environment", "expected"),
+    [("", None, 5), ("connect_timeout=9", None, 9), ("", "7", None)],
+    ids=["a limit of ours", "that of the address", "that of the environment"],
+)
+def test_a_server_that_does_not_answer_is_not_waited_for(
+    more: str, environment: str | None, expected: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    def connect(**options: Any) -> None:
+        given.update(options)
+        raise psycopg.OperationalError("no answer")
+
+    monkeypatch.setattr(psycopg, "connect", connect)
+    if environment:
+        monkeypatch.setenv("PGCONNECT_TIMEOUT", environment)
+    with Postgres(f"postgresql://ada@db/runs?{more}") as store, pytest.raises(psycopg.OperationalError):
+        store.threads()
+    assert int(given.get("connect_timeout", 0)) == (expected or 0)
+    assert given["tcp_user_timeout"] == 10_000
+
+
 def test_an_exception_in_between_leaves_no_open_transaction(store: Postgres) -> None:
     store.write(begin("t", "r", 1))
 

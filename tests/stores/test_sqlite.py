@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from dspyer.errors import ConcurrentRunError, StoreError
-from dspyer.stores import sqlite_connections, sqlite_file
+from dspyer.stores import postgres_connections, sqlite_connections, sqlite_file
 from dspyer.stores.base import Change, Point
 from dspyer.stores.content import blob_id
-from dspyer.stores.sqlite import SQLite
+from dspyer.stores.sqlite import PATIENCE, SQLite
 from dspyer.stores.sqlite_connections import Connections, checkpoint
 from dspyer.testing.store_samples import BLOB, picture
+from dspyer.threads.owning import LEASE
 from tests.stores.kit import OWNER, append, begin, content, numbers, row, run, snapshot
 
 
@@ -135,6 +136,19 @@ def test_patience_ends_with_advice(path: Path) -> None:
         assert "patience=" in "".join(caught.value.__notes__)
         other.close()
         store.write(append("t", "r", 1))
+
+
+def test_patience_with_other_threads_ends_too(path: Path) -> None:
+    with SQLite(path, patience=0.01) as store:
+        begin(store, "t", "r", 1)
+        with connections(store).writing, pytest.raises(StoreError, match=r"other threads .* patience="):
+            store.write(append("t", "r", 1))
+        store.write(append("t", "r", 1))
+
+
+@pytest.mark.parametrize("patience", [PATIENCE, postgres_connections.PATIENCE])
+def test_nothing_is_waited_for_as_long_as_a_lease_lasts(patience: float) -> None:
+    assert patience <= LEASE / 2
 
 
 def test_connections_belong_to_threads(store: SQLite) -> None:
