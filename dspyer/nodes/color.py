@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextlib import ExitStack
 from contextvars import ContextVar
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import anyio
 import dspy
@@ -82,21 +83,26 @@ def call_async(fn: Callable[..., Awaitable[T]], kwargs: Mapping[str, Any]) -> T:
     """
     began = False
 
-    async def run() -> T:
+    async def run() -> _Outcome:
         nonlocal began
         began = True
-        return await fn(**kwargs)
+        try:
+            return await fn(**kwargs), None
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - raised where it is wanted
+            return None, error
 
     try:
-        return run_on_host_loop(run)
+        return cast(T, _result_of(run_on_host_loop(run)))
     except RuntimeError:  # raised when this is no AnyIO worker thread
         if began:
             raise
     loop_thread = _loop_thread.get()
     if loop_thread is not None and loop_thread.is_usable():
-        return loop_thread.portal().call(run)
+        return cast(T, _result_of(loop_thread.portal().call(run)))
     with start_blocking_portal() as portal:
-        return portal.call(run)
+        return cast(T, _result_of(portal.call(run)))
 
 
 async def to_thread(fn: Callable[..., T], kwargs: Mapping[str, Any]) -> T:
@@ -105,7 +111,29 @@ async def to_thread(fn: Callable[..., T], kwargs: Mapping[str, Any]) -> T:
     Each call has a limiter of its own: a shared one could deadlock when a call that holds a token needs another one.
     How many nodes run at once is the driver's to bound.
     """
-    return await anyio.to_thread.run_sync(partial(fn, **kwargs), limiter=anyio.CapacityLimiter(1))
+    outcome = anyio.to_thread.run_sync(_attempt, fn, kwargs, limiter=anyio.CapacityLimiter(1))
+    return cast(T, _result_of(await outcome))
+
+
+_Outcome = tuple[Any, BaseException | None]
+"""A result, or an exception. In a future of AnyIO an exception would refer to itself by its traceback."""
+
+
+def _attempt(fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> _Outcome:
+    try:
+        return fn(**kwargs), None
+    except BaseException as error:  # noqa: BLE001 - raised where it is wanted
+        return None, error
+
+
+def _result_of(outcome: _Outcome) -> Any:
+    result, error = outcome
+    if error is None:
+        return result
+    try:
+        raise error
+    finally:
+        del outcome, error  # the traceback refers to this frame
 
 
 def is_async(fn: Callable[..., Any]) -> bool:

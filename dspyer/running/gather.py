@@ -9,7 +9,6 @@ from dspyer.bond.tracing import hand_over
 from dspyer.durable.journal import Journal
 from dspyer.durable.memo import Answer, Memo
 from dspyer.errors import Interrupt
-from dspyer.events import Question
 from dspyer.running.crews import Outcome, Tasks, Threads
 from dspyer.running.observing import Observe
 from dspyer.running.session import Session
@@ -138,15 +137,17 @@ class Batch(Generic[T]):
 
         The traces are handed over either way.
         """
-        ordered = [self._outcomes[index] for index in sorted(self._outcomes)]
+        ordered = [self._outcomes.pop(index) for index in sorted(self._outcomes)]
         for _, _, steps in ordered:
             hand_over(steps)
-        questions: list[Question] = []
-        for _, error, _ in ordered:
-            if isinstance(error, Interrupt):
-                questions += error.questions
-            elif error is not None:
-                raise error
+        errors = [error for _, error, _ in ordered if error is not None]
+        results = [result for result, _, _ in ordered]
+        del ordered  # the traceback of an error refers to this frame, which should not refer to the error
+        failures = [error for error in errors if not isinstance(error, Interrupt)]
+        questions = [question for error in errors if isinstance(error, Interrupt) for question in error.questions]
+        del errors
+        if failures:
+            raise failures.pop(0)
         if questions:
             raise Interrupt(questions)
-        return [result for result, _, _ in ordered]
+        return results
