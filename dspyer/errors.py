@@ -255,6 +255,16 @@ def annotate(error: BaseException, note: str) -> None:
             error.add_note(note)
 
 
+def anew(error: DspyerError) -> DspyerError:
+    """The same error without traceback, cause and notes, to be kept by an object and raised again.
+
+    A traceback refers to the object whose method raised: the two would wait for the cyclic garbage collector.
+    """
+    kind, args, *_ = error.__reduce__()
+    found: DspyerError = kind(*args)
+    return found
+
+
 def original(error: BaseException) -> BaseException:
     """What was raised, where Python has put a `RuntimeError` in the place of a `StopIteration` (PEP 479)."""
     cause = error.__cause__

@@ -15,7 +15,7 @@ from dspyer.durable.forms import Forms
 from dspyer.durable.guarding import Guarded, guarded
 from dspyer.durable.rows import Draft
 from dspyer.durable.snapshots import AT_END, EVERY, Rested, snapshot
-from dspyer.errors import ConcurrentRunError, DspyerError, GraphError, suggestion
+from dspyer.errors import ConcurrentRunError, DspyerError, GraphError, anew, suggestion
 from dspyer.stores.base import Change, Point, Row, Snapshot, Store
 
 __all__ = ["BATCH_SECONDS", "BATCH_SIZE", "Before", "Durability", "Journal", "checked", "guarded", "later"]
@@ -286,6 +286,11 @@ class Journal:
         head = Point(self.run, rows[-1].seq) if thread and rows else None
         flush = waiting.flush or self.durability == "flush"
         return Change(thread, self.epoch, None, None, lease, head, None, None, self.run, rows, waiting.snapshot, flush)
+
+    def release_error(self) -> None:
+        """Keeps no traceback of what has failed, once the run is over: it refers to the journal. Writes still raise."""
+        if self.broken is not None:
+            self.broken = anew(self.broken)
 
     def renew(self, lease: float) -> None:
         """Renews the lease, from any thread; nothing is renewed that was given back.

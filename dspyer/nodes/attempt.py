@@ -111,7 +111,7 @@ class Attempt:
         self.over = False
         self._used: dict[tuple[str, str], object] | None = None
         self._open: list[Question] = []
-        self._refusal: Exception | None = None
+        self._refusal: tuple[type[Exception], str] | None = None
 
     def item(self, index: int) -> Attempt:
         """The attempt of one item of a map, which is an execution of its own."""
@@ -236,7 +236,7 @@ class Attempt:
             return validated(answer, memo.answers[place], question)
         except InputError as refusal:
             memo.refuse(place)
-            self._refusal = refusal
+            self._refusal = (InputError, str(refusal))
             raise
 
     def finish(self) -> None:
@@ -249,7 +249,8 @@ class Attempt:
         if not self.host.memo.questions:
             return
         if self._refusal is not None:
-            raise self._refusal
+            kind, text = self._refusal
+            raise kind(text)
         if self._open:
             raise Interrupt(self._open)
         self._check_answered("came to its end")
@@ -264,11 +265,12 @@ class Attempt:
             )
 
     def _refuse(self, text: str) -> None:
-        self._refusal = AttemptError(
-            f"{text}. Each attempt must ask the same: keep what decides about a question with ctx.once, or leave the "
-            "run with t.run(..., abandon=True)"
+        text += (
+            ". Each attempt must ask the same: keep what decides about a question with ctx.once, or leave the run with "
+            "t.run(..., abandon=True)"
         )
-        raise self._refusal
+        self._refusal = (AttemptError, text)
+        raise AttemptError(text)
 
     # --- items of a map
 

@@ -197,14 +197,13 @@ class Session(Isolated):
         limit = self.most_at_once
         if self._taken_up and not self.stopped:
             started, self._taken_up = self._within_limits(self._taken_up), []
-        run = self.run
-        while not self.stopped and plan(run) and len(run.running) < limit:
+        while not self.stopped and plan(self.run) and len(self.run.running) < limit:
             position = 0 if not self.blueprint.interrupt_after else self._next_position()
             if position is None:
                 break
-            run, execution, events = begin(run, position)
-            self.run = run
+            self.run, execution, events = begin(self.run, position)
             self._tell(events)
+            del events  # the traceback of a join that failed refers to this frame
             if execution is not None:
                 started.append(execution)
         return started
@@ -368,6 +367,8 @@ class Session(Isolated):
             self.broken = None
             if self.unsaved is not None:
                 self.unsaved.take(self.run)
+            if self.journal is not None and not self.scope:
+                self.journal.release_error()
         self.events = []
         return ended
 

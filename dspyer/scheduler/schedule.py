@@ -98,11 +98,7 @@ def begin(
         try:
             run, branch, events = _join(run, group, deciding)
         except ConflictRaisedError as raised:
-            found: list[Event] = [ConflictFound(conflict) for conflict in raised.conflicts]
-            path = min(branch.path for branch in group.branches)
-            failure = Failure(path, f"join:{node}", "", raised.error, tuple(group.branches), raised.conflicts)
-            run, failed = _fail(run, failure, group.place)
-            return run, None, found + failed
+            return _join_failed(run, group, raised)  # the traceback refers to this frame, which keeps no exception
     if node == END:
         return (
             run._replace(ready=ready, ended=True, resting=branch.state, live=_leave(run.live, group.place)),
@@ -281,6 +277,15 @@ def _join(run: RunState, group: Group, deciding: Deciding | None) -> tuple[RunSt
     events: list[Event] = [ConflictFound(conflict) for conflict in merged.conflicts]
     events += [Joined(node, tuple([branch.path for branch in branches]), path), Committed(commit, run.first + index)]
     return run, Branch(path, spots, merged.state, index, commit_id, step, tally), events
+
+
+def _join_failed(run: RunState, group: Group, raised: ConflictRaisedError) -> tuple[RunState, None, list[Event]]:
+    found: list[Event] = [ConflictFound(conflict) for conflict in raised.conflicts]
+    path = min(branch.path for branch in group.branches)
+    name = f"join:{group.place[0]}"
+    failure = Failure(path, name, "", raised.error, tuple(group.branches), raised.conflicts)
+    run, failed = _fail(run, failure, group.place)
+    return run, None, found + failed
 
 
 def _fork(branch: Branch, width: int) -> list[Branch]:
