@@ -36,7 +36,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dspyer.events import Question
@@ -260,8 +260,8 @@ def anew(error: DspyerError) -> DspyerError:
 
     A traceback refers to the object whose method raised: the two would wait for the cyclic garbage collector.
     """
-    kind, args, *_ = error.__reduce__()
-    found: DspyerError = kind(*args)
+    reduced: tuple[Any, ...] = error.__reduce__()  # type: ignore[assignment]  # classes are given as tuples
+    found: DspyerError = reduced[0](*reduced[1])
     return found
 
 

@@ -297,10 +297,10 @@ def test_a_store_that_fails_leaves_nothing_to_the_cyclic_collector(how: str) -> 
     class Full(Memory):
         full = False
 
-        def write(self, change: Change) -> None:
+        def write(self, change: Change) -> int:
             if self.full and change.rows:
                 raise OSError("no space left")
-            super().write(change)
+            return super().write(change)
 
         def write_now(self, change: Change) -> bool:
             self.write(change)
