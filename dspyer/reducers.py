@@ -68,6 +68,7 @@ class Reducer:
         keyed: how values are found by key, where a later value takes the place of an earlier one with the same key:
             sibling branches that put different values under one key conflict there. None where nothing takes the
             place of anything.
+        grows: whether the new value of a list is always the one before with more at its end.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Reducer:
     whole: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None
     keeps: bool = False
     keyed: Keyed | None = None
+    grows: bool = False
 
     @classmethod
     def of(cls, function: object) -> Reducer:
@@ -318,8 +320,8 @@ BY_ID = Keyed(messages.find, messages.made, messages.without)
 
 patch = Reducer("patch", apply_value, folds=False)
 replace = Reducer("replace", _replace, folds=False)
-append = Reducer("append", _append, EMPTY_LIST, _accept, _item_of("append"), hint=ONE_ITEM, parts=_one)
-extend = Reducer("extend", _extend, EMPTY_LIST, _check_extend, _extend_type, parts=_each)
+append = Reducer("append", _append, EMPTY_LIST, _accept, _item_of("append"), hint=ONE_ITEM, parts=_one, grows=True)
+extend = Reducer("extend", _extend, EMPTY_LIST, _check_extend, _extend_type, parts=_each, grows=True)
 update = Reducer(
     "update", _update, FrozenDict(), _check_update, _update_type, parts=_by_key, shape="keys", keyed=BY_KEY
 )
@@ -350,6 +352,7 @@ conversation = Reducer(
     shape="messages",
     whole=messages.parts,
     keeps=True,
+    grows=True,
 )
 min = Reducer("min", _lesser, DELETE, _accept, without_none)  # noqa: A001
 max = Reducer("max", _greater, DELETE, _accept, without_none)  # noqa: A001

@@ -234,7 +234,7 @@ class Field:
             annotate(error, f"raised by reducer {self.reducer.name!r} of field {self.name!r}")
             raise
         if self.limit is not None:
-            new = self.limit.held(self.name, current, update, new)
+            new = self.limit.held(self.name, current, update, new, self.reducer)
         if self.checks_result and type(new) not in self.exact:
             return self._keep(new, self.validate(thaw(new), NO_OTHERS))
         return new

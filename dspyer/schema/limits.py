@@ -7,10 +7,11 @@ from typing import Any, Literal, get_args
 
 from dspyer.errors import GraphError, NodeOutputError, brief
 from dspyer.patch import DELETE
-from dspyer.values import FrozenDict, FrozenList, FrozenSet, encoding
+from dspyer.reducers import Reducer
+from dspyer.values import FrozenDict, FrozenList, encoding, measure, measured
 
 Full = Literal["refuse", "drop_oldest"]
-KEPT = 64  # values whose sizes are known at once
+KEPT = 64  # sets whose sizes are known at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Limit:
     kb: float
     full: Full
 
-    def held(self, name: str, current: Any, update: Any, new: Any) -> Any:
+    def held(self, name: str, current: Any, update: Any, new: Any, reducer: Reducer | None = None) -> Any:
         """What a field holds after an update.
 
         Args:
@@ -33,6 +34,7 @@ class Limit:
             current: its frozen value before, `DELETE` for none.
             update: the frozen update.
             new: its frozen value with the update folded in.
+            reducer: what folded it in; None if nothing is known of that.
 
         Returns:
             The new value, without its oldest entries if need be.
@@ -43,10 +45,10 @@ class Limit:
         if isinstance(update, FrozenDict) and isinstance(new, FrozenDict) and self.full == "drop_oldest":
             for key in update:  # what was written last comes last
                 new = new.discard(key).set(key, new.raw(key)) if key in new else new
-        size = _grown(current, new)
+        size = _grown(current, update, new, reducer)
         most = int(self.kb * 1000)
         if size <= most:
-            sizes.put(new, size)
+            _remember(new, size)
             return new
         for key, value in _entries(new) if _count(new) < 2 or self.full == "drop_oldest" else ():
             alone = _entry_size(key, value) + 2
@@ -113,27 +115,27 @@ def limit_problem(found: Limit, reducer: str, origin: Any) -> str:
 
 def size_of(value: Any) -> int:
     """The bytes of the JSON form of a frozen container."""
-    known = sizes.get(value)
+    known = _known(value)
     if known is None:
         known = max(2, sum([_entry_size(key, entry) + 2 for key, entry in _entries(value)]))
-        sizes.put(value, known)
+        _remember(value, known)
     return known
 
 
 class _Sizes:
-    """Sizes of the values used last, by identity; a value is held so that no identity is used twice."""
+    """Sizes of the sets used last, by identity; a set is held so that no identity is used twice."""
 
     def __init__(self) -> None:
         self.young: dict[int, tuple[Any, int]] = {}
         self.old: dict[int, tuple[Any, int]] = {}
 
     def get(self, value: Any) -> int | None:
-        """The size of a value, None if it is not known."""
+        """The size of a set, None if it is not known."""
         found = self.young.get(id(value)) or self.old.get(id(value))
         return None if found is None else found[1]
 
     def put(self, value: Any, size: int) -> None:
-        """Remembers the size of a value."""
+        """Remembers the size of a set."""
         if len(self.young) >= KEPT // 2:
             self.old, self.young = self.young, {}
         self.young[id(value)] = value, size
@@ -142,12 +144,23 @@ class _Sizes:
 sizes = _Sizes()
 
 
+def _known(value: Any) -> int | None:
+    return sizes.get(value) if isinstance(value, frozenset) else measured(value)
+
+
+def _remember(value: Any, size: int) -> None:
+    if isinstance(value, frozenset):
+        sizes.put(value, size)
+    else:
+        measure(value, size)
+
+
 def _entries(value: Any) -> list[tuple[Any, Any]]:
     if isinstance(value, FrozenDict):
         return list(value.raw_items())
     if isinstance(value, FrozenList):
         return [(None, item) for item in value.raw_items()]
-    return [(None, item) for item in value] if isinstance(value, (FrozenSet, frozenset, tuple)) else []
+    return [(None, item) for item in value] if isinstance(value, (frozenset, tuple)) else []
 
 
 def _count(value: Any) -> int:
@@ -159,22 +172,30 @@ def _entry_size(key: Any, value: Any) -> int:
     return own if key is None else own + 2 + len(encoding.to_json(key).encode("utf-8", "surrogatepass"))
 
 
-def _grown(current: Any, new: Any) -> int:
-    """The size of a value, from what of it is new where its size before is known."""
-    before = None if current is DELETE else sizes.get(current)
-    if before is None:
+def _grown(current: Any, update: Any, new: Any, reducer: Reducer | None) -> int:
+    """The size of a value: what it was before, where that is known, and what the update has changed."""
+    before = None if current is DELETE else _known(current)
+    if before is None or reducer is None:
         return size_of(new)
-    if isinstance(new, FrozenList) and isinstance(current, FrozenList) and _begins_with(new, current):
-        added = list(new[len(current) :].raw_items())
-        return (before if len(current) else 0) + sum([_entry_size(None, item) + 2 for item in added]) or 2
-    return size_of(new)
+    if reducer.grows:
+        added = [new.raw(place) for place in range(len(current), len(new))]
+        change = sum([_entry_size(None, item) + 2 for item in added])
+    elif reducer.keyed is not None:
+        assert reducer.parts is not None  # what has keys has parts
+        change = 0
+        for key in dict.fromkeys(key for key, _ in reducer.parts(update)):
+            old, now = reducer.keyed.find(current, key), reducer.keyed.find(new, key)
+            change += _size_under(reducer, key, now) - _size_under(reducer, key, old)
+    elif reducer.shape == "members":
+        change = sum([_entry_size(None, item) + 2 for item in new.difference(current)]) if new is not current else 0
+    else:
+        return size_of(new)
+    return max(2, (before if len(current) else 0) + change)
 
 
-def _begins_with(new: FrozenList[Any], current: FrozenList[Any]) -> bool:
-    """Whether a list is another one with more at its end: by identity, as reducers make it."""
-    if len(new) < len(current):
-        return False
-    return all(one is two for one, two in zip(new.raw_items(), current.raw_items(), strict=False))
+def _size_under(reducer: Reducer, key: Any, value: Any) -> int:
+    """The bytes that an entry takes; an entry of a list has no key of its own."""
+    return 0 if value is DELETE else _entry_size(key if reducer.shape == "keys" else None, value) + 2
 
 
 def _without_oldest(value: Any, size: int, most: int) -> Any:
@@ -189,7 +210,7 @@ def _without_oldest(value: Any, size: int, most: int) -> Any:
         kept = value
         for key, _ in entries[:gone]:
             kept = kept.discard(key)
-    sizes.put(kept, max(2, size))
+    _remember(kept, max(2, size))
     return kept
 
 

@@ -5,7 +5,7 @@ What the rest of dspyer uses of this package, it imports from here.
 
 from __future__ import annotations
 
-from dspyer.values._boxes import Box, Path, thaw
+from dspyer.values._boxes import Box, Path, measure, measured, thaw
 from dspyer.values._depth import check_depth, depth_of
 from dspyer.values._dicts import FrozenDict, entries_of
 from dspyer.values._freezing import freeze, freeze_within
@@ -44,6 +44,8 @@ __all__ = [
     "freeze_within",
     "kind_of",
     "known_class",
+    "measure",
+    "measured",
     "opaque_in",
     "refuse_depth",
     "refuse_key",

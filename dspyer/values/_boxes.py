@@ -34,12 +34,25 @@ class Container:
 class Levels(Container):
     """Base of the mappings and lists, which know how deep they are."""
 
-    __slots__ = ("_depth",)
+    __slots__ = ("_depth", "_measured")
 
     _depth: int  # at least the number of levels, this one included
+    _measured: int  # what `measured` gives; not there until `measure` was called
 
     def _parts(self) -> Iterable[Any]:
         raise NotImplementedError
+
+
+def measured(value: object) -> int | None:
+    """The size that `measure` has put on a mapping or list; None if there is none."""
+    size: int | None = getattr(value, "_measured", None)
+    return size
+
+
+def measure(value: object, size: int) -> None:
+    """Remembers the size of a mapping or list as long as it lives. It is no part of the value."""
+    if isinstance(value, Levels):
+        value._measured = size
 
 
 def thaw(frozen: Any) -> Any:

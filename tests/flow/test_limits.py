@@ -7,13 +7,15 @@ import pickle
 from typing import Annotated, Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import BaseModel, create_model
 
-from dspyer import END, START, Context, Graph, Replace, errors, limit, reducers
-from dspyer.schema import Schema
+from dspyer import DELETE, END, START, Context, Graph, Replace, errors, limit, reducers
+from dspyer.schema import Schema, limits
 from dspyer.schema.limits import size_of
 from dspyer.stores import open_store
-from dspyer.values import freeze
+from dspyer.values import freeze, thaw
 
 
 class Board(BaseModel):
@@ -147,3 +149,53 @@ def test_sizes_are_those_of_the_json_form() -> None:
     assert size_of(freeze([])) == 2
     assert size_of(freeze(["ä", {"k": 1}])) == len('["ä", {"k": 1}]'.encode())
     assert size_of(freeze({"k": [1, 2]})) == len(b'{"k": [1, 2]}')
+
+
+class Wide(BaseModel):
+    items: Annotated[list[str], reducers.extend, limit(kb=0.2, full="drop_oldest")] = []
+    table: Annotated[dict[str, str], reducers.update, limit(kb=0.2, full="drop_oldest")] = {}
+    said: Annotated[list[dict[str, Any]], reducers.add_messages, limit(kb=0.3, full="drop_oldest")] = []
+    seen: Annotated[set[str], reducers.union, limit(kb=9)] = set()
+    own: Annotated[list[str], lambda current, update: [update, *current], limit(kb=9)] = []
+
+
+texts = st.text("aé\n\ud800", max_size=9)
+keys = st.sampled_from(["a", "b", "ü"])
+some_updates = st.one_of(
+    st.tuples(st.just("items"), st.lists(texts, max_size=3)),
+    st.tuples(st.just("table"), st.dictionaries(keys, texts, max_size=3)),
+    st.tuples(
+        st.just("said"), st.lists(st.builds(lambda key, text: {"id": key, "text": text}, keys, texts), max_size=3)
+    ),
+    st.tuples(st.just("seen"), st.sets(texts, max_size=3)),
+    st.tuples(st.just("own"), texts),
+    st.tuples(st.just("table"), st.builds(Replace, st.dictionaries(keys, texts, max_size=2))),
+    st.tuples(st.just("said"), st.just(DELETE)),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(some_updates, max_size=12))
+def test_a_size_that_grew_with_its_updates_is_the_size_of_the_value(updates: list[tuple[str, Any]]) -> None:
+    schema = Schema.of(Wide)
+    state = schema.initial({})
+    for number, (field, update) in enumerate(updates):
+        patch, state = schema.commit(state, {field: update}, node="node", commit_id=f"trunk:{number}")
+        assert schema.sizes(patch, state) == {field: size_of(freeze(thaw(state.raw(field))))}
+
+
+def test_measuring_costs_by_what_an_update_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema, measured = Schema.of(Wide), []
+    monkeypatch.setattr(limits, "_entry_size", lambda key, value: measured.append(value) or 1)
+    many = [str(n) for n in range(40)]
+    said = [{"id": name, "text": ""} for name in many]
+    state = schema.initial({"items": many, "table": dict.fromkeys(many, ""), "said": said, "seen": set(many)})
+    for field, update in {"items": ["x"], "table": {"7": "x"}, "said": {"id": "7", "text": "x"}, "seen": {"x"}}.items():
+        for n in range(60):  # other values in between, so that none is known because it was used last
+            schema.commit(state, {"seen": {str(n)}}, node="node", commit_id="other")
+        if field == "seen":
+            schema.sizes({"seen": None}, state)
+        measured.clear()
+        patch, state = schema.commit(state, {field: update}, node="node", commit_id="trunk:1")
+        schema.sizes(patch, state)
+        assert len(measured) <= 2, field
