@@ -14,8 +14,13 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
+from typing import Annotated, Any
+
+from pydantic import BaseModel
 
 from bench.machine import calibrate, describe, spread
+from dspyer import Replace, limit, reducers
+from dspyer.schema import Schema
 from dspyer.stores.base import Point, Snapshot, Store
 from dspyer.stores.content import Content
 from dspyer.stores.memory import Memory
@@ -85,11 +90,53 @@ def pruning(size: int) -> float:
     return (perf_counter() - start) / DELETED
 
 
+class Limited(BaseModel):
+    """Fields with a limit that is never reached."""
+
+    table: Annotated[dict[str, str], reducers.update, limit(kb=10**6)] = {}
+    notes: Annotated[list[str], reducers.append, limit(kb=10**6)] = []
+    said: Annotated[list[dict[str, str]], reducers.add_messages, limit(kb=10**6)] = []
+
+
+def writing_under_a_limit(field: str, many: Callable[[int], Any], one: Callable[[int], Any]) -> Callable[[int], float]:
+    """Commits small updates to a field with a limit that holds much already."""
+
+    def measure(size: int) -> float:
+        schema = Schema.of(Limited)
+        state = schema.initial({field: many(size)})
+        schema.sizes({field: None}, state)
+        start = perf_counter()
+        for number in range(DELETED):
+            patch, state = schema.commit(state, {field: one(number)}, node="node", commit_id=f"trunk:{number}")
+            schema.sizes(patch, state)
+        return (perf_counter() - start) / DELETED
+
+    return measure
+
+
 def _sqlite(folder: Path, _: int) -> Store:
     return SQLite(folder / "runs.db")
 
 
 ROWS: list[Growth] = [
+    Growth(
+        "one key into a dict of N keys with a limit",
+        (100, 1_000, 10_000),
+        writing_under_a_limit("table", lambda n: {f"k{i}": "v" for i in range(n)}, lambda n: {f"new{n}": "v"}),
+        3,
+    ),
+    Growth(
+        "one item to a list of N items with a limit",
+        (100, 1_000, 10_000),
+        writing_under_a_limit("notes", lambda n: Replace(["v"] * n), lambda n: "v"),
+        3,
+    ),
+    Growth(
+        "one message to N messages with a limit",
+        (100, 1_000, 10_000),
+        writing_under_a_limit("said", lambda n: [{"id": f"m{i}"} for i in range(n)], lambda n: {"id": f"new{n}"}),
+        3,
+    ),
     Growth("delete one of N threads, in memory", (100, 1_000, 10_000), deleting(lambda *_: Memory()), 3),
     Growth("delete one of N threads, in SQLite", (100, 1_000, 10_000), deleting(_sqlite), 3),
     Growth("begin a thread in Memory(max_threads=N)", (100, 1_000, 10_000), evicting, 3),
