@@ -186,7 +186,12 @@ def test_a_size_that_grew_with_its_updates_is_the_size_of_the_value(updates: lis
 
 def test_measuring_costs_by_what_an_update_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     schema, measured = Schema.of(Wide), []
-    monkeypatch.setattr(limits, "_entry_size", lambda key, value: measured.append(value) or 1)
+
+    def entry_size(_key: Any, value: Any) -> int:
+        measured.append(value)
+        return 1
+
+    monkeypatch.setattr(limits, "_entry_size", entry_size)
     many = [str(n) for n in range(40)]
     said = [{"id": name, "text": ""} for name in many]
     state = schema.initial({"items": many, "table": dict.fromkeys(many, ""), "said": said, "seen": set(many)})
