@@ -147,12 +147,16 @@ class Swept(NamedTuple):
         runs: how many runs were removed.
         rows: how many rows were removed, of runs that stay in part too.
         kept: by the name of each thread that stays, the ids of the removed threads' runs that it still reaches.
+        erased: whether its bytes were overwritten too, as far as the store can do that: False if another program kept
+            the log of an SQLite file from being emptied, and for PostgreSQL, whose server keeps removed rows for a
+            while.
     """
 
     threads: tuple[str, ...]
     runs: int
     rows: int
     kept: Mapping[str, tuple[str, ...]]
+    erased: bool = True
 
 
 NO_EPOCHS: Mapping[str, int] = MappingProxyType({})

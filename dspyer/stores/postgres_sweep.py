@@ -163,7 +163,7 @@ def _remove(execute: Execute, gone: Removal) -> Swept:
     if gone.threads:
         execute(_DROP_THREADS, [[pack_text(name) for name in gone.threads]])
     drop_blobs(execute, [*rows, *snapshots])
-    return Swept(gone.threads, len(gone.runs), len(rows), gone.kept)
+    return Swept(gone.threads, len(gone.runs), len(rows), gone.kept, False)
 
 
 def drop_blobs(execute: Execute, removed: list[tuple[Any, ...]]) -> None:

@@ -108,22 +108,29 @@ class SQLite(Store):
 
     def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> Swept:
         """Removes threads, and all that they had and nothing else reaches."""
-        return self._connections.write(lambda connection: sweep_threads(connection, frozenset(threads), epochs))
+        return self._erased(lambda connection: sweep_threads(connection, frozenset(threads), epochs))
 
     def disown(self, thread: str) -> Swept:
         """Removes what was made for a thread and lies outside of what it reaches from its head."""
-        return self._connections.write(
+        return self._erased(
             lambda connection: sweep(connection, [thread], lambda found, runs: disowning(found, runs, thread))
         )
+
+    def _erased(self, work: Callable[[sqlite3.Connection], Swept]) -> Swept:
+        """Removes something; then it is overwritten in the file, and the log, which has it still, is emptied."""
+        swept = self._connections.write(work)
+        if not (swept.threads or swept.runs or swept.rows):
+            return swept
+        return swept._replace(erased=self._connections.erase())
 
     def drop_snapshots(self) -> None:
         """Removes all snapshots but those at the roots of threads."""
         self._connections.write(sweep_snapshots)
 
     def vacuum(self) -> None:
-        """Writes the file anew without gaps, while nobody else writes."""
+        """Writes the file anew, without gaps and without any trace of what was removed, while no other writes."""
         self._connections.exclusively(lambda connection: connection.execute("VACUUM"))
-        self._connections.shorten()
+        self._connections.erase()
 
     def close(self) -> None:
         """Empties the log and closes all connections of this process, each as soon as it rests."""

@@ -37,6 +37,9 @@ LOG_LIMIT = 2 * 1024 * 1024
 KEPT_LOG = 3 * 1024 * 1024
 """Bytes of an emptied log that stay for the next entries."""
 
+ERASING = 1.0
+"""Seconds that a removal waits for readers before it leaves what it has removed in the log."""
+
 COMMIT = 8 * 1024
 """Bytes that a commit adds to the log as a rule: two pages."""
 
@@ -133,6 +136,7 @@ class Connections:
         self.checkpointing = threading.Lock()
         self._unsaved = 0
         self._written = False
+        self._erasing = False
 
     def read(self, work: Work[T]) -> T:
         """What `work` returns, which only reads."""
@@ -194,10 +198,33 @@ class Connections:
             except RuntimeError:  # the interpreter is about to end; closing empties the log
                 self.checkpointing.release()
 
-    def shorten(self) -> None:
-        """Empties the log and gives its space back, unless others use it."""
-        with self.checkpointing, self.writing:
-            self._checkpoint("TRUNCATE")
+    def erase(self) -> bool:
+        """Empties the log, with what was removed from the file, and says whether that was done.
+
+        A reader that began before the removal needs the log. It is waited for, but not for long; then the next
+        checkpoint empties the log.
+        """
+        with self.checkpointing:
+            self._erasing = True
+            for _ in _breaks(ERASING):
+                with self._alone():
+                    if self._checkpoint("TRUNCATE") and self._is_empty():
+                        self._erasing = False
+                        return True
+        logger.warning(
+            "what was removed from %s is still in its log, %s, since another program reads the file; it goes when the "
+            "log is emptied next: vacuum() and close() do that",
+            self.path,
+            self.log.name,
+        )
+        return False
+
+    def _is_empty(self) -> bool:
+        """Whether the log is empty: another process may have been about to empty it, and have kept it."""
+        try:
+            return not self.log.stat().st_size
+        except FileNotFoundError:
+            return True
 
     def close(self) -> None:
         """Empties the log and closes the connections, each as soon as it rests."""
@@ -251,7 +278,8 @@ class Connections:
             self._checkpoint("PASSIVE")
             for _ in _breaks(1.0):
                 with self.writing:
-                    if self._checkpoint("RESTART"):
+                    if self._checkpoint("TRUNCATE" if self._erasing else "RESTART"):
+                        self._erasing = self._erasing and not self._is_empty()
                         return
         except StoreClosedError:
             return

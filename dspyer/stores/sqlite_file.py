@@ -225,6 +225,7 @@ class Opener:
         if mode != "wal":
             raise StoreError(f"{str(self.path)!r} cannot have a write-ahead log (mode {mode!r}): take another disk")
         connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute("PRAGMA secure_delete=ON")
         connection.execute("PRAGMA wal_autocheckpoint=0")
         connection.execute(f"PRAGMA journal_size_limit={KEPT_LOG}")
         migrate(connection, self.path)

@@ -267,11 +267,12 @@ def test_another_process_empties_the_log(store: SQLite, path: Path, monkeypatch:
         return True
 
     monkeypatch.setattr(sqlite_connections, "checkpoint", noted)
+    monkeypatch.setattr(sqlite_connections, "ERASING", 0.0)
     with sqlite_connections._locked(Path(f"{path}-wal")) as alone:
         assert alone
-        connections(store).shorten()
+        connections(store).erase()
         assert modes == []
-    connections(store).shorten()
+    connections(store).erase()
     assert modes == ["TRUNCATE"]
 
 
@@ -336,11 +337,69 @@ def test_space_comes_back(store: SQLite, path: Path) -> None:
     begin(store, "t", "r", 1)
     for seq in range(1, 10):
         store.write(big(seq))
-    connections(store).shorten()
+    connections(store).erase()
     before = path.stat().st_size
     assert store.remove(["t"]).rows == 10
     store.vacuum()
     assert path.stat().st_size < before / 20
+
+
+SECRET = b"a secret text"
+
+
+def secrets(path: Path) -> dict[str, int]:
+    """How often the secret is in each of the files of a store."""
+    return {found.name: found.read_bytes().count(SECRET) for found in sorted(path.parent.iterdir())}
+
+
+@pytest.mark.parametrize("length", [1, 100, 30_000], ids=["small", "a page", "a blob"])
+@pytest.mark.parametrize("how", ["remove", "disown"])
+def test_what_is_removed_is_in_no_file(store: SQLite, path: Path, length: int, how: str) -> None:
+    """Neither in the log nor in free pages of the file."""
+    text = SECRET.decode() + " again" * length
+    head = begin(store, "t", "r", 2)
+    store.write(append("t", "r", 2, text))
+    store.write(Change("t", 1, snapshot=snapshot("r", 2, text)))
+    begin(store, "u", "s", 1)
+    assert sum(secrets(path).values())
+    if how == "remove":
+        assert store.remove(["t"]).erased
+    else:
+        begin(store, "t", "again", 1, head, epoch=1)
+        assert store.disown("t").erased
+    assert not sum(secrets(path).values()), secrets(path)
+
+
+def test_a_reader_keeps_what_is_removed_in_the_log(
+    store: SQLite, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That is said, and the log is emptied as soon as nothing needs it any more."""
+    monkeypatch.setattr(sqlite_connections, "ERASING", 0.0)
+    begin(store, "t", "r", 2)
+    store.write(append("t", "r", 2, SECRET.decode()))
+    reader = sqlite3.connect(path, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM entry").fetchall()
+    assert store.remove(["t"]).erased is False
+    assert "still in its log" in caplog.text
+    assert sum(secrets(path).values())
+    reader.close()
+    store.vacuum()
+    assert not sum(secrets(path).values())
+
+
+def test_vacuum_leaves_no_copy_of_a_row_that_was_moved(store: SQLite, path: Path) -> None:
+    """SQLite moves rows to other pages when they become full, and leaves what was there."""
+    for number in range(12):
+        begin(store, f"t{number}", f"r{number}", 1)
+    for seq in range(1, 40):
+        for number in range(12):
+            text = "x" * (37 * seq * (number + 1) % 900) + (SECRET.decode() if number % 3 == 0 else "")
+            store.write(append(f"t{number}", f"r{number}", seq, text))
+    store.remove([f"t{number}" for number in range(0, 12, 3)])
+    store.vacuum()
+    assert not sum(secrets(path).values())
+    assert all(len(store.rows(f"r{number}")) == 40 for number in (1, 2, 4))
 
 
 def test_a_pickle_is_the_address(store: SQLite) -> None:
