@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any
 
 from dspyer import reducers
-from dspyer.messages import check_chat
+from dspyer.messages import TURN, check_chat
 from dspyer.views import text_of
 
 Messages = Annotated[list[dict[str, Any]], reducers.conversation]
@@ -21,7 +21,6 @@ another one with its `id` is refused. System messages are refused too: what a mo
 instructions of its signature.
 """
 
-TURN = "turn"
 _CHAT = ("role", "content", "name", "tool_calls", "tool_call_id")
 
 
@@ -57,17 +56,25 @@ def to_chat(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def turn_of(node: str, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The message that a node's turn is.
+    """The message that a node's turn is. Messages among its values are kept without turns of their own.
 
     Args:
         node: the node.
-        inputs: what it was given, by the names of its signature.
+        inputs: what was new to it, by the names of its signature.
         outputs: what it answered.
     """
     said = {name: value for name, value in outputs.items() if name != "reasoning"}
     texts = {name: text_of(value) for name, value in said.items()}
     text = next(iter(texts.values())) if len(texts) == 1 else "\n".join(map(": ".join, texts.items()))
-    return {"role": "assistant", "name": node, "content": text, TURN: {**inputs, **outputs}}
+    return {"role": "assistant", "name": node, "content": text, TURN: _without_turns({**inputs, **outputs})}
+
+
+def _without_turns(value: Any) -> Any:
+    """A plain value in which no message holds a turn: a turn in a turn would double a conversation at each visit."""
+    if isinstance(value, dict):
+        turn = "role" in value and TURN in value
+        return {key: _without_turns(one) for key, one in value.items() if not (turn and key == TURN)}
+    return [_without_turns(one) for one in value] if isinstance(value, list) else value
 
 
 def turns_in(messages: Iterable[Mapping[str, Any]], fields: Collection[str], answers: Collection[str]) -> list[Any]:
@@ -76,8 +83,8 @@ def turns_in(messages: Iterable[Mapping[str, Any]], fields: Collection[str], ans
     Args:
         messages: a node's own messages.
         fields: the fields of its signature; none for all.
-        answers: those among them without which a turn has no answer.
+        answers: those among them that a turn must have. None is an answer.
     """
     turns = [message[TURN] for message in messages if isinstance(message.get(TURN), Mapping)]
-    turns = [turn for turn in turns if all(turn.get(name) is not None for name in answers)]
+    turns = [turn for turn in turns if all(name in turn for name in answers)]
     return [{name: value for name, value in turn.items() if not fields or name in fields} for turn in turns]

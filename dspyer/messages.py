@@ -20,6 +20,8 @@ from dspyer.values import SMALL, Box, FrozenDict, FrozenList, PersistentMap, fre
 EMPTY: FrozenList[Any] = FrozenList()
 EXAMPLE = '{"role": "user", "content": "..."}'
 ROLES = ("user", "assistant", "tool")
+TURN = "turn"
+"""The key under which the turn of a node holds the values of its signature."""
 Places = PersistentMap[Any, int]
 NO_PLACES: Places = PersistentMap()
 

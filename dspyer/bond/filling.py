@@ -21,6 +21,9 @@ from dspyer.templates import filled, is_template, names_in
 FILLING = "dspyer_filling"
 """The setting of DSPy that carries the values of a node: its threads inherit it."""
 
+WARNING = "dspyer_warning"
+"""The setting that carries what a node is told near the limit of its run."""
+
 logger = logging.getLogger("dspyer")
 
 
@@ -87,8 +90,15 @@ class _Called:
             kwargs["demos"] = [_shortened(demo, _histories(predictor), turns) for demo in demos]
         filling: Filling | None = dspy.settings.get(FILLING)
         template: Template | None = vars(predictor).get("template")
-        if filling is None or template is None:
-            return
+        if filling is not None and template is not None:
+            kwargs["signature"] = self._filled(filling, template)
+        warning = dspy.settings.get(WARNING)
+        if warning:
+            signature = dspy.ensure_signature(kwargs.get("signature", self.own))
+            kwargs["signature"] = signature.with_instructions(f"{signature.instructions}\n\n{warning}")
+
+    def _filled(self, filling: Filling, template: Template) -> Any:
+        """The signature with values in its instructions."""
         signature = dspy.ensure_signature(self.own)
         text = signature.instructions
         template.check(text)
@@ -103,7 +113,7 @@ class _Called:
             new = "\n".join([new, *ends])
         named = [*used, *(name for name, value in lost.items() if value is not None)]
         self.values = {name: filling.plain(name) for name in named if name not in signature.fields}
-        kwargs["signature"] = signature.with_instructions(new)
+        return signature.with_instructions(new)
 
     def blame(self, error: AdapterParseError) -> None:
         """Optimizers look for the predictor by the signature of the error."""
@@ -186,6 +196,22 @@ def fill_in(path: str, module: dspy.Module, may: frozenset[str] | None) -> None:
             filled_in = tuple(name for name in names_in(text) if may is None or name in may)
             held["template"] = Template(where, text, filled_in, may)
             _convert(predictor)
+
+
+def let_warn(module: dspy.Module) -> list[str]:
+    """Lets the predictors of a module be told more than their instructions say, in place.
+
+    Args:
+        module: the module.
+
+    Returns:
+        The paths of those that cannot: they have a `forward` of their own.
+    """
+    found = list(predictors_in(module))
+    for _, predictor in found:
+        if can_fill(predictor):
+            _convert(predictor)
+    return [path or type(predictor).__name__ for path, predictor in found if not can_fill(predictor)]
 
 
 def shorten_demos(module: dspy.Module, turns: int) -> list[str]:

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import dspy
 
-from dspyer.bond.filling import fill_in, shorten_demos
+from dspyer.bond.filling import fill_in, let_warn, shorten_demos
 from dspyer.building.blueprint import Blueprint
 from dspyer.errors import GraphError
-from dspyer.nodes import Node, Router
+from dspyer.nodes import ModuleNode, Node, Router
 from dspyer.patch import DELETE
 from dspyer.scheduler.run_values import OF_NODE, OF_RUN, is_counted, run_value_problem
 from dspyer.scheduler.validation import Earlier, Facts
@@ -58,7 +58,7 @@ def fill_templates(blueprint: Blueprint, modules: Mapping[str, dspy.Module]) -> 
         modules: the program's own modules by attribute; changed in place.
 
     Raises:
-        GraphError: if the demos of a predictor are to be shortened that decides itself what it shows.
+        GraphError: if a predictor that is to be warned, or whose demos are to be shortened, has a `forward` of its own.
     """
     named = [(name, node.templates) for name, node in blueprint.nodes.items()]
     named += [(router.module_name or "", router.templates) for router in blueprint.routers()]
@@ -69,6 +69,16 @@ def fill_templates(blueprint: Blueprint, modules: Mapping[str, dspy.Module]) -> 
         if templates.inside and attribute in modules:
             may = None if templates.may is None else templates.may.union(run_values)
             fill_in(attribute, modules[attribute], may)
+    if blueprint.warn_at is not None:
+        problems = [
+            f"warn_at: node {name!r}: nothing can be added to the instructions of {path!r}, since its class has a "
+            "`forward` of its own: use dspy.Predict"
+            for name, node in blueprint.nodes.items()
+            if isinstance(node, ModuleNode) and node.turns.fields and name in modules
+            for path in let_warn(modules[name])
+        ]
+        if problems:
+            raise GraphError(problems)
     if blueprint.max_demo_turns is not None:
         problems = [
             f"max_demo_turns: the demos of {name!r} in node {attribute!r} cannot be shortened, since its class has a "

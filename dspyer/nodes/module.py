@@ -17,7 +17,7 @@ from dspyer.nodes.names import Names, check_names, listed, no_field
 from dspyer.nodes.sight import look, sent_to
 from dspyer.nodes.spec import Spec
 from dspyer.nodes.templating import filling, made_for, plan_templates
-from dspyer.nodes.turns import NO_TURNS, Turns, plan_turns
+from dspyer.nodes.turns import NO_TURNS, Turns, plan_turns, with_warning
 from dspyer.nodes.viewing import form_of, form_problems
 from dspyer.templates import Made
 from dspyer.values import Opaque, thaw
@@ -135,15 +135,22 @@ class ModuleNode(Node):
 
     def call(self, call: Call) -> Reply:
         """Call the program's module with its inputs."""
-        inputs = self._inputs(call)
-        with filling(self.templates, call):
-            return self.reply(call_module(getattr(call.program, self.name), inputs), inputs)
+        inputs, warning = self._inputs(call), self._warning(call)
+        with filling(self.templates, call, warning):
+            return self.reply(call_module(getattr(call.program, self.name), inputs), inputs, warning)
 
     async def acall(self, call: Call) -> Reply:
         """The same from async code."""
-        inputs = self._inputs(call)
-        with filling(self.templates, call):
-            return self.reply(await acall_module(getattr(call.program, self.name), inputs), inputs)
+        inputs, warning = self._inputs(call), self._warning(call)
+        with filling(self.templates, call, warning):
+            return self.reply(await acall_module(getattr(call.program, self.name), inputs), inputs, warning)
+
+    def _warning(self, call: Call) -> str:
+        """What it is told near the limit of the run; it is part of the conversation, and of the prompt."""
+        attempt = call.context.attempt
+        if not self.turns.fields or attempt.position is None:
+            return ""
+        return attempt.host.sight.warning(attempt.position)
 
     def _inputs(self, call: Call) -> dict[str, Any]:
         inputs = gather_inputs(self.inputs, call, self.who)
@@ -152,13 +159,15 @@ class ModuleNode(Node):
             inputs |= {key: thaw(call.overlay.raw(key)) for key in call.overlay if key not in known}
         return inputs if not self.turns.histories else self.turns.given(inputs)
 
-    def reply(self, result: object, inputs: Mapping[str, Any]) -> Reply:
+    def reply(self, result: object, inputs: Mapping[str, Any], warning: str = "") -> Reply:
         """What the module gave, as updates of the state."""
         who = self.who
         values = values_of_prediction(result, who, self.known)
         updates = selected(values, self.gives, who) if values or self.known else {}
         if self.turns.fields:
             updates |= self.turns.updates(self.name, inputs, values)
+        if warning:
+            updates = with_warning(self.turns, updates, warning)
         return Reply(updates, None, True)
 
 

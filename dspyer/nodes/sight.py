@@ -80,6 +80,9 @@ class Sight(Protocol):
     def looked(self, look: Look) -> None:
         """Counts what a view has shown. May be called from any thread."""
 
+    def warning(self, branch: Branch) -> str:
+        """What a node is told that runs near the limit of its run; "" if it is not near."""
+
 
 class Blind:
     """Stands for what is seen where there is no run."""
@@ -106,7 +109,12 @@ class Blind:
         """Nobody has said what the node may do."""
 
     def looked(self, look: Look) -> None:
-        """Nobody counts."""
+        """Nothing is counted."""
+
+    def warning(self, branch: Branch) -> str:
+        """There is no limit."""
+        del branch
+        return ""
 
 
 def sent_to(call: Call, field: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import dspy
 from dspy.adapters.utils import serialize_for_json
 
-from dspyer.bond.filling import FILLING, can_fill, own_texts, predictors_in
+from dspyer.bond.filling import FILLING, WARNING, can_fill, own_texts, predictors_in
 from dspyer.nodes.base import Call
 from dspyer.nodes.names import listed, no_field
 from dspyer.nodes.spec import Spec
@@ -118,9 +118,21 @@ def made_for(source: Made, form: Form, call: Call) -> Any:
     return ("" if found is None else str(found)) if form == "text" else found
 
 
-def filling(templates: Templates, call: Call) -> AbstractContextManager[Any]:
-    """Lets the predictors of a node fill in their instructions inside the block."""
-    return dspy.context(**{FILLING: Filler(call, templates.may)}) if templates.inside else NOTHING_TO_FILL
+def filling(templates: Templates, call: Call, warning: str = "") -> AbstractContextManager[Any]:
+    """Lets the predictors of a node fill in their instructions inside the block.
+
+    Args:
+        templates: the templates of the node.
+        call: its call.
+        warning: what its predictors are told at the end of their instructions.
+    """
+    if not templates.inside and not warning:
+        return NOTHING_TO_FILL
+    settings: dict[str, Any] = {WARNING: warning}
+    if templates.inside:
+        settings[FILLING] = Filler(call, templates.may)
+    context: AbstractContextManager[Any] = dspy.context(**settings)
+    return context
 
 
 NOTHING_TO_FILL: AbstractContextManager[Any] = nullcontext()

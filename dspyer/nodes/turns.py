@@ -13,7 +13,7 @@ from dspyer.nodes.module_io import ModuleIO
 from dspyer.nodes.names import Names, listed
 from dspyer.nodes.spec import Spec
 from dspyer.nodes.viewing import is_conversation
-from dspyer.reducers import Updates
+from dspyer.reducers import Updates, without_none
 
 
 class Turns(NamedTuple):
@@ -22,7 +22,7 @@ class Turns(NamedTuple):
     Attributes:
         fields: the fields of messages that get its turn.
         histories: its inputs that get its own turns.
-        inputs: the inputs of its signature that a turn holds.
+        inputs: the inputs of its signature that a turn holds: what the conversation does not hold already.
         answers: the outputs of its signature.
         beside: what else it may give that a turn holds.
     """
@@ -53,19 +53,16 @@ class Turns(NamedTuple):
 NO_TURNS = Turns()
 
 
-def warned(turns: Turns, updates: Mapping[str, object], remaining: int, max_steps: int) -> dict[str, object]:
-    """A turn with a message of the framework before it: that the run comes to its limit.
+def with_warning(turns: Turns, updates: Mapping[str, object], warning: str) -> dict[str, object]:
+    """A turn with the message before it that has warned the node.
 
     Args:
         turns: how the node takes part in conversations.
         updates: what it writes, its turn included.
-        remaining: how many steps are left after this one.
-        max_steps: how many there were.
+        warning: the text.
     """
-    left = "No step is" if not remaining else "1 step is" if remaining == 1 else f"{remaining} steps are"
-    text = f"{left} left of {max_steps}: come to an end."
-    warning = {"role": "user", "name": "dspyer", "content": text}
-    return {**updates, **{field: Updates(warning, updates[field]) for field in turns.fields if field in updates}}
+    message = {"role": "user", "name": "dspyer", "content": warning}
+    return {**updates, **{field: Updates(message, updates[field]) for field in turns.fields if field in updates}}
 
 
 class PlannedTurns(NamedTuple):
@@ -96,7 +93,7 @@ def plan_turns(module: dspy.Module, found: ModuleIO, spec: Spec) -> PlannedTurns
     missing = tuple(name for name in spec.views if name not in found.inputs and _is_own(name, spec))
     if not turns and not histories and not missing:
         return PlannedTurns(NO_TURNS, spec.writes)
-    told = tuple(name for name, kind in found.inputs.items() if kind is not dspy.History)
+    told = tuple(name for name, kind in found.inputs.items() if _is_held(name, kind, spec))
     beside = tuple(name for name in found.by_products if name == "reasoning")
     planned = Turns(tuple(turns.values()), histories, told, tuple(outputs), beside)
     problems = [
@@ -113,6 +110,23 @@ def plan_turns(module: dspy.Module, found: ModuleIO, spec: Spec) -> PlannedTurns
     if histories:
         problems += _history_problems(module, found, planned, spec.who)
     return PlannedTurns(planned, writes, tuple(problems))
+
+
+def _is_held(name: str, kind: Any, spec: Spec) -> bool:
+    """Whether a turn holds an input: one that shows the conversation only if a step of its view bounds it.
+
+    Otherwise each turn would hold all turns before it, and a conversation would grow with its square, or double.
+    """
+    if dspy.History in (kind, without_none(kind)):
+        return False
+    view, made = spec.views.get(name), spec.made.get(name)
+    if made is not None:
+        return not any(is_conversation(field, spec.schema) for field in made.names)
+    field = (spec.reads or {}).get(name, name)
+    if field in spec.overlay or not is_conversation(field, spec.schema):
+        return True
+    bounded = view is not None and any(step.name in ("new", "last", "fit") for step in view.steps)
+    return bounded and view is not None and view.last_step != "then"
 
 
 def _is_own(name: str, spec: Spec) -> bool:

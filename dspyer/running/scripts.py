@@ -9,15 +9,13 @@ from typing import Any
 from dspyer.durable.memo import Key
 from dspyer.errors import Interrupt, RouteError
 from dspyer.events import Question
-from dspyer.nodes import Attempt, Call, Context, Decision, ModuleNode, Node, Reply, Router, Runner, Send
+from dspyer.nodes import Attempt, Call, Context, Decision, Node, Reply, Router, Runner, Send
 from dspyer.nodes.condensing import condensed
 from dspyer.nodes.sight import with_posts
-from dspyer.nodes.turns import warned
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.reducers import Updates
 from dspyer.running.live import LiveSession
 from dspyer.running.session import Session
-from dspyer.scheduler.run_values import run_value
 from dspyer.scheduler.runstate import Execution, Target, Transition
 from dspyer.scheduler.topology import END, START
 from dspyer.state import ImmutableState
@@ -45,8 +43,6 @@ def _node_script(session: Session, execution: Execution, runner: Runner) -> Scri
     attempt = call.context.attempt
     attempt.over = True
     updates = reply.updates if attempt.posts is None else with_posts(reply.updates, attempt.posts)
-    if session.blueprint.warn_at is not None:
-        updates = _warned(session, execution, updates)
     condensers = session.blueprint.condensers
     if condensers and name in condensers:
         updates = yield from condensed(condensers[name], updates, call)
@@ -65,16 +61,6 @@ def _node_script(session: Session, execution: Execution, runner: Runner) -> Scri
     if session.memo.questions:
         attempt.finish()
     return transition if live is None else transition._replace(live=live.exchange(execution))
-
-
-def _warned(session: Session, execution: Execution, updates: Mapping[str, object]) -> Mapping[str, object]:
-    """What a node writes, its turn with a warning where the run comes near its limit."""
-    node, topology = session.blueprint.nodes[execution.node], session.blueprint.topology
-    remaining = run_value("run.remaining", topology, execution.branch)
-    warn_at = session.blueprint.warn_at
-    if not isinstance(node, ModuleNode) or warn_at is None or not isinstance(remaining, int) or remaining > warn_at:
-        return updates
-    return warned(node.turns, updates, remaining, topology.max_steps)
 
 
 def _straight(

@@ -15,6 +15,7 @@ from dspyer.pictures.tokens import Count, Read, Sizes
 from dspyer.scheduler.indexing import Folded, Index, Indexes, News, news
 from dspyer.scheduler.lineage import Entry, Log
 from dspyer.scheduler.provenance import Behind, Part, Parts, Spanning, last_visits, unseen
+from dspyer.scheduler.run_values import run_value
 from dspyer.scheduler.runstate import Branch
 from dspyer.scheduler.topology import START
 from dspyer.schema import Schema
@@ -168,6 +169,15 @@ class SessionSight:
         """Notes that a view was looked through. May be called from any thread."""
         self._session.looks.append(look)
 
+    def warning(self, branch: Branch) -> str:
+        """What a node is told that runs near the limit of its run; "" if it is not near."""
+        warn_at, topology = self._session.blueprint.warn_at, self._session.blueprint.topology
+        remaining = run_value("run.remaining", topology, branch)
+        if warn_at is None or not isinstance(remaining, int) or remaining > warn_at:
+            return ""
+        left = "No step is" if not remaining else "1 step is" if remaining == 1 else f"{remaining} steps are"
+        return f"{left} left of {topology.max_steps}: come to an end."
+
 
 class StateSight:
     """What can be seen of a state alone: all of it is new, and comes from `START`.
@@ -211,6 +221,11 @@ class StateSight:
 
     def looked(self, look: Look) -> None:
         """Nothing is counted."""
+
+    def warning(self, branch: Branch) -> str:
+        """There is no run that could come to its limit."""
+        del branch
+        return ""
 
 
 class Sent:

@@ -13,10 +13,12 @@ from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 from dspyer.events import Commit
+from dspyer.messages import TURN
 from dspyer.patch import DELETE, Replace
 from dspyer.reducers import Reducer, Updates
 from dspyer.scheduler.lineage import Entry, Log, Own, divergence, lineage
 from dspyer.scheduler.provenance import Part, Parts, whole_of
+from dspyer.scheduler.topology import START
 from dspyer.values import FrozenDict, FrozenList, PersistentMap, Row, freeze, same
 
 _NONE: PersistentMap[Any, Any] = PersistentMap()
@@ -292,10 +294,15 @@ class _Making:
             self.sums = sums.set(author, sums[author] + part.value if author in sums else part.value)
 
     def _in_its_turn(self, part: Part) -> Part:
-        """A message with the call that it is a result of; a call is remembered."""
+        """A message with the call that it is a result of; a call is remembered. A turn that a run was given is its
+        node's: so a node of a graph in another one knows its own turns again when that runs again.
+        """
         value = part.value
         if not isinstance(value, FrozenDict):
             return part
+        named = value.raw("name", None)
+        if part.author == START and isinstance(named, str) and isinstance(value.raw(TURN, None), FrozenDict):
+            part = part._replace(author=named, owner=named)
         calls = value.raw("tool_calls", None)
         for call in calls.raw_items() if isinstance(calls, FrozenList) else ():
             if isinstance(call, FrozenDict) and isinstance(call.raw("id", None), str):
