@@ -128,6 +128,7 @@ class Join:
         seen: dict[str, list[Own]] = {}
         live = self._live_updates(own)
         self.resets: dict[str, list[Own]] = {}
+        self.keys: dict[str, dict[Any, list[Own]]] = {}
         for bit, items in enumerate(first):
             touched: dict[str, list[Own]] = {}
             for item in items:
@@ -145,6 +146,8 @@ class Join:
                 seen.setdefault(field, []).extend(items_of_field)
                 if self.schema.reducer(field) is not None:
                     self.resets.setdefault(field, []).extend(self._resets(items_of_field, field))
+                if self._keyed(field) is not None:
+                    self._index(field, items_of_field)
         state = self._validated(state)
         for field, updates in live.items():
             state = state.set(field, self._by_arrival(field, updates))
@@ -200,7 +203,7 @@ class Join:
         value = left.raw(field, DELETE)
         keyed = self._keyed(field)
         if keyed is not None and left_only:
-            return self._by_key(keyed, value, right.raw(field, DELETE), field, left_only, right_only, bit)
+            return self._by_key(keyed, value, right.raw(field, DELETE), field, right_only, bit)
         for item in right_only:
             value = self._replay(field, value, self.log[item.place].commit.patch[field])
         return value
@@ -218,17 +221,15 @@ class Join:
             if one is not DELETE and type(one) is not Replace:
                 yield from (key for key, _ in reducer.parts(one))
 
-    def _by_key(
-        self, keyed: Keyed, left: Any, right: Any, field: str, left_only: list[Own], right_only: list[Own], bit: int
-    ) -> Any:
+    def _by_key(self, keyed: Keyed, left: Any, right: Any, field: str, right_only: list[Own], bit: int) -> Any:
         """Folds what the right branch has put under its keys into the left value, as one update.
 
         Two branches that put different values under one key conflict there; one that has put back what was there has
         changed nothing.
         """
-        ours = {key: item for item in left_only for key in self._keys(field, item)}
         theirs = {key: item for item in right_only for key in self._keys(field, item)}
-        base = self._base(field, bit) if ours.keys() & theirs.keys() else DELETE
+        ours = self._left_of(field, theirs, bit)
+        base = self._base(field, bit) if ours else DELETE
         value, update = left, {}
         for key, item in theirs.items():
             mine, new = value_under(keyed, left, key), value_under(keyed, right, key)
@@ -239,6 +240,22 @@ class Join:
             elif value is not DELETE:
                 value = keyed.without(value, key)
         return self._replay(field, value, keyed.made(update))
+
+    def _index(self, field: str, items: list[Own]) -> None:
+        """Notes the commits of one more branch by the keys that they have put values under."""
+        known = self.keys.setdefault(field, {})
+        for item in items:
+            for key in self._keys(field, item):
+                known.setdefault(key, []).append(item)
+
+    def _left_of(self, field: str, keys: Iterable[Any], bit: int) -> dict[Any, Own]:
+        """The last commit under each key that lies behind a branch before `bit`, and not behind that one."""
+        known, found = self.keys.get(field, {}), {}
+        for key in keys:
+            last = next((item for item in reversed(known.get(key, ())) if not item.mask >> bit & 1), None)
+            if last is not None:
+                found[key] = last
+        return found
 
     def _of_key(self, keyed: Keyed, path: Keys, values: tuple[Any, Any, Any], ours: Own, theirs: Own) -> Any:
         """The value under a key that both sides have written differently."""
