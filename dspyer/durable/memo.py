@@ -39,15 +39,16 @@ class Key(NamedTuple):
 
 
 class Post(NamedTuple):
-    """What was put on the board of live fields.
+    """A post to a live field.
 
     Attributes:
         seq: the number of its arrival.
         field: the field.
         node: who posted it; `"START"` for what was there when the run began.
         execution: the id of the execution, and of the commit that it makes.
-        update: the update, frozen.
-        withdraws: the arrival number of the post that it takes back; 0 for a post.
+        update: the update, frozen, as the node gave it.
+        over: the posts to the same keys that its author had read: it replaces these, and stands beside others. None for
+            all before it.
     """
 
     seq: int
@@ -55,7 +56,7 @@ class Post(NamedTuple):
     node: str
     execution: str
     update: Any
-    withdraws: int = 0
+    over: tuple[int, ...] | None = None
 
 
 class Memo:
@@ -65,7 +66,7 @@ class Memo:
         effects: results of `ctx.once`, frozen.
         items: results of the items of maps, frozen, by the item's execution.
         questions: all that were asked, by execution and key.
-        posts: those to live fields, and withdrawals, by the executions around the run, as they arrived.
+        posts: those to live fields by their numbers, by the executions around the run; None for one that was withdrawn.
         answers: frozen.
         resumes: how often the run was resumed.
         reading: where blobs of its rows come from, and what makes frozen values of their JSON form.
@@ -75,7 +76,7 @@ class Memo:
         self.effects: dict[Key, Any] = {}
         self.items: dict[str, Any] = {}
         self.questions: dict[Key, Question] = {}
-        self.posts: dict[tuple[str, ...], list[Post]] = {}
+        self.posts: dict[tuple[str, ...], dict[int, Post | None]] = {}
         self.answers: dict[Key, Any] = {}
         self.resumes = 0
         self.reading: tuple[Fetch, Callable[[Any], Any]] = (_no_blobs, encoding.decode)
@@ -117,17 +118,16 @@ class Memo:
 
     def _read_posts(self, row: Row, fetch: Fetch, decode: Callable[[Any], Any]) -> None:
         execution, scope, node, *rest = row.head
-        posts = self.posts.setdefault(tuple(scope), [])
+        posts = self.posts.setdefault(tuple(scope), {})
         if row.kind == WITHDRAW:
-            first, withdrawn = rest
-            fields = {post.seq: post.field for post in posts}
-            posts += [
-                Post(first + number, fields[seq], node, execution, None, seq) for number, seq in enumerate(withdrawn)
-            ]
+            seq, withdrawn = rest
+            posts.setdefault(seq, None)
+            posts.update(dict.fromkeys(withdrawn))
         elif row.content is not None:
-            field, seq = rest
+            field, seq, *over = rest
             written: Written = row.content.value(fetch, lambda found: decode_written(found, decode))
-            posts.append(Post(seq, field, node, execution, (written.patch or {})[field]))
+            update = (written.patch or {})[field]
+            posts[seq] = Post(seq, field, node, execution, update, tuple(over[0]) if over else None)
 
     def later(self, draft: Draft) -> None:
         """Takes a row that is written with the next ones."""

@@ -10,7 +10,7 @@
     ask       a question
     answer    the answer to one
     post      a post to a live field, before anybody sees it
-    withdraw  posts that were taken back
+    withdraw  posts that were withdrawn: their execution committed nothing
     resume    the run was resumed, or a rerun begins
     end       the run came to its end, whatever its status
 
@@ -303,7 +303,9 @@ def hand_draft(kind: str, commit: Commit, written: Written, beside: Mapping[str,
     return Draft(kind, head.packed(), Content(written, encode_written, beside))
 
 
-def post_draft(scope: tuple[str, ...], execution: str, node: str, field: str, seq: int, update: Any) -> Draft:
+def post_draft(
+    scope: tuple[str, ...], execution: str, node: str, field: str, seq: int, update: Any, over: Sequence[int] | None
+) -> Draft:
     """The row of a post to a live field.
 
     Args:
@@ -313,18 +315,20 @@ def post_draft(scope: tuple[str, ...], execution: str, node: str, field: str, se
         field: the field.
         seq: the arrival number.
         update: the update, frozen.
+        over: the arrival numbers of the posts that it replaces; None where posts stand side by side.
     """
-    return Draft(POST, (execution, list(scope), node, field, seq), Content(Written({field: update}), encode_written))
+    head = (execution, list(scope), node, field, seq, *([] if over is None else [list(over)]))
+    return Draft(POST, head, Content(Written({field: update}), encode_written))
 
 
 def withdraw_draft(scope: tuple[str, ...], execution: str, node: str, seq: int, posts: Iterable[int]) -> Draft:
-    """The row that says that posts were taken back.
+    """The row that says that posts were withdrawn.
 
     Args:
         scope: the executions around the run.
         execution: the one that had posted.
         node: its node.
-        seq: the arrival number of the first withdrawal.
-        posts: the arrival numbers of the posts, in the order of their withdrawals.
+        seq: the last arrival number then.
+        posts: the arrival numbers of the posts.
     """
     return Draft(WITHDRAW, (execution, list(scope), node, seq, list(posts)))

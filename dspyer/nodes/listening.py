@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from threading import Event as Signal
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -18,7 +19,7 @@ from dspyer.views import View
 if TYPE_CHECKING:
     from dspyer.nodes.attempt import Attempt
 
-Verdict = Literal["waits", "goes on", "closed", "gives way"]
+Verdict = Literal["waits", "goes on", "closed", "late", "gives way"]
 
 
 class LiveEntry(NamedTuple):
@@ -30,8 +31,6 @@ class LiveEntry(NamedTuple):
         commit: the id of the commit that it belongs to.
         seq: the number of its arrival, one order for all live fields of the run; 0 for what was there.
         key: the key, for a field that is a mapping.
-        withdraws: the number of the entry that this one takes back, since the attempt that had posted it committed
-            nothing; None for an entry that stands.
     """
 
     value: Any
@@ -39,7 +38,11 @@ class LiveEntry(NamedTuple):
     commit: str
     seq: int
     key: Any = None
-    withdraws: int | None = None
+
+    @property
+    def withdraws(self) -> None:
+        """None: a post that was withdrawn is not heard, and what has heard it commits nothing."""
+        return None
 
 
 class Peer(NamedTuple):
@@ -61,15 +64,15 @@ class Peer(NamedTuple):
 
 
 class Waiter:
-    """Somebody who waits for the next entry.
+    """An execution that waits for the next entry of a field.
 
     Args:
-        execution: who.
-        field: of which field.
+        execution: its id.
+        field: the field.
         wake: wakes it, from any thread.
 
     Attributes:
-        verdict: what became of it.
+        verdict: how the waiting has ended; it is given together with a slot of `max_concurrency`.
     """
 
     __slots__ = ("execution", "field", "verdict", "wake")
@@ -89,6 +92,9 @@ class Source(Protocol):
 
     def wait(self, wake: Callable[[], object]) -> Waiter:
         """Waits for the next entry. `wake` is called once the verdict has fallen, perhaps before this returns."""
+
+    def late(self, waiter: Waiter) -> None:
+        """Its time is over: it is woken as soon as it may go on, with what has come until then."""
 
     def leave(self, waiter: Waiter) -> None:
         """Waits no longer."""
@@ -114,6 +120,9 @@ class Past:
         waiter.verdict = "closed"
         wake()
         return waiter
+
+    def late(self, waiter: Waiter) -> None:
+        """It has not waited."""
 
     def leave(self, waiter: Waiter) -> None:
         """There is nothing to leave."""
@@ -144,8 +153,9 @@ class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
             signal = Signal()
             waiter = source.wait(signal.set)
             try:
-                if not signal.wait(self._timeout) and waiter.verdict == "waits":
-                    raise self._late()
+                if not signal.wait(self._timeout):
+                    source.late(waiter)
+                    signal.wait()
             finally:
                 source.leave(waiter)
             if (last := self._after(waiter)) is not None:
@@ -161,10 +171,11 @@ class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
             waiter = source.wait(partial(asyncio.get_running_loop().call_soon_threadsafe, woken.set))
             try:
                 if waiter.verdict == "waits":
-                    await asyncio.wait_for(woken.wait(), self._timeout)
-            except TimeoutError:
-                if waiter.verdict == "waits":
-                    raise self._late() from None
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(woken.wait(), self._timeout)
+                    if not woken.is_set():
+                        source.late(waiter)
+                        await woken.wait()
             finally:
                 source.leave(waiter)
             if (last := self._after(waiter)) is not None:
@@ -174,13 +185,13 @@ class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
         return entry
 
     def _after(self, waiter: Waiter) -> LiveEntry | None:
-        """What came while the field was closed; raises for a node that gives way."""
+        """What has come when the waiting is over; raises for a node that gives way, or if nothing came in time."""
         if waiter.verdict == "gives way":
             raise Interrupt(())
-        return self._source.heard()
-
-    def _late(self) -> TimeoutError:
-        return TimeoutError(f"nothing came to the live field {self._field!r} for {self._timeout} seconds")
+        entry = self._source.heard()
+        if entry is None and waiter.verdict == "late":
+            raise TimeoutError(f"nothing came to the live field {self._field!r} for {self._timeout} seconds")
+        return entry
 
 
 def _on_loop() -> bool:
@@ -245,14 +256,15 @@ class Company:
         """The entries of a live field as they come, for `for` in sync nodes and `async for` in async ones.
 
         A node hears each entry once: on its first visit from the beginning of the field, later from where its last
-        visit in its lineage had come to; not what it has posted itself. The loop ends when the field is *closed*:
-        nobody who may write it runs, can still start, or waits on an open field; of nodes that wait for each other,
-        the first in path order goes on. If a writer fails or asks, the node gives way and commits nothing; when the run
-        is resumed, it runs again. While it waits it holds no slot of `max_concurrency`.
+        visit in its lineage had come to; not what it has posted itself, nor what was withdrawn. The loop ends when the
+        field is *closed*: no other branch may still write it before this node ends. Of nodes that wait for each other,
+        the first in path order goes on. If a writer fails or asks, the node gives way and commits nothing; when the
+        run is resumed, it runs again. So it does if it has heard an entry of a node that fails or asks later: it
+        commits after all whose entries it has heard. While it waits it holds no slot of `max_concurrency`.
 
         Args:
             field: a live field among what the node reads.
-            timeout: seconds to wait for an entry.
+            timeout: seconds to wait for an entry; not those in which it waits for a slot with one.
 
         Returns:
             An iterator of `LiveEntry`.
@@ -260,6 +272,24 @@ class Company:
         Raises:
             InputError: if the field is not live, or none of what the node reads.
             TimeoutError: in the loop, if nothing came for so long.
+
+        Example:
+            >>> from typing import Annotated
+            >>> from pydantic import BaseModel
+            >>> from dspyer import END, START, Graph, live, reducers
+            >>> class Pad(BaseModel):
+            ...     notes: Annotated[list[str], reducers.append, live] = []
+            >>> def writes(ctx):
+            ...     ctx.post("notes", "tide at 6")
+            >>> def reads(ctx):
+            ...     for note in ctx.live("notes"):
+            ...         print(note.author, note.value)
+            >>> graph = Graph(Pad).add_node("writes", writes, writes=["notes"])
+            >>> graph = graph.add_node("reads", reads, reads=["notes"], writes=[])
+            >>> graph = graph.add_edge(START, ["writes", "reads"]).add_edge(["writes", "reads"], END)
+            >>> graph.compile().run({}).status
+            writes tide at 6
+            'completed'
         """
         attempt = self.attempt
         if attempt.inside:
@@ -277,11 +307,28 @@ class Company:
 
         Args:
             text: a few words.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("count", lambda ctx: ctx.doing("counting"), writes=[])
+            >>> run = graph.add_path(START, "count", END).compile().run({})
+            >>> [event.text for event in run.events if type(event).__name__ == "Doing"]
+            ['counting']
         """
         attempt = self.attempt
         attempt.host.record(Doing(attempt.node, attempt.branch, attempt.execution, text))
         attempt.host.says(attempt, text)
 
     def peers(self) -> list[Peer]:
-        """The other nodes that run at the moment, in branch order, with what they are doing."""
+        """The other nodes of the graph that run at the moment, in branch order, with what they are doing.
+
+        Returns:
+            A `Peer` for each; none in a run with `live=False`, where nothing depends on timing.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("alone", lambda ctx: {"peers": len(ctx.peers())}, writes=["peers"])
+            >>> graph.add_path(START, "alone", END).compile().run({}).state["peers"]
+            0
+        """
         return self.attempt.host.peers(self.attempt)

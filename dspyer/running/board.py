@@ -1,15 +1,24 @@
-"""The board of a run: what was posted to its live fields, in the order of arrival, and who has read how far.
+"""The posts to the live fields of a run, in the order of their arrival.
 
-It only grows: a post that is taken back stays, with a withdrawal behind it. So what somebody has read is one number,
-and whoever reads again reads the same. Nothing here waits, and nothing is safe without the lock of the session.
+The rule. A post belongs to its execution: it counts once that commits, and is withdrawn if it does not. What was
+withdrawn is not on the board any more, and its number is not given again. An execution *uses* a post when it hears it,
+when its own post is merged with it, and when its own post is refused because of it. An execution commits after all
+whose posts it has used (several that have used each other's commit together), and if one of these is withdrawn, it
+commits nothing either. So no committed value depends on a withdrawn post, and no listener is told of a withdrawal: when
+it runs again, it hears the posts that are on the board then.
+
+A post to a key *replaces* the posts there that its author has read, its own, and those in its lineage; it stands beside
+those that it has not read. The value of the key is made of the posts that are not replaced, by the `on_conflict` of the
+field. Which posts it replaces is recorded with it.
+
+Nothing here waits, and nothing is safe without the lock of the session.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from dspyer.durable.memo import Post
 from dspyer.errors import NodeOutputError
@@ -18,51 +27,97 @@ from dspyer.nodes import LiveEntry
 from dspyer.patch import DELETE, Replace
 from dspyer.reducers import Updates
 from dspyer.scheduler.provenance import whole_parts
+from dspyer.scheduler.runstate import Branch, is_behind
 from dspyer.scheduler.topology import START
 from dspyer.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values import FrozenDict, FrozenList, thaw
+from dspyer.values import FrozenDict, FrozenList, PersistentMap, thaw
+
+_WHOLE = (object(),)
+"""The one key of a field that is not written by keys."""
+
+_NOWHERE = Branch((), ((),), ImmutableState(), -1, "", -1, PersistentMap())
 
 
-class Ear:
-    """One execution at the board: what it has posted, and what it has read.
+class Reader:
+    """One execution at the board: what it has posted, read and used.
 
     Args:
         execution: its id.
         node: its node.
         path: the path of its branch.
-        own: the commits of the node in the lineage of the branch.
-        before: up to which number these had read, by field.
+        position: its branch; None for a node that is called without one.
+        before: up to which number the commits of its node in its lineage have read, by field.
 
     Attributes:
-        posts: its posts with their numbers, by field.
-        reads: up to which number it has read itself, by field.
-        places: where it stands, by field.
-        pending: what was fetched and not read yet, by field.
+        posts: its posts with their numbers, by field, as its commit has them.
+        count: how many posts it has made.
+        reads: up to which number it has read, by field, `before` included.
+        used: the executions whose posts it has used before they had committed.
+        undone: whether one of these was withdrawn: it commits nothing.
     """
 
-    __slots__ = ("before", "execution", "node", "own", "path", "pending", "places", "posts", "reads")
+    __slots__ = (
+        *("_places", "before", "count", "execution", "node", "path", "position", "posts", "reads"),
+        *("undone", "used"),
+    )
 
-    def __init__(self, execution: str, node: str, path: Path, own: frozenset[str], before: Mapping[str, int]) -> None:
+    def __init__(
+        self, execution: str, node: str, path: Path, position: Branch | None, before: Mapping[str, int]
+    ) -> None:
         self.execution = execution
         self.node = node
         self.path = path
-        self.own = own | {execution}
+        self.position = position or _NOWHERE
         self.before = before
         self.posts: dict[str, list[tuple[int, Any]]] = {}
-        self.reads: dict[str, int] = {}
-        self.places: dict[str, int] = {}
-        self.pending: dict[str, deque[LiveEntry]] = {}
+        self.count = 0
+        self.reads: dict[str, int] = dict(before)
+        self.used: set[str] = set()
+        self.undone = False
+        self._places: dict[str, tuple[int, int]] = {}
 
-    def next(self, field: str) -> LiveEntry | None:
-        """The next entry of a field that was fetched, and notes that it is read. It needs no lock."""
-        pending = self.pending.get(field)
-        if not pending:
+    def knows(self, post: Post) -> bool:
+        """Whether it has a post without reading it: its own, or one in its lineage."""
+        return post.execution == self.execution or is_behind(self.position, post.execution)
+
+    def next(self, board: Board, field: str, take: bool = True) -> LiveEntry | None:
+        """The next entry of a field that is there.
+
+        Args:
+            board: where the posts are.
+            field: the field.
+            take: notes that it is read.
+        """
+        posts = board.posts[field]
+        known = self._places.get(field)
+        if known is None:
+            before = self.before.get(field)
+            known = (0 if before is None else bisect_right(posts, before, key=lambda post: post.seq), 0)
+        place, part = known
+        while place < len(posts):
+            post = posts[place]
+            entries = () if post.seq and self._skips(board, post) else board.entries(post)
+            if part < len(entries):
+                break
+            place, part = place + 1, 0
+        else:
+            self._places[field] = (place, part)
             return None
-        entry = pending.popleft()
-        self.reads[field] = entry.seq
+        self._places[field] = (place, part + take)
+        entry = entries[part]
+        if take:
+            self.reads[field] = entry.seq
+            if post.execution in board.pending:
+                self.used.add(post.execution)
         plain = thaw(entry.value)
         return entry if plain is entry.value else entry._replace(value=plain)
+
+    def _skips(self, board: Board, post: Post) -> bool:
+        """Whether it does not hear a post: one that was withdrawn, its own, or one of an earlier visit of its node."""
+        if post.seq in board.withdrawn or post.execution == self.execution:
+            return True
+        return post.node == self.node and is_behind(self.position, post.execution)
 
     def exchange(self) -> Exchange | None:
         """What belongs to the outcome of the execution."""
@@ -81,141 +136,163 @@ class Ear:
         return {**patch, **found}, schema.replay(state, found)
 
 
+class Meeting(NamedTuple):
+    """What a post meets at the keys that it writes to.
+
+    Attributes:
+        over: the numbers of the posts that it replaces; None where posts stand side by side.
+        unread: the posts that it does not replace, by key.
+    """
+
+    over: tuple[int, ...] | None
+    unread: dict[Any, list[Post]]
+
+
 class Board:
-    """What was posted to the live fields of a run.
+    """The posts to the live fields of a run.
 
     Args:
         schema: the fields.
         state: the state with which the run begins.
-        posts: what was posted in earlier attempts, as it arrived.
+        posts: what was posted in earlier attempts, by number; None for what was withdrawn.
+
+    Attributes:
+        seq: the number of the last post.
+        posts: by field, in the order of their arrival, those that were withdrawn included; first the value with which
+            the run begins.
+        withdrawn: the numbers of those.
+        pending: the posts of executions that have not committed, by execution.
     """
 
-    def __init__(self, schema: Schema, state: ImmutableState, posts: Iterable[Post] = ()) -> None:
+    def __init__(self, schema: Schema, state: ImmutableState, posts: Mapping[int, Post | None]) -> None:
         self.seq = 0
+        self.posts: dict[str, list[Post]] = {}
+        self.withdrawn: set[int] = set()
+        self.pending: dict[str, list[Post]] = {}
         self._schema = schema
-        self._posts: dict[str, list[Post]] = {}
-        self._entries: dict[int, tuple[LiveEntry, ...]] = {}
-        self._latest: dict[tuple[str, Any], Post] = {}
+        self._entries: dict[tuple[str, int], tuple[LiveEntry, ...]] = {}
+        self._merged: dict[int, Any] = {}
+        self._history: dict[tuple[str, Any], list[Post]] = {}
+        self._heads: dict[tuple[str, Any], dict[int, Post]] = {}
         for field in schema.live:
-            self._posts[field] = [Post(0, field, START, "", state.raw(field, DELETE))]
-        for post in posts:
-            if post.field in self._posts:
+            self.posts[field] = [Post(0, field, START, "", state.raw(field, DELETE))]
+        for seq in sorted(posts):
+            post = posts[seq]
+            if post is not None and post.field in self.posts:
                 self.add(post)
+        self.seq = max(posts, default=0)
 
-    def add(self, post: Post) -> None:
-        """Puts a post or a withdrawal at the end."""
-        self._posts[post.field].append(post)
-        self._entries[post.seq] = self._entries_of(post)
-        self.seq = max(self.seq, post.seq)
-        if not post.withdraws:
-            for key in self._keys(post.field, post.update):
-                self._latest[post.field, key] = post
-
-    def standing(self, execution: str | None = None) -> dict[str, list[Post]]:
-        """The posts that were not taken back, by execution.
-
-        Args:
-            execution: which one; None for all.
-        """
-        found: dict[int, Post] = {}
-        for posts in self._posts.values():
-            for post in posts[1:]:
-                if post.withdraws:
-                    found.pop(post.withdraws, None)
-                elif execution is None or post.execution == execution:
-                    found[post.seq] = post
-        by_execution: dict[str, list[Post]] = {}
-        for seq in sorted(found):
-            by_execution.setdefault(found[seq].execution, []).append(found[seq])
-        return by_execution
-
-    def withdraw(self, posts: Iterable[Post]) -> list[Post]:
-        """Takes posts back; gives the withdrawals."""
-        withdrawals = []
-        for post in posts:
-            withdrawal = Post(self.seq + 1, post.field, post.node, post.execution, None, post.seq)
-            self.add(withdrawal)
-            withdrawals.append(withdrawal)
-            for key in self._keys(post.field, post.update):
-                if self._latest.get((post.field, key)) is post:
-                    del self._latest[post.field, key]
-        return withdrawals
-
-    def is_ahead_of(self, ear: Ear, field: str) -> bool:
-        """Whether somebody who listens has not come to the end of a field."""
-        return bool(ear.pending.get(field)) or ear.places.get(field, 0) < len(self._posts[field])
-
-    def fetch(self, ear: Ear, field: str) -> None:
-        """Hands somebody all that has come, to be read one by one."""
-        posts = self._posts[field]
-        place = ear.places.get(field)
-        if place is None:
-            before = ear.before.get(field)
-            place = 0 if before is None else bisect_right(posts, before, key=lambda post: post.seq)
-        pending = ear.pending.setdefault(field, deque())
-        for post in posts[place:]:
-            if post.execution not in ear.own:
-                pending.extend(self._entries[post.seq] if post.seq else self._entries_of(post))
-        ear.places[field] = len(posts)
-
-    def unread(self, ear: Ear, field: str, update: Any, behind: Callable[[], frozenset[str]]) -> list[tuple[Any, Post]]:
-        """The latest entries of others that somebody writes over without having read them, with their keys.
-
-        Args:
-            ear: who writes.
-            field: the field.
-            update: what it writes.
-            behind: gives the commits in its lineage, whose entries it has in its state.
-        """
-        read = max(ear.reads.get(field, 0), ear.before.get(field, 0))
-        found = []
+    def meets(self, reader: Reader, field: str, update: Any) -> Meeting:
+        """What an update meets that is about to be posted."""
+        read = reader.reads.get(field, 0)
+        over: list[int] = []
+        unread: dict[Any, list[Post]] = {}
         for key in self._keys(field, update):
-            latest = self._latest.get((field, key))
-            if latest is None or latest.seq <= read or latest.execution in ear.own or latest.execution in behind():
-                continue
-            found.append((key, latest))
-        return found
+            for seq, post in self._heads.get((field, key), {}).items():
+                if seq <= read or reader.knows(post):
+                    over.append(seq)
+                else:
+                    unread.setdefault(key, []).append(post)
+        return Meeting(tuple(dict.fromkeys(over)) if self._tracked(field) else None, unread)
 
-    def merged(self, update: FrozenDict[Any, Any], unread: Iterable[tuple[Any, Post]]) -> FrozenDict[Any, Any]:
-        """An update of keys, each value merged with the one that its author has not read."""
-        for key, post in unread:
-            update = update.set(key, _merged(post.update.raw(key), update.raw(key)))
+    def add(self, post: Post) -> Any:
+        """Puts a post at the end; returns the update that the commit of its execution has."""
+        field = post.field
+        self.seq = post.seq
+        self.posts[field].append(post)
+        self.pending.setdefault(post.execution, []).append(post)
+        update = post.update
+        merges = self._schema.live[field].on_conflict == "merge"
+        for key in self._keys(field, post.update):
+            self._history.setdefault((field, key), []).append(post)
+            heads = self._heads.setdefault((field, key), {})
+            _replace(heads, post)
+            if merges and key is not _WHOLE[0] and len(heads) > 1:
+                value, *others = [head.update.raw(key) for head in heads.values()]
+                for other in others:
+                    value = _merged(value, other)
+                update = update.set(key, value)
+        if update is not post.update:
+            self._merged[post.seq] = update
         return update
 
-    def _keys(self, field: str, update: Any) -> Iterable[Any]:
-        """What of a field an update writes to, where two writes may be in conflict."""
-        reducer, mark = self._schema.reducer(field), self._schema.live[field]
-        if reducer is not None and reducer.shape == "keys" and isinstance(update, FrozenDict):
-            return update
-        return (None,) if mark.on_conflict == "reject" else ()
+    def commit(self, execution: str) -> None:
+        """The posts of an execution count."""
+        self.pending.pop(execution, None)
 
-    def _entries_of(self, post: Post) -> tuple[LiveEntry, ...]:
-        if post.withdraws:
-            taken = self._entries.get(post.withdraws, ())
-            return tuple([entry._replace(seq=post.seq, withdraws=post.withdraws) for entry in taken])
+    def withdraw(self, execution: str) -> list[Post]:
+        """Withdraws the posts of an execution; returns them."""
+        posts = self.pending.pop(execution, [])
+        self.withdrawn.update([post.seq for post in posts])
+        for place in dict.fromkeys((post.field, key) for post in posts for key in self._keys(post.field, post.update)):
+            history = self._history[place] = [one for one in self._history[place] if one.seq not in self.withdrawn]
+            heads = self._heads[place] = {}
+            for one in history:
+                _replace(heads, one)
+        return posts
+
+    def entries(self, post: Post) -> tuple[LiveEntry, ...]:
+        """What a listener hears of a post."""
+        place = (post.field, post.seq)
+        found = self._entries.get(place)
+        if found is None:
+            parts = self._parts(post) if post.seq else self._of_inputs(post)
+            found = tuple([LiveEntry(value, post.node, post.execution, post.seq, key) for key, value in parts])
+            self._entries[place] = found
+        return found
+
+    def _parts(self, post: Post) -> Iterable[tuple[Any, Any]]:
+        """Keys and values of a post."""
         reducer = self._schema.reducer(post.field)
-        if not post.seq:
-            parts: Iterable[tuple[Any, Any]] = [(part.key, part.value) for part in whole_parts(post.update).parts]
-        else:
-            assert reducer is not None  # a live field has one with parts
-            assert reducer.parts is not None
-            parts = reducer.parts(post.update)
-        return tuple([LiveEntry(value, post.node, post.execution, post.seq, key) for key, value in parts])
+        update = self._merged.get(post.seq, post.update)
+        if reducer is None:
+            return ((None, update.value if isinstance(update, Replace) else update),)
+        assert reducer.parts is not None  # else the field could not be live
+        return reducer.parts(update)
+
+    def _of_inputs(self, post: Post) -> Iterable[tuple[Any, Any]]:
+        """Keys and values of what was there when the run began."""
+        if self._schema.reducer(post.field) is None:
+            return () if post.update is DELETE else ((None, post.update),)
+        return [(part.key, part.value) for part in whole_parts(post.update).parts]
+
+    def _tracked(self, field: str) -> bool:
+        """Whether two posts to a field may be in conflict."""
+        reducer = self._schema.reducer(field)
+        return reducer is None or reducer.shape == "keys" or self._schema.live[field].on_conflict == "reject"
+
+    def _keys(self, field: str, update: Any) -> Iterable[Any]:
+        """What of a field an update writes to, where two posts may be in conflict."""
+        if not self._tracked(field):
+            return ()
+        reducer = self._schema.reducer(field)
+        return update if reducer is not None and reducer.shape == "keys" else _WHOLE
 
 
-def single_updates(node: str, field: str, value: object) -> tuple[object, ...]:
+def single_updates(schema: Schema, node: str, field: str, value: object) -> tuple[object, ...]:
     """The updates that are posted one by one.
 
     Raises:
         NodeOutputError: for a value that would throw away what others have posted.
     """
     updates: tuple[object, ...] = value.updates if isinstance(value, Updates) else (value,)
-    if any(update is DELETE or isinstance(update, Replace) for update in updates):
+    latest = schema.reducer(field) is None
+    if any(update is DELETE or (isinstance(update, Replace) and not latest) for update in updates):
+        instead = "post a value" if latest else "post updates"
         raise NodeOutputError(
-            f"node {node!r} writes {value!r} to the live field {field!r}, which only grows while others listen: post "
-            "updates, or run with live=False"
+            f"node {node!r} writes {value!r} to the live field {field!r}, whose posts are never removed: {instead}, or "
+            "run with live=False"
         )
     return updates
+
+
+def _replace(heads: dict[int, Post], post: Post) -> None:
+    """Puts a post among those of a key that are not replaced."""
+    if post.over is None:
+        heads.clear()
+    for seq in post.over or ():
+        heads.pop(seq, None)
+    heads[post.seq] = post
 
 
 def _merged(old: Any, new: Any) -> Any:

@@ -1,25 +1,32 @@
-"""A run with live fields: running siblings see each other's posts, wait for them, and know of each other."""
+"""A run with live fields: running siblings see each other's posts and wait for them.
+
+What is recorded: each post as a row before anybody sees it, with its number and the posts that it replaces; with the
+commit of a node the numbers of its posts and how far it has read; and which posts were withdrawn. `board` says what
+becomes of posts, `scheduler.closing` when a loop ends. All of this happens under one lock, and so does scheduling.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from dataclasses import dataclass
+from dataclasses import field as made
 from threading import RLock
 from typing import Any
 
+from dspyer.bond.tracing import Steps
 from dspyer.durable.memo import Post
 from dspyer.durable.rows import post_draft, withdraw_draft
-from dspyer.errors import AttemptError, InputError, MergeConflictError
-from dspyer.events import Exchange, LiveConflict, Posted, Withdrawn
-from dspyer.nodes import Attempt, LiveEntry, Peer, Source, Waiter
-from dspyer.patch import encode_update
-from dspyer.running.board import Board, Ear, single_updates
+from dspyer.errors import AttemptError, InputError, Interrupt, MergeConflictError
+from dspyer.events import Commit, Exchange, LiveConflict, Path, Posted, Withdrawn
+from dspyer.nodes import Attempt, LiveEntry, Source, Waiter
+from dspyer.patch import DELETE, Replace, encode_update
+from dspyer.running.board import Board, Meeting, Reader, single_updates
 from dspyer.running.session import Session
 from dspyer.running.waiting import WaitingRoom
-from dspyer.scheduler.closing import reachable_writes
-from dspyer.scheduler.lineage import lineage
+from dspyer.scheduler.closing import Held, Reach
 from dspyer.scheduler.runstate import Branch, Execution, Transition
 from dspyer.scheduler.schedule import plan
 from dspyer.state import ImmutableState
@@ -27,27 +34,64 @@ from dspyer.state import ImmutableState
 MANY = 1_000_000
 
 
+@dataclass(slots=True)
+class Visits:
+    """How far the commits of one node have read, by the path of their branch.
+
+    Attributes:
+        places: the indexes of its commits on each path.
+        reads: up to which number each had read, by field, those before it on the path included.
+    """
+
+    places: dict[Path, list[int]] = made(default_factory=dict)
+    reads: dict[Path, list[Mapping[str, int]]] = made(default_factory=dict)
+    latest: tuple[int, Mapping[str, int]] = (-1, {})
+
+    def add(self, commit: Commit) -> None:
+        """Notes a commit."""
+        if commit.live is not None and commit.live.reads:
+            reads = self.reads.setdefault(commit.branch, [])
+            self.places.setdefault(commit.branch, []).append(int(commit.id.rpartition(":")[2]))
+            reads.append(_later(reads[-1] if reads else {}, commit.live.reads))
+
+    def before(self, branch: Branch) -> Mapping[str, int]:
+        """How far those in the lineage of a branch have read. Copies of one branch ask for the same."""
+        head, found = self.latest
+        if head != branch.head:
+            found = {}
+            for path, places in self.places.items():
+                count = bisect_left(places, branch.tally.get(path, 0))
+                if count:
+                    found = _later(found, self.reads[path][count - 1])
+            self.latest = branch.head, found
+        return found
+
+
 class Listener:
     """One execution that listens to one live field."""
 
-    def __init__(self, session: LiveSession, ear: Ear, field: str) -> None:
+    def __init__(self, session: LiveSession, reader: Reader, field: str) -> None:
         self._session = session
-        self._ear = ear
+        self._reader = reader
         self._field = field
 
     def heard(self) -> LiveEntry | None:
         """The next entry, if it is there."""
-        ear, field = self._ear, self._field
-        entry = ear.next(field)
-        if entry is None:
-            with self._session.lock:
-                self._session.board.fetch(ear, field)
-            entry = ear.next(field)
-        return entry
+        session, reader = self._session, self._reader
+        with session.lock:
+            if reader.undone:
+                raise Interrupt(())
+            return reader.next(session.board, self._field)
 
     def wait(self, wake: Callable[[], object]) -> Waiter:
         """Waits for the next entry."""
-        return self._session.wait(self._ear, self._field, wake)
+        return self._session.wait(self._reader, self._field, wake)
+
+    def late(self, waiter: Waiter) -> None:
+        """Its time is over."""
+        with self._session.lock:
+            self._session.room.release(waiter.execution, "late")
+            self._session.room.grant()
 
     def leave(self, waiter: Waiter) -> None:
         """Waits no longer."""
@@ -56,7 +100,7 @@ class Listener:
 
 
 class LiveSession(Session):
-    """A run whose live fields are live. What happens at the board happens under its lock, and so does scheduling.
+    """A run whose live fields are live.
 
     Attributes:
         lock: held for short, never while a node works.
@@ -72,21 +116,22 @@ class LiveSession(Session):
             name: [field for field in (node.writes or {}).values() if field in topology.schema.live]
             for name, node in blueprint.nodes.items()
         }
-        self.room = WaitingRoom(blueprint.max_concurrency, cache(lambda node: reachable_writes(topology, writes, node)))
-        self.board = Board(topology.schema, self.opening.state, self.memo.posts.get(self.scope, ()))
-        self._ears: dict[str, Ear] = {}
-        self._says: dict[str, str] = {}
+        self.room = WaitingRoom(blueprint.max_concurrency, Reach(topology, writes))
+        self.board = Board(topology.schema, self.opening.state, self.memo.posts.get(self.scope, {}))
+        self._readers: dict[str, Reader] = {}
+        self._done: dict[str, tuple[Execution, Transition, Steps]] = {}
+        self._visits: dict[str, Visits] = {}
         self._nudge: Callable[[], None] | None = None
         self._stands = False
-        committed = {entry.commit.id for entry in self.run.log} if self.board.seq else set()
-        for execution in self.board.standing():
-            if execution not in committed:  # an earlier attempt that came to no end
-                self._withdraw(execution)
+        for entry in self.run.log:
+            self._note(entry.commit)
+        for execution in list(self.board.pending):  # of an earlier attempt that came to no end
+            self._withdraw(execution)
 
     @property
     def most_at_once(self) -> int:
-        """How many executions may have begun at once: those who wait for an entry hold no slot."""
-        return self.blueprint.max_concurrency + self.room.parked
+        """How many executions may have begun at once: those who wait, or have ended, hold no slot."""
+        return self.blueprint.max_concurrency + self.room.parked + len(self._done)
 
     @property
     def most_threads(self) -> int:
@@ -95,7 +140,7 @@ class LiveSession(Session):
 
     @contextmanager
     def driven(self, nudge: Callable[[], None]) -> Iterator[None]:
-        """Lets a driver be called when something may start; at its end nobody waits any more.
+        """Lets a driver be called when something may start; at its end nothing waits any more.
 
         Args:
             nudge: makes the driver look, from any thread.
@@ -110,7 +155,7 @@ class LiveSession(Session):
     # --- scheduling, under the lock
 
     def start_ready(self) -> list[Execution]:
-        """Starts what may start. Whoever has something to read comes first."""
+        """Starts what may start. What has something to read comes first."""
         with self.lock:
             started = super().start_ready()
             for execution in started:
@@ -120,21 +165,78 @@ class LiveSession(Session):
             self._settle()
         return started
 
-    def finish(self, execution: Execution, outcome: Transition | BaseException, steps: Any) -> None:
-        """Folds a finished execution in. What it has posted is taken back if it commits nothing."""
+    def finish(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
+        """Folds a finished execution in, once all have committed whose posts it has used."""
         with self.lock:
+            self.room.running.pop(execution.id, None)
+            reader = self._readers.get(execution.id)
+            if reader is not None and reader.undone and not isinstance(outcome, BaseException):
+                outcome = Interrupt(())
             if isinstance(outcome, BaseException):
                 self._withdraw(execution.id)
-            super().finish(execution, outcome, steps)
-            self.room.running.pop(execution.id, None)
-            self._ears.pop(execution.id, None)
-            self._says.pop(execution.id, None)
+                self._fold(execution, outcome, steps)
+            else:
+                self._done[execution.id] = (execution, outcome, steps)
+                self._commit_done(execution.id)
             self._settle()
+
+    def _fold(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
+        """Puts what has become of an execution into the run."""
+        super().finish(execution, outcome, steps)
+        self._readers.pop(execution.id, None)
+
+    def _commit_done(self, name: str) -> None:
+        """Commits an execution that has ended, and all that waited for it, if nothing is missing that they need."""
+        work = [name]
+        while work:
+            together = self._complete(work.pop())
+            posted = self.board.pending.keys() & together
+            for one in together:
+                self._commit(one)
+            if posted:
+                work += [one for one in self._done if not posted.isdisjoint(self._readers[one].used)]
+
+    def _complete(self, name: str) -> list[str]:
+        """An execution that has ended with all that it needs, those first; nothing if one of them has not ended."""
+        found: dict[str, None] = {}
+        seen = {name}
+        work = [(name, iter(self._needs(name)))] if name in self._done else []
+        while work:
+            execution, needs = work[-1]
+            for other in needs:
+                if other not in self._done:
+                    return []
+                if other not in seen:
+                    seen.add(other)
+                    work.append((other, iter(self._needs(other))))
+                    break
+            else:
+                work.pop()
+                found[execution] = None
+        return list(found)
+
+    def _needs(self, execution: str) -> list[str]:
+        """The executions that must commit before one that has ended, in the order of their names."""
+        reader = self._readers.get(execution)
+        return [] if reader is None or not reader.used else sorted(reader.used & self.board.pending.keys())
+
+    def _commit(self, name: str) -> None:
+        execution, outcome, steps = self._done.pop(name)
+        self._fold(execution, outcome, steps)
+        self.board.commit(name)
+        if outcome.live is not None and self.broken is None:
+            self._note(self.run.log[len(self.run.log) - 1].commit)
+
+    def _note(self, commit: Commit) -> None:
+        self.board.commit(commit.id)
+        if commit.live is not None:
+            self._visits.setdefault(commit.node, Visits()).add(commit)
 
     def lose(self, error: BaseException) -> None:
         """Goes back to what was written: the store failed."""
         with self.lock:
             super().lose(error)
+            self._done.clear()
             self.room.end()
 
     def stop(self) -> None:
@@ -145,7 +247,13 @@ class LiveSession(Session):
 
     def _settle(self) -> None:
         self.room.grant()
-        self.room.settle(self.run, self.stopped or self._stands or bool(self.run.failures))
+        if not self.room.waits:
+            return
+        held = [
+            Held(name, execution.place, execution.path, frozenset(self._needs(name)))
+            for name, (execution, _, _) in self._done.items()
+        ]
+        self.room.settle(self.run, self.stopped or self._stands or bool(self.run.failures), held)
 
     # --- what nodes do, from any thread
 
@@ -154,41 +262,61 @@ class LiveSession(Session):
         schema = self.blueprint.topology.schema
         if field not in schema.live:
             return False
-        for update in single_updates(attempt.node, field, value):
+        for update in single_updates(schema, attempt.node, field, value):
             with self.lock:
-                ear = self._ear(attempt)
-                number = sum([len(posts) for posts in ear.posts.values()])
-                stamp = self.stamp_of(attempt.execution, *([str(number)] if number else []))
+                reader = self._reader(attempt)
+                number, reader.count = reader.count, reader.count + 1
+                latest = reader.posts.get(field)
+            stamp = self.stamp_of(attempt.execution, *([str(number)] if number else []))
             state = attempt.position.state if attempt.position is not None else ImmutableState()
-            patch, _ = schema.commit(state, {field: update}, node=attempt.node, commit_id=stamp)
+            whole = schema.reducer(field) is None
+            if whole and latest:
+                state = schema.replay(state, {field: latest[-1][1]})
+            patch, after = schema.commit(state, {field: update}, node=attempt.node, commit_id=stamp)
             with self.lock:
-                self._add(attempt, ear, field, patch[field])
+                self._add(attempt, reader, field, _latest(after.raw(field, DELETE)) if whole else patch[field])
         return True
 
-    def _add(self, attempt: Attempt, ear: Ear, field: str, update: Any) -> None:
-        rule = self.blueprint.topology.schema.live[field].on_conflict
-        unread = self.board.unread(ear, field, update, lambda: self._behind(attempt.position))
-        for key, other in unread:
-            self.record(LiveConflict(field, key, attempt.node, other.node, other.seq, rule))
-        if unread and rule == "reject":
-            key, other = unread[0]
-            raise MergeConflictError(
-                f"node {attempt.node!r} posts to the live field {field!r}{'' if key is None else f', key {key!r},'} "
-                f"and has not read what {other.node!r} posted there before (seq {other.seq}): read on in "
-                f"ctx.live({field!r}), then post again",
-                (field,) if key is None else (field, key),
-                (other.node, attempt.node),
-            )
-        if unread and rule == "merge":
-            update = self.board.merged(update, unread)
-        post = Post(self.board.seq + 1, field, attempt.node, attempt.execution, update)
+    def _add(self, attempt: Attempt, reader: Reader, field: str, update: Any) -> None:
+        if reader.undone:
+            raise Interrupt(())
+        board = self.board
+        meeting = board.meets(reader, field, update)
+        if meeting.unread:
+            self._meet(attempt, reader, field, meeting)
+        post = Post(board.seq + 1, field, attempt.node, attempt.execution, update, meeting.over)
         if self.journal is not None:
-            self.journal.write([post_draft(self.scope, post.execution, post.node, field, post.seq, update)])
-        self.board.add(post)
-        ear.posts.setdefault(field, []).append((post.seq, update))
+            self.journal.write([post_draft(self.scope, post.execution, post.node, field, post.seq, update, post.over)])
+        update = board.add(post)
+        posts = reader.posts.setdefault(field, [])
+        if self.blueprint.topology.schema.reducer(field) is None:
+            posts.clear()  # the latest value is all that its commit has
+        posts.append((post.seq, update))
         size = len(json.dumps(encode_update(update), ensure_ascii=False).encode("utf-8", "surrogatepass"))
         self.record(Posted(field, attempt.node, attempt.branch, attempt.execution, post.seq, size))
-        self.room.came(field)
+        self.room.came(field, attempt.execution)
+
+    def _meet(self, attempt: Attempt, reader: Reader, field: str, meeting: Meeting) -> None:
+        """Says that a post meets what its author has not read; refuses it where that is the rule of the field."""
+        schema = self.blueprint.topology.schema
+        rule = schema.live[field].on_conflict
+        reducer = schema.reducer(field)
+        by_key = reducer is not None and reducer.shape == "keys"
+        for key, posts in meeting.unread.items():
+            named = key if by_key else None
+            self.record(LiveConflict(field, named, attempt.node, posts[-1].node, posts[-1].seq, rule))
+        if rule == "reject" or (rule == "merge" and by_key):
+            found = [post.execution for posts in meeting.unread.values() for post in posts]
+            reader.used.update([execution for execution in found if execution in self.board.pending])
+        if rule == "reject":
+            key, posts = next(iter(meeting.unread.items()))
+            raise MergeConflictError(
+                f"node {attempt.node!r} posts to the live field {field!r}{f', key {key!r},' if by_key else ''} "
+                f"and has not read what {posts[-1].node!r} posted there before (seq {posts[-1].seq}): read on in "
+                f"ctx.live({field!r}), then post again",
+                (field, key) if by_key else (field,),
+                (posts[-1].node, attempt.node),
+            )
 
     def returned(self, attempt: Attempt, updates: Mapping[str, object]) -> dict[str, object]:
         """Posts what a node has returned for live fields; gives the rest."""
@@ -205,89 +333,93 @@ class LiveSession(Session):
                 "reducer, live] in the schema, or read it with ctx.view"
             )
         with self.lock:
-            return Listener(self, self._ear(attempt), field)
+            return Listener(self, self._reader(attempt), field)
 
-    def wait(self, ear: Ear, field: str, wake: Callable[[], object]) -> Waiter:
+    def wait(self, reader: Reader, field: str, wake: Callable[[], object]) -> Waiter:
         """Waits for the next entry of a field."""
-        waiter = Waiter(ear.execution, field, wake)
+        waiter = Waiter(reader.execution, field, wake)
         with self.lock:
-            if self.room.over:
+            if self.room.over or reader.undone or reader.execution not in self.room.running:
                 waiter.verdict = "gives way"
                 wake()
                 return waiter
-            if self.board.is_ahead_of(ear, field):
+            if reader.next(self.board, field, take=False) is not None:
                 waiter.verdict = "goes on"
                 wake()
                 return waiter
             self.room.enter(waiter)
             self.room.grant()
-            if not self.room.is_open(field):
+            if not self.room.is_open(waiter):
                 self._settle()
             if self._nudge is not None and not self.stopped and plan(self.run):
                 self._nudge()
         return waiter
 
-    def says(self, attempt: Attempt, text: str) -> None:
-        """Notes what a node is doing."""
-        self._says[attempt.execution] = text
-
-    def peers(self, attempt: Attempt) -> list[Peer]:
-        """The other nodes that run now."""
+    def at_work(self) -> Sequence[Execution]:
+        """The executions whose nodes run."""
         with self.lock:
-            others = [one for name, one in self.room.running.items() if name != attempt.execution]
-            return [
-                Peer(one.node, one.path, one.visit, self._says.get(one.id, ""), self.room.field_of(one.id))
-                for one in sorted(others, key=lambda one: (one.path, one.id))
-            ]
+            return tuple(self.room.running.values())
+
+    def waits_for(self, execution: str) -> str:
+        """The live field that an execution waits for; "" if it works."""
+        with self.lock:
+            return self.room.field_of(execution)
 
     def with_posts(
         self, execution: Execution, patch: dict[str, Any], state: ImmutableState
     ) -> tuple[dict[str, Any], ImmutableState]:
         """What an execution commits, with its posts."""
-        ear = self._ears.get(execution.id)
-        return (patch, state) if ear is None else ear.folded(self.blueprint.topology.schema, patch, state)
+        reader = self._readers.get(execution.id)
+        return (patch, state) if reader is None else reader.folded(self.blueprint.topology.schema, patch, state)
 
     def exchange(self, execution: Execution) -> Exchange | None:
         """What an execution has posted and read."""
-        ear = self._ears.get(execution.id)
-        return None if ear is None else ear.exchange()
+        reader = self._readers.get(execution.id)
+        return None if reader is None else reader.exchange()
 
-    def _ear(self, attempt: Attempt) -> Ear:
-        ear = self._ears.get(attempt.execution)
-        if ear is None:
-            if attempt.execution not in self.room.running:
-                raise AttemptError(
-                    f"node {attempt.node!r} (execution {attempt.name}) has come to its end, and something that it has "
-                    "started still uses its ctx: wait for that before the node returns"
-                )
-            ear = self._ears[attempt.execution] = self._new_ear(attempt)
-        return ear
-
-    def _new_ear(self, attempt: Attempt) -> Ear:
-        position = attempt.position
-        own: set[str] = set()
-        before: dict[str, int] = {}
-        if position is not None and position.tally.get(attempt.node, 0):
-            for place in lineage(self.run.log, [position.head]):
-                commit = self.run.log[place].commit
-                if commit.node == attempt.node:
-                    own.add(commit.id)
-                    for field, seq in (commit.live.reads if commit.live is not None else {}).items():
-                        before[field] = max(seq, before.get(field, 0))
-        return Ear(attempt.execution, attempt.node, attempt.branch, frozenset(own), before)
-
-    def _behind(self, position: Branch | None) -> frozenset[str]:
-        if position is None:
-            return frozenset()
-        return frozenset([self.run.log[place].commit.id for place in lineage(self.run.log, [position.head])])
+    def _reader(self, attempt: Attempt) -> Reader:
+        name = attempt.execution
+        if name not in self.room.running:
+            raise AttemptError(
+                f"node {attempt.node!r} (execution {attempt.name}) has come to its end, and something that it has "
+                "started still uses its ctx: wait for that before the node returns"
+            )
+        reader = self._readers.get(name)
+        if reader is None:
+            branch, visits = attempt.position, self._visits.get(attempt.node)
+            before = {} if branch is None or visits is None else visits.before(branch)
+            reader = self._readers[name] = Reader(name, attempt.node, attempt.branch, branch, before)
+        return reader
 
     def _withdraw(self, execution: str) -> None:
-        for posts in self.board.standing(execution).values():
-            withdrawals = self.board.withdraw(posts)
-            seq, taken = withdrawals[0].seq, tuple([post.seq for post in posts])
+        """Withdraws the posts of an execution, and of all who have used them."""
+        work = [execution]
+        while work:
+            name = work.pop()
+            posts = self.board.withdraw(name)
+            if not posts:
+                continue
+            seqs = tuple([post.seq for post in posts])
             if self.journal is not None:
-                self.memo.later(withdraw_draft(self.scope, execution, posts[0].node, seq, taken))
+                self.memo.later(withdraw_draft(self.scope, name, posts[0].node, self.board.seq, seqs))
             for field in dict.fromkeys(post.field for post in posts):
                 numbers = tuple([post.seq for post in posts if post.field == field])
-                self.record(Withdrawn(field, posts[0].node, execution, numbers, seq))
-                self.room.came(field)
+                self.record(Withdrawn(field, posts[0].node, name, numbers, self.board.seq))
+            for other, reader in list(self._readers.items()):
+                if name in reader.used and not reader.undone:
+                    reader.undone = True
+                    work.append(other)
+                    self.room.release(other, "gives way")
+                    if other in self._done:
+                        ended, _, steps = self._done.pop(other)
+                        self._fold(ended, Interrupt(()), steps)
+
+
+def _later(one: Mapping[str, int], two: Mapping[str, int]) -> dict[str, int]:
+    """The higher number of each field."""
+    return {**one, **{field: max(seq, one.get(field, 0)) for field, seq in two.items()}}
+
+
+def _latest(value: Any) -> Any:
+    """A value as an update that takes the place of what is there."""
+    return Replace(value) if isinstance(value, Mapping) or value is None else value

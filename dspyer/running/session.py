@@ -26,7 +26,7 @@ from dspyer.events import (
     RunEnded,
     RunStarted,
 )
-from dspyer.nodes import Isolated, MapNode
+from dspyer.nodes import Attempt, Isolated, MapNode, Peer
 from dspyer.patch import sealed
 from dspyer.running.observing import Observe, ignore, log_conflict
 from dspyer.running.opening import Opening
@@ -146,6 +146,7 @@ class Session(Isolated):
         given = journal is None or bool(scope)
         self.fields = Fields(blueprint.topology.schema, given, self._prefix, opening.earlier)
         self._taken_up = list(opening.run.running.values())
+        self._says: dict[str, str] = {}
         self.events: list[Event] = []
         self.steps: dict[str, Steps] = {}
         self.stopped = False
@@ -181,6 +182,30 @@ class Session(Isolated):
     def most_threads(self) -> int:
         """How many threads may be needed for them."""
         return self.blueprint.max_concurrency
+
+    def says(self, attempt: Attempt, text: str) -> None:
+        """Notes what a node is doing. May be called from any thread."""
+        self._says[attempt.execution.partition("[")[0]] = text
+
+    def peers(self, attempt: Attempt) -> list[Peer]:
+        """The other nodes of the graph that run now. May be called from any thread."""
+        if not self.live:
+            return []
+        name = attempt.execution.partition("[")[0]
+        others = [one for one in self.at_work() if one.id != name and one.branch.head >= 0]
+        return [
+            Peer(one.node, one.path, one.visit, self._says.get(one.id, ""), self.waits_for(one.id))
+            for one in sorted(others, key=lambda one: (one.path, one.id))
+        ]
+
+    def at_work(self) -> Sequence[Execution]:
+        """The executions whose nodes run."""
+        return tuple(self.run.running.values())
+
+    def waits_for(self, execution: str) -> str:
+        """The live field that an execution waits for; "" if it works."""
+        del execution
+        return ""
 
     def driven(self, nudge: Callable[[], None]) -> AbstractContextManager[None]:
         """What a driver is in as long as it drives the session."""
@@ -223,6 +248,7 @@ class Session(Isolated):
 
     def finish(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
         """Folds a finished execution in."""
+        self._says.pop(execution.id, None)
         if self.broken is not None:
             return  # nothing can be written any more: what ran beside is not committed
         if steps:
@@ -329,7 +355,7 @@ class Session(Isolated):
     def _fail(self, group: Group, error: Exception) -> None:
         branch = group.branches[0]
         node = self.run.log[branch.head].commit.node
-        failure = Failure(branch.path, node, branch.id, error, tuple(group.branches))
+        failure = Failure(branch.path, node, branch.id, error, tuple(group.branches), group.place)
         self.run = self.run._replace(failures=(*self.run.failures, failure))
         self._tell([NodeFailed(node, branch.path, branch.id, error)])
 

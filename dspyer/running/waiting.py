@@ -1,16 +1,18 @@
-"""Who waits at the board, and who holds a slot of `max_concurrency`. Nothing is safe without the session's lock."""
+"""Who waits for a live field, and who holds a slot of `max_concurrency`. Nothing is safe without the session's lock.
+
+An execution that waits holds no slot. When an entry comes, its field closes or its time is over, it is *due*: it goes
+on as soon as a slot is free.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Iterable
 
 from dspyer.errors import AttemptError
 from dspyer.nodes import Verdict, Waiter
-from dspyer.scheduler.closing import Waiting, released
+from dspyer.scheduler.closing import Held, Origin, Reach, Waiting, released
 from dspyer.scheduler.runstate import Execution, RunState
-
-MayWrite = Callable[[str], Collection[str]]
 
 
 class WaitingRoom:
@@ -18,25 +20,31 @@ class WaitingRoom:
 
     Args:
         slots: how many executions may work at once.
-        may_write: the live fields that a branch at a node may still write.
+        reach: what a branch may write.
 
     Attributes:
-        running: the executions that run, waiting or not, by id.
-        over: whether nobody waits any more: the run is left.
+        running: the executions whose nodes run, waiting or not, by id.
+        over: whether nothing waits any more: the run is left.
     """
 
-    def __init__(self, slots: int, may_write: MayWrite) -> None:
+    def __init__(self, slots: int, reach: Reach) -> None:
         self.running: dict[str, Execution] = {}
         self.over = False
         self._slots = slots
-        self._may_write = may_write
+        self._reach = reach
         self._waiting: dict[str, Waiter] = {}
+        self._of_field: dict[str, dict[str, Waiter]] = {}
         self._due: deque[tuple[Waiter, Verdict]] = deque()
 
     @property
     def parked(self) -> int:
-        """How many hold no slot."""
+        """How many run and hold no slot."""
         return len(self._waiting) + len(self._due)
+
+    @property
+    def waits(self) -> bool:
+        """Whether an execution waits for an entry."""
+        return bool(self._waiting)
 
     def field_of(self, execution: str) -> str:
         """The field that an execution waits for; "" if it works."""
@@ -44,75 +52,83 @@ class WaitingRoom:
         return "" if waiter is None else waiter.field
 
     def enter(self, waiter: Waiter) -> None:
-        """Takes somebody in who has nothing to read."""
+        """Takes in an execution that has nothing to read."""
         if waiter.execution in self._waiting:
             raise AttemptError(
                 f"the execution {waiter.execution} waits for two live fields at once: write one loop after the other"
             )
         self._waiting[waiter.execution] = waiter
+        self._of_field.setdefault(waiter.field, {})[waiter.execution] = waiter
 
-    def is_open(self, field: str) -> bool:
-        """Whether somebody who works may write a field."""
-        waiting, may_write = self._waiting, self._may_write
-        return any(
-            name not in waiting and field in may_write(execution.node) for name, execution in self.running.items()
-        )
+    def is_open(self, waiter: Waiter) -> bool:
+        """Whether a node that works may write the field of a listener."""
+        field, place, waiting = waiter.field, self.running[waiter.execution].place, self._waiting
+        works = [execution for name, execution in self.running.items() if name not in waiting]
+        return any(self._reach.may_write(Origin(one.place), field, place) for one in works)
 
     def leave(self, waiter: Waiter) -> None:
-        """Lets somebody go who does not wait any more."""
+        """Lets an execution go that does not wait any more."""
         if self._waiting.get(waiter.execution) is waiter:
-            del self._waiting[waiter.execution]
+            self._out(waiter)
         elif waiter.verdict == "waits":
             self._due = deque([due for due in self._due if due[0] is not waiter])
 
-    def came(self, field: str) -> None:
-        """Something came to a field: those who wait for it go on."""
-        if self._waiting:
-            for waiter in [waiter for waiter in self._waiting.values() if waiter.field == field]:
-                self._release(waiter, "goes on")
+    def came(self, field: str, author: str) -> None:
+        """An entry came to a field: those who wait for it are due, but not its author."""
+        if waiters := self._of_field.get(field):
+            for waiter in [waiter for name, waiter in waiters.items() if name != author]:
+                self.release(waiter.execution, "goes on")
             self.grant()
 
+    def release(self, execution: str, verdict: Verdict) -> None:
+        """An execution is due, if it waits for an entry."""
+        waiter = self._waiting.get(execution)
+        if waiter is not None:
+            self._out(waiter)
+            self._due.append((waiter, verdict))
+
     def grant(self) -> None:
-        """Gives free slots to those who have something to go on with."""
+        """Gives free slots to those who are due."""
         while self._due and len(self.running) - self.parked < self._slots:
             waiter, verdict = self._due.popleft()
             waiter.verdict = verdict
             waiter.wake()
 
-    def settle(self, run: RunState, halted: bool) -> None:
-        """Releases those to whom nothing more comes.
+    def settle(self, run: RunState, halted: bool, held: Iterable[Held]) -> None:
+        """Releases the listeners to which no entry comes.
 
         Args:
             run: the run.
             halted: whether nothing new starts.
+            held: the executions that have ended and not committed.
         """
         while self._waiting:
-            waiting = [
-                Waiting(name, self.running[name].node, self.running[name].path, waiter.field)
-                for name, waiter in self._waiting.items()
-            ]
-            able = [execution.node for name, execution in self.running.items() if name not in self._waiting]
-            ready = [group.place[0] for group in run.ready]
-            stopped = [execution.node for execution, _ in run.asked.values()]
-            stopped += [failure.node.removeprefix("join:") for failure in run.failures]
-            (stopped if halted else able).extend(ready)
-            found = released(waiting, able, self._may_write)
+            waiting = []
+            for name, waiter in self._waiting.items():
+                execution = self.running[name]
+                waiting.append(Waiting(name, execution.place, execution.path, waiter.field))
+            able = [Origin(execution.place) for name, execution in self.running.items() if name not in self._waiting]
+            stopped = [Origin(execution.place) for execution, _ in run.asked.values()]
+            stopped += [Origin(failure.place) for failure in run.failures]
+            (stopped if halted else able).extend([Origin(group.place) for group in run.ready])
+            found = released(waiting, dict.fromkeys(able), held, self._reach)
             for one in found:
-                missed = any(one.field in self._may_write(node) for node in stopped)
-                self._release(self._waiting[one.execution], "gives way" if missed else "closed")
+                missed = any(self._reach.may_write(origin, one.field, one.place) for origin in stopped)
+                self.release(one.execution, "gives way" if missed else "closed")
             if not found:
                 break
             self.grant()
 
     def end(self) -> None:
-        """Lets everybody give way."""
+        """Lets all give way."""
         self.over = True
         for waiter in (*self._waiting.values(), *[waiter for waiter, _ in self._due]):
             waiter.verdict = "gives way"
             waiter.wake()
         self._waiting.clear()
+        self._of_field.clear()
         self._due.clear()
 
-    def _release(self, waiter: Waiter, verdict: Verdict) -> None:
+    def _out(self, waiter: Waiter) -> None:
         del self._waiting[waiter.execution]
-        self._due.append((waiter, verdict))
+        del self._of_field[waiter.field][waiter.execution]

@@ -1,80 +1,209 @@
-"""When a live field is closed: whom to tell that nothing more comes. Pure, like the rest of the scheduler.
+"""When the loop over a live field ends. Pure, like the rest of the scheduler.
 
-A field is *open* while somebody may still write it: an execution that goes on, or what it may start, or one that waits
-on an open field, for it goes on with the next entry. What is open is the least set with that property, so those who
-wait for each other are not held up by each other. Of such a ring, the first in path order is released.
+The rule. A *listener* waits for the next entry of a field. An entry may still come as long as an *origin* may write the
+field before the listener ends. An origin is a branch that can go on: its node works, or may start, or waits for an
+entry that may still come, or has ended and commits as soon as others have that can go on. It may write what its node
+writes and what the nodes behind it write, up to a join: a node at which the listener's own branch may still arrive does
+not start before the listener has ended, so it holds no listener up, however the graph leads back.
+
+A listener that no origin can reach any more is *released*. Listeners may hold each other up and nothing else does: of
+such a ring, the first in path order is released. What decides is a stable property of the recorded order: nothing that
+is not in it can change who is stuck.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from dspyer.events import Path
-from dspyer.scheduler.rounds import components
+from dspyer.scheduler.rounds import Round, components
+from dspyer.scheduler.runstate import Place
 from dspyer.scheduler.topology import Topology
 
-MayWrite = Callable[[str], Collection[str]]
-"""The fields that a branch at a node may write, there or anywhere behind it."""
+_MOST = 4096
+
+
+class Origin(NamedTuple):
+    """A branch that may write. `works`: whether the node at its place is still to write, not only those behind it."""
+
+    place: Place
+    works: bool = True
 
 
 class Waiting(NamedTuple):
     """An execution that waits for the next entry of a live field."""
 
     execution: str
-    node: str
+    place: Place
     path: Path
     field: str
 
 
-def reachable_writes(topology: Topology, writes: Mapping[str, Collection[str]], node: str) -> frozenset[str]:
-    """The fields that a branch at a node may write, there or anywhere behind it.
+class Held(NamedTuple):
+    """An execution that has ended, and commits when the executions have whose posts it has used."""
+
+    execution: str
+    place: Place
+    path: Path
+    needs: frozenset[str]
+
+
+class Reach:
+    """What a branch may write before a listener ends.
 
     Args:
         topology: the graph.
-        writes: the fields that each node writes.
-        node: where the branch stands.
+        writes: the live fields that each node writes.
     """
-    found: set[str] = set()
-    seen = {node}
-    work = [node]
-    while work:
-        place = work.pop()
-        found.update(writes.get(place, ()))
-        for target in topology.targets(place):
-            if target not in seen:
-                seen.add(target)
-                work.append(target)
-    return frozenset(found)
+
+    def __init__(self, topology: Topology, writes: Mapping[str, Collection[str]]) -> None:
+        self._rounds = topology.rounds
+        self._writes = {node: frozenset(fields) for node, fields in writes.items()}
+        self._out: dict[str, list[tuple[str, bool]]] = {}
+        for edge in topology.edges:
+            self._out.setdefault(edge.source, []).append((edge.target, edge.conditional))
+        self._anywhere: dict[str, frozenset[str]] = {}
+        self._before: dict[tuple[Place, Place, bool], frozenset[str]] = {}
+
+    def may_write(self, origin: Origin, field: str, listener: Place, sends: bool = True) -> bool:
+        """Whether an entry may come from a branch before a listener at some place ends.
+
+        Args:
+            origin: the branch.
+            field: what the listener waits for.
+            listener: where it stands.
+            sends: whether routers may answer with a `Send`, which starts at once and waits at no join.
+        """
+        node = origin.place[0]
+        if origin.works and field in self._writes.get(node, ()):
+            return True
+        return field in self._behind(node) and field in self._until(origin.place, listener, sends)
+
+    def _behind(self, node: str) -> frozenset[str]:
+        """The fields that nodes behind a node write."""
+        known = self._anywhere.get(node)
+        if known is None:
+            found: set[str] = set()
+            seen: set[str] = set()
+            work = [node]
+            while work:
+                for target, _ in self._out.get(work.pop(), ()):
+                    if target not in seen:
+                        seen.add(target)
+                        found |= self._writes.get(target, frozenset())
+                        work.append(target)
+            known = self._anywhere[node] = frozenset(found)
+        return known
+
+    def _until(self, place: Place, listener: Place, sends: bool) -> frozenset[str]:
+        """The same, up to the nodes that wait for a listener. It is enough to look at the least round of each node:
+        what waits for the listener in one round waits in later ones too.
+        """
+        key = (place, listener, sends)
+        known = self._before.get(key)
+        if known is None:
+            found: set[str] = set()
+            least: dict[str, Round] = {}
+            work = [place]
+            while work:
+                node, at = work.pop()
+                for target, conditional in self._out.get(node, ()):
+                    to = self._rounds.move(node, at, target)
+                    if self._waits((target, to), listener) and not (sends and conditional):
+                        continue
+                    if target not in least or to < least[target]:
+                        least[target] = to
+                        found |= self._writes.get(target, frozenset())
+                        work.append((target, to))
+            if len(self._before) >= _MOST:  # the rounds of a loop are never asked for again
+                self._before.clear()
+            known = self._before[key] = frozenset(found)
+        return known
+
+    def _waits(self, place: Place, listener: Place) -> bool:
+        """Whether a group at a place waits for a listener: the scheduler's own rule for joins."""
+        return place != listener and self._rounds.can_reach(listener[0], listener[1], place[0], place[1])
 
 
-def released(waiting: Sequence[Waiting], able: Iterable[str], may_write: MayWrite) -> list[Waiting]:
-    """Those to whom nothing more comes unless they go on.
+def released(
+    waiting: Sequence[Waiting], origins: Iterable[Origin], held: Iterable[Held], reach: Reach
+) -> list[Waiting]:
+    """The listeners to which no entry comes unless they go on, of a ring the first.
 
     Args:
         waiting: the executions that wait, each without an entry to read.
-        able: the nodes at which branches stand that can go on.
-        may_write: what a branch at a node may still write.
+        origins: the branches that can go on by themselves.
+        held: the executions that have ended and not committed.
+        reach: what a branch may write.
     """
-    open_fields: set[str] = set()
-    for node in able:
-        open_fields.update(may_write(node))
-    stuck = sorted(waiting, key=lambda one: (one.path, one.execution))
-    while True:
-        going_on = [one for one in stuck if one.field in open_fields]
-        if not going_on:
-            break
-        stuck = [one for one in stuck if one.field not in open_fields]
-        for one in going_on:
-            open_fields.update(may_write(one.node))
-    held_by = {
-        one.execution: [other.execution for other in stuck if other is not one and one.field in may_write(other.node)]
-        for one in stuck
-    }
-    known = {one.execution: one for one in stuck}
-    order = {name: number for number, name in enumerate(known)}
-    return [
-        known[min(ring, key=order.__getitem__)]
-        for ring in components(list(known), held_by)
-        if all(other in ring for name in ring for other in held_by[name])
-    ]
+    stuck = sorted(waiting, key=_order)
+    kept = sorted(held, key=_order)
+    halted = {one.execution for one in stuck} | {one.execution for one in kept}
+    fresh = list(origins)
+    while fresh:
+        going = [one for one in stuck if any(reach.may_write(origin, one.field, one.place) for origin in fresh)]
+        fresh = [Origin(one.place) for one in going]
+        halted.difference_update([one.execution for one in going])
+        stuck = [one for one in stuck if one.execution in halted]
+        while freed := [one for one in kept if not one.needs & halted]:
+            fresh += [Origin(one.place, False) for one in freed]
+            halted.difference_update([one.execution for one in freed])
+            kept = [one for one in kept if one.execution in halted]
+    if not stuck:
+        return []
+    holders = _holders(stuck, kept, reach, True)
+    found = []
+    for ring in _ends(list(holders), holders):
+        members = [one for one in stuck if one.execution in ring]
+        if len(members) > 1:  # what is certain decides before what a router might send
+            certain = _holders(members, [one for one in kept if one.execution in ring], reach, False)
+            ends = {name for end in _ends(list(certain), certain) for name in end}
+            members = [one for one in members if one.execution in ends]
+        found.append(members[0])
+    return found
+
+
+def _holders(stuck: Sequence[Waiting], kept: Sequence[Held], reach: Reach, sends: bool) -> dict[str, list[str]]:
+    """Who holds whom up, of those that cannot go on: those who may write what it waits for, or whose posts it used."""
+    names = {one.execution for one in stuck} | {one.execution for one in kept}
+    needs = {one.execution: [name for name in sorted(one.needs) if name in names] for one in kept}
+    found = dict(needs)
+    for one in stuck:
+        holders = [
+            other.execution
+            for other in stuck
+            if other is not one and reach.may_write(Origin(other.place), one.field, one.place, sends)
+        ]
+        holders += [
+            other.execution
+            for other in kept
+            if not _needs(other.execution, one.execution, needs)
+            and reach.may_write(Origin(other.place, False), one.field, one.place, sends)
+        ]
+        found[one.execution] = holders
+    return found
+
+
+def _order(one: Waiting | Held) -> tuple[Path, str]:
+    return one.path, one.execution
+
+
+def _needs(execution: str, other: str, needs: Mapping[str, Sequence[str]]) -> bool:
+    """Whether an execution that has ended cannot commit before another one has."""
+    seen = {execution}
+    work = [execution]
+    while work:
+        for name in needs.get(work.pop(), ()):
+            if name == other:
+                return True
+            if name not in seen:
+                seen.add(name)
+                work.append(name)
+    return False
+
+
+def _ends(names: list[str], holders: dict[str, list[str]]) -> list[set[str]]:
+    """The rings that nothing outside of them holds up."""
+    rings = [set(ring) for ring in components(names, holders)]
+    return [ring for ring in rings if all(other in ring for name in ring for other in holders[name])]

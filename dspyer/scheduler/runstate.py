@@ -81,13 +81,14 @@ class Execution(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A node, router or join that raised, and the branches that it stopped."""
+    """A node, router or join that raised, the branches that it stopped, and their place."""
 
     path: Path
     node: str
     execution: str
     error: BaseException
     branches: tuple[Branch, ...]
+    place: Place
     conflicts: tuple[MergedConflict, ...] = ()
 
 
@@ -140,6 +141,19 @@ def live_branches(run: RunState) -> list[Branch]:
 def execution_id(path: Path, index: int) -> str:
     """The id of the commit number `index` of a branch path, and of the execution that makes it."""
     return f"{path_text(path)}:{index}" if path else f"trunk:{index}"
+
+
+def is_behind(branch: Branch, execution: str) -> bool:
+    """Whether a commit is in the lineage of a branch. The commits of one path are a chain, which `tally` counts.
+
+    Args:
+        branch: the branch.
+        execution: the id of the commit.
+    """
+    text, _, index = execution.rpartition(":")
+    path = () if text == "trunk" else tuple(map(int, text.split(".")))
+    known: int = branch.tally.get(path, 0)
+    return int(index) < known
 
 
 def path_text(path: Path) -> str:

@@ -112,8 +112,8 @@ def begin(
     if node != START:
         limit = limit_at(run, branch, node)
         if limit is not None:
-            failure = Failure(path, node, name, limit, (branch,))
-            run, failed = _fail(run._replace(ready=ready), failure, group.place)
+            failure = Failure(path, node, name, limit, (branch,), group.place)
+            run, failed = _fail(run._replace(ready=ready), failure)
             return run, None, events + failed
         events.append(NodeStarted(node, path, execution.visit, name))
         calls += 1
@@ -141,8 +141,8 @@ def advance(run: RunState, execution_id: str, outcome: Transition | Asking | Bas
         events: list[Event] = [Asked(question) for question in outcome.questions]
         return run._replace(running=running, asked=asked.set(execution_id, (execution, outcome))), events
     if isinstance(outcome, BaseException):
-        failure = Failure(execution.path, execution.node, execution.id, outcome, (execution.branch,))
-        return _fail(run._replace(running=running), failure, execution.place)
+        failure = Failure(execution.path, execution.node, execution.id, outcome, (execution.branch,), execution.place)
+        return _fail(run._replace(running=running), failure)
     branch, targets = execution.branch, outcome.targets
     alone = not waiting and not ready and not running and not failures and not asked
     path, place, step = execution.path, len(log), branch.step + 1
@@ -283,8 +283,8 @@ def _join_failed(run: RunState, group: Group, raised: ConflictRaisedError) -> tu
     found: list[Event] = [ConflictFound(conflict) for conflict in raised.conflicts]
     path = min(branch.path for branch in group.branches)
     name = f"join:{group.place[0]}"
-    failure = Failure(path, name, "", raised.error, tuple(group.branches), raised.conflicts)
-    run, failed = _fail(run, failure, group.place)
+    failure = Failure(path, name, "", raised.error, tuple(group.branches), group.place, raised.conflicts)
+    run, failed = _fail(run, failure)
     return run, None, found + failed
 
 
@@ -375,7 +375,7 @@ def _blocker(topology: Topology, live: PersistentMap[Place, int], place: Place) 
     return None
 
 
-def _fail(run: RunState, failure: Failure, place: Place) -> Step:
+def _fail(run: RunState, failure: Failure) -> Step:
     failures = tuple(sorted((*run.failures, failure), key=lambda failed: failed.path))
     event = NodeFailed(failure.node, failure.path, failure.execution, failure.error)
-    return run._replace(failures=failures, live=_leave(run.live, place)), [event]
+    return run._replace(failures=failures, live=_leave(run.live, failure.place)), [event]

@@ -15,36 +15,50 @@ from dspyer import live, reducers
 from dspyer.events import Commit, Exchange
 from dspyer.policies import Policies
 from dspyer.reducers import Updates
-from dspyer.scheduler.closing import Waiting, reachable_writes, released
+from dspyer.scheduler.closing import Held, Origin, Reach, Waiting, released
 from dspyer.scheduler.rounds import Edge
 from dspyer.scheduler.runstate import RunState, Target, Transition
 from dspyer.scheduler.schedule import advance, begin, plan, start
 from dspyer.scheduler.topology import END, START, Topology
 from dspyer.schema import Schema
 
-# Who waits for which field, who can go on, what each may write, and who is told that nothing more comes.
+# Who waits for which field (or has ended and needs others), who works, what each may write; and who is released.
 CASES = {
-    "nobody writes it": ("a:f b:f", "", {}, "a b"),
-    "somebody works who writes it": ("a:f", "w", {"w": "f"}, ""),
-    "somebody works who writes another": ("a:f", "w", {"w": "g"}, "a"),
-    "one's own writes count for nobody but others": ("a:f", "", {"a": "f"}, "a"),
+    "nothing writes it": ("a:f b:f", "", {}, "a b"),
+    "a node works that writes it": ("a:f", "w", {"w": "f"}, ""),
+    "a node works that writes another": ("a:f", "w", {"w": "g"}, "a"),
+    "one's own writes count for others only": ("a:f", "", {"a": "f"}, "a"),
     "a waiter on an open field may write it": ("a:f b:g", "w", {"w": "g", "b": "f"}, ""),
     "a ring: the first in path order": ("b:f a:g", "", {"a": "f", "b": "g"}, "a"),
     "all on one field": ("c:f a:f b:f", "", {"a": "f", "b": "f", "c": "f"}, "a"),
-    "who waits for a ring waits on": ("a:x b:f c:g", "", {"b": "g x", "c": "f"}, "b"),
+    "what waits for a ring waits on": ("a:x b:f c:g", "", {"b": "g x", "c": "f"}, "b"),
     "two rings": ("a:f b:g c:h d:i", "", {"a": "g", "b": "f", "c": "i", "d": "h"}, "a c"),
-    "a ring beside somebody who works": ("a:f b:g", "w", {"a": "g", "b": "f", "w": "h"}, "a"),
+    "a ring beside a node that works": ("a:f b:g", "w", {"a": "g", "b": "f", "w": "h"}, "a"),
     "a chain ends at its end": ("a:f b:g", "", {"a": "g"}, "a"),
+    "what has ended does not write again": ("a:f b<w", "w", {"b": "f"}, "a"),
 }
 
 
-def told(waiting: str, able: str, writes: dict[str, str]) -> set[str]:
-    waiters = []
+def topology(names: Iterable[str], *more: Edge) -> Topology:
+    nodes = tuple(names)
+    edges = [Edge(START, name) for name in nodes] + [Edge(name, "join") for name in nodes] + [Edge("join", END), *more]
+    others = tuple(dict.fromkeys(name for edge in more for name in edge[:2] if name not in (*nodes, "join", START)))
+    return Topology("pad", (*nodes, "join", *others), tuple(edges), Schema.of(Pad), Policies.of(None))
+
+
+def told(waiting: str, able: str, writes: dict[str, str], graph: Topology | None = None) -> set[str]:
+    graph = graph or topology("abcdefgw")
+    waiters, held = [], []
     for text in waiting.split():
-        node, field = text.split(":")
-        waiters.append(Waiting(node, node, (ord(node),), field))
-    found = released(waiters, able.split(), lambda node: writes.get(node, "").split())
-    return {one.node for one in found}
+        node = text[0]
+        place = (node, graph.rounds.first(node))
+        if text[1] == ":":
+            waiters.append(Waiting(node, place, (ord(node),), text[2:]))
+        else:
+            held.append(Held(node, place, (ord(node),), frozenset(text[2:])))
+    origins = [Origin((node, graph.rounds.first(node))) for node in able.split()]
+    reach = Reach(graph, {node: fields.split() for node, fields in writes.items()})
+    return {one.execution for one in released(waiters, origins, held, reach)}
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -53,13 +67,37 @@ def test_who_is_released(case: tuple[str, str, dict[str, str], str]) -> None:
     assert told(waiting, able, writes) == set(expected.split())
 
 
+# The same where nodes follow: edges beside START -> node -> join -> END.
+BEHIND: dict[str, tuple[str, str, dict[str, str], list[Edge], str]] = {
+    "behind a join that waits for the listener": ("a:f", "w", {"join": "f"}, [], "a"),
+    "behind a way of its own": ("a:f", "w", {"late": "f"}, [Edge("w", "late"), Edge("late", END)], ""),
+    "in the next round, behind a join": ("a:f", "w", {"w": "f", "b": "g"}, [Edge("join", "w", True)], ""),
+    "only in the next round": ("a:f", "b", {"w": "f"}, [Edge("join", "w", True)], "a"),
+    "a loop is no ring": ("a:f b:g", "", {"b": "f", "w": "g"}, [Edge("join", "w", True)], "b"),
+    "a router may send at once": ("a:f", "w", {"join": "f"}, [Edge("w", "join", True)], ""),
+    "in a ring, what is certain decides": ("a:f b:g", "", {"b": "f", "join": "g"}, [Edge("a", "join", True)], "b"),
+    "it has ended, and commits when w has": ("a:f b<w", "w", {"late": "f"}, [Edge("b", "late"), Edge("late", END)], ""),
+    "it has ended, and needs the listener": ("a:f b<a", "", {"late": "f"}, [Edge("b", "late"), Edge("late", END)], "a"),
+    "it needs another that waits": (
+        *("a:f b<c c:g", "", {"late": "f"}, [Edge("b", "late"), Edge("late", END)]),
+        "c",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BEHIND.values(), ids=BEHIND)
+def test_who_is_released_where_nodes_follow(case: tuple[str, str, dict[str, str], list[Edge], str]) -> None:
+    waiting, able, writes, edges, expected = case
+    assert told(waiting, able, writes, topology("abcw", *edges)) == set(expected.split())
+
+
 @given(
     waiting=st.lists(st.sampled_from("fgh"), min_size=1, max_size=6),
     writes=st.lists(st.sets(st.sampled_from("fgh")), min_size=7, max_size=7),
     works=st.booleans(),
 )
-def test_somebody_always_goes_on(waiting: list[str], writes: list[set[str]], works: bool) -> None:
-    """As long as nobody works, somebody is released; and never one whose field somebody who works may write."""
+def test_one_always_goes_on(waiting: list[str], writes: list[set[str]], works: bool) -> None:
+    """As long as none works, one is released; and never one whose field a node that works may write."""
     names = "abcdefg"
     may = {name: " ".join(sorted(fields)) for name, fields in zip(names, writes, strict=True)}
     text = " ".join(f"{name}:{field}" for name, field in zip(names, waiting, strict=False))
@@ -73,18 +111,6 @@ class Pad(BaseModel):
     """What the nodes share."""
 
     notes: Annotated[list[str], reducers.append, live] = []
-
-
-def topology(names: Iterable[str]) -> Topology:
-    nodes = tuple(names)
-    edges = [Edge(START, name) for name in nodes] + [Edge(name, "join") for name in nodes] + [Edge("join", END)]
-    return Topology("pad", (*nodes, "join"), tuple(edges), Schema.of(Pad), Policies.of(None))
-
-
-def test_what_a_branch_may_still_write() -> None:
-    graph = topology("ab")
-    assert reachable_writes(graph, {"a": ["f"], "join": ["g"]}, "a") == {"f", "g"}
-    assert reachable_writes(graph, {"a": ["f"], "join": ["g"]}, "b") == {"g"}
 
 
 def played(posts: dict[str, list[int]], order: Iterable[str]) -> RunState:

@@ -716,8 +716,8 @@ async def blocks(ctx: Context) -> None:
 
 WRONG: list[tuple[Callable[..., Any], type[Exception], str]] = [
     (lambda ctx: ctx.post("notes", 1), NodeOutputError, "field 'notes'"),
-    (lambda ctx: ctx.post("notes", Replace([])), NodeOutputError, "only grows while others listen"),
-    (lambda ctx: {"notes": DELETE}, NodeOutputError, "only grows while others listen"),
+    (lambda ctx: ctx.post("notes", Replace([])), NodeOutputError, "whose posts are never removed"),
+    (lambda ctx: {"notes": DELETE}, NodeOutputError, "whose posts are never removed"),
     (lambda ctx: ctx.post("code", {}), NodeOutputError, "not among its writes"),
     (lambda ctx: ctx.live("done"), InputError, "not among its reads"),
     (lambda ctx: ctx.live("task"), InputError, "which is not live"),
