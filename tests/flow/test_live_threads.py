@@ -129,7 +129,7 @@ def test_what_a_crashed_attempt_has_posted_is_taken_back(store: Any) -> None:
 
     with pytest.raises(Killed):
         graph(program._store, dies).thread("t").run({})
-    assert ("post", ["writer", "notes"]) in [(kind, head[2:4]) for kind, head in rows_of(program, t)]
+    assert ("post", ("writer", "notes")) in [(kind, tuple(head[2:4])) for kind, head in rows_of(program, t)]
     failing[0] = False
     run = t.resume(allow_changed_graph=True, take_over=True)
     run.raise_error()
