@@ -47,8 +47,10 @@ class Graph:
         schema: a pydantic model of the state: its fields, their types, defaults and reducers. None for a state of any
             keys.
         name: name of the graph, by default that of the schema.
-        inputs: the fields that a run is given. By default those that no node declares to write; the ones without a
-            default are required, the others optional.
+        inputs: the fields that a run is given. By default those that no node declares to write, without a schema those
+            that the nodes read.
+        required: the inputs that a run must be given; the others may be left out. By default those without a default.
+            An input that is left out and has no default is unset.
         outputs: the fields that the program returns. By default every field that some node may write and that is no
             required input, and those with a reducer.
         merge: what a join does with a conflict: the name of a merge policy, a policy, a function `(Conflict) ->
@@ -77,11 +79,13 @@ class Graph:
         outputs: Iterable[str] | None = None,
         merge: object = None,
         keep: Iterable[str] | None = None,
+        required: Iterable[str] | None = None,
     ) -> None:
         self._schema = Schema.of(schema)
         self._name = name or (schema.__name__ if schema is not None else "Graph")
-        self._inputs = None if inputs is None else tuple(inputs)
-        self._outputs = None if outputs is None else tuple(outputs)
+        self._inputs = None if inputs is None else listed(inputs)
+        self._outputs = None if outputs is None else listed(outputs)
+        self._required = None if required is None else listed(required)
         self._policies = Policies.of(merge)
         self._keep = None if keep is None else frozenset(fields_of(keep, self._schema))
         self._join_policies: dict[str, Policies] = {}
@@ -358,6 +362,7 @@ class Graph:
             listed(interrupt_before),
             listed(interrupt_after),
             interrupts,
+            self._required,
         )
         blueprint, modules, text = assembly.build(max_steps, max_calls, max_concurrency)
         if warn_at is not None:

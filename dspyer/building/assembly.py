@@ -32,6 +32,11 @@ from dspyer.scheduler.validation import (
 )
 from dspyer.schema import Schema
 
+_SENT = (
+    " If a Send brings it that is made in another function, let the router promise it, `-> list[Send]`, or the node, "
+    "`-> Command[Send]`."
+)
+
 
 class LostRouter(NamedTuple):
     """A router that could not be built.
@@ -62,6 +67,7 @@ class Assembly(NamedTuple):
     interrupt_before: tuple[str, ...] = ()
     interrupt_after: tuple[str, ...] = ()
     interrupts: Interrupts = None
+    required: tuple[str, ...] | None = None
 
     def build(
         self, max_steps: int, max_calls: int | None, max_concurrency: int
@@ -88,9 +94,11 @@ class Assembly(NamedTuple):
         edges = self._edges(nodes, exits)
         names = tuple(spec.name for spec in self.nodes)
         sent = _sent(nodes, exits) | {name for router in lost if router.sends for name in router.targets or names}
+        routed = {target for router in _routers(exits) for target in router.targets}
+        routed |= {target for node in nodes.values() for target in node.goto}
         for name, texts in unknown.items():
             if name not in sent:
-                problems += texts
+                problems += [f"{text}{_SENT if name in routed else ''}" for text in texts]
         rounds = Rounds.of((START, *names, END), mended(edges, names))
         inputs, required = self._check(nodes, exits, lost, edges, sent, rounds, problems)
         if problems:
@@ -105,7 +113,7 @@ class Assembly(NamedTuple):
         }
         frozen = frozenset(part for spec in self.nodes if spec.frozen for part in parts[spec.name])
         thawed = frozenset(part for spec in self.nodes if spec.frozen is False for part in parts[spec.name])
-        closed = self.inputs is not None or not self.schema.open
+        known = self._known_inputs(nodes, exits)
         blueprint = Blueprint(
             topology,
             nodes,
@@ -115,14 +123,15 @@ class Assembly(NamedTuple):
             outputs,
             frozen,
             thawed,
-            closed,
+            known is not None,
             max_concurrency,
             keep=self.keep,
             interrupt_before=frozenset(self.interrupt_before),
             interrupt_after=frozenset(self.interrupt_after),
             answer=answering(self.interrupts),
             condensers=condensers,
-            takes={name: _taken(nodes[name], exits[name]) for name in nodes if name in sent},
+            also=known or frozenset(),
+            takes={name: _taken(node, exits[name]) for name, node in nodes.items()},
         )
         return blueprint, modules, self._text()
 
@@ -150,11 +159,12 @@ class Assembly(NamedTuple):
         problems += check_paths(facts)
         facts = facts._replace(edges=tuple(with_starts(facts.edges, names)))
         inputs, required = self._declared_inputs(nodes, exits, list(facts.edges), sent, problems)
-        facts = self._facts(facts, nodes, exits, inputs, sent)
+        facts = self._facts(facts, nodes, exits, inputs, required, sent)
         problems += check_parallel_writers(facts._replace(edges=tuple(mended(edges, names))), rounds)
-        problems += check_reads(facts) if self.inputs is not None or not self.schema.open else ()
-        problems += self._check_outputs()
-        routers = [(source, way) for source, ways in exits.items() for way in ways if isinstance(way, Router)]
+        declared = self.inputs is not None or self.required is not None or not self.schema.open
+        problems += check_reads(facts) if declared else ()
+        problems += self._check_outputs(nodes, exits, inputs)
+        routers = [(source, way) for source, ways in exits.items() for way in _routers({source: ways})]
         problems += live_problems(self.schema, nodes, routers)
         problems += template_problems([*nodes.items(), *routers], facts, self.schema, inputs)
         problems += [
@@ -257,7 +267,7 @@ class Assembly(NamedTuple):
         if self.schema.open:
             inferred = self._open_inputs(nodes, edges, sent)
             inputs = tuple(inferred) if self.inputs is None else self.inputs
-            return inputs, frozenset(name for name in self.inputs or inferred if inferred.get(name))
+            return inputs, self._required_of(inputs, [name for name in inputs if inferred.get(name)], problems)
         if self.inputs is None:
             inputs = tuple(name for name in fields if name not in written)
         else:
@@ -266,12 +276,40 @@ class Assembly(NamedTuple):
             problems += [
                 f"the input {name!r} is no field of {self.name}.{suggestion(name, fields)}" for name in unknown
             ]
-        return inputs, frozenset(name for name in inputs if name in fields and fields[name].required)
+        needed = [name for name in inputs if name in fields and fields[name].required]
+        return inputs, self._required_of(inputs, needed, problems)
+
+    def _required_of(self, inputs: tuple[str, ...], needed: list[str], problems: list[str]) -> frozenset[str]:
+        """The inputs that a run must be given: what was declared, else what is needed."""
+        if self.required is None:
+            return frozenset(needed)
+        problems += [
+            f"required names {name!r}, which is no input of {self.name} ({', '.join(map(repr, inputs)) or 'none'})."
+            f"{suggestion(name, inputs)}"
+            for name in self.required
+            if name not in inputs
+        ]
+        return frozenset(self.required)
+
+    def _known_inputs(self, nodes: Mapping[str, Node], exits: Mapping[str, tuple[Exit, ...]]) -> frozenset[str] | None:
+        """What a run may be given besides its inputs: without a schema what a node or router reads or writes; None for
+        anything, where one reads the state as a whole.
+        """
+        if self.inputs is not None or not self.schema.open:
+            return frozenset()
+        parts: list[Node | Router] = [*nodes.values(), *_routers(exits)]
+        if any(part.reads is None for part in parts):
+            return None
+        known = {*(self.outputs or ()), *(self.keep or ())}
+        for part in parts:
+            known.update((part.reads or {}).values(), (part.writes or {}).values())
+        return frozenset(known)
 
     def _open_inputs(self, nodes: Mapping[str, Node], edges: list[Edge], sent: Collection[str]) -> dict[str, bool]:
         """Without a schema: what a node reads and no earlier node writes, and whether a run must be given it.
 
-        What only the targets of a `Send` read may come with the `Send`.
+        What only the targets of a `Send` read may come with the `Send`. What no node needs may be left out, and
+        comes last.
         """
         writes: dict[str, tuple[str, ...] | None] = dict.fromkeys(spec.name for spec in self.nodes)
         writes |= {name: tuple(node.writes.values()) for name, node in nodes.items() if node.writes is not None}
@@ -281,9 +319,10 @@ class Assembly(NamedTuple):
             if earlier.unknown(name):
                 continue
             for field in (node.reads or {}).values():
-                if field not in node.optional and not earlier.wrote(name, field):
-                    found[field] = found.get(field, False) or name not in sent
-        return found
+                if not earlier.wrote(name, field):
+                    needed = field not in node.optional and name not in sent
+                    found[field] = found.get(field, False) or needed
+        return dict(sorted(found.items(), key=lambda item: not item[1]))
 
     def _declared_outputs(
         self,
@@ -310,6 +349,7 @@ class Assembly(NamedTuple):
         nodes: Mapping[str, Node],
         exits: Mapping[str, tuple[Exit, ...]],
         inputs: tuple[str, ...],
+        required: frozenset[str],
         sent: Collection[str],
     ) -> Facts:
         forks = {
@@ -322,11 +362,13 @@ class Assembly(NamedTuple):
         }
         writes: dict[str, tuple[str, ...] | None] = dict.fromkeys(facts.nodes)
         writes |= {name: tuple(node.writes.values()) for name, node in nodes.items() if node.writes is not None}
-        given = {*inputs, *(name for name in self.schema.fields if not self.schema.fields[name].required)}
+        given = {name for name in self.schema.fields if not self.schema.fields[name].required}
+        given |= set(inputs) if self.required is None else required
         folded = {name for name in self.schema.fields if self._settled(name)}
         if self.schema.open:
             folded = {field for fields in writes.values() for field in fields or () if self._settled(field)}
-        return facts._replace(forks=forks, reads=reads, writes=writes, given=given, folded=folded)
+        left_out = set(inputs) - given
+        return facts._replace(forks=forks, reads=reads, writes=writes, given=given, folded=folded, left_out=left_out)
 
     def _settled(self, name: str) -> bool:
         """Whether parallel writes of a field fold, merge by key, or are covered by what the user said."""
@@ -336,13 +378,20 @@ class Assembly(NamedTuple):
         covered = any(policies.covers(name) for policies in (self.policies, *self.join_policies.values()))
         return covered or (field is not None and _is_mapping(field.annotation))
 
-    def _check_outputs(self) -> Iterator[str]:
-        if self.schema.open:
-            return
-        fields = self.schema.fields
+    def _check_outputs(
+        self, nodes: Mapping[str, Node], exits: Mapping[str, tuple[Exit, ...]], inputs: Collection[str]
+    ) -> Iterator[str]:
+        """Outputs that are no fields, or that nothing writes."""
+        written = dict.fromkeys(inputs)
+        for _, writes in _writers(nodes, exits):
+            if writes is None and self.schema.open:
+                return
+            written |= dict.fromkeys(writes or ())
+        known = written if self.schema.open else self.schema.fields
         for name in self.outputs or ():
-            if name not in fields:
-                yield f"the output {name!r} is no field of {self.name}.{suggestion(name, fields)}"
+            if name not in known:
+                what = f"nothing that a node of {self.name} writes" if self.schema.open else f"no field of {self.name}"
+                yield f"the output {name!r} is {what}.{suggestion(name, known)}"
 
     def _text(self) -> str:
         nodes: dict[str, object] = {}
@@ -361,6 +410,10 @@ class Assembly(NamedTuple):
                 edges.append(EdgeText(way.source, targets, way.route, labels))
         model: type[BaseModel] | None = self.schema.model
         return graph_text(self.name, schema=model, nodes=nodes, edges=edges)
+
+
+def _routers(exits: Mapping[str, tuple[Exit, ...]]) -> list[Router]:
+    return [way for ways in exits.values() for way in ways if isinstance(way, Router)]
 
 
 def _writers(

@@ -36,7 +36,7 @@ class Blueprint:
         outputs: the fields that a program returns; None for every field that is no input.
         frozen: names of the nodes whose modules optimizers are kept away from.
         thawed: names of the nodes whose modules are open to optimizers, even if one has compiled them before.
-        closed: whether inputs that are not listed are refused.
+        closed: whether inputs that are not known are refused.
         max_concurrency: most nodes of one run that work at the same time.
         keep: the fields that last over the runs of a thread; None for all.
         interrupt_before: the nodes before which a run stops.
@@ -48,7 +48,8 @@ class Blueprint:
         redaction: what is hidden of the values that leave a run.
         warn_at: how many steps before its limit a run warns in its conversations; None for never.
         max_demo_turns: how many turns of a history a demo shows; None for all.
-        takes: for each node that a `Send` may start, the names that it and its routers read; None for any.
+        also: what a run may be given besides its inputs: what no node needs to be given.
+        takes: for each node, the names that a `Send` may bring, for it or its routers; None for any.
         needs_resources: whether a node or router has a parameter for a resource.
         counts: whether one reads how often nodes call.
     """
@@ -73,6 +74,7 @@ class Blueprint:
     durability: Durability = "sync"
     warn_at: int | None = None
     max_demo_turns: int | None = None
+    also: frozenset[str] = frozenset()
     takes: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
     needs_resources: bool = field(init=False)
     counts: bool = field(init=False)
@@ -132,10 +134,11 @@ class Blueprint:
             InputError: if one is unknown or missing; a missing one is named with its readers.
         """
         known = self.inputs
-        if self.closed and not set(inputs) <= set(known):
-            extra = [name for name in inputs if name not in known]
-            hints = "".join(suggestion(name, known) for name in extra)
-            raise InputError(
+        extra = [name for name in inputs if name not in known and name not in self.also] if self.closed else ()
+        problems = []
+        if extra:
+            hints = "".join(suggestion(name, dict.fromkeys((*known, *sorted(self.also)))) for name in extra)
+            problems.append(
                 f"graph {self.name!r} has no input {', '.join(map(repr, extra))}.{hints} Its inputs are "
                 f"{', '.join(map(repr, known)) or 'none'}; name others with Graph(inputs=[...])"
             )
@@ -143,7 +146,9 @@ class Blueprint:
         if missing:
             listed = ", ".join(self._wanted(name) for name in missing)
             given = ", ".join(map(repr, inputs)) or "none"
-            raise InputError(f"missing inputs: {listed} (given: {given})")
+            problems.append(f"missing inputs: {listed} (given: {given})")
+        if problems:
+            raise InputError(". ".join(problems))
 
     def check_send(self, sender: str, send: Send) -> None:
         """Check what a `Send` brings.

@@ -12,7 +12,7 @@ from dspyer.errors import GraphError
 from dspyer.nodes import ModuleNode, Node, Router
 from dspyer.patch import DELETE
 from dspyer.scheduler.run_values import OF_NODE, OF_RUN, is_counted, run_value_problem
-from dspyer.scheduler.validation import Earlier, Facts
+from dspyer.scheduler.validation import Earlier, Facts, unwritten
 from dspyer.schema import Schema
 from dspyer.templates import RUN
 
@@ -35,19 +35,15 @@ def template_problems(
                 problem = run_value_problem(name, facts.nodes)
                 if problem is not None:
                     yield f"{part.who}: {name!r} {problem}"
-            elif not schema.open and name in schema.fields and name not in inputs:
+            elif not schema.open and name in schema.fields:
                 field = schema.fields[name]
-                if field.info.default_factory is not None or field.fixed_default not in (None, DELETE):
+                given = name in inputs and name not in facts.left_out
+                if given or field.info.default_factory is not None or field.fixed_default not in (None, DELETE):
                     continue
                 earlier = earlier or Earlier(facts.edges, facts.writes)
                 own = isinstance(part, Router) and name in (facts.writes.get(place) or ())
                 if place in facts.reads and not own and not earlier.unknown(place) and not earlier.wrote(place, name):
-                    later = [node for node in facts.nodes if name in (facts.writes[node] or ()) and node != place]
-                    hint = f"{', '.join(later)} writes it, but only afterwards" if later else "no node writes it"
-                    yield (
-                        f"{part.who} is filled with {{{name}}}, which nothing can have written by then ({hint}): make "
-                        "it an input, give it a default, or put a node that writes it before"
-                    )
+                    yield f"{part.who} is filled with {{{name}}}, {unwritten(facts, place, name)}"
 
 
 def fill_templates(blueprint: Blueprint, modules: Mapping[str, dspy.Module]) -> None:

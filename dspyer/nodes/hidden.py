@@ -6,11 +6,11 @@ import dis
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import dspy
 
-from dspyer.nodes.callables import own_call
+from dspyer.nodes.callables import describe, members, own_call
 
 _CONTAINERS = (list, tuple, set, frozenset)
 
@@ -40,8 +40,39 @@ def find_hidden(fn: Callable[..., Any]) -> list[Hidden]:
 
 
 def mentions(fn: Callable[..., Any], target: type) -> bool:
-    """Whether the code of a function uses a class, by whatever name."""
-    return any(value is target for function in _functions(fn) for value in _used(function).values())
+    """Whether a function uses a class, by whatever name: in its code, in that of functions of the same file that it
+    calls, or in what it promises to return.
+    """
+    seen: set[int] = set()
+    work = list(_functions(fn))
+    while work:
+        function = work.pop()
+        if id(function) in seen:
+            continue
+        seen.add(id(function))
+        used = _used(function)
+        if any(value is target for value in used.values()) or _promises(function, target):
+            return True
+        for name, value in used.items():
+            if isinstance(value, FunctionType) and _is_near(name, value, function):
+                work += _functions(value)
+    return False
+
+
+def _promises(fn: FunctionType, target: type) -> bool:
+    """Whether the return annotation of a function names a class, at any depth."""
+    work = list(members(describe(fn, "").returns))
+    while work:
+        part = work.pop()
+        if part is target:
+            return True
+        work += get_args(part)
+    return False
+
+
+def _is_near(name: str, used: FunctionType, by: FunctionType) -> bool:
+    """Whether a function is followed: not into other files, which would end in somebody's library."""
+    return name.partition(".")[0] in by.__code__.co_freevars or used.__globals__ is by.__globals__
 
 
 def _functions(fn: Any) -> Iterator[FunctionType]:
@@ -125,8 +156,7 @@ class _Search:
         for name, value in _used(fn).items():
             enclosed = name.partition(".")[0] in fn.__code__.co_freevars
             yield from self.value(name, value, f"{'its closure' if enclosed else 'a global variable'}{inside}")
-            # functions of other files are not followed: that would end in somebody's library
-            if isinstance(value, FunctionType) and (enclosed or value.__globals__ is fn.__globals__):
+            if isinstance(value, FunctionType) and _is_near(name, value, fn):
                 yield from self.visit(value, f", used by {value.__name__}")
         yield from self.visit(getattr(fn, "__wrapped__", None), inside)
 

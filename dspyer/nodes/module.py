@@ -75,6 +75,12 @@ def taken(inputs: tuple[Input, ...]) -> frozenset[str]:
     return frozenset([item.field for item in inputs if item.made is None])
 
 
+def with_rest(given: dict[str, Any], inputs: tuple[Input, ...], call: Call) -> dict[str, Any]:
+    """The inputs of a module that takes any, with what an overlay brings besides."""
+    overlay, known = call.overlay, taken(inputs)
+    return given if overlay is None else given | {key: thaw(overlay.raw(key)) for key in overlay if key not in known}
+
+
 def values_of_prediction(result: object, who: str, known: bool) -> Mapping[str, object]:
     """What a module gave, by its own names.
 
@@ -154,9 +160,8 @@ class ModuleNode(Node):
 
     def _inputs(self, call: Call) -> dict[str, Any]:
         inputs = gather_inputs(self.inputs, call, self.who)
-        if self.takes_all and call.overlay is not None:
-            known = taken(self.inputs)
-            inputs |= {key: thaw(call.overlay.raw(key)) for key in call.overlay if key not in known}
+        if self.takes_all:
+            inputs = with_rest(inputs, self.inputs, call)
         return inputs if not self.turns.histories else self.turns.given(inputs)
 
     def reply(self, result: object, inputs: Mapping[str, Any], warning: str = "") -> Reply:

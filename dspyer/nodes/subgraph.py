@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 import dspy
 
 from dspyer.nodes.base import Built, Call, Node, Reply
-from dspyer.nodes.module import Input, gather_inputs, plan_inputs, taken
+from dspyer.nodes.module import Input, gather_inputs, plan_inputs, taken, with_rest
 from dspyer.nodes.module_io import ModuleIO
 from dspyer.nodes.names import Names, check_names, listed
 from dspyer.nodes.spec import Spec
@@ -33,6 +33,10 @@ class GraphView(Protocol):
     @property
     def required(self) -> frozenset[str]:
         """The fields that a run must be given."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether other inputs are refused."""
 
     @property
     def outputs(self) -> tuple[str, ...] | None:
@@ -76,17 +80,19 @@ class SubgraphNode(Node):
             declares: an input that a node inside may change without saying so.
         folds: own names of the fields whose raw updates the outer state folds; of the others it gets the value.
         per_item: whether it runs inside a map, which wants all values and not what changed.
+        takes_all: whether a node in it reads the state as a whole, so that it gets all that a `Send` brings.
     """
 
     inputs: tuple[Input, ...] = ()
     gives: Names | None = None
     folds: frozenset[str] = frozenset()
     per_item: bool = False
+    takes_all: bool = False
 
     @property
     def takes(self) -> frozenset[str] | None:
-        """The names that a `Send` to it may bring."""
-        return self.templates.takes | taken(self.inputs)
+        """The names that a `Send` to it may bring; None for any."""
+        return None if self.takes_all else self.templates.takes | taken(self.inputs)
 
     def call(self, call: Call) -> Reply:
         """Run the graph as a part of the run."""
@@ -103,7 +109,8 @@ class SubgraphNode(Node):
         return self.reply(program, inputs, changes)
 
     def _inputs(self, call: Call) -> dict[str, Any]:
-        return gather_inputs(self.inputs, call, self.who)
+        inputs = gather_inputs(self.inputs, call, self.who)
+        return with_rest(inputs, self.inputs, call) if self.takes_all else inputs
 
     def reply(self, program: Program, inputs: dict[str, Any], changes: Mapping[str, object]) -> Reply:
         """What changed inside, as updates of the outer state. What the node does not give back stays inside."""
@@ -158,6 +165,7 @@ def build_subgraph(module: dspy.Module, spec: Spec) -> Built:
         gives=gives,
         folds=frozenset() if spec.overlay else _folded(gives, spec.schema),
         per_item=bool(spec.overlay),
+        takes_all=not graph.closed,
     )
     return Built(node, module, (*planned.problems, *problems, *wrong), (*planned.unknown, *missing))
 

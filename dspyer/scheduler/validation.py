@@ -24,6 +24,7 @@ class Facts(NamedTuple):
         writes: for each node, the fields that it may write; None for unknown.
         given: fields that are there from the start.
         folded: fields of which parallel writes never conflict, or for which the user has said what happens.
+        left_out: inputs without a default that a run may leave out.
     """
 
     nodes: tuple[str, ...]
@@ -33,6 +34,7 @@ class Facts(NamedTuple):
     writes: Mapping[str, Collection[str] | None]
     given: Collection[str]
     folded: Collection[str]
+    left_out: Collection[str] = ()
 
 
 def check_targets(facts: Facts) -> Iterator[str]:
@@ -144,12 +146,22 @@ def check_reads(facts: Facts) -> Iterator[str]:
             continue
         for field in missing:
             if not earlier.wrote(node, field):
-                later = [other for other in facts.nodes if field in (facts.writes[other] or ()) and other != node]
-                hint = f"{', '.join(later)} writes it, but only afterwards" if later else "no node writes it"
-                yield (
-                    f"node {node!r} reads {field!r}, which nothing can have written by then ({hint}): make it an "
-                    "input, give it a default, or put a node that writes it before"
-                )
+                yield f"node {node!r} reads {field!r}, {unwritten(facts, node, field)}"
+
+
+def unwritten(facts: Facts, node: str, field: str) -> str:
+    """Why a field is unset at a node, and what to do."""
+    if field in facts.left_out:
+        return (
+            f"an input that a run may leave out: name it in required=[{field!r}], give the field a default, or take it "
+            "as a parameter with a default"
+        )
+    later = [other for other in facts.nodes if field in (facts.writes[other] or ()) and other != node]
+    hint = f"{', '.join(later)} writes it, but only afterwards" if later else "no node writes it"
+    return (
+        f"which nothing can have written by then ({hint}): make it an input, give it a default, or put a node that "
+        "writes it before"
+    )
 
 
 class Earlier:

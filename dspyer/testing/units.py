@@ -152,6 +152,8 @@ def stub(program: CompiledGraph, **fakes: Callable[..., Any] | Mapping[str, Any]
     """
     blueprint = program.graph
     nodes = dict(blueprint.nodes)
+    senders: list[Node | Router] = [*nodes.values(), *blueprint.routers()]
+    sent = {target for sender in senders for target in sender.send_targets}
     problems: list[str] = []
     for name, fake in fakes.items():
         node = _node(blueprint, name)
@@ -160,7 +162,7 @@ def stub(program: CompiledGraph, **fakes: Callable[..., Any] | Mapping[str, Any]
         built = build_node(
             name, function, schema=blueprint.topology.schema, reads=reads, writes=node.writes, goto=node.goto
         )
-        problems += [*built.problems, *(built.unknown if name not in blueprint.takes else ())]
+        problems += [*built.problems, *(built.unknown if name not in sent else ())]
         if built.node is not None:
             nodes[name] = built.node
     if problems:

@@ -132,7 +132,7 @@ def writes(table: Mapping[str, Any], field: str = "x") -> Any:
 @pytest.mark.parametrize("order", ["B C", "C B"])
 def test_a_branch_that_restores_a_value_is_not_blamed_for_anothers(order: str) -> None:
     table = {"B": 2, "C": 1, "C2": 0}
-    built = Graph()
+    built = Graph(inputs=["x"])
     for name in ("B", "C", "C2"):
         built.add_node(name, lambda name=name: {"x": table[name]})
     built.add_edge(START, order.split()).add_path("C", "C2", END).add_edge("B", END)

@@ -22,7 +22,7 @@ from dspyer import (
     reducers,
     view,
 )
-from dspyer.errors import RouteError
+from dspyer.errors import GraphError, RouteError
 from dspyer.run import Run
 from dspyer.testing import ScriptedLM, route, stub
 from tests.nodes.kit import COLOURS
@@ -140,6 +140,15 @@ BROUGHT: dict[str, tuple[Callable[[Graph], object], dict[str, Any], Any]] = {
         {"text": "b", "words": 5},
         "b 5",
     ),
+    "a graph that reads the state as a whole": (
+        lambda graph: graph.add_node(
+            "work",
+            Graph().add_node("ask", whole, writes=["out"]).add_path(START, "ask", END).compile(),
+            writes=["out"],
+        ),
+        DOC,
+        "a 5",
+    ),
     "a map over a function": (mapped(optional, writes=["out"]), {"docs": ["x"], "words": 5}, ["x 5"]),
     "a map over a module": (mapped(Summarize(), writes=["out"]), {"docs": ["x"], "words": 5}, ["x 5"]),
     "a map over a graph": (mapped(inside().compile()), {"docs": ["x"], "words": 5}, ["x 5"]),
@@ -185,7 +194,7 @@ async def test_what_a_send_brings_arrives(name: str, colour: str) -> None:
         assert run.state["out"] == [expected]
 
 
-ANY = {"**kwargs", "the state", "**kwargs of a module"}
+ANY = {"**kwargs", "the state", "**kwargs of a module", "a graph that reads the state as a whole"}
 
 
 @COLOURS
@@ -269,3 +278,42 @@ def test_a_router_is_told_apart_from_a_name_alone() -> None:
     graph = Graph(State).add_node("work", lambda text: {"out": text}, writes=["out"])
     graph.add_conditional_edges(START, lambda docs: ["work", Send("work", {"text": "sent"})], ["work"])
     assert sorted(graph.add_edge("work", END).compile()().out) == ["of the state", "sent"]
+
+
+elsewhere: dict[str, Any] = {"Send": Send, "Command": Command}
+exec(  # as a file of its own
+    "def spread(docs): return [Send('work', {'doc': doc}) for doc in docs]\n"
+    "def command(docs): return Command({}, spread(docs))",
+    elsewhere,
+)
+
+
+def test_sends_that_are_made_elsewhere_are_promised() -> None:
+    def silent(docs: list[str]) -> Any:
+        return elsewhere["spread"](docs)
+
+    def promising(docs: list[str]) -> list[Send]:
+        return silent(docs)  # type: ignore[no-any-return]
+
+    def commanding(docs: list[str]) -> Any:
+        return elsewhere["command"](docs)
+
+    def promised(docs: list[str]) -> Command[Send]:
+        return commanding(docs)  # type: ignore[no-any-return]
+
+    def routed(route: Any) -> Graph:
+        graph = Graph(State).add_node("work", lambda doc: {"out": doc}, writes=["out"]).add_edge("work", END)
+        return graph.add_conditional_edges(START, route, ["work"])
+
+    def sent(plan: Any) -> Graph:
+        graph = Graph(State).add_node("work", lambda doc: {"out": doc}, writes=["out"]).add_edge("work", END)
+        return graph.add_node("plan", plan, goto=["work"], writes=[]).add_edge(START, "plan")
+
+    for graph in (routed(promising), sent(promised)):
+        assert sorted(graph.compile()(docs=["a", "b"]).out) == ["a", "b"]
+    for graph in (routed(silent), sent(commanding)):
+        with pytest.raises(GraphError) as caught:
+            graph.compile()
+        (problem,) = caught.value.problems
+        assert "its parameter 'doc' is no field of the state" in problem
+        assert "let the router promise it, `-> list[Send]`, or the node, `-> Command[Send]`" in problem

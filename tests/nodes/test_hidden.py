@@ -3,13 +3,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import dspy
 import pytest
 
 from dspyer import nodes
-from dspyer.nodes import NodeModules, Send, build_router
+from dspyer.nodes import Command, NodeModules, Send, build_router
 from dspyer.nodes.hidden import find_hidden, mentions
 from tests.nodes.kit import OPEN, built
 
@@ -205,10 +205,33 @@ def sends_by_module() -> Any:
     return [nodes.Send("a", {})]
 
 
+def sends_by_helper(docs: list[str]) -> Any:
+    return spread(docs)
+
+
+def spread(docs: list[str]) -> Any:
+    return [one(doc) for doc in docs]
+
+
+def one(doc: str) -> Any:
+    return Send("work", {"doc": doc}) if doc else spread([doc])
+
+
+def promises_sends(docs: Any) -> list[Send] | Literal["work"]:
+    return docs()  # type: ignore[no-any-return]
+
+
+def promises_a_command(docs: Any) -> Command[Send]:
+    return docs()  # type: ignore[no-any-return]
+
+
 def test_whether_code_mentions_a_class() -> None:
     assert mentions(sends, Send)
     assert mentions(functools.partial(sends), Send)
     assert mentions(functools.lru_cache(sends), Send)
     assert mentions(sends_by_module, Send)
+    assert mentions(sends_by_helper, Send)
+    assert mentions(promises_sends, Send)
+    assert mentions(promises_a_command, Send)
     assert not mentions(makes_one, Send)
     assert not mentions(len, Send)

@@ -53,6 +53,7 @@ class View:
     outputs: tuple[str, ...] | None
     writes: tuple[str, ...] | None
     topology: Any
+    closed: bool = True
 
 
 @dataclass
