@@ -17,6 +17,7 @@ from dspyer.scheduler.runstate import Branch
 from dspyer.schema import Schema
 from dspyer.values import FrozenList, freeze, thaw
 from dspyer.views import (
+    CUTS,
     Delta,
     Form,
     Look,
@@ -130,14 +131,15 @@ def look(attempt: Attempt, view: View, form: Form, name: str = "", sent: Any = D
         view: the view; it has a sense for its field.
         form: the form.
         name: what the node calls it.
-        sent: the frozen value that a `Send` has brought: it is shown whole, in the place of the field.
+        sent: the frozen value that a `Send` has brought: it stands for the field, is new and has no author.
 
     Raises:
         InputError: if nobody can know what the view asks for, since the node was called without a run.
     """
     sight, position = attempt.host.sight, attempt.position
     if sent is not DELETE:
-        return shown(view, *whole_parts(sent, shape_in(sight.schema, view.field)), form)
+        cut = View(view.field, tuple([step for step in view.steps if step.name in (*CUTS, "then")]))
+        return shown(cut, *chosen_plainly(cut, sent, shape_in(sight.schema, view.field)), form)
     if position is None:
         raise InputError(f"{attempt.who} reads {view!r}: there is no run that it could be a view of")
     sight.looked(Look(attempt.node, name or view.field, view, position.head))

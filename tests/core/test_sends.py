@@ -155,7 +155,9 @@ BROUGHT: dict[str, tuple[Callable[[Graph], object], dict[str, Any], Any]] = {
     "a template": (node(lambda seen: {"out": seen}, reads={"seen": fill("{doc} {words}")}), DOC, "a 5"),
     "a view of values": (node(shown, reads={"seen": view("notes").new()}), NOTES, "p q"),
     "a view of its own": (node(shown, reads={"seen": view("notes").own()}), NOTES, "p q"),
-    "a view as text": (node(in_words, reads={"seen": view("notes").last(1)}), NOTES, "p\nq"),
+    "a view as text": (node(in_words, reads={"seen": view("notes").own()}), NOTES, "- p\n- q"),
+    "a view of the last": (node(in_words, reads={"seen": view("notes").new().last(1)}), NOTES, "q"),
+    "a view that fits": (node(shown, reads={"seen": view("notes").fit(1)}), {"notes": ["long" * 9, "q"]}, "q"),
     "a view of entries": (node(in_entries, reads={"seen": view("notes").new()}), NOTES, [("p", ""), ("q", "")]),
     "a view made into something": (
         node(lambda seen: {"out": seen}, reads={"seen": view("notes").then(len)}),
