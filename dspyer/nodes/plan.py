@@ -121,7 +121,7 @@ class _Planner:
         copy, view = wants_copy(parameter.annotation), self.views.get(name)
         form = form_of(parameter.annotation)
         if view is not None:
-            self.problems += form_problems(view, parameter.annotation, name, self.schema, self.who)
+            self.problems += form_problems(view, parameter.annotation, name, self.schema, self.who, parameter.text)
         entry = FieldParameter(name, field, copy, parameter.default, readable, view, form, made)
         self._add(fields=(*self.binding.fields, entry))
         if not readable and field not in self.overlay and made is None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any, get_args, get_origin
+from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from types import NoneType
+from typing import Any, get_args, get_origin, is_typeddict
 
 import dspy
+from pydantic import BaseModel
 
 from dspyer.errors import suggestion
-from dspyer.nodes.callables import class_of
+from dspyer.nodes.callables import class_of, members
 from dspyer.reducers import without_none
 from dspyer.schema import Schema
 from dspyer.views import Entry, Form, View
 
 CONTAINERS = (list, tuple, dict, set, frozenset)
-SCALARS = (int, float, bool, bytes)
 BY_HAND = "update"
-"""The author of a commit that somebody made by hand."""
+"""The author of a commit that was made with `t.update`."""
 
 
 def view_problems(view: View, name: str, schema: Schema, who: str) -> list[str]:
@@ -83,18 +85,30 @@ def shape_in(schema: Schema, name: str) -> str:
 
 
 def form_of(annotation: Any) -> Form:
-    """The form in which a reader with this annotation gets a view."""
-    bare = without_none(annotation)
-    if bare is str:
+    """The form in which a reader with this annotation gets a view. `form_problems` lets it pass."""
+    forms = {_form_of(member) for member in _alternatives(annotation)}
+    return forms.pop() if len(forms) == 1 else "values"
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    """What an annotation allows beside None, without `Annotated`."""
+    return [member for member in members(annotation) if member not in (None, NoneType)]
+
+
+def _form_of(member: Any) -> Form:
+    if member is str:
         return "text"
-    if annotation is dspy.History:
+    if member is dspy.History:
         return "history"
-    if get_origin(bare) is list and get_args(bare) == (Entry,):
-        return "entries"
-    return "values"
+    return "entries" if get_args(member)[:1] == (Entry,) and _takes(get_origin(member), list) else "values"
 
 
-def form_problems(view: View, annotation: Any, name: str, schema: Schema, who: str) -> list[str]:
+def _takes(kind: Any, given: type) -> bool:
+    """Whether what is annotated with a class may be a value of another: `Sequence` and `Iterable` take a list."""
+    return isinstance(kind, type) and issubclass(given, kind)
+
+
+def form_problems(view: View, annotation: Any, name: str, schema: Schema, who: str, text: str = "") -> list[str]:
     """Why a reader with this annotation cannot get a view.
 
     Args:
@@ -103,20 +117,40 @@ def form_problems(view: View, annotation: Any, name: str, schema: Schema, who: s
         name: what the node calls it.
         schema: the fields of the state.
         who: the node.
+        text: the annotation as it was written, if it cannot be resolved.
     """
-    if dspy.History in (annotation, without_none(annotation)):
+    alternatives = _alternatives(annotation)
+    if dspy.History in alternatives:
         return history_problems(view, annotation, name, schema, who)
-    bare = without_none(annotation)
-    kind = class_of(bare)
-    known = kind in (*CONTAINERS, *SCALARS) and view.field in schema.fields
-    if not known or kind is None or view.last_step == "then" or form_of(annotation) != "values":
+    start = f"{who}: {name!r} reads {view!r}"
+    if text:
+        why = f"{start}, and its annotation {text!r} cannot be resolved, which says in which form it comes"
+        return [f"{why}: import its names at module level, not under TYPE_CHECKING"]
+    if view.last_step == "then":
         return []
+    shown = " | ".join([getattr(one, "__name__", str(one)) if not get_args(one) else str(one) for one in alternatives])
+    if len({_form_of(member) for member in alternatives}) > 1:
+        why = f"{start}, and its annotation {shown} allows several forms: choose one"
+        return [f"{why}, str for a text, list[Entry] for the parts with their authors, or the type of the values"]
+    if any(Entry in (member, *get_args(member)) and _form_of(member) != "entries" for member in alternatives):
+        return [f"{start}, and it is annotated with {shown}: entries come as a list, annotate it with list[Entry]"]
     shape = shape_in(schema, view.field)
-    if kind not in CONTAINERS if shape == "amount" else kind is (dict if shape == "keys" else list):
+    if form_of(annotation) != "values" or view.field not in schema.fields or not _is_refused(shape, alternatives):
         return []
     what = {"keys": "a dict of keys", "amount": "one amount"}.get(shape, "a list")
-    text = f"{who}: {name!r} reads {view!r}, which gives {what}, and it is annotated with {kind.__name__}: annotate it "
-    return [f"{text}with what it gets, with str for a text, or with list[Entry] for the parts with their authors"]
+    why = f"{start}, which gives {what}, and it is annotated with {shown}: annotate it with what it gets"
+    return [f"{why}, with str for a text, or with list[Entry] for the parts with their authors"]
+
+
+def _is_refused(shape: str, alternatives: list[Any]) -> bool:
+    """Whether no alternative of an annotation takes the plain values of a view."""
+    kinds = [get_origin(member) or member for member in alternatives]
+    if not kinds or Any in kinds or not all(isinstance(kind, type) for kind in kinds):
+        return False  # Any, a type variable: it says nothing
+    if shape == "amount":
+        return all(issubclass(kind, (*CONTAINERS, Sequence, Mapping, AbstractSet, BaseModel)) for kind in kinds)
+    given = dict if shape == "keys" else list
+    return not any(_takes(kind, given) or (is_typeddict(kind) and given is dict) for kind in kinds)
 
 
 def history_problems(view: View, annotation: Any, name: str, schema: Schema, who: str) -> list[str]:
@@ -129,7 +163,7 @@ def history_problems(view: View, annotation: Any, name: str, schema: Schema, who
         schema: the fields of the state.
         who: the node.
     """
-    if annotation is not dspy.History:
+    if members(annotation) != (dspy.History,):
         return [f"{who}: {name!r} is annotated with {annotation}, which DSPy shows as JSON: write dspy.History alone"]
     start = f"{who}: {name!r} is a dspy.History and reads {view!r}"
     if not is_conversation(view.field, schema):

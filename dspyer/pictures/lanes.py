@@ -7,6 +7,7 @@ from string import ascii_lowercase, ascii_uppercase
 
 from dspyer.events import Commit
 from dspyer.pictures.svg import document, draw_text, escape, number, shorten, text_width
+from dspyer.views import label
 
 WIDE = 80  # commits in one block of the terminal
 MARGIN = 24.0
@@ -33,7 +34,7 @@ class Lanes:
 
     def __str__(self) -> str:
         letters = _letters(self.authors)
-        width = max([len(shorten(field, 24)) for field in self.fields], default=0) + 2
+        width = max([len(shorten(label(field), 24)) for field in self.fields], default=0) + 2
         blocks = []
         for start in range(0, max(len(self.commits), 1), WIDE):
             block = self.commits[start : start + WIDE]
@@ -41,7 +42,7 @@ class Lanes:
             lines = [" " * width + ruler[: max(len(block), len(str(start)))].rstrip()]
             for field in self.fields:
                 marks = "".join(letters[commit.node] if field in commit.patch else "." for commit in block)
-                lines.append(shorten(field, 24).ljust(width) + marks)
+                lines.append(shorten(label(field), 24).ljust(width) + marks)
             blocks.append("\n".join(lines))
         legend = ", ".join(f"{letter} {author}" for author, letter in letters.items())
         return "\n\n".join([*blocks, legend])

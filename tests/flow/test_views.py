@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import dspy
@@ -298,6 +298,18 @@ REFUSED: dict[str, tuple[View, Any, str]] = {
     "a list for a dict": (view("notes").new(), dict, "gives a list, and it is annotated with dict"),
     "an amount for a list": (view("calls").new(), list[str], "gives one amount, and it is annotated with list"),
     "keys for an int": (view("owners").new(), int, "gives a dict of keys, and it is annotated with int"),
+    "a tuple of entries": (view("notes").new(), tuple[Entry, ...], r"'it' .* entries come as a list, annotate it with"),
+    "one entry": (view("notes").last(1), Entry, "entries come as a list, annotate it with list"),
+    "entries by key": (view("owners").new(), dict[str, Entry], "entries come as a list, annotate it with list"),
+    "text or list": (view("notes").new(), str | list[str], r"'it' .* str \| list.* allows several forms"),
+    "entries or list": (view("notes").new(), list[Entry] | list[str], "allows several forms"),
+    "entries or text": (view("notes").new(), Annotated[Sequence[Entry] | str, "news"], "allows several forms"),
+    "a tuple": (view("notes").new(), tuple[str, ...], "gives a list, and it is annotated with tuple"),
+    "a model": (view("found").new(), Finding, "gives a list, and it is annotated with Finding"),
+    "a list for a mapping": (view("notes").new(), Mapping[str, str], "gives a list, and it is annotated with"),
+    "keys for a sequence": (view("owners").new(), Sequence[str], "gives a dict of keys, and it is annotated with"),
+    "an amount for a sequence": (view("calls").new(), Sequence[int] | None, "gives one amount, and it is annotated"),
+    "what nothing is": (view("notes").new(), "Nowhere[Entry]", r"'Nowhere\[Entry\]' cannot be resolved"),
 }
 
 
@@ -309,6 +321,37 @@ def test_a_view_without_sense_is_an_error_when_the_graph_is_built(read: View, ki
     look.__annotations__["it"] = kind
     with pytest.raises(errors.GraphError, match=text):
         team(read, look, "it").compile()
+
+
+FORMS: dict[str, tuple[View, Any, Any]] = {
+    "annotated text": (view("log").by("ann").last(1), Annotated[str, "the news"], "a1"),
+    "text or none": (view("log").by("ann").last(1), str | None, "a1"),
+    "optional and annotated": (view("log").by("ann").last(1), Annotated[str, "news"] | None, "a1"),
+    "annotated and optional": (view("log").by("ann").last(1), Annotated[str | None, "news"], "a1"),
+    "a sequence of entries": (view("log").by("ann"), Sequence[Entry], [Entry("a1", "ann", "trunk:1")]),
+    "an iterable of entries": (view("log").by("ann"), Iterable[Entry], [Entry("a1", "ann", "trunk:1")]),
+    "a collection of entries": (view("log").by("ann"), Collection[Entry] | None, [Entry("a1", "ann", "trunk:1")]),
+    "annotated entries": (view("log").by("ann"), Annotated[list[Entry], "news"], [Entry("a1", "ann", "trunk:1")]),
+    "written entries": (view("log").by("ann"), "list[Entry]", [Entry("a1", "ann", "trunk:1")]),
+    "written text": (view("log").by("ann").last(1), "Annotated[str, 'news']", "a1"),
+    "a sequence": (view("log").by("ann"), Sequence[str], ["a1"]),
+    "lists": (view("log").by("ann"), list[str] | list[int], ["a1"]),
+    "a mapping": (view("owners").by("ann"), Mapping[str, str], {"a1": "x"}),
+    "an object": (view("log").by("ann"), object, ["a1"]),
+    "what a function makes": (view("log").then(len), tuple[int] | str, 2),
+}
+
+
+@pytest.mark.parametrize(("read", "kind", "expected"), FORMS.values(), ids=FORMS)
+def test_an_annotation_means_what_it_says(read: View, kind: Any, expected: Any) -> None:
+    assert seen(read, kind)[0] == expected
+
+
+def test_an_annotation_of_a_module_means_the_same() -> None:
+    signature = dspy.make_signature({"it": (str | list[str], dspy.InputField()), "topic": (str, dspy.OutputField())})
+    graph = Graph(Board).add_node("ask", dspy.Predict(signature), reads={"it": view("notes").new()})
+    with pytest.raises(errors.GraphError, match=r"'it' .* allows several forms"):
+        graph.add_path(START, "ask", END).compile()
 
 
 def test_without_a_schema_nobody_knows_who_brought_what() -> None:
