@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from dspyer.durable.memo import MISSING
 from dspyer.errors import NodeOutputError, annotate, brief
 from dspyer.nodes.base import Built, Call, Context, Node, Reply
 from dspyer.nodes.binding import unset
 from dspyer.nodes.callables import class_of
+from dspyer.nodes.module import ModuleNode
+from dspyer.nodes.module_io import module_io
 from dspyer.nodes.names import no_field
 from dspyer.nodes.outputs import RESULT
 from dspyer.nodes.spec import Spec
+from dspyer.nodes.subgraph import Program, SubgraphNode
+from dspyer.schema.fitting import item_check, misfit
 from dspyer.values import FrozenDict, FrozenList
 
 
@@ -27,6 +31,7 @@ class MapNode(Node):
         item: the name under which `inner` sees its item.
         into: the field for the results.
         max_concurrency: most items that run at once; None for as many as the run may.
+        check: refuses an item's result that the field cannot hold; None where only all results can be validated.
     """
 
     inner: Node
@@ -34,6 +39,7 @@ class MapNode(Node):
     item: str
     into: str
     max_concurrency: int | None = None
+    check: Callable[[object, int], None] | None = None
 
     @property
     def takes(self) -> frozenset[str] | None:
@@ -94,7 +100,7 @@ class _Item:
         attempt = self.call.context.attempt
         try:
             attempt.let_wait()
-            result = result_of(self.node.inner.call(self.call), self.node)
+            result = self._checked(self.node.inner.call(self.call))
             attempt.finish()
             return attempt.keep(result, (self.node.into, self.index))
         except BaseException as error:
@@ -105,12 +111,19 @@ class _Item:
         attempt = self.call.context.attempt
         try:
             attempt.let_wait()
-            result = result_of(await self.node.inner.acall(self.call), self.node)
+            result = self._checked(await self.node.inner.acall(self.call))
             attempt.finish()
             return await attempt.akeep(result, (self.node.into, self.index))
         except BaseException as error:
             self._note(error)
             raise
+
+    def _checked(self, reply: Reply) -> object:
+        """The result of the item; what the field cannot hold is refused before other items are paid for."""
+        result = result_of(reply, self.node)
+        if self.node.check is not None:
+            self.node.check(result, self.index)
+        return result
 
     def _note(self, error: BaseException) -> None:
         annotate(error, f"in {self.node.over}[{self.index}] of the map {self.node.name!r} ({self.count} items)")
@@ -153,7 +166,7 @@ def build_map_node(inner: Built, spec: Spec, over: str, into: str, max_concurren
         return inner
     node = inner.node
     (item,) = spec.overlay
-    problems = [*inner.problems, *_field_problems(spec, over, into)]
+    problems = [*inner.problems, *_field_problems(spec, over, into), *_item_problems(inner, spec, into)]
     if not _sees(node, item):
         problems.append(f"{spec.who} never reads its item: give it a parameter or input {item!r}, or say item=...")
     if max_concurrency is not None and max_concurrency < 1:
@@ -171,6 +184,7 @@ def build_map_node(inner: Built, spec: Spec, over: str, into: str, max_concurren
         item=item,
         into=into,
         max_concurrency=max_concurrency,
+        check=item_check(spec.schema, into, spec.who),
     )
     return Built(outer, inner.module, tuple(problems), inner.unknown)
 
@@ -188,6 +202,25 @@ def _field_problems(spec: Spec, over: str, into: str) -> list[str]:
     if kind is not None and issubclass(kind, (str, bytes, int, float, dict, set)):
         problems.append(f"{spec.who}: over={over!r} is a field of type {kind.__name__}: a map needs a list")
     return problems
+
+
+def _item_problems(inner: Built, spec: Spec, into: str) -> list[str]:
+    """Results of items that can never be items of the field."""
+    given: Any = Any
+    if isinstance(inner.node, ModuleNode) and inner.module is not None and inner.node.gives is not None:
+        given = _result_type([(module_io(inner.module).outputs or {}).get(name, Any) for name in inner.node.gives])
+    elif isinstance(inner.node, SubgraphNode) and inner.module is not None and inner.node.gives is not None:
+        schema = cast(Program, inner.module).graph.topology.schema
+        fields = [schema.fields.get(name) for name in inner.node.gives]
+        given = _result_type([Any if field is None else field.annotation for field in fields])
+    wrong = misfit(spec.schema, into, list[given])
+    advice = "declare the type in the signature, or change the field"
+    return [f"{spec.who}: the list of its results {wrong}: {advice}"] if wrong else []
+
+
+def _result_type(outputs: list[Any]) -> Any:
+    """The type of an item's result: that of the only output, or a dict of several."""
+    return outputs[0] if len(outputs) == 1 else dict[str, Any] if outputs else Any
 
 
 def _sees(node: Node, item: str) -> bool:

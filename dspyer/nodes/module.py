@@ -19,6 +19,7 @@ from dspyer.nodes.spec import Spec
 from dspyer.nodes.templating import filling, made_for, plan_templates
 from dspyer.nodes.turns import NO_TURNS, Turns, plan_turns, with_warning
 from dspyer.nodes.viewing import form_of, form_problems
+from dspyer.schema.fitting import misfit, shown_type, update_type
 from dspyer.templates import Made
 from dspyer.values import Opaque, thaw
 from dspyer.views import Form, View
@@ -253,6 +254,19 @@ def plan_writes(found: ModuleIO, spec: Spec, who: str, kind: str) -> tuple[Names
     return None, [f"{who}: a {kind} does not say what it gives; with a schema, say what is written: {line}"]
 
 
+def _type_problems(found: ModuleIO, gives: Names | None, spec: Spec) -> list[str]:
+    """Outputs whose declared types can never be written to their fields."""
+    problems = []
+    for name, field in (gives or {}).items():
+        wrong = misfit(spec.output_schema, field, (found.outputs or {}).get(name, Any))
+        if wrong:
+            problems.append(
+                f"{spec.who}: its output {name!r} {wrong}: declare the type in the signature (... -> {name}: "
+                f"{shown_type(update_type(spec.output_schema, field))}), or change the field"
+            )
+    return problems
+
+
 def build_module(module: dspy.Module, spec: Spec) -> Built:
     """Make a node of a module.
 
@@ -281,6 +295,7 @@ def build_module(module: dspy.Module, spec: Spec) -> Built:
         takes_all="**" in found.extras,
         turns=turns,
     )
+    problems += _type_problems(found, gives, spec)
     problems = [*(f"{spec.who}: {problem}" for problem in found.problems), *planned.problems, *problems, *wrong, *amiss]
     if spec.modules:
         problems.append(f"{spec.who}: modules={{...}} binds modules to a function; this node is a module itself")

@@ -17,6 +17,7 @@ from dspyer.nodes.templating import plan_templates
 from dspyer.patch import DELETE
 from dspyer.scheduler.topology import Topology
 from dspyer.schema import Schema
+from dspyer.schema.fitting import misfit, update_type
 
 
 class GraphView(Protocol):
@@ -167,6 +168,7 @@ def build_subgraph(module: dspy.Module, spec: Spec) -> Built:
         per_item=bool(spec.overlay),
         takes_all=not graph.closed,
     )
+    problems += _type_problems(graph.topology.schema, gives, node.folds, spec)
     return Built(node, module, (*planned.problems, *problems, *wrong), (*planned.unknown, *missing))
 
 
@@ -187,6 +189,21 @@ def _plan_writes(graph: GraphView, spec: Spec) -> tuple[Names | None, list[str]]
         )
         return {}, [problem]
     return writes, []
+
+
+def _type_problems(inner: Schema, gives: Names | None, folds: frozenset[str], spec: Spec) -> list[str]:
+    """Fields of the graph whose types can never be written to those of the outer state."""
+    problems = []
+    for name, field in (gives or {}).items():
+        if name not in inner.fields:
+            continue
+        raw = name in folds and inner.reducer(name) is not None
+        wrong = misfit(spec.output_schema, field, update_type(inner, name) if raw else inner.fields[name].annotation)
+        if wrong:
+            problems.append(
+                f"{spec.who}: its output {name!r} {wrong}: give both fields one type, or say writes={{...}}"
+            )
+    return problems
 
 
 def _fields(names: Iterable[str], schema: Schema) -> dict[str, str]:

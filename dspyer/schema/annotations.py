@@ -153,7 +153,15 @@ def _read_field(model: type[BaseModel], checker: type[BaseModel], name: str, val
         fixed_default=default,
         live=live,
         limit=most,
+        validate_item=None if validated else _item_validator(bare, constraints, config),
     )
+
+
+def _item_validator(annotation: Any, constraints: list[Any], config: ConfigDict) -> Check | None:
+    """What validates one item of a list, unless the field says something that may change the list before."""
+    if get_origin(annotation) is not list or any(hasattr(each, "__get_pydantic_core_schema__") for each in constraints):
+        return None
+    return _adapter(get_args(annotation)[0], config)
 
 
 def _update_type(reducer: Reducer | None, annotation: Any, place: str) -> Any:

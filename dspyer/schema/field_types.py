@@ -51,6 +51,7 @@ class Field:
         start: what a reducer starts from where there is no value; `DELETE` if the first update is the value.
         fixed_default: the frozen default, `DELETE` if it has none or a factory makes it.
         limit: the most that it holds; None for no limit.
+        validate_item: validates one item of a list; None if only the whole list can be validated.
         live: whether posts are seen by running siblings at once, and what becomes of conflicts; None if not.
     """
 
@@ -74,6 +75,7 @@ class Field:
     fixed_default: Any
     live: Live | None = None
     limit: Limit | None = None
+    validate_item: Check | None = None
 
     def default(self, others: Mapping[str, Any] = NO_OTHERS) -> Any:
         """The frozen default, `DELETE` if the field has none.

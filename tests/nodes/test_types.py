@@ -1,0 +1,226 @@
+"""Types that cannot fit are refused when the graph is built; an item that does not fit stops its map at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from enum import Enum
+from typing import Annotated, Any, Literal
+
+import dspy
+import pytest
+from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError, create_model, field_validator
+from typing_extensions import TypedDict
+
+from dspyer import END, START, Graph, Run, reducers
+from dspyer.errors import GraphError, NodeOutputError
+from dspyer.schema.fitting import NEVER, fits
+
+from .kit import COLOURS
+
+
+class Point(BaseModel):
+    x: int = 0
+
+
+class Open(BaseModel):
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        return TypeAdapter(Any).core_schema
+
+
+class Row(TypedDict):
+    a: int
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+MISFITS: list[tuple[Any, Any]] = [
+    (str, list[dict]),
+    (str, int),
+    (str, float),
+    (str, bool),
+    (str, Point),
+    (str, Row),
+    (int, str),
+    (bool, list[int]),
+    (list[str], str),
+    (list[str], dict[str, str]),
+    (list[str], list[dict]),
+    (list[str], set[int]),
+    (dict[str, str], list[str]),
+    (dict[str, str], dict[str, int]),
+    (Point, str),
+    (str | None, list[str]),
+    (str | None, int),
+    (str, list[str] | dict[str, str]),
+    (Annotated[str, "a text"], Annotated[int, Field(ge=0)]),
+]
+FITS: list[tuple[Any, Any]] = [
+    (str, str),
+    (str, Any),
+    (Any, int),
+    (object, int),
+    (str, str | None),
+    (str | None, str),
+    (str, list[str] | str),
+    (str | list[str], list[str]),
+    (int, float),
+    (float, int),
+    (bool, int),
+    (str, Literal["a", "b"]),
+    (Literal["1"], int),
+    (str, Colour),
+    (Colour, str),
+    (str, bytes),
+    (list[str], set[str]),
+    (list[Any], list[int]),
+    (list, list[int]),
+    (dict[str, Any], Point),
+    (dict[str, Any], Row),
+    (Row, dict[str, int]),
+    (Point, dict[str, Any]),
+    (Point, Point),
+    (Point, list[Any]),
+    (str, Open),
+    (str, Annotated[int, BeforeValidator(int)]),
+    (str, Annotated[list[str], BeforeValidator(str.split)]),
+    (list[str], list[Annotated[int, BeforeValidator(int)]]),
+]
+
+
+@pytest.mark.parametrize(("given", "wanted"), MISFITS, ids=str)
+def test_what_never_fits(given: Any, wanted: Any) -> None:
+    assert not fits(given, wanted)
+
+
+@pytest.mark.parametrize(("given", "wanted"), FITS, ids=str)
+def test_what_may_fit(given: Any, wanted: Any) -> None:
+    assert fits(given, wanted)
+
+
+SAMPLES: dict[str, list[Any]] = {
+    "str": ["", "a", "[]", "{}", "null"],
+    "int": [0, 1, 7],
+    "float": [0.0, 1.5],
+    "bool": [True, False],
+    "list": [[], ["a"], [("a", 1)]],
+    "tuple": [(), ("a",)],
+    "set": [set(), {"a"}],
+    "frozenset": [frozenset(), frozenset("a")],
+    "dict": [{}, {"x": 1}],
+    "model": [Point()],
+    "NoneType": [None],
+}
+KINDS: dict[str, Any] = {
+    **{kind.__name__: kind for kind in (str, int, float, bool, list, tuple, set, frozenset, dict)},
+    "model": Point,
+}
+
+
+@pytest.mark.parametrize(("given", "wanted"), [(a, b) for a in NEVER for b in NEVER[a]])
+def test_pydantic_refuses_what_never_fits(given: str, wanted: str) -> None:
+    for value in SAMPLES[given]:
+        with pytest.raises(ValidationError):
+            TypeAdapter(KINDS[wanted]).validate_python(value)
+
+
+class State(BaseModel):
+    text: str = ""
+    number: int = 0
+    rows: list[dict] = []
+    notes: Annotated[list[str], reducers.append] = []
+    many: Annotated[list[dict], reducers.extend] = []
+    table: Annotated[dict[str, int], reducers.update] = {}
+    own: Annotated[list[int], lambda current, update: current] = []
+    counts: list[int] = []
+    sums: Annotated[list[int], reducers.extend] = []
+    split: list[str] = []
+    docs: list[str] = []
+
+    @field_validator("split", mode="before")
+    @classmethod
+    def words(cls, value: Any) -> Any:
+        return value.split() if isinstance(value, str) else value
+
+
+def inner(kind: Any) -> Any:
+    graph = Graph(create_model("Inner", text=(str, ""), found=(kind, ...)), inputs=["text"], outputs=["found"])
+    graph.add_node("work", lambda text: {"found": text}, writes=["found"])
+    return graph.add_path(START, "work", END).compile()
+
+
+BUILDS: dict[str, tuple[Any, dict[str, str], str]] = {
+    "a number": (dspy.Predict("text -> number"), {"number": "number"}, "'number' is str, and field 'number' takes int"),
+    "renamed": (dspy.Predict("text -> a"), {"a": "rows"}, r"'a' is str, and field 'rows' takes list\[dict\]"),
+    "of several": (dspy.ChainOfThought("text -> a, b"), {"a": "text", "b": "number"}, "'b' is str"),
+    "an item": (
+        dspy.Predict("text -> a: list[str]"),
+        {"a": "notes"},
+        r"'a' is list\[str\], and field 'notes' takes by its reducer 'append' str",
+    ),
+    "items": (dspy.Predict("text -> a"), {"a": "many"}, r"takes by its reducer 'extend' list\[dict\]"),
+    "keys": (dspy.Predict("text -> a: dict[str, str]"), {"a": "table"}, r"reducer 'update' dict\[str, int\]"),
+    "a graph": (inner(str), {"found": "number"}, "'found' is str, and field 'number' takes int"),
+}
+
+
+@pytest.mark.parametrize(("node", "writes", "text"), BUILDS.values(), ids=BUILDS)
+def test_a_type_that_never_fits_is_a_problem_of_the_build(node: Any, writes: dict[str, str], text: str) -> None:
+    graph = Graph(State, inputs=["text"]).add_node("it", node, writes=writes).add_path(START, "it", END)
+    with pytest.raises(GraphError, match=f"node 'it': .*{text}"):
+        graph.compile()
+
+
+@pytest.mark.parametrize("writes", [{"a": "own"}, {"a": "split"}, {"a": "text"}, {"a": "notes"}], ids=str)
+def test_what_a_validator_or_a_reducer_of_ones_own_takes_is_built(writes: dict[str, str]) -> None:
+    node = dspy.Predict("docs -> a")
+    Graph(State, inputs=["docs"]).add_node("it", node, writes=writes).add_path(START, "it", END).compile()
+
+
+@pytest.mark.parametrize("node", [dspy.Predict("doc -> a"), dspy.Predict("doc -> a, b: list[int]")], ids=["one", "two"])
+def test_results_of_a_map_that_never_fit_are_a_problem_of_the_build(node: Any) -> None:
+    into = "rows" if len(node.signature.output_fields) == 1 else "docs"
+    graph = Graph(State, inputs=["docs"]).add_map("each", node, over="docs", item="doc", into=into)
+    with pytest.raises(GraphError, match=f"node 'each': the list of its results is list.*field '{into}' takes"):
+        graph.add_path(START, "each", END).compile()
+
+
+def mapped(work: Any, colour: str, into: str = "counts", **options: Any) -> Run:
+    graph = Graph(State, inputs=["docs"]).add_map("each", work, over="docs", item="doc", into=into, **options)
+    program, inputs = graph.add_path(START, "each", END).compile(), {"docs": [str(n) for n in range(50)]}
+    return program.run(inputs) if colour == "sync" else asyncio.run(program.arun(inputs))
+
+
+@COLOURS
+@pytest.mark.parametrize("into", ["counts", "sums"])
+def test_the_first_bad_result_stops_a_map(colour: str, into: str) -> None:
+    calls: list[str] = []
+
+    def work(doc: str) -> Any:
+        calls.append(doc)
+        return "many" if doc == "2" else int(doc)
+
+    run = mapped(work, colour, into, max_concurrency=1)
+    assert isinstance(run.error, NodeOutputError)
+    assert f"{into}[2], which is refused" in str(run.error)
+    assert calls == ["0", "1", "2"]
+    assert any("in docs[2] of the map 'each'" in note for note in run.error.__notes__)
+
+
+def test_results_that_run_already_are_finished() -> None:
+    bad, done = threading.Event(), []
+
+    def work(doc: str) -> Any:
+        if doc == "0":
+            bad.set()
+            return "many"
+        assert bad.wait(10)
+        done.append(doc)
+        return 1
+
+    run = mapped(work, "sync", max_concurrency=2)
+    assert "counts[0], which is refused" in str(run.error)
+    assert done in ([], ["1"])
