@@ -38,7 +38,7 @@ class Colour(Enum):
 
 
 MISFITS: list[tuple[Any, Any]] = [
-    (str, list[dict]),
+    (str, list[dict[str, Any]]),
     (str, int),
     (str, float),
     (str, bool),
@@ -48,7 +48,7 @@ MISFITS: list[tuple[Any, Any]] = [
     (bool, list[int]),
     (list[str], str),
     (list[str], dict[str, str]),
-    (list[str], list[dict]),
+    (list[str], list[dict[str, Any]]),
     (list[str], set[int]),
     (dict[str, str], list[str]),
     (dict[str, str], dict[str, int]),
@@ -130,9 +130,9 @@ def test_pydantic_refuses_what_never_fits(given: str, wanted: str) -> None:
 class State(BaseModel):
     text: str = ""
     number: int = 0
-    rows: list[dict] = []
+    rows: list[dict[str, Any]] = []
     notes: Annotated[list[str], reducers.append] = []
-    many: Annotated[list[dict], reducers.extend] = []
+    many: Annotated[list[dict[str, Any]], reducers.extend] = []
     table: Annotated[dict[str, int], reducers.update] = {}
     own: Annotated[list[int], lambda current, update: current] = []
     counts: list[int] = []
@@ -154,14 +154,14 @@ def inner(kind: Any) -> Any:
 
 BUILDS: dict[str, tuple[Any, dict[str, str], str]] = {
     "a number": (dspy.Predict("text -> number"), {"number": "number"}, "'number' is str, and field 'number' takes int"),
-    "renamed": (dspy.Predict("text -> a"), {"a": "rows"}, r"'a' is str, and field 'rows' takes list\[dict\]"),
+    "renamed": (dspy.Predict("text -> a"), {"a": "rows"}, r"'a' is str, and field 'rows' takes list\[dict"),
     "of several": (dspy.ChainOfThought("text -> a, b"), {"a": "text", "b": "number"}, "'b' is str"),
     "an item": (
         dspy.Predict("text -> a: list[str]"),
         {"a": "notes"},
         r"'a' is list\[str\], and field 'notes' takes by its reducer 'append' str",
     ),
-    "items": (dspy.Predict("text -> a"), {"a": "many"}, r"takes by its reducer 'extend' list\[dict\]"),
+    "items": (dspy.Predict("text -> a"), {"a": "many"}, r"takes by its reducer 'extend' list\[dict"),
     "keys": (dspy.Predict("text -> a: dict[str, str]"), {"a": "table"}, r"reducer 'update' dict\[str, int\]"),
     "a graph": (inner(str), {"found": "number"}, "'found' is str, and field 'number' takes int"),
 }
