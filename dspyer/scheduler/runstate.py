@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from dspyer.events import Exchange, MergedConflict, Path, Question
 from dspyer.scheduler.lineage import Entry
+from dspyer.scheduler.ready import Ready
 from dspyer.scheduler.rounds import Round
 from dspyer.scheduler.tallies import Tally
 from dspyer.scheduler.topology import Topology
@@ -119,7 +120,7 @@ class RunState(NamedTuple):
     topology: Topology
     log: PersistentVector[Entry]
     waiting: PersistentMap[Place, Group]
-    ready: tuple[Group, ...]
+    ready: Ready
     running: PersistentMap[str, Execution]
     live: PersistentMap[Place, int]
     calls: int = 0

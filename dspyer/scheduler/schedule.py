@@ -21,11 +21,11 @@ from dspyer.events import (
     Joined,
     NodeFailed,
     NodeStarted,
-    Path,
 )
 from dspyer.patch import sealed
 from dspyer.scheduler.joining import ConflictRaisedError, Deciding, Join
 from dspyer.scheduler.lineage import Entry
+from dspyer.scheduler.ready import NONE_READY, Ready
 from dspyer.scheduler.runstate import (
     Asking,
     Branch,
@@ -64,14 +64,14 @@ def start(topology: Topology, state: ImmutableState = _EMPTY, first: int = 0, no
         node: its first execution: `START`, or a node that somebody commits by hand.
     """
     place: Place = (node, topology.rounds.first(node))
-    ready = (Group(place, (_TRUNK._replace(state=state),)),)
+    ready = Ready.of([Group(place, (_TRUNK._replace(state=state),))])
     live = NOWHERE.set(place, 1)
     return RunState(topology, PersistentVector(), _NONE, ready, _NONE, live, resting=state, first=first)
 
 
-def plan(run: RunState) -> tuple[Group, ...]:
+def plan(run: RunState) -> Ready:
     """What may start now, in path order. After a failure nothing does."""
-    return () if run.failures else run.ready
+    return NONE_READY if run.failures else run.ready
 
 
 def begin(
@@ -88,8 +88,7 @@ def begin(
         The next run, the execution to call (None if the run has ended, or if the join or a limit failed), and the
         events.
     """
-    group = run.ready[position]
-    ready = run.ready[1:] if not position else (*run.ready[:position], *run.ready[position + 1 :])
+    group, ready = run.ready.taken(position)
     branch = group.branches[0]
     events: list[Event] = []
     node = group.place[0]
@@ -180,7 +179,7 @@ def advance(run: RunState, execution_id: str, outcome: Transition | Asking | Bas
             spot = _move(topology, execution.place, targets[0])
             group = Group(spot, (moved,))
             live = live if spot == execution.place else NOWHERE.set(spot, 1)
-            ready = (group,)
+            ready = Ready((path, group, 1, None, None))
             run = RunState(topology, log, waiting, ready, running, live, calls, failures, resting, ended, asked, first)
             return run, events
     children = [moved] if len(targets) == 1 else _fork(moved, len(targets))
@@ -198,8 +197,7 @@ def release(run: RunState, place: Place) -> RunState:
         run: the run.
         place: where the group waits.
     """
-    ready = tuple(sorted((*run.ready, run.waiting[place]), key=_first_path))
-    return run._replace(waiting=run.waiting.discard(place), ready=ready)
+    return run._replace(waiting=run.waiting.discard(place), ready=run.ready.added([run.waiting[place]]))
 
 
 def amend(run: RunState, commit: Commit, state: ImmutableState) -> RunState:
@@ -216,7 +214,7 @@ def amend(run: RunState, commit: Commit, state: ImmutableState) -> RunState:
     running = {name: execution._replace(branch=moved) for name, execution in run.running.items()}
     return run._replace(
         log=run.log.append(Entry(commit, state, (branch.head,), None)),
-        ready=tuple([group._replace(branches=(moved,)) for group in run.ready]),
+        ready=Ready.of([group._replace(branches=(moved,)) for group in run.ready]),
         running=PersistentMap(running),
         resting=state,
     )
@@ -328,7 +326,7 @@ def _arrive(run: RunState, left: Place, moves: Iterable[tuple[Target, Branch]]) 
         waiting, settled = _settle(topology, waiting, live, left, fresh)
         sent += settled
     if sent:
-        ready = tuple(sorted((*ready, *sent), key=_first_path))
+        ready = ready.added(sent)
     return RunState(topology, log, waiting, ready, running, live, calls, failures, resting, ended, asked, first)
 
 
@@ -360,10 +358,6 @@ def _settle(
         elif blocker != group.blocker:
             waiting = waiting.set(place, group._replace(blocker=blocker))
     return waiting, settled
-
-
-def _first_path(group: Group) -> Path:
-    return min([branch.path for branch in group.branches])
 
 
 def _blocker(topology: Topology, live: PersistentMap[Place, int], place: Place) -> Place | None:
