@@ -73,6 +73,11 @@ def value_under(keyed: Keyed, value: Any, key: Any) -> Any:
     return keyed.find(value, key) if isinstance(value, (FrozenDict, FrozenList)) else DELETE
 
 
+def last_without(items: Sequence[Own], bit: int) -> Own | None:
+    """The last of some commits that does not lie behind a branch; None if all do."""
+    return next((item for item in reversed(items) if not item.mask >> bit & 1), None)
+
+
 class Join:
     """One join of branches, folded left to right in the order in which they are given."""
 
@@ -138,9 +143,7 @@ class Join:
                 for field in self._in_order_of(states[bit], touched):
                     if field in live:
                         continue
-                    left = seen.get(field, [])
-                    if not disjoint:
-                        left = [item for item in left if not item.mask >> bit & 1]
+                    left = last_without(seen.get(field, ()), bit)
                     state = self._field(state, states[bit], field, left, touched[field], bit)
             for field, items_of_field in touched.items():
                 seen.setdefault(field, []).extend(items_of_field)
@@ -166,20 +169,20 @@ class Join:
         left: ImmutableState,
         right: ImmutableState,
         field: str,
-        left_only: list[Own],
+        left_last: Own | None,
         right_only: list[Own],
         bit: int,
     ) -> ImmutableState:
         """Folds what only the right branch did to one field into the left state."""
         if self.schema.reducer(field) is None:
             value = right.raw(field, DELETE)
-            if left_only:
+            if left_last is not None:
                 base = self._base(field, bit)
-                writers = self._writers(left_only, right_only, bit)
+                writers = self._writers(left_last, right_only, bit)
                 value = merge_values(base, left.raw(field, DELETE), value, (field,), self._resolver(writers))
                 self.merged.add(field)
         else:
-            value = self._fold(left, right, field, left_only, right_only, bit)
+            value = self._fold(left, right, field, left_last, right_only, bit)
         return left.discard(field) if value is DELETE else left.set(field, value)
 
     def _fold(
@@ -187,22 +190,22 @@ class Join:
         left: ImmutableState,
         right: ImmutableState,
         field: str,
-        left_only: list[Own],
+        left_last: Own | None,
         right_only: list[Own],
         bit: int,
     ) -> Any:
         """Replays updates of a reducer; a reset beside a sibling's update is a conflict: only one can be meant."""
         reset = any(not item.mask >> bit & 1 for item in self.resets.get(field, ()))
-        if left_only and (reset or self._resets(right_only, field)):
+        if left_last is not None and (reset or self._resets(right_only, field)):
             value, base = right.raw(field, DELETE), self._base(field, bit)
             if same(left.raw(field, DELETE), value):
                 return value
-            resolve = self._resolver(self._writers(left_only, right_only, bit))
+            resolve = self._resolver(self._writers(left_last, right_only, bit))
             self.merged.add(field)
             return resolve((field,), base, left.raw(field, DELETE), value)
         value = left.raw(field, DELETE)
         keyed = self._keyed(field)
-        if keyed is not None and left_only:
+        if keyed is not None and left_last is not None:
             return self._by_key(keyed, value, right.raw(field, DELETE), field, right_only, bit)
         for item in right_only:
             value = self._replay(field, value, self.log[item.place].commit.patch[field])
@@ -252,7 +255,7 @@ class Join:
         """The last commit under each key that lies behind a branch before `bit`, and not behind that one."""
         known, found = self.keys.get(field, {}), {}
         for key in keys:
-            last = next((item for item in reversed(known.get(key, ())) if not item.mask >> bit & 1), None)
+            last = last_without(known.get(key, ()), bit)
             if last is not None:
                 found[key] = last
         return found
@@ -373,14 +376,14 @@ class Join:
                     value = self._replay(field, value, patch[field])
         return value
 
-    def _writers(self, left_only: list[Own], right_only: list[Own], bit: int) -> Writers:
+    def _writers(self, left_last: Own, right_only: list[Own], bit: int) -> Writers:
         def find(path: Keys, left: Any, right: Any) -> tuple[int, int]:
             known = self.winners.get(path)
             if known is None or not same(self.resolved[path], left):
                 known = self._left_writer(bit, path, left)
             theirs = [item.place for item in self.first[bit]]
             other = last_writer(self.log, theirs, self.heads[bit : bit + 1], path, right)
-            return left_only[-1].place if known is None else known, right_only[-1].place if other is None else other
+            return left_last.place if known is None else known, right_only[-1].place if other is None else other
 
         return find
 
