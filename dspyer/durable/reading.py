@@ -52,13 +52,9 @@ class Chapter(NamedTuple):
 
     @property
     def status(self) -> str | None:
-        """How it ended: `"completed"`, `"failed"`, `"interrupted"` or `"stopped"`; None if nobody said so."""
-        for row in reversed(self.rows):
-            if row.kind == END:
-                return str(row.head[0])
-            if row.kind in COMMITS or row.kind == RESUME:
-                break
-        return None
+        """How it ended: `"completed"`, `"failed"`, `"interrupted"` or `"stopped"`; None if it has not ended."""
+        end = end_in(reversed(self.rows))
+        return None if end is None else str(end.head[0])
 
     def main(self) -> Iterator[tuple[Row, CommitHead]]:
         """The rows of its own commits, without those of the graphs inside of it."""
@@ -101,6 +97,52 @@ def chapter(store: Store, at: Point) -> Chapter:
     labels = {part.id: str(part.header.get("label", part.id)) for part, _ in parts}
     shapes = {part.id: str(part.header.get("shape", "")) for part, _ in parts}
     return Chapter(parts[0][0], run.parents, tuple(rows), tuple(points), labels, shapes)
+
+
+def end_in(newest: Iterable[Row]) -> Row | None:
+    """The row that says how a run ended; None if it has not ended, or goes on since.
+
+    Args:
+        newest: the rows of the run, newest first.
+    """
+    for row in newest:
+        if row.kind == END:
+            return row
+        if row.kind in COMMITS or row.kind == RESUME:
+            break
+    return None
+
+
+def newest(store: Store, at: Point) -> Iterator[tuple[RunRow, Row]]:
+    """The rows of a run up to one of them, newest first, each with the part of the run that it is in.
+
+    They are read in pages, each twice as long as the one before: what is looked for is mostly among the last few.
+
+    Args:
+        store: where it is kept.
+        at: the row.
+    """
+    run, last, count, given = run_of(store, at.run), at.seq, PAGE, 0
+    while True:
+        while last >= 0:
+            page = store.rows(run.id, max(last - count + 1, 0), last)
+            yield from ((run, row) for row in reversed(page))
+            given += len(page)
+            last, count = last - count, 2 * count
+        if not run.header.get("continues"):
+            return
+        if run.header.get("without") or run.header.get("names"):
+            break
+        (before,) = run.parents
+        run, last = run_of(store, before.run), before.seq
+    whole = chapter(store, at)  # what comes before this part counts in part only, or with other names
+    parts = {name: run_of(store, name) for name in whole.labels}
+    older = list(zip(whole.rows, whole.points, strict=True))[: len(whole.rows) - given]
+    yield from ((parts[point.run], row) for row, point in reversed(older))
+
+
+PAGE = 16
+"""Rows that `newest` reads at first."""
 
 
 def with_items(rows: Sequence[Row], earlier: Callable[[], Sequence[Row]] = tuple) -> list[Row]:

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from dspyer.durable.contents import Written, encode_written
 from dspyer.durable.forms import Decode, Forms
-from dspyer.durable.reading import Chapter, Reader, chapter, run_of, with_items
+from dspyer.durable.reading import Chapter, Reader, Told, chapter, run_of, with_items
 from dspyer.durable.rows import COMMIT, COMMITS, END, CommitHead
 from dspyer.errors import StateError
 from dspyer.state import ImmutableState
-from dspyer.stores.base import Point, Row, Snapshot, Store
+from dspyer.stores.base import Point, Row, RunRow, Snapshot, Store
 from dspyer.stores.content import Content, Fetch, inflated
 
 EVERY = 480
@@ -115,6 +115,8 @@ class Standing(NamedTuple):
         forms: what is known of the forms of earlier states.
         broken: why a commit behind the row cannot be read; "" if all can. State and version are those before it.
         good: the row of the last commit that can be read, if one cannot; None if there is none.
+        pieces: what was read.
+        base: the row of the snapshot behind which that begins; None if it begins with the first run.
     """
 
     state: ImmutableState
@@ -124,6 +126,24 @@ class Standing(NamedTuple):
     forms: Forms
     broken: str = ""
     good: Point | None = None
+    pieces: tuple[Piece, ...] = ()
+    base: Point | None = None
+
+
+class Piece(NamedTuple):
+    """The rows of a run, or those behind a snapshot of it, with what they say.
+
+    Attributes:
+        part: the rows.
+        told: their commits with states; behind a snapshot, the first of them stands for the one of the snapshot.
+        before: the state before them.
+        place: the number of the snapshot's commit among those of the run; None for a run that is there as a whole.
+    """
+
+    part: Chapter
+    told: Told
+    before: ImmutableState
+    place: int | None
 
 
 def standing(reader: Reader, at: Point) -> Standing:
@@ -137,33 +157,87 @@ def standing(reader: Reader, at: Point) -> Standing:
         StoreError: if a run is not there.
     """
     parts, found = _back(reader, at)
-    state, place, forms = ImmutableState(), -1, Forms()
-    if found is not None:
-        _, (state, place), forms = found
-    for number, part in enumerate(parts):
-        cut = not number and found is not None
-        told = reader.tell(_after(part, place) if cut else part, state)
-        state, place = told.resting, told.settled + (place if cut else 0)
-        if told.broken:
-            first = int(part.run.header.get("first", 0)) + place + 1
-            good = _last_good(part, told.settled, cut)
-            return Standing(state, first, parts[-1], len(part.rows), forms, told.broken, good)
-    last = parts[-1]
+    pieces = _told(reader, parts, found)
+    *_, (part, told, _, behind) = pieces
+    place = told.settled + (behind or 0)
+    first = int(part.run.header.get("first", 0)) + place + 1
+    forms = Forms() if found is None else found[2]
+    if told.broken:
+        good = _last_good(part, told.settled, behind is not None)
+        return Standing(told.resting, first, parts[-1], len(part.rows), forms, told.broken, good)
     tail = sum(len(part.rows) for part in parts)
-    return Standing(state, int(last.run.header.get("first", 0)) + place + 1, last, tail, forms)
+    base = None if found is None else found[0]
+    return Standing(told.resting, first, parts[-1], tail, forms, pieces=tuple(pieces), base=base)
 
 
-def _back(reader: Reader, at: Point) -> tuple[list[Chapter], tuple[Point, Rested, Forms] | None]:
-    """The runs behind a row, oldest first, from the last snapshot on."""
+def pieces_before(reader: Reader, base: Point) -> tuple[list[Piece], Point | None]:
+    """What comes before a snapshot, from the snapshot before it on; and the row of that one.
+
+    Args:
+        reader: reads rows.
+        base: the row of the snapshot.
+    """
+    parts, found = _back(reader, base, before=True)
+    return _told(reader, parts, found), None if found is None else found[0]
+
+
+def piece_of(reader: Reader, part: Chapter, found: tuple[Point, Rested, Forms] | None, state: ImmutableState) -> Piece:
+    """A run, or a part of it, with what it says.
+
+    Args:
+        reader: reads rows.
+        part: the rows.
+        found: the snapshot at the first of them; None if the run is there from its beginning.
+        state: the state before them.
+    """
+    place = None if found is None else found[1].place
+    return Piece(part, reader.tell(part if place is None else _after(part, place), state), state, place)
+
+
+def _told(reader: Reader, parts: list[Chapter], found: tuple[Point, Rested, Forms] | None) -> list[Piece]:
+    """What runs that follow each other say, up to the first that cannot be read."""
+    pieces: list[Piece] = []
+    state = ImmutableState() if found is None else found[1].state
+    for number, part in enumerate(parts):
+        piece = piece_of(reader, part, None if number else found, state)
+        pieces.append(piece)
+        state = piece.told.resting
+        if piece.told.broken:
+            break
+    return pieces
+
+
+def behind_snapshot(store: Store, run: RunRow, first: int, last: int) -> Chapter:
+    """The rows of a run from a snapshot on, its own row first.
+
+    Args:
+        store: where they are kept.
+        run: the run.
+        first: the row of the snapshot.
+        last: the last row.
+    """
+    at = Point(run.id, first)
+    rows = tuple(with_items(store.rows(run.id, first, last), partial(_rows_up_to, store, at)))
+    return part_of(run, rows)
+
+
+def part_of(run: RunRow, rows: tuple[Row, ...]) -> Chapter:
+    """Some rows of one part of a run."""
+    header, points = run.header, tuple([Point(run.id, row.seq) for row in rows])
+    labels, shapes = {run.id: str(header.get("label", run.id))}, {run.id: str(header.get("shape", ""))}
+    return Chapter(run, run.parents, rows, points, labels, shapes)
+
+
+def _back(reader: Reader, at: Point, before: bool = False) -> tuple[list[Chapter], tuple[Point, Rested, Forms] | None]:
+    """The runs behind a row, oldest first, from the last snapshot on: with `before`, from the one before the row."""
     store = reader.store
     parts: list[Chapter] = []
     while True:
         run = run_of(store, at.run)
-        found = latest(store, at, reader.decode)
+        found = latest(store, Point(at.run, at.seq - before), reader.decode)
+        before = False
         if found is not None:
-            rows = tuple(with_items(store.rows(run.id, found[0].seq, at.seq), partial(_rows_up_to, store, found[0])))
-            points = tuple([Point(run.id, row.seq) for row in rows])
-            return [Chapter(run, run.parents, rows, points, {}), *reversed(parts)], found
+            return [behind_snapshot(store, run, found[0].seq, at.seq), *reversed(parts)], found
         part = chapter(store, at)
         parts.append(part)
         if not part.parents:
@@ -192,7 +266,8 @@ def _after(part: Chapter, place: int) -> Chapter:
     """The rows of a run from a snapshot on, as rows of a run that begins there: with an empty commit."""
     began, *rest = part.rows
     shifted = [_shifted(row, place) if row.kind in COMMITS else row for row in rest]
-    head = CommitHead("trunk:0", "START", 0, 1, True, (), None, (), 0, 0)
+    name, node = ("", "") if began.kind not in COMMITS else CommitHead.of(began.head)[:2]
+    head = CommitHead(name or "trunk:0", node or "START", 0, 1, True, (), None, (), 0, 0)
     opening = Row(began.seq, COMMIT, head.packed(), Content(Written({}), encode_written))
     ended = [Row(began.seq, END, began.head, began.content)] if began.kind == END else []
     return part._replace(rows=(opening, *ended, *shifted))

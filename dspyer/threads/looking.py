@@ -1,14 +1,14 @@
-"""What a thread says of itself without a look at its states."""
+"""What a thread says of itself without a look at its states: from its last rows, however many there are."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dspyer.bond.tracing import add_tokens
-from dspyer.durable.reading import chapter, chapters
-from dspyer.durable.rows import ANSWER, COMMIT, END, ITEM, JOIN, ONCE, RESUME
-from dspyer.stores.base import Row, Store
+from dspyer.durable.reading import chapters, end_in, newest
+from dspyer.durable.rows import ANSWER, ASK, COMMIT, END, ITEM, JOIN, ONCE, OPEN, RESUME, CommitHead
+from dspyer.stores.base import Point, Row, Store
 from dspyer.threads.owning import is_alive
 
 PROGRESS = (COMMIT, JOIN, ITEM, ONCE, ANSWER, END)
@@ -24,14 +24,50 @@ def status_of(store: Store, thread: str) -> str:
     """
     row = store.thread(thread)
     while row is not None and row.head is not None:
-        found = chapter(store, row.head).status or ("running" if is_alive(row) else None)
-        if found is not None:
-            return found
+        end = last_end(store, row.head)
+        if end is not None:
+            return str(end.head[0])
+        if is_alive(row):
+            return "running"
         now = store.thread(thread)
         if now is None or now.head == row.head:  # its owner has gone without a word
             return "crashed"
         row = now
     return "new"
+
+
+def last_end(store: Store, at: Point) -> Row | None:
+    """The row that says how a run ended; None if it has not ended, or goes on since.
+
+    Args:
+        store: where it is kept.
+        at: its last row.
+    """
+    return end_in(row for _, row in newest(store, at))
+
+
+def questions_in(store: Store, at: Point) -> list[Row]:
+    """The rows of the questions of a run that may be open, and of answers to them, in order.
+
+    A commit after which one branch was live leaves no question open: every execution before it had ended.
+
+    Args:
+        store: where it is kept.
+        at: its last row.
+    """
+    return list(_questions(store, at))[::-1]
+
+
+def _questions(store: Store, at: Point) -> Iterator[Row]:
+    for _, row in newest(store, at):
+        if row.kind in (ASK, ANSWER):
+            yield row
+        elif row.kind == OPEN:
+            return
+        elif row.kind in (COMMIT, JOIN):
+            head = CommitHead.of(row.head)
+            if head.settled and not head.scope:
+                return
 
 
 def usage_of(store: Store, thread: str) -> dict[str, dict[str, Any]]:
@@ -52,7 +88,7 @@ def usage_of(store: Store, thread: str) -> dict[str, dict[str, Any]]:
 
 
 def resumes(rows: Sequence[Row]) -> int:
-    """How often a run was taken up since it last came further.
+    """How often a run was resumed since it last came further.
 
     Args:
         rows: of the run.

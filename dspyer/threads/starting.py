@@ -27,7 +27,7 @@ from dspyer.threads.answering import given_answers
 from dspyer.threads.changes import AllowChanged
 from dspyer.threads.earlier import Read, earlier_runs
 from dspyer.threads.fitting import Fitting
-from dspyer.threads.looking import resumes
+from dspyer.threads.looking import questions_in, resumes
 from dspyer.threads.owning import LEASE, busy, is_alive, leases, new_owner
 from dspyer.threads.rest import Rest
 from dspyer.threads.shape import Shape
@@ -107,7 +107,7 @@ class Starter:
         if row is None or row.head is None:
             return ()
         memo = Memo()
-        memo.read(chapter(self.store, row.head).rows, self.reader.fetch, self.reader.decode)
+        memo.read(questions_in(self.store, row.head), self.reader.fetch, self.reader.decode)
         return memo.open()
 
     def before(self, of: Chapter) -> tuple[ImmutableState, int]:

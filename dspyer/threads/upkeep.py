@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from dspyer.durable.contents import Written, encode_written
 from dspyer.durable.forms import Forms
-from dspyer.durable.reading import Reader, chapter, run_of
+from dspyer.durable.reading import Reader, run_of
 from dspyer.durable.replaying import written_of
 from dspyer.durable.rows import COMMITS, END, OPEN
 from dspyer.durable.snapshots import Rested, snapshot
@@ -16,6 +16,7 @@ from dspyer.errors import ConcurrentRunError, ThreadError
 from dspyer.redacting import HIDDEN, Redaction
 from dspyer.stores.base import Change, Row, Swept, ThreadRow
 from dspyer.threads.exporting import export, load, read
+from dspyer.threads.looking import last_end
 from dspyer.threads.owning import busy, is_alive
 from dspyer.threads.past import Past
 
@@ -52,9 +53,8 @@ class Upkeep(Past):
         row = self._starter.store.thread(self.name)
         if row is None or row.head is None:
             return ()
-        last = chapter(self._starter.store, row.head)
-        end = next((row for row in reversed(last.rows) if row.kind == END), None)
-        if last.status is None or end is None or end.content is None:
+        end = last_end(self._starter.store, row.head)
+        if end is None or end.content is None:
             return ()
         found = end.content.value(self._starter.store.blobs, lambda plain: plain)
         return tuple([_failure(one) for one in found])
