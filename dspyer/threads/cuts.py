@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from secrets import token_hex
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ class Cut(NamedTuple):
         run: its run up to there; what executions without a commit up to there have left behind is not in it.
         point: the last row that counts.
         gone: spans of the rows before it that do not.
-        number: which of the thread's commits it is; -1 if it has none.
+        number: which of the thread's commits it is; -1 for the last one.
         inside: whether it is inside of a run, and something is left to be done.
     """
 
@@ -76,10 +76,10 @@ def cut_at(starter: Starter, listed: Listed, version: int | str) -> Cut:
     return Cut(whole._replace(rows=tuple(left), points=points), points[-1], gone, number, True)
 
 
-def cut_here(starter: Starter, listed: Listed, head: Point) -> Cut:
+def cut_here(starter: Starter, head: Point) -> Cut:
     """A thread as it stands, with all that is left to be done."""
     whole = chapter(starter.store, head)
-    return Cut(whole, head, [], len(listed.commits) - 1, whole.status != "completed")
+    return Cut(whole, head, [], -1, whole.status != "completed")
 
 
 def _commit_rows(of: Chapter) -> list[int]:
@@ -94,8 +94,13 @@ def memo_of(starter: Starter, cut: Cut) -> Memo:
     return memo
 
 
-def lone_branch(starter: Starter, listed: Listed, cut: Cut) -> Branch:
+def lone_branch(starter: Starter, listed: Callable[[], Listed], cut: Cut) -> Branch:
     """The only live branch of an open run.
+
+    Args:
+        starter: of the thread.
+        listed: gives the commits of the thread that the run is from.
+        cut: where the run stands.
 
     Raises:
         ThreadError: if several branches are live, with the nearest versions at which only one was.
@@ -105,7 +110,7 @@ def lone_branch(starter: Starter, listed: Listed, cut: Cut) -> Branch:
     if len(branches) != 1:
         raise ThreadError(
             f"{len(branches)} branches of thread {starter.thread!r} are live there, and a change by hand must be one "
-            f"that all of them share. {nearest(listed, cut.number)}"
+            f"that all of them share. {nearest(listed(), cut.number)}"
         )
     (branch,) = branches
     if branch.head < 0:
@@ -134,7 +139,7 @@ def _heads(cut: Cut) -> list[tuple[Any, ...]]:
 
 def nearest(listed: Listed, number: int) -> str:
     """The versions nearest to a commit at which one branch was live, as an error names them."""
-    history = listed.history
+    history, number = listed.history, number % len(listed.commits)
 
     def lone(other: int) -> bool:
         commit = listed.commits[other]
@@ -181,12 +186,14 @@ def at_rest(starter: Starter, rest: Rest, parents: tuple[Point, ...], patch: Map
     return ByHand(RunRow(token_hex(16), starter.thread, parents, starter.header(rest.first, label)), drafts)
 
 
-def within(starter: Starter, listed: Listed, cut: Cut, label: str, patch: Mapping[str, Any]) -> list[Draft]:
+def within(
+    starter: Starter, listed: Callable[[], Listed], cut: Cut, label: str, patch: Mapping[str, Any]
+) -> list[Draft]:
     """The rows of a commit by hand in an open run, between its last commit and the node that comes next.
 
     Args:
         starter: of the thread.
-        listed: the commits of the thread that the run is from.
+        listed: gives the commits of the thread that the run is from.
         cut: where the run stands.
         label: the name of the run for people.
         patch: the change.

@@ -18,6 +18,7 @@ from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Store, ThreadRow
 from dspyer.threads.decoding import Unnamed, decoder
 from dspyer.threads.known import Known
+from dspyer.threads.paging import Pages, cut_out
 from dspyer.threads.shape import shape_of
 from dspyer.threads.starting import Starter
 
@@ -57,10 +58,18 @@ class Past:
         shape = shape_of(program)
         reader = Reader(guarded_store, schema, decoder(schema), shape.id)
         self._known = Known(reader, name)
+        self._pages = Pages(reader, name)
         self._starter = Starter(program.graph, guarded_store, name, reader, shape, self._known.behind)
 
-    def history(self, inside: int | str | None = None) -> list[Commit]:
-        """Every commit of the thread, over all its runs: who changed what, and when.
+    def history(
+        self,
+        inside: int | str | None = None,
+        *,
+        first: int | None = None,
+        count: int | None = None,
+        newest: bool = False,
+    ) -> list[Commit]:
+        """The commits of the thread, over all its runs: who changed what, and when. All of them, or a page.
 
         They come run by run in canonical order, with versions from 0 on. Commits of forks that have not joined have no
         version and come last in their run, and what was abandoned stays. An id names the run too, `"t-42.1/trunk:3"`,
@@ -70,9 +79,18 @@ class Past:
         Args:
             inside: version or id of the commit of a node that is a graph itself: lists the commits inside of that
                 node. For a node that has not finished, the id that its commit will have.
+            first: the version of the first commit of the page; by default that of the oldest, or with `newest` of the
+                newest commit.
+            count: how many commits the page has at most. Only they are read, and what leads from the snapshot before
+                them to them.
+            newest: lists them newest first.
 
         Returns:
             The commits.
+
+        Raises:
+            ThreadError: for a page of the commits inside of a node, or one of less than one commit.
+            LookupError: if `inside` is a version that there is not.
 
         Example:
             >>> from dspyer import END, START, Graph
@@ -82,9 +100,17 @@ class Past:
             ...     _ = t.run({"word": word})
             >>> [(commit.version, commit.id, commit.node) for commit in t.history()][1:3]
             [(1, 't-42.1/trunk:1', 'tag'), (2, 't-42.2/trunk:0', 'START')]
+            >>> [commit.version for commit in t.history(count=2, newest=True)]
+            [3, 2]
         """
-        listed = self._known.listed()
-        return list(listed.commits) if inside is None else self._inside(listed, inside)
+        if inside is not None:
+            if first is not None or count is not None or newest:
+                raise ThreadError("the commits inside of a node have no pages: take inside= alone")
+            return self._inside(inside)
+        if count is not None and count < 1:
+            raise ThreadError(f"count={count}: a page of a history has at least one commit")
+        page = None if count is None else self._pages.page(first, count, newest)
+        return cut_out(list(self._known.listed().commits), first, count, newest) if page is None else page
 
     def at(self, version: int | str) -> ImmutableState:
         """The state after a commit; inside a fork, the state of that commit's branch.
@@ -95,8 +121,11 @@ class Past:
         Raises:
             LookupError: if there is no such commit.
         """
-        listed = self._around(version)
-        return listed.state(listed.number(version))
+        state = self._pages.at(version)
+        if state is None:
+            listed = self._around(version)
+            state = listed.state(listed.number(version))
+        return state
 
     def diff(self, first: Moment, second: Moment) -> dict[str, Any]:
         """The smallest patch that turns one state into another.
@@ -119,6 +148,9 @@ class Past:
             LookupError: if nothing has written there.
         """
         keys: tuple[Any, ...] = tuple(path.split(".")) if isinstance(path, str) else tuple(path)
+        found = self._pages.blame(keys)
+        if found is not None:
+            return found
         listed, log = self._known.listed(), self._known.history.log
         rest = [] if listed.rest is None else [listed.rest]
         state = self._known.history.state(listed.rest)
@@ -203,9 +235,16 @@ class Past:
                     return other
         return listed
 
-    def _inside(self, listed: Listed, version: int | str) -> list[Commit]:
-        outer = listed.commits[listed.number(version)].id if isinstance(version, int) else version
-        store = self._starter.store
+    def _id_of(self, version: int) -> str:
+        page = self.history(first=version, count=1)
+        if page and page[0].version == version:
+            return page[0].id
+        listed = self._known.listed()
+        return listed.commits[listed.number(version)].id
+
+    def _inside(self, version: int | str) -> list[Commit]:
+        outer = self._id_of(version) if isinstance(version, int) else version
+        listed, store = self._known.listed(), self._starter.store
         found: list[Commit] = []
         for part in chapters(store, listed.heads):
             for label in dict.fromkeys(part.labels.values()):  # names of threads may hold any character: no splitting

@@ -84,9 +84,16 @@ class Starter:
     def rest(self) -> Rest:
         """What the thread has come to."""
         row = self.store.thread(self.thread) or ThreadRow(self.thread, None, 0)
-        if row.head is None:
-            return Rest(row, None, ImmutableState(), 0)
-        found = standing(self.reader, row.head)
+        return Rest(row, None, ImmutableState(), 0) if row.head is None else self.rest_at(row, row.head)
+
+    def rest_at(self, row: ThreadRow, at: Point) -> Rest:
+        """A thread that goes on from a row.
+
+        Args:
+            row: the thread.
+            at: the row.
+        """
+        found = standing(self.reader, at)
         end = found.tail, found.forms, found.broken, found.good
         return Rest(row, found.last, found.state, found.first, *end)
 

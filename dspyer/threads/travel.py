@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Self
 
-from dspyer.durable.history import History, Listed
+from dspyer.durable.history import History
 from dspyer.durable.memo import Memo
 from dspyer.durable.rows import Draft, end_draft, resume_draft
 from dspyer.errors import ThreadError
@@ -18,6 +18,7 @@ from dspyer.request import Request
 from dspyer.run import Run
 from dspyer.running.observing import log_conflict
 from dspyer.scheduler.joining import Deciding
+from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Point, RunRow, Snapshot, ThreadRow
 from dspyer.threads.claiming import Claim
 from dspyer.threads.cuts import ByHand, at_rest, cut_at, cut_here, in_the_name_of, lone_branch, within
@@ -56,28 +57,29 @@ class Travel(Past):
             LookupError: if there is no such commit.
             NodeOutputError: if the patch does not fit the schema.
         """
-        store, listed = self._starter.store, self._known.listed() if at is None else self._around(at)
-        twin = type(self)(self._program, self._store, to)
+        store, twin = self._starter.store, type(self)(self._program, self._store, to)
+        row = store.thread(self.name)
         if store.thread(to) is not None:
             raise ThreadError(f"there is a thread {to!r} already: take another name, or merge with t.merge(...)")
-        if not listed.heads:
+        if row is None or row.head is None:
             raise ThreadError(f"thread {self.name!r} has no run yet: there is nothing to copy")
-        root, starter = self._known.root, twin._starter
-        cut = cut_here(starter, listed, listed.heads[0]) if at is None else cut_at(starter, listed, at)
-        rest = Rest(ThreadRow(to, None, 0, root=root), None, self._known.history.state(listed.rest), 0)
-        if cut.inside and (at is not None or patch is not None):
+        starter, new = twin._starter, ThreadRow(to, None, 0, root=row.root)
+        if at is None and patch is None:
+            store.write(Change(to, 0, head=row.head, root=row.root, flush=True))
+            return twin
+        cut = cut_here(starter, row.head) if at is None else cut_at(starter, self._around(at), at)
+        rest = Rest(new, None, ImmutableState(), 0)
+        if cut.inside:
             part = starter.next_part(rest, cut.run.run, cut.point, cut.gone)
             drafts = [end_draft("stopped", None, ())]
             if patch is not None:
-                drafts = within(starter, listed, cut, part.header["label"], patch)
-            self._write(rest.row, ByHand(part, drafts), to)
+                drafts = within(starter, self._known.listed, cut, part.header["label"], patch)
+            self._write(new, ByHand(part, drafts), to)
         elif patch is not None:
-            number = cut.number
-            first = 1 + max([commit.version for commit in listed.commits[: number + 1] if commit.version is not None])
-            rest = rest._replace(state=listed.state(number), first=first)
-            self._write(rest.row, at_rest(starter, rest, (cut.point,), patch), to)
+            rest = starter.rest_at(new, cut.point)
+            self._write(new, at_rest(starter, rest, (cut.point,), patch), to)
         else:
-            store.write(Change(to, 0, head=cut.point, root=root, flush=True))
+            store.write(Change(to, 0, head=cut.point, root=row.root, flush=True))
         return twin
 
     def rerun(self, from_version: int | str, *, resources: Resources = None, take_over: bool = False) -> Run:
@@ -130,20 +132,19 @@ class Travel(Past):
             NodeOutputError: if the patch does not fit the schema.
         """
         rest = self._unowned()
-        starter, listed = self._starter, self._known.listed()
-        head = rest.row.head
+        starter, head = self._starter, rest.row.head
         parents = () if head is None else (head,)
         if as_node is not None:
             if head is not None and rest.open:
-                self._check_alone(listed, head)
+                lone_branch(starter, self._known.listed, cut_here(starter, head))
             self._write(rest.row, in_the_name_of(starter, rest, parents, patch, as_node), self.name)
         elif head is None or not rest.open:
             self._write(rest.row, at_rest(starter, rest, parents, patch), self.name)
         else:
-            cut = cut_here(starter, listed, head)
-            drafts = within(starter, listed, cut, starter.label(rest), patch)
+            cut = cut_here(starter, head)
+            drafts = within(starter, self._known.listed, cut, starter.label(rest), patch)
             self._write(rest.row, ByHand(starter.next_part(rest, cut.run.run, head), drafts), self.name)
-        return self._known.listed().commits[-1]
+        return self.history(count=1, newest=True)[0]
 
     def merge(self, other: Self, *, base: Moment | None = None, policy: object = None) -> Commit | None:
         """Brings what another thread has done into this one. Both must be at rest; the other one stays as it is.
@@ -280,9 +281,6 @@ class Travel(Past):
         if rest.broken:
             raise rest.broken_error()
         return rest
-
-    def _check_alone(self, listed: Listed, head: Point) -> None:
-        lone_branch(self._starter, listed, cut_here(self._starter, listed, head))
 
     def _write(self, row: ThreadRow, by_hand: ByHand, thread: str, snapshot: Snapshot | None = None) -> None:
         run = by_hand.run

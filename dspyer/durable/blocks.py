@@ -1,0 +1,318 @@
+"""Parts of a history, each read from the snapshot before it: no more is read than is asked for.
+
+A commit has a *number* here: the versions before its run and its place in the run. So numbers count on over all runs,
+and a commit has a higher one than those that it builds on. It is the version of the commit, save that inside a fork
+versions count in canonical order, and numbers in order of arrival.
+
+Nothing here knows histories that were merged: there a part is `None`, and the whole history has to be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property, partial
+from typing import NamedTuple
+
+from dspyer.durable.forms import Forms
+from dspyer.durable.history import PRUNED
+from dspyer.durable.reading import Chapter, Reader, Told, chapter, newest, run_of, with_items
+from dspyer.durable.rows import COMMITS, OPEN, CommitHead
+from dspyer.durable.snapshots import EVERY, Piece, Rested, latest, part_of, piece_of, pieces_before, standing
+from dspyer.events import Commit
+from dspyer.scheduler.lineage import Entry
+from dspyer.scheduler.topology import START
+from dspyer.state import ImmutableState
+from dspyer.stores.base import Point, Row, RunRow, Store
+
+Found = tuple[Point, Rested, Forms]
+"""A snapshot: its row, and what the run had come to there."""
+
+PAGE = 64
+"""Rows that are read at once, at first; then twice as many."""
+
+
+class Block:
+    """Commits that follow each other: all from a snapshot, or from the first run, up to a row.
+
+    Args:
+        reader: reads rows.
+        pieces: the rows with what they say.
+        base: the row that they begin behind; None if they begin with the first run.
+        root: the row at which the history begins, if older history was pruned.
+
+    Attributes:
+        base: the same.
+        first: the number of its first commit.
+        state: the state before that.
+        line: the commits in the order of their numbers. Parents and winners are numbers too; ids name the runs.
+        shapes: for each of them, the ids of the fingerprints of the graphs that made its run.
+        whole: whether all of it can be read, and comes from one history; if not, nothing else of it counts.
+    """
+
+    def __init__(self, reader: Reader, pieces: list[Piece], base: Point | None, root: Point | None = None) -> None:
+        self.base = base
+        self._root = root
+        self.line: list[Entry] = []
+        self.shapes: list[frozenset[str]] = []
+        self.state = pieces[0].before
+        self.first = _first(pieces[0])
+        self._reader = reader
+        self._pieces = pieces
+        self.whole = all(self._add(piece) for piece in pieces)
+
+    def _add(self, piece: Piece) -> bool:
+        part, told, _, place = piece
+        if told.broken or len(part.parents) > 1 or _first(piece) != self.end:
+            return False
+        begins = _first(piece) - (place is not None)  # the number of its first entry
+        names, shapes = _names(part, told), frozenset(part.shapes.values())
+        for index, entry in enumerate(told.entries[: told.settled + 1]):
+            if place is None or index:
+                parents = tuple([begins + parent for parent in entry.parents]) or ((begins - 1,) if begins else ())
+                winners = {path: begins + winner for path, winner in entry.winners.items()}
+                commit = entry.commit._replace(id=names[index])
+                self.line.append(entry._replace(commit=commit, parents=parents, winners=winners))
+                self.shapes.append(shapes)
+        return True
+
+    @property
+    def end(self) -> int:
+        """The number after its last commit."""
+        return self.first + len(self.line)
+
+    @cached_property
+    def commits(self) -> list[Commit]:
+        """The commits as people read them: in canonical order, with versions. Those of forks that have not joined come
+        last in their run, without a version.
+        """
+        found: list[Commit] = []
+        last = self._tip()
+        for piece in self._pieces:
+            part, told, _, place = piece
+            names, cut = _names(part, told), place is not None
+            own: list[Commit] = []
+            for index, entry in enumerate(told.entries):
+                before = [names[parent] for parent in entry.parents] or ([last] if last else [])
+                own.append(entry.commit._replace(id=names[index], parents=tuple(before)))
+            found += _in_order(own[cut:], told.settled + 1 - cut, _first(piece))
+            last = names[told.settled] if told.settled >= 0 and (not cut or told.settled) else last
+        return found
+
+    @cached_property
+    def states(self) -> Mapping[str, ImmutableState]:
+        """The state after each of the commits, by id."""
+        found: dict[str, ImmutableState] = {}
+        for part, told, _, place in self._pieces:
+            names = _names(part, told)
+            found |= {names[index]: entry.state for index, entry in enumerate(told.entries) if place is None or index}
+        return found
+
+    def _tip(self) -> str:
+        """The id of the commit before the first one; "" if there is none."""
+        part, _, _, place = self._pieces[0]
+        if place is not None:
+            return tip_of(self._reader.store, part.points[0], self._root)
+        return tip_of(self._reader.store, part.parents[0], self._root) if part.parents else ""
+
+
+def _first(piece: Piece) -> int:
+    """The number of the first commit of a piece."""
+    return int(piece.part.run.header.get("first", 0)) + (0 if piece.place is None else piece.place + 1)
+
+
+def _names(part: Chapter, told: Told) -> list[str]:
+    """The ids of the commits of a run, with the name of the run in front."""
+    runs = [
+        point.run
+        for number, (row, point) in enumerate(zip(part.rows, part.points, strict=True))
+        if not number or (row.kind in COMMITS and not CommitHead.of(row.head).scope)
+    ]
+    if len(runs) > len(told.entries):  # the first row is no commit
+        runs = runs[1:]
+    return [f"{part.labels.get(run, run)}/{entry.commit.id}" for run, entry in zip(runs, told.entries, strict=True)]
+
+
+def _in_order(found: list[Commit], settled: int, first: int) -> list[Commit]:
+    """The commits of a run in canonical order, with versions as far as they have any."""
+    known = sorted(found[:settled], key=lambda commit: (commit.step, commit.branch))
+    others = sorted(found[settled:], key=lambda commit: (commit.step, commit.branch))
+    return [
+        *[commit._replace(version=first + number) for number, commit in enumerate(known)],
+        *[commit._replace(version=None) for commit in others],
+    ]
+
+
+def tip_of(store: Store, at: Point, root: Point | None = None) -> str:
+    """The id of the last commit up to a row after which one branch was live; "" if there is none.
+
+    Args:
+        store: where the row is kept.
+        at: the row.
+        root: the row at which the history begins, if older history was pruned.
+    """
+    while True:
+        run, row = run_of(store, at.run), None
+        if at == root:
+            return f"{run.header.get('label', run.id)}/{PRUNED}"
+        for run, row in newest(store, at):
+            head = CommitHead.of(row.head) if row.kind in COMMITS else None
+            if head is not None and head.settled and not head.scope:
+                return f"{run.header.get('label', run.id)}/{head.id}"
+        if row is not None and row.kind == OPEN and row.head[0] != START:
+            return f"{run.header.get('label', run.id)}/trunk:0"  # made in the name of a node, and not resumed yet
+        if not run.parents:
+            return ""
+        at = run.parents[0]
+
+
+class Span(NamedTuple):
+    """A run of a history.
+
+    Attributes:
+        at: its last row there.
+        run: its newest part.
+        begun: its oldest part.
+    """
+
+    at: Point
+    run: RunRow
+    begun: RunRow
+
+    @property
+    def first(self) -> int:
+        """The number of its first commit."""
+        return int(self.run.header.get("first", 0))
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        """The names of its newest and of its oldest part."""
+        return str(self.run.header.get("label", "")), str(self.begun.header.get("label", ""))
+
+
+def spans(store: Store, head: Point | None) -> Iterator[Span]:
+    """The runs behind a row, newest first, up to one that goes on from several.
+
+    Args:
+        store: where they are kept.
+        head: the row.
+    """
+    known: dict[str, RunRow] = {}
+    at = head
+    while at is not None:
+        run = begun = known.get(at.run) or run_of(store, at.run)
+        while begun.header.get("continues"):
+            begun = known.get(begun.parents[0].run) or run_of(store, begun.parents[0].run)
+        yield Span(at, run, begun)
+        if run.thread and run.id not in known:  # who looks further back needs more of them
+            known |= {other.id: other for other in store.runs(run.thread)}
+        at = begun.parents[0] if len(begun.parents) == 1 else None
+
+
+def block_around(reader: Reader, at: Span, number: int, count: int = 1, root: Point | None = None) -> Block:
+    """The commits around a number: from the nearest snapshot up to a moment at which one branch was live, or the end.
+
+    Args:
+        reader: reads rows.
+        at: the run.
+        number: the number of one of its commits.
+        count: how many commits from there on are wanted.
+        root: the row at which the history begins, if older history was pruned.
+    """
+    store, run = reader.store, at.run
+    if run.header.get("continues"):
+        part = chapter(store, at.at)
+        state = standing(reader, part.parents[0]).state if part.parents else ImmutableState()
+        return Block(reader, [piece_of(reader, part, None, state)], part.parents[0] if part.parents else None, root)
+    wanted = number - at.first
+    found = _snapshot_before(reader, run.id, wanted, at.at.seq)
+    place, begin = (-1, 0) if found is None else (found[1].place, found[0].seq)
+    rows = _rows_until(store, Point(run.id, begin), at.at.seq, wanted + count - 1 - place, found is not None)
+    earlier = partial(store.rows, run.id, 0, begin)
+    part = part_of(run, tuple(with_items(rows, earlier)))
+    if found is not None:
+        return Block(reader, [piece_of(reader, part, found, found[1].state)], found[0], root)
+    state = standing(reader, run.parents[0]).state if run.parents else ImmutableState()
+    return Block(reader, [piece_of(reader, part, None, state)], None, root)
+
+
+def _snapshot_before(reader: Reader, run: str, wanted: int, last: int) -> Found | None:
+    """The last snapshot that comes before the commit of some number of a run; None if there is none.
+
+    That commit is in the row of its number at the earliest, and in the next one if the run has made nothing but
+    commits of its own. Where other rows lie between, it is looked for by halves.
+    """
+    low, high = min(wanted - 1, last), last
+    best = latest(reader.store, Point(run, low), reader.decode)
+    near = reader.store.rows(run, wanted + 1, wanted + 1)
+    head = CommitHead.of(near[0].head) if near and near[0].kind in COMMITS else None
+    if head is not None and not head.scope and head.step == wanted:
+        return best
+    while high - low > EVERY:
+        middle = (low + high) // 2
+        found = latest(reader.store, Point(run, middle), reader.decode)
+        if found is not None and found[1].place >= wanted:
+            high = min(found[0].seq, middle - 1)
+        else:
+            low, best = middle, found or best
+    return best
+
+
+def _rows_until(store: Store, begin: Point, last: int, commits: int, behind: bool) -> list[Row]:
+    """The rows of a run from one on, until it has had some commits, and one branch is live.
+
+    Args:
+        store: where they are kept.
+        begin: the first row.
+        last: the last one.
+        commits: how many commits.
+        behind: whether the first row does not count: that of a snapshot.
+    """
+    rows: list[Row] = store.rows(begin.run, begin.seq, begin.seq) if behind else []
+    first, count = begin.seq + len(rows), PAGE
+    while first <= last:
+        for row in store.rows(begin.run, first, min(first + count - 1, last)):
+            rows.append(row)
+            head = CommitHead.of(row.head) if row.kind in COMMITS else None
+            if head is not None and not head.scope:
+                commits -= 1
+                if head.settled and commits <= 0:
+                    return rows
+        first, count = first + count, 2 * count
+    return rows
+
+
+class Line:
+    """The commits behind a row by their numbers, as far back as one history goes. What is asked for is read, in blocks.
+
+    Args:
+        reader: reads rows.
+        newest: the block up to the row.
+        root: the row at which the history begins, if older history was pruned.
+    """
+
+    def __init__(self, reader: Reader, newest: Block, root: Point | None) -> None:
+        self._reader = reader
+        self._root = root
+        self._blocks = [newest]
+
+    def block(self, number: int) -> Block | None:
+        """The block of a commit; None where it cannot be read so: before two histories were merged, or pruned history.
+
+        Args:
+            number: the number of the commit.
+        """
+        while self._blocks[-1].first > number:
+            last = self._blocks[-1]
+            if last.base is None or last.base == self._root:
+                return None
+            earlier = Block(self._reader, *pieces_before(self._reader, last.base), self._root)
+            if not earlier.whole or earlier.end != last.first:
+                return None
+            self._blocks.append(earlier)
+        return next(block for block in self._blocks if block.first <= number)
+
+    def __getitem__(self, number: int, /) -> Entry:
+        block = self.block(number)
+        if block is None:
+            raise LookupError(number)
+        return block.line[number - block.first]
