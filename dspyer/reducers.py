@@ -313,7 +313,7 @@ def _without_key(value: FrozenDict[Any, Any], key: Any) -> FrozenDict[Any, Any]:
 
 
 EMPTY_LIST: FrozenList[Any] = FrozenList()
-ONE_ITEM = "append takes one item; for a list of items give the field reducers.extend"
+ONE_ITEM = "it takes one item at a time; return Updates(*items) for several, or give the field reducers.extend"
 
 BY_KEY = Keyed(_value_of, FrozenDict, _without_key)
 BY_ID = Keyed(messages.find, messages.made, messages.without)
@@ -322,6 +322,7 @@ patch = Reducer("patch", apply_value, folds=False)
 replace = Reducer("replace", _replace, folds=False)
 append = Reducer("append", _append, EMPTY_LIST, _accept, _item_of("append"), hint=ONE_ITEM, parts=_one, grows=True)
 extend = Reducer("extend", _extend, EMPTY_LIST, _check_extend, _extend_type, parts=_each, grows=True)
+log = Reducer("log", _append, EMPTY_LIST, _accept, _item_of("log"), hint=ONE_ITEM, parts=_one, keeps=True, grows=True)
 update = Reducer(
     "update", _update, FrozenDict(), _check_update, _update_type, parts=_by_key, shape="keys", keyed=BY_KEY
 )
@@ -360,6 +361,19 @@ max = Reducer("max", _greater, DELETE, _accept, without_none)  # noqa: A001
 BUILT_IN: Mapping[str, Reducer] = types.MappingProxyType(
     {
         each.name: each
-        for each in (patch, replace, append, extend, update, increment, union, add_messages, conversation, min, max)
+        for each in (
+            patch,
+            replace,
+            append,
+            log,
+            extend,
+            update,
+            increment,
+            union,
+            add_messages,
+            conversation,
+            min,
+            max,
+        )
     }
 )

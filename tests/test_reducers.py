@@ -48,6 +48,7 @@ said = st.builds(lambda key: {"id": key, "role": "user", "content": key}, words)
 
 ROWS = [
     Row(reducers.append, st.lists(words), words),
+    Row(reducers.log, st.lists(words), words),
     Row(reducers.extend, st.lists(words), st.lists(words), [], regroups=True),
     Row(reducers.update, st.dictionaries(words, numbers), st.dictionaries(words, numbers), {}, regroups=True),
     Row(reducers.increment, numbers, numbers, 0, regroups=True),

@@ -206,6 +206,10 @@ class Blueprint:
         for word, names in (("before", self.interrupt_before), ("after", self.interrupt_after)):
             if names:
                 lines.append(f"  stops {word} {', '.join(name for name in self.nodes if name in names)}")
+        lines.extend(
+            f"  several writers: {written} is written by {', '.join(writers)}; the last one's value stays"
+            for written, writers in self._shared_fields().items()
+        )
         unknown = [name for name, node in self.nodes.items() if node.writes is None]
         if unknown:
             lines.append(
@@ -213,6 +217,16 @@ class Blueprint:
                 "are found when they happen; declare it with writes=[...]"
             )
         return "\n".join(lines)
+
+    def _shared_fields(self) -> dict[str, list[str]]:
+        """The fields in which the value of one node takes the place of another one's, with their writers."""
+        schema = self.topology.schema
+        folded = {name for name, found in schema.fields.items() if found.reducer is not None or found.merges}
+        writers: dict[str, list[str]] = {}
+        for name, node in self.nodes.items():
+            for written in (node.writes or {}).values():
+                writers.setdefault(written, []).append(name)
+        return {written: names for written, names in writers.items() if len(names) > 1 and written not in folded}
 
     def to_mermaid(self) -> str:
         """The graph as Mermaid text: routes are labelled, edges that go back are dashed.

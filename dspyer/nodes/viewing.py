@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from dspyer.errors import suggestion
 from dspyer.nodes.callables import class_of, members
-from dspyer.reducers import without_none
+from dspyer.reducers import conversation, without_none
 from dspyer.schema import Schema
 from dspyer.views import Entry, Form, View
 
@@ -179,4 +179,4 @@ def history_problems(view: View, annotation: Any, name: str, schema: Schema, who
 def is_conversation(name: str, schema: Schema) -> bool:
     """Whether a field holds messages that only grow."""
     reducer = schema.reducer(name)
-    return reducer is not None and reducer.keeps
+    return reducer is not None and reducer.name == conversation.name

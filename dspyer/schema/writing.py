@@ -59,10 +59,12 @@ class Write(NamedTuple):
             raise self._refusal(field, update, str(refusal)) from None
 
     def _check_kept(self, field: Field, update: Any) -> None:
+        assert field.reducer is not None  # which keeps what is there
         for one in update.updates if isinstance(update, Updates) else (update,):
             if one is DELETE or isinstance(one, Replace):
                 raise NodeOutputError(
-                    f"{self.author} field {field.name!r} anew, whose messages are never removed: return new ones alone"
+                    f"{self.author} field {field.name!r} anew, whose entries are never removed (reducer "
+                    f"{field.reducer.name!r}): return new ones alone"
                 )
 
     def _refusal(self, field: Field, update: Any, why: str) -> DspyerError:

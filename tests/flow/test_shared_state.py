@@ -9,7 +9,7 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Context, Graph, Run, Updates, errors, events, limit, reducers, view
+from dspyer import DELETE, END, START, Context, Graph, Replace, Run, Updates, errors, events, limit, reducers, view
 from dspyer.testing import ScriptedLM
 
 
@@ -206,6 +206,42 @@ def test_two_writers_of_one_field_at_once_are_warned_about() -> None:
     graph.add_edge(START, ["ann", "bob"]).add_edge(["ann", "bob"], "end").add_edge("end", END)
     with pytest.raises(errors.GraphError, match=r"'ann' and 'bob'|'answer'"):
         graph.compile()
+
+
+def test_several_writers_of_one_plain_field_are_listed() -> None:
+    """S003-13: one after the other, the last one's value stays, and `explain()` says who they are."""
+    graph = Graph(Board).add_node("ann", lambda: {"answer": "a", "findings": []}, writes=["answer", "findings"])
+    graph.add_node("bob", lambda: {"answer": "b", "findings": []}, writes=["answer", "findings"])
+    text = graph.add_path(START, "ann", "bob", END).compile().graph.explain()
+    assert "several writers: answer is written by ann, bob; the last one's value stays" in text
+    assert "findings is written by" not in text
+
+
+class Observed(BaseModel):
+    events: Annotated[list[str], reducers.log] = []
+    plain: Annotated[list[str], reducers.append] = []
+
+
+@pytest.mark.parametrize("update", [Replace([]), DELETE, Updates("a", DELETE)], ids=str)
+def test_a_log_only_grows(update: Any) -> None:
+    """S004-2: an append channel refuses what would remove entries; parallel entries are all kept."""
+    graph = Graph(Observed, inputs=["events"], outputs=["events"])
+    graph.add_node("ann", lambda: {"events": "a"}, writes=["events"])
+    graph.add_node("bob", lambda: {"events": Updates("b", "c")}, writes=["events"])
+    graph.add_node("end", lambda: None, writes=[])
+    graph.add_edge(START, ["ann", "bob"]).add_edge(["ann", "bob"], "end").add_edge("end", END)
+    assert graph.compile().run({"events": "start"}).state["events"] == ["start", "a", "b", "c"]
+    erasing = Graph(Observed, inputs=["events"]).add_node("eve", lambda: {"events": update}, writes=["events"])
+    run = erasing.add_path(START, "eve", END).compile().run({"events": "start"})
+    assert isinstance(run.error, errors.NodeOutputError)
+    assert "node 'eve' writes field 'events' anew, whose entries are never removed (reducer 'log')" in str(run.error)
+
+
+def test_the_sizes_of_a_state_can_be_read() -> None:
+    """S004-6: by field, and in total."""
+    state = solo(lambda: {"answer": "ä"}, {}, writes=["answer"]).state
+    assert state.sizes()["answer"] == len('"ä"'.encode())
+    assert abs(sum(state.sizes().values()) - len(state.to_json().encode())) < 40 * len(state)
 
 
 def test_what_views_read_is_recorded_on_demand() -> None:
