@@ -16,6 +16,7 @@ import dspy
 from dspy.utils.exceptions import AdapterParseError
 
 from dspyer.bond.paths import parts_with_paths
+from dspyer.errors import InputError
 from dspyer.templates import filled, is_template, names_in
 
 FILLING = "dspyer_filling"
@@ -66,6 +67,20 @@ class Template:
             if name not in names_in(text):
                 self._say("lost", name, "%s: its tuned instructions have lost {%s}, which is put at their end")
 
+    def refuse(self) -> None:
+        """Refuses a call that no node makes.
+
+        Raises:
+            InputError: if there are names to fill in: their braces are never sent to an LM.
+        """
+        if self.names:
+            named = ", ".join(f"{{{name}}}" for name in self.names)
+            raise InputError(
+                f"{self.path}: its instructions name {named}, and this call belongs to no node that could fill it in. "
+                "In a thread that a node starts, make the call in the node's context, "
+                "contextvars.copy_context().run(...), or use dspy.Parallel; outside of a run, call the program"
+            )
+
     def _say(self, kind: str, name: str, text: str) -> None:
         if (kind, name) not in self._said:
             self._said.add((kind, name))
@@ -90,8 +105,11 @@ class _Called:
             kwargs["demos"] = [_shortened(demo, _histories(predictor), turns) for demo in demos]
         filling: Filling | None = dspy.settings.get(FILLING)
         template: Template | None = vars(predictor).get("template")
-        if filling is not None and template is not None:
-            kwargs["signature"] = self._filled(filling, template)
+        if template is not None:
+            if filling is None:
+                template.refuse()
+            else:
+                kwargs["signature"] = self._filled(filling, template)
         warning = dspy.settings.get(WARNING)
         if warning:
             signature = dspy.ensure_signature(kwargs.get("signature", self.own))

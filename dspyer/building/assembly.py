@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from dspyer.bond.source import EdgeText, FunctionText, InterruptText, MapText, graph_text
 from dspyer.building.blueprint import Blueprint, Exit
-from dspyer.building.condensers import build_condensers, view_authors
+from dspyer.building.condensers import Condensers, build_condensers, view_authors
 from dspyer.building.declarations import EdgeSpec, NodeSpec, RouterSpec
 from dspyer.building.live import live_problems
 from dspyer.building.templating import template_problems
@@ -100,7 +100,7 @@ class Assembly(NamedTuple):
             if name not in sent:
                 problems += [f"{text}{_SENT if name in routed else ''}" for text in texts]
         rounds = Rounds.of((START, *names, END), mended(edges, names))
-        inputs, required = self._check(nodes, exits, lost, edges, sent, rounds, problems)
+        inputs, required = self._check(nodes, exits, lost, edges, sent, rounds, condensers, problems)
         if problems:
             raise GraphError(problems)
         topology = Topology(
@@ -113,7 +113,7 @@ class Assembly(NamedTuple):
         }
         frozen = frozenset(part for spec in self.nodes if spec.frozen for part in parts[spec.name])
         thawed = frozenset(part for spec in self.nodes if spec.frozen is False for part in parts[spec.name])
-        known = self._known_inputs(nodes, exits)
+        known = self._known_inputs(nodes, exits, condensers)
         blueprint = Blueprint(
             topology,
             nodes,
@@ -143,6 +143,7 @@ class Assembly(NamedTuple):
         edges: list[Edge],
         sent: Collection[str],
         rounds: Rounds,
+        condensers: Condensers,
         problems: list[str],
     ) -> tuple[tuple[str, ...], frozenset[str]]:
         """Adds the problems of the graph as a whole, as far as it is known, and gives the inputs of a run.
@@ -166,7 +167,8 @@ class Assembly(NamedTuple):
         problems += self._check_outputs(nodes, exits, inputs)
         routers = [(source, way) for source, ways in exits.items() for way in _routers({source: ways})]
         problems += live_problems(self.schema, nodes, routers)
-        problems += template_problems([*nodes.items(), *routers], facts, self.schema, inputs)
+        parts: list[tuple[str, Node | Router]] = [*nodes.items(), *_all(condensers), *routers]
+        problems += template_problems(parts, facts, self.schema, inputs)
         problems += [
             f"interrupt_{option} names {name!r}, which is no node.{suggestion(name, names)} Nodes: {', '.join(names)}"
             for option, listed in (("before", self.interrupt_before), ("after", self.interrupt_after))
@@ -291,7 +293,9 @@ class Assembly(NamedTuple):
         ]
         return frozenset(self.required)
 
-    def _known_inputs(self, nodes: Mapping[str, Node], exits: Mapping[str, tuple[Exit, ...]]) -> frozenset[str] | None:
+    def _known_inputs(
+        self, nodes: Mapping[str, Node], exits: Mapping[str, tuple[Exit, ...]], condensers: Condensers
+    ) -> frozenset[str] | None:
         """What a run may be given besides its inputs: without a schema what a node or router reads or writes; None for
         anything, where one reads the state as a whole.
         """
@@ -303,6 +307,7 @@ class Assembly(NamedTuple):
         known = {*(self.outputs or ()), *(self.keep or ())}
         for part in parts:
             known.update((part.reads or {}).values(), (part.writes or {}).values())
+        known.update(field for _, part in _all(condensers) for field in part.templates.fields)
         return frozenset(known)
 
     def _open_inputs(self, nodes: Mapping[str, Node], edges: list[Edge], sent: Collection[str]) -> dict[str, bool]:
@@ -410,6 +415,11 @@ class Assembly(NamedTuple):
                 edges.append(EdgeText(way.source, targets, way.route, labels))
         model: type[BaseModel] | None = self.schema.model
         return graph_text(self.name, schema=model, nodes=nodes, edges=edges)
+
+
+def _all(condensers: Condensers) -> list[tuple[str, Node]]:
+    """The modules that shorten, each with its node."""
+    return [(node, part) for node, parts in condensers.items() for part in parts.values()]
 
 
 def _routers(exits: Mapping[str, tuple[Exit, ...]]) -> list[Router]:

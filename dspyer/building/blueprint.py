@@ -80,7 +80,8 @@ class Blueprint:
     counts: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        parts: tuple[Node | Router, ...] = (*self.nodes.values(), *self.routers())
+        condensers = [part for parts in self.condensers.values() for part in parts.values()]
+        parts: tuple[Node | Router, ...] = (*self.nodes.values(), *condensers, *self.routers())
         object.__setattr__(self, "needs_resources", any(part.resources for part in parts))
         object.__setattr__(self, "counts", any(is_counted(name) for part in parts for name in part.templates.names))
 

@@ -58,6 +58,7 @@ def fill_templates(blueprint: Blueprint, modules: Mapping[str, dspy.Module]) -> 
     """
     named = [(name, node.templates) for name, node in blueprint.nodes.items()]
     named += [(router.module_name or "", router.templates) for router in blueprint.routers()]
+    named += [(part.name, part.templates) for parts in blueprint.condensers.values() for part in parts.values()]
     run_values = [f"{RUN}{name}" for name in OF_RUN]
     run_values += [f"{RUN}{node}.{name}" for node in blueprint.nodes for name in OF_NODE]
     run_values = [name for name in run_values if blueprint.counts or not is_counted(name)]

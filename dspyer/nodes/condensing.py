@@ -15,10 +15,12 @@ from dspyer.nodes.color import acall_module, call_module
 from dspyer.nodes.module import values_of_prediction
 from dspyer.nodes.module_io import module_io
 from dspyer.nodes.names import listed, no_field
+from dspyer.nodes.spec import Spec
+from dspyer.nodes.templating import filling, plan_templates
 from dspyer.patch import DELETE, Replace
 from dspyer.reducers import Updates, without_none
 from dspyer.schema import Schema
-from dspyer.values import FrozenList, freeze, thaw
+from dspyer.values import FrozenDict, FrozenList, freeze, thaw
 
 LISTS = (list, tuple, FrozenList)
 
@@ -46,11 +48,13 @@ class Condenser(Node):
 
     def call(self, call: Call) -> Reply:
         """Shortens what the overlay of the call holds."""
-        return self._reply(call_module(getattr(call.program, self.name), self._inputs(call)))
+        with filling(self.templates, call):
+            return self._reply(call_module(getattr(call.program, self.name), self._inputs(call)))
 
     async def acall(self, call: Call) -> Reply:
         """The same from async code."""
-        return self._reply(await acall_module(getattr(call.program, self.name), self._inputs(call)))
+        with filling(self.templates, call):
+            return self._reply(await acall_module(getattr(call.program, self.name), self._inputs(call)))
 
     def _inputs(self, call: Call) -> dict[str, Any]:
         assert call.overlay is not None
@@ -110,7 +114,7 @@ def _shorter(condenser: Condenser, value: Any, call: Call) -> Asking:
 
 
 def _one(condenser: Condenser, value: Any, call: Call) -> Asking:
-    overlay: Any = freeze({condenser.given: value})
+    overlay: Any = (FrozenDict() if call.overlay is None else call.overlay).set(condenser.given, freeze(value))
     reply = yield condenser, Call(call.state, call.context, call.program, overlay, call.resources, call.runner)
     return reply.updates[condenser.field]
 
@@ -155,10 +159,19 @@ def plan_condenser(
     several = taken is not None and issubclass(taken, (list, tuple, Mapping))
     outputs = None if found.outputs is None else dict.fromkeys(found.outputs, field)
     name = f"{node}_condense_{field}"
+    spec = Spec(name, schema, overlay=frozenset({inputs[0]}))
+    templates, problems, unknown = plan_templates([module], spec, (), f"{who} of {field!r}")
     condenser = Condenser(
-        name=name, node=node, writes=outputs, field=field, given=inputs[0], shape=shape, several=several
+        name=name,
+        node=node,
+        writes=outputs,
+        field=field,
+        given=inputs[0],
+        shape=shape,
+        several=several,
+        templates=templates,
     )
-    return condenser, []
+    return condenser, [*problems, *unknown]
 
 
 def _shape(schema: Schema, field: str) -> str:

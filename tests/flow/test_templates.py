@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import json
 import logging
 import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import cloudpickle  # type: ignore[import-untyped]
 import dspy
@@ -18,10 +22,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, Send, fill
-from dspyer.errors import GraphError
+from dspyer import END, START, CompiledGraph, Graph, Send, fill, reducers
+from dspyer.errors import GraphError, InputError
 from dspyer.templates import filled, is_template, names_in
 from dspyer.testing import ScriptedLM
+from tests.nodes.kit import COLOURS
 
 # --- the text
 
@@ -342,12 +347,124 @@ def test_nodes_without_templates_keep_their_class() -> None:
     assert type(reporter) is dspy.Predict
 
 
-def test_called_outside_of_a_run_nothing_is_filled() -> None:
+def test_a_call_outside_of_a_run_is_refused() -> None:
     program = graph_of(dspy.Predict(Report)).compile()
-    lm = ScriptedLM([{"report": "done"}])
-    with dspy.context(lm=lm):
+    lm = ScriptedLM([])
+    with dspy.context(lm=lm), pytest.raises(InputError, match=r"look: its instructions name .*\{severity\}"):
         program.look(request="fire")
-    assert "severity {severity}, {{severity}}." in system(lm.calls[0])
+    assert lm.calls == []
+
+
+class Shorter(dspy.Signature):
+    """Shorten {text} for {reader}: {run.remaining} steps left."""
+
+    text: str = dspy.InputField()
+    short: str = dspy.OutputField()
+
+
+class ForReader(dspy.Signature):
+    """Shorten for {reader}."""
+
+    text: str = dspy.InputField()
+    short: str = dspy.OutputField()
+
+
+class Noted(BaseModel):
+    reader: str = "Ada"
+    late: str | None = None
+    notes: Annotated[list[str], reducers.append] = []
+    by_key: Annotated[dict[str, str], reducers.update] = {}
+
+
+def in_thread(call: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(call).result()
+
+
+@COLOURS
+@pytest.mark.parametrize("known", [False, True], ids=["plain", "in the context of the node"])
+@pytest.mark.anyio
+async def test_a_thread_of_a_node_fills_or_refuses(colour: str, known: bool) -> None:
+    def work(shorten: Any) -> dict[str, Any]:
+        call = functools.partial(shorten, text="long")
+        return {"notes": in_thread(functools.partial(copy_context().run, call) if known else call).short}
+
+    async def awork(shorten: Any) -> dict[str, Any]:
+        return work(shorten)
+
+    graph = Graph(Noted).add_path(START, "work", END)
+    graph.add_node(
+        "work", work if colour == "sync" else awork, modules={"shorten": dspy.Predict(ForReader)}, writes=["notes"]
+    )
+    lm = ScriptedLM(lambda prompt: {"short": prompt.instructions})
+    program = graph.compile()
+    with dspy.context(lm=lm):
+        run = program.run({}) if colour == "sync" else await program.arun({})
+    if known:
+        assert list(run.state["notes"]) == ["Shorten for Ada."]
+    else:
+        assert isinstance(run.error, InputError)
+        assert "work.shorten: its instructions name {reader}" in str(run.error)
+        assert lm.calls == []
+
+
+@COLOURS
+@pytest.mark.parametrize("sent", [False, True], ids=["state", "Send"])
+@pytest.mark.anyio
+async def test_modules_of_condense_are_filled(colour: str, sent: bool) -> None:
+    graph = Graph(Noted)
+    graph.add_node(
+        "work",
+        lambda reader: {"notes": "long", "by_key": {"k": "wide"}},
+        writes=["notes", "by_key"],
+        condense={"notes": dspy.Predict(Shorter), "by_key": dspy.ChainOfThought(Shorter)},
+    )
+    ways = [Send("work", {"reader": "Bob"})] if sent else ["work"]
+    graph.add_conditional_edges(START, lambda reader: [*ways], ["work"]).add_edge("work", END)
+    program = graph.compile()
+    with dspy.context(lm=ScriptedLM(lambda prompt: {"short": prompt.instructions})):
+        run = program.run({}) if colour == "sync" else await program.arun({})
+    assert run.error is None
+    reader = "Bob" if sent else "Ada"
+    assert list(run.state["notes"]) == [f"Shorten long for {reader}: 999 steps left."]
+    assert dict(run.state["by_key"]) == {"k": f"Shorten wide for {reader}: 999 steps left."}
+
+
+class Misspelt(dspy.Signature):
+    """Shorten for {raeder}."""
+
+    text: str = dspy.InputField()
+    short: str = dspy.OutputField()
+
+
+class Early(dspy.Signature):
+    """Shorten for {late}."""
+
+    text: str = dspy.InputField()
+    short: str = dspy.OutputField()
+
+
+@pytest.mark.parametrize(
+    ("signature", "text"),
+    [
+        (Misspelt, r"condense of 'notes': \{raeder\} in its instructions .* Did you mean 'reader'"),
+        (Early, r"condenses 'notes' of node 'work' is filled with \{late\}, which nothing can have written by then"),
+    ],
+)
+def test_bad_templates_of_condense_are_named_at_build(signature: Any, text: str) -> None:
+    graph = Graph(Noted, inputs=["reader"])
+    graph.add_node(
+        "work", lambda reader: {"notes": "long"}, writes=["notes"], condense={"notes": dspy.Predict(signature)}
+    )
+    with pytest.raises(GraphError, match=text):
+        graph.add_path(START, "work", END).compile()
+
+
+def test_without_a_schema_what_condense_names_is_an_input() -> None:
+    graph = Graph().add_node("work", lambda q: {"note": q}, writes=["note"], condense={"note": dspy.Predict(Shorter)})
+    program = graph.add_path(START, "work", END).compile()
+    with dspy.context(lm=ScriptedLM(lambda prompt: {"short": prompt.instructions})):
+        assert program(q="long", reader="Ada").note == "Shorten long for Ada: 999 steps left."
 
 
 def test_an_unparseable_answer_is_blamed_on_the_predictor() -> None:
