@@ -17,6 +17,7 @@ from dspyer.durable.guarding import Guarded
 from dspyer.durable.replaying import replay
 from dspyer.errors import InputError, Interrupted, RunStoppedError, ThreadError
 from dspyer.nodes import Call, Interrupts, answering, check_resources, first_of, resources_of
+from dspyer.patch import DELETE
 from dspyer.request import REQUEST, Request, asking, changes, request_inside
 from dspyer.run import Run
 from dspyer.running.drivers import adrive, drive
@@ -345,12 +346,12 @@ class CompiledGraph(dspy.Module):
             raise RunStoppedError("the stream of this run was closed before the run had come to its end")
         state, outputs = session.run.resting, self._blueprint.outputs
         if outputs is None:
-            outputs = tuple(
-                name
-                for name in state
-                if name not in session.inputs or not same(state.raw(name), session.inputs.raw(name))
-            )
-        prediction = dspy.Prediction(**{name: thaw(state.raw(name)) for name in outputs if name in state})
+            found = {
+                name: value for name, value in state.raw_items() if not same(value, session.inputs.raw(name, DELETE))
+            }
+        else:
+            found = {name: state.raw(name) for name in outputs if name in state}
+        prediction = dspy.Prediction(**{name: thaw(value) for name, value in found.items()})
         request.predictions[session.run_id] = prediction
         return prediction
 

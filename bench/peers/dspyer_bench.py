@@ -24,10 +24,10 @@ def loop(keys: int, steps: int, history: bool = False) -> Round:
             watch.start()
         return {"n": n + 1}
 
-    graph = Graph(outputs=["n"]).add_node(step).add_edge(START, "step")
+    inputs = {**filler(keys), "n": 0}
+    graph = Graph(inputs=list(inputs), outputs=["n"]).add_node(step).add_edge(START, "step")
     graph.add_conditional_edges("step", lambda n: "again" if n < steps else "done", {"again": "step", "done": END})
     program = graph.compile(max_steps=steps + 1)
-    inputs = {**filler(keys), "n": 0}
 
     def measure() -> float:
         if history:
@@ -45,9 +45,9 @@ def loop(keys: int, steps: int, history: bool = False) -> Round:
 
 def call(keys: int) -> Round:
     """One call of a graph of one node."""
-    graph = Graph(outputs=["n"]).add_node("step", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "step", END)
-    program = graph.compile()
     inputs = {**filler(keys), "n": 0}
+    graph = Graph(inputs=list(inputs), outputs=["n"]).add_node("step", lambda n: {"n": n + 1}, writes=["n"])
+    program = graph.add_path(START, "step", END).compile()
     calls = max(1, 100 // keys)
 
     def work() -> Any:
@@ -143,13 +143,13 @@ def fork(keys: int, steps: int, colour: str = "sync") -> Round:
     def join(left: int, right: int) -> None:
         expect(left + right, 0)
 
-    graph = Graph(outputs=["n"]).add_node(start, writes=["n"]).add_node(join, writes=[])
+    inputs = {**filler(keys), "n": 0}
+    graph = Graph(inputs=list(inputs), outputs=["n"]).add_node(start, writes=["n"]).add_node(join, writes=[])
     graph.add_node("left", left if colour == "sync" else aleft, writes=["left"])
     graph.add_node("right", right if colour == "sync" else aright, writes=["right"])
     graph.add_edge(START, "start").add_edge("start", ["left", "right"]).add_edge(["left", "right"], "join")
     graph.add_conditional_edges("join", lambda n: "again" if n < steps else "done", {"again": "start", "done": END})
     program = graph.compile(max_steps=4 * steps + 4)
-    inputs = {**filler(keys), "n": 0}
 
     def measure() -> float:
         result = run_program(program, colour, inputs)

@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 import weakref
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -33,8 +34,8 @@ class Chat(BaseModel):
     more: int = 0
 
 
-def looped(watch: Watch, steps: int, colour: str = "sync") -> Graph:
-    """One trivial node in a loop."""
+def looped(watch: Watch, steps: int, colour: str = "sync", beside: Sequence[str] = ()) -> Graph:
+    """One trivial node in a loop, beside inputs that nothing reads."""
 
     def step(n: int) -> dict[str, int]:
         if n == 0:
@@ -44,7 +45,8 @@ def looped(watch: Watch, steps: int, colour: str = "sync") -> Graph:
     async def astep(n: int) -> dict[str, int]:
         return step(n)
 
-    graph = Graph(outputs=["n"]).add_node("step", step if colour == "sync" else astep, writes=["n"])
+    graph = Graph(inputs=["n", *beside], outputs=["n"])
+    graph.add_node("step", step if colour == "sync" else astep, writes=["n"])
     graph.add_edge(START, "step")
     return graph.add_conditional_edges(
         "step", lambda n: "again" if n < steps else "done", {"again": "step", "done": END}
@@ -110,7 +112,8 @@ def idle_bytes(size: int, steps: int) -> Round:
         with tempfile.TemporaryDirectory() as folder:
             path = str(Path(folder) / "runs.db")
             with open_store(path) as store:
-                run = looped(watch, steps).compile(store=store).thread("t").run({"n": 0, "text": text})
+                graph = looped(watch, steps, beside=["text"])
+                run = graph.compile(store=store).thread("t").run({"n": 0, "text": text})
                 expect(len(run.state["text"]), size)
             return stored_bytes(path) / size
 
@@ -125,7 +128,7 @@ def idle_step(size: int, steps: int) -> Round:
         times.append(perf_counter())
         return {"n": n + 1}
 
-    graph = Graph(outputs=["n"]).add_node(step).add_edge(START, "step")
+    graph = Graph(inputs=["n", "text"], required=["n"], outputs=["n"]).add_node(step).add_edge(START, "step")
     graph.add_conditional_edges("step", lambda n: "step" if n < steps else END, ["step", END])
 
     def one(state: dict[str, str]) -> float:
@@ -180,8 +183,8 @@ def head(commits: int, what: str) -> Round:
     """Reading the state of a thread at rest with a new connection."""
     folder = tempfile.mkdtemp()
     path = str(Path(folder) / "runs.db")
-    graph = chat() if what == "messages" else looped(Watch(), commits)
     inputs: dict[str, Any] = {"wanted": commits} if what == "messages" else {"n": 0, **filler(1_000)}
+    graph = chat() if what == "messages" else looped(Watch(), commits, beside=[name for name in inputs if name != "n"])
     with open_store(path) as store:
         graph.compile(store=store, max_steps=commits + 1).thread("t").run(inputs)
 

@@ -135,7 +135,8 @@ class Blueprint:
             InputError: if one is unknown or missing; a missing one is named with its readers.
         """
         known = self.inputs
-        extra = [name for name in inputs if name not in known and name not in self.also] if self.closed else ()
+        allowed = {*known, *self.also}
+        extra = [name for name in inputs if name not in allowed] if self.closed else ()
         problems = []
         if extra:
             hints = "".join(suggestion(name, dict.fromkeys((*known, *sorted(self.also)))) for name in extra)
