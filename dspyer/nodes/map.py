@@ -18,7 +18,7 @@ from dspyer.nodes.outputs import RESULT
 from dspyer.nodes.spec import Spec
 from dspyer.nodes.subgraph import Program, SubgraphNode
 from dspyer.schema.fitting import item_check, misfit
-from dspyer.values import FrozenDict, FrozenList
+from dspyer.values import FrozenDict, FrozenList, freeze, same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,6 +32,7 @@ class MapNode(Node):
         into: the field for the results.
         max_concurrency: most items that run at once; None for as many as the run may.
         check: refuses an item's result that the field cannot hold; None where only all results can be validated.
+        parts: where one result may take the place of another one, as messages with one id do: gives the ids.
     """
 
     inner: Node
@@ -40,6 +41,7 @@ class MapNode(Node):
     into: str
     max_concurrency: int | None = None
     check: Callable[[object, int], None] | None = None
+    parts: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None
 
     @property
     def takes(self) -> frozenset[str] | None:
@@ -85,7 +87,23 @@ class MapNode(Node):
 
     def _reply(self, items: Sequence[_Item], results: Iterable[object]) -> Reply:
         found = iter(results)
-        return Reply({self.into: [next(found) if item.kept is MISSING else item.kept for item in items]})
+        values = [next(found) if item.kept is MISSING else item.kept for item in items]
+        if self.parts is not None:
+            self._check_ids(self.parts, values)
+        return Reply({self.into: values})
+
+    def _check_ids(self, parts: Callable[[Any], Iterable[tuple[Any, Any]]], values: list[object]) -> None:
+        """Refuses different results with one id: items run at once, so that none of them is the later one."""
+        known: dict[Any, tuple[int, Any]] = {}
+        for place, value in enumerate(values):
+            for key, part in parts(freeze([value], (self.into,))):
+                first, other = known.setdefault(key, (place, part))
+                if key is not None and not same(other, part):
+                    raise NodeOutputError(
+                        f"{self.who} gives different messages with the id {key!r} for {self.over}[{first}] and "
+                        f"{self.over}[{place}], of which field {self.into!r} would keep one: give each an id of its "
+                        "own, or none"
+                    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +203,7 @@ def build_map_node(inner: Built, spec: Spec, over: str, into: str, max_concurren
         into=into,
         max_concurrency=max_concurrency,
         check=item_check(spec.schema, into, spec.who),
+        parts=_ids(spec, into),
     )
     return Built(outer, inner.module, tuple(problems), inner.unknown)
 
@@ -202,6 +221,13 @@ def _field_problems(spec: Spec, over: str, into: str) -> list[str]:
     if kind is not None and issubclass(kind, (str, bytes, int, float, dict, set)):
         problems.append(f"{spec.who}: over={over!r} is a field of type {kind.__name__}: a map needs a list")
     return problems
+
+
+def _ids(spec: Spec, into: str) -> Callable[[Any], Iterable[tuple[Any, Any]]] | None:
+    """What gives the ids of results, where the reducer of the field replaces messages by id."""
+    reducer = spec.schema.reducer(into)
+    by_id = reducer is not None and reducer.keyed is not None and reducer.stamp is not None
+    return reducer.parts if by_id and reducer is not None else None
 
 
 def _item_problems(inner: Built, spec: Spec, into: str) -> list[str]:

@@ -224,3 +224,23 @@ def test_results_that_run_already_are_finished() -> None:
     run = mapped(work, "sync", max_concurrency=2)
     assert "counts[0], which is refused" in str(run.error)
     assert done in ([], ["1"])
+
+
+class Chat(BaseModel):
+    docs: list[str]
+    said: Annotated[list[dict[str, Any]], reducers.add_messages] = []
+
+
+@COLOURS
+def test_items_that_give_different_messages_with_one_id_are_refused(colour: str) -> None:
+    def run(work: Any) -> Run:
+        graph = Graph(Chat, inputs=["docs"]).add_map("each", work, over="docs", item="doc", into="said")
+        program = graph.add_path(START, "each", END).compile()
+        return (
+            program.run({"docs": ["a", "b"]}) if colour == "sync" else asyncio.run(program.arun({"docs": ["a", "b"]}))
+        )
+
+    refused = run(lambda doc: {"id": "m", "content": doc})
+    assert "different messages with the id 'm' for docs[0] and docs[1]" in str(refused.error)
+    assert len(run(lambda doc: {"id": "m", "content": "same"}).state["said"]) == 1
+    assert [each["content"] for each in run(lambda doc: {"role": "user", "content": doc}).state["said"]] == ["a", "b"]
