@@ -188,6 +188,35 @@ def test_returning_the_sum_to_a_counter_counts_twice_and_the_commit_shows_it() -
     assert run.state["count"] == 3
 
 
+def test_an_absolute_counter_is_a_plain_field() -> None:
+    """S003-30: without a reducer the last value stays, and nothing is added to it."""
+    graph = Graph(Notes).add_node("one", lambda size: {"size": size + 1}, writes=["size"])
+    graph.add_node("two", lambda size: {"size": size + 1}, writes=["size"])
+    run = graph.add_path(START, "one", "two", END).compile().run({"topic": "tides"})
+    assert [commit.patch["size"] for commit in run.commits[1:]] == [1, 2]
+    assert run.state["size"] == 2
+
+
+class Kinds(BaseModel):
+    merged: dict[str, Any] = {"a": 1, "inner": {"b": 1}}
+    updated: Annotated[dict[str, Any], reducers.update] = {"a": 1, "inner": {"b": 1}}
+    replaced: Annotated[dict[str, Any], reducers.replace] = {"a": 1, "inner": {"b": 1}}
+    plain: list[int] = [1]
+
+
+def test_mappings_merge_and_everything_else_is_replaced() -> None:
+    """S000-6: without a reducer; `update` replaces the values of keys, `replace` the mapping."""
+    new = {"inner": {"c": 2}}
+    patch = {"merged": new, "updated": new, "replaced": new, "plain": [2]}
+    graph = Graph(Kinds, inputs=[]).add_node("one", lambda: patch, writes=list(patch)).add_path(START, "one", END)
+    assert graph.compile().run({}).state.to_dict() == {
+        "merged": {"a": 1, "inner": {"b": 1, "c": 2}},
+        "updated": {"a": 1, "inner": {"c": 2}},
+        "replaced": {"inner": {"c": 2}},
+        "plain": [2],
+    }
+
+
 def test_a_command_may_update_alone() -> None:
     """S003-14: the edges of the node are followed."""
 
