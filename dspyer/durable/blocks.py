@@ -27,6 +27,9 @@ from dspyer.stores.base import Point, Row, RunRow, Store
 Found = tuple[Point, Rested, Forms]
 """A snapshot: its row, and what the run had come to there."""
 
+FEW = 8
+"""Runs that are read one by one; who looks further back gets all of the thread at once."""
+
 PAGE = 64
 """Rows that are read at once, at first; then twice as many."""
 
@@ -189,21 +192,23 @@ class Span(NamedTuple):
         return str(self.run.header.get("label", "")), str(self.begun.header.get("label", ""))
 
 
-def spans(store: Store, head: Point | None) -> Iterator[Span]:
-    """The runs behind a row, newest first, up to one that goes on from several.
+def spans(store: Store, head: Point | None, root: Point | None = None) -> Iterator[Span]:
+    """The runs behind a row, newest first, up to one that goes on from several, or to pruned history.
 
     Args:
         store: where they are kept.
         head: the row.
+        root: the row at which the history begins, if older history was pruned.
     """
     known: dict[str, RunRow] = {}
-    at = head
-    while at is not None:
+    at, steps = head, 0
+    while at is not None and at != root:
         run = begun = known.get(at.run) or run_of(store, at.run)
         while begun.header.get("continues"):
             begun = known.get(begun.parents[0].run) or run_of(store, begun.parents[0].run)
         yield Span(at, run, begun)
-        if run.thread and run.id not in known:  # who looks further back needs more of them
+        steps += 1
+        if steps >= FEW and run.thread and run.id not in known:
             known |= {other.id: other for other in store.runs(run.thread)}
         at = begun.parents[0] if len(begun.parents) == 1 else None
 
@@ -311,8 +316,7 @@ class Line:
             self._blocks.append(earlier)
         return next(block for block in self._blocks if block.first <= number)
 
-    def __getitem__(self, number: int, /) -> Entry:
-        block = self.block(number)
-        if block is None:
-            raise LookupError(number)
-        return block.line[number - block.first]
+    @property
+    def oldest(self) -> Block:
+        """The oldest block that was read."""
+        return self._blocks[-1]

@@ -115,6 +115,15 @@ class Indexes:
         self._base = base
         self._known: dict[int, Index] = {}
 
+    def begin(self, place: int, index: Index) -> None:
+        """Takes the index after a commit as it is.
+
+        Args:
+            place: the place of the commit.
+            index: the index.
+        """
+        self._known[place] = index
+
     def at(self, log: Log, place: int) -> Index:
         """The index after a commit.
 

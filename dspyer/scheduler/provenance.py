@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dspyer.events import Commit
 from dspyer.patch import DELETE, Replace
@@ -60,6 +60,12 @@ class Parts(NamedTuple):
     parts: tuple[Part, ...]
 
 
+class Earlier(Log, Protocol):
+    """The commits of earlier runs by place: from 0 on, as many as it is long."""
+
+    def __len__(self) -> int: ...
+
+
 class Behind(NamedTuple):
     """What lies behind a run.
 
@@ -69,7 +75,7 @@ class Behind(NamedTuple):
         known: the parts of the field that was asked for, as they are there; None where they must be made from the log.
     """
 
-    log: Sequence[Entry]
+    log: Earlier
     heads: tuple[int, ...]
     known: Index | None = None
 

@@ -1,115 +1,270 @@
-"""What lies behind a run of a thread, for views that span its runs: read from the history once somebody looks there."""
+"""What lies behind a run of a thread, for views that span its runs: read block by block, as far as a view looks back.
+
+The parts of a field, each with its author, are an index that grows with the commits. The one at the end of a run is
+kept for the next run that this process begins on the thread: that run reads what came since, and no more.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable
 from threading import Lock
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary
 
 from dspyer.building.blueprint import Blueprint
-from dspyer.durable.history import History
+from dspyer.durable.blocks import Block, Line, spans
+from dspyer.durable.history import Listed
+from dspyer.durable.reading import Reader
+from dspyer.durable.snapshots import standing
 from dspyer.patch import DELETE
+from dspyer.scheduler.indexing import Folded, Index, Indexes
+from dspyer.scheduler.lineage import Entry
 from dspyer.scheduler.provenance import Behind
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, ThreadRow
 
-Read = Callable[[Sequence[Point]], History]
+if TYPE_CHECKING:
+    from dspyer.program import CompiledGraph
 
 logger = logging.getLogger("dspyer")
+
+Older = Callable[[Point], Listed]
+"""Gives all commits up to a row of a thread."""
+
+MOST_PARTS = 200_000
+"""Parts of fields that a program keeps between runs, over all threads."""
+
+
+class Recent:
+    """The indexes of fields at the rows where runs have begun, the latest of them. It may be used by any thread.
+
+    Args:
+        most: how many parts are kept.
+    """
+
+    def __init__(self, most: int = MOST_PARTS) -> None:
+        self._most = most
+        self._size = 0
+        self._found: OrderedDict[tuple[Point, str], Index] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, at: Point, field: str) -> Index | None:
+        """The index of a field at a row; None if it is not kept."""
+        with self._lock:
+            found = self._found.get((at, field))
+            if found is not None:
+                self._found.move_to_end((at, field))
+            return found
+
+    def put(self, at: Point, field: str, index: Index, before: Point | None) -> None:
+        """Keeps the index of a field at a row.
+
+        Args:
+            at: the row.
+            field: the field.
+            index: the index.
+            before: the row whose index it was made from, which is not kept any more.
+        """
+        with self._lock:
+            for key in ((at, field), *([] if before is None else [(before, field)])):
+                old = self._found.pop(key, None)
+                self._size -= 0 if old is None else 1 + len(old.row)
+            self._found[at, field] = index
+            self._size += 1 + len(index.row)
+            while self._size > self._most:
+                _, old = self._found.popitem(last=False)
+                self._size -= 1 + len(old.row)
 
 
 class Past(NamedTuple):
     """Where a run goes on from.
 
     Attributes:
-        thread: the name of the thread.
-        heads: the rows.
+        head: the row.
+        row: the thread.
         state: the state there.
-        pruned: whether older history is gone.
+        first: the number of the first commit of the run.
     """
 
-    thread: str
-    heads: tuple[Point, ...]
+    head: Point
+    row: ThreadRow
     state: ImmutableState
-    pruned: bool
+    first: int
+
+
+class EarlierLog:
+    """The commits behind a run by their numbers, for one field.
+
+    What a graph has made that folded the field in another way stands for a state of which no more is known, and so does
+    what comes before pruned history.
+
+    Args:
+        past: where the run goes on from.
+        line: the commits as far as they are of one history; None if the last ones are not.
+        older: gives all commits up to a row.
+        folds: whether graphs of these fingerprints fold the field as this one does.
+        lost: is told why no more is known.
+    """
+
+    def __init__(
+        self,
+        past: Past,
+        line: Line | None,
+        older: Older,
+        folds: Callable[[frozenset[str]], bool],
+        lost: Callable[[str], None],
+    ) -> None:
+        self._past = past
+        self._line = line
+        self._older = older
+        self._folds = folds
+        self._lost = lost
+        self._whole: tuple[Listed, dict[int, int]] | None = None
+
+    def __len__(self) -> int:
+        return self._past.first
+
+    def __getitem__(self, number: int, /) -> Entry:
+        block = None if self._line is None else self._line.block(number)
+        if block is None:
+            return self._entry_of_all(number)
+        entry = block.line[number - block.first]
+        if self._folds(block.shapes[number - block.first]):
+            return entry
+        return self._unknown(entry.state, "an earlier graph folded it in another way")
+
+    def _entry_of_all(self, number: int) -> Entry:
+        """A commit of merged or pruned history."""
+        oldest = None if self._line is None else self._line.oldest
+        at = self._past.head if oldest is None or oldest.base is None else oldest.base
+        if at == self._past.row.root:
+            state = self._past.state if oldest is None else oldest.state
+            return self._unknown(state, "older history was pruned")
+        if self._whole is None:
+            listed = self._older(at)
+            versions = {place: commit.version or 0 for place, commit in zip(listed.places, listed.commits, strict=True)}
+            self._whole = listed, versions
+        listed, versions = self._whole
+        entry = listed.history.log[listed.place(number)]
+        shapes = [listed.history.runs[run].shapes for run in listed.history.behind(listed.heads)]
+        if listed.history.roots or not all(map(self._folds, shapes)):
+            why = "older history was pruned" if listed.history.roots else "an earlier graph folded it in another way"
+            return self._unknown(entry.state, why)
+        parents = tuple([versions[parent] for parent in entry.parents])
+        return entry._replace(parents=parents, winners={path: versions[at] for path, at in entry.winners.items()})
+
+    def _unknown(self, state: ImmutableState, why: str) -> Entry:
+        self._lost(why)
+        return Behind.state(state, "").log[0]
 
 
 class EarlierRuns:
-    """Gives what lies behind a run, field by field.
+    """Gives what lies behind a run, field by field. It may be called from any thread.
 
     Args:
         blueprint: the graph of the run.
-        read: reads the history behind some rows.
+        reader: reads rows.
+        older: gives all commits up to a row.
+        recent: what is kept between runs.
         past: where the run goes on from.
     """
 
-    def __init__(self, blueprint: Blueprint, read: Read, past: Past) -> None:
+    def __init__(self, blueprint: Blueprint, reader: Reader, older: Older, recent: Recent, past: Past) -> None:
         self._blueprint = blueprint
-        self._read = read
+        self._reader = reader
+        self._older = older
+        self._recent = recent
         self._past = past
-        self._reading = Lock()
-        self._behind: Behind | None = None
-        self._folds: dict[str, bool] = {}
+        self._lock = Lock()
+        self._line: Line | None = None
+        self._begun = False
+        self._found: dict[str, Behind] = {}
         self._told: set[str] = set()
-        self._history: History | None = None
 
     def __call__(self, field: str) -> Behind:
-        """The commits of earlier runs; for a field of which they tell nothing, its value alone.
+        """The commits of earlier runs, and the parts of a field there.
 
         Args:
             field: the field; `""` for no field, but the commits.
         """
+        with self._lock:
+            found = self._found.get(field)
+            if found is None:
+                found = self._found[field] = self._behind(field)
+            return found
+
+    def _behind(self, field: str) -> Behind:
         keep, past = self._blueprint.keep, self._past
         if field and keep is not None and field not in keep:  # each run begins with its default
             default = self._blueprint.topology.schema.fields[field].fixed_default
             return Behind.state(ImmutableState({} if default is DELETE else {field: default}), START)
-        with self._reading:
-            why = "older history was pruned" if past.pruned else "an earlier graph folded it in another way"
-            if not past.pruned and self._known(field):
-                assert self._behind is not None
-                return self._behind
+        if not past.first:
+            return Behind((), ())
+        if not self._begun:
+            self._begun, self._line = True, self._newest()
+        log = EarlierLog(past, self._line, self._older, lambda shapes: self._folds(field, shapes), self._lost_of(field))
+        return Behind(log, (past.first - 1,), self._index(field, log) if field else None)
+
+    def _newest(self) -> Line | None:
+        found = standing(self._reader, self._past.head)
+        block = None if found.broken else Block(self._reader, list(found.pieces), found.base, self._past.row.root)
+        return Line(self._reader, block, self._past.row.root) if block is not None and block.whole else None
+
+    def _index(self, field: str, log: EarlierLog) -> Index | None:
+        """The parts of a field where the run goes on from: made from those where an earlier run did."""
+        found, past = self._blueprint.topology.schema.fields.get(field), self._past
+        if found is None or found.reducer is None or found.reducer.parts is None:
+            return None
+        known = self._recent.get(past.head, field)
+        if known is not None:
+            return known
+        drops = found.limit is not None and found.limit.full == "drop_oldest"
+        of = Folded(field, found.reducer, found.fixed_default, live=found.live is not None, limited=drops)
+        indexes, number, before = Indexes(of), 0, None
+        for span in spans(self._reader.store, past.head, past.row.root):
+            before = span.at
+            known = self._recent.get(before, field) if number else None
+            if known is not None:
+                indexes.begin(number - 1, known)
+                break
+            number = span.first
+        made = indexes.at(log, past.first - 1)
+        self._recent.put(past.head, field, made, before if known is not None else None)
+        return made
+
+    def _folds(self, field: str, shapes: frozenset[str]) -> bool:
+        """Whether graphs fold a field as this one does."""
+        if not field:
+            return True
+        now = self._reader.schema.fields[field]
+        then = [self._reader.schema_of(shape).fields.get(field) for shape in shapes]
+        empty = field not in self._past.state
+        return all(empty if was is None else was.folds_like(now) for was in then)
+
+    def _lost_of(self, field: str) -> Callable[[str], None]:
+        def lost(why: str) -> None:
             if field not in self._told:
                 self._told.add(field)
                 logger.warning(
-                    "thread %r: nobody knows any more who brought what to %r before this run, since %s; views take all "
-                    "of it as new and from an unknown author",
-                    past.thread,
+                    "thread %r: it is not known any more who brought what to %r in older runs, since %s; views take "
+                    "all of that as new and from an unknown author",
+                    self._past.row.name,
                     field or "its fields",
                     why,
                 )
-        return Behind.state(past.state, "")
 
-    def _known(self, field: str) -> bool:
-        """Whether the commits of all earlier runs were folded as this graph folds the field."""
-        if self._history is None:
-            self._history = self._read(self._past.heads)
-            runs = [self._history.runs[head] for head in self._past.heads]
-            heads = tuple([run.resting for run in runs if run.resting is not None])
-            self._behind = Behind(tuple(self._history.log), heads)
-        history = self._history
-        if field and field not in self._folds:
-            shapes = {shape for at in history.behind(self._past.heads) for shape in history.runs[at].shapes}
-            now = history.reader.schema.fields[field]
-            then = [history.reader.schema_of(shape).fields.get(field) for shape in shapes]
-            empty = field not in self._past.state
-            self._folds[field] = all(empty if was is None else was.folds_like(now) for was in then)
-        return not field or self._folds[field]
+        return lost
 
 
-def earlier_runs(
-    blueprint: Blueprint, read: Read, heads: tuple[Point, ...], state: ImmutableState, row: ThreadRow | None
-) -> EarlierRuns | None:
-    """What lies behind a run, for its views; None for nothing.
+def recent_of(program: CompiledGraph) -> Recent:
+    """What the views of a program keep between runs."""
+    recent = _recent.get(program)
+    if recent is None:
+        recent = _recent.setdefault(program, Recent())
+    return recent
 
-    Args:
-        blueprint: the graph of the run.
-        read: reads the history behind some rows.
-        heads: the rows that it goes on from.
-        state: the state there.
-        row: where its thread stands.
-    """
-    if not heads or row is None:
-        return None
-    return EarlierRuns(blueprint, read, Past(row.name, heads, state, row.root is not None))
+
+_recent: WeakKeyDictionary[CompiledGraph, Recent] = WeakKeyDictionary()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from threading import Lock
 
 from dspyer.durable.history import History, Listed
@@ -30,18 +29,18 @@ class Known:
         self._listed = Listed(self.history, ())
         self._reading = Lock()
 
-    def behind(self, heads: Sequence[Point]) -> History:
-        """The history up to some rows of the thread.
+    def up_to(self, at: Point) -> Listed:
+        """The commits up to a row of the thread.
 
         Args:
-            heads: the rows.
+            at: the row.
         """
         row = self._reader.store.thread(self._thread)
         root = None if row is None else row.root
         with self._reading:
             self._begin_at(root)
-            self.history.read(heads, root)
-        return self.history
+            self.history.read([at], root)
+            return Listed(self.history, [at])
 
     def extended(self, *rows: ThreadRow) -> History:
         """The history up to the heads of threads.

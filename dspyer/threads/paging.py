@@ -7,7 +7,6 @@ cannot be read or there is no such commit. There the whole history has to be rea
 from __future__ import annotations
 
 import re
-from itertools import takewhile
 from typing import Any
 
 from dspyer.durable.blocks import Block, Line, Span, block_around, spans
@@ -56,14 +55,14 @@ class Pages:
         return block.states[next(commit.id for commit in block.commits if commit.version == version)]
 
     def _at_id(self, name: str, head: Point | None, root: Point | None) -> ImmutableState | None:
-        for span in spans(self._reader.store, head):
+        for span in spans(self._reader.store, head, root):
             own = name.removeprefix(f"{span.labels[0]}/")
             found = NAME.fullmatch(own)
-            if found is not None and (own != name or "/" not in name) and span.run is span.begun and span.at != root:
+            if found is not None and (own != name or "/" not in name) and span.run is span.begun:
                 place = self._place_of(span, own, int(found[1]))
                 block = None if place is None else self._block(span, span.first + place, root)
                 return None if block is None else block.states.get(f"{span.labels[0]}/{own}")
-            if "/" not in name or span.at == root:
+            if "/" not in name:
                 return None
         return None
 
@@ -129,8 +128,13 @@ class Pages:
             last = standing(self._reader, head).first - 1
             end = last if first is None else min(first, last)
             begin = max(end - count + 1, 0)
-        runs = list(takewhile(lambda span: span.at != root, spans(self._reader.store, head)))
-        runs = runs[: next((place + 1 for place, span in enumerate(runs) if span.first <= begin), 0)]
+        runs: list[Span] = []
+        for span in spans(self._reader.store, head, root):
+            runs.append(span)
+            if span.first <= begin:
+                break
+        if not runs or runs[-1].first > begin:
+            return None
         found: list[Commit] = []
         for span in reversed(runs):
             start = max(begin, span.first)
@@ -143,16 +147,12 @@ class Pages:
             if not block.whole:
                 return None
             found += [commit for commit in block.commits if commit.version is None or commit.version >= start]
-        return cut_out(found, first, count, newest) if runs else None
+        return cut_out(found, first, count, newest)
 
     def _span(self, number: int, head: Point | None, root: Point | None) -> Span | None:
         """The run of a commit; None where it is merged history or pruned, or there is none."""
-        for span in spans(self._reader.store, head):
-            if span.at == root:
-                return None
-            if number >= span.first:
-                return span
-        return None
+        runs = spans(self._reader.store, head, root)
+        return next((span for span in runs if number >= span.first), None)
 
     def _block(self, span: Span, number: int, root: Point | None) -> Block | None:
         """The commits around one; the next ones too if its neighbours were read just now."""

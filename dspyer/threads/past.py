@@ -17,6 +17,7 @@ from dspyer.scheduler.lineage import last_writer, lineage, touches, value_at
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Store, ThreadRow
 from dspyer.threads.decoding import Unnamed, decoder
+from dspyer.threads.earlier import recent_of
 from dspyer.threads.known import Known
 from dspyer.threads.paging import Pages, cut_out
 from dspyer.threads.shape import shape_of
@@ -59,7 +60,9 @@ class Past:
         reader = Reader(guarded_store, schema, decoder(schema), shape.id)
         self._known = Known(reader, name)
         self._pages = Pages(reader, name)
-        self._starter = Starter(program.graph, guarded_store, name, reader, shape, self._known.behind)
+        self._starter = Starter(
+            program.graph, guarded_store, name, reader, shape, self._known.up_to, recent_of(program)
+        )
 
     def history(
         self,

@@ -25,7 +25,7 @@ from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Owner, Point, RunRow, Store, ThreadRow
 from dspyer.threads.answering import given_answers
 from dspyer.threads.changes import AllowChanged
-from dspyer.threads.earlier import Read, earlier_runs
+from dspyer.threads.earlier import EarlierRuns, Older, Past, Recent
 from dspyer.threads.fitting import Fitting
 from dspyer.threads.looking import questions_in, resumes
 from dspyer.threads.owning import LEASE, busy, is_alive, leases, new_owner
@@ -68,18 +68,27 @@ class Starter:
         thread: its name.
         reader: reads it.
         shape: the shape of the graph.
-        read: reads the history behind some rows.
+        older: gives all commits up to a row, for views.
+        recent: what views keep between runs.
     """
 
     def __init__(
-        self, blueprint: Blueprint, store: Store, thread: str, reader: Reader, shape: Shape, read: Read
+        self,
+        blueprint: Blueprint,
+        store: Store,
+        thread: str,
+        reader: Reader,
+        shape: Shape,
+        older: Older,
+        recent: Recent,
     ) -> None:
         self.fitting = Fitting(thread, blueprint, shape, reader)
         self.blueprint = blueprint
         self.store = store
         self.thread = thread
         self.reader = reader
-        self.read = read
+        self.older = older
+        self.recent = recent
 
     def rest(self) -> Rest:
         """What the thread has come to."""
@@ -194,7 +203,7 @@ class Starter:
             header["live"] = False
         run = RunRow(token_hex(16), self.thread, parents, header)
         begun = start(self.blueprint.topology, rest.state, rest.first)
-        earlier = earlier_runs(self.blueprint, self.read, parents, rest.state, rest.row)
+        earlier = self._earlier(parents, rest.state, rest.first, rest.row)
         opening = Opening(begun, patch, state, run.id, (label,), earlier)
         return Ahead(run, 0, [open_draft(START, patch, beside=self.fitting.beside)], opening, Memo())
 
@@ -291,8 +300,16 @@ class Starter:
         except ChangedGraphError as error:
             raise self.fitting.explained(error, last) from None
         label = str(last.run.header.get("label", self.thread))
-        earlier = earlier_runs(self.blueprint, self.read, last.parents, before, self.store.thread(self.thread))
+        earlier = self._earlier(last.parents, before, first, self.store.thread(self.thread))
         return Opening(run, patch, state, last.run.id, (label,), earlier)
+
+    def _earlier(
+        self, heads: tuple[Point, ...], state: ImmutableState, first: int, row: ThreadRow | None
+    ) -> EarlierRuns | None:
+        """What lies behind a run, for its views; None for nothing."""
+        if not heads or row is None:
+            return None
+        return EarlierRuns(self.blueprint, self.reader, self.older, self.recent, Past(heads[0], row, state, first))
 
     def own(self, ahead_of: Callable[[Rest], Ahead], request: Request, take_over: bool) -> Owned:
         """Owns the thread for a run.

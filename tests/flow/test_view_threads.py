@@ -9,8 +9,11 @@ import pytest
 from pydantic import BaseModel, create_model
 
 from dspyer import END, START, CompiledGraph, Context, Entry, Graph, Thread, reducers, view
-from dspyer.stores import open_store
-from dspyer.stores.base import Store
+from dspyer.scheduler.indexing import Index
+from dspyer.scheduler.provenance import Part
+from dspyer.stores import Memory, open_store
+from dspyer.stores.base import Point, Row, Store
+from dspyer.values import Row as PartRow
 
 
 class Board(BaseModel):
@@ -39,6 +42,10 @@ def look(new: list[str], mine: list[str], calls: int, ctx: Context) -> dict[str,
     if "look" in FAIL:
         raise ValueError("no")
     return {"own": f"r{len(mine)}"}
+
+
+def keep(log: list[str]) -> None:
+    SEEN.append(log)
 
 
 READS = {"new": view("log").new(), "mine": view("own").own(), "calls": view("calls").new()}
@@ -155,43 +162,132 @@ def test_where_an_earlier_graph_folded_otherwise_nobody_knows(caplog: pytest.Log
     with caplog.at_level(logging.WARNING, "dspyer"):
         thread_of(Annotated[list[str], reducers.extend]).run({}).raise_error()
     assert SEEN == [[("x", ""), ("x", "write")]]
-    assert "nobody knows any more who brought what to 'log'" in caplog.text
+    assert "it is not known any more who brought what to 'log' in older runs" in caplog.text
 
 
-def test_after_older_history_is_gone_all_of_it_is_new_and_it_says_so(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_after_older_history_is_gone_its_authors_are_not_known_and_it_says_so(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    made = program()
-    thread = made.thread("t")
-    ask(thread, "a")
-    store = thread._store
-    find = type(store).thread
-
-    def pruned(self: Any, name: str) -> Any:
-        row = find(self, name)
-        return row if row is None else row._replace(root=row.head)
-
-    monkeypatch.setattr(type(store), "thread", pruned)
+    store = open_store(":memory:")
+    thread = program(store).thread("t")
+    ask(thread, "a", "b")
+    thread.prune(before="t.2/trunk:0")
     with caplog.at_level(logging.WARNING, "dspyer"):
-        assert ask(made.thread("t"), "b")[-1] == (["default", "a", "b"], [], 2)
+        assert ask(program(store).thread("t"), "c")[-1] == (["c"], ["r1"], 1)  # r0 was its own too
+    assert caplog.text.count("since older history was pruned") == 3
+    caplog.clear()
+    thread.prune(before="t.3/trunk:0")
+    graph = Graph(Board).add_node("other", look, reads=READS, writes=["own"]).add_path(START, "other", END)
+    with caplog.at_level(logging.WARNING, "dspyer"):
+        graph.compile(store=store).thread("t").run({"question": "d"}).raise_error()
+    assert SEEN[-1] == (["default", "a", "b", "c"], [], 3)
     assert caplog.text.count("since older history was pruned") == 3
 
 
-def test_a_loop_in_a_run_reads_the_history_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dspyer.durable.history import History
+class Counting(Memory):
+    """Counts the rows that are read."""
 
-    made = program()
-    ask(made.thread("t"), "a", "b")
-    reads: list[Any] = []
-    read = History.read
+    read = 0
 
-    def counting(self: Any, *args: Any) -> None:
-        reads.append(args)
-        read(self, *args)
+    def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
+        found = super().rows(run, first, last)
+        self.read += len(found)
+        return found
 
-    monkeypatch.setattr(History, "read", counting)
-    ask(made.thread("t"), "c")
-    assert len(reads) == 1
+
+@pytest.mark.parametrize("handles", ["one handle", "a handle for each run"])
+def test_a_run_reads_no_more_however_many_there_were(handles: str) -> None:
+    store = Counting()
+    made = program(store)
+    thread, read = made.thread("t"), []
+    for number in range(160):
+        store.read = 0
+        thread = thread if handles == "one handle" else made.thread("t")
+        thread.run({"question": str(number)}).raise_error()
+        read.append(store.read)
+    assert max(read[80:]) <= max(read[:80]) <= 400
+    assert SEEN[-1][:1] == (["159"],)
+    assert SEEN[-1][1] == [f"r{number}" for number in range(159)]
+
+
+def test_a_process_that_has_not_run_the_thread_reads_its_history_once() -> None:
+    store = Counting()
+    for number in range(60):
+        program(store).thread("t").run({"question": str(number)}).raise_error()
+    assert SEEN[-1] == (["59"], [f"r{number}" for number in range(59)], 1)
+    store.read = 0
+    made = program(store)
+    made.thread("t").run({"question": "x"}).raise_error()
+    first, store.read = store.read, 0
+    made.thread("t").run({"question": "y"}).raise_error()
+    assert first <= 60 * 5 + 500
+    assert store.read <= 400
+
+
+def test_what_is_kept_between_runs_is_bounded() -> None:
+    from dspyer.threads.earlier import Recent
+
+    recent, index = Recent(most=10), Index(row_of(3))
+    for number in range(8):
+        recent.put(Point("r", number), "log", index, None)
+    kept = [number for number in range(8) if recent.get(Point("r", number), "log") is not None]
+    assert kept == [6, 7]
+    recent.put(Point("s", 0), "log", index, Point("r", 7))
+    assert [recent.get(Point("r", number), "log") is None for number in (6, 7)] == [False, True]
+
+
+def row_of(count: int) -> Any:
+    row: Any = PartRow()
+    for number in range(count):
+        row = row.set(number, Part(number, None, "a", "c"))
+    return row
+
+
+@pytest.mark.parametrize("change", ["merged", "landed", "rerun", "by hand", "a fork", "a copy", "resumed"])
+def test_what_is_kept_is_what_the_whole_history_says(change: str) -> None:
+    """A program that has run the thread shows the same as one that reads it anew."""
+    store = open_store(":memory:")
+
+    def compiled() -> CompiledGraph:
+        graph = Graph(Board, merge="last_write_wins", inputs=["question", "log"])
+        graph.add_node(write).add_node("look", look, reads=READS, writes=["own"])
+        graph.add_node("all", keep, reads={"log": view("log").last(99)}, writes=[])
+        return graph.add_path(START, "write", "look", "all", END).compile(store=store)
+
+    def ask(thread: Thread, *questions: str) -> None:
+        for question in questions:
+            thread.run({"question": question, "log": f"{question}?"}).raise_error()
+
+    made = compiled()
+    thread = made.thread("t")
+    ask(thread, "a", "b")
+    if change == "merged":
+        twin = thread.copy(to="twin")
+        ask(twin, "x")
+        ask(thread, "y")
+        thread.merge(twin)
+    elif change == "landed":
+        thread.run({"question": "l"}, on_conflict="merge").raise_error()
+    elif change == "rerun":
+        thread.rerun(from_version=5).raise_error()
+    elif change == "by hand":
+        thread.update({"log": "by hand"})
+        thread.update({"own": "look"}, as_node="look")
+        thread.resume()
+    elif change == "a copy":
+        thread = thread.copy(to="u", at=3)
+        ask(thread, "c")
+    elif change == "resumed":
+        FAIL.add("look")
+        thread.run({"question": "f"})
+        FAIL.clear()
+        thread.resume().raise_error()
+    ask(thread, "p", "q")
+    twins = [thread.copy(to="one"), compiled().thread(thread.name).copy(to="two")]
+    for other, owner in zip(twins, (made, compiled()), strict=True):
+        ask(owner.thread(other.name), "r", "s")
+    assert SEEN[-8:-4] == SEEN[-4:]
+    assert SEEN[-1][-4:] == ["r?", "r", "s?", "s"]
 
 
 def test_without_views_no_history_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
