@@ -320,7 +320,7 @@ def test_an_equal_run_asks_nothing(way: Way, served: Serve, memory_cache: None) 
 def test_an_example_runs_with_a_model_that_the_environment_names(tmp_path: Path) -> None:
     """`DSPYER_MODEL=openai/... python examples/quickstart.py`: the desk asks that model, and no other."""
     writer = NearestWriter()
-    with OpenAIServer(lambda messages: writer.write(prompt_of(messages), Sampling())) as server:
+    with OpenAIServer(lambda messages: writer.write(prompt_of(messages), Sampling()).text) as server:
         environment = {
             **os.environ,
             "DSPYER_MODEL": "openai/desk",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,10 +18,13 @@ from dspy.lm15 import (
     StreamEndEvent,
     StreamStartEvent,
     TextDelta,
+    TextPart,
+    ToolCallDelta,
+    ToolCallPart,
     Usage,
 )
 
-from dspyer.testing.prompt import Prompt, Turn, read_prompt
+from dspyer.testing.prompt import Prompt, Said, Tool, Turn, read_prompt
 
 _CHUNK = re.compile(r"\s*\S+\s*")
 
@@ -43,10 +47,10 @@ class Sampling:
 
 
 class Writer(Protocol):
-    """What stands behind an engine: it answers a prompt with a text, or raises."""
+    """What stands behind an engine: it answers a prompt, or raises."""
 
-    def write(self, prompt: Prompt, sampling: Sampling, /) -> str:
-        """Answers one prompt."""
+    def write(self, prompt: Prompt, sampling: Sampling, /) -> str | Said:
+        """Answers one prompt, with a text alone or also by calling tools."""
         ...
 
 
@@ -56,24 +60,39 @@ _calls: ContextVar[Sampling | None] = ContextVar("dspyer_testing_sampling", defa
 class TextEngine:
     """A synchronous engine of `dspy.LM`."""
 
+    supports_function_calling = True
+
     def __init__(self, writer: Writer) -> None:
         self.writer = writer
 
     def complete(self, request: Request) -> Response:
         """Answers a request at once."""
-        text = self.writer.write(prompt_of(request), _next_sampling(request))
-        usage = Usage(input_tokens=_input_tokens(request), output_tokens=count_tokens(text))
-        message = Message.assistant(text)
-        return Response(id=None, model=request.model, message=message, finish_reason="stop", usage=usage)
+        written = self.writer.write(prompt_of(request), _next_sampling(request))
+        said = Said(written) if isinstance(written, str) else written
+        before = sum(part.type == "tool_call" for message in request.messages for part in message.parts)
+        parts: list[Any] = [
+            ToolCallPart(id=f"call_{number}", name=name, input=dict(args))
+            for number, (name, args) in enumerate(said.calls, before)
+        ]
+        spoken = [said.text, *(f"{call.name} {json.dumps(call.input)}" for call in parts)]
+        usage = Usage(input_tokens=_input_tokens(request), output_tokens=sum(map(count_tokens, spoken)))
+        reason: Any = "tool_call" if parts else "stop"
+        parts = [TextPart(text=said.text), *parts] if said.text or not parts else parts
+        message = Message(role="assistant", parts=tuple(parts))
+        return Response(id=None, model=request.model, message=message, finish_reason=reason, usage=usage)
 
     def stream(self, request: Request) -> Iterator[Any]:
         """Answers a request word by word."""
         response = self.complete(request)
         yield StreamStartEvent(id=None, model=request.model)
-        text = response.message.text or ""
-        for chunk in _CHUNK.findall(text) or [text]:
-            yield StreamDeltaEvent(delta=TextDelta(text=chunk, part_index=0))
-        yield StreamEndEvent(finish_reason="stop", usage=response.usage)
+        for index, part in enumerate(response.message.parts):
+            if isinstance(part, ToolCallPart):
+                call = ToolCallDelta(input=json.dumps(part.input), part_index=index, id=part.id, name=part.name)
+                yield StreamDeltaEvent(delta=call)
+            elif isinstance(part, TextPart):
+                for chunk in _CHUNK.findall(part.text) or [part.text]:
+                    yield StreamDeltaEvent(delta=TextDelta(text=chunk, part_index=index))
+        yield StreamEndEvent(finish_reason=response.finish_reason, usage=response.usage)
 
     def close(self) -> None:
         """Does nothing: there is nothing to close."""
@@ -123,7 +142,7 @@ def count_tokens(text: str) -> int:
 
 
 def turns_of(request: Request) -> tuple[Turn, ...]:
-    """The messages of a request as texts. Parts that are no text are left out."""
+    """The messages of a request as texts, results of tools too. Other parts that are no text are left out."""
     system = request.system
     turns = [] if system is None else [Turn("system", system if isinstance(system, str) else _text(system))]
     turns.extend(Turn(message.role, _text(message.parts)) for message in request.messages)
@@ -132,11 +151,19 @@ def turns_of(request: Request) -> tuple[Turn, ...]:
 
 def prompt_of(request: Request) -> Prompt:
     """What a request says."""
-    return read_prompt(turns_of(request))
+    tools = [tool for tool in request.tools or () if tool.type == "function"]
+    choice = request.config.tool_choice
+    must: Any = ()
+    if choice is not None and choice.mode == "required":
+        must = choice.allowed or [tool.name for tool in tools]
+    known = [Tool(tool.name, tool.description or "", tool.parameters or {}) for tool in tools]
+    return read_prompt(turns_of(request), known, must)
 
 
 def _text(parts: Any) -> str:
-    return "".join(part.text for part in parts if getattr(part, "type", "") == "text")
+    texts = [part.text for part in parts if getattr(part, "type", "") == "text"]
+    texts += [_text(part.content) for part in parts if getattr(part, "type", "") == "tool_result"]
+    return "".join(texts)
 
 
 def _input_tokens(request: Request) -> int:

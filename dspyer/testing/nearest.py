@@ -11,8 +11,8 @@ import dspy
 
 from dspyer.testing.choosing import best, condition_holds, scores, similar_demos
 from dspyer.testing.engine import Sampling, TextLM
-from dspyer.testing.prompt import Field, Prompt, write_answer
-from dspyer.testing.text import content_words
+from dspyer.testing.prompt import Field, Prompt, Said, ToolCall, write_answer
+from dspyer.testing.text import content_words, index_of
 from dspyer.testing.writing import extract, written_instruction
 
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w])")
@@ -63,14 +63,16 @@ class NearestLM(TextLM):
 class NearestWriter:
     """The writer behind `NearestLM`. It keeps no state."""
 
-    def write(self, prompt: Prompt, sampling: Sampling, /) -> str:
+    def write(self, prompt: Prompt, sampling: Sampling, /) -> Said:
         """Answers one prompt."""
         varies = sampling.temperature > 0 and (sampling.rollout is not None or sampling.candidate > 0)
         seed = f"{sampling.rollout}|{sampling.candidate}" if varies else ""
-        if not prompt.output_fields:
-            return extract(prompt, Field("answer", "str", "", "text"), 1)[0] or "Yes."
         noise = _NOISE * sampling.temperature if varies else 0.0
-        return write_answer(prompt, _Answer(prompt, noise, seed).values())
+        answer = _Answer(prompt, noise, seed)
+        calls = (answer.tool_call(),) if prompt.tools else ()
+        if prompt.output_fields:
+            return Said(write_answer(prompt, answer.values()), calls)
+        return Said("" if calls else extract(prompt, Field("answer", "str", "", "text"), 1)[0] or "Yes.", calls)
 
 
 class _Answer:
@@ -143,6 +145,26 @@ class _Answer:
         chosen = [field.name for field in self.prompt.output_fields if field.kind in ("choice", "bool", "number")]
         outcome = "".join(f" That speaks for {name} {found[name]}." for name in chosen[-1:])
         return f"The input speaks of {told}.{outcome}"
+
+    def tool_call(self) -> ToolCall:
+        """The tool that is most like the inputs; once tools have given results, the one that must or may end it."""
+        tools = [tool for tool in self.prompt.tools if tool.name in self.prompt.must_call] or list(self.prompt.tools)
+        ends = [tool for tool in tools if tool.name == "submit"]
+        if len(tools) > len(ends) and any(turn.role == "tool" for turn in self.prompt.turns):
+            tools = ends or tools
+        elif len(tools) > 1:
+            tools = [tool for tool in tools if tool not in ends]
+        texts = tuple(f"{tool.name.replace('_', ' ')} {tool.about}" for tool in tools)
+        likeness = index_of(texts).similarities(" ".join(self.prompt.inputs.values()))
+        tool = tools[max(range(len(tools)), key=likeness.__getitem__)]
+        properties = dict(tool.schema.get("properties", {}))
+        needed = tool.schema.get("required", properties)
+        args = {
+            name: self.build(Field(name, "", tool.about, "text"), properties[name], tool.schema, 1)
+            for name in properties
+            if name in needed
+        }
+        return ToolCall(tool.name, args)
 
     def given(self, field: Field) -> str:
         """What the nearest demonstration gives for a field, empty if it does not."""

@@ -27,11 +27,12 @@ _TAG = re.compile(r"<(\w+)>\n?(.*?)\n?</\1>", re.DOTALL)
 _NOTE = re.compile(r"\{(\w+)\} +# note: the value you produce (.*)")
 _OBJECTIVE = "In adhering to this structure, your objective is: "
 _REQUEST = re.compile(r"(?:^|\n\n)Respond with (?:a JSON object|the corresponding output fields)[^\n]*(?:\n|\Z)")
+_RESULTS = "tool_call_results"
 _MISSING = ("Not supplied for this particular example.", "Not supplied for this conversation history message.")
 
 
 class Turn(NamedTuple):
-    """One message of a prompt: `role` is `"system"`, `"user"` or `"assistant"`."""
+    """One message of a prompt: `role` is `"system"`, `"user"`, `"assistant"` or `"tool"`."""
 
     role: str
     content: str
@@ -58,6 +59,28 @@ class Field:
     schema: Mapping[str, Any] | None = None
 
 
+class Tool(NamedTuple):
+    """A function that the LM may call, as the request describes it: name, description, JSON schema of its arguments."""
+
+    name: str
+    about: str
+    schema: Mapping[str, Any]
+
+
+class ToolCall(NamedTuple):
+    """A call that an answer asks for, as a provider would give it: not as text."""
+
+    name: str
+    args: Mapping[str, Any]
+
+
+class Said(NamedTuple):
+    """An answer: its text, and the tools that it calls."""
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Demo:
     """A demonstration: texts by field name. A field that it does not supply is left out."""
@@ -77,7 +100,10 @@ class Prompt:
         input_fields: the fields of the inputs.
         output_fields: the fields that are asked for, none for a plain prompt.
         demos: the demonstrations, first to last.
-        inputs: the current inputs as text; of a plain prompt, `{"prompt": ...}`.
+        inputs: the current inputs as text, and the newest `tool_call_results` where tools have been called; of a plain
+            prompt, `{"prompt": ...}`.
+        tools: the tools that the answer may call natively.
+        must_call: the tools of which it has to call one; empty for none.
     """
 
     turns: tuple[Turn, ...]
@@ -87,6 +113,8 @@ class Prompt:
     output_fields: tuple[Field, ...]
     demos: tuple[Demo, ...]
     inputs: Mapping[str, str]
+    tools: tuple[Tool, ...] = ()
+    must_call: tuple[str, ...] = ()
 
     @property
     def asks(self) -> tuple[str, ...]:
@@ -100,11 +128,13 @@ class _Task(NamedTuple):
     outputs: tuple[Field, ...]
 
 
-def read_prompt(turns: Sequence[Turn]) -> Prompt:
+def read_prompt(turns: Sequence[Turn], tools: Iterable[Tool] = (), must_call: Iterable[str] = ()) -> Prompt:
     """Reads the messages of one call.
 
     Args:
         turns: the messages in order, a system message first if there is one.
+        tools: the tools that the answer may call natively.
+        must_call: the tools of which it has to call one.
 
     Returns:
         The prompt. Messages that no known adapter wrote give a plain prompt.
@@ -112,14 +142,14 @@ def read_prompt(turns: Sequence[Turn]) -> Prompt:
     system = turns[0].content if turns and turns[0].role == "system" else ""
     rest = turns[1:] if system else turns
     last = rest[-1].content if rest else ""
-    task = _read_task(system)
-    if not task.outputs:
-        return Prompt(tuple(turns), "plain", system, (), (), (), MappingProxyType({"prompt": last}))
+    task, called = _read_task(system), (tuple(tools), tuple(must_call))
+    if not task.outputs and not (task.inputs and called[0]):
+        return Prompt(tuple(turns), "plain", system, (), (), (), MappingProxyType({"prompt": last}), *called)
     form = _form_of(last, system)
     asked = frozenset(field.name for field in task.inputs)
     demos = tuple(_read_demos(rest[:-1], form, asked, frozenset(field.name for field in task.outputs)))
-    inputs = MappingProxyType(_read_fields(_without_request(last), form, asked))
-    return Prompt(tuple(turns), form, task.instructions, task.inputs, task.outputs, demos, inputs)
+    inputs = MappingProxyType(_read_inputs(rest, form, task))
+    return Prompt(tuple(turns), form, task.instructions, task.inputs, task.outputs, demos, inputs, *called)
 
 
 def write_answer(prompt: Prompt, values: Mapping[str, object]) -> str:
@@ -164,6 +194,25 @@ def _form_of(last: str, system: str) -> Form:
     return "chat" if "[[ ## completed ## ]]" in system else "xml"
 
 
+def _read_inputs(turns: Sequence[Turn], form: Form, task: _Task) -> dict[str, str]:
+    """The inputs at hand: of all messages behind the last answer; in a conversation also what was said before once."""
+    names = frozenset(field.name for field in task.inputs)
+    found: dict[str, str] = {}
+    ours = True
+    talks = any(field.type == "History" for field in task.inputs)
+    for turn in reversed(turns):
+        ours = ours and turn.role != "assistant"
+        if turn.role == "assistant" or not (ours or talks):
+            continue
+        if turn.role == "tool":
+            read = {_RESULTS: turn.content} if ours else {}
+        else:
+            read = _read_fields(_without_request(turn.content), form, names | {_RESULTS} if ours else names)
+        found = {**read, **found}
+    order = [field.name for field in task.inputs]
+    return {name: found[name] for name in sorted(found, key=lambda name: order.index(name) if name in order else -1)}
+
+
 def _without_request(content: str) -> str:
     requests = list(_REQUEST.finditer(content))
     return content[: requests[-1].start()] if requests else content
@@ -198,10 +247,10 @@ def _read_fields(content: str, form: Form, names: frozenset[str]) -> dict[str, s
         name = match.group(1)
         if name == "completed" or (name in names and name not in {head.group(1) for head in heads}):
             heads.append(match)
-    ends = [head.start() for head in heads[1:]] + [len(content)]
+    starts = [head.start() for head in heads]
     return {
         head.group(1): content[head.end() : end].strip()
-        for head, end in zip(heads, ends, strict=True)
+        for head, end in zip(heads, [*starts[1:], len(content)], strict=False)
         if head.group(1) in names
     }
 

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import dspy
 from dspy.utils.exceptions import LMError
+from pydantic import ValidationError
 
 from dspyer.errors import ScriptError
 from dspyer.testing.engine import Sampling
-from dspyer.testing.prompt import Prompt, write_answer
+from dspyer.testing.prompt import Prompt, Said, ToolCall, write_answer
 
 Answer = str | Mapping[str, object] | BaseException | Callable[[Prompt], Any]
 Match = str | Callable[[Prompt], bool]
@@ -34,12 +36,14 @@ class LMCall:
     Attributes:
         prompt: what the call said: `messages` in `prompt.turns`, `prompt.inputs`, `prompt.asks`, `prompt.demos`.
         answer: the text that was answered, None if the call raised.
+        tool_calls: the tools that the answer called natively.
         error: what the call raised, None if it was answered.
     """
 
     prompt: Prompt
     answer: str | None = None
     error: BaseException | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -129,18 +133,18 @@ class Script:
             "Set it with dspy.context(lm=...) instead of on a predictor that is pickled"
         )
 
-    def write(self, prompt: Prompt, _sampling: Sampling, /) -> str:
+    def write(self, prompt: Prompt, _sampling: Sampling, /) -> Said:
         """Answers one call by the script."""
         with self.lock:
             rule = next((rule for rule in self.rules if rule.meets(prompt) and rule.left()), None)
             answer = rule.take() if rule else UnexpectedCallError(self._unexpected(prompt))
         try:
-            text = _written(answer, prompt)
+            said = _written(answer, prompt)
         except BaseException as error:
             self._record(LMCall(prompt, error=error))
             raise
-        self._record(LMCall(prompt, answer=text))
-        return text
+        self._record(LMCall(prompt, answer=said.text, tool_calls=said.calls))
+        return said
 
     def problems(self) -> list[str]:
         """What did not go by the script."""
@@ -197,13 +201,13 @@ def rules_of(script: Any) -> list[Rule]:
     return [Rule(None, list(script))]
 
 
-def _written(answer: Any, prompt: Prompt) -> str:
+def _written(answer: Any, prompt: Prompt) -> Said:
     if isinstance(answer, type) and issubclass(answer, BaseException):
         raise answer
     if isinstance(answer, BaseException):
         raise answer
     if isinstance(answer, str):
-        return answer
+        return Said(answer)
     if isinstance(answer, Mapping):
         return _written_fields(answer, prompt)
     if callable(answer):
@@ -218,9 +222,16 @@ def _no_answer(answer: object) -> str:
     )
 
 
-def _written_fields(answer: Mapping[str, object], prompt: Prompt) -> str:
+def _written_fields(answer: Mapping[str, object], prompt: Prompt) -> Said:
+    calls: tuple[ToolCall, ...] = ()
+    if prompt.tools:
+        called = {name: _tool_calls(value) for name, value in answer.items() if name not in prompt.asks}
+        calls = tuple(call for found in called.values() for call in found or ())
+        answer = {name: value for name, value in answer.items() if called.get(name) is None}
+        if calls and not answer:
+            return Said("", calls)
     if prompt.form == "plain":
-        return json.dumps(dict(answer))
+        return Said(json.dumps(dict(answer)), calls)
     unknown = [name for name in answer if name not in prompt.asks]
     missing = [name for name in prompt.asks if name not in answer and name != "reasoning"]
     if unknown or missing:
@@ -229,7 +240,16 @@ def _written_fields(answer: Mapping[str, object], prompt: Prompt) -> str:
             f"{'; '.join([*_names('it lacks', missing), *_names('it has', unknown)])}. {_shown(prompt)}"
         )
     values = {name: answer.get(name, "") for name in prompt.asks}
-    return write_answer(prompt, values)
+    return Said(write_answer(prompt, values), calls)
+
+
+def _tool_calls(value: Any) -> tuple[ToolCall, ...] | None:
+    """The calls in a value as DSPy's `ToolCalls` takes them; None if it is none."""
+    try:
+        found = dspy.ToolCalls.model_validate(value)
+    except ValidationError:
+        return None
+    return tuple(ToolCall(call.name, call.args or {}) for call in found.tool_calls)
 
 
 def _names(what: str, names: Sequence[str]) -> list[str]:

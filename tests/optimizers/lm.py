@@ -51,7 +51,7 @@ class NotingWriter:
             digest = hashlib.sha256(f"{rollout}{dict(prompt.inputs)}".encode()).digest()
             if digest[0] < 80:
                 return write_answer(prompt, {"label": label.choices[digest[1] % len(label.choices)]})
-        text = self._nearest.write(prompt, sampling)
+        text = self._nearest.write(prompt, sampling).text
         if "draft" in fields and "notes" in prompt.inputs:
             # DSPy seeds its choice between the rounds of a loop with a pickle of them, in which equal texts differ from
             # one text twice. By hand the texts of two rounds are two objects; a state keeps what does not change.

@@ -1,0 +1,155 @@
+"""Offline LMs and tools: prompts of several user messages, and native function calls."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import dspy
+import pytest
+from dspy.adapters.xml_adapter import XMLAdapter
+from dspy.lm15 import (
+    FunctionTool,
+    Message,
+    Request,
+    TextPart,
+    ToolCallPart,
+    amaterialize_response,
+    materialize_response,
+)
+
+from dspyer import END, START, Graph
+from dspyer.testing import Asks, NearestLM, ScriptedLM, UnexpectedCallError
+from dspyer.testing.engine import AsyncTextEngine
+from tests.nodes.kit import COLOURS
+
+NATIVE = [dspy.ChatAdapter(use_native_function_calling=True), dspy.JSONAdapter()]
+TEXT = [dspy.ChatAdapter(), dspy.JSONAdapter(use_native_function_calling=False), XMLAdapter()]
+adapters = pytest.mark.parametrize("adapter", [*NATIVE, *TEXT], ids=lambda found: type(found).__name__)
+
+
+def people(city: str) -> str:
+    """Counts the people of a city."""
+    return f"{city} has 4 people"
+
+
+def weather(city: str, day: str = "today") -> str:
+    """Tells the weather, sun or rain."""
+    return f"rain in {city} {day}"
+
+
+def agent(max_iters: int = 5) -> dspy.ReActV2:
+    return dspy.ReActV2("question -> answer", tools=[people, weather], max_iters=max_iters)
+
+
+def called(name: str, **args: Any) -> dict[str, Any]:
+    return {"next_thought": f"{name}!", "tool_calls": {"tool_calls": [{"name": name, "args": args}]}}
+
+
+def ask(colour: str, module: Any, question: str = "How many?") -> Any:
+    return module(question=question) if colour == "sync" else asyncio.run(module.acall(question=question))
+
+
+@COLOURS
+@adapters
+def test_an_agent_follows_its_script(adapter: dspy.Adapter, colour: str) -> None:
+    script = [called("people", city="Rome"), called("weather", city="Rome"), called("submit", answer="4")]
+    with dspy.context(adapter=adapter), ScriptedLM(script) as lm:
+        found = ask(colour, agent())
+    assert (found.answer, found.termination_reason) == ("4", "submit")
+    results = [call.prompt.inputs.get("tool_call_results", "") for call in lm.calls]
+    assert results[0] == ""
+    assert "Rome has 4 people" in results[1]
+    assert "rain in Rome today" in results[2]
+    assert [call.prompt.inputs["question"] for call in lm.calls] == ["How many?"] * 3
+    native = adapter in NATIVE
+    assert [call.name for each in lm.calls for call in each.tool_calls] == (
+        ["people", "weather", "submit"] if native else []
+    )
+    assert [tool.name for tool in lm.calls[0].prompt.tools] == (["people", "weather", "submit"] if native else [])
+    ids = [call.id for message in found.history.messages for call in message["tool_calls"].tool_calls]
+    assert len(set(ids)) == 3
+
+
+@adapters
+def test_answers_are_chosen_by_what_tools_have_given(adapter: dspy.Adapter) -> None:
+    script = [
+        (Asks(tool_call_results="4 people"), called("submit", answer="four")),
+        (Asks(question="How many"), called("people", city="Rome")),
+    ]
+    with dspy.context(adapter=adapter), ScriptedLM(script):
+        assert agent()(question="How many?").answer == "four"
+
+
+@adapters
+def test_several_tools_may_be_called_at_once(adapter: dspy.Adapter) -> None:
+    both = [{"name": "people", "args": {"city": "Rome"}}, {"name": "weather", "args": {"city": "Rome"}}]
+    script = [{"next_thought": "both", "tool_calls": {"tool_calls": both}}, called("submit", answer="4")]
+    with dspy.context(adapter=adapter), ScriptedLM(script) as lm:
+        assert agent()(question="q").answer == "4"
+    assert "4 people" in lm.calls[1].prompt.inputs["tool_call_results"]
+    assert "rain in Rome" in lm.calls[1].prompt.inputs["tool_call_results"]
+
+
+@COLOURS
+@pytest.mark.parametrize("adapter", NATIVE, ids=lambda found: type(found).__name__)
+def test_the_nearest_lm_calls_the_tool_that_is_meant_and_submits(adapter: dspy.Adapter, colour: str) -> None:
+    for question, expected in [("How many people live in Rome?", "people"), ("Is there rain or sun?", "weather")]:
+        with dspy.context(adapter=adapter, lm=NearestLM()):
+            found = ask(colour, agent(), question)
+        names = [call.name for message in found.history.messages for call in message["tool_calls"].tool_calls]
+        assert names == [expected, "submit"]
+        assert found.answer
+
+
+@pytest.mark.parametrize("lm", [NearestLM(), ScriptedLM(lambda prompt: called(prompt.must_call[0], answer="end"))])
+def test_a_tool_that_must_be_called_is_called(lm: dspy.LM) -> None:
+    with dspy.context(adapter=NATIVE[0], lm=lm):
+        found = agent(max_iters=0)(question="How many people?")
+    assert found.termination_reason == "forced_submit"
+
+
+def test_a_signature_of_calls_alone_is_answered() -> None:
+    calls = dspy.Predict("question, tools: list[dspy.Tool] -> calls: dspy.ToolCalls")
+    tools = [dspy.Tool(people), dspy.Tool(weather)]
+    script = [{"calls": [{"name": "people", "args": {"city": "Rome"}}]}]
+    with dspy.context(adapter=NATIVE[0]), ScriptedLM(script) as lm:
+        (call,) = calls(question="q", tools=tools).calls.tool_calls
+    assert (call.name, call.args) == ("people", {"city": "Rome"})
+    assert lm.calls[0].prompt.inputs == {"question": "q"}
+    with dspy.context(adapter=NATIVE[0], lm=NearestLM()):
+        (call,) = calls(question="How many people are there?", tools=tools).calls.tool_calls
+    assert call.name == "people"
+
+
+def test_an_answer_that_is_no_call_and_no_field_is_refused() -> None:
+    lm = ScriptedLM([{"next_thought": "t", "tool_clals": "people"}])
+    with dspy.context(adapter=NATIVE[0], lm=lm), pytest.raises(Exception, match="it has tool_clals"):
+        agent()(question="q")
+    assert isinstance(lm.calls[0].error, UnexpectedCallError)
+
+
+@COLOURS
+def test_calls_are_streamed(colour: str) -> None:
+    lm = ScriptedLM([{"text": "two words", "tool_calls": [{"name": "people", "args": {"city": "Rome"}}]}])
+    request = Request(
+        model="scripted", messages=(Message.user("hi"),), tools=(FunctionTool(name="people", parameters={}),)
+    )
+    if colour == "sync":
+        response = materialize_response(lm.engine.stream(request), request)
+    else:
+        response = asyncio.run(amaterialize_response(AsyncTextEngine(lm.engine).stream(request), request))
+    text, call = response.message.parts
+    assert isinstance(text, TextPart)
+    assert "two words" in text.text
+    assert isinstance(call, ToolCallPart)
+    assert (call.id, call.name, call.input) == ("call_0", "people", {"city": "Rome"})
+    assert response.finish_reason == "tool_call"
+
+
+@COLOURS
+def test_an_agent_is_a_node(colour: str) -> None:
+    program = Graph().add_node("ask", agent()).add_path(START, "ask", END).compile()
+    script = [called("people", city="Rome"), called("submit", answer="4")]
+    with dspy.context(adapter=NATIVE[0]), ScriptedLM(script):
+        assert ask(colour, program).answer == "4"
