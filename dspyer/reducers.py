@@ -313,7 +313,8 @@ def _without_key(value: FrozenDict[Any, Any], key: Any) -> FrozenDict[Any, Any]:
 
 
 EMPTY_LIST: FrozenList[Any] = FrozenList()
-ONE_ITEM = "it takes one item at a time; return Updates(*items) for several, or give the field reducers.extend"
+ONE_ITEM = "append takes one item; for a list of items give the field reducers.extend"
+ONE_ENTRY = "log takes one item; for several return Updates(*items)"
 
 BY_KEY = Keyed(_value_of, FrozenDict, _without_key)
 BY_ID = Keyed(messages.find, messages.made, messages.without)
@@ -322,7 +323,7 @@ patch = Reducer("patch", apply_value, folds=False)
 replace = Reducer("replace", _replace, folds=False)
 append = Reducer("append", _append, EMPTY_LIST, _accept, _item_of("append"), hint=ONE_ITEM, parts=_one, grows=True)
 extend = Reducer("extend", _extend, EMPTY_LIST, _check_extend, _extend_type, parts=_each, grows=True)
-log = Reducer("log", _append, EMPTY_LIST, _accept, _item_of("log"), hint=ONE_ITEM, parts=_one, keeps=True, grows=True)
+log = Reducer("log", _append, EMPTY_LIST, _accept, _item_of("log"), hint=ONE_ENTRY, parts=_one, keeps=True, grows=True)
 update = Reducer(
     "update", _update, FrozenDict(), _check_update, _update_type, parts=_by_key, shape="keys", keyed=BY_KEY
 )
