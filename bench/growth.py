@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel
 
 from bench.machine import calibrate, describe, spread
-from dspyer import Replace, limit, reducers
+from dspyer import END, START, Context, Graph, Replace, limit, live, reducers
 from dspyer.schema import Schema
 from dspyer.stores.base import Point, Snapshot, Store
 from dspyer.stores.content import Content
@@ -114,11 +114,56 @@ def writing_under_a_limit(field: str, many: Callable[[int], Any], one: Callable[
     return measure
 
 
+class Shared(BaseModel):
+    """Live fields, and one that is not."""
+
+    plain: Annotated[list[int], reducers.append] = []
+    notes: Annotated[list[int], reducers.append, live] = []
+    table: Annotated[dict[str, int], reducers.update, live] = {}
+
+
+def posting(field: str) -> Callable[[int], float]:
+    """Posts of one node."""
+
+    def measure(size: int) -> float:
+        def node(ctx: Context) -> None:
+            for number in range(size):
+                ctx.post(field, number)
+
+        program = Graph(Shared).add_node("node", node, writes=[field]).add_path(START, "node", END).compile()
+        start = perf_counter()
+        program.run({}).raise_error()
+        return (perf_counter() - start) / size
+
+    return measure
+
+
+def posting_in_rounds(size: int) -> float:
+    """Two nodes that follow each other in a loop post to the same keys of a live field, and hear each other."""
+
+    def node(ctx: Context) -> None:
+        for entry in ctx.live("table"):
+            assert entry.author != ctx.node
+        for key in range(5):
+            ctx.post("table", {f"k{key}": ctx.visit})
+
+    graph = Graph(Shared).add_node("one", node, writes=["table"]).add_node("two", node, writes=["table"])
+    graph.add_path(START, "one", "two")
+    graph.add_conditional_edges("two", lambda ctx: "one" if ctx.visit < size else END, ["one", END])
+    program = graph.compile(max_steps=10 * size)
+    start = perf_counter()
+    program.run({}).raise_error()
+    return (perf_counter() - start) / (10 * size)
+
+
 def _sqlite(folder: Path, _: int) -> Store:
     return SQLite(folder / "runs.db")
 
 
 ROWS: list[Growth] = [
+    Growth("one of N posts of a node", (100, 1_000, 10_000), posting("plain"), 3),
+    Growth("one of N posts of a node to a live field", (30, 300, 3_000), posting("notes"), 3),
+    Growth("a post to a live key that was posted to in N rounds", (3, 30, 300), posting_in_rounds, 3),
     Growth(
         "one key into a dict of N keys with a limit",
         (100, 1_000, 10_000),

@@ -16,7 +16,7 @@ class Exchange(NamedTuple):
 
     Attributes:
         posts: the arrival number of each of its posts, by field, in the order of the updates in its patch.
-        reads: the arrival number up to which it has read, by field.
+        reads: the arrival number up to which it has read, by field, in its earlier visits too.
     """
 
     posts: Mapping[str, tuple[int, ...]]
@@ -135,11 +135,43 @@ class Question(NamedTuple):
         return record_dict(self)
 
 
+class FieldShape(NamedTuple):
+    """What the schema says of a field.
+
+    Attributes:
+        name: its name.
+        type: its type, as text.
+        reducer: the name of its reducer; "" if writing replaces its value.
+        live: what becomes of conflicts in a live field; "" if it is not live.
+        limit_kb: the most that it holds, in kilobytes; None for no limit.
+        full: what happens at that limit; "" for no limit.
+    """
+
+    name: str
+    type: str
+    reducer: str = ""
+    live: str = ""
+    limit_kb: float | None = None
+    full: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return record_dict(self)
+
+
 class RunStarted(NamedTuple):
-    """A run began. `scope` names the executions around it: empty for the outermost run."""
+    """A run began.
+
+    Attributes:
+        run_id: its id.
+        graph: the name of the graph.
+        fields: the fields of its schema; none for a graph without one.
+        scope: the executions around it: empty for the outermost run.
+    """
 
     run_id: str
     graph: str
+    fields: tuple[FieldShape, ...] = ()
     scope: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -258,7 +290,20 @@ class Emitted(NamedTuple):
 
 
 class Posted(NamedTuple):
-    """A node posted to a live field: running siblings see it now. `size` is bytes of its JSON form."""
+    """A node posted to a live field: running siblings see it now.
+
+    Attributes:
+        field: the field.
+        node: the node.
+        branch: the path of its branch.
+        execution: the id of its execution.
+        seq: the number of its arrival.
+        size: bytes of the JSON form of the value.
+        value: the update, as the commit of the node will have it in its patch.
+        operation: how it is folded: the name of the reducer, `"replace"` without one.
+        time: when, wall clock.
+        scope: the executions around the run.
+    """
 
     field: str
     node: str
@@ -266,6 +311,25 @@ class Posted(NamedTuple):
     execution: str
     seq: int
     size: int
+    value: Update
+    operation: str
+    time: float
+    scope: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return event_dict(self)
+
+
+class Heard(NamedTuple):
+    """A node heard an entry of a live field whose mark says `show_reads=True`. `author` is the node that posted it."""
+
+    field: str
+    node: str
+    branch: Path
+    execution: str
+    seq: int
+    author: str
     scope: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -274,7 +338,16 @@ class Posted(NamedTuple):
 
 
 class Withdrawn(NamedTuple):
-    """Posts to a live field were taken back, since the attempt that made them committed nothing. `seq` is where."""
+    """Posts to a live field were withdrawn, since the attempt that made them commits nothing.
+
+    Attributes:
+        field: the field.
+        node: the node.
+        execution: the id of its execution.
+        posts: the numbers of the posts.
+        seq: the last arrival number then.
+        scope: the executions around the run.
+    """
 
     field: str
     node: str
@@ -340,7 +413,7 @@ class RunEnded(NamedTuple):
         return event_dict(self)
 
 
-LiveEvent = Posted | Withdrawn | LiveConflict | Doing
+LiveEvent = Posted | Heard | Withdrawn | LiveConflict | Doing
 Event = (
     RunStarted
     | NodeStarted

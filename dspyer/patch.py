@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, final
 
@@ -350,6 +351,11 @@ def written_paths(update: object, path: Path = ()) -> Iterator[Path]:
             yield from written_paths(below, (*path, key))
     else:
         yield path
+
+
+def update_size(update: Any) -> int:
+    """The bytes of the JSON form of one update of a patch."""
+    return len(json.dumps(encode_update(update), ensure_ascii=False).encode("utf-8", "surrogatepass"))
 
 
 def encode_update(update: Any) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dspyer.errors import MergeConflictError, brief
-from dspyer.events import Commit, Committed, ConflictFound, Event, MergedConflict
+from dspyer.events import Commit, Committed, ConflictFound, Event, MergedConflict, Posted
 from dspyer.merge import Conflict, Keys
 from dspyer.patch import DELETE, Replace, SealedPatch
 from dspyer.patterns import Pattern
@@ -121,6 +121,8 @@ class Redaction:
             return event._replace(commit=self.commit(event.commit))
         if isinstance(event, ConflictFound):
             return event._replace(conflict=self.conflict(event.conflict))
+        if isinstance(event, Posted):
+            return event._replace(value=self.update((event.field,), event.value))
         return event
 
     def conflict(self, found: MergedConflict) -> MergedConflict:

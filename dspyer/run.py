@@ -197,7 +197,7 @@ class Run:
         return count_tokens(nodes, reads, self.usage, "by estimate" if count is None else "by tokenizer")
 
     def lanes(self) -> Lanes:
-        """Its fields over time: who wrote which of them when. Text in a terminal, a picture in a notebook."""
+        """Its fields over time: who wrote what to which of them when, and how much. A picture in a notebook."""
         return Lanes(self.commits)
 
     def to_svg(self) -> str:

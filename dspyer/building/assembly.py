@@ -376,8 +376,8 @@ class Assembly(NamedTuple):
         return facts._replace(forks=forks, reads=reads, writes=writes, given=given, folded=folded, left_out=left_out)
 
     def _settled(self, name: str) -> bool:
-        """Whether parallel writes of a field fold, merge by key, or are covered by what the user said."""
-        if self.schema.reducer(name) is not None:
+        """Whether parallel writes of a field fold, merge by key, are live, or are covered by what the user said."""
+        if self.schema.reducer(name) is not None or name in self.schema.live:
             return True
         field = self.schema.fields.get(name)
         covered = any(policies.covers(name) for policies in (self.policies, *self.join_policies.values()))

@@ -14,6 +14,10 @@ from dspyer.errors import AttemptError, InputError, Interrupt
 from dspyer.events import Doing, Path
 from dspyer.nodes.names import listed
 from dspyer.nodes.sight import look
+from dspyer.patch import DELETE
+from dspyer.schema import Schema
+from dspyer.state import ImmutableState
+from dspyer.values import same, thaw
 from dspyer.views import View
 
 if TYPE_CHECKING:
@@ -98,6 +102,12 @@ class Source(Protocol):
 
     def leave(self, waiter: Waiter) -> None:
         """Waits no longer."""
+
+
+def latest_value(schema: Schema, state: ImmutableState, field: str) -> Any:
+    """The frozen value of a field without a reducer; `DELETE` for none, and for its default, which was not written."""
+    value, default = state.raw(field, DELETE), schema.fields[field].fixed_default
+    return DELETE if default is not DELETE and same(value, default) else value
 
 
 class Past:
@@ -234,6 +244,10 @@ class Isolated:
 
     def source(self, attempt: Attempt, field: str) -> Source:
         """Where the entries of a field come from."""
+        sight, position = attempt.host.sight, attempt.position
+        if position is not None and field in sight.schema.fields and sight.schema.reducer(field) is None:
+            value = latest_value(sight.schema, position.state, field)
+            return Past([] if value is DELETE else [LiveEntry(thaw(value), "", "", 0)])
         found = look(attempt, View(field), "entries")
         return Past([LiveEntry(entry.value, entry.author, entry.commit, 0, entry.key) for entry in found])
 

@@ -232,7 +232,7 @@ def post(attempt: Attempt, field: str, value: object) -> None:
     if not schema.open and field not in schema.fields:
         hint = suggestion(field, schema.fields)
         raise NodeOutputError(f"{attempt.who} posts to {field!r}, which is no field of the schema.{hint}")
-    if schema.reducer(field) is None and attempt.position is not None:
+    if schema.reducer(field) is None and field not in schema.live and attempt.position is not None:
         raise NodeOutputError(
             f"{attempt.who} posts to {field!r}, which has no reducer to fold the post: give the field one, for example "
             f"Annotated[list[str], reducers.append], or return {{{field!r}: ...}}"
@@ -247,12 +247,21 @@ def post(attempt: Attempt, field: str, value: object) -> None:
         attempt.posts.append((field, value))
 
 
-def with_posts(updates: Mapping[str, object], posts: Sequence[tuple[str, object]]) -> dict[str, object]:
-    """What a node has posted, in the order of its calls, before what it returned."""
-    together: dict[str, object] = {}
+def with_posts(updates: Mapping[str, object], posts: Sequence[tuple[str, object]], schema: Schema) -> dict[str, object]:
+    """What a node has posted, in the order of its calls, before what it returned.
+
+    Args:
+        updates: what it returned.
+        posts: what it has posted.
+        schema: the fields; of one without a reducer the latest value is left.
+    """
+    together: dict[str, list[object]] = {}
     for field, value in (*posts, *updates.items()):
-        together[field] = Updates(together[field], value) if field in together else value
-    return together
+        found = together.setdefault(field, [])
+        if schema.reducer(field) is None:
+            found.clear()
+        found.append(value)
+    return {field: Updates(*found) if len(found) > 1 else found[0] for field, found in together.items()}
 
 
 def _check_running(attempt: Attempt, what: str) -> None:

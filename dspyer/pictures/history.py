@@ -231,6 +231,11 @@ def _update(update: object) -> str:
     return _brief(update)
 
 
+def write_text(update: object) -> str:
+    """What an update of a patch writes, in a few words."""
+    return _update(update)
+
+
 def _brief(value: object) -> str:
     return "nothing" if value is DELETE else brief(thaw(value), 76)
 

@@ -1,11 +1,15 @@
-"""The fields of a run over time: who wrote which of them when."""
+"""The fields of a run over time: who wrote what to which of them when, and how much."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import log10
 from string import ascii_lowercase, ascii_uppercase
+from typing import NamedTuple
 
 from dspyer.events import Commit
+from dspyer.patch import update_size
+from dspyer.pictures.history import write_text
 from dspyer.pictures.svg import document, draw_text, escape, number, shorten, text_width
 from dspyer.views import label
 
@@ -17,13 +21,33 @@ TOP = 52.0
 HUES = ("module", "map", "join", "subgraph", "interrupt", "function")
 
 
+class Written(NamedTuple):
+    """One write to a field.
+
+    Attributes:
+        field: the field.
+        author: the node; `"START"` for the inputs and the defaults.
+        commit: the id of the commit.
+        text: what was written, in short.
+        size: bytes of its JSON form.
+    """
+
+    field: str
+    author: str
+    commit: str
+    text: str
+    size: int
+
+
 class Lanes:
-    """The fields of a run over time. As text a lane of letters for each field, in a notebook a picture.
+    """The fields of a run over time. As text a lane of letters for each field with how often and how much was written
+    to it and what came last, in a notebook a picture, whose dots grow with what was written.
 
     Attributes:
         commits: the commits, in order.
         fields: the fields that they wrote, in the order in which they were first written.
         authors: who wrote, in the order in which they first did.
+        writes: each write, in the order of the commits.
     """
 
     def __init__(self, commits: Sequence[Commit]) -> None:
@@ -31,10 +55,18 @@ class Lanes:
         self.fields = tuple(dict.fromkeys(field for commit in self.commits for field in commit.patch))
         writers = [commit.node for commit in self.commits if commit.patch]
         self.authors = tuple(dict.fromkeys(writers))
+        self.writes = tuple(
+            [
+                Written(field, commit.node, commit.id, shorten(write_text(update), 40), update_size(update))
+                for commit in self.commits
+                for field, update in commit.patch.items()
+            ]
+        )
 
     def __str__(self) -> str:
         letters = _letters(self.authors)
         width = max([len(shorten(label(field), 24)) for field in self.fields], default=0) + 2
+        sums = self._sums()
         blocks = []
         for start in range(0, max(len(self.commits), 1), WIDE):
             block = self.commits[start : start + WIDE]
@@ -42,12 +74,24 @@ class Lanes:
             lines = [" " * width + ruler[: max(len(block), len(str(start)))].rstrip()]
             for field in self.fields:
                 marks = "".join(letters[commit.node] if field in commit.patch else "." for commit in block)
-                lines.append(shorten(label(field), 24).ljust(width) + marks)
+                total = f"  {sums[field]}" if start + WIDE >= len(self.commits) else ""
+                lines.append(shorten(label(field), 24).ljust(width) + marks + total)
             blocks.append("\n".join(lines))
         legend = ", ".join(f"{letter} {author}" for author, letter in letters.items())
         return "\n\n".join([*blocks, legend])
 
     __repr__ = __str__
+
+    def _sums(self) -> dict[str, str]:
+        """How often and how much was written to each field, and what came last."""
+        counts = dict.fromkeys(self.fields, 0)
+        sizes = dict.fromkeys(self.fields, 0)
+        last = dict.fromkeys(self.fields, "")
+        for one in self.writes:
+            counts[one.field] += 1
+            sizes[one.field] += one.size
+            last[one.field] = one.text
+        return {field: f"{counts[field]} x, {sizes[field]:,} bytes, last: {last[field]}" for field in self.fields}
 
     def to_svg(self) -> str:
         """The lanes as a picture.
@@ -59,15 +103,19 @@ class Lanes:
         left = MARGIN + max([text_width(shorten(field, 24)) for field in self.fields], default=0.0) + 20
         right = left + STEP * max(len(self.commits) - 1, 0)
         parts = self._legend(left, hues)
+        found = {(one.field, one.commit): one for one in self.writes}
         for row, field in enumerate(self.fields):
             y = TOP + LANE * row
             parts.append(draw_text(MARGIN, y, shorten(field, 24), anchor="start"))
             parts.append(f'<path d="M{number(left)} {number(y)} H{number(right)}" class="line"/>')
             for place, commit in enumerate(self.commits):
                 if field in commit.patch:
-                    title = escape(f"{commit.node} wrote {field} (commit {commit.id})")
-                    x = left + STEP * place
-                    dot = f'<circle cx="{number(x)}" cy="{number(y)}" r="7" class="{hues[commit.node]} frame"/>'
+                    one = found[field, commit.id]
+                    what = f"{commit.node} wrote {field} (commit {commit.id}): {one.text}, {one.size:,} bytes"
+                    title, x, r = escape(what), left + STEP * place, min(11.0, 5.0 + log10(max(one.size, 1)))
+                    dot = (
+                        f'<circle cx="{number(x)}" cy="{number(y)}" r="{number(r)}" class="{hues[commit.node]} frame"/>'
+                    )
                     parts.append(f"<g><title>{title}</title>{dot}</g>")
         height = TOP + LANE * max(len(self.fields) - 1, 0) + LANE
         legend = left + sum([text_width(author) + 34 for author in self.authors])

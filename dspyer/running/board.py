@@ -24,6 +24,7 @@ from dspyer.durable.memo import Post
 from dspyer.errors import NodeOutputError
 from dspyer.events import Exchange, Path
 from dspyer.nodes import LiveEntry
+from dspyer.nodes.listening import latest_value
 from dspyer.patch import DELETE, Replace
 from dspyer.reducers import Updates
 from dspyer.scheduler.provenance import whole_parts
@@ -175,7 +176,9 @@ class Board:
         self._history: dict[tuple[str, Any], list[Post]] = {}
         self._heads: dict[tuple[str, Any], dict[int, Post]] = {}
         for field in schema.live:
-            self.posts[field] = [Post(0, field, START, "", state.raw(field, DELETE))]
+            latest = schema.reducer(field) is None
+            value = latest_value(schema, state, field) if latest else state.raw(field, DELETE)
+            self.posts[field] = [Post(0, field, START, "", value)]
         for seq in sorted(posts):
             post = posts[seq]
             if post is not None and post.field in self.posts:

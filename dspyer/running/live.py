@@ -7,7 +7,7 @@ becomes of posts, `scheduler.closing` when a loop ends. All of this happens unde
 
 from __future__ import annotations
 
-import json
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,9 +20,9 @@ from dspyer.bond.tracing import Steps
 from dspyer.durable.memo import Post
 from dspyer.durable.rows import post_draft, withdraw_draft
 from dspyer.errors import AttemptError, InputError, Interrupt, MergeConflictError
-from dspyer.events import Commit, Exchange, LiveConflict, Path, Posted, Withdrawn
+from dspyer.events import Commit, Exchange, Heard, LiveConflict, Path, Posted, Withdrawn
 from dspyer.nodes import Attempt, LiveEntry, Source, Waiter
-from dspyer.patch import DELETE, Replace, encode_update
+from dspyer.patch import DELETE, Replace, update_size
 from dspyer.running.board import Board, Meeting, Reader, single_updates
 from dspyer.running.session import Session
 from dspyer.running.waiting import WaitingRoom
@@ -81,7 +81,10 @@ class Listener:
         with session.lock:
             if reader.undone:
                 raise Interrupt(())
-            return reader.next(session.board, self._field)
+            entry = reader.next(session.board, self._field)
+            if entry is not None and session.blueprint.topology.schema.live[self._field].show_reads:
+                session.record(Heard(self._field, reader.node, reader.path, reader.execution, entry.seq, entry.author))
+            return entry
 
     def wait(self, wake: Callable[[], object]) -> Waiter:
         """Waits for the next entry."""
@@ -266,12 +269,9 @@ class LiveSession(Session):
             with self.lock:
                 reader = self._reader(attempt)
                 number, reader.count = reader.count, reader.count + 1
-                latest = reader.posts.get(field)
             stamp = self.stamp_of(attempt.execution, *([str(number)] if number else []))
             state = attempt.position.state if attempt.position is not None else ImmutableState()
             whole = schema.reducer(field) is None
-            if whole and latest:
-                state = schema.replay(state, {field: latest[-1][1]})
             patch, after = schema.commit(state, {field: update}, node=attempt.node, commit_id=stamp)
             with self.lock:
                 self._add(attempt, reader, field, _latest(after.raw(field, DELETE)) if whole else patch[field])
@@ -292,8 +292,11 @@ class LiveSession(Session):
         if self.blueprint.topology.schema.reducer(field) is None:
             posts.clear()  # the latest value is all that its commit has
         posts.append((post.seq, update))
-        size = len(json.dumps(encode_update(update), ensure_ascii=False).encode("utf-8", "surrogatepass"))
-        self.record(Posted(field, attempt.node, attempt.branch, attempt.execution, post.seq, size))
+        size = update_size(update)
+        reducer = self.blueprint.topology.schema.reducer(field)
+        how = "replace" if reducer is None else reducer.name
+        path, name, now = attempt.branch, attempt.execution, time.time()
+        self.record(Posted(field, attempt.node, path, name, post.seq, size, update, how, now))
         self.room.came(field, attempt.execution)
 
     def _meet(self, attempt: Attempt, reader: Reader, field: str, meeting: Meeting) -> None:

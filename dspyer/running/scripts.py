@@ -42,14 +42,14 @@ def _node_script(session: Session, execution: Execution, runner: Runner) -> Scri
     reply: Reply = yield session.blueprint.nodes[name], call
     attempt = call.context.attempt
     attempt.over = True
-    updates = reply.updates if attempt.posts is None else with_posts(reply.updates, attempt.posts)
+    schema = session.blueprint.topology.schema
+    updates = reply.updates if attempt.posts is None else with_posts(reply.updates, attempt.posts, schema)
     condensers = session.blueprint.condensers
     if condensers and name in condensers:
         updates = yield from condensed(condensers[name], updates, call)
     live = session if isinstance(session, LiveSession) else None
     if live is not None:
         updates = live.returned(attempt, updates)
-    schema = session.blueprint.topology.schema
     patch, after = schema.commit(state, updates, node=name, commit_id=session.stamp(execution), whole=reply.whole)
     if live is not None:
         patch, after = live.with_posts(execution, patch, after)

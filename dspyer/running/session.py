@@ -153,7 +153,7 @@ class Session(Isolated):
         self.started = time.time()
         self.duration = 0.0
         self._clock = time.perf_counter()
-        self.record(RunStarted(self.run_id, blueprint.name, scope))
+        self.record(RunStarted(self.run_id, blueprint.name, blueprint.topology.schema.shapes, scope))
 
     def record(self, event: Event) -> None:
         """Keeps an event and shows it to whoever listens. May be called from any thread."""

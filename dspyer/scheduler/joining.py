@@ -312,8 +312,9 @@ class Join:
     def _by_arrival(self, field: str, updates: list[tuple[int, Any]]) -> Any:
         """The value of a live field: all updates after the base, folded as they arrived."""
         value = self.base.state.raw(field, DELETE)
+        latest = self.schema.reducer(field) is None
         for _, update in sorted(updates, key=lambda numbered: numbered[0]):
-            value = self._replay(field, value, update)
+            value = apply_value(value, update) if latest else self._replay(field, value, update)
         return value
 
     def _replay(self, field: str, value: Any, update: Any) -> Any:

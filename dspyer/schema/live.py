@@ -15,13 +15,15 @@ OnConflict = Literal["merge", "last_write_wins", "reject"]
 class Live:
     """Marks a field as live, beside its reducer. `live` is one; `live(on_conflict="reject")` gives another.
 
-    A write is a *conflict* if its author has not read the latest entry of another author: of the same key, in a field
-    of keys, and of the field as a whole where conflicts are rejected. Every conflict is an event that names both.
+    A post replaces what its author has read, posted itself, or has behind it. It is a *conflict* if there is a value
+    that it does not replace: of the same key in a field of keys, of the field as a whole in one without a reducer and
+    where conflicts are rejected. Every conflict is an event that names both authors.
 
     Attributes:
-        on_conflict: `"merge"`: both stand; of two values of one key, mappings are merged by key, lists are put one
-            after the other, and of other values the later one stands. `"last_write_wins"`: the later value of a key
-            stands. `"reject"`: the post raises, and its author may read and post again.
+        on_conflict: `"merge"`: both count; of two values of one key, mappings are merged by key, lists are put one
+            after the other, and of other values the later one counts. `"last_write_wins"`: the later value counts.
+            `"reject"`: the post raises, and its author may read and post again.
+        show_reads: whether each entry that a node hears is an event, `Heard`.
 
     Example:
         >>> live(on_conflict="reject")
@@ -29,9 +31,14 @@ class Live:
     """
 
     on_conflict: OnConflict = "merge"
+    show_reads: bool = False
 
-    def __call__(self, *, on_conflict: OnConflict = "merge") -> Live:
-        """The mark with another rule for conflicts.
+    def __call__(self, *, on_conflict: OnConflict = "merge", show_reads: bool = False) -> Live:
+        """The mark with another rule for conflicts, or with an event for each entry that is heard.
+
+        Args:
+            on_conflict: what becomes of a value that was written unread.
+            show_reads: whether each entry that a node hears is an event.
 
         Raises:
             GraphError: if there is no such rule.
@@ -39,10 +46,12 @@ class Live:
         known = get_args(OnConflict)
         if on_conflict not in known:
             raise GraphError(f"live(on_conflict={on_conflict!r}): it is one of {', '.join(map(repr, known))}")
-        return Live(on_conflict)
+        return Live(on_conflict, show_reads)
 
     def __repr__(self) -> str:
-        return "live" if self == live else f"live(on_conflict={self.on_conflict!r})"
+        given = [] if self.on_conflict == "merge" else [f"on_conflict={self.on_conflict!r}"]
+        given += ["show_reads=True"] if self.show_reads else []
+        return f"live({', '.join(given)})" if given else "live"
 
 
 live = Live()
@@ -56,10 +65,7 @@ def live_problem(mark: Live, reducer: Reducer | None) -> str:
         reducer: the reducer of the field.
     """
     if reducer is None:
-        return (
-            "it is live and has no reducer to fold the posts of several nodes: write for example "
-            "Annotated[list[str], reducers.append, live]"
-        )
+        return ""  # the latest value
     if reducer.parts is None:
         return (
             f"it is live, but reducer {reducer.name!r} does not keep the posts apart: give it one of extend, append, "

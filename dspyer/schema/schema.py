@@ -7,6 +7,7 @@ nothing is checked.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from inspect import formatannotation
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -18,6 +19,7 @@ from dspyer.errors import (
     NodeOutputError,
     suggestion,
 )
+from dspyer.events import FieldShape
 from dspyer.patch import DELETE, Replace, apply, apply_value, diff_value
 from dspyer.reducers import Reducer, Updates
 from dspyer.schema.annotations import read_model
@@ -41,6 +43,7 @@ class Schema:
         live: those whose posts running siblings see at once.
         limited: those with a limit.
         nullable: those whose default is None.
+        shapes: what events say of them.
         shown: how errors show a value.
 
     Example:
@@ -54,7 +57,7 @@ class Schema:
         {'words': 12}
     """
 
-    __slots__ = ("_view", "fields", "limited", "live", "model", "nullable", "shown")
+    __slots__ = ("_view", "fields", "limited", "live", "model", "nullable", "shapes", "shown")
 
     def __init__(
         self,
@@ -69,6 +72,7 @@ class Schema:
         self.live: Mapping[str, Live] = {name: field.live for name, field in fields.items() if field.live is not None}
         self.limited = frozenset(name for name, field in fields.items() if field.limit is not None)
         self.nullable = frozenset(name for name, field in fields.items() if field.fixed_default is None)
+        self.shapes = tuple([_shape(field) for field in fields.values()])
         self._view = view
 
     @classmethod
@@ -345,6 +349,19 @@ class Schema:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Schema.of, (self.model, self.shown)
+
+
+def _shape(field: Field) -> FieldShape:
+    """What events say of a field."""
+    reducer, live, most = field.reducer, field.live, field.limit
+    return FieldShape(
+        field.name,
+        formatannotation(field.annotation),
+        "" if reducer is None else reducer.name,
+        "" if live is None else live.on_conflict,
+        None if most is None else most.kb,
+        "" if most is None else most.full,
+    )
 
 
 def _commit_open(

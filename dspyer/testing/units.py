@@ -73,12 +73,12 @@ def call_node(
     """
     blueprint = program.graph
     call = _call(program, node, state, resources, [_node(blueprint, node)], interrupts)
+    schema = blueprint.topology.schema
     with _unanswered(blueprint):
         reply = blueprint.nodes[node].call(call)
         call.context.attempt.finish()
-        updates: Mapping[str, object] = with_posts(reply.updates, call.context.attempt.posts or ())
+        updates: Mapping[str, object] = with_posts(reply.updates, call.context.attempt.posts or (), schema)
         updates = _follow(condensed(blueprint.condensers.get(node, {}), updates, call))
-    schema = blueprint.topology.schema
     patch, _ = schema.commit(call.state, updates, node=node, commit_id="test", whole=reply.whole)
     return plain_patch(patch)
 

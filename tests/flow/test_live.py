@@ -687,7 +687,6 @@ def fields(**annotations: Any) -> type[BaseModel]:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: Graph(fields(a=Annotated[list[str], live])), "it is live and has no reducer"),
         (lambda: Graph(fields(a=Annotated[list[str], max, live])), "does not keep the posts apart"),
         (
             lambda: Graph(fields(a=Annotated[list[str], reducers.append, live(on_conflict="last_write_wins")])),

@@ -95,17 +95,18 @@ def test_the_fields_over_time() -> None:
     lanes = played().lanes()
     assert str(lanes).splitlines() == [
         "       0",
-        "topic  S......",
-        "notes  Sw..w..",
-        "parts  S......",
-        "sizes  S..s...",
+        "topic  S......  1 x, 7 bytes, last: 'tides'",
+        "notes  Sw..w..  3 x, 90 bytes, last: ['fourfourfourfourfourfourfourfourfourf…",
+        "parts  S......  1 x, 14 bytes, last: ['one', 'two']",
+        "sizes  S..s...  2 x, 8 bytes, last: [3, 3]",
         "",
         "S START, w write, s size",
     ]
     assert (lanes.fields[0], lanes.authors) == ("topic", ("START", "write", "size"))
     picture = ElementTree.fromstring(lanes.to_svg())
     titles = [element.text for element in picture.iter() if element.tag.endswith("title")]
-    assert "write wrote notes (commit trunk:4)" in titles
+    assert "size wrote sizes (commit trunk:3): [3, 3], 6 bytes" in titles
+    assert [one for one in lanes.writes if one.author == "size"] == [("sizes", "size", "trunk:3", "[3, 3]", 6)]
     assert lanes._repr_svg_() == lanes.to_svg()
 
 
