@@ -139,11 +139,18 @@ def parallel() -> list[Row]:
 def calls() -> list[Row]:
     """What a run and a compilation cost whatever they do."""
     everybody: dict[Library, Size | None] = dict.fromkeys((LANGGRAPH, BURR, PYDANTIC_GRAPH, PUBLIC))
+    crowded: dict[Library, Size | None] = {LANGGRAPH: None}
     rows = [
         row("a whole call of one node, 1 key", "µs", "call", {"keys": 1}, everybody),
         row("a whole call of one node, 1,000 keys", "µs", "call", {"keys": 1_000}, everybody),
         row("a whole call of one node, 100,000 keys", "ms", "call", {"keys": 100_000}, {BURR: None, PUBLIC: None}),
     ]
+    rows.extend(
+        row(
+            f"500 runs of one program at once, {colour}, a run", "µs", "crowd", {"runs": 500, "colour": colour}, crowded
+        )
+        for colour in ("sync", "async")
+    )
     rows.extend(
         row(f"build and compile a chain of {nodes:,} nodes", "ms", "compile_chain", {"nodes": nodes}, everybody)
         for nodes in (10, 100, 1_000)

@@ -53,6 +53,7 @@ GRAPH_ROWS: list[tuple[str, dict[str, Any]]] = [
     ("call", {"keys": 50}),
     ("compile_chain", {"nodes": 3}),
     *[("fan_out", {"branches": 5, "colour": colour}) for colour in ("sync", "async")],
+    *[("crowd", {"runs": 5, "colour": colour}) for colour in ("sync", "async")],
     *[("map", {"branches": 5, "colour": colour}) for colour in ("sync", "async")],
     *[("fork", {"keys": 3, "steps": 2, "colour": colour}) for colour in ("sync", "async")],
 ]

@@ -9,7 +9,7 @@ import dspy
 from pydantic import BaseModel
 
 from bench.peers.hand_bench import CHAIN, called
-from bench.peers.measure import Round, Watch, Work, expect, filler, timed
+from bench.peers.measure import Round, Watch, Work, at_once, expect, filler, timed
 from dspyer import END, START, Graph, Send, reducers
 
 PACKAGES = ["dspyer", "dspy", "pydantic", "pyrsistent", "anyio"]
@@ -56,6 +56,32 @@ def call(keys: int) -> Round:
         return result
 
     return lambda: timed(work, calls, lambda result: expect(result["n"], 1))
+
+
+def crowd(runs: int, colour: str = "sync") -> Round:
+    """Runs of one program at once: threads, or tasks of one event loop. Each goes through a router."""
+
+    def plan(n: int) -> dict[str, int]:
+        return {"half": n // 2}
+
+    async def aplan(n: int) -> dict[str, int]:
+        return {"half": n // 2}
+
+    graph = Graph(inputs=["n"], outputs=["found"])
+    graph.add_node("plan", plan if colour == "sync" else aplan, writes=["half"])
+    graph.add_node("even", lambda half: {"found": 2 * half}, writes=["found"])
+    graph.add_node("odd", lambda half: {"found": 2 * half + 1}, writes=["found"])
+    graph.add_edge(START, "plan").add_edge(["even", "odd"], END)
+    graph.add_conditional_edges("plan", lambda n: "odd" if n % 2 else "even", ["even", "odd"])
+    program = graph.compile()
+
+    def one(n: int) -> Any:
+        return program(n=n)["found"]
+
+    async def aone(n: int) -> Any:
+        return (await program.acall(n=n))["found"]
+
+    return lambda: timed(at_once(one, aone, runs, colour), runs, lambda found: expect(found, list(range(runs))))
 
 
 def square(i: int) -> dict[str, list[int]]:
@@ -204,6 +230,7 @@ def fork_graph() -> Any:
 WORKS: dict[str, Work] = {
     "loop": loop,
     "call": call,
+    "crowd": crowd,
     "fan_out": fan_out,
     "map": map_items,
     "fork": fork,

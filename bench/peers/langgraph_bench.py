@@ -13,7 +13,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send
 
-from bench.peers.measure import Round, Watch, Work, allocated, expect, filler, message, timed
+from bench.peers.measure import Round, Watch, Work, allocated, at_once, expect, filler, message, timed
 
 PACKAGES = ["langgraph", "langgraph-checkpoint"]
 
@@ -78,6 +78,34 @@ def call(keys: int) -> Round:
         return result
 
     return lambda: timed(work, calls, lambda result: expect(result["n"], 1))
+
+
+def crowd(runs: int, colour: str = "sync") -> Round:
+    """Runs of one program at once: threads, or tasks of one event loop. Each goes through a router."""
+
+    def plan(state: dict[str, int]) -> dict[str, int]:
+        return {"half": state["n"] // 2}
+
+    async def aplan(state: dict[str, int]) -> dict[str, int]:
+        return plan(state)
+
+    graph = StateGraph(TypedDict("Crowd", {"n": int, "half": int, "found": int}))
+    graph.add_node("plan", plan if colour == "sync" else aplan)
+    graph.add_node("even", lambda state: {"found": 2 * state["half"]})
+    graph.add_node("odd", lambda state: {"found": 2 * state["half"] + 1})
+    graph.add_edge(START, "plan")
+    graph.add_conditional_edges("plan", lambda state: "odd" if state["n"] % 2 else "even", ["even", "odd"])
+    graph.add_edge("even", END)
+    graph.add_edge("odd", END)
+    program = graph.compile()
+
+    def one(n: int) -> Any:
+        return program.invoke({"n": n})["found"]
+
+    async def aone(n: int) -> Any:
+        return (await program.ainvoke({"n": n}))["found"]
+
+    return lambda: timed(at_once(one, aone, runs, colour), runs, lambda found: expect(found, list(range(runs))))
 
 
 class Fan(TypedDict):
@@ -259,6 +287,7 @@ def fork_bytes(items: int) -> Round:
 WORKS: dict[str, Work] = {
     "loop": loop,
     "call": call,
+    "crowd": crowd,
     "fan_out": fan_out,
     "map": fan_out,
     "fork": fork,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import tempfile
 import tracemalloc
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from time import perf_counter
@@ -61,6 +63,21 @@ def timed(work: Callable[[], T], units: int = 1, check: Callable[[T], None] | No
     if check is not None:
         check(result)
     return elapsed / units
+
+
+def at_once(
+    one: Callable[[int], T], aone: Callable[[int], Awaitable[T]], runs: int, colour: str
+) -> Callable[[], list[T]]:
+    """So many calls at the same time, in a thread each or as tasks of one event loop; their results in order."""
+
+    def in_threads() -> list[T]:
+        with ThreadPoolExecutor(runs) as threads:
+            return list(threads.map(one, range(runs)))
+
+    async def as_tasks() -> list[T]:
+        return await asyncio.gather(*(aone(number) for number in range(runs)))
+
+    return in_threads if colour == "sync" else lambda: asyncio.run(as_tasks())
 
 
 def allocated(work: Callable[[], object]) -> float:
