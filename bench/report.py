@@ -9,6 +9,7 @@ from statistics import median
 from bench.machine import describe, spread
 
 NO = "**no**"
+FLOORS = ("plain Python", "dict copy", "by hand")  # what nothing that does more can beat
 SCALE = {"µs": 1e6, "ms": 1e3, "KiB": 1 / 1024, "MiB": 1 / 1024**2, "×": 1.0, "steps": 1.0}
 
 
@@ -48,6 +49,9 @@ class Measured:
             return "–"
         if self.against:
             ratio = self.ratio(self.against)
+            if self.goal < 1:
+                text = f"≥ {1 / self.goal:g} × as fast as {self.against}"
+                return f"{text}: {ratio:.2f}, {word(ratio >= 1 / self.goal)}" if ratio else text
             text = f"≤ {self.goal:g} × {self.against}"
             return f"{text}: {1 / ratio:.2f}, {word(1 / ratio <= self.goal)}" if ratio else text
         text = f"≤ {self.goal:g} {self.unit}"
@@ -61,6 +65,8 @@ class Measured:
         if NO not in self.verdict():
             return ""
         ratio = self.ratio(self.against)
+        if self.against and ratio and self.goal is not None and self.goal < 1:
+            return f"{ratio:.2f} × as fast as {self.against}, goal {1 / self.goal:g}"
         if self.against and ratio:
             return f"{1 / ratio:.2f} × {self.against}, goal {self.goal:g}"
         figure = number(self.cells["dspyer"].middle * SCALE[self.unit])
@@ -118,6 +124,40 @@ def grid(rows: list[Measured]) -> list[list[str]]:
     return lines
 
 
+def short_grid(rows: list[Measured]) -> list[list[str]]:
+    """A table that fits on a phone, the heading first: dspyer's figure, LangGraph's, and that of a faster library."""
+    lines = [["work", "dspyer", "others", "goal"]]
+    for row in rows:
+        measured = [name for name in row.cells if row.ratio(name) is not None and name not in FLOORS[:2]]
+        best = min(measured, key=lambda name: row.ratio(name) or 0.0, default=None)
+        first = next((name for name in (row.against, "LangGraph") if name in measured), best)
+        shown = list(dict.fromkeys(name for name in (first, best) if name is not None))
+        others = "<br>".join(f"{name} {figure(row, name)}" for name in shown)
+        lines.append([row.title, figure(row, "dspyer"), others or "–", row.verdict()])
+    return lines
+
+
+def figure(row: Measured, column: str) -> str:
+    """A figure with its unit and noise, and in brackets how many times dspyer's it is; or why there is none."""
+    cell = row.cells.get(column)
+    if cell is None or not cell.values:
+        return cell.problem if cell is not None and cell.problem else "–"
+    text = f"{number(cell.middle * SCALE[row.unit])} {row.unit} ± {spread(cell.values):.0%}"
+    ratio = row.ratio(column)
+    return text if ratio is None else f"{text} ({number(ratio)}×)"
+
+
+def all_figures(report: Report) -> str:
+    """Every figure, row by row, as a list."""
+    lines = ["## All figures"]
+    for name, _, rows in report.tables:
+        lines.append(f"### {name}")
+        lines.append(
+            "\n".join(f"- {row.title}: {', '.join(f'{of} {figure(row, of)}' for of in row.cells)}" for row in rows)
+        )
+    return "\n\n".join(lines)
+
+
 def markdown(lines: list[list[str]]) -> str:
     """A table in Markdown, padded so that it reads as text too."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
@@ -153,7 +193,8 @@ PAGE = """# Benchmarks
 Measured by `make bench`, which runs dspyer, the libraries that it is compared with and plain Python side by side:
 each in a process of its own, all in turn, round by round. A cell is the median of the rounds ± half the distance of
 their quartiles, and in brackets how many times dspyer's figure that is (the median of the ratios of each round).
-Lower is better everywhere. An empty cell: the library was not asked to do this; a dash: it has nothing that does.
+Lower is better everywhere. The tables show LangGraph, and the fastest other library where that is another one;
+[every figure](#all-figures) of every library comes last, with plain Python beside it.
 
 {circumstances}
 
@@ -167,8 +208,9 @@ where a thousand would take minutes or gigabytes: `bench/rows.py` has every size
 {tables}
 
 {shortfalls}
+
+{figures}
 """
-FLOORS = ("plain Python", "dict copy", "by hand")  # what nothing that does more can beat
 
 
 def shortfalls(report: Report) -> str:
@@ -189,5 +231,10 @@ def shortfalls(report: Report) -> str:
 
 def as_page(report: Report) -> str:
     """The page of the documentation."""
-    parts = [f"## {name}\n\n{about}\n\n{markdown(grid(rows))}" for name, about, rows in report.tables]
-    return PAGE.format(circumstances=circumstances(report), tables="\n\n".join(parts), shortfalls=shortfalls(report))
+    parts = [f"## {name}\n\n{about}\n\n{markdown(short_grid(rows))}" for name, about, rows in report.tables]
+    return PAGE.format(
+        circumstances=circumstances(report),
+        tables="\n\n".join(parts),
+        shortfalls=shortfalls(report),
+        figures=all_figures(report),
+    )

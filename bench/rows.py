@@ -45,7 +45,7 @@ class Row:
         title: what is done.
         unit: of the figures: `µs`, `ms`, `MiB`, `KiB`, `×` or `steps`.
         entries: who does it.
-        goal: the goal of the design, in `unit`; or in multiples of the column `against`.
+        goal: the goal of the design, in `unit`; or in multiples of the column `against`: below 1 to be faster.
         against: the column that the goal is relative to.
     """
 
@@ -109,6 +109,29 @@ def loops() -> list[Row]:
     return rows
 
 
+def programs() -> list[Row]:
+    """What a program of plain functions meets, beside LangGraph alone: the goals are multiples of its figures."""
+    beside: dict[str, Any] = {"against": LANGGRAPH.name}
+    async_sync = "sync nodes in an async run"
+    turns, branches = {"turns": 1_000}, {"branches": 1_000}
+    few: dict[Library, Size | None] = {LANGGRAPH: {"turns": 300}}
+    same: dict[Library, Size | None] = {LANGGRAPH: None}
+    return [
+        row("step: three fields, a router", "µs", "agent", turns, few, goal=1 / 8.5, **beside),
+        row(f"step: three fields, a router, {async_sync}", "µs", "agent", {**turns, "colour": "mixed"}, few, **beside),
+        row("`Send` to 1,000 nodes, a branch", "µs", "fan_out", branches, same, goal=1 / 5, **beside),
+        row(
+            f"`Send` to 1,000 {async_sync}, a branch",
+            "µs",
+            "fan_out",
+            {**branches, "colour": "mixed"},
+            same,
+            goal=1 / 4,
+            **beside,
+        ),
+    ]
+
+
 def parallel() -> list[Row]:
     """Forks, fan-outs and maps."""
     rows = []
@@ -158,19 +181,26 @@ def calls() -> list[Row]:
     return rows
 
 
+BY_HAND = (("dspyer", ""), ("by hand", "_by_hand"))
+
+
 def modules() -> list[Row]:
     """Graphs of DSPy modules against the same program by hand, both in one process."""
     rows = []
     for title, work, goal in (
-        ("chain of three predictors", "modules_chain", 1.05),
-        ("chain of three predictors, async", "modules_chain_async", 1.05),
-        ("loop of ten predictor calls", "modules_loop", 1.05),
+        ("two predictors", "modules_pair", 1.25),
+        ("chain of three predictors", "modules_chain", 1.25),
+        ("chain of three predictors, async", "modules_chain_async", 1.25),
+        ("loop of ten predictor calls", "modules_loop", 1.25),
         ("fork of two predictors and join (by hand: one after the other)", "modules_fork", None),
         ("fork of two predictors and join, async (by hand: `asyncio.gather`)", "modules_fork_async", None),
     ):
         size = {"calls": 10}
         entries = (Entry(DSPYER.name, DSPYER, work, size), Entry("by hand", DSPYER, f"{work}_by_hand", size))
         rows.append(Row(title, "µs", entries, goal, "by hand"))
+    size = {"examples": 1_000}
+    four, hand = (Entry(name, DSPYER, f"modules_evaluate{how}", size) for name, how in BY_HAND)
+    rows.append(Row("`Evaluate` of 1,000 examples, four predictors, an example", "µs", (four, hand), 1.25, "by hand"))
     return rows
 
 
@@ -240,11 +270,14 @@ def stored() -> list[Row]:
 def tables() -> list[Table]:
     """Everything that is measured."""
     return [
+        Table(
+            "Programs of functions", "A typed schema, sync nodes, no store, as programs have them.", tuple(programs())
+        ),
         Table("Runs", "Trivial nodes in memory, no store, garbage collector on.", (*loops(), *calls())),
         Table("Branches", "The same, in parallel.", tuple(parallel())),
         Table(
             "DSPy modules",
-            "Ten calls of the whole program, `DummyLM`; the same modules in a hand-written `dspy.Module`.",
+            "Whole programs whose LM calls cost nothing, beside the same modules in a hand-written `dspy.Module`.",
             tuple(modules()),
         ),
         Table(

@@ -52,8 +52,9 @@ GRAPH_ROWS: list[tuple[str, dict[str, Any]]] = [
     ("loop", {"keys": 100, "steps": 4, "history": True}),
     ("call", {"keys": 50}),
     ("compile_chain", {"nodes": 3}),
-    *[("fan_out", {"branches": 5, "colour": colour}) for colour in ("sync", "async")],
+    *[("fan_out", {"branches": 5, "colour": colour}) for colour in ("sync", "async", "mixed")],
     *[("crowd", {"runs": 5, "colour": colour}) for colour in ("sync", "async")],
+    *[("agent", {"turns": 3, "colour": colour}) for colour in ("sync", "mixed")],
     *[("map", {"branches": 5, "colour": colour}) for colour in ("sync", "async")],
     *[("fork", {"keys": 3, "steps": 2, "colour": colour}) for colour in ("sync", "async")],
 ]
@@ -87,8 +88,9 @@ def test_what_may_be_nothing_is_measured_too() -> None:
 
 @pytest.mark.parametrize("work", sorted(hand_bench.WORKS))
 def test_programs_by_hand_and_their_graphs_answer_alike(work: str) -> None:
-    assert hand_bench.WORKS[work](calls=1)() > 0
-    assert dspyer_bench.WORKS[work.removesuffix("_by_hand")](calls=1)() > 0
+    size = {"examples" if "evaluate" in work else "calls": 1}
+    assert hand_bench.WORKS[work](**size)() > 0
+    assert dspyer_bench.WORKS[work.removesuffix("_by_hand")](**size)() > 0
 
 
 def works_of(module: str) -> set[str]:
@@ -148,6 +150,27 @@ def test_ratios_are_taken_round_by_round() -> None:
 def test_a_goal_may_be_relative() -> None:
     row = Measured("chain", "ms", 1.05, "by hand", {"dspyer": Cell([0.0103]), "by hand": Cell([0.01])})
     assert row.verdict() == "≤ 1.05 × by hand: 1.03, yes"
+
+
+def test_a_goal_may_be_how_much_faster() -> None:
+    row = Measured("fan", "µs", 1 / 4, "LangGraph", {"dspyer": Cell([1e-5]), "LangGraph": Cell([3e-5])})
+    assert row.verdict() == "≥ 4 × as fast as LangGraph: 3.00, **no**"
+    assert row.shortfall() == "3.00 × as fast as LangGraph, goal 4"
+
+
+def test_the_tables_of_the_page_have_four_columns_and_every_figure_is_listed() -> None:
+    many = {name: Cell([value]) for name, value in (("dspyer", 1e-5), ("LangGraph", 1e-4), ("A", 2e-5), ("B", 3e-5))}
+    many["plain Python"] = Cell([1e-7])
+    page = as_page(Report([("Runs", "What it is.", [Measured("a step", "µs", None, "", many)])], [0.01]))
+    row = next(line for line in page.splitlines() if line.startswith("| a step"))
+    assert [cell.strip() for cell in row.split("|")[1:-1]] == [
+        "a step",
+        "10.0 µs ± 0%",
+        "LangGraph 100 µs ± 0% (10.0×)<br>A 20.0 µs ± 0% (2.00×)",
+        "–",
+    ]
+    listed = page.partition("## All figures")[2]
+    assert all(f"{name} " in listed for name in many)
 
 
 def test_the_page_says_where_dspyer_falls_short() -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import dspy
 from pydantic import BaseModel
 
-from bench.peers.hand_bench import CHAIN, called
+from bench.peers.hand_bench import CHAIN, FOUR, called, evaluated
 from bench.peers.measure import Round, Watch, Work, at_once, expect, filler, timed
 from dspyer import END, START, Graph, Send, reducers
 
@@ -38,6 +38,38 @@ def loop(keys: int, steps: int, history: bool = False) -> Round:
         result = program(**inputs)
         value = watch.per(steps)
         expect(result["n"], steps)
+        return value
+
+    return measure
+
+
+class Agent(BaseModel):
+    """The state of a small program."""
+
+    goal: int
+    turn: int = 0
+    note: str = ""
+    score: float = 0.0
+
+
+def agent(turns: int, colour: str = "sync") -> Round:
+    """A loop as programs have it: a schema, a node that reads and writes three fields, a router. Nodes are sync."""
+    watch = Watch()
+
+    def work(turn: int, note: str, score: float) -> dict[str, Any]:
+        if not turn:
+            watch.start()
+        return {"turn": turn + 1, "note": f"turn {turn}", "score": score + len(note)}
+
+    graph = Graph(Agent, inputs=["goal"], outputs=["turn"]).add_node(work, writes=["turn", "note", "score"])
+    graph.add_edge(START, "work")
+    graph.add_conditional_edges("work", lambda turn, goal: "on" if turn < goal else "off", {"on": "work", "off": END})
+    program = graph.compile(max_steps=turns + 1)
+
+    def measure() -> float:
+        result = run_program(program, colour, {"goal": turns})
+        value = watch.per(turns)
+        expect(result["turn"], turns)
         return value
 
     return measure
@@ -112,9 +144,9 @@ class Fan(BaseModel):
 
 
 def fan_out(branches: int, colour: str = "sync") -> Round:
-    """`Send` to one node, and a join that folds what the branches appended."""
+    """`Send` to one node, and a join that folds what the branches appended. `mixed`: sync nodes in an async run."""
     graph = Graph(Fan, outputs=["total"])
-    graph.add_node("square", square if colour == "sync" else asquare, writes=["squares"])
+    graph.add_node("square", asquare if colour == "async" else square, writes=["squares"])
     graph.add_node(total, writes=["total"])
     graph.add_conditional_edges(START, lambda: [Send("square", {"i": i}) for i in range(branches)], ["square"])
     graph.add_path("square", "total", END)
@@ -202,6 +234,21 @@ def compile_chain(nodes: int) -> Round:
     return lambda: timed(work, 1, lambda program: expect(program(n=0)["n"], nodes))
 
 
+def pair_graph() -> Any:
+    """`hand_bench.Pair` as a graph."""
+    graph = Graph(outputs=["answer"])
+    graph.add_node("ask", dspy.Predict("question -> query")).add_node("answer", dspy.Predict("query -> answer"))
+    return graph.add_path(START, "ask", "answer", END).compile()
+
+
+def four_graph() -> Any:
+    """`hand_bench.Four` as a graph."""
+    graph = Graph(outputs=["answer"])
+    for name, signature in FOUR.items():
+        graph.add_node(name, dspy.Predict(signature))
+    return graph.add_path(START, *FOUR, END).compile()
+
+
 def chain_graph() -> Any:
     """`hand_bench.Chain` as a graph."""
     graph = Graph(outputs=["answer"])
@@ -229,12 +276,15 @@ def fork_graph() -> Any:
 
 WORKS: dict[str, Work] = {
     "loop": loop,
+    "agent": agent,
     "call": call,
     "crowd": crowd,
     "fan_out": fan_out,
     "map": map_items,
     "fork": fork,
     "compile_chain": compile_chain,
+    "modules_pair": lambda calls: called(pair_graph(), calls, "answer", "an answer"),
+    "modules_evaluate": lambda examples: evaluated(four_graph(), examples),
     "modules_chain": lambda calls: called(chain_graph(), calls, "answer", "an answer"),
     "modules_chain_async": lambda calls: called(chain_graph(), calls, "answer", "an answer", "async"),
     "modules_loop": lambda calls: called(loop_graph(), calls, "answer", "an answer"),

@@ -15,6 +15,12 @@ from dspy.utils import DummyLM
 from bench.peers.measure import Round, Work, expect, timed
 
 PACKAGES = ["dspy"]
+FOUR = {
+    "ask": "question -> query",
+    "find": "query -> findings",
+    "audit": "findings -> risk",
+    "answer": "findings, risk -> answer",
+}
 CHAIN = ("question -> query", "query -> findings", "findings -> answer")
 ANSWER = {"query": "a query", "findings": "some findings", "answer": "an answer", "risk": "low", "reasoning": "because"}
 
@@ -22,6 +28,32 @@ ANSWER = {"query": "a query", "findings": "some findings", "answer": "an answer"
 def lm() -> Any:
     """An LM that answers everything at once, every field with the same text."""
     return DummyLM([ANSWER] * 10_000)
+
+
+class Pair(dspy.Module):
+    """Two predictors, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ask, self.answer = dspy.Predict("question -> query"), dspy.Predict("query -> answer")
+
+    def forward(self, question: str) -> Any:
+        return dspy.Prediction(answer=self.answer(query=self.ask(question=question).query).answer)
+
+
+class Four(dspy.Module):
+    """Four predictors, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, signature in FOUR.items():
+            setattr(self, name, dspy.Predict(signature))
+
+    def forward(self, question: str) -> Any:
+        query = self.ask(question=question).query
+        findings = self.find(query=query).findings
+        risk = self.audit(findings=findings).risk
+        return dspy.Prediction(answer=self.answer(findings=findings, risk=risk).answer)
 
 
 class Chain(dspy.Module):
@@ -96,12 +128,28 @@ def called(program: Any, calls: int, output: str, wanted: str, colour: str = "sy
     return measure
 
 
+def evaluated(program: Any, examples: int) -> Round:
+    """`dspy.Evaluate` over examples whose LM calls cost nothing, as cached ones; seconds for each example."""
+    devset = [
+        dspy.Example(question=f"What is {i}?", answer="an answer").with_inputs("question") for i in range(examples)
+    ]
+    evaluate = dspy.Evaluate(devset=devset, metric=lambda one, found, *_: one.answer == found.answer, num_threads=1)
+
+    def measure() -> float:
+        with dspy.context(lm=DummyLM([ANSWER] * (4 * examples))):
+            return timed(lambda: evaluate(program), examples, lambda result: expect(result.score, 100.0))
+
+    return measure
+
+
 def by_hand(module: type[Any], output: str, wanted: str, colour: str = "sync") -> Work:
     """The workload of a module."""
     return lambda calls: called(module(), calls, output, wanted, colour)
 
 
 WORKS: dict[str, Work] = {
+    "modules_pair_by_hand": by_hand(Pair, "answer", "an answer"),
+    "modules_evaluate_by_hand": lambda examples: evaluated(Four(), examples),
     "modules_chain_by_hand": by_hand(Chain, "answer", "an answer"),
     "modules_chain_async_by_hand": by_hand(Chain, "answer", "an answer", "async"),
     "modules_loop_by_hand": by_hand(Loop, "answer", "an answer"),

@@ -58,6 +58,46 @@ def loop(keys: int, steps: int, history: bool = False, one_field: bool = False) 
     return measure
 
 
+class Agent(TypedDict):
+    """The state of a small program."""
+
+    goal: int
+    turn: int
+    note: str
+    score: float
+
+
+def agent(turns: int, colour: str = "sync") -> Round:
+    """A loop as programs have it: a node that reads and writes three fields, a router. Nodes are sync."""
+    watch = Watch()
+
+    def work(state: Agent) -> dict[str, Any]:
+        turn, note = state["turn"], state["note"]
+        if not turn:
+            watch.start()
+        return {"turn": turn + 1, "note": f"turn {turn}", "score": state["score"] + len(note)}
+
+    graph = StateGraph(Agent)
+    graph.add_node("work", work)
+    graph.add_edge(START, "work")
+    graph.add_conditional_edges(
+        "work", lambda state: "on" if state["turn"] < state["goal"] else "off", {"on": "work", "off": END}
+    )
+    program = graph.compile()
+    inputs = {"goal": turns, "turn": 0, "note": "", "score": 0.0}
+
+    def measure() -> float:
+        if colour == "sync":
+            result = program.invoke(inputs, config(turns))
+        else:
+            result = asyncio.run(program.ainvoke(inputs, config(turns)))
+        value = watch.per(turns)
+        expect(result["turn"], turns)
+        return value
+
+    return measure
+
+
 def call(keys: int) -> Round:
     """One call of a graph of one node."""
 
@@ -128,7 +168,7 @@ def fan_out(branches: int, colour: str = "sync", history: bool = False) -> Round
         return {"total": sum(state["squares"])}
 
     graph = StateGraph(Fan)
-    graph.add_node("square", square if colour == "sync" else asquare)
+    graph.add_node("square", asquare if colour == "async" else square)
     graph.add_node("join", join)
     graph.add_conditional_edges(START, lambda _: [Send("square", {"i": i}) for i in range(branches)], ["square"])
     graph.add_edge("square", "join")
@@ -286,6 +326,7 @@ def fork_bytes(items: int) -> Round:
 
 WORKS: dict[str, Work] = {
     "loop": loop,
+    "agent": agent,
     "call": call,
     "crowd": crowd,
     "fan_out": fan_out,
