@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel
 
+from bench import growth_runs
 from bench.machine import calibrate, describe, spread
 from dspyer import END, START, Context, Graph, Replace, limit, live, reducers
 from dspyer.schema import Schema
@@ -164,6 +165,13 @@ ROWS: list[Growth] = [
     Growth("one of N posts of a node", (100, 1_000, 10_000), posting("plain"), 3),
     Growth("one of N posts of a node to a live field", (30, 300, 3_000), posting("notes"), 3),
     Growth("a post to a live key that was posted to in N rounds", (3, 30, 300), posting_in_rounds, 3),
+    Growth("a step of a loop of N steps", (1_000, 10_000, 100_000), growth_runs.steps, 1.1),
+    Growth("a step beside N keys", (10, 100, 1_000), growth_runs.step_beside_keys, 1.3),
+    Growth("a branch of a Send to N", (1_000, 3_000, 10_000), growth_runs.sent("sync"), 1.1),
+    Growth("a branch of a Send to N, async run", (1_000, 3_000, 10_000), growth_runs.sent("async"), 1.1),
+    Growth("a branch of a Send to N that send on", (300, 1_000, 3_000), growth_runs.sent_on, 1.3),
+    Growth("a branch of N that go round a loop", (300, 1_000, 3_000), growth_runs.laps, 1.3),
+    Growth("an item of a map over N", (1_000, 3_000, 10_000), growth_runs.mapped, 1.1),
     Growth(
         "one key into a dict of N keys with a limit",
         (100, 1_000, 10_000),

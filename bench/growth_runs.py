@@ -1,0 +1,103 @@
+"""What a run costs beside more steps, more branches, more keys: measures for the rows of `bench.growth`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import perf_counter
+from typing import Annotated, Any
+
+from pydantic import BaseModel
+
+from dspyer import END, START, CompiledGraph, Graph, Send, reducers
+
+
+class Fan(BaseModel):
+    """The state of fan-outs."""
+
+    width: int
+    done: Annotated[int, reducers.increment] = 0
+    table: Annotated[dict[str, int], reducers.update] = {}
+
+
+def grow(n: int) -> dict[str, int]:
+    """One step."""
+    return {"n": n + 1}
+
+
+def steps(number: int, keys: int = 0) -> float:
+    """A step of a loop of that many steps, beside keys that nothing reads."""
+    beside = {f"k{i}": i for i in range(keys)}
+    graph = Graph(inputs=["n", *beside], outputs=["n"]).add_node(grow).add_edge(START, "grow")
+    graph.add_conditional_edges("grow", lambda n: "on" if n < number else "off", {"on": "grow", "off": END})
+    program = graph.compile(max_steps=number + 1)
+    inputs = {**beside, "n": 0}
+    opened = perf_counter()
+    program(**{**inputs, "n": number - 1})  # what a run costs whatever it does
+    start = perf_counter()
+    program(**inputs)
+    end = perf_counter()
+    return ((end - start) - (start - opened)) / number
+
+
+def step_beside_keys(keys: int) -> float:
+    """A step beside that many keys."""
+    return steps(2_000, keys)
+
+
+def _sent(graph: Graph, targets: Callable[[int], list[Send]]) -> CompiledGraph:
+    graph.add_node("last", lambda done: {}, writes=[])
+    graph.add_conditional_edges(START, targets, ["work"])
+    return graph.add_edge("last", END).compile(max_steps=100)
+
+
+def _timed(program: CompiledGraph, width: int, colour: str = "sync") -> float:
+    program(width=2)
+    start = perf_counter()
+    result: Any = program(width=width) if colour == "sync" else asyncio.run(program.acall(width=width))
+    elapsed = perf_counter() - start
+    assert result.done >= width, result
+    return elapsed / width
+
+
+def sent(colour: str) -> Callable[[int], float]:
+    """A branch of a `Send` to that many, in a run of a colour; all write under a key of their own."""
+
+    def work(i: int) -> dict[str, Any]:
+        return {"done": 1, "table": {str(i): i}}
+
+    def measure(width: int) -> float:
+        graph = Graph(Fan, inputs=["width"]).add_node("work", work, writes=["done", "table"]).add_edge("work", "last")
+        return _timed(_sent(graph, lambda width: [Send("work", {"i": i}) for i in range(width)]), width, colour)
+
+    return measure
+
+
+def sent_on(width: int) -> float:
+    """A branch of a `Send` to that many, each of which sends two more: joins of branches that share commits."""
+    graph = Graph(Fan, inputs=["width"]).add_node("work", lambda i: {}, writes=[])
+    graph.add_node("again", lambda i: {"done": 1}, writes=["done"]).add_edge("again", "last")
+    graph.add_conditional_edges("work", lambda width: [Send("again", {"i": i}) for i in range(2)], ["again"])
+    return _timed(_sent(graph, lambda width: [Send("work", {"i": i}) for i in range(width)]), width)
+
+
+def laps(width: int) -> float:
+    """A branch of that many, each of which goes round a loop three times."""
+    graph = Graph(Fan, inputs=["width"]).add_node("work", lambda width: {"done": 1}, writes=["done"])
+
+    def go_on(ctx: Any) -> list[Send | str]:
+        return [Send("work", {"width": 0})] if ctx.visit < 3 else ["last"]
+
+    graph.add_conditional_edges("work", go_on, ["work", "last"])
+    return _timed(_sent(graph, lambda width: [Send("work", {"width": i}) for i in range(width)]), width)
+
+
+def mapped(width: int) -> float:
+    """An item of a map over that many."""
+    graph = Graph(inputs=["items"], outputs=["found"]).add_map("map", grow, over="items", item="n", into="found")
+    program = graph.add_path(START, "map", END).compile()
+    start = perf_counter()
+    result = program(items=list(range(width)))
+    elapsed = perf_counter() - start
+    assert len(result.found) == width
+    return elapsed / width
