@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel
 
+from bench.peers.measure import Watch, filler
 from dspyer import END, START, CompiledGraph, Graph, Send, reducers
 
 
@@ -20,24 +21,20 @@ class Fan(BaseModel):
     table: Annotated[dict[str, int], reducers.update] = {}
 
 
-def grow(n: int) -> dict[str, int]:
-    """One step."""
-    return {"n": n + 1}
-
-
 def steps(number: int, keys: int = 0) -> float:
-    """A step of a loop of that many steps, beside keys that nothing reads."""
-    beside = {f"k{i}": i for i in range(keys)}
-    graph = Graph(inputs=["n", *beside], outputs=["n"]).add_node(grow).add_edge(START, "grow")
-    graph.add_conditional_edges("grow", lambda n: "on" if n < number else "off", {"on": "grow", "off": END})
-    program = graph.compile(max_steps=number + 1)
-    inputs = {**beside, "n": 0}
-    opened = perf_counter()
-    program(**{**inputs, "n": number - 1})  # what a run costs whatever it does
-    start = perf_counter()
-    program(**inputs)
-    end = perf_counter()
-    return ((end - start) - (start - opened)) / number
+    """A step of a loop of that many steps, beside keys that nothing reads. Reading the inputs is not part of it."""
+    watch = Watch()
+
+    def step(n: int) -> dict[str, int]:
+        if not n:
+            watch.start()
+        return {"n": n + 1}
+
+    inputs = {**filler(keys), "n": 0}
+    graph = Graph(inputs=list(inputs), outputs=["n"]).add_node(step).add_edge(START, "step")
+    graph.add_conditional_edges("step", lambda n: "on" if n < number else "off", {"on": "step", "off": END})
+    graph.compile(max_steps=number + 1)(**inputs)
+    return watch.per(number)
 
 
 def step_beside_keys(keys: int) -> float:
@@ -94,7 +91,9 @@ def laps(width: int) -> float:
 
 def mapped(width: int) -> float:
     """An item of a map over that many."""
-    graph = Graph(inputs=["items"], outputs=["found"]).add_map("map", grow, over="items", item="n", into="found")
+    graph = Graph(inputs=["items"], outputs=["found"]).add_map(
+        "map", lambda n: {"n": n + 1}, over="items", item="n", into="found"
+    )
     program = graph.add_path(START, "map", END).compile()
     start = perf_counter()
     result = program(items=list(range(width)))

@@ -44,8 +44,11 @@ class Ready:
         Raises:
             IndexError: if there are not so many groups.
         """
-        before: list[Group] = []
         heap = self._heap
+        if not position and heap is not None:
+            rest = _merged(heap[3], heap[4])
+            return heap[1], NONE_READY if rest is None else Ready(rest)
+        before: list[Group] = []
         while heap is not None:
             _, group, _, left, right = heap
             heap = _merged(left, right)
