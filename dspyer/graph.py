@@ -82,6 +82,7 @@ class Graph:
         required: Iterable[str] | None = None,
     ) -> None:
         self._schema = Schema.of(schema)
+        self._named = bool(name)
         self._name = name or (schema.__name__ if schema is not None else "Graph")
         self._inputs = None if inputs is None else listed(inputs)
         self._outputs = None if outputs is None else listed(outputs)
@@ -307,6 +308,7 @@ class Graph:
         durability: Durability = "sync",
         max_demo_turns: int | None = None,
         warn_at: int | None = None,
+        shares_threads_with: Iterable[str] = (),
     ) -> CompiledGraph:
         """Checks the whole graph and makes a program of it. `graph.compile()` builds, `optimizer.compile()` tunes.
 
@@ -332,6 +334,8 @@ class Graph:
                 end. What was reported is flushed always: ends, failures, questions, answers, effects.
             max_demo_turns: how many turns of a `dspy.History` a demo shows, the last ones; None for all.
             warn_at: where at most so many steps are left, a module node's turn begins with a user message that says so.
+            shares_threads_with: names of other graphs whose threads this one may go on with: the name that it had
+                before, or those of graphs that work on one thread by turns.
 
         Returns:
             A `dspy.Module` with copies of the modules; the graph can go on to be changed and compiled again.
@@ -369,6 +373,7 @@ class Graph:
             check_turns(blueprint.nodes.values())
         warn_of_shadowed(self._name, blueprint.outputs or ())
         blueprint = replace(blueprint, migrate=migrate, max_demo_turns=max_demo_turns, warn_at=warn_at)
+        blueprint = replace(blueprint, named=self._named, shares_threads_with=frozenset(listed(shares_threads_with)))
         blueprint = replace(blueprint, durability=checked(durability)).hiding(redact)
         return assemble(blueprint, modules, text, None if store is None else open_store(store))
 

@@ -50,6 +50,8 @@ class Blueprint:
         max_demo_turns: how many turns of a history a demo shows; None for all.
         also: what a run may be given besides its inputs: what no node needs to be given.
         takes: for each node, the names that a `Send` may bring, for it or its routers; None for any.
+        named: whether the graph was given a name.
+        shares_threads_with: names of other graphs whose threads this one may go on with.
         needs_resources: whether a node or router has a parameter for a resource.
         counts: whether one reads how often nodes call.
     """
@@ -76,6 +78,8 @@ class Blueprint:
     max_demo_turns: int | None = None
     also: frozenset[str] = frozenset()
     takes: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
+    named: bool = False
+    shares_threads_with: frozenset[str] = frozenset()
     needs_resources: bool = field(init=False)
     counts: bool = field(init=False)
 

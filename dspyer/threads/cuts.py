@@ -202,6 +202,7 @@ def within(
         ThreadError: if several branches are live.
         NodeOutputError: if the change does not fit the schema.
     """
+    starter.fitting.check_graph(cut.run)
     branch = lone_branch(starter, listed, cut)
     _check_not_begun(starter, cut, branch)
     commit = update_commit(branch, 0, BY_HAND, {}, time.time())
@@ -238,6 +239,7 @@ def _fitting(
     starter: Starter, rest: Rest, patch: Mapping[str, Any], author: str, commit_id: str, fresh: bool
 ) -> tuple[dict[str, Any], ImmutableState]:
     """A change of what a thread has come to, with what makes that fit the graph, if it has changed."""
+    starter.fitting.check_graph(rest.last)
     fitted = starter.fitting.adapted(rest.state, rest.last)
     update, _ = validated(starter, fitted.state, patch, author, commit_id, fresh)
     schema = starter.blueprint.topology.schema

@@ -19,7 +19,7 @@ from dspyer.scheduler.schedule import amend
 from dspyer.state import ImmutableState
 from dspyer.threads.changes import AllowChanged, Names, changed_fields, changed_graph, changes
 from dspyer.threads.migrating import Adapted, adapt
-from dspyer.threads.shape import Shape
+from dspyer.threads.shape import Shape, in_common
 
 AUTHOR = "migrate"
 """The author of the commit with which a state is made to fit."""
@@ -62,6 +62,38 @@ class Fitting:
         """Whether the graph is another one than that of the last run."""
         return last is not None and last.shape not in ("", self.shape.id)
 
+    def check_graph(self, last: Chapter | None) -> None:
+        """Refuses a thread whose last run was made by a graph of another name.
+
+        A name that was given tells graphs apart. One that comes from the schema, or none, does not: it changes when a
+        class is renamed, and two graphs may have the same. There they are different graphs if they have nothing in
+        common, no node and no field: whatever a graph becomes over time, it is not that.
+
+        Args:
+            last: the last run; None if there is none.
+
+        Raises:
+            ChangedGraphError: if it was another graph, with both names.
+        """
+        if last is None:
+            return
+        graph, header = self.blueprint, last.run.header
+        name, named = str(header.get("graph", graph.name)), bool(header.get("named"))
+        if name in graph.shares_threads_with or (name == graph.name and (named or graph.named)):
+            return
+        other = f"graph {name!r}"
+        if not (named and graph.named):
+            made_by = self._made_by(last) if self.changed(last) else None
+            if made_by is None or in_common(made_by.facts, self.shape.facts):
+                return
+            other = f"a graph {name!r} that has no node and no field in common with it"
+        raise ChangedGraphError(
+            f"thread {self.thread!r} belongs to {other}, and this is graph {graph.name!r}. Nothing was called. Take "
+            "another thread name; or, if the graph is meant to go on with that thread, "
+            f"compile(shares_threads_with=[{name!r}])",
+            [f"graph {name!r} -> {graph.name!r}"],
+        )
+
     def adapted(self, state: ImmutableState, last: Chapter | None) -> Adapted:
         """The state of a thread at rest, as one that fits the graph.
 
@@ -95,6 +127,8 @@ class Fitting:
         Raises:
             ChangedGraphError: if not, with what has changed.
         """
+        if allow is False:
+            self.check_graph(last)
         names: Names = {} if isinstance(allow, bool) else allow
         unknown = [name for name in names.values() if name not in self.blueprint.nodes]
         if unknown:

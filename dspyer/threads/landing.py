@@ -120,6 +120,7 @@ class Landing(Travel):
         head = rest.row.head
         if rest.open or head is None:
             raise rest.open_error()
+        starter.fitting.check_graph(rest.last)
         beside = row._replace(head=tip)
         met = self._meet(rest.row, beside, self.name, self._deciding(starter.blueprint.topology.policies))
         if met is None:

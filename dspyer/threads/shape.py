@@ -81,6 +81,22 @@ def graph_facts(program: CompiledGraph) -> dict[str, Any]:
     return {name: found for name, found in facts.items() if found}
 
 
+def in_common(first: Facts, second: Facts) -> bool:
+    """Whether two graphs have a node or a field in common, as far as it is known which fields they have."""
+    if first.get("nodes", {}).keys() & second.get("nodes", {}).keys():
+        return True
+    ours, theirs = _fields_of(first), _fields_of(second)
+    return ours is None or theirs is None or not ours.isdisjoint(theirs)
+
+
+def _fields_of(facts: Facts) -> set[str] | None:
+    """The fields of a graph; without a schema, those that its nodes name. None if one takes any."""
+    if not facts.get("open"):
+        return set(facts.get("fields", {}))
+    used = [node.get(part) for node in facts.get("nodes", {}).values() for part in ("reads", "writes")]
+    return None if None in used else {name for names in used for name in names}
+
+
 def schema_facts(schema: Schema) -> dict[str, Any]:
     """The fields with their types and reducers, and what the classes among the types are made of."""
     if schema.open:

@@ -190,6 +190,7 @@ class Starter:
             request: what the call asks for.
             label: the name of the run for people.
         """
+        self.fitting.check_graph(rest.last)
         fitted = self.fitting.adapted(rest.state, rest.last)
         self.blueprint.check_inputs(inputs, self._kept(fitted.state))
         schema, keep = self.blueprint.topology.schema, self.blueprint.keep
@@ -265,7 +266,8 @@ class Starter:
             del header["without"]
         header.pop("names", None)
         if names is not None:
-            header["shape"] = self.fitting.shape.id
+            header.pop("named", None)
+            header |= self.graph()
         if names:
             header["names"] = dict(names)
         return RunRow(token_hex(16), self.thread, (at,), header)
@@ -276,7 +278,12 @@ class Starter:
 
     def header(self, first: int, label: str) -> dict[str, Any]:
         """What a run says about itself from the start."""
-        return {"graph": self.blueprint.name, "shape": self.fitting.shape.id, "first": first, "label": label}
+        return {**self.graph(), "first": first, "label": label}
+
+    def graph(self) -> dict[str, Any]:
+        """What a run says about the graph that makes it."""
+        about = {"graph": self.blueprint.name, "shape": self.fitting.shape.id}
+        return {**about, "named": True} if self.blueprint.named else about
 
     def again(self, last: Chapter, memo: Memo) -> Opening:
         """A run as its rows left it.

@@ -70,6 +70,7 @@ class Thread(Landing, Upkeep):
         Raises:
             ConcurrentRunError: if another run owns the thread.
             OpenRunError: if the last run failed, crashed or waits for answers.
+            ChangedGraphError: if the thread belongs to a graph of another name, or its values do not fit this one.
             InputError: for missing, unknown or invalid inputs.
             StoreError: if the store fails before the run has begun.
         """

@@ -177,6 +177,7 @@ class Travel(Past):
         for found in (rest, theirs):
             if found.open:
                 raise found.open_error()
+            self._starter.fitting.check_graph(found.last)
         if theirs.row.head is None:
             return None
         if rest.row.head is None:
@@ -256,6 +257,7 @@ class Travel(Past):
             memo = Memo()
             memo.read(cut.run.rows, starter.reader.fetch, starter.reader.decode)
             memo.resumes = 0
+            starter.fitting.check_graph(cut.run)
             _, names = starter.fitting.allowed(cut.run, True)  # whoever goes back wants the graph as it is now
             opening = starter.again(cut.run, memo)
             moved: list[Draft] = []

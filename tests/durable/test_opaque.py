@@ -134,11 +134,11 @@ def test_a_node_that_reads_it_fails_and_one_that_does_not_goes_on(tmp_path: Path
     first = Graph().add_node("write", lambda: {"draft": [Draft(title="a")]}, writes=["draft"])
     first.add_path(START, "write", END).compile(store=store).thread("t").run({})
     other = Graph().add_node("count", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "count", END)
-    run = other.compile(store=store).thread("t").run({"n": 1})
+    run = other.compile(store=store, shares_threads_with=["Graph"]).thread("t").run({"n": 1})
     assert run.state["n"] == 2
     assert "<opaque" in repr(run.state["draft"])
     reader = Graph().add_node("read", read, writes=[]).add_path(START, "read", END)
-    run = reader.compile(store=store).thread("t").run({})
+    run = reader.compile(store=store, shares_threads_with="Graph").thread("t").run({})
     assert run.status == "failed"
     assert "node 'read' reads 'draft': this stored value is a" in str(run.error)
 
