@@ -66,7 +66,7 @@ def without(rows: Sequence[Row], gone: Iterable[Sequence[int]]) -> tuple[list[Ro
         rows: rows of a run.
         gone: spans of those that do not count.
     """
-    dropped = {place for first, last in gone for place in range(first, last + 1)}
+    dropped = {place for first, last in gone for place in range(max(first, 0), min(last + 1, len(rows)))}
     moved: dict[tuple[str, ...], dict[int, int]] = {}
     counts: dict[tuple[str, ...], int] = {}
     found: list[Row] = []

@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from dspyer.state import ImmutableState
-from dspyer.stores.content import BLOBS, INLINE, Fetch, blob_of, inflated, with_blobs, without_blobs
+from dspyer.stores.content import BLOBS, INLINE, Allowance, Fetch, blob_of, with_blobs, without_blobs
 from dspyer.values import SCALARS, FrozenDict, FrozenList, encoding, freeze
 from dspyer.values.encoding import TAG
 
@@ -88,7 +88,9 @@ class Forms:
             self._sent.update(fresh)
         return {name: zlib.compress(data) if pressed else data for name, (data, pressed) in fresh.items()}
 
-    def loaded(self, form: Any, refs: Sequence[str], fetch: Fetch, decode: Decode) -> ImmutableState:
+    def loaded(
+        self, form: Any, refs: Sequence[str], fetch: Fetch, decode: Decode, allowance: Allowance
+    ) -> ImmutableState:
         """The state of a form that was stored; what is in the store already is not written again.
 
         Args:
@@ -96,35 +98,37 @@ class Forms:
             refs: ids of the blobs that it refers to.
             fetch: where they come from.
             decode: what makes frozen values of their JSON form.
+            allowance: what may still be read.
 
         Raises:
             LookupError: if a blob is missing.
+            StateError: if it is more than may be read.
         """
         blobs = fetch(refs) if refs else {}
         missing = [name for name in refs if name not in blobs]
         if missing:
             raise LookupError(f"blob {missing[0]} is not there")
         self._sent.update(refs)
-        return ImmutableState(self._load(form, (), blobs, decode))
+        return ImmutableState(self._load(form, (), blobs, decode, allowance))
 
-    def _load(self, form: Any, keys: Keys, blobs: Mapping[str, bytes], decode: Decode) -> Any:
+    def _load(self, form: Any, keys: Keys, blobs: Mapping[str, bytes], decode: Decode, allowance: Allowance) -> Any:
         if type(form) is not dict:
-            return decode(with_blobs(form, blobs) if blobs else form) if type(form) is list else form
+            return decode(with_blobs(form, blobs, allowance) if blobs else form) if type(form) is list else form
         tag = form.get(TAG)
         if tag is None:
-            return freeze({key: self._load(item, (*keys, key), blobs, decode) for key, item in form.items()})
+            return freeze({key: self._load(item, (*keys, key), blobs, decode, allowance) for key, item in form.items()})
         refs: tuple[str, ...] = ()
         pieces: tuple[tuple[str, ...], ...] = ()
         if tag in (LIST, MAPPING):
             pieces = tuple([tuple(piece) for piece in form["value"]])
             items: FrozenList[Any] = FrozenList()
-            for part in (*(json.loads(inflated(blobs[piece[0]])) for piece in pieces), form["rest"]):
-                plain = with_blobs(part, blobs) if len(blobs) > len(pieces) else part
+            for part in (*(json.loads(allowance.inflate(blobs[piece[0]])) for piece in pieces), form["rest"]):
+                plain = with_blobs(part, blobs, allowance) if len(blobs) > len(pieces) else part
                 items += decode([_flat(item) for item in plain])
             value: Any = items if tag == LIST else _pairs(items.raw_items())
             refs = tuple([name for piece in pieces for name in piece])
         else:
-            value = decode(with_blobs(form, blobs))
+            value = decode(with_blobs(form, blobs, allowance))
             refs = (form["value"],) if tag in BLOBS else ()
         if refs:
             self._parts[keys] = Part(value, form, (*refs, *_refs_of(form.get("rest"))), pieces)
@@ -184,7 +188,7 @@ class Forms:
     def _piece(self, items: list[Any], tag: str) -> tuple[str, ...]:
         forms, refs = self._items(items, tag)
         data = _dump(forms).encode()
-        name = blake2b(data, digest_size=16, person=b"dspyer piece").hexdigest()
+        name = piece_id(data)
         self._keep(name, data, True)
         return (name, *refs)
 
@@ -209,6 +213,11 @@ class Forms:
     def _keep(self, name: str, data: bytes, pressed: bool) -> None:
         if name not in self._sent:
             self._unsent[name] = (data, pressed)
+
+
+def piece_id(data: bytes) -> str:
+    """The id of a piece, of its bytes before they are compressed."""
+    return blake2b(data, digest_size=16, person=b"dspyer piece").hexdigest()
 
 
 def _flat(form: Any) -> Any:

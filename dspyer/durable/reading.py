@@ -73,16 +73,25 @@ def chapter(store: Store, at: Point) -> Chapter:
         at: the row.
 
     Raises:
-        StoreError: if the store has no such run.
+        StoreError: if the store has no such run or row, or a part of the run continues itself.
     """
     parts: list[tuple[RunRow, list[Row]]] = []
     run, last = run_of(store, at.run), at.seq
+    passed = {run.id}
     while True:
         parts.append((run, store.rows(run.id, 0, last)))
+        if not parts[-1][1] or parts[-1][1][-1].seq != last:
+            raise StoreError(f"the store {store.address!r} has no row {last} of run {run.id!r}, which a thread needs")
         if not run.header.get("continues"):
             break
-        (before,) = run.parents
-        run, last = run_of(store, before.run), before.seq
+        if len(run.parents) != 1:
+            raise StoreError(
+                f"run {run.id!r} of the store {store.address!r} continues {len(run.parents)} runs, not one"
+            )
+        run, last = run_of(store, run.parents[0].run), run.parents[0].seq
+        if run.id in passed:
+            raise goes_in_circles(store, run.id)
+        passed.add(run.id)
     rows: list[Row] = []
     points: list[Point] = []
     for part, its_rows in reversed(parts):
@@ -159,9 +168,10 @@ def with_items(rows: Sequence[Row], earlier: Callable[[], Sequence[Row]] = tuple
         if head is None or head.items is None or row.content is None:
             found.append(row)
             continue
-        names = head.item_names
-        if not all(name in items for name in names):
+        names = head.item_names if head.items[1] <= len(items) else []
+        if head.items[1] > len(items) or not all(name in items for name in names):
             items = {**{str(one.head[0]): one.content for one in earlier() if one.kind == ITEM}, **items}
+            names = head.item_names if head.items[1] <= len(items) else [""]
         results = [content for name in names if (content := items.get(name)) is not None]
         if len(results) < len(names):
             raise StoreError(f"commit {head.id} of {head.node!r} refers to rows of its items, which are not there")
@@ -206,6 +216,14 @@ def run_of(store: Store, run: str) -> RunRow:
     return found
 
 
+def goes_in_circles(store: Store, run: str) -> StoreError:
+    """The error that what a run goes on from leads back to it: no run of ours does."""
+    return StoreError(
+        f"run {run!r} of the store {store.address!r} goes on from itself, over one or several runs: its rows were not "
+        "written by dspyer. Delete the thread, or load it from an export that can be trusted"
+    )
+
+
 def chapters(
     store: Store, heads: Sequence[Point], root: Point | None = None, known: Container[Point] = ()
 ) -> list[Chapter]:
@@ -217,14 +235,19 @@ def chapters(
         heads: the rows.
         root: the row at which the history begins, if older history was pruned.
         known: rows at which runs have ended that are not read, nor what is behind them.
+
+    Raises:
+        StoreError: if a run is not there, or goes on from itself.
     """
     found: dict[Point, Chapter] = {}
     stack: list[tuple[Point, bool]] = [(head, False) for head in reversed(heads)]
-    order: list[Point] = []
+    order: dict[Point, None] = {}
     while stack:
         at, done = stack.pop()
         if done:
-            order.append(at)
+            order[at] = None
+        elif at in found and at not in order:
+            raise goes_in_circles(store, at.run)
         elif at not in found and at not in known:
             found[at] = chapter(store, at) if at != root else _at_root(store, at)
             stack.append((at, True))

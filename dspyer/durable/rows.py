@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 from dspyer.durable.contents import Written, encode_without, encode_written
 from dspyer.durable.forms import Forms
+from dspyer.errors import StoreError, brief
 from dspyer.events import Commit, Exchange, Path
 from dspyer.scheduler.lineage import Entry
 from dspyer.state import ImmutableState
@@ -138,7 +139,21 @@ class CommitHead(NamedTuple):
 
     @classmethod
     def of(cls, head: Sequence[Any]) -> CommitHead:
-        """The structure of a commit, from the head of its row."""
+        """The structure of a commit, from the head of its row.
+
+        Raises:
+            StoreError: if it is none.
+        """
+        try:
+            return cls._of(head)
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise StoreError(
+                f"the row of a commit begins with {brief(list(head))}, which is no commit ({error}): it was changed "
+                "since dspyer has written it"
+            ) from error
+
+    @classmethod
+    def _of(cls, head: Sequence[Any]) -> CommitHead:
         name, node, route, behind, started, duration, *rest = head
         late, settled, parents, scope, items, live, calls = (*rest, *_USUAL[len(rest) :])
         if isinstance(name, int):

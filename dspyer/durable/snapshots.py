@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from dspyer.durable.contents import Written, encode_written
 from dspyer.durable.forms import Decode, Forms
-from dspyer.durable.reading import Chapter, Reader, Told, chapter, run_of, with_items
+from dspyer.durable.reading import Chapter, Reader, Told, chapter, goes_in_circles, run_of, with_items
 from dspyer.durable.rows import COMMIT, COMMITS, END, CommitHead
-from dspyer.errors import StateError
+from dspyer.errors import StateError, StoreError
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, RunRow, Snapshot, Store
-from dspyer.stores.content import Content, Fetch, inflated
+from dspyer.stores.content import Allowance, Content, Fetch
 
 EVERY = 480
 """Rows after which a run takes a snapshot, as soon as one branch is live."""
@@ -30,6 +30,8 @@ VERSION = 1
 """Of the form in which snapshots are written; one of another form is passed over."""
 
 logger = logging.getLogger("dspyer")
+
+_UNREADABLE = (LookupError, ValueError, TypeError, AttributeError, zlib.error, StateError)
 
 
 class Rested(NamedTuple):
@@ -88,20 +90,41 @@ def latest(store: Store, at: Point, decode: Decode) -> tuple[Point, Rested, Form
         forms = Forms()
         try:
             return found.at, _rested(found.content, store.blobs, decode, forms), forms
-        except (LookupError, ValueError, TypeError, zlib.error, StateError) as error:
+        except _UNREADABLE as error:
             logger.warning("the snapshot at row %d of run %s is passed over: %s", found.at.seq, at.run, error)
         at = Point(at.run, found.at.seq - 1)
     return None
+
+
+def readable(content: Content, fetch: Fetch, decode: Decode) -> None:
+    """Makes sure that a snapshot can be read.
+
+    Args:
+        content: what it holds.
+        fetch: where blobs come from.
+        decode: what makes frozen values of their JSON form.
+
+    Raises:
+        StoreError: if it cannot.
+    """
+    try:
+        _rested(Content.stored(content.data, content.refs), fetch, decode, Forms())
+    except _UNREADABLE as error:
+        raise StoreError(f"a state at which a history is to begin cannot be read: {error}") from error
 
 
 def _rested(content: Content, fetch: Fetch, decode: Decode, forms: Forms) -> Rested:
     if not content.encoded:
         rested: Rested = content.value(fetch)
         return rested
-    version, place, form = json.loads(inflated(content.data))
-    if version != VERSION:
-        raise StateError(f"its form has version {version}, this dspyer knows version {VERSION}")
-    return Rested(forms.loaded(form, content.refs, fetch, decode), place)
+    allowance = Allowance()
+    try:
+        version, place, form = json.loads(allowance.inflate(content.data))
+        if version != VERSION:
+            raise StateError(f"its form has version {version}, this dspyer knows version {VERSION}")
+        return Rested(forms.loaded(form, content.refs, fetch, decode, allowance), place)
+    except RecursionError:
+        raise StateError("its form is nested too deep") from None
 
 
 class Standing(NamedTuple):
@@ -232,8 +255,12 @@ def _back(reader: Reader, at: Point, before: bool = False) -> tuple[list[Chapter
     """The runs behind a row, oldest first, from the last snapshot on: with `before`, from the one before the row."""
     store = reader.store
     parts: list[Chapter] = []
+    passed: set[str] = set()
     while True:
         run = run_of(store, at.run)
+        if run.id in passed:
+            raise goes_in_circles(store, run.id)
+        passed.add(run.id)
         found = latest(store, Point(at.run, at.seq - before), reader.decode)
         before = False
         if found is not None:

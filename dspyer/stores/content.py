@@ -21,8 +21,18 @@ from dspyer.values.encoding import TAG
 INLINE = 16 * 1024
 """Bytes of a text or of bytes that stay in their row."""
 
-LARGEST = 1 << 30
-"""Bytes of a content that are decoded at most, its blobs not counted."""
+LARGEST = 1 << 28
+"""Bytes of JSON that are read at most for one content, or one snapshot with all its pieces: 256 MiB. The long texts and
+bytes that are stored apart are not counted."""
+
+MOST = 4_000_000
+"""Values that are read at most for one of them: each takes some hundred bytes of memory, however short its text is."""
+
+EXPANDED = 1 << 30
+"""Bytes of long texts and bytes that one content may refer to, each as often as it is referred to: 1 GiB."""
+
+_FEW = 100_000
+"""Bytes of a single content whose values need not be counted."""
 
 Fetch = Callable[[Collection[str]], Mapping[str, bytes]]
 """Gives blobs by id."""
@@ -32,6 +42,67 @@ BLOBS = ("blob text", "blob bytes")
 
 _NO_BLOBS: Mapping[str, bytes] = MappingProxyType({})
 _UNREAD = object()
+
+
+class Allowance:
+    """What may still be read for one content or one snapshot. It is asked before anything is decompressed or parsed."""
+
+    def __init__(self) -> None:
+        self._bytes = LARGEST
+        self._values = MOST
+        self._expanded = EXPANDED
+
+    def take(self, data: bytes, few: int = 0) -> bytes:
+        """The same bytes of JSON, which are read now.
+
+        Args:
+            data: the bytes.
+            few: their values are not counted if they are no more bytes than this.
+
+        Raises:
+            StateError: if they are more than may be read.
+        """
+        self._bytes -= len(data)
+        if self._bytes < 0:
+            raise StateError(
+                f"it has {LARGEST - self._bytes:,} bytes of JSON beside its long texts and bytes; {LARGEST:,} are "
+                "stored and read at most"
+            )
+        if len(data) > few:
+            self._values -= data.count(b",") + data.count(b"[") + data.count(b"{")
+        if self._values < 0:
+            raise StateError(
+                f"it has about {MOST - self._values:,} values; {MOST:,} are stored and read at most in one piece"
+            )
+        return data
+
+    def inflate(self, data: bytes) -> bytes:
+        """Decompressed bytes of JSON, which are read now.
+
+        Raises:
+            StateError: if they are more than may be read, or end too early.
+            zlib.error: if they were not compressed.
+        """
+        reader = zlib.decompressobj()
+        found = reader.decompress(data, self._bytes + 1)
+        if len(found) > self._bytes:
+            raise StateError(
+                f"compressed bytes hold more than the {LARGEST:,} bytes that are read at most in one piece"
+            )
+        if not reader.eof:
+            raise StateError("compressed bytes end too early")
+        return self.take(found)
+
+    def expand(self, data: bytes) -> bytes:
+        """The same long text or bytes, which stand in the place of a reference now.
+
+        Raises:
+            StateError: if they are more than may be read.
+        """
+        self._expanded -= len(data)
+        if self._expanded < 0:
+            raise StateError(f"its references bring in more than the {EXPANDED:,} bytes that are read at most")
+        return data
 
 
 class Content:
@@ -80,13 +151,17 @@ class Content:
 
     @property
     def data(self) -> bytes:
-        """The bytes: JSON as UTF-8."""
+        """The bytes: JSON as UTF-8.
+
+        Raises:
+            StateError: if they would be more than can be read again.
+        """
         if self._data is None:
             encoded = self._encode(self._value)
             data = _dump(encoded)
             if len(data) > INLINE:
                 blobs: dict[str, bytes] = {}
-                data = _dump(without_blobs(encoded, blobs))
+                data = Allowance().take(_dump(without_blobs(encoded, blobs)), _FEW)
                 self._refs, self._blobs = tuple(blobs), blobs
             if self.beside:
                 self._refs, self._blobs = (*self._refs, *self.beside), {**self._blobs, **self.beside}
@@ -119,13 +194,12 @@ class Content:
         if self._value is not _UNREAD:
             return self._value
         data = self.data
-        if len(data) > LARGEST:
-            raise StateError(f"the value has {len(data):,} bytes beside its blobs; {LARGEST:,} are read at most")
+        allowance = Allowance()
         try:
-            plain = json.loads(data)
+            plain = json.loads(allowance.take(data, _FEW))
             if self._refs:
                 named = [name for name in self._refs if name.encode() in data]
-                plain = with_blobs(plain, fetch(named)) if named else plain
+                plain = with_blobs(plain, fetch(named), allowance) if named else plain
         except RecursionError:
             raise StateError(f"the value is nested deeper than {MAX_DEPTH} levels") from None
         except ValueError as error:
@@ -137,22 +211,6 @@ class Content:
 
     def __hash__(self) -> int:
         return hash(self.data)
-
-
-def inflated(data: bytes) -> bytes:
-    """Decompressed bytes.
-
-    Raises:
-        StateError: if they are more than anybody reads.
-        zlib.error: if they were not compressed.
-    """
-    reader = zlib.decompressobj()
-    found = reader.decompress(data, LARGEST)
-    if reader.unconsumed_tail:
-        raise StateError(f"compressed bytes hold more than {LARGEST:,} bytes, which are read at most")
-    if not reader.eof:
-        raise StateError("compressed bytes end too early")
-    return found
 
 
 def blob_id(data: bytes) -> str:
@@ -211,15 +269,25 @@ def _remember(value: str | bytes, name: str) -> None:
             size -= len(_named.pop(next(iter(_named)))[0])
 
 
-def with_blobs(plain: Any, blobs: Mapping[str, bytes]) -> Any:
-    """The JSON form with the blobs in their places again."""
+def with_blobs(plain: Any, blobs: Mapping[str, bytes], allowance: Allowance) -> Any:
+    """The JSON form with the blobs in their places again.
+
+    Args:
+        plain: the form.
+        blobs: by id.
+        allowance: what may still be read.
+
+    Raises:
+        StateError: if they are more than may be read.
+        LookupError: if one is missing.
+    """
     if type(plain) is list:
-        return [with_blobs(item, blobs) for item in plain]
+        return [with_blobs(item, blobs, allowance) for item in plain]
     if type(plain) is not dict:
         return plain
     tag = plain.get(TAG)
     if tag == "blob text":
-        return blobs[plain["value"]].decode()
+        return allowance.expand(blobs[plain["value"]]).decode()
     if tag == "blob bytes":
-        return {TAG: "bytes", "value": base64.b64encode(blobs[plain["value"]]).decode()}
-    return {key: with_blobs(item, blobs) for key, item in plain.items()}
+        return {TAG: "bytes", "value": base64.b64encode(allowance.expand(blobs[plain["value"]])).decode()}
+    return {key: with_blobs(item, blobs, allowance) for key, item in plain.items()}

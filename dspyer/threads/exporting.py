@@ -13,14 +13,15 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 from dspyer.durable.journal import Journal
-from dspyer.errors import ConcurrentRunError, StoreError
+from dspyer.durable.reading import goes_in_circles
+from dspyer.errors import ConcurrentRunError, StateError, StoreError
 from dspyer.stores.admission import same_row, same_run
 from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store, ThreadRow
-from dspyer.stores.content import Content
+from dspyer.stores.content import Allowance, Content
 from dspyer.stores.reach import Ends, Extent, reach
+from dspyer.threads.exported import FORMAT, Exported, content_of, dump
 from dspyer.threads.owning import LEASE, leases, new_owner
 
-FORMAT = 1
 BATCH = 500
 """Rows that are written together."""
 
@@ -59,19 +60,21 @@ def reached(store: Store, row: ThreadRow) -> list[Reached]:
         )
         for name, found in spans.items()
     }
-    return [kept[name] for name in _parents_first(kept)]
+    return [kept[name] for name in _parents_first(store, kept)]
 
 
-def _parents_first(kept: Mapping[str, Reached]) -> list[str]:
+def _parents_first(store: Store, kept: Mapping[str, Reached]) -> list[str]:
     done: dict[str, None] = {}
+    begun: set[str] = set()
     stack = [(name, False) for name in reversed(list(kept))]
     while stack:
         name, ready = stack.pop()
-        if name in done or name not in kept:
-            continue
         if ready:
             done[name] = None
-        else:
+        elif name in begun and name not in done:
+            raise goes_in_circles(store, name)
+        elif name in kept and name not in done:
+            begun.add(name)
             stack.append((name, True))
             stack += [(parent.run, False) for parent in kept[name].run.parents]
     return list(done)
@@ -98,10 +101,10 @@ def export(store: Store, row: ThreadRow, path: str | os.PathLike[str], shown: Sh
     part = target.with_name(f"{target.name}.part")
     with part.open("wb") as file:
         for line in _lines(store, row, shown):
-            data = _dump(line) + b"\n"
+            data = dump(line) + b"\n"
             digest.update(data)
             file.write(data)
-        file.write(_dump({"digest": digest.hexdigest()}) + b"\n")
+        file.write(dump({"digest": digest.hexdigest()}) + b"\n")
     part.replace(target)
     return digest.hexdigest()
 
@@ -156,10 +159,10 @@ def _blob_lines(store: Store, content: Content, told: set[str]) -> Iterator[dict
 def _content_line(content: Content) -> dict[str, Any]:
     refs = {"refs": content.refs} if content.refs else {}
     try:
-        plain = json.loads(content.data)
-    except ValueError:
+        plain = json.loads(Allowance().take(content.data))
+    except (ValueError, RecursionError, StateError):
         return {"base64": base64.b64encode(content.data).decode(), **refs}
-    if _dump(plain) != content.data:
+    if dump(plain) != content.data:
         return {"base64": base64.b64encode(content.data).decode(), **refs}
     return {"content": plain, **refs}
 
@@ -171,76 +174,7 @@ def _bytes_line(data: bytes) -> dict[str, str]:
         return {"base64": base64.b64encode(data).decode()}
 
 
-def _dump(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-
-
 # --- and back
-
-
-class Exported(NamedTuple):
-    """What a file holds.
-
-    Attributes:
-        thread: the line of the thread.
-        runs: the lines of its runs, each with those of its rows.
-        blobs: by id.
-        snapshot: the line of the snapshot at its root.
-    """
-
-    thread: Mapping[str, Any]
-    runs: list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]
-    blobs: Mapping[str, bytes]
-    snapshot: Mapping[str, Any] | None
-
-
-def read(path: str | os.PathLike[str]) -> Exported:
-    """Reads an exported thread.
-
-    Args:
-        path: the file.
-
-    Raises:
-        StoreError: if it is none, or is not complete.
-    """
-    digest = blake2b(digest_size=16)
-    lines: list[dict[str, Any]] = []
-    with Path(path).open("rb") as file:
-        for data in file:
-            try:
-                line = json.loads(data)
-            except ValueError:
-                line = None
-            if not isinstance(line, dict) or (not lines and line.get("format") != FORMAT):
-                raise StoreError(f"{os.fspath(path)!r} is no thread that this dspyer has exported, from line 1 on")
-            if "digest" in line:
-                if line["digest"] == digest.hexdigest():
-                    return _sorted(lines, path)
-                break
-            digest.update(data)
-            lines.append(line)
-    raise StoreError(
-        f"{os.fspath(path)!r} is not what was exported: its digest differs, or its end is missing. Nothing was loaded"
-    )
-
-
-def _sorted(lines: Iterable[dict[str, Any]], path: str | os.PathLike[str]) -> Exported:
-    thread, *rest = lines
-    if thread.get("redacted"):
-        raise StoreError(f"{os.fspath(path)!r} was exported with redact=: it lacks values, and cannot be loaded")
-    runs: list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]] = []
-    blobs: dict[str, bytes] = {}
-    snapshot = None
-    for line in rest:
-        if "run" in line:
-            runs.append((line, []))
-        elif "row" in line:
-            runs[-1][1].append(line)
-        elif "blob" in line:
-            blobs[line["blob"]] = _bytes_of(line)
-        else:
-            snapshot = line
-    return Exported(thread, runs, blobs, snapshot)
 
 
 def load(store: Store, name: str, found: Exported) -> None:
@@ -286,7 +220,7 @@ def _fill(store: Store, name: str, epoch: int, found: Exported, moved: Mapping[s
     root, head = _point(found.thread["root"], moved), _point(found.thread["head"], moved)
     snapshot = None
     if found.snapshot is not None and root is not None:
-        snapshot = Snapshot(root, _content(found.snapshot, found))
+        snapshot = Snapshot(root, content_of(found.snapshot, found.blobs))
     runs = max(found.thread["runs"] - count, 0)  # so that no later run gets the name of one that is there
     store.write(Change(name, epoch, lease=0.0, head=head, root=root, snapshot=snapshot, flush=True, runs=runs))
 
@@ -319,18 +253,8 @@ def _place(store: Store, line: Mapping[str, Any], rows: list[Mapping[str, Any]],
 
 def _row(line: Mapping[str, Any], place: _Place, found: Exported) -> Row:
     holds = "content" in line or "base64" in line
-    content = _content(line, found) if holds else None
+    content = content_of(line, found.blobs) if holds else None
     return Row(int(line["row"]) - place.shift, line["kind"], tuple(line["head"]), content)
-
-
-def _content(line: Mapping[str, Any], found: Exported) -> Content:
-    refs = line.get("refs", ())
-    data = _dump(line["content"]) if "content" in line else _bytes_of(line)
-    return Content.stored(data, refs, {name: found.blobs[name] for name in refs if name in found.blobs})
-
-
-def _bytes_of(line: Mapping[str, Any]) -> bytes:
-    return str(line["text"]).encode() if "text" in line else base64.b64decode(line["base64"])
 
 
 def _points(points: Iterable[tuple[str, int]], moved: Mapping[str, _Place]) -> tuple[Point, ...]:

@@ -11,11 +11,12 @@ from dspyer.durable.forms import Forms
 from dspyer.durable.reading import Reader, run_of
 from dspyer.durable.replaying import written_of
 from dspyer.durable.rows import COMMITS, END, OPEN
-from dspyer.durable.snapshots import Rested, snapshot
+from dspyer.durable.snapshots import Rested, readable, snapshot
 from dspyer.errors import ConcurrentRunError, ThreadError
 from dspyer.redacting import HIDDEN, Redaction
 from dspyer.stores.base import Change, Row, Swept, ThreadRow
-from dspyer.threads.exporting import export, load, read
+from dspyer.threads.exported import read
+from dspyer.threads.exporting import export, load
 from dspyer.threads.looking import last_end
 from dspyer.threads.owning import busy, is_alive
 from dspyer.threads.past import Past
@@ -105,6 +106,7 @@ class Upkeep(Past):
             ConcurrentRunError: if a run is at work.
             ThreadError: if there is no such thread, or the run goes on from two threads.
             LookupError: if there is no such commit.
+            StoreError: if the state there is larger than is read in one piece; nothing was removed.
         """
         row = self._row(take_over)
         store, listed = self._starter.store, self._known.listed()
@@ -115,13 +117,16 @@ class Upkeep(Past):
                 f"the run of commit {before!r} of thread {self.name!r} goes on from two threads: prune before a later "
                 "or an earlier one"
             )
-        root, taken = None, None
+        root = None
         if behind and behind[0] != row.root:
             root = behind[0]
             first, earlier = (int(run_of(store, point.run).header.get("first", 0)) for point in (at, root))
             rested = Rested(history.state(history.runs[root].resting), first - 1 - earlier)
             taken = snapshot(root, rested, Forms())
-        store.write(Change(self.name, row.epoch, row.epoch + 1, root=root, snapshot=taken, flush=True))
+            store.write(Change(self.name, row.epoch, snapshot=taken, flush=True))
+            if taken.content.encoded:  # all that comes before is about to go
+                readable(taken.content, self._starter.reader.fetch, self._starter.reader.decode)
+        store.write(Change(self.name, row.epoch, row.epoch + 1, root=root, flush=True))
         return store.disown(self.name)
 
     def export(self, path: str | os.PathLike[str]) -> str:

@@ -172,10 +172,10 @@ class Secret:
 
 def test_sizes_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(content, "LARGEST", 1_000)
-    with pytest.raises(StateError, match="1,002 bytes beside its blobs; 1,000 are read at most"):
+    with pytest.raises(StateError, match=r"1,002 bytes of JSON beside .*; 1,000 are stored and read at most"):
         content.Content.stored(b'"' + b"a" * 1_000 + b'"').value(lambda ids: {})
-    with pytest.raises(StateError, match="more than 1,000 bytes"):
-        content.inflated(zlib.compress(b"a" * 1_001))
-    assert content.inflated(zlib.compress(b"a" * 1_000)) == b"a" * 1_000
+    with pytest.raises(StateError, match="more than the 1,000 bytes"):
+        content.Allowance().inflate(zlib.compress(b"a" * 1_001))
+    assert content.Allowance().inflate(zlib.compress(b"a" * 1_000)) == b"a" * 1_000
     with pytest.raises(StateError, match="end too early"):
-        content.inflated(zlib.compress(b"a" * 1_000)[:-3])
+        content.Allowance().inflate(zlib.compress(b"a" * 1_000)[:-3])

@@ -20,6 +20,7 @@ from dspyer.durable.snapshots import AT_END, EVERY, Pressed, Rested, latest
 from dspyer.program import CompiledGraph
 from dspyer.stores import Store, open_store
 from dspyer.stores.base import Point, Row
+from dspyer.stores.content import Allowance
 from dspyer.values import encoding
 
 
@@ -161,7 +162,8 @@ def stored(state: ImmutableState, forms: Forms, blobs: dict[str, bytes]) -> tupl
     assert set(content.refs) <= set(blobs)
     again = Forms()
     _, _, form = json.loads(zlib.decompress(content.data))
-    return again.loaded(form, content.refs, lambda ids: {name: blobs[name] for name in ids}, encoding.decode), again
+    found = {name: blobs[name] for name in content.refs}
+    return again.loaded(form, content.refs, lambda _: found, encoding.decode, Allowance()), again
 
 
 VALUES = st.recursive(

@@ -275,7 +275,7 @@ def test_a_pruned_thread_can_be_taken_along(store: Store, tmp_path: Path) -> Non
     ("spoil", "words"),
     [
         pytest.param(lambda data: data.replace(b'"a"', b'"b"', 1), "its digest differs", id="changed"),
-        pytest.param(lambda data: data[: len(data) // 2], "from line 1 on|its digest differs", id="cut"),
+        pytest.param(lambda data: data[: len(data) // 2], r"line \d+: .*|its digest differs", id="cut"),
         pytest.param(lambda data: data.rpartition(b"\n")[0].rpartition(b"\n")[0] + b"\n", "end is missing", id="short"),
         pytest.param(lambda data: b"hello\n", "no thread that this dspyer has exported", id="something else"),
         pytest.param(lambda data: b"", "end is missing", id="empty"),

@@ -1,0 +1,334 @@
+"""Stores and files that were not written by dspyer: refused with a reason, without hanging or filling the memory."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sqlite3
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel
+
+from dspyer import END, START, CompiledGraph, Graph, reducers
+from dspyer.durable.forms import piece_id
+from dspyer.errors import StateError, StoreError
+from dspyer.stores import Memory, content
+from dspyer.stores.base import Change, Point, RunRow, Snapshot
+from dspyer.stores.content import Allowance, Content, blob_id
+from dspyer.threads import exported
+from dspyer.threads.thread import Thread
+
+
+class State(BaseModel):
+    q: str = ""
+    log: Annotated[list[str], reducers.extend] = []
+
+
+def program(store: Any) -> CompiledGraph:
+    graph = Graph(State, inputs=["q"]).add_node("work", lambda q: {"log": [q]}, writes=["log"])
+    return graph.add_path(START, "work", END).compile(store=store)
+
+
+Line = dict[str, Any]
+
+
+def spoil(path: Path, change: Callable[[list[Line]], None]) -> None:
+    """Changes the lines of an exported file, and gives it the digest that it has then."""
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()][:-1]
+    change(lines)
+    data = b"".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n" for line in lines)
+    digest = blake2b(data, digest_size=16).hexdigest()
+    path.write_bytes(data + json.dumps({"digest": digest}).encode() + b"\n")
+
+
+def runs_of(lines: list[Line]) -> list[Line]:
+    return [line for line in lines if "run" in line]
+
+
+def own_parent(lines: list[Line]) -> None:
+    (*_, last) = runs_of(lines)
+    last["parents"] = [[last["run"], 0]]
+
+
+def circle(lines: list[Line]) -> None:
+    first, *_, last = runs_of(lines)
+    first["parents"] = [[last["run"], 0]]
+
+
+def twice(lines: list[Line]) -> None:
+    lines.append(dict(runs_of(lines)[0]))
+
+
+def gap(lines: list[Line]) -> None:
+    del lines[next(place for place, line in enumerate(lines) if line.get("row") == 1)]
+
+
+def no_run(lines: list[Line]) -> None:
+    lines[:] = [line for line in lines if "run" not in line]
+
+
+def far_head(lines: list[Line]) -> None:
+    lines[0]["head"] = [lines[0]["head"][0], 999]
+
+
+def negative(lines: list[Line]) -> None:
+    next(line for line in lines if "row" in line)["row"] = -1
+
+
+def many_runs(lines: list[Line]) -> None:
+    lines[0]["runs"] = 1 << 40
+
+
+def forged_blob(lines: list[Line]) -> None:
+    lines.insert(1, {"blob": blob_id(b"what others store"), "text": "what they would read"})
+
+
+def root(lines: list[Line], data: bytes, refs: tuple[str, ...] = ()) -> None:
+    lines[0]["root"] = lines[0]["head"]
+    lines.append({"snapshot": lines[0]["head"], "base64": base64.b64encode(data).decode(), "refs": refs})
+
+
+def lost_root(lines: list[Line]) -> None:
+    lines[0]["root"] = lines[0]["head"]
+
+
+def no_snapshot(lines: list[Line]) -> None:
+    root(lines, b"neither compressed nor JSON")
+
+
+def bomb(lines: list[Line]) -> None:
+    root(lines, zlib.compress(b'[1,1,{"v":[' + b"[]," * 20_000 + b"[]]}]"))
+
+
+def long_bomb(lines: list[Line]) -> None:
+    root(lines, zlib.compress(b'[1,1,{"v":"' + b"a" * 200_000 + b'"}]'))
+
+
+def many_pieces(lines: list[Line]) -> None:
+    piece = b"[" + b"7," * 4_000 + b"7]"
+    name = piece_id(piece)
+    lines.insert(1, {"blob": name, "base64": base64.b64encode(zlib.compress(piece)).decode()})
+    form = {"v": {"$type": "pieces of a list", "value": [[name]] * 10, "rest": []}}
+    root(lines, zlib.compress(json.dumps([1, 1, form]).encode()), (name,))
+
+
+FILES: list[tuple[Callable[[list[Line]], None], str]] = [
+    (own_parent, "run '.*' goes on from itself"),
+    (circle, "goes on from itself, or another run from it"),
+    (twice, "run '.*' is there twice"),
+    (gap, "row 2 does not follow"),
+    (no_run, "row 0 does not follow"),
+    (far_head, "its head is in none of its runs"),
+    (negative, "-1 is no number of a row"),
+    (many_runs, "1099511627776 is no number of runs"),
+    (forged_blob, "is another one than its id says"),
+    (lost_root, "lacks the snapshot at its root"),
+    (no_snapshot, "a state at which a history is to begin cannot be read"),
+    (bomb, "about 40,0.* values; 10,000 are"),
+    (long_bomb, "hold more than the 100,000 bytes"),
+    (many_pieces, "about 1.* values; 10,000 are"),
+]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits that a test can reach."""
+    monkeypatch.setattr(content, "LARGEST", 100_000)
+    monkeypatch.setattr(content, "MOST", 10_000)
+    monkeypatch.setattr(content, "_FEW", 1_000)
+    monkeypatch.setattr(exported, "VALUES", 50_000)
+    monkeypatch.setattr(exported, "LONGEST", 400_000)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("change", "words"), FILES, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_file_that_no_thread_was_exported_to_is_refused(
+    change: Callable[[list[Line]], None], words: str, tmp_path: Path
+) -> None:
+    """It says where in the file; nothing of it is in the store."""
+    t = program(Memory()).thread("t")
+    for q in ("a", "b"):
+        t.run({"q": q})
+    path = tmp_path / "t.jsonl"
+    t.export(path)
+    spoil(path, lambda lines: None)
+    program(Memory()).thread("t").load(path)
+    spoil(path, change)
+    store = Memory()
+    with pytest.raises(StoreError, match=rf"line \d+: .*{words}.*Nothing was loaded"):
+        program(store).thread("t").load(path)
+    assert store.threads() == []
+    assert store.remove().runs == 0
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b'{"row":' + b"[" * 30_000, "about 30,001 values"),
+        (b'{"row":"' + b"a" * 200_000, "200,009 bytes of JSON"),
+        (b'{"blob":"' + b"a" * 500_000, "more than the 400,000 bytes"),
+        (b'{"blob":' + b"[[]," * 50_000, "more than the 50,000 values"),
+        (b'{"row":' + b"[" * 5_000 + b"]" * 5_000 + b"}", "RecursionError"),
+        (b"[]", "it is no object"),
+    ],
+    ids=["values", "a long line", "a very long line", "values in all", "depth", "no object"],
+)
+def test_lines_have_limits_before_they_are_parsed(line: bytes, words: str, tmp_path: Path) -> None:
+    t = program(Memory()).thread("t")
+    t.run({"q": "a"})
+    path = tmp_path / "t.jsonl"
+    t.export(path)
+    first = path.read_bytes().splitlines()[0]
+    path.write_bytes(first + b"\n" + line + b"\n")
+    with pytest.raises(StoreError, match=f"line 2: .*{words}"):
+        program(Memory()).thread("u").load(path)
+
+
+ASKED: dict[str, Callable[[Thread], object]] = {
+    "state": lambda t: t.state,
+    "history": lambda t: t.history(),
+    "at": lambda t: t.at(1),
+    "run": lambda t: t.run({"q": "x"}),
+    "resume": lambda t: t.resume(),
+    "replay": lambda t: t.replay(),
+    "copy": lambda t: t.copy("copy"),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("segments", [False, True], ids=["runs", "parts of a run"])
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_runs_that_go_on_from_themselves_are_told(length: int, segments: bool, asked: str) -> None:
+    """Whatever is asked comes back: with an answer where none of them is needed, else with an error that names one."""
+    store = Memory()
+    t = program(store).thread("t")
+    t.run({"q": "a"})
+    (made,) = store.runs("t")
+    header = {**made.header, **({"continues": True} if segments else {})}
+    names = [made.id, *(f"run {number}" for number in range(1, length))]
+    for name, parent in zip(names, [*names[1:], names[0]], strict=True):
+        run = RunRow(name, "t", (Point(parent, 1),), header)
+        if name != made.id:
+            store.write(Change(run=run, rows_of=name, rows=store.rows(made.id)))
+        store._runs[name] = run
+    for shots in store._snapshots.values():
+        shots.clear()
+    t = program(store).thread("t")
+    with suppress(StoreError):
+        ASKED[asked](t)
+    store.remove(["copy"])
+    assert t.delete().threads == ("t",)
+    assert store._runs == {}
+
+
+def test_a_thread_that_goes_in_circles_can_be_removed(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    t = program(path).thread("t")
+    t.run({"q": "a"})
+    connection = sqlite3.connect(path)
+    (name,) = connection.execute("SELECT id FROM run").fetchone()
+    connection.execute("UPDATE run SET parents = ?", (json.dumps([[name.hex(), 0]]).encode(),))
+    connection.execute("INSERT INTO link SELECT id, key FROM run")
+    connection.commit()
+    connection.close()
+    t = program(path).thread("t")
+    with pytest.raises(StoreError, match="goes on from itself"):
+        t.export(tmp_path / "t.jsonl")
+    with pytest.raises(StoreError, match="goes on from itself"):
+        t.run({"q": "b"})
+    assert t.delete().runs == 1
+
+
+BOMBS = {
+    "values": zlib.compress(b'[1,1,{"v":[' + b"[]," * 20_000 + b"[]]}]"),
+    "bytes": zlib.compress(b'[1,1,{"v":"' + b"a" * 2_000_000 + b'"}]'),
+    "depth": zlib.compress(b'[1,1,{"v":' + b"[" * 5_000 + b"]" * 5_000 + b"}]"),
+    "no form": zlib.compress(b'[1,1,{"v":{"$type":"pieces of a list","value":7,"rest":[]}}]'),
+}
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_snapshot_that_is_too_large_is_passed_over(bomb: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It is a cache: the rows say the same."""
+    store = Memory()
+    t = program(store).thread("t")
+    for q in "abc":
+        t.run({"q": q})
+    row = store.thread("t")
+    assert row is not None
+    assert row.head is not None
+    found = Snapshot(row.head, Content.stored(BOMBS[bomb]))
+    store.write(Change("t", row.epoch, snapshot=found))
+    assert program(store).thread("t").state["log"] == ["a", "b", "c"]
+    assert "is passed over" in caplog.text
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    "value", ["a" * 90_000, ["", *range(10_000)]], ids=["a long text is stored apart", "many values"]
+)
+def test_what_could_not_be_read_again_is_refused_when_it_is_written(value: Any, tmp_path: Path) -> None:
+    graph = Graph().add_node("work", lambda state: {"out": value}).add_path(START, "work", END)
+    t = graph.compile(store=tmp_path / "runs.db").thread("t")
+    run = t.run({})
+    if isinstance(value, str):
+        assert t.state["out"] == value
+        return
+    assert run.status == "failed"
+    assert "10,000 are stored and read at most" in str(run.error)
+    assert "out" not in t.state
+
+
+def test_references_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long text that many references name is not brought in more often than fits."""
+    monkeypatch.setattr(content, "EXPANDED", 100_000)
+    data = b"x" * 30_000
+    form = json.dumps([{"$type": "blob bytes", "value": blob_id(data)}] * 4).encode()
+    with pytest.raises(StateError, match="more than the 100,000 bytes"):
+        Content.stored(form, [blob_id(data)]).value(lambda ids: {blob_id(data): data})
+    assert Allowance().expand(data) == data
+
+
+@pytest.mark.usefixtures("small")
+def test_a_state_that_is_too_large_begins_no_history(tmp_path: Path) -> None:
+    """Its snapshot would be all that is left of what is pruned."""
+    graph = Graph(State, inputs=["q"]).add_node("work", lambda q: {"log": [q] * 4_000}, writes=["log"])
+    t = graph.add_path(START, "work", END).compile(store=tmp_path / "runs.db").thread("t")
+    for number in range(4):
+        t.run({"q": str(number)})
+    before = [commit.id for commit in t.history()]
+    with pytest.raises(StoreError, match="cannot be read"):
+        t.prune(before=6)
+    assert [commit.id for commit in t.history()] == before
+    assert len(t.state["log"]) == 16_000
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "words"),
+    [
+        pytest.param(("x", {"a": 1}, "y", None, -5), "which is no commit", id="a head that is none"),
+        pytest.param(None, "has no row 99", id="a head behind the last row"),
+    ],
+)
+def test_rows_that_are_none_are_told(spoiled: tuple[Any, ...] | None, words: str) -> None:
+    store = Memory()
+    t = program(store).thread("t")
+    t.run({"q": "a"})
+    (made,) = store.runs("t")
+    if spoiled is None:
+        store.write(Change("t", 1, head=Point(made.id, 99)))
+    else:
+        store._rows[made.id][1] = store._rows[made.id][1]._replace(head=spoiled)
+    store._snapshots[made.id].clear()
+    t = program(store).thread("t")
+    for ask in (lambda: t.state, t.history, lambda: t.run({"q": "b"})):
+        with pytest.raises(StoreError, match=words):
+            ask()
