@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from dspyer.durable.forms import Forms
 from dspyer.durable.history import PRUNED
-from dspyer.durable.reading import Chapter, Reader, Told, chapter, newest, run_of, with_items
+from dspyer.durable.reading import Chapter, Reader, Told, Way, chapter, newest, run_of, with_items
 from dspyer.durable.rows import COMMITS, OPEN, CommitHead
 from dspyer.durable.snapshots import EVERY, Piece, Rested, latest, part_of, piece_of, pieces_before, standing
 from dspyer.events import Commit
@@ -153,8 +153,10 @@ def tip_of(store: Store, at: Point, root: Point | None = None) -> str:
         at: the row.
         root: the row at which the history begins, if older history was pruned.
     """
+    way = Way(store)
     while True:
         run, row = run_of(store, at.run), None
+        way.goes_over(run.id)
         if at == root:
             return f"{run.header.get('label', run.id)}/{PRUNED}"
         for run, row in newest(store, at):
@@ -201,10 +203,13 @@ def spans(store: Store, head: Point | None, root: Point | None = None) -> Iterat
         root: the row at which the history begins, if older history was pruned.
     """
     known: dict[str, RunRow] = {}
+    way = Way(store)
     at, steps = head, 0
     while at is not None and at != root:
         run = begun = known.get(at.run) or run_of(store, at.run)
+        way.goes_over(run.id)
         while begun.header.get("continues"):
+            way.goes_over(begun.parents[0].run)
             begun = known.get(begun.parents[0].run) or run_of(store, begun.parents[0].run)
         yield Span(at, run, begun)
         steps += 1

@@ -77,21 +77,14 @@ def chapter(store: Store, at: Point) -> Chapter:
     """
     parts: list[tuple[RunRow, list[Row]]] = []
     run, last = run_of(store, at.run), at.seq
-    passed = {run.id}
+    way = Way(store, run)
     while True:
         parts.append((run, store.rows(run.id, 0, last)))
         if not parts[-1][1] or parts[-1][1][-1].seq != last:
             raise StoreError(f"the store {store.address!r} has no row {last} of run {run.id!r}, which a thread needs")
         if not run.header.get("continues"):
             break
-        if len(run.parents) != 1:
-            raise StoreError(
-                f"run {run.id!r} of the store {store.address!r} continues {len(run.parents)} runs, not one"
-            )
-        run, last = run_of(store, run.parents[0].run), run.parents[0].seq
-        if run.id in passed:
-            raise goes_in_circles(store, run.id)
-        passed.add(run.id)
+        run, last = way.part_before(run)
     rows: list[Row] = []
     points: list[Point] = []
     for part, its_rows in reversed(parts):
@@ -132,6 +125,7 @@ def newest(store: Store, at: Point) -> Iterator[tuple[RunRow, Row]]:
         at: the row.
     """
     run, last, count, given = run_of(store, at.run), at.seq, PAGE, 0
+    way = Way(store, run)
     while True:
         while last >= 0:
             page = store.rows(run.id, max(last - count + 1, 0), last)
@@ -142,8 +136,7 @@ def newest(store: Store, at: Point) -> Iterator[tuple[RunRow, Row]]:
             return
         if run.header.get("without") or run.header.get("names"):
             break
-        (before,) = run.parents
-        run, last = run_of(store, before.run), before.seq
+        run, last = way.part_before(run)
     whole = chapter(store, at)  # what comes before this part counts in part only, or with other names
     parts = {name: run_of(store, name) for name in whole.labels}
     older = list(zip(whole.rows, whole.points, strict=True))[: len(whole.rows) - given]
@@ -214,6 +207,43 @@ def run_of(store: Store, run: str) -> RunRow:
             f"the store {store.address!r} has no run {run!r}, which a thread goes on from: was it removed?"
         )
     return found
+
+
+class Way:
+    """The runs on the way back from a row. None of them comes twice, in what dspyer has written.
+
+    Args:
+        store: where they are kept.
+        first: the run of the row.
+    """
+
+    def __init__(self, store: Store, first: RunRow | None = None) -> None:
+        self._store = store
+        self._passed = set() if first is None else {first.id}
+
+    def goes_over(self, run: str) -> None:
+        """Notes that the way goes over a run.
+
+        Raises:
+            StoreError: if it did so before.
+        """
+        if run in self._passed:
+            raise goes_in_circles(self._store, run)
+        self._passed.add(run)
+
+    def part_before(self, run: RunRow) -> tuple[RunRow, int]:
+        """The part of a run that another part continues, and its last row that counts.
+
+        Raises:
+            StoreError: if there is none, or the way went over it before.
+        """
+        if len(run.parents) != 1:
+            raise StoreError(
+                f"run {run.id!r} of the store {self._store.address!r} continues {len(run.parents)} runs, not one"
+            )
+        ((name, seq),) = run.parents
+        self.goes_over(name)
+        return run_of(self._store, name), seq
 
 
 def goes_in_circles(store: Store, run: str) -> StoreError:

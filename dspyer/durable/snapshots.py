@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from dspyer.durable.contents import Written, encode_written
 from dspyer.durable.forms import Decode, Forms
-from dspyer.durable.reading import Chapter, Reader, Told, chapter, goes_in_circles, run_of, with_items
+from dspyer.durable.reading import Chapter, Reader, Told, Way, chapter, run_of, with_items
 from dspyer.durable.rows import COMMIT, COMMITS, END, CommitHead
 from dspyer.errors import StateError, StoreError
 from dspyer.state import ImmutableState
@@ -255,12 +255,10 @@ def _back(reader: Reader, at: Point, before: bool = False) -> tuple[list[Chapter
     """The runs behind a row, oldest first, from the last snapshot on: with `before`, from the one before the row."""
     store = reader.store
     parts: list[Chapter] = []
-    passed: set[str] = set()
+    way = Way(store)
     while True:
         run = run_of(store, at.run)
-        if run.id in passed:
-            raise goes_in_circles(store, run.id)
-        passed.add(run.id)
+        way.goes_over(run.id)
         found = latest(store, Point(at.run, at.seq - before), reader.decode)
         before = False
         if found is not None:
