@@ -352,5 +352,6 @@ def suggestion(name: object, known: Iterable[object]) -> str:
         >>> suggestion("qestion", ["question", "answer"])
         " Did you mean 'question'?"
     """
-    near = get_close_matches(str(name), [str(other) for other in known], n=3)
+    texts = [str(other) for other in known]
+    near = [text for text in texts if text.lower() == str(name).lower()] or get_close_matches(str(name), texts, n=3)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -387,7 +387,16 @@ class Graph:
     def __getattr__(self, name: str) -> NoReturn:
         if not name.startswith("_") and hasattr(dspy.Module, name):
             raise AttributeError(f"a Graph has no {name!r}: {_COMPILE_FIRST}")
-        raise AttributeError(f"'Graph' object has no attribute {name!r}")
+        hint = f": {_OTHERS[name]}" if name in _OTHERS else ""
+        raise AttributeError(f"'Graph' object has no attribute {name!r}{hint}")
 
+
+_OTHERS = {
+    "set_entry_point": "write add_edge(START, 'first')",
+    "set_finish_point": "write add_edge('last', END)",
+    "add_sequence": "write add_path(START, 'first', 'second', END)",
+    "invoke": "it is the plan of a program: compile() it, and call what that returns, program(question=...)",
+}
+"""What other graph libraries call it."""
 
 _COMPILE_FIRST = "it is the plan of a program. Call .compile() first, and use or tune the program that it returns"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import dspy
 
@@ -29,6 +29,14 @@ from dspyer.stores import Store
 from dspyer.streams import AsyncEvents, Events
 from dspyer.threads.thread import Thread
 from dspyer.values import same, thaw
+
+_OTHERS = {
+    "invoke": "call the program, program(question=...), or program.run({...}) for the whole run",
+    "ainvoke": "await program.acall(question=...), or program.arun({...}) for the whole run",
+    "get_state": "a thread has one, program.thread('a name').state",
+    "update_state": "a thread has it, program.thread('a name').update({...})",
+}
+"""What other graph libraries call it."""
 
 
 class CompiledGraph(dspy.Module):
@@ -354,6 +362,12 @@ class CompiledGraph(dspy.Module):
         prediction = dspy.Prediction(**{name: thaw(value) for name, value in found.items()})
         request.predictions[session.run_id] = prediction
         return prediction
+
+    if not TYPE_CHECKING:  # type checkers know the modules of no graph
+
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = f": {_OTHERS[name]}" if name in _OTHERS else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     # --- what DSPy does with a module
 

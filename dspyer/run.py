@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import dspy
 
@@ -230,6 +230,12 @@ class Run:
                 return entry
         last = max((commit.version for commit in self.commits if commit.version is not None), default=-1)
         raise LookupError(f"no commit has version {version}: they go from 0 to {last}; others are known by their id")
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = f": a field of the state is read as run.state[{name!r}]" if not name.startswith("_") else ""
+            raise AttributeError(f"'Run' object has no attribute {name!r}{hint}")
 
     def __repr__(self) -> str:
         conflicts = f", {len(self.conflicts)} conflicts" if self.conflicts else ""

@@ -10,7 +10,7 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, ImmutableState, reducers
+from dspyer import END, START, Command, CompiledGraph, Graph, ImmutableState, reducers
 from dspyer.testing import Asks, ScriptedLM
 
 
@@ -69,6 +69,21 @@ def takes_s(s: Any) -> dict[str, int]:
     return {"n": s["n"] + 1}
 
 
+def commands(s: Any) -> Any:
+    return Command({"n": 1}, goto="b")
+
+
+def takes_an_option(text: str, limit: int = 3) -> dict[str, int]:
+    return {"n": limit}
+
+
+class Silent(dspy.Module):
+    """A module that does not say what it gives."""
+
+    def forward(self, text: str) -> Any:
+        return dspy.Prediction(reply=text)
+
+
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a model that is meant as a value": (lambda: of(returns_a_model, Card)(text="Ada"), "return {'field': ...}"),
     "a model promised that is meant as a value": (lambda: of(promises_a_model, Card), "return {'field': ...}"),
@@ -103,6 +118,43 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "too much to read": (
         lambda: Graph().add_node("a", dspy.Predict("q -> a"), reads=["q", "z"]).add_path(START, "a", END).compile(),
         "'z' in reads is none of its inputs .* Leave it out",
+    ),
+    "START and END in small letters": (
+        lambda: Graph().add_node("a", takes_s).add_path("start", "a", "end").compile(),
+        r"(?s)nothing starts.*names no node 'end'. Did you mean 'END'\?.*names no node 'start'. Did you mean 'START'\?",
+    ),
+    "an edge to a function": (
+        lambda: Graph().add_node(takes_s).add_edge(START, cast(Any, takes_s)),
+        r"add the function with add_node\(takes_s\) and write 'takes_s' here",
+    ),
+    "modules in a list": (
+        lambda: (
+            Graph()
+            .add_node("a", lambda p: None, modules=cast(Any, [dspy.Predict("q -> a")]))
+            .add_path(START, "a", END)
+            .compile()
+        ),
+        "modules takes a dict from parameters to modules",
+    ),
+    "a Command without targets": (
+        lambda: Graph().add_node("a", commands).add_edge(START, "a").compile(),
+        r"'a' is a dead end: .*; declare where its Command goes with add_node\(goto=\[...\]\)",
+    ),
+    "invoke": (lambda: cast(Any, of(returns_a_model)).invoke({}), r"write|call the program, program\(question=...\)"),
+    "invoke of a graph": (lambda: cast(Any, Graph()).invoke({}), r"compile\(\) it, and call what that returns"),
+    "an entry point": (
+        lambda: cast(Any, Graph()).set_entry_point("a"),
+        r"no attribute 'set_entry_point': write add_edge\(START, 'first'\)",
+    ),
+    "a field of a run": (
+        lambda: cast(Any, of(takes_s).run({"s": {"n": 1}})).n,
+        r"'Run' object has no attribute 'n': a field of the state is read as run.state\['n'\]",
+    ),
+    "one name of several inputs": (lambda: Graph(inputs="s", required="t").compile(), "required names 't'"),
+    "a misspelt option of a node": (lambda: of(takes_an_option)(text="x", limt=3), "Did you mean 'limit'"),
+    "a class of modules without outputs": (
+        lambda: of(Silent(), Card),
+        "a module of class Silent does not say what it gives",
     ),
     "pairs and answers in one script": (
         lambda: ScriptedLM([(Asks("a"), {"a": "1"}), {"b": "2"}]),

@@ -16,7 +16,20 @@ from dspyer.building.declarations import EdgeSpec, NodeSpec, RouterSpec
 from dspyer.building.live import live_problems
 from dspyer.building.templating import template_problems
 from dspyer.errors import GraphError, suggestion
-from dspyer.nodes import Inquiry, Interrupts, Node, Router, answering, build_map, build_node, build_router, lost_ways
+from dspyer.nodes import (
+    Command,
+    FunctionNode,
+    Inquiry,
+    Interrupts,
+    Node,
+    Router,
+    answering,
+    build_map,
+    build_node,
+    build_router,
+    lost_ways,
+)
+from dspyer.nodes.hidden import mentions
 from dspyer.policies import Policies
 from dspyer.scheduler.rounds import Edge, Rounds
 from dspyer.scheduler.topology import END, START, Topology
@@ -154,7 +167,12 @@ class Assembly(NamedTuple):
         names = tuple(spec.name for spec in self.nodes)
         ways = [Edge(router.source, target, True) for router in lost for target in router.targets or (*names, END)]
         every = [*edges, *(way for way in ways if way not in edges)]
-        facts = Facts(names, tuple(every), {}, {}, {}, (), ())
+        commands = [
+            name
+            for name, node in nodes.items()
+            if isinstance(node, FunctionNode) and not exits[name] and not node.goto and mentions(node.fn, Command)
+        ]
+        facts = Facts(names, tuple(every), {}, {}, {}, (), (), (), commands)
         problems += check_targets(facts)
         facts = facts._replace(edges=tuple(mended(every, names)))
         problems += check_paths(facts)

@@ -89,6 +89,13 @@ def listed(names: Iterable[str]) -> tuple[str, ...]:
 def names_of(nodes: str | Sequence[str]) -> tuple[str, ...]:
     """The names that an edge was given, checked."""
     names = (nodes,) if isinstance(nodes, str) or not isinstance(nodes, Sequence) else tuple(nodes)
+    given: tuple[Any, ...] = names
+    for function in given:
+        if callable(function) and hasattr(function, "__name__"):
+            name = function.__name__
+            raise GraphError(
+                f"an edge goes between names of nodes: add the function with add_node({name}) and write {name!r} here"
+            )
     if not names or not all(isinstance(name, str) for name in names):
         raise GraphError(
             f"an edge goes between names of nodes, not {nodes!r}; add the node with add_node and use its name"

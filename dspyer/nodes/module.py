@@ -251,7 +251,8 @@ def plan_writes(found: ModuleIO, spec: Spec, who: str, kind: str) -> tuple[Names
         return None, []
     fields = [name for name in schema.fields if name not in found.inputs][:2] or ["a field"]
     line = f"add_node({spec.name!r}, ..., writes={fields!r})"
-    return None, [f"{who}: a {kind} does not say what it gives; with a schema, say what is written: {line}"]
+    problem = f"{who}: a module of class {kind} does not say what it gives; with a schema, say what is written: {line}"
+    return None, [problem]
 
 
 def _type_problems(found: ModuleIO, gives: Names | None, spec: Spec) -> list[str]:

@@ -71,10 +71,14 @@ def spec_of(
     fields, views = without_views(_named(reads, made))
     read, problems = as_map(fields, "reads", who)
     problems += [problem for name, view in views.items() for problem in view_problems(view, name, schema, who)]
+    given: Any = modules
+    if given is not None and not isinstance(given, Mapping):
+        problems.append(f"{who}: modules takes a dict from parameters to modules, {{'predict': dspy.Predict(...)}}")
+        given = None
     written, more = as_map(writes, "writes", who)
     problems += more
     targets = (goto,) if isinstance(goto, str) else tuple(goto)
-    return Spec(name, schema, read, written, dict(modules or {}), targets, frozenset(overlay), views, made), problems
+    return Spec(name, schema, read, written, dict(given or {}), targets, frozenset(overlay), views, made), problems
 
 
 def _named(reads: ReadsSpec | None, made: Mapping[str, Made]) -> Any:

@@ -25,6 +25,7 @@ class Facts(NamedTuple):
         given: fields that are there from the start.
         folded: fields of which parallel writes never conflict, or for which the user has said what happens.
         left_out: inputs without a default that a run may leave out.
+        commands: nodes that may give a `Command` and declare no targets of it.
     """
 
     nodes: tuple[str, ...]
@@ -35,6 +36,7 @@ class Facts(NamedTuple):
     given: Collection[str]
     folded: Collection[str]
     left_out: Collection[str] = ()
+    commands: Collection[str] = ()
 
 
 def check_targets(facts: Facts) -> Iterator[str]:
@@ -76,8 +78,9 @@ def mended(edges: Collection[Edge], nodes: Collection[str]) -> list[Edge]:
 
 
 def _nearest(name: str, nodes: Collection[str], other: str) -> str:
-    near = get_close_matches(name, nodes, n=1)
-    return near[0] if near else other
+    known = [*nodes, START, END]
+    near = [node for node in known if node.lower() == name.lower()] or get_close_matches(name, nodes, n=1)
+    return near[0] if near and near[0] != (END if other == START else START) else other
 
 
 def with_starts(edges: Collection[Edge], nodes: Sequence[str]) -> list[Edge]:
@@ -100,7 +103,11 @@ def check_paths(facts: Facts) -> Iterator[str]:
         if node not in reached:
             yield f"node {node!r} is never reached: add an edge to it, or leave it out"
         elif node not in sources:
-            yield f"node {node!r} is a dead end: add an edge from it, add_edge({node!r}, END) if the branch ends there"
+            hint = "; declare where its Command goes with add_node(goto=[...])" if node in facts.commands else ""
+            yield (
+                f"node {node!r} is a dead end: add an edge from it, add_edge({node!r}, END) if the branch ends there"
+                f"{hint}"
+            )
         elif node not in ends:
             yield f"no way leads from node {node!r} to END, so a run would never end: add one, like a route to END"
 
