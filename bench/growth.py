@@ -19,6 +19,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel
 
 from bench import growth_runs
+from bench.growth_threads import VIEWS, after_runs, again, reading, replaying
 from bench.machine import calibrate, describe, spread
 from dspyer import END, START, Context, Graph, Replace, limit, live, reducers
 from dspyer.schema import Schema
@@ -195,6 +196,25 @@ ROWS: list[Growth] = [
     Growth("begin a thread in Memory(max_threads=N)", (100, 1_000, 10_000), evicting, 3),
     Growth("a run of 10 rows in Memory(max_commits=20), beside N threads", (100, 1_000, 10_000), pruning, 3),
 ]
+
+
+LONG = (100, 1_000, 10_000)
+MANY = (10, 100, 1_000)
+THREADS = [
+    Growth("t.replay() of a run of N steps, for each step", LONG, replaying, 3),
+    Growth("t.status after a run of N steps", LONG, reading(lambda t, _: t.status), 3),
+    Growth("t.questions after a run of N steps", LONG, reading(lambda t, _: t.questions), 3),
+    Growth("t.at(...) in the middle of a run of N steps", LONG, reading(lambda t, n: t.at(n // 2)), 10),
+    Growth("t.blame(...) after a run of N steps", LONG, reading(lambda t, _: t.blame("n")), 10),
+    Growth(
+        "the newest 20 commits after a run of N steps", LONG, reading(lambda t, _: t.history(count=20, newest=True)), 10
+    ),
+    Growth("a run of a thread that has had N", MANY, after_runs("", again), 3),
+    Growth("t.at(...) of a thread that has had N runs", MANY, after_runs("", lambda t, n: t.at(n))),
+    *[Growth(f"a run with a view ({v}) of a thread that has had N", MANY, after_runs(v, again), 3) for v in VIEWS],
+]
+
+ROWS += THREADS
 
 
 def main(arguments: list[str] | None = None) -> int:
