@@ -37,11 +37,11 @@ def failed(store: Store, error: Exception) -> StoreError:
     )
 
 
-Notice = Callable[[Change], None]
-"""Gets what was written."""
+Check = Callable[[Change], None]
+"""Raises for a change that must not be written."""
 
 
-def _unnoticed(change: Change) -> None:
+def _unchecked(change: Change) -> None:
     del change
 
 
@@ -50,12 +50,12 @@ class Guarded(Store):
 
     Args:
         store: the store.
-        notice: gets what was written.
+        check: raises for what must not be written.
     """
 
-    def __init__(self, store: Store, notice: Notice = _unnoticed) -> None:
+    def __init__(self, store: Store, check: Check = _unchecked) -> None:
         self.store = store
-        self.notice = notice
+        self.check = check
 
     @property
     def address(self) -> str:
@@ -65,25 +65,22 @@ class Guarded(Store):
     def write(self, change: Change) -> int:
         """Applies a change."""
         try:
-            epoch = self.store.write(change)
+            self.check(change)
+            return self.store.write(change)
         except DspyerError:
             raise
         except Exception as error:
             raise failed(self.store, error) from error
-        self.notice(change)
-        return epoch
 
     def write_now(self, change: Change) -> bool:
         """Applies a change if that needs no waiting."""
         try:
-            written = self.store.write_now(change)
+            self.check(change)
+            return self.store.write_now(change)
         except DspyerError:
             raise
         except Exception as error:
             raise failed(self.store, error) from error
-        if written:
-            self.notice(change)
-        return written
 
     def thread(self, name: str) -> ThreadRow | None:
         """Where a thread stands."""

@@ -150,6 +150,11 @@ class Content:
         return self._data is not None
 
     @property
+    def fresh(self) -> Any:
+        """The value that it was made of; None for what comes from a store."""
+        return None if self._value is _UNREAD else self._value
+
+    @property
     def data(self) -> bytes:
         """The bytes: JSON as UTF-8.
 

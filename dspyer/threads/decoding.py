@@ -6,19 +6,21 @@ Whatever else they name becomes an opaque value: nothing is imported, and no cla
 from __future__ import annotations
 
 import dataclasses
-import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, get_args, get_type_hints
 
 from pydantic import BaseModel
 
+from dspyer.durable.contents import Written
+from dspyer.durable.rows import COMMITS, CommitHead
+from dspyer.errors import StateError
+from dspyer.patch import Replace
+from dspyer.reducers import Updates
 from dspyer.schema import Schema
-from dspyer.stores.base import Change
-from dspyer.values import Opaque, class_name, encoding, known_class
-
-logger = logging.getLogger("dspyer")
+from dspyer.stores.base import Change, Row
+from dspyer.values import Box, FrozenDict, FrozenList, Opaque, class_name, encoding, known_class
 
 NAMED = (Enum, tuple, str, int, float, bytes)
 """Bases of classes that JSON names, beside models and dataclasses."""
@@ -38,7 +40,9 @@ def named_classes(schema: Schema) -> tuple[type, ...]:
 
 
 class Unnamed:
-    """Warns, once for each class, that what was written cannot be read back, since nothing names its class.
+    """Refuses to write what no later process could read back, since nothing names its class.
+
+    What was read from the store already, as an opaque value, is written again as it is.
 
     Args:
         graph: the name of the graph.
@@ -50,28 +54,55 @@ class Unnamed:
         self._named = {class_name(cls) for cls in named_classes(schema)}
 
     def __call__(self, change: Change) -> None:
-        """Looks at what was written, as far as it was encoded."""
+        """Looks at what is to be written.
+
+        Raises:
+            StateError: if it holds a value of a class that nothing names.
+        """
         for row in change.rows:
             content = row.content
-            if content is not None and content.encoded and _CLASS in content.data:
-                for name in dict.fromkeys(_CLASSES.findall(content.data)):
-                    self._warn(name.decode())
+            value = None if content is None else content.fresh
+            if content is None or value is None or _CLASS not in content.data:
+                continue
+            for name in dict.fromkeys(_CLASSES.findall(content.data)):
+                self._check(name.decode(), row, value)
 
-    def _warn(self, name: str) -> None:
-        if name in self._named or (self._graph, name) in _warned or known_class(name) is not None:
+    def _check(self, name: str, row: Row, value: Any) -> None:
+        if name in self._named or known_class(name) is not None or not _holds(value, name):
             return
-        _warned.add((self._graph, name))
+        patch = value.patch if isinstance(value, Written) else None
+        field = next((field for field, update in (patch or {}).items() if _holds(update, name)), None)
+        node = CommitHead.of(row.head).node if row.kind in COMMITS else row.kind
         short = name.rpartition(":")[2]
-        logger.warning(
-            "graph %r has stored a %s, which no thread can read back: name the class in the schema, or call "
-            "register_value_type(%s) wherever the thread is used",
-            self._graph,
-            name,
-            short,
+        where = f"{node!r}" if field is None else f"{node!r}, field {field!r}"
+        raise StateError(
+            f"graph {self._graph!r}, {where}: a {name} cannot be stored, "
+            "since no other process could read it back: name its class in the type of a field of the schema, or call "
+            f"register_value_type({short}) wherever the thread is used. Nothing was written"
         )
 
 
-_warned: set[tuple[str, str]] = set()
+def _holds(value: Any, name: str) -> bool:
+    """Whether a value has a part of a class; what an opaque value holds is no part of it."""
+    if isinstance(value, Box):
+        return not isinstance(value.content, Opaque) and (class_name(value.cls) == name or _holds(value.content, name))
+    if class_name(type(value)) == name:
+        return True
+    if isinstance(value, FrozenDict):
+        return any(_holds(part, name) for pair in value.raw_items() for part in pair)
+    if isinstance(value, FrozenList):
+        return any(_holds(part, name) for part in value.raw_items())
+    if isinstance(value, Replace):
+        return _holds(value.value, name)
+    if isinstance(value, Updates):
+        return any(_holds(part, name) for part in value.updates)
+    if isinstance(value, Mapping):
+        return any(_holds(part, name) for pair in value.items() for part in pair)
+    if isinstance(value, list | tuple | set | frozenset):
+        return any(_holds(part, name) for part in value)
+    return False
+
+
 _CLASS = b'","class":"'
 _CLASSES = re.compile(rb'"\$type":"\w+","class":"([^"\\]+)"')
 

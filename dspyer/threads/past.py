@@ -16,6 +16,7 @@ from dspyer.events import Commit
 from dspyer.scheduler.lineage import last_writer, lineage, touches, value_at
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Store, ThreadRow
+from dspyer.stores.memory import Memory
 from dspyer.threads.decoding import Unnamed, decoder
 from dspyer.threads.earlier import recent_of
 from dspyer.threads.known import Known
@@ -55,7 +56,9 @@ class Past:
         self._program = program
         self._store = store
         schema = program.graph.topology.schema
-        guarded_store = Guarded(store, Unnamed(program.graph.name, schema))
+        guarded_store = (
+            Guarded(store) if isinstance(store, Memory) else Guarded(store, Unnamed(program.graph.name, schema))
+        )
         shape = shape_of(program)
         reader = Reader(guarded_store, schema, decoder(schema), shape.id)
         self._known = Known(reader, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -131,7 +132,10 @@ def test_a_node_that_reads_it_fails_and_one_that_does_not_goes_on(tmp_path: Path
     def read(draft: object) -> dict[str, object]:
         raise AssertionError("called with what nobody can read")
 
-    first = Graph().add_node("write", lambda: {"draft": [Draft(title="a")]}, writes=["draft"])
+    class Drafts(BaseModel):
+        draft: list[Draft] = []
+
+    first = Graph(Drafts, name="Graph").add_node("write", lambda: {"draft": [Draft(title="a")]}, writes=["draft"])
     first.add_path(START, "write", END).compile(store=store).thread("t").run({})
     other = Graph().add_node("count", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "count", END)
     run = other.compile(store=store, shares_threads_with=["Graph"]).thread("t").run({"n": 1})
@@ -143,26 +147,55 @@ def test_a_node_that_reads_it_fails_and_one_that_does_not_goes_on(tmp_path: Path
     assert "node 'read' reads 'draft': this stored value is a" in str(run.error)
 
 
-def test_what_is_written_and_cannot_be_read_back_is_warned_of_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+UNNAMED: dict[str, Callable[[], Any]] = {
+    "a dataclass": lambda: Secret(1),
+    "in a list": lambda: [1, [Secret(2)]],
+    "in a mapping": lambda: {"a": {"b": Secret(3)}},
+    "a key": lambda: {Colour.RED: 1},
+    "an enum": lambda: Colour.RED,
+    "a class of a function": lambda: local_class()(n=1),
+}
+
+
+def local_class() -> type[BaseModel]:
+    class Local(BaseModel):
+        n: int
+
+    return Local
+
+
+@pytest.mark.parametrize("value", UNNAMED)
+def test_what_no_other_process_could_read_back_is_refused_when_it_is_written(value: str, tmp_path: Path) -> None:
+    """With node and field; the thread stays where it was. A store in memory keeps values, and refuses none."""
+    made = UNNAMED[value]
+    graph = Graph().add_node("write", lambda state: {"value": made()}).add_path(START, "write", END)
+    t = graph.compile(store=tmp_path / "runs.db").thread("t")
+    run = t.run({"n": 1})
+    assert run.status == "failed"
+    assert isinstance(run.error, StateError)
+    assert re.search(r"'write', field 'value': a .*(Secret|Colour|Local) cannot be stored.*register", str(run.error))
+    assert t.state.to_dict() == {"n": 1}
+    with pytest.raises(StateError, match="field 'given'"):
+        t.run({"given": made()}, abandon=True)
+    assert t.state.to_dict() == {"n": 1}
+    assert graph.compile(store=":memory:").thread("t").run({"n": 1}).status == "completed"
+
+
+def test_what_may_be_written(tmp_path: Path) -> None:
+    """What the schema names, texts that only look like a class, and what was read as an opaque value before."""
+
     class Named(BaseModel):
         draft: Draft | None = None
         value: Any = None
 
-    values: list[Any] = [Draft(title="a"), {"class": "x:Y", "$type": "z"}, '","class":"x:Y"', Secret(1), [Secret(2)]]
-    for schema in (Named, None):
-        graph = Graph(schema, name=f"Warned{schema is None}", inputs=["n"] if schema is None else [])
-        graph.add_node("write", lambda: {"value": values}, writes=["value"]).add_path(START, "write", END)
-        t = graph.compile(store=tmp_path / f"{schema is None}.db").thread("t")
-        for _ in range(2):
-            assert t.run({}).status == "completed"
-    told = [record.getMessage() for record in caplog.records]
-    assert [(text.split("'")[1], text.split(" stored a ")[1].split(",")[0].rpartition(":")[2]) for text in told] == [
-        ("WarnedFalse", "Secret"),
-        ("WarnedTrue", "Draft"),
-        ("WarnedTrue", "Secret"),
-    ]
+    values: list[Any] = [Draft(title="a"), {"class": "x:Y", "$type": "z"}, '","class":"x:Y"']
+    graph = Graph(Named, inputs=[], name="Graph").add_node("write", lambda: {"value": values}, writes=["value"])
+    store = tmp_path / "runs.db"
+    assert graph.add_path(START, "write", END).compile(store=store).thread("t").run({}).status == "completed"
+    again = Graph().add_node("pass_on", lambda state: {"value": [*state["value"], 1]}).add_path(START, "pass_on", END)
+    t = again.compile(store=store).thread("t")
+    assert t.run({}).status == "completed"
+    assert "<opaque" in repr(t.state["value"])
 
 
 @dataclass
