@@ -19,6 +19,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel
 
 from bench import growth_runs
+from bench.growing_views import READS, asking_what_changed, forking, visiting
 from bench.growth_threads import VIEWS, after_runs, again, reading, replaying
 from bench.machine import calibrate, describe, spread
 from dspyer import END, START, Context, Graph, Replace, limit, live, reducers
@@ -195,6 +196,12 @@ ROWS: list[Growth] = [
     Growth("delete one of N threads, in SQLite", (100, 1_000, 10_000), deleting(_sqlite), 3),
     Growth("begin a thread in Memory(max_threads=N)", (100, 1_000, 10_000), evicting, 3),
     Growth("a run of 10 rows in Memory(max_commits=20), beside N threads", (100, 1_000, 10_000), pruning, 3),
+    *[
+        Growth(f"a visit that reads {name}, after N visits", (30, 300, 3_000), visiting(read), 3)
+        for name, read in READS.items()
+    ],
+    Growth("a visit that asks for a delta, after N visits", (30, 300, 3_000), asking_what_changed, 3),
+    Growth("a round of two branches with views, after N rounds", (20, 200, 1_000), forking, 3),
 ]
 
 
