@@ -177,8 +177,6 @@ def plan_condenser(
 def _shape(schema: Schema, field: str) -> str:
     """What the entries of one update of a field are."""
     reducer = schema.reducer(field)
-    if reducer is None or reducer.name == "append":
+    if reducer is None or reducer.parts is None or reducer.name == "append":  # one update of these is one entry
         return ""
-    if reducer.name == "add_messages":
-        return "messages"
-    return {"items": "items", "members": "items", "keys": "keys"}.get(reducer.shape, "") if reducer.parts else ""
+    return {"members": "items", "amount": ""}.get(reducer.shape, reducer.shape)

@@ -8,7 +8,7 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import DELETE, END, START, Graph, Messages, Replace, from_chat, to_chat, view
+from dspyer import DELETE, END, START, Entry, Graph, Messages, Replace, from_chat, to_chat, view
 from dspyer.errors import GraphError, NodeOutputError
 from dspyer.testing import ScriptedLM
 
@@ -49,7 +49,7 @@ def contents(call: Any) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("make", [dspy.Predict, dspy.ChainOfThought])
 def test_a_node_gets_its_own_turns_as_history_and_the_last_message_of_others(make: Any) -> None:
-    """S003-17, S003-18, S003-19, S003-20, S003-27."""
+    """S003-18, S003-19, S003-20, S003-27."""
     lm = ScriptedLM([{"kind": "fire"}, {"report": "one"}, {"report": "two"}, {"report": "three"}])
     with dspy.context(lm=lm, trace=[]):
         run = talk(make(Report)).compile().run({"text": "help"})
@@ -205,6 +205,78 @@ def test_histories_that_dspy_cannot_show_are_named_at_build(make: Any, said: str
     assert said in str(raised.value)
 
 
+def test_what_was_said_cannot_be_condensed() -> None:
+    short = {"messages": dspy.Predict("text -> short")}
+    graph = Graph(Talk).add_node("sort", lambda: None, writes=["messages"], condense=short)
+    with pytest.raises(GraphError, match="messages are kept as they were said"):
+        graph.add_path(START, "sort", END).compile()
+
+
+# --- the conversation of all nodes
+
+
+def test_the_conversation_of_all_nodes_is_in_the_order_in_which_they_spoke() -> None:
+    """S003-17: modules, functions, graphs inside and branches, each with its author; nothing is ever taken away."""
+
+    def say(text: str) -> Any:
+        return lambda: {"messages": {"role": "user", "content": text}}
+
+    inner = Graph(Talk, inputs=["text", "messages"]).add_node("inner", say("inside"), writes=["messages"])
+    graph = Graph(Talk, inputs=["text", "messages"])
+    graph.add_node("sort", dspy.Predict("text -> kind"), writes=["kind", "messages"])
+    graph.add_node("nested", inner.add_path(START, "inner", END).compile())
+    seen: list[list[tuple[str, str]]] = []
+
+    def hear(messages: list[Entry]) -> dict[str, Any]:
+        seen.append([(entry.author, entry.value["content"]) for entry in messages])
+        return {"messages": [{"role": "assistant", "content": f"heard {len(messages)}"}]}
+
+    for name in ("left", "right"):
+        graph.add_node(name, say(name), writes=["messages"])
+    graph.add_node("hear", hear, reads={"messages": view("messages")}, writes=["messages"])
+    graph.add_path(START, "sort", "nested").add_edge("nested", ["left", "right"]).add_edge(["left", "right"], "hear")
+    graph.add_conditional_edges("hear", lambda ctx: "nested" if ctx.visit < 2 else END, ["nested", END])
+    with dspy.context(lm=ScriptedLM([{"kind": "fire"}])):
+        run = graph.compile().run({"text": "help", "messages": [{"role": "user", "content": "begin"}]})
+    run.raise_error()
+    once = [("nested", "inside"), ("left", "left"), ("right", "right")]
+    first = [("START", "begin"), ("sort", "fire"), *once]
+    assert seen == [first, [*first, ("hear", "heard 5"), *once]]
+    said = [message["content"] for message in run.state["messages"]]
+    assert said == [text for _, text in seen[1]] + ["heard 9"]
+
+
+@pytest.mark.parametrize("how", ["as a list with one more", "alone", "beside a branch"])
+def test_a_message_that_is_returned_again_is_no_change(how: str) -> None:
+    """It is not new, and keeps its author: also where another branch brings it too."""
+    found: list[list[tuple[str, str]]] = []
+
+    def write(messages: list[dict[str, Any]], ctx: Any) -> dict[str, Any]:
+        more = [{"role": "assistant", "content": f"w{ctx.visit}"}]
+        return {"messages": [*messages, *more] if how == "as a list with one more" else [*messages[-1:], *more]}
+
+    def echo(messages: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"messages": messages}
+
+    def read(news: list[Entry]) -> dict[str, Any]:
+        found.append([(entry.author, entry.value["content"]) for entry in news])
+        return {"messages": {"role": "user", "content": f"r{len(found)}"}}
+
+    graph = Graph(Talk, inputs=[]).add_node("write", write, reads=["messages"], writes=["messages"])
+    graph.add_node("read", read, reads={"news": view("messages").new()}, writes=["messages"])
+    graph.add_node("echo", echo, reads=["messages"], writes=["messages"])
+    if how == "beside a branch":
+        graph.add_node("meet", lambda: None, writes=[])
+        graph.add_edge(START, "read").add_edge("read", ["write", "echo"]).add_edge(["write", "echo"], "meet")
+        last = "meet"
+    else:
+        graph.add_path(START, "read", "echo", "write")
+        last = "write"
+    graph.add_conditional_edges(last, lambda ctx: "read" if ctx.visit < 4 else END, ["read", END])
+    graph.compile().run({}).raise_error()
+    assert found == [[], [("write", "w1")], [("write", "w2")], [("write", "w3")]]
+
+
 # --- chat dicts
 
 
@@ -278,7 +350,9 @@ def test_demos_that_cannot_be_shortened_are_named() -> None:
 
 
 def test_near_its_limit_a_run_warns_in_the_conversation() -> None:
-    """S003-21: a user message of the framework begins each turn that is made when few steps are left."""
+    """S003-21: a user message of the framework begins each turn that is made when few steps are left; that the turn's
+    prompt has it, `test_turns.py` shows.
+    """
     answers = [{"kind": "fire"}, {"report": "one"}, {"report": "two"}, {"report": "three"}]
     with dspy.context(lm=ScriptedLM(answers), trace=[]):
         run = talk().compile(max_steps=4, warn_at=1).run({"text": "help"})

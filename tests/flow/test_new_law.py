@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import Replace, limit, reducers
+from dspyer import Messages, Replace, limit, reducers
 from dspyer.patch import DELETE
 from dspyer.scheduler.indexing import Folded, Indexes, is_new, name_at, news
 from dspyer.scheduler.provenance import Part, Parts, unseen
@@ -31,10 +31,14 @@ class Board(BaseModel):
     count: Annotated[int, reducers.increment] = 5
     short: Annotated[list[str], reducers.append, limit(kb=0.04, full="drop_oldest")] = []
     recent: Annotated[dict[str, str], reducers.update, limit(kb=0.05, full="drop_oldest")] = {}
+    said: Messages = []
+    chat: Annotated[list[dict[str, Any]], reducers.add_messages] = []
+    late: Annotated[list[dict[str, Any]], reducers.add_messages, limit(kb=0.2, full="drop_oldest")] = []
 
 
 SCHEMA = Schema.of(Board)
-FIELDS = ("items", "single", "keys", "names", "count", "short", "recent")
+FIELDS = ("items", "single", "keys", "names", "count", "short", "recent", "said", "chat", "late")
+SHARED = ("names", "said")  # what two branches may both bring: who has seen it once has seen it
 
 
 def folded(field: str) -> Folded:
@@ -81,6 +85,10 @@ def value_of(parts: Parts) -> Any:
     return {value for value, _ in plain} if parts.shape == "members" else [value for value, _ in plain]
 
 
+def message(name: str, text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text, "id": name}
+
+
 def updates(execution: Execution, seed: int, resets: bool) -> dict[str, Any]:
     rng = random.Random(f"{seed}{execution.id}")
     name = execution.id
@@ -92,6 +100,9 @@ def updates(execution: Execution, seed: int, resets: bool) -> dict[str, Any]:
         "count": 1,
         "short": name,
         "recent": {rng.choice("uvw"): name},
+        "said": [message(rng.choice("xyz"), "the same"), message(name, name)],
+        "chat": [message(rng.choice("xyz"), rng.choice([name, "one"])), message(name, name)],
+        "late": message(rng.choice("uvw"), name),
     }
     if resets and rng.random() < 0.2:
         found["items"] = rng.choice([Replace([f"{name}r"]), DELETE])
@@ -110,8 +121,8 @@ def check(outcome: Outcome, resets: bool, seed: int) -> None:
             entry = outcome.run.log[place]
             whole = looked(indexes, outcome, place)
             assert value_of(whole) == entry.state.to_dict()[field], field
-            if field in ("items", "single", "short"):
-                assert [part.value for part in whole.parts] == list(entry.state[field])
+            if field in ("items", "single", "short", "said", "chat", "late"):
+                assert [thaw(part.value) for part in whole.parts] == entry.state.to_dict()[field]
             assert sorted(part.place for part in whole.parts) == [part.place for part in whole.parts]
             for reader in nodes:
                 check_reader(indexes, outcome, place, reader, whole, resets)
@@ -124,8 +135,14 @@ def check_reader(indexes: Indexes, outcome: Outcome, place: int, reader: str, wh
     assert names == {log[at].commit.id for at in behind(outcome, place) - seen}
     new = new_to(indexes, outcome, place, reader)
     assert new == [part for part in whole.parts if is_new(part, names)], "both ways to look agree"
-    if indexes.of.field == "names" or (resets and indexes.of.field in ("items", "keys")):
-        return  # a set knows the first who brought a member; what a policy decided belongs to a join
+    if indexes.of.field in SHARED:
+        visits = [at for at in seen if log[at].commit.node == reader]
+        held = [part for at in visits for part in looked(indexes, outcome, at).parts]
+        there = {part.key for part in held}
+        assert new == [part for part in whole.parts if part.key not in there]
+        return
+    if indexes.of.field == "chat" or (resets and indexes.of.field in ("items", "keys")):
+        return  # a message may be brought again as it was; what a policy decided belongs to a join
     known = {log[at].commit.id for at in seen}
     assert new == [part for part in whole.parts if part.commit not in known], "nothing missed, nothing twice"
 
