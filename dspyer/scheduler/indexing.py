@@ -255,36 +255,39 @@ class _Making:
         """
         of = self._of
         reset, found = parts_in(of, update, first)
+        winners, here = log[place].winners, name_at(log, place, of.prefix)
+        before = {part.key: part for part in self.row} if reset and winners else {}
         if reset:
             self._clear()
-        winners, here = log[place].winners, name_at(log, place, of.prefix)
-        author, name, at = log[place].commit, here, here
+        author, name = log[place].commit, here
         for key, value in found:
-            if winners:
-                by_key = (of.field, key) in winners
-                winner = winners.get((of.field, key) if by_key else (of.field,), place)
+            there = None if key is None else before.get(key)
+            if there is not None and same(there.value, value):  # the join has left it as it was
+                self._put(there._replace(place=self.end))
+                continue
+            if winners:  # who has seen the commit that won has seen the value
+                winner = winners.get((of.field, key), winners.get((of.field,), place))
                 author, name = log[winner].commit, name_at(log, winner, of.prefix)
-                at = name if by_key else here  # who has seen the commit that won has seen the value
             known = None if key is None else self.keys.get(key)
             if known is None:
-                self._put(Part(value, key, author.node, name, at, (), author.node, self.end))
+                self._put(Part(value, key, author.node, name, (), author.node, self.end))
             else:
-                self._again(known, value, author, name, at, parallel)
+                self._again(known, value, author, name, parallel)
 
-    def _again(self, known: int, value: Any, author: Commit, name: str, at: str, parallel: bool) -> None:
+    def _again(self, known: int, value: Any, author: Commit, name: str, parallel: bool) -> None:
         """A part with a key that is there: a key of a mapping moves to the end, what is the same stays as it is."""
         there = self.row.get(known)
         assert there is not None
         if self._shape == "keys":
             self._drop(there)
-            self._put(Part(value, there.key, author.node, name, at, (), author.node, self.end))
+            self._put(Part(value, there.key, author.node, name, (), author.node, self.end))
         elif self._shape == "members" or self._of.reducer.keeps or same(there.value, value):
             if parallel:
                 self._drop(there, gone=False)
-                self._put(there._replace(again=(*there.again, at)))
+                self._put(there._replace(again=(*there.again, name)))
         else:
             self._drop(there, gone=False)
-            self._put(Part(value, there.key, author.node, name, at, (), author.node, known))
+            self._put(Part(value, there.key, author.node, name, (), author.node, known))
 
     def _put(self, part: Part) -> None:
         place = part.place
@@ -477,7 +480,7 @@ def news(index: Index, log: Log, fresh: AbstractSet[int], of: Folded) -> News:
                     found[part.place] = part
                 unkeyed += key is None
     for part in index.backwards() if unkeyed else ():
-        if part.key is None and part.at in names:
+        if part.key is None and part.commit in names:
             found[part.place] = part
             unkeyed -= 1
             if not unkeyed:
@@ -492,7 +495,7 @@ def news(index: Index, log: Log, fresh: AbstractSet[int], of: Folded) -> News:
 
 def is_new(part: Part, names: AbstractSet[str]) -> bool:
     """Whether a part was brought by commits that a node has not seen, and by no other."""
-    return part.at in names and not any(name not in names for name in part.again)
+    return part.commit in names and not any(name not in names for name in part.again)
 
 
 def parts_of(index: Index, of: Folded) -> Parts:

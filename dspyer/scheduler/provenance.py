@@ -27,8 +27,7 @@ class Part(NamedTuple):
         value: the frozen item, value of a key, or amount.
         key: the key in a mapping, the id of a message, None elsewhere.
         author: who brought it: a node; `"START"` for the inputs and the defaults, `""` if it is not known any more.
-        commit: the id of the commit.
-        at: the id of the commit that folded it: another one where a join chose a branch's value.
+        commit: the id of the commit; where a join chose the value of a branch, that of the commit that won.
         again: the ids of commits of other branches that brought the same.
         owner: whose it is in a view: its author; of a tool's result, the author of the call.
         place: its place in the index of the field, -1 for none.
@@ -40,7 +39,6 @@ class Part(NamedTuple):
     key: Any
     author: str
     commit: str
-    at: str = ""
     again: tuple[str, ...] = ()
     owner: str = ""
     place: int = -1
