@@ -12,7 +12,16 @@ from typing import Annotated, Any, Literal
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    RootModel,
+    create_model,
+    field_validator,
+    model_validator,
+)
 from typing_extensions import TypedDict
 
 from dspyer import reducers
@@ -827,3 +836,23 @@ def test_frozen_values_are_accepted_where_plain_ones_are() -> None:
     assert same(commit(plain)[1], commit(frozen)[1])
     state = commit({"user": User(name="Ada", serial=1)})[1]
     assert commit({"user": state.raw("user")})[1]["user"] == thaw(state.raw("user"))
+
+
+ENTRIES = {
+    "a number": (dict[str, int], 1),
+    "a text": (dict[str, str], "x"),
+    "a list": (dict[str, list[int]], [1]),
+    "a mapping": (dict[str, dict[str, Any]], {"k": 1}),
+    "anything": (dict[str, Any], 1),
+}
+
+
+@pytest.mark.parametrize("gone", [DELETE, None], ids=repr)
+@pytest.mark.parametrize(("kind", "value"), ENTRIES.values(), ids=ENTRIES)
+def test_an_entry_of_a_mapping_is_removed_whatever_its_type(kind: Any, value: Any, gone: Any) -> None:
+    schema = Schema.of(create_model("Model", table=(kind, {})))
+    state = schema.initial({"table": {"a": value, "b": value}})
+    patch, after = schema.commit(state, {"table": {"a": gone, "c": value}}, node="n", commit_id="c")
+    assert {key: part is DELETE for key, part in patch["table"].items()} == {"a": True, "c": False}
+    assert after.to_dict() == {"table": {"b": value, "c": value}} == schema.replay(state, patch).to_dict()
+    assert schema.commit(state, {"table": {"absent": gone}}, node="n", commit_id="c") == ({}, state)

@@ -141,7 +141,7 @@ class Field:
         if self.checks_result or self.validate_entries is None:
             return self._keep(new, self.validate(thaw(new), others))
         before = old if isinstance(old, FrozenDict) else EMPTY_DICT
-        written = {key: new.raw(key) for key in update if new.raw(key, DELETE) is not before.raw(key, DELETE)}
+        written = {key: new.raw(key) for key in update if key in new and new.raw(key) is not before.raw(key, DELETE)}
         return self._with_valid_entries(new, written)
 
     def joined(self, value: Any, sides: Iterable[Any], others: Mapping[str, Any] = NO_OTHERS) -> Any:
