@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Context, Graph, Run, live, reducers
+from dspyer import END, START, CompiledGraph, Context, Graph, Run, live, reducers, view
+from dspyer.durable.rows import COMMITS, CommitHead
 from dspyer.events import Posted, Withdrawn
 from dspyer.stores import Memory
 from dspyer.threads.thread import Thread
@@ -183,3 +184,160 @@ def test_an_isolated_run_is_taken_up_as_it_was(store: Any) -> None:
     run.raise_error()
     assert run.state.to_dict() == {"notes": ["first"], "echoes": []}
     assert not [event for event in run.events if isinstance(event, Posted)]
+
+
+# --- a node commits after all whose posts it has used
+
+
+class Watched(Memory):
+    """Keeps which commits were written together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.together: list[list[str]] = []
+
+    def write(self, change: Any) -> Any:
+        names = [CommitHead.of(row.head).node for row in change.rows if row.kind in COMMITS]
+        self.together += [names] if names else []
+        return super().write(change)
+
+
+def early(hold: threading.Event, fate: list[str]) -> Graph:
+    """A reader takes one note and ends; its writer then ends, fails or asks."""
+
+    def reads(ctx: Context) -> dict[str, Any]:
+        found = next(ctx.live("notes")).value
+        hold.set()
+        return {"echoes": found}
+
+    def writes(ctx: Context) -> None:
+        ctx.post("notes", f"{fate[0]} note")
+        assert hold.wait(20)
+        if fate[0] == "fails":
+            raise ValueError("broken")
+        if fate[0] == "asks":
+            ctx.interrupt("ok", "Go on?")
+
+    built = Graph(Pad).add_node("reads", reads, reads=["notes"], writes=["echoes"])
+    built.add_node("after", lambda echoes: {"echoes": f"after {echoes[0]}"}, reads=["echoes"], writes=["echoes"])
+    built.add_node("writes", writes, writes=["notes"])
+    return built.add_edge(START, ["reads", "writes"]).add_edge("reads", "after").add_edge(["after", "writes"], END)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("fate", ["ends", "fails", "asks"])
+def test_who_leaves_its_loop_early_commits_after_its_writer(fate: str, asynchronous: bool) -> None:
+    """What follows it starts then, and it commits nothing if its writer does not."""
+    fates = [fate]
+    store = Watched()
+    t = early(threading.Event(), fates).compile(store=store).thread("t")
+    run = run_of(t, asynchronous)
+    if fate != "ends":
+        assert not [names for names in store.together if "reads" in names]
+        fates[0] = "asks" if fate == "asks" else "ends"
+        run = resumed(t, asynchronous, {"ok": True} if fate == "asks" else None)
+    order = [name for names in store.together for name in names]
+    assert order.index("writes") < order.index("reads") < order.index("after")
+    note = f"{fates[0]} note"
+    assert run.state.to_dict() == {"notes": [note], "echoes": [note, f"after {note}"]}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_nodes_that_have_heard_each_other_commit_together(asynchronous: bool) -> None:
+    """In one write, so that a crash leaves both or none."""
+
+    def talks(ctx: Context) -> None:
+        ctx.post("notes", ctx.node)
+        next(ctx.live("notes"))
+
+    async def atalks(ctx: Context) -> None:
+        ctx.post("notes", ctx.node)
+        await anext(ctx.live("notes"))
+
+    store, fn = Watched(), atalks if asynchronous else talks
+    built = Graph(Pad).add_node("a", fn, writes=["notes"]).add_node("b", fn, writes=["notes"])
+    t = built.add_edge(START, ["a", "b"]).add_edge(["a", "b"], END).compile(store=store).thread("t")
+    run_of(t, asynchronous).raise_error()
+    assert [sorted(names)[:2] for names in store.together if {"a", "b"} & set(names)] == [["a", "b"]]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_writer_does_not_wait_for_what_waits_for_its_commit(asynchronous: bool) -> None:
+    """`late` comes behind the reader, which commits after the writer: the writer's loop ends without it."""
+    heard: list[str] = []
+
+    def writes(ctx: Context) -> None:
+        ctx.post("notes", "note")
+        heard.extend(entry.value for entry in ctx.live("echoes"))
+
+    async def awrites(ctx: Context) -> None:
+        ctx.post("notes", "note")
+        heard.extend([entry.value async for entry in ctx.live("echoes")])
+
+    def reads(ctx: Context) -> None:
+        next(ctx.live("notes"))
+
+    async def areads(ctx: Context) -> None:
+        await anext(ctx.live("notes"))
+
+    built = Graph(Pad).add_node("reads", areads if asynchronous else reads, reads=["notes"], writes=[])
+    built.add_node("writes", awrites if asynchronous else writes, reads=["echoes"], writes=["notes"])
+    built.add_node("late", lambda ctx: {"echoes": "late"}, writes=["echoes"])
+    built.add_edge(START, ["reads", "writes"]).add_edge("reads", "late").add_edge(["late", "writes"], END)
+    run = run_of(built.compile(store=Memory(), max_concurrency=1).thread("t"), asynchronous)
+    run.raise_error()
+    assert (heard, run.state.to_dict()["echoes"]) == ([], ["late"])
+
+
+def test_a_cancelled_run_commits_nothing_that_waited_for_its_writer() -> None:
+    store, ended = Watched(), asyncio.Event()
+
+    async def reads(ctx: Context) -> None:
+        await anext(ctx.live("notes"))
+        ended.set()
+
+    async def writes(ctx: Context) -> None:
+        ctx.post("notes", "note")
+        await asyncio.sleep(3600)
+
+    built = Graph(Pad).add_node("reads", reads, reads=["notes"], writes=[]).add_node("writes", writes, writes=["notes"])
+    t = built.add_edge(START, ["reads", "writes"]).add_edge(["reads", "writes"], END).compile(store=store).thread("t")
+
+    async def main() -> None:
+        task = asyncio.create_task(t.arun({}))
+        await asyncio.wait_for(ended.wait(), 60)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert [name for names in store.together for name in names] == ["START"]
+
+
+def test_views_of_a_later_run_show_posts_in_the_order_of_their_arrival(store: Any) -> None:
+    first, second = threading.Event(), threading.Event()
+    seen: list[tuple[list[str], list[str]]] = []
+
+    def one(ctx: Context) -> None:
+        if not first.is_set():
+            assert first.wait(20)
+            ctx.post("notes", "2")
+            second.set()
+
+    def two(ctx: Context) -> None:
+        if not first.is_set():
+            ctx.post("notes", "1")
+            first.set()
+            assert second.wait(20)
+            ctx.post("notes", "3")
+
+    def reads(notes: list[str], shown: list[str]) -> None:
+        seen.append((list(notes), list(shown)))
+
+    built = Graph(Pad).add_node("one", one, writes=["notes"]).add_node("two", two, writes=["notes"])
+    built.add_node("reads", reads, reads={"notes": "notes", "shown": view("notes").last(9)}, writes=[])
+    built.add_edge(START, ["one", "two"]).add_edge(["one", "two"], "reads").add_edge("reads", END)
+    t = built.compile(store=store).thread("t")
+    for _ in range(2):
+        t.run({}).raise_error()
+    assert seen == [(["1", "2", "3"], ["1", "2", "3"])] * 2
