@@ -16,7 +16,7 @@
     ├── LimitError (RuntimeError)           a run went on for too long
     │   ├── StepLimitError                      the longest chain of commits passed `max_steps`
     │   └── CallLimitError                      the node calls passed `max_calls`
-    ├── RunStoppedError                     the caller: closed a stream before the run had come to its end
+    ├── RunStoppedError                     the caller: a closed stream, a cancelled task, Ctrl-C before the run's end
     ├── Interrupted                         nobody: the run waits for answers to its questions
     ├── StoreError                          a store that fails, or what it holds
     ├── ThreadError                         a thread: what was asked of it does not fit to what it has come to
@@ -150,7 +150,31 @@ class ScriptError(DspyerError, AssertionError):
 
 
 class RunStoppedError(DspyerError):
-    """A run was stopped by whoever streamed it, before it had come to its end."""
+    """A run was stopped before its end: its stream was closed or dropped, its task cancelled, or Ctrl-C was pressed.
+
+    What it had committed is kept. On a thread, `t.resume()` continues the run.
+
+    Attributes:
+        reason: what stopped it.
+    """
+
+    def __init__(self, text: str, reason: str = "") -> None:
+        super().__init__(text)
+        self.reason = reason
+
+    @classmethod
+    def of(cls, reason: str, graph: str, fix: str) -> RunStoppedError:
+        """The error for a run whose result is wanted and that was stopped.
+
+        Args:
+            reason: what stopped it.
+            graph: the name of the graph.
+            fix: what to do next.
+        """
+        return cls(f"the run of graph {graph!r} was stopped: {reason}. {fix}", reason)
+
+    def __reduce__(self) -> tuple[type[RunStoppedError], tuple[str, str]]:
+        return type(self), (str(self), self.reason)
 
 
 class Interrupt(BaseException):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,10 +16,10 @@ from dspyer.bond.tracing import hand_over
 from dspyer.building.blueprint import Blueprint
 from dspyer.durable.guarding import Guarded
 from dspyer.durable.replaying import replay
-from dspyer.errors import InputError, Interrupted, RunStoppedError, ThreadError
+from dspyer.errors import InputError, Interrupted, ThreadError
 from dspyer.nodes import Call, Interrupts, answering, check_resources, first_of, resources_of
 from dspyer.patch import DELETE
-from dspyer.request import REQUEST, Request, asking, changes, request_inside
+from dspyer.request import REQUEST, Request, changes, inside, request_inside
 from dspyer.run import Run
 from dspyer.running.drivers import adrive, drive
 from dspyer.running.live import LiveSession
@@ -162,7 +163,7 @@ class CompiledGraph(dspy.Module):
     ) -> Events:
         """Runs the graph and gives its events as they happen.
 
-        Closing the stream early stops the run: nothing new starts, and what runs is finished first.
+        A reader that goes away (`close()`, the end of a `with` block, `break`) stops the run: see `Events`.
 
         Args:
             inputs: the inputs by name.
@@ -171,10 +172,11 @@ class CompiledGraph(dspy.Module):
             live: as in `run`.
 
         Returns:
-            An iterator of events; its `run` is there after the last one. If a node failed, its error is raised then.
+            An iterator of events; its `run` is there after the last one. If a node failed, its error is raised then; a
+            question ends the events.
         """
         request = Request(resources_of(resources), answer=answering(interrupts), live=live)
-        return Events(lambda observe: self._run(inputs, request, observe), request.stop)
+        return Events(lambda observe: self._run(inputs, request, observe), request)
 
     def astream(
         self,
@@ -196,7 +198,7 @@ class CompiledGraph(dspy.Module):
             An async iterator of events, otherwise as in `stream`.
         """
         request = Request(resources_of(resources), answer=answering(interrupts), live=live)
-        return AsyncEvents(lambda observe: self._arun(inputs, request, observe))
+        return AsyncEvents(lambda observe: self._arun(inputs, request, observe), request)
 
     def thread(self, name: str) -> Thread:
         """A stored conversation: runs that go on from each other. It begins with its first run.
@@ -252,14 +254,14 @@ class CompiledGraph(dspy.Module):
     def run_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
         """Runs as a node of another graph and gives what its commits changed."""
         request = request_inside(call)
-        with dspy.context(**{REQUEST: request}), asking():
+        with inside(call, request):
             self(**inputs)
         return changes(request.sessions[-1])
 
     async def arun_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
         """The same in async code."""
         request = request_inside(call)
-        with dspy.context(**{REQUEST: request}), asking():
+        with inside(call, request):
             await self.acall(**inputs)
         return changes(request.sessions[-1])
 
@@ -278,6 +280,10 @@ class CompiledGraph(dspy.Module):
         with dspy.context(**{REQUEST: request}), dspy.track_usage() as tracker:
             try:
                 await self.acall(**inputs)
+            except asyncio.CancelledError:
+                if request.ended is not None:
+                    request.cut_off = request.run(tracker.get_total_tokens())
+                raise
             except Exception as error:
                 if not request.ended_with(error):
                     raise
@@ -306,11 +312,10 @@ class CompiledGraph(dspy.Module):
             request.journal,
             first_of(request.answer, blueprint.answer),
             request.root,
+            request.halt,
         )
         session.live = request.live
         request.sessions.append(session)
-        if request.stopped:  # asked last: whoever stops the request from now on finds the session in it
-            session.stop()
         return request, session
 
     def _check_resources(self, request: Request) -> Mapping[type, object]:
@@ -350,8 +355,6 @@ class CompiledGraph(dspy.Module):
                 del ended  # the traceback refers to this frame
         if ended.questions:
             raise Interrupted.of(ended.questions, self._blueprint.name, session.journal is not None)
-        if not session.run.ended:
-            raise RunStoppedError("the stream of this run was closed before the run had come to its end")
         state, outputs = session.run.resting, self._blueprint.outputs
         if outputs is None:
             found = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ import dspy
 
 from dspyer.durable.journal import Journal
 from dspyer.durable.memo import Answer, Memo, no_answer
-from dspyer.errors import Interrupt, Interrupted, original
+from dspyer.errors import Interrupt, Interrupted, RunStoppedError, original
 from dspyer.nodes import Call
 from dspyer.patch import DELETE
 from dspyer.reducers import Updates
@@ -20,6 +21,7 @@ from dspyer.running.gather import Gather
 from dspyer.running.observing import Observe, ignore
 from dspyer.running.opening import Opening
 from dspyer.running.session import Ended, Session
+from dspyer.running.stopping import Halt
 from dspyer.scheduler.lineage import lineage
 from dspyer.values import same
 
@@ -35,6 +37,8 @@ class Request:
     Attributes:
         keeps: whether a `Run` is made of the last session.
         ended: what the last session has come to, until the `Run` is made or its error is raised.
+        halt: says whether the runs are to stop, and why.
+        cut_off: the run, if a cancellation goes on up in the place of a result.
     """
 
     resources: Mapping[type, object] = field(default_factory=dict)
@@ -42,7 +46,7 @@ class Request:
     scope: tuple[str, ...] = ()
     sessions: list[Session] = field(default_factory=list)
     predictions: dict[str, dspy.Prediction] = field(default_factory=dict)
-    stopped: bool = False
+    halt: Halt = field(default_factory=Halt)
     live: bool = True
     inside: bool = False
     answer: Answer = no_answer
@@ -53,6 +57,7 @@ class Request:
     root: str = ""
     keeps: bool = True
     ended: Ended | None = None
+    cut_off: Run | None = None
 
     def run(self, usage: Mapping[str, Mapping[str, Any]]) -> Run:
         """The run of the last session."""
@@ -61,17 +66,15 @@ class Request:
         return Run(ended, self.predictions.get(ended.session.run_id), usage)
 
     def ended_with(self, error: BaseException) -> bool:
-        """Whether the last session is a run that failed or waits, and this its error."""
+        """Whether the last session is a run that failed, waits or was stopped, and this its error."""
         ended = self.ended
         if ended is None:
             return False
         return ended.error is original(error) or (isinstance(error, Interrupted) and bool(ended.questions))
 
-    def stop(self) -> None:
-        """Lets nothing new start."""
-        self.stopped = True
-        for session in self.sessions:
-            session.stop()
+    def stop(self, reason: str) -> None:
+        """Lets nothing new start. May be called from any thread."""
+        self.halt.stop(reason)
 
 
 def request_inside(call: Call) -> Request:
@@ -86,12 +89,24 @@ def request_inside(call: Call) -> Request:
 
 
 @contextmanager
-def asking() -> Iterator[None]:
-    """Lets a run inside a node ask as the node would."""
-    try:
-        yield
-    except Interrupted as interruption:
-        raise Interrupt(interruption.questions) from None
+def inside(call: Call, request: Request) -> Iterator[None]:
+    """Lets a run inside a node ask as the node would, and stop with the run around it.
+
+    Args:
+        call: the node's.
+        request: what the run inside is asked for.
+    """
+    runner: Any = call.runner
+    around = runner.halt if isinstance(runner, Gather) else Halt()
+    with around.calling(request.halt.stop), dspy.context(**{REQUEST: request}):
+        try:
+            yield
+        except Interrupted as interruption:
+            raise Interrupt(interruption.questions) from None
+        except RunStoppedError:
+            if request.halt.reason is None:  # of a program that a node inside has called itself
+                raise
+            raise asyncio.CancelledError from None
 
 
 def changes(session: Session) -> dict[str, object]:

@@ -26,9 +26,10 @@ class Run:
 
     Attributes:
         run_id: its id.
-        status: `"completed"`, `"failed"`, or `"interrupted"` if it waits for answers.
+        status: `"completed"`, `"failed"`, `"interrupted"` if it waits for answers, or `"stopped"` if its stream was
+            closed.
         state: the final state; of another run, the last state that all branches shared.
-        error: what the failing node raised, else None.
+        error: what the failing node raised; a `RunStoppedError` of a stopped run; else None.
         questions: what an interrupted run waits to be told, in branch order.
         commits: in canonical order: by step, then by branch. Inside a fork that never joined they have no version,
             and come last.

@@ -1,69 +1,119 @@
-"""Events of a run as they happen, from a thread or a task of its own."""
+"""Events of a run as they happen, from a thread or a task of its own.
+
+What drives the run does not refer to the stream, so a stream that its reader drops is freed at once, and stops its run.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import concurrent.futures.thread  # noqa: F401 - it waits for its threads at exit, after what is registered later
+import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import copy_context
+from concurrent.futures import Future
+from contextlib import suppress
+from contextvars import Context, copy_context
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Self
 
+import anyio
+
+from dspyer.errors import RunStoppedError
 from dspyer.events import Event
+from dspyer.request import Request
 from dspyer.run import Run
 from dspyer.running.observing import Observe
+from dspyer.running.stopping import CANCELLED, CLOSED, DROPPED, EXITING
+
+NOT_OVER = (
+    "the run of this stream is not over: read its events to the end, or close the stream, then look at stream.run"
+)
+NOT_BEGUN = "the stream was closed before its run had begun: nothing was started"
 
 
-def raise_error(run: Run) -> None:
-    """Raises what stopped a run; a `StopIteration` would end the loop over the events as if nothing had happened."""
-    if isinstance(run.error, StopIteration | StopAsyncIteration):
-        raise RuntimeError(f"a node raised {type(run.error).__name__}") from run.error  # noqa: TRY004
-    run.raise_error()
+def raise_failure(run: Run) -> None:
+    """Raises the error of a failed run; a `StopIteration` would end the loop over the events like success."""
+    error = run.error if run.status == "failed" else None
+    del run  # the traceback refers to this frame
+    try:
+        if isinstance(error, StopIteration | StopAsyncIteration):
+            raise RuntimeError(f"a node raised {type(error).__name__}") from error  # noqa: TRY004
+        if error is not None:
+            raise error
+    finally:
+        del error
+
+
+def _run_of(future: Future[Run] | asyncio.Future[Run] | None, closed: bool) -> Run:
+    if future is None and closed:
+        raise RunStoppedError(NOT_BEGUN, CLOSED)
+    if future is None or not future.done():
+        raise RuntimeError(NOT_OVER)
+    if future.cancelled():
+        raise RunStoppedError(NOT_BEGUN, CLOSED)
+    return future.result()
 
 
 class Events(Iterator[Event]):
-    """The events of a run that works in a thread. Use it as an iterator, or in a `with` block to stop it early.
+    """The events of a run that works in a thread.
 
-    Attributes:
-        run: the run, once the events are through.
+    Use it as an iterator, best in a `with` block. It ends after the last event: when the run is completed, waits for
+    answers, or was stopped; if a node failed, its error is raised then. `run` has the run in each of these cases.
+
+    A reader that goes away stops the run: `close()`, the end of the `with` block, or a `break` or `return` out of the
+    loop after which nothing refers to the stream any more. Nothing new starts, async nodes are cancelled, sync nodes
+    are finished and committed, and the end of the run is written before this returns. On a thread, `resume` continues
+    the run.
     """
 
-    def __init__(self, work: Callable[[Observe], Run], stop: Callable[[], None]) -> None:
-        self.run: Run | None = None
+    def __init__(self, work: Callable[[Observe], Run], request: Request) -> None:
         self._work = work
-        self._stop = stop
+        self._request = request
         self._queue: SimpleQueue[Event | None] = SimpleQueue()
         self._future: Future[Run] | None = None
+        self._reader: threading.Thread | None = None
         self._through = False
+
+    @property
+    def run(self) -> Run:
+        """The run, once it is over.
+
+        Raises:
+            RuntimeError: if it is not over.
+            RunStoppedError: if the stream was closed before the run had begun.
+            Exception: what kept the run from beginning: invalid inputs, a thread that another run owns.
+        """
+        return _run_of(self._future, self._through)
 
     def __iter__(self) -> Events:
         return self
 
     def __next__(self) -> Event:
-        if self._future is None:
-            self._future = self._start()
-        if self._through:
+        self._reader = threading.current_thread()
+        if self._future is None and not self._through:
+            self._future = _start(self._work, self._request, self._queue)
+        if self._future is None or self._through:
             raise StopIteration
         event = self._queue.get()
         if event is not None:
             return event
-        self._through = True
-        self.run = self._future.result()
-        raise_error(self.run)
+        self._queue.put(None)  # for other readers
+        if not self._through:
+            self._through = True
+            raise_failure(self._future.result())
         raise StopIteration
 
-    def _start(self) -> Future[Run]:
-        pool = ThreadPoolExecutor(1, "dspyer-stream")
-        future = pool.submit(copy_context().run, self._work, self._queue.put)
-        future.add_done_callback(lambda _: self._queue.put(None))
-        pool.shutdown(wait=False)
-        return future
-
     def close(self) -> None:
-        """Lets nothing new start and waits for what runs."""
-        self._stop()
-        if self._future is not None:
+        """Stops the run, if it still works, and waits for its end."""
+        self._end(CLOSED)
+
+    def _end(self, reason: str) -> None:
+        self._request.stop(reason)
+        if self._future is None:
+            self._through = True
+        else:
             self._future.exception()
 
     def __enter__(self) -> Self:
@@ -74,53 +124,125 @@ class Events(Iterator[Event]):
     ) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        future = getattr(self, "_future", None)
+        if future is None or future.done():
+            return
+        self._request.stop(DROPPED)
+        if threading.current_thread() is self._reader:  # elsewhere it could be the run that would wait for itself
+            future.exception()
+
+
+def _start(work: Callable[[Observe], Run], request: Request, queue: SimpleQueue[Event | None]) -> Future[Run]:
+    """Begins the run in a thread that knows nothing of the stream."""
+    future: Future[Run] = Future()
+    _open[future] = request
+    threading.Thread(
+        target=_drive, args=(copy_context(), work, queue, future), name="dspyer-stream", daemon=True
+    ).start()
+    return future
+
+
+def _drive(
+    context: Context, work: Callable[[Observe], Run], queue: SimpleQueue[Event | None], future: Future[Run]
+) -> None:
+    try:
+        future.set_result(context.run(work, queue.put))
+    except BaseException as error:  # noqa: BLE001 - raised where the run is asked for
+        future.set_exception(error)
+    finally:
+        del _open[future]
+        queue.put(None)
+        del future  # the traceback of its exception refers to this frame
+
+
+_open: dict[Future[Run], Request] = {}
+
+
+def _stop_all() -> None:
+    """Stops the runs of open streams before the process ends, and waits until their ends are written."""
+    for request in list(_open.values()):
+        request.stop(EXITING)
+    for future in list(_open):
+        future.exception()
+
+
+# Before threads are joined, which would wait for runs that nobody reads; `atexit` comes after that.
+getattr(threading, "_register_atexit", atexit.register)(_stop_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_open.clear)  # their threads are the parent's
+
 
 class AsyncEvents(AsyncIterator[Event]):
-    """The events of a run that works in a task. Use it as an async iterator, or in an `async with` block to stop it
-    early.
+    """The events of a run that works in a task.
 
-    Attributes:
-        run: the run, once the events are through.
+    Use it as an async iterator, in an `async with` block to be sure when it ends. It ends as `Events` does.
+
+    A reader that goes away stops the run: `await aclose()`, the end of the `async with` block, a cancelled reader, or a
+    loop that is left after which nothing refers to the stream any more. Nothing new starts, async nodes are cancelled,
+    sync nodes are finished and committed. As with every async generator, cancelling `anext(stream)` ends the stream: to
+    wait for an event with a time limit, use `asyncio.wait`.
     """
 
-    def __init__(self, work: Callable[[Observe], Awaitable[Run]]) -> None:
-        self.run: Run | None = None
+    def __init__(self, work: Callable[[Observe], Awaitable[Run]], request: Request) -> None:
         self._work = work
+        self._request = request
         self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
-        self._task: asyncio.Future[Run] | None = None
+        self._task: asyncio.Task[Run] | None = None
         self._through = False
+
+    @property
+    def run(self) -> Run:
+        """The run, once it is over.
+
+        Raises:
+            RuntimeError: if it is not over.
+            RunStoppedError: if the stream was closed before the run had begun.
+            Exception: what kept the run from beginning: invalid inputs, a thread that another run owns.
+        """
+        return _run_of(self._task, self._through)
 
     def __aiter__(self) -> AsyncEvents:
         return self
 
     async def __anext__(self) -> Event:
-        if self._task is None:
-            self._task = self._start()
-        if self._through:
+        if self._task is None and not self._through:
+            self._task = _begin(self._work, self._request, self._queue)
+        if self._task is None or self._through:
             raise StopAsyncIteration
-        event = await self._queue.get()
+        try:
+            event = await self._queue.get()
+        except asyncio.CancelledError:
+            await self._end(CANCELLED)
+            raise
         if event is not None:
             return event
-        self._through = True
-        self.run = await self._task
-        raise_error(self.run)
+        self._queue.put_nowait(None)  # for other readers
+        if not self._through:
+            self._through = True
+            raise_failure(self.run)
         raise StopAsyncIteration
 
-    def _start(self) -> asyncio.Future[Run]:
-        loop = asyncio.get_running_loop()
-
-        def observe(event: Event) -> None:  # may be called from a worker thread
-            loop.call_soon_threadsafe(self._queue.put_nowait, event)
-
-        task = asyncio.ensure_future(self._work(observe))
-        task.add_done_callback(lambda _: loop.call_soon(self._queue.put_nowait, None))
-        return task
-
     async def aclose(self) -> None:
-        """Cancels the run, if it still works, and waits for its end."""
-        if self._task is not None and not self._task.done():
+        """Stops the run, if it still works, and waits for its end."""
+        await self._end(CLOSED)
+
+    async def _end(self, reason: str) -> None:
+        self._request.stop(reason)
+        if self._task is None:
+            self._through = True
+            return
+        cancelled: asyncio.CancelledError | None = None
+        with anyio.CancelScope(shield=True):
             self._task.cancel()
-            await asyncio.wait([self._task])
+            while not self._task.done():
+                try:
+                    await asyncio.wait([self._task])
+                except asyncio.CancelledError as error:
+                    cancelled = error
+                    self._task.cancel()
+        if cancelled is not None:
+            raise cancelled
 
     async def __aenter__(self) -> Self:
         return self
@@ -129,3 +251,42 @@ class AsyncEvents(AsyncIterator[Event]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+    def __del__(self) -> None:
+        task = getattr(self, "_task", None)
+        if task is None or task.done():
+            return
+        self._request.stop(DROPPED)
+        with suppress(RuntimeError):  # the loop has been closed, and its tasks cancelled
+            task.get_loop().call_soon_threadsafe(task.cancel)
+
+
+def _begin(
+    work: Callable[[Observe], Awaitable[Run]], request: Request, queue: asyncio.Queue[Event | None]
+) -> asyncio.Task[Run]:
+    """Begins the run in a task that knows nothing of the stream."""
+    loop = asyncio.get_running_loop()
+
+    def observe(event: Event) -> None:  # may be called from a worker thread
+        loop.call_soon_threadsafe(queue.put_nowait, event)
+
+    async def drive() -> Run:
+        try:
+            return await work(observe)
+        except asyncio.CancelledError:
+            run, request.cut_off = request.cut_off, None
+            if run is None:
+                raise
+            return run
+
+    def ended(task: asyncio.Task[Run]) -> None:
+        _tasks.discard(task)
+        loop.call_soon(queue.put_nowait, None)
+
+    task = loop.create_task(drive())
+    _tasks.add(task)
+    task.add_done_callback(ended)
+    return task
+
+
+_tasks: set[asyncio.Task[Run]] = set()  # asyncio keeps weak references alone, and a dropped stream none

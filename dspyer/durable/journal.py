@@ -9,8 +9,7 @@ from threading import Lock, Thread, Timer
 from time import monotonic
 from typing import Any, Literal, get_args
 
-import anyio.to_thread
-
+from dspyer.durable.finishing import finish
 from dspyer.durable.forms import Forms
 from dspyer.durable.guarding import Guarded, guarded
 from dspyer.durable.rows import Draft
@@ -191,9 +190,12 @@ class Journal:
         flush: bool = False,
         release: bool = False,
     ) -> None:
-        """The same in async code: the event loop waits for nobody."""
+        """The same in async code, without blocking the event loop.
+
+        A cancellation that arrives meanwhile is held back until the rows are written: see `dspyer.durable.finishing`.
+        """
         if not self._lock.acquire(blocking=False):
-            await anyio.to_thread.run_sync(lambda: self.write(drafts, rested, before, flush=flush, release=release))
+            await finish(lambda: self.write(drafts, rested, before, flush=flush, release=release))
             return
         try:
             self._accept(drafts, rested, before, flush, release)
@@ -202,7 +204,7 @@ class Journal:
         finally:
             self._lock.release()
         if not done:
-            await anyio.to_thread.run_sync(self._send_late, mine)
+            await finish(lambda: self._send_late(mine))
         elif self._left:
             self.leave_soon()
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 from typing import Any, Protocol
 
+from dspyer.durable.finishing import cancellations
 from dspyer.durable.journal import Journal
 from dspyer.durable.memo import MISSING, Answer, Key, Memo, effect_draft, item_draft, no_answer
 from dspyer.durable.rows import Draft
@@ -159,9 +161,12 @@ class Attempt:
         if known is not MISSING:
             return thaw(known)
         frozen, draft = self._recorded(place, await fn(**self._identity(place, fn)))
+        before = cancellations()
         if self.host.journal is not None:
             await self.host.journal.awrite([draft], flush=True)
         self.host.memo.effects[place] = frozen
+        if cancellations() > before:
+            raise asyncio.CancelledError  # it was held back until the effect was recorded
         return thaw(frozen)
 
     def _identity(self, place: Key, fn: Callable[..., Any]) -> dict[str, str]:

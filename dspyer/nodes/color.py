@@ -6,16 +6,17 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Hashable, Mapping
-from contextlib import ExitStack
+from concurrent import futures
+from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from typing import Any, TypeVar, cast
 
-import anyio
 import dspy
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from anyio.from_thread import run as run_on_host_loop
 
+from dspyer.durable.finishing import Outcome, finish, result_of
 from dspyer.nodes.callables import own_call
 
 T = TypeVar("T")
@@ -30,6 +31,8 @@ class _LoopThread:
         self._portal: BlockingPortal | None = None
         self._thread: int | None = None
         self._stopped = False
+        self._tasks: dict[asyncio.Task[Any], asyncio.AbstractEventLoop] = {}
+        self._cancelled = False
 
     def portal(self) -> BlockingPortal:
         with self._lock:
@@ -46,6 +49,31 @@ class _LoopThread:
         self._stopped = True
         self._stack.close()
 
+    def cancel(self, reason: str) -> None:
+        """Cancels the async calls of the scope, those to come too. May be called from any thread."""
+        del reason
+        with self._lock:
+            self._cancelled = True
+            tasks = list(self._tasks.items())
+        for task, loop in tasks:
+            with suppress(RuntimeError):  # the loop has been closed, so the call is over
+                loop.call_soon_threadsafe(task.cancel)
+
+    async def watch(self, fn: Callable[..., Awaitable[T]], kwargs: Mapping[str, Any]) -> T:
+        """Makes an async call that `cancel` may cut off."""
+        task = asyncio.current_task()
+        assert task is not None
+        with self._lock:
+            self._tasks[task] = asyncio.get_running_loop()
+            cancelled = self._cancelled
+        try:
+            if cancelled:
+                raise asyncio.CancelledError
+            return await fn(**kwargs)
+        finally:
+            with self._lock:
+                del self._tasks[task]
+
 
 _loop_thread: ContextVar[_LoopThread | None] = ContextVar("dspyer_loop_thread", default=None)
 
@@ -54,14 +82,15 @@ class portal_scope:  # noqa: N801  read as `with portal_scope()`
     """Give all async functions that are called from sync code inside the block one event loop, stopped at its end.
 
     The loop runs in a thread of its own, so it works where the calling thread has a running loop (a notebook), and a
-    program inside a node of another program has its own.
+    program inside a node of another program has its own. What the block gets cancels these calls, from any thread.
     """
 
     __slots__ = ("_loop_thread", "_token")
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Callable[[str], None]:
         self._loop_thread = _LoopThread()
         self._token = _loop_thread.set(self._loop_thread)
+        return self._loop_thread.cancel
 
     def __exit__(self, *raised: object) -> None:
         _loop_thread.reset(self._token)
@@ -82,58 +111,39 @@ def call_async(fn: Callable[..., Awaitable[T]], kwargs: Mapping[str, Any]) -> T:
         What awaiting it gives.
     """
     began = False
+    loop_thread = _loop_thread.get()
 
-    async def run() -> _Outcome:
+    async def run() -> Outcome:
         nonlocal began
         began = True
         try:
-            return await fn(**kwargs), None
+            return await (fn(**kwargs) if loop_thread is None else loop_thread.watch(fn, kwargs)), None
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - raised where it is wanted
             return None, error
 
     try:
-        return cast(T, _result_of(run_on_host_loop(run)))
-    except RuntimeError:  # raised when this is no AnyIO worker thread
-        if began:
-            raise
-    loop_thread = _loop_thread.get()
-    if loop_thread is not None and loop_thread.is_usable():
-        return cast(T, _result_of(loop_thread.portal().call(run)))
-    with start_blocking_portal() as portal:
-        return cast(T, _result_of(portal.call(run)))
+        try:
+            return cast(T, result_of(run_on_host_loop(run)))
+        except RuntimeError:  # raised when this is no AnyIO worker thread
+            if began:
+                raise
+        if loop_thread is not None and loop_thread.is_usable():
+            return cast(T, result_of(loop_thread.portal().call(run)))
+        with start_blocking_portal() as portal:
+            return cast(T, result_of(portal.call(run)))
+    except futures.CancelledError:
+        raise asyncio.CancelledError from None
 
 
 async def to_thread(fn: Callable[..., T], kwargs: Mapping[str, Any]) -> T:
     """Call a sync function from async code in an AnyIO worker thread, context variables carried over.
 
-    Each call has a limiter of its own: a shared one could deadlock when a call that holds a token needs another one.
-    How many nodes run at once is the driver's to bound.
+    The call comes to its end whatever is cancelled: see `dspyer.durable.finishing`. How many nodes run at once is the
+    driver's to bound.
     """
-    outcome = anyio.to_thread.run_sync(_attempt, fn, kwargs, limiter=anyio.CapacityLimiter(1))
-    return cast(T, _result_of(await outcome))
-
-
-_Outcome = tuple[Any, BaseException | None]
-"""A result, or an exception. In a future of AnyIO an exception would refer to itself by its traceback."""
-
-
-def _attempt(fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> _Outcome:
-    try:
-        return fn(**kwargs), None
-    except BaseException as error:  # noqa: BLE001 - raised where it is wanted
-        return None, error
-
-
-def _result_of(outcome: _Outcome) -> Any:
-    result, error = outcome
-    if error is None:
-        return result
-    try:
-        raise error
-    finally:
-        del outcome, error  # the traceback refers to this frame
+    return await finish(partial(fn, **kwargs))
 
 
 def is_async(fn: Callable[..., Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from contextvars import Context, copy_context
 from queue import SimpleQueue
 from threading import Thread
@@ -152,7 +153,7 @@ class Tasks:
 
     def __init__(self) -> None:
         self.busy = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], Any] = {}
         self._done: deque[tuple[Any, Outcome]] = deque()
         self._wake = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -160,7 +161,7 @@ class Tasks:
     def start(self, key: Any, work: Callable[..., Awaitable[Any]], *args: Any) -> None:
         """Starts work; `next` gives its outcome under `key`."""
         self.busy += 1
-        self._tasks.add(asyncio.create_task(self._run(key, work, *args)))
+        self._tasks[asyncio.create_task(self._run(key, work, *args))] = key
 
     async def _run(self, key: Any, work: Callable[..., Awaitable[Any]], *args: Any) -> None:
         # a cancellation that comes from inside is an outcome after all: whoever waits for it has to know
@@ -171,7 +172,7 @@ class Tasks:
         finally:
             self._done.append((key, outcome))
             self._wake.set()
-            self._tasks.remove(cast("asyncio.Task[None]", asyncio.current_task()))
+            del self._tasks[cast("asyncio.Task[None]", asyncio.current_task())]
 
     @property
     def done(self) -> bool:
@@ -196,14 +197,26 @@ class Tasks:
 
         self._loop.call_soon_threadsafe(wake)
 
+    def cancel(self) -> None:
+        """Cancels what runs; `next` gives its outcomes still."""
+        for task in self._tasks:
+            task.cancel()
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Gives the outcome of a task that was cancelled before its first step, and so could not give it itself."""
+        if task in self._tasks:
+            self._done.append((self._tasks.pop(task), (None, asyncio.CancelledError(), ())))
+            self._wake.set()
+
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            with anyio.CancelScope(shield=True):
-                await asyncio.wait(tuple(self._tasks))
+        self.cancel()
+        with anyio.CancelScope(shield=True):
+            while self._tasks:  # a further cancellation cuts off the waiting, and is on its way up already
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait(tuple(self._tasks))

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+import asyncio
+from contextlib import suppress
+from typing import Any, NoReturn, cast
+
+import anyio
 
 from dspyer.bond.tracing import calls_in, recording
+from dspyer.durable.finishing import cancellations
 from dspyer.errors import DspyerError, Interrupt
 from dspyer.nodes import Decision, Reply, Router, portal_scope
 from dspyer.running.crews import Outcome, Tasks, Threads, aattempt_here, attempt_here
 from dspyer.running.gather import Gather
 from dspyer.running.scripts import Script, script
 from dspyer.running.session import Session
+from dspyer.running.stopping import CANCELLED
 from dspyer.scheduler.runstate import Execution, Transition
 from dspyer.scheduler.schedule import plan
 
@@ -44,21 +50,30 @@ def drive(session: Session, **overrides: Any) -> None:
         session: the run.
         overrides: DSPy settings for it.
     """
+    raised: list[BaseException] = []  # no variable keeps it: its traceback refers to this frame
     with (
         recording(**overrides) as steps,
-        portal_scope(),
+        portal_scope() as cancel,
+        session.halt.calling(cancel),
         Threads(session.most_threads) as threads,
         session.driven(threads.nudge),
     ):
-        _drive(session, threads, steps)
+        try:
+            _drive(session, threads, steps)
+        except BaseException as error:  # noqa: BLE001 - Ctrl-C: what runs comes to its end first
+            raised.append(error)
+            session.stop(f"{type(error).__name__} was raised")
+            _drive(session, threads, steps)
     if session.unsaved is not None:
         end(session)
+    if raised:
+        reraise(raised.pop())
 
 
 def _drive(session: Session, threads: Threads, steps: list[Any]) -> None:
     while True:
         started = session.start_ready()
-        if session.unsaved is not None and not save(session):
+        if session.unsaved is not None and started_in_vain(session, started, save(session)):
             started = []
         if len(started) == 1 and not threads.busy and not plan(session.run):
             calls = script(session, started[0], Gather(session, started[0]))
@@ -81,22 +96,72 @@ async def adrive(session: Session, **overrides: Any) -> None:
         session: the run.
         overrides: DSPy settings for it.
     """
+    before = cancellations()
     with recording(**overrides) as steps:
         async with Tasks() as tasks:
             with session.driven(tasks.nudge):
-                await _adrive(session, tasks, steps)
+                raised = await _until_end(session, tasks, steps, before)
     if session.unsaved is not None:
-        await aend(session)
+        with anyio.CancelScope(shield=True):
+            await aend(session)
+    if raised:
+        reraise(raised.pop())
+    if cancellations() > before:  # held back while a thread worked or the store wrote
+        raise asyncio.CancelledError
 
 
-async def _adrive(session: Session, tasks: Tasks, steps: list[Any]) -> None:
+async def _until_end(session: Session, tasks: Tasks, steps: list[Any], before: int) -> list[BaseException]:
+    """Drives a session until nothing runs any more; gives what cut that off.
+
+    Args:
+        session: the run.
+        tasks: what runs.
+        steps: the trace.
+        before: how many cancellations of the task there were before.
+    """
+    raised: list[BaseException] = []  # no variable keeps it: its traceback refers to this frame
+    try:
+        await _adrive(session, tasks, steps, before)
+    except BaseException as error:  # noqa: BLE001 - raised by the caller, once what runs has come to its end
+        cancelled = isinstance(error, asyncio.CancelledError)
+        if not (cancelled and session.stopped and cancellations() <= before):  # else a call cut off by the stop itself
+            raised.append(error)
+        session.stop(CANCELLED if cancelled else f"{type(error).__name__} was raised")
+    else:
+        return raised
+    going = True
+    with anyio.CancelScope(shield=True):
+        while going:
+            tasks.cancel()
+            # a further cancellation goes to the async nodes; sync ones come to their end nevertheless
+            with suppress(asyncio.CancelledError, SystemExit):
+                await _adrive(session, tasks, steps, cancellations())
+                going = False
+    return raised
+
+
+async def _adrive(session: Session, tasks: Tasks, steps: list[Any], before: int) -> None:
     while True:
+        if cancellations() > before:
+            raise asyncio.CancelledError  # it was held back while a sync node worked
         started = session.start_ready()
-        if session.unsaved is not None and not await asave(session):
-            started = []
+        if session.unsaved is not None:
+            saved = await asave(session)
+            held_back = cancellations() > before
+            if held_back:
+                session.stop(CANCELLED)
+            if started_in_vain(session, started, saved):
+                started = []
+            if held_back:
+                raise asyncio.CancelledError
         if len(started) == 1 and not tasks.busy and not plan(session.run):
             calls = script(session, started[0], Gather(session, started[0]))
-            settle(session, started[0], await aattempt_here(steps, afollow, calls))
+            try:
+                outcome = await aattempt_here(steps, afollow, calls)
+            except asyncio.CancelledError:
+                session.leave(started[0])
+                raise
+            settle(session, started[0], outcome)
             continue
         for execution in started:
             calls = script(session, execution, Gather(session, execution))
@@ -106,6 +171,23 @@ async def _adrive(session: Session, tasks: Tasks, steps: list[Any]) -> None:
         settle(session, *await tasks.next())
         while session.unsaved is not None and tasks.done:
             settle(session, *await tasks.next())
+
+
+def reraise(error: BaseException) -> NoReturn:
+    """Raises an exception that was held back; its traceback refers to frames that should not refer to it."""
+    try:
+        raise error
+    finally:
+        del error
+
+
+def started_in_vain(session: Session, started: list[Execution], saved: bool) -> bool:
+    """Whether what was about to start does not: the store failed, or the run was stopped while it wrote."""
+    if saved and not session.stopped:
+        return False
+    for execution in started:
+        session.leave(execution)
+    return True
 
 
 def save(session: Session) -> bool:
@@ -165,7 +247,11 @@ def settle(session: Session, execution: Execution | None, outcome: Outcome) -> N
     if execution is None:
         return  # a nudge
     transition, error, steps = outcome
+    if isinstance(error, asyncio.CancelledError) and session.stopped:
+        session.leave(execution)
+        return
     if error is not None and not isinstance(error, (Exception, Interrupt)):
+        session.leave(execution)
         if session.unsaved is not None:
             save(session)  # what has finished beside it
         raise error

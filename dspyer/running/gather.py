@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
@@ -12,6 +13,7 @@ from dspyer.errors import Interrupt
 from dspyer.running.crews import Outcome, Tasks, Threads
 from dspyer.running.observing import Observe
 from dspyer.running.session import Session
+from dspyer.running.stopping import Halt
 from dspyer.scheduler.runstate import Execution
 
 T = TypeVar("T")
@@ -58,6 +60,11 @@ class Gather:
         return self._session.answer
 
     @property
+    def halt(self) -> Halt:
+        """Whether the run is to stop."""
+        return self._session.halt
+
+    @property
     def root(self) -> str:
         """The id of the outermost run."""
         return self._session.root
@@ -83,7 +90,7 @@ class Gather:
 
     def gather(self, calls: Sequence[Callable[[], T]], max_concurrency: int | None) -> list[T]:
         """Runs sync calls. After a failure nothing new starts, and the first failure in order is raised."""
-        batch: Batch[T] = Batch(len(calls), min(self._limit, max_concurrency or self._limit))
+        batch: Batch[T] = Batch(len(calls), min(self._limit, max_concurrency or self._limit), self.halt)
         with Threads(batch.limit) as threads:
             while batch.wants(threads.busy):
                 index = batch.take()
@@ -94,7 +101,7 @@ class Gather:
 
     async def agather(self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None) -> list[T]:
         """Runs async calls, in the same way."""
-        batch: Batch[T] = Batch(len(calls), min(self._limit, max_concurrency or self._limit))
+        batch: Batch[T] = Batch(len(calls), min(self._limit, max_concurrency or self._limit), self.halt)
         async with Tasks() as tasks:
             while batch.wants(tasks.busy):
                 index = batch.take()
@@ -107,8 +114,9 @@ class Gather:
 class Batch(Generic[T]):
     """Which of several calls to start next, and what became of them."""
 
-    def __init__(self, count: int, limit: int) -> None:
+    def __init__(self, count: int, limit: int, halt: Halt) -> None:
         self.limit = limit
+        self._halt = halt
         self._count = count
         self._next = 0
         self._outcomes: dict[int, Outcome] = {}
@@ -116,7 +124,8 @@ class Batch(Generic[T]):
 
     def wants(self, busy: int) -> bool:
         """Whether another call may start beside `busy` others."""
-        return self._next < self._count and busy < self.limit and not self._failed
+        may = self._next < self._count and busy < self.limit and not self._failed
+        return may and self._halt.reason is None
 
     def take(self) -> int:
         """The next call to start."""
@@ -127,7 +136,8 @@ class Batch(Generic[T]):
         """Keeps an outcome."""
         error = outcome[1]
         if error is not None and not isinstance(error, Interrupt):
-            if not isinstance(error, Exception):
+            cut_off = isinstance(error, asyncio.CancelledError) and self._halt.reason is not None
+            if not isinstance(error, Exception) and not cut_off:
                 raise error
             self._failed = True
         self._outcomes[index] = outcome
@@ -135,17 +145,21 @@ class Batch(Generic[T]):
     def results(self) -> list[T]:
         """The results in order; raises the first failure in order, or all questions if there is none.
 
-        The traces are handed over either way.
+        The traces are handed over either way. If the run was stopped before all calls had begun, the node is cut off:
+        it runs again on a resume, and finds the items that were kept.
         """
         ordered = [self._outcomes.pop(index) for index in sorted(self._outcomes)]
         for _, _, steps in ordered:
             hand_over(steps)
+        cut_off = self._halt.reason is not None and len(ordered) < self._count
         errors = [error for _, error, _ in ordered if error is not None]
         results = [result for result, _, _ in ordered]
         del ordered  # the traceback of an error refers to this frame, which should not refer to the error
         failures = [error for error in errors if not isinstance(error, Interrupt)]
         questions = [question for error in errors if isinstance(error, Interrupt) for question in error.questions]
         del errors
+        if cut_off:
+            raise asyncio.CancelledError
         if failures:
             raise failures.pop(0)
         if questions:

@@ -149,11 +149,12 @@ class LiveSession(Session):
             nudge: makes the driver look, from any thread.
         """
         self._nudge = nudge
-        try:
-            yield
-        finally:
-            with self.lock:
-                self.room.end()
+        with self.halt.calling(self._halted):
+            try:
+                yield
+            finally:
+                with self.lock:
+                    self.room.end()
 
     # --- scheduling, under the lock
 
@@ -242,9 +243,17 @@ class LiveSession(Session):
             self._done.clear()
             self.room.end()
 
-    def stop(self) -> None:
-        """Lets nothing new start."""
-        super().stop()
+    def leave(self, execution: Execution) -> None:
+        """Leaves an execution open that was cut off. What it has posted is taken back: it will be posted again."""
+        with self.lock:
+            self.room.running.pop(execution.id, None)
+            self._withdraw(execution.id)
+            self._readers.pop(execution.id, None)
+            self._settle()
+
+    def _halted(self, reason: str) -> None:
+        """Lets those give way who wait for what does not start any more."""
+        del reason
         with self.lock:
             self._settle()
 

@@ -14,7 +14,7 @@ from dspyer.durable.journal import Before, Journal
 from dspyer.durable.memo import MISSING, Answer, Key, Memo, no_answer
 from dspyer.durable.rows import COMMITS, END, Draft, end_draft
 from dspyer.durable.snapshots import Rested
-from dspyer.errors import Interrupt, annotate, original
+from dspyer.errors import Interrupt, RunStoppedError, annotate, original
 from dspyer.events import (
     Asked,
     Commit,
@@ -32,6 +32,7 @@ from dspyer.running.observing import Observe, ignore, log_conflict
 from dspyer.running.opening import Opening
 from dspyer.running.saving import Unsaved
 from dspyer.running.sight import Fields, SessionSight
+from dspyer.running.stopping import Halt
 from dspyer.scheduler.lineage import lineage
 from dspyer.scheduler.runstate import (
     Asking,
@@ -52,6 +53,11 @@ from dspyer.views import Look
 if TYPE_CHECKING:
     import dspy
 
+GO_ON = "What it has committed is kept: continue it with t.resume()"
+START_AGAIN = (
+    "Start it again; a run on a thread, program.thread('a name'), could be continued with resume(), but not one with "
+    'on_conflict="merge"'
+)
 _NOTHING_MORE: AbstractContextManager[None] = nullcontext()
 
 
@@ -61,7 +67,7 @@ class Ended(NamedTuple):
     Attributes:
         session: the session.
         run: the run.
-        status: `"completed"`, `"failed"` or `"interrupted"`.
+        status: `"completed"`, `"failed"`, `"interrupted"` or `"stopped"`.
         error: what stopped the run.
         questions: what the run waits to be told.
         events: what happened, if they were kept.
@@ -105,6 +111,7 @@ class Session(Isolated):
         fields: the parts of its fields, for views.
         label: the name of the outermost run, in front of the ids of its questions; empty if it is not stored.
         live: whether nodes that run at once see each other's posts to live fields.
+        halt: says whether the run is to stop, and why.
     """
 
     live: bool = True
@@ -122,6 +129,7 @@ class Session(Isolated):
         journal: Journal | None = None,
         answer: Answer = no_answer,
         root: str = "",
+        halt: Halt | None = None,
     ) -> None:
         self.program = program
         self.blueprint = blueprint
@@ -149,7 +157,7 @@ class Session(Isolated):
         self._says: dict[str, str] = {}
         self.events: list[Event] = []
         self.steps: dict[str, Steps] = {}
-        self.stopped = False
+        self.halt = halt or Halt()
         self.started = time.time()
         self.duration = 0.0
         self._clock = time.perf_counter()
@@ -212,9 +220,17 @@ class Session(Isolated):
         del nudge
         return _NOTHING_MORE
 
-    def stop(self) -> None:
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing new starts: somebody stopped the run, or the store has failed."""
+        return self.halt.reason is not None or self.broken is not None
+
+    def stop(self, reason: str) -> None:
         """Lets nothing new start. May be called from any thread."""
-        self.stopped = True
+        self.halt.stop(reason)
+
+    def leave(self, execution: Execution) -> None:
+        """Leaves an execution open that was cut off since the run stops: `resume` calls it again."""
 
     def start_ready(self) -> list[Execution]:
         """Starts what may start, as far as `max_concurrency` goes."""
@@ -299,7 +315,7 @@ class Session(Isolated):
         """The rows that end the run."""
         ended = self.run.ended
         failures = [(failure.node, failure.path, failure.execution, failure.error) for failure in self.run.failures]
-        status = "stopped" if self.status == "failed" and not failures else self.status
+        status = self.status
         fingerprint = self.journal.forms.digest(self.run.resting) if ended and self.journal is not None else None
         return [*self.drafts(), end_draft(status, fingerprint, failures, tokens_used())]
 
@@ -337,7 +353,7 @@ class Session(Isolated):
         assert self.unsaved is not None
         assert self.journal is not None
         self.run = self.journal.lost.get(self.scope, self.unsaved.run)
-        self.broken, self.stopped = error, True
+        self.broken = error
         self.unsaved.take(self.run)
 
     def _next_position(self) -> int | None:
@@ -400,31 +416,51 @@ class Session(Isolated):
 
     @property
     def status(self) -> str:
-        """`"completed"`, `"failed"` or `"interrupted"`."""
-        if self.run.ended and self.broken is None:
+        """`"completed"`, `"failed"`, `"interrupted"` or `"stopped"`."""
+        run = self.run
+        if self.broken is not None or run.failures:
+            return "failed"
+        if run.ended:
             return "completed"
-        return "interrupted" if self.questions() else "failed"
+        return "interrupted" if self.questions() else "stopped"
 
     def questions(self) -> tuple[Question, ...]:
         """What the run waits to be told; nothing as long as it can go on without."""
         run = self.run
-        if self.broken is not None or self.stopped or run.ended or run.failures or run.running:
+        if self.broken is not None or run.ended or run.failures or run.running:
             return ()
         within = self.name("") if self.scope else ""
         found = [question for question in self.memo.open() if question.execution.startswith(within)]
+        if self.stopped and self._could_go_on({question.execution for question in found}):
+            return ()
         return tuple(sorted(found, key=lambda question: (question.branch, question.id)))
 
+    def _could_go_on(self, asked: set[str]) -> bool:
+        """Whether something may start that waits for no answer, in a run that was stopped.
+
+        Args:
+            asked: the executions with open questions.
+        """
+        answers = self.memo.answers
+        for _, asking in self.run.asked.values():
+            if all(Key(question.execution, question.key) in answers for question in asking.questions):
+                return True
+        return any(not any(self.name(branch.id) in asked for branch in group.branches) for group in self.run.ready)
+
     def error(self) -> BaseException | None:
-        """What stopped the run: the first failure in path order, with the others in its notes."""
+        """What keeps the run from its end: the first failure in path order, with the others in its notes."""
         if self.broken is not None:
             return self.broken
-        if not self.run.failures:
+        if self.run.failures:
+            first, *others = self.run.failures
+            for other in others:
+                what = "".join(format_exception_only(other.error)).partition("\n")[0]
+                annotate(first.error, f"also failed: {other.node!r} (branch {path_text(other.path)}): {what}")
+            return first.error
+        if self.status != "stopped":
             return None
-        first, *others = self.run.failures
-        for other in others:
-            what = "".join(format_exception_only(other.error)).partition("\n")[0]
-            annotate(first.error, f"also failed: {other.node!r} (branch {path_text(other.path)}): {what}")
-        return first.error
+        stored = self.journal is not None and bool(self.journal.thread)
+        return RunStoppedError.of(self.halt.reason or "", self.blueprint.name, GO_ON if stored else START_AGAIN)
 
     def trace(self) -> list[Any]:
         """The DSPy trace in lineage order, whoever finished first. What failed comes after what its branch had done."""

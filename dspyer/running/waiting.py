@@ -110,6 +110,12 @@ class WaitingRoom:
             able = [Origin(execution.place) for name, execution in self.running.items() if name not in self._waiting]
             stopped = [Origin(execution.place) for execution, _ in run.asked.values()]
             stopped += [Origin(failure.place) for failure in run.failures]
+            ended = {one.execution for one in held}
+            stopped += [  # those that were cut off
+                Origin(execution.place)
+                for name, execution in run.running.items()
+                if name not in self.running and name not in ended
+            ]
             (stopped if halted else able).extend([Origin(group.place) for group in run.ready])
             found = released(waiting, dict.fromkeys(able), held, self._reach)
             for one in found:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from threading import Lock
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import anyio
-import anyio.to_thread
 
-from dspyer.errors import ConcurrentRunError, RunStoppedError, ThreadError
+from dspyer.durable.finishing import cancellations, finish
+from dspyer.durable.rows import end_draft
+from dspyer.errors import ConcurrentRunError, DspyerError, RunStoppedError, ThreadError
 from dspyer.request import Request
 from dspyer.threads.owning import leases, pauses
 from dspyer.threads.starting import Owned
@@ -38,9 +39,7 @@ class Claim:
         self._own = own
         self._request = request
         self.patience = 0.0 if on_conflict == "raise" else timeout
-        self._wanted = True
         self._owned: Owned | None = None
-        self._lock = Lock()
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -51,34 +50,38 @@ class Claim:
             time.sleep(pause)
         else:
             self._take()
-        owned = self._owned
-        assert owned is not None
+        assert self._owned is not None
         try:
             yield
         finally:
-            _give_back(owned, owned.journal.leave)
+            _give_back(self._owned)
 
     @asynccontextmanager
     async def aheld(self) -> AsyncIterator[None]:
-        """The same in async code, which waits without keeping a worker thread."""
+        """The same in async code. A cancellation waits until it is known whether the thread is owned."""
+        before = cancellations()
         try:
             for pause in self._pauses():
-                if await anyio.to_thread.run_sync(self._try):
+                if await finish(self._try):
                     break
+                if cancellations() > before:
+                    raise asyncio.CancelledError
                 await anyio.sleep(pause)
             else:
-                await anyio.to_thread.run_sync(self._take)
+                await finish(self._take)
+            if cancellations() > before:
+                raise asyncio.CancelledError
             yield
         finally:
-            self._drop()
+            owned = self._owned
+            if owned is not None and _is_over(owned):
+                _give_back(owned)
+            elif owned is not None:
+                with anyio.CancelScope(shield=True):
+                    await finish(lambda: _give_back(owned))
 
     def _take(self) -> None:
-        owned = self._own()
-        with self._lock:
-            if self._wanted:
-                self._owned = owned
-                return
-        _give_back(owned, owned.journal.leave)  # whoever wanted it was cancelled while this thread went on
+        self._owned = self._own()
 
     def _try(self) -> bool:
         try:
@@ -87,26 +90,32 @@ class Claim:
             return False
         return True
 
-    def _drop(self) -> None:
-        with self._lock:
-            self._wanted = False
-            owned = self._owned
-        if owned is not None:
-            _give_back(owned, owned.journal.leave_soon)
-
     def _pauses(self) -> Iterator[float]:
         """How long to wait before the next look, until the time is over."""
         for pause in pauses(self.patience):
-            if self._request.stopped:
-                raise RunStoppedError("the stream of this run was closed before the run had got hold of its thread")
+            reason = self._request.halt.reason
+            if reason is not None:
+                raise RunStoppedError(
+                    f"the run was stopped while it waited for its thread: {reason}. Nothing was started", reason
+                )
             yield pause
 
 
-def _give_back(owned: Owned, leave: Callable[[], None]) -> None:
-    """Ends the work on a thread; a run that did not come to say how it ended gives the thread back without that."""
-    session = owned.request.sessions[-1] if owned.request.sessions else None
+def _is_over(owned: Owned) -> bool:
+    """Whether the run has written how it ended, and with that gave the thread back."""
+    return bool(owned.request.sessions) and owned.request.sessions[-1].reported
+
+
+def _give_back(owned: Owned) -> None:
+    """Ends the work on a thread.
+
+    A run that was stopped before its first step says so; one that cannot say how it ended gives the thread back only.
+    """
     try:
-        if session is None or not session.reported:
-            leave()
+        if not owned.request.sessions:
+            with suppress(DspyerError):  # else the thread is given back below, or its lease runs out
+                owned.journal.write([end_draft("stopped", None, ())], flush=True, release=True)
+        if not _is_over(owned):
+            owned.journal.leave()
     finally:
         leases.let_go(owned.owner.token)

@@ -80,12 +80,12 @@ class Landing(Travel):
     def _landed(self, run: Run, request: Request, patience: float) -> Run:
         """Brings what a run has done into the thread; one that owns its thread is there already."""
         journal = request.journal
-        if journal is None or journal.thread or run.status == "failed":
+        if journal is None or journal.thread or run.status in ("failed", "stopped"):
             return run
         try:
             if run.status != "completed":
                 raise ThreadError(
-                    f'the run waits for answers or was stopped, and a run with on_conflict="merge" is nowhere that '
+                    f'the run waits for answers, and a run with on_conflict="merge" is nowhere that '
                     f'resume() could find it: use on_conflict="wait" on thread {self.name!r}, or supply the answers '
                     "with compile(interrupts={...})"
                 )

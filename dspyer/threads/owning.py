@@ -44,13 +44,24 @@ def is_alive(row: ThreadRow) -> bool:
     return _runs(owner.pid) and _started(owner.pid) == owner.started
 
 
-def busy(row: ThreadRow) -> ConcurrentRunError:
-    """The error that a thread has an owner."""
+WAIT = "try again when it has ended (t.status)"
+REPLACE = f"{WAIT}, or replace the owner with take_over=True"
+WAIT_OR_REPLACE = 'wait with on_conflict="wait", or replace the owner with take_over=True'
+"""What to do about an owner, by the options of the call."""
+
+
+def busy(row: ThreadRow, fix: str = WAIT) -> ConcurrentRunError:
+    """The error that a thread has an owner.
+
+    Args:
+        row: where the thread stands.
+        fix: what the caller can do.
+    """
     owner = row.owner
     where = "nobody" if owner is None else f"process {owner.pid} on {owner.host!r}"
     return ConcurrentRunError(
         f"thread {row.name!r} is owned by another run ({where}; its lease ends in {max(row.lease, 0):.0f} s unless it "
-        'is renewed): wait with on_conflict="wait", or replace the owner with take_over=True'
+        f"is renewed): {fix}"
     )
 
 

@@ -28,7 +28,7 @@ from dspyer.threads.changes import AllowChanged
 from dspyer.threads.earlier import EarlierRuns, Older, Past, Recent
 from dspyer.threads.fitting import Fitting
 from dspyer.threads.looking import questions_in, resumes
-from dspyer.threads.owning import LEASE, busy, is_alive, leases, new_owner
+from dspyer.threads.owning import LEASE, REPLACE, WAIT_OR_REPLACE, busy, is_alive, leases, new_owner
 from dspyer.threads.rest import Rest
 from dspyer.threads.shape import Shape
 
@@ -147,7 +147,7 @@ class Starter:
             OpenRunError: if its last run was not finished.
             InputError: for missing, unknown or invalid inputs.
         """
-        return self.own(lambda rest: self._new(rest, inputs, request, abandon), request, take_over)
+        return self.own(lambda rest: self._new(rest, inputs, request, abandon), request, take_over, WAIT_OR_REPLACE)
 
     def take_up(
         self,
@@ -318,18 +318,19 @@ class Starter:
             return None
         return EarlierRuns(self.blueprint, self.reader, self.older, self.recent, Past(heads[0], row, state, first))
 
-    def own(self, ahead_of: Callable[[Rest], Ahead], request: Request, take_over: bool) -> Owned:
+    def own(self, ahead_of: Callable[[Rest], Ahead], request: Request, take_over: bool, fix: str = REPLACE) -> Owned:
         """Owns the thread for a run.
 
         Args:
             ahead_of: says what is about to be written and run, from what the thread has come to; checks it.
             request: what the call asks for.
             take_over: whether an owner that is alive is replaced.
+            fix: what the caller can do about an owner that is alive.
 
         Raises:
             ConcurrentRunError: if another run owns the thread.
         """
-        rest = self.rest() if take_over else self._free()
+        rest = self.rest() if take_over else self._free(fix)
         ahead = ahead_of(rest)  # everything is checked before anything is written
         owner = new_owner()
         replaced: Journal | None = None
@@ -345,17 +346,17 @@ class Starter:
                 replaced.leave()
             raise
 
-    def _free(self) -> Rest:
+    def _free(self, fix: str) -> Rest:
         """What a thread has come to that nobody works on."""
         while True:
             row = self.store.thread(self.thread)
             if row is not None and is_alive(row):
-                raise busy(row)
+                raise busy(row, fix)
             rest = self.rest()
             if rest.row.owner is None:
                 return rest
             if is_alive(rest.row):
-                raise busy(rest.row)
+                raise busy(rest.row, fix)
             last = self.store.thread(self.thread)
             if last is None or last[1:4] == rest.row[1:4]:  # it has written nothing between the read and its end
                 return rest

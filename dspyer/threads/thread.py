@@ -110,11 +110,12 @@ class Thread(Landing, Upkeep):
         what runs is finished and committed, and `resume` or `stream_resume` goes on from there.
 
         Returns:
-            An iterator of events; its `run` is there after the last one. If a node failed, its error is raised then.
+            An iterator of events; its `run` is there after the last one. If a node failed, its error is raised then; a
+            question ends the events.
         """
         request = Request(resources_of(resources), live=live)
         claim = self._begin(inputs, request, abandon, take_over, on_conflict, timeout)
-        return Events(lambda observe: self._play(inputs, request, claim, observe), request.stop)
+        return Events(lambda observe: self._play(inputs, request, claim, observe), request)
 
     def astream(
         self,
@@ -130,7 +131,7 @@ class Thread(Landing, Upkeep):
         """Starts a run in async code and gives its events as they happen, otherwise like `stream`."""
         request = Request(resources_of(resources), live=live)
         claim = self._begin(inputs, request, abandon, take_over, on_conflict, timeout)
-        return AsyncEvents(lambda observe: self._aplay(inputs, request, claim, observe))
+        return AsyncEvents(lambda observe: self._aplay(inputs, request, claim, observe), request)
 
     def resume(
         self,
@@ -198,7 +199,7 @@ class Thread(Landing, Upkeep):
         """
         request = Request(resources_of(resources))
         claim = self._take_up(answers, request, take_over, max_resumes, allow_changed_graph)
-        return Events(lambda observe: self._play({}, request, claim, observe), request.stop)
+        return Events(lambda observe: self._play({}, request, claim, observe), request)
 
     def astream_resume(
         self,
@@ -212,7 +213,7 @@ class Thread(Landing, Upkeep):
         """Goes on with the last run in async code and gives the events, otherwise like `stream_resume`."""
         request = Request(resources_of(resources))
         claim = self._take_up(answers, request, take_over, max_resumes, allow_changed_graph)
-        return AsyncEvents(lambda observe: self._aplay({}, request, claim, observe))
+        return AsyncEvents(lambda observe: self._aplay({}, request, claim, observe), request)
 
     def _begin(
         self,

@@ -18,7 +18,7 @@ from dspyer.stores.base import Change, Row, Swept, ThreadRow
 from dspyer.threads.exported import read
 from dspyer.threads.exporting import export, load
 from dspyer.threads.looking import last_end
-from dspyer.threads.owning import busy, is_alive
+from dspyer.threads.owning import REPLACE, busy, is_alive
 from dspyer.threads.past import Past
 
 
@@ -170,7 +170,7 @@ class Upkeep(Past):
         if row is None:
             raise ThreadError(f"there is no thread {self.name!r}")
         if not take_over and is_alive(row):
-            raise busy(row)
+            raise busy(row, REPLACE)
         return row
 
 

@@ -448,7 +448,7 @@ def test_a_stream_that_is_closed_starts_nothing_more() -> None:
     with stream:
         next(stream)
         assert reached.wait(10)
-        stream._stop()
+        stream._request.stop("the test stops it")
         go_on.set()
     assert calls == ["slow"]
 

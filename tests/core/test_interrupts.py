@@ -60,12 +60,13 @@ def test_a_plain_call_raises() -> None:
     assert [question.key for question in caught.value.questions] == ["ok"]
 
 
-def test_a_stream_ends_with_the_error() -> None:
+def test_a_stream_ends_with_the_question() -> None:
     stream = approving().stream({})
-    with pytest.raises(Interrupted):
-        list(stream)
-    assert stream.run is not None
+    assert [type(event).__name__ for event in stream][-2:] == ["Asked", "RunEnded"]
     assert stream.run.status == "interrupted"
+    assert [question.key for question in stream.run.questions] == ["ok"]
+    with pytest.raises(Interrupted):
+        _ = stream.run.prediction
 
 
 class Colour(Enum):

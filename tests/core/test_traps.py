@@ -306,9 +306,9 @@ def test_a_stream_that_is_through_stays_so() -> None:
     assert list(failed) == []
     closed = alone(says("a")).stream({})
     closed.close()
-    with pytest.raises(RunStoppedError):
-        list(closed)
     assert list(closed) == []
+    with pytest.raises(RunStoppedError, match="closed before its run had begun"):
+        _ = closed.run
 
 
 def test_an_async_stream_that_is_through_stays_so() -> None:

@@ -111,7 +111,7 @@ def test_a_stream_that_is_closed_early_is_stopped_and_goes_on() -> None:
     with thread.stream({}) as stream:
         next(stream)
         assert inside.wait(10)
-        stream._stop()
+        stream._request.stop("the test stops it")
         go_on.set()
     assert thread.status == "stopped"
     assert thread.state["log"] == ["slow"]
@@ -143,7 +143,7 @@ def test_an_async_stream_that_is_closed_early_goes_on() -> None:
 
     asyncio.run(close_early())
     ever.clear()
-    assert (thread.status, thread.state["log"]) == ("crashed", ["a"])
+    assert (thread.status, thread.state["log"]) == ("stopped", ["a"])
     assert thread.resume().state["log"] == ["a", "slow"]
     assert calls[-1:] == ["slow"]
     assert len(calls) <= 2

@@ -486,9 +486,10 @@ def test_closing_a_stream_lets_listeners_give_way() -> None:
         if isinstance(event, NodeStarted) and event.node == "first":
             break
     assert listening.wait(20)
-    stop = events._stop
-    events._stop = lambda: (stop(), closing.set())[0]  # type: ignore[func-returns-value]
+    events._request.stop("the test stops it")
+    closing.set()
     events.close()
+    assert events.run.status == "stopped"
 
 
 @colours
