@@ -73,6 +73,7 @@ class Events(Iterator[Event]):
         self._request = request
         self._queue: SimpleQueue[Event | None] = SimpleQueue()
         self._future: Future[Run] | None = None
+        self._starting = threading.Lock()
         self._reader: threading.Thread | None = None
         self._through = False
 
@@ -92,8 +93,9 @@ class Events(Iterator[Event]):
 
     def __next__(self) -> Event:
         self._reader = threading.current_thread()
-        if self._future is None and not self._through:
-            self._future = _start(self._work, self._request, self._queue)
+        with self._starting:  # two readers begin one run
+            if self._future is None and not self._through:
+                self._future = _start(self._work, self._request, self._queue)
         if self._future is None or self._through:
             raise StopIteration
         event = self._queue.get()
@@ -111,9 +113,9 @@ class Events(Iterator[Event]):
 
     def _end(self, reason: str) -> None:
         self._request.stop(reason)
-        if self._future is None:
-            self._through = True
-        else:
+        with self._starting:
+            self._through = self._through or self._future is None
+        if self._future is not None:
             self._future.exception()
 
     def __enter__(self) -> Self:
