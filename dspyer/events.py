@@ -45,8 +45,7 @@ class Commit(NamedTuple):
         started: wall clock, seconds since the epoch; of a join, when the last of its branches had come.
         duration: seconds.
         live: what the node exchanged over live fields; None for nothing.
-        calls: how often it called predictors and tools; counted where the graph reads `run.NODE.calls` or
-            `run.NODE.tool_calls`.
+        calls: how often it called predictors and tools.
         sizes: bytes of the JSON form of each field with a limit that it wrote, after it.
     """
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Container, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import dspy
 
@@ -19,6 +19,35 @@ from dspyer.running.sight import Sent
 from dspyer.scheduler.lineage import Entry, last_writer, lineage, touches, value_at
 from dspyer.state import ImmutableState
 from dspyer.views import tokens_in
+
+
+class Counts(NamedTuple):
+    """How often a node has run.
+
+    Attributes:
+        visits: how often it has committed.
+        calls: how often it has called predictors in these visits.
+        tool_calls: how often it has called tools.
+    """
+
+    visits: int = 0
+    calls: int = 0
+    tool_calls: int = 0
+
+
+def counts_in(commits: Iterable[Commit], nodes: Container[str]) -> dict[str, Counts]:
+    """How often nodes have run, by name, in the order of their first commits.
+
+    Args:
+        commits: the commits.
+        nodes: the names of the nodes: joins, inputs and changes by hand are none.
+    """
+    found: dict[str, Counts] = {}
+    for commit in commits:
+        if commit.node in nodes:
+            visits, calls, tools = found.get(commit.node, Counts())
+            found[commit.node] = Counts(visits + 1, calls + commit.calls[0], tools + commit.calls[1])
+    return found
 
 
 class Run:
@@ -89,6 +118,22 @@ class Run:
     def shown(self) -> tuple[Commit, ...]:
         """The commits as reports and pictures show them: without what `compile(redact=...)` hides."""
         return self.commits if self._redaction is None else tuple(map(self._redaction.commit, self.commits))
+
+    @property
+    def counts(self) -> dict[str, Counts]:
+        """How often each node has run and called predictors and tools, by name: what was committed in this run.
+
+        It has what a resumed run did in other processes too. Nodes of graphs inside of a node count as that node's
+        calls; attempts that failed do not count.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_edge(START, "add")
+            >>> graph = graph.add_conditional_edges("add", lambda n: END if n > 2 else "add", [END, "add"])
+            >>> graph.compile().run({"n": 0}).counts["add"].visits
+            3
+        """
+        return counts_in(self.commits, self._made_here[0])
 
     @property
     def prediction(self) -> dspy.Prediction:

@@ -255,6 +255,6 @@ def settle(session: Session, execution: Execution | None, outcome: Outcome) -> N
         if session.unsaved is not None:
             save(session)  # what has finished beside it
         raise error
-    if steps and error is None and session.blueprint.counts:
+    if steps and error is None:
         transition = transition._replace(calls=calls_in(steps))
     session.finish(execution, transition if error is None else error, steps)

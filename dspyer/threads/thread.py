@@ -11,7 +11,7 @@ import anyio.to_thread
 from dspyer.events import Question
 from dspyer.nodes import resources_of
 from dspyer.request import Request
-from dspyer.run import Run
+from dspyer.run import Counts, Run, counts_in
 from dspyer.running.observing import Observe, ignore
 from dspyer.state import ImmutableState
 from dspyer.streams import AsyncEvents, Events
@@ -288,6 +288,14 @@ class Thread(Landing, Upkeep):
         was killed is not known.
         """
         return usage_of(self._starter.store, self.name)
+
+    @property
+    def counts(self) -> dict[str, Counts]:
+        """How often each node of the graph has run and called predictors and tools, over all runs in its history.
+
+        It reads the whole history; `run.counts` has those of one run.
+        """
+        return counts_in(self.history(), self._program.graph.nodes)
 
     @property
     def questions(self) -> tuple[Question, ...]:

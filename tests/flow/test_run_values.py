@@ -111,11 +111,11 @@ def test_a_run_that_is_taken_up_again_has_the_same_counts() -> None:
     assert run.state["said"] == ["4 2", "7 3"]
 
 
-def test_nothing_is_counted_where_nobody_asks() -> None:
+def test_calls_are_counted_whether_a_prompt_reads_them_or_not() -> None:
     graph = Graph(Notes).add_node("agent", dspy.Predict("topic -> text")).add_path(START, "agent", END)
     with dspy.context(lm=ScriptedLM([{"text": "x"}])):
         run = graph.compile().run({"topic": "t"})
-    assert run.commits[1].calls == (0, 0)
+    assert run.commits[1].calls == (1, 0)
 
 
 def test_run_is_no_name_of_a_field_or_node() -> None:
