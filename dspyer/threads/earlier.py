@@ -95,6 +95,41 @@ class Past(NamedTuple):
     first: int
 
 
+class EarlierGraphs:
+    """What the graphs of earlier runs did with the fields.
+
+    Args:
+        reader: reads rows.
+        past: where the run goes on from.
+    """
+
+    def __init__(self, reader: Reader, past: Past) -> None:
+        self._reader = reader
+        self._past = past
+        self._told: set[str] = set()
+
+    def fold(self, field: str, shapes: frozenset[str]) -> bool:
+        """Whether graphs of these fingerprints fold a field as this one does."""
+        if not field:
+            return True
+        now = self._reader.schema.fields[field]
+        then = [self._reader.schema_of(shape).fields.get(field) for shape in shapes]
+        empty = field not in self._past.state
+        return all(empty if was is None else was.folds_like(now) for was in then)
+
+    def warn(self, field: str, why: str) -> None:
+        """Logs once that the authors of a field are not known any more."""
+        if field not in self._told:
+            self._told.add(field)
+            logger.warning(
+                "thread %r: it is not known any more who brought what to %r in older runs, since %s; views take all "
+                "of that as new and from an unknown author",
+                self._past.row.name,
+                field or "its fields",
+                why,
+            )
+
+
 class EarlierLog:
     """The commits behind a run by their numbers, for one field.
 
@@ -105,23 +140,16 @@ class EarlierLog:
         past: where the run goes on from.
         line: the commits as far as they are of one history; None if the last ones are not.
         older: gives all commits up to a row.
-        folds: whether graphs of these fingerprints fold the field as this one does.
-        lost: is told why no more is known.
+        graphs: what is known of the graphs that made them.
+        field: the field; `""` for none.
     """
 
-    def __init__(
-        self,
-        past: Past,
-        line: Line | None,
-        older: Older,
-        folds: Callable[[frozenset[str]], bool],
-        lost: Callable[[str], None],
-    ) -> None:
+    def __init__(self, past: Past, line: Line | None, older: Older, graphs: EarlierGraphs, field: str) -> None:
         self._past = past
         self._line = line
         self._older = older
-        self._folds = folds
-        self._lost = lost
+        self._graphs = graphs
+        self._field = field
         self._whole: tuple[Listed, dict[int, int]] | None = None
 
     def __len__(self) -> int:
@@ -156,8 +184,11 @@ class EarlierLog:
         parents = tuple([versions[parent] for parent in entry.parents])
         return entry._replace(parents=parents, winners={path: versions[at] for path, at in entry.winners.items()})
 
+    def _folds(self, shapes: frozenset[str]) -> bool:
+        return self._graphs.fold(self._field, shapes)
+
     def _unknown(self, state: ImmutableState, why: str) -> Entry:
-        self._lost(why)
+        self._graphs.warn(self._field, why)
         return Behind.state(state, "").log[0]
 
 
@@ -182,7 +213,7 @@ class EarlierRuns:
         self._line: Line | None = None
         self._begun = False
         self._found: dict[str, Behind] = {}
-        self._told: set[str] = set()
+        self._graphs = EarlierGraphs(reader, past)
 
     def __call__(self, field: str) -> Behind:
         """The commits of earlier runs, and the parts of a field there.
@@ -205,7 +236,7 @@ class EarlierRuns:
             return Behind((), ())
         if not self._begun:
             self._begun, self._line = True, self._newest()
-        log = EarlierLog(past, self._line, self._older, lambda shapes: self._folds(field, shapes), self._lost_of(field))
+        log = EarlierLog(past, self._line, self._older, self._graphs, field)
         return Behind(log, (past.first - 1,), self._index(field, log) if field else None)
 
     def _newest(self) -> Line | None:
@@ -234,29 +265,6 @@ class EarlierRuns:
         made = indexes.at(log, past.first - 1)
         self._recent.put(past.head, field, made, before if known is not None else None)
         return made
-
-    def _folds(self, field: str, shapes: frozenset[str]) -> bool:
-        """Whether graphs fold a field as this one does."""
-        if not field:
-            return True
-        now = self._reader.schema.fields[field]
-        then = [self._reader.schema_of(shape).fields.get(field) for shape in shapes]
-        empty = field not in self._past.state
-        return all(empty if was is None else was.folds_like(now) for was in then)
-
-    def _lost_of(self, field: str) -> Callable[[str], None]:
-        def lost(why: str) -> None:
-            if field not in self._told:
-                self._told.add(field)
-                logger.warning(
-                    "thread %r: it is not known any more who brought what to %r in older runs, since %s; views take "
-                    "all of that as new and from an unknown author",
-                    self._past.row.name,
-                    field or "its fields",
-                    why,
-                )
-
-        return lost
 
 
 def recent_of(program: CompiledGraph) -> Recent:
