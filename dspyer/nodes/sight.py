@@ -142,7 +142,6 @@ def look(attempt: Attempt, view: View, form: Form, name: str = "", sent: Any = D
         return shown(cut, *chosen_plainly(cut, sent, shape_in(sight.schema, view.field)), form)
     if position is None:
         raise InputError(f"{attempt.who} reads {view!r}: there is no run that it could be a view of")
-    sight.looked(Look(attempt.node, name or view.field, view, position.head))
     value = position.state.raw(view.field, DELETE)
     index = sight.index(view.field, position)
     if index is None:
@@ -152,9 +151,12 @@ def look(attempt: Attempt, view: View, form: Form, name: str = "", sent: Any = D
         if shape == "amount" and form in ("values", "text"):
             total = summed(view, index, attempt.node)
             if total is not None:
+                sight.looked(Look(attempt.node, name or view.field, view, position.head))
                 return text_of(total) if form == "text" else total
         selected = chosen(view, shape, index, attempt.node, lambda: sight.news(view.field, position, attempt.node))
-    return shown(view, shape, selected, form)
+    result = shown(view, shape, selected, form)  # a function of `.then` may raise
+    sight.looked(Look(attempt.node, name or view.field, view, position.head))
+    return result
 
 
 def chosen_plainly(view: View, value: Any, shape: str) -> tuple[str, list[Part]]:

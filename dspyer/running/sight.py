@@ -7,6 +7,7 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from dspyer.errors import ThreadError
 from dspyer.nodes import FunctionNode, MapNode, ModuleNode, Node, SubgraphNode
 from dspyer.nodes.sight import Changed, chosen_plainly
 from dspyer.nodes.viewing import shape_in
@@ -60,6 +61,10 @@ class Fields:
         new._weigh = weigh
         return new
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy for another process looks again; the history of a thread stays with its store."""
+        return Fields, (self.schema, self._given, self._prefix, self._earlier and _left_behind)
+
     def folded(self, field: str) -> Folded | None:
         """How a field comes about; None if it has no parts."""
         found = self.schema.fields.get(field)
@@ -110,6 +115,13 @@ class Fields:
         assert index is not None
         assert of is not None
         return news(index, spanning, unseen(spanning, [place], reader), of)
+
+
+def _left_behind(field: str) -> Behind:
+    raise ThreadError(
+        f"what earlier runs of the thread wrote to {field!r} is not in a copy of the run: ask for run.tokens() in the "
+        "process that ran it"
+    )
 
 
 class SessionSight:

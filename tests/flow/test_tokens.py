@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Annotated, Any
 from xml.etree import ElementTree
 
@@ -64,6 +66,50 @@ def test_a_report_may_count_by_a_tokenizer() -> None:
     tokens = played().tokens(count=lambda text: 1)
     assert "counted by tokenizer" in str(tokens)
     assert next(row for row in tokens.rows if row.name == "all_notes")[3:] == (2, 3, 3)
+
+
+def test_a_copy_of_a_run_counts_the_same() -> None:
+    run = looped_run()
+    assert str(pickle.loads(pickle.dumps(run)).tokens()) == str(copy.deepcopy(run).tokens()) == str(run.tokens())
+
+
+def test_the_counts_of_a_thread_stay_with_its_history() -> None:
+    thread = looping().compile(store=":memory:").thread("t")
+    thread.run({})
+    run = thread.run({})
+    run.raise_error()
+    assert "view('notes').new()" in str(run.tokens())
+    with pytest.raises(errors.ThreadError, match="in the process that ran it"):
+        pickle.loads(pickle.dumps(run)).tokens()
+
+
+def test_a_function_of_a_view_that_raises_is_not_counted() -> None:
+    def refuse(entries: Any) -> Any:
+        raise ValueError("no")
+
+    graph = Graph(Board).add_node("look", noted, reads={"notes": view("notes").then(refuse)}, writes=["notes"])
+    run = graph.add_path(START, "look", END).compile().run({})
+    assert run.status == "failed"
+    assert run.tokens().rows == ()
+
+
+def noted(notes: list[str]) -> dict[str, Any]:
+    return {"notes": ["four" * 10]}
+
+
+def once_more(ctx: Context) -> str:
+    return "look" if ctx.visit < 3 else END
+
+
+def looping() -> Graph:
+    graph = Graph(Board).add_node("look", noted, reads={"notes": view("notes").new()}, writes=["notes"])
+    return graph.add_edge(START, "look").add_conditional_edges("look", once_more, ["look", END])
+
+
+def looped_run() -> Run:
+    run = looping().compile().run({})
+    run.raise_error()
+    return run
 
 
 USAGE = {
