@@ -13,14 +13,18 @@ from pydantic import BaseModel
 
 from dspyer import live, reducers
 from dspyer.events import Commit, Exchange
+from dspyer.nodes import Waiter
 from dspyer.policies import Policies
 from dspyer.reducers import Updates
+from dspyer.running.waiting import WaitingRoom
 from dspyer.scheduler.closing import Held, Origin, Reach, Waiting, released
 from dspyer.scheduler.rounds import Edge
-from dspyer.scheduler.runstate import RunState, Target, Transition
+from dspyer.scheduler.runstate import Branch, Execution, RunState, Target, Transition
 from dspyer.scheduler.schedule import advance, begin, plan, start
 from dspyer.scheduler.topology import END, START, Topology
 from dspyer.schema import Schema
+from dspyer.state import ImmutableState
+from dspyer.values import PersistentMap
 
 # Who waits for which field (or has ended and needs others), who works, what each may write; and who is released.
 CASES = {
@@ -149,3 +153,34 @@ def test_a_join_folds_by_arrival_whoever_ends_first(authors: list[str]) -> None:
     assert [run.resting.to_dict()["notes"] for run in ends] == [[str(seq) for seq in range(1, len(authors) + 1)]] * 6
     commits = [sorted((entry.commit._replace(version=None) for entry in run.log), key=order_of) for run in ends]
     assert all(each == commits[0] for each in commits)
+
+
+def test_a_timeout_does_not_count_the_wait_for_a_slot() -> None:
+    """An entry came while another node held the only slot: time is over meanwhile, and the entry is given."""
+    graph = topology("rw")
+    room = WaitingRoom(1, Reach(graph, {"w": ["f"]}))
+    for name in "rw":
+        branch = Branch((), ((),), ImmutableState(), 0, "", 0, PersistentMap())
+        room.running[name] = Execution(name, name, branch, (), 1, (name, graph.rounds.first(name)), None)
+    woken: list[str] = []
+    waiter = Waiter("r", "f", lambda: woken.append("r"))
+    room.enter(waiter)
+    room.came("f", "w")
+    room.release("r", "late")
+    room.grant()
+    assert (waiter.verdict, woken) == ("waits", [])
+    del room.running["w"]
+    room.grant()
+    assert (waiter.verdict, woken) == ("goes on", ["r"])
+
+
+def test_time_is_over_where_nothing_came() -> None:
+    graph = topology("rw")
+    room = WaitingRoom(2, Reach(graph, {"w": ["f"]}))
+    branch = Branch((), ((),), ImmutableState(), 0, "", 0, PersistentMap())
+    room.running["r"] = Execution("r", "r", branch, (), 1, ("r", graph.rounds.first("r")), None)
+    waiter = Waiter("r", "f", lambda: None)
+    room.enter(waiter)
+    room.release("r", "late")
+    room.grant()
+    assert (waiter.verdict, room.waits) == ("late", False)
