@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +14,7 @@ from dspyer.patch import DELETE, Replace, SealedPatch
 from dspyer.patterns import Pattern
 from dspyer.policies import Policies, Policy, raise_
 from dspyer.reducers import Updates
-from dspyer.values import freeze, thaw
+from dspyer.values import FrozenDict, FrozenList, freeze, thaw
 
 HIDDEN = "[redacted]"
 """What stands for a value that a pattern names."""
@@ -183,3 +184,128 @@ def _hiding(policy: Policy, redaction: Redaction) -> Policy:
 
 def _sides(conflict: Conflict) -> tuple[Any, Any, Any]:
     return conflict.base, conflict.left, conflict.right
+
+
+SHORTEST = 4
+"""Characters of the shortest text that is looked for inside of other texts: a shorter one is part of too many words."""
+
+
+class Veil:
+    """What everything that leaves one run passes: events, logs, questions and errors.
+
+    What has a path is hidden by its path. In all other texts (a question, an emitted value, the text of an exception),
+    the texts of the values that were hidden by path are hidden wherever they occur.
+
+    Args:
+        redaction: what is hidden by path.
+        state: the state with which the run begins.
+    """
+
+    def __init__(self, redaction: Redaction, state: Mapping[str, Any]) -> None:
+        self._redaction = redaction
+        self._texts: dict[str, None] = {}
+        self._found: re.Pattern[str] | None = None
+        for name in state:
+            self._learn((name,), state[name])
+
+    def event(self, event: Any) -> Any:
+        """What is shown of an event of any type."""
+        if isinstance(event, Committed):
+            self.learn(event.commit)
+        if isinstance(event, Posted):
+            self._learn_update((event.field,), event.value)
+        return self.shown(self._redaction.event(event))
+
+    def learn(self, commit: Commit) -> None:
+        """Remembers the texts of what is hidden of a commit."""
+        for name, update in commit.patch.items():
+            self._learn_update((name,), update)
+
+    def shown(self, value: Any) -> Any:
+        """What is shown of a text, or of anything that holds texts; the thing itself if nothing in it is hidden."""
+        if isinstance(value, str):
+            return self._text(value)
+        if isinstance(value, BaseException):
+            return self.error(value)
+        if isinstance(value, Replace):
+            plain = thaw(value.frozen)
+            seen = self.shown(plain)
+            return value if seen is plain else Replace(seen)
+        if isinstance(value, (FrozenDict, FrozenList)):
+            plain = thaw(value)
+            seen = self.shown(plain)
+            return value if seen is plain else freeze(seen)
+        if isinstance(value, Updates):
+            parts = [self.shown(part) for part in value.updates]
+            return value if all(map(_same_object, parts, value.updates)) else Updates(*parts)
+        if isinstance(value, Mapping):
+            pairs = [(key, part, self.shown(key), self.shown(part)) for key, part in value.items()]
+            if all(key is named and part is seen for key, part, named, seen in pairs):
+                return value
+            return {named: seen for _, _, named, seen in pairs}
+        if isinstance(value, (tuple, list, set, frozenset)):
+            items = list(value)
+            parts = [self.shown(part) for part in items]
+            if all(map(_same_object, parts, items)):
+                return value
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        fields = _fields_of(value)
+        if fields is None:
+            return value
+        shown = {name: self.shown(part) for name, part in fields.items()}
+        return value if all(shown[name] is part for name, part in fields.items()) else shown
+
+    def error(self, error: BaseException) -> BaseException:
+        """The exception, its texts without what is hidden. Its class and traceback stay, so it is changed in place."""
+        seen: set[int] = set()
+        found: BaseException | None = error
+        while found is not None and id(found) not in seen:
+            seen.add(id(found))
+            found.args = tuple([self.shown(arg) for arg in found.args])
+            for name, value in vars(found).items():
+                vars(found)[name] = self.shown(value) if not isinstance(value, BaseException) else value
+            found = found.__cause__ or found.__context__
+        return error
+
+    def _text(self, text: str) -> str:
+        if not self._texts:
+            return text
+        if self._found is None:  # the longest first: a text may be a part of another
+            self._found = re.compile("|".join(map(re.escape, sorted(self._texts, key=len, reverse=True))))
+        found = self._found.sub(HIDDEN, text)
+        return text if found == text else found
+
+    def _learn(self, path: Keys, value: Any) -> None:
+        plain = thaw(value)
+        shown = self._redaction.value(path, plain)
+        if shown is not plain:
+            self._hide(plain, shown)
+
+    def _learn_update(self, path: Keys, update: Any) -> None:
+        if isinstance(update, Updates):
+            for part in update.updates:
+                self._learn_update(path, part)
+        elif isinstance(update, Replace):
+            self._learn(path, update.frozen)
+        elif type(update) in (dict, SealedPatch):
+            for key, part in update.items():
+                self._learn_update((*path, key), part)
+        elif update is not DELETE:
+            self._learn(path, update)
+
+    def _hide(self, value: Any, shown: Any) -> None:
+        """Remembers the texts of a value that are not in what is shown of it."""
+        if shown is value:
+            return
+        fields = _fields_of(value)
+        parts = fields if fields is not None else value
+        if isinstance(parts, Mapping):
+            for key, part in parts.items():
+                self._hide(part, shown.get(key) if isinstance(shown, Mapping) else None)
+        elif isinstance(parts, (list, tuple, set, frozenset)):
+            others = shown if isinstance(shown, (list, tuple)) and len(shown) == len(parts) else [None] * len(parts)
+            for part, other in zip(parts, others, strict=True):
+                self._hide(part, other)
+        elif value is not None and not isinstance(value, bool) and len(str(value)) >= SHORTEST:
+            self._texts[str(value)] = None
+            self._found = None

@@ -244,7 +244,7 @@ class Run:
 
     def lanes(self) -> Lanes:
         """Its fields over time: who wrote what to which of them when, and how much. A picture in a notebook."""
-        return Lanes(self.commits)
+        return Lanes(self.shown)
 
     def to_svg(self) -> str:
         """The run as a picture: a lane for each branch, a dot for each commit, conflicts marked.

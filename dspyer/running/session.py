@@ -28,6 +28,7 @@ from dspyer.events import (
 )
 from dspyer.nodes import Attempt, Isolated, MapNode, Peer
 from dspyer.patch import sealed
+from dspyer.redacting import Veil
 from dspyer.running.observing import Observe, ignore, log_conflict
 from dspyer.running.opening import Opening
 from dspyer.running.saving import Unsaved
@@ -161,14 +162,19 @@ class Session(Isolated):
         self.started = time.time()
         self.duration = 0.0
         self._clock = time.perf_counter()
+        redaction = blueprint.redaction
+        self.veil = None if redaction is None else Veil(redaction, dict(opening.state.raw_items()))
+        if self.veil is not None:
+            for entry in opening.run.log:  # of a run that is resumed
+                self.veil.learn(entry.commit)
         self.record(RunStarted(self.run_id, blueprint.name, blueprint.topology.schema.shapes, scope))
 
     def record(self, event: Event) -> None:
         """Keeps an event and shows it to whoever listens. May be called from any thread."""
         if self.scope and not event.scope:
             event = event._replace(scope=self.scope)
-        if self.blueprint.redaction is not None:
-            event = self.blueprint.redaction.event(event)
+        if self.veil is not None:
+            event = self.veil.event(event)
         if self.keeps_events:
             self.events.append(event)
         if type(event) is ConflictFound and event.scope == self.scope:
@@ -403,7 +409,12 @@ class Session(Isolated):
         self.duration = time.perf_counter() - self._clock
         status = self.status
         self.record(RunEnded(self.run_id, status, self.scope))
-        ended = Ended(self, self.run, status, self.error(), self.questions(), self.events)
+        error, questions = self.error(), self.questions()
+        if self.veil is not None:
+            questions = self.veil.shown(questions)
+            error = None if error is None else self.veil.error(error)
+        ended = Ended(self, self.run, status, error, questions, self.events)
+        del error  # its traceback may refer to this frame
         if ended.error is not None:
             self.run = self.run._replace(failures=())
             self.broken = None

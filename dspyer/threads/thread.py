@@ -10,6 +10,7 @@ import anyio.to_thread
 
 from dspyer.events import Question
 from dspyer.nodes import resources_of
+from dspyer.redacting import Veil
 from dspyer.request import Request
 from dspyer.run import Counts, Run, counts_in
 from dspyer.running.observing import Observe, ignore
@@ -300,7 +301,11 @@ class Thread(Landing, Upkeep):
     @property
     def questions(self) -> tuple[Question, ...]:
         """What the last run waits to be told."""
-        return self._starter.questions()
+        questions, redaction = self._starter.questions(), self._program.graph.redaction
+        if not questions or redaction is None:
+            return questions
+        shown: tuple[Question, ...] = Veil(redaction, dict(self._starter.readable().state.raw_items())).shown(questions)
+        return shown
 
     def __repr__(self) -> str:
         return f"<thread {self.name!r} in {self._store.address}>"

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import pickle
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, reducers
-from dspyer.errors import StoreError
-from dspyer.events import Committed
-from dspyer.redacting import HIDDEN, Redaction
+from dspyer import END, START, CompiledGraph, Context, Graph, reducers
+from dspyer.errors import Interrupted, MergeConflictError, StoreError
+from dspyer.events import Committed, Exchange
+from dspyer.redacting import HIDDEN, Redaction, Veil
 from dspyer.stores import Memory
 from dspyer.values import freeze
+from tests.event_samples import RECORDS, event_types, sample
 
 SECRET = "SECRET-123"
 
@@ -144,3 +146,57 @@ def test_a_program_that_hides_is_copied_with_what_it_hides() -> None:
     twin = pickle.loads(pickle.dumps(Redaction.of(PATTERNS)))
     assert twin.value(("token",), SECRET) == HIDDEN
     assert SECRET not in str(program(PATTERNS).deepcopy().run({"q": "plain"}).error)
+
+
+def veiled(text: str) -> None:
+    assert SECRET not in text
+
+
+@pytest.mark.parametrize("cls", [*event_types(), *RECORDS], ids=lambda cls: cls.__name__)
+def test_every_event_type_passes_what_hides_texts(cls: Any) -> None:
+    redaction = Redaction.of(["token"])
+    assert redaction is not None
+    veil = Veil(redaction, {"token": SECRET})
+    text = f"before {SECRET} after"
+    event = veil.event(sample(cls, freeze({"deep": [text]}), text))
+    veiled(repr(event))
+    veiled(str(event.to_dict()))
+    assert ("before [redacted] after" in str(event.to_dict())) == (cls is not Exchange), "it has no texts"
+
+
+@pytest.mark.parametrize("error", [ValueError(SECRET), KeyError(SECRET), MergeConflictError(f"x {SECRET}", (SECRET,))])
+def test_texts_of_exceptions_are_hidden(error: Exception) -> None:
+    redaction = Redaction.of(["token"])
+    assert redaction is not None
+    error.add_note(f"note {SECRET}")
+    error.__cause__ = OSError(SECRET)
+    shown = Veil(redaction, {"token": SECRET}).error(error)
+    assert shown is error
+    veiled("".join(traceback.format_exception(shown)))
+
+
+def test_no_secret_leaves_by_a_text(caplog: pytest.LogCaptureFixture) -> None:
+    """Emitted values, exceptions, questions, Interrupted, report, lanes, picture, thread."""
+
+    def tells(token: str, ctx: Context) -> None:
+        ctx.emit({"seen": [f"token {token}"]})
+        raise ValueError(f"{token} is refused")
+
+    graph = Graph(State, inputs=["token"]).add_node("tells", tells, writes=[]).add_path(START, "tells", END)
+    t = graph.compile(redact=["token"], store=Memory()).thread("t")
+    run = t.run({"token": SECRET})
+    assert str(run.error) == "[redacted] is refused"
+    assert "token [redacted]" in str(run.events)
+    veiled(f"{run.events} {run.report()} {run.lanes()} {run.to_svg()} {caplog.text} {t.failures}")
+    assert run.state["token"] == SECRET
+
+    asks = Graph(inputs=["token"]).add_interrupt("ok", question="Send {token}?", into="fine").add_path(START, "ok", END)
+    program = asks.compile(redact=["token"], store=Memory())
+    run = program.thread("t").run({"token": SECRET})
+    assert [question.text for question in run.questions] == ["Send [redacted]?"]
+    veiled(f"{run.events} {run.questions} {program.thread('t').questions}")
+    with pytest.raises(Interrupted) as caught:
+        program(token=SECRET)
+    veiled(f"{caught.value} {caught.value.questions}")
+    again = program.thread("t").resume()
+    veiled(f"{again.events} {again.questions}")
