@@ -274,6 +274,37 @@ class Asked(NamedTuple):
         return event_dict(self)
 
 
+class ItemStarted(NamedTuple):
+    """One item of a map, of `items`, was started. One that an earlier attempt has finished is not started again."""
+
+    node: str
+    branch: Path
+    execution: str
+    item: int
+    items: int
+    scope: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return event_dict(self)
+
+
+class ItemFinished(NamedTuple):
+    """One item of a map has ended: `"completed"`, `"failed"`, `"interrupted"` by a question, or `"stopped"`."""
+
+    node: str
+    branch: Path
+    execution: str
+    item: int
+    items: int
+    status: str
+    scope: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return event_dict(self)
+
+
 class Emitted(NamedTuple):
     """A node called `ctx.emit(value)`."""
 
@@ -422,6 +453,8 @@ Event = (
     | ConflictFound
     | NodeFailed
     | Asked
+    | ItemStarted
+    | ItemFinished
     | Emitted
     | LiveEvent
     | RunEnded

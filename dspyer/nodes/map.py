@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from dspyer.durable.memo import MISSING
-from dspyer.errors import NodeOutputError, annotate, brief
+from dspyer.errors import Interrupt, NodeOutputError, annotate, brief
+from dspyer.events import ItemFinished, ItemStarted
 from dspyer.nodes.base import Built, Call, Context, Node, Reply
 from dspyer.nodes.binding import unset
 from dspyer.nodes.callables import class_of
@@ -116,25 +117,31 @@ class _Item:
 
     def run(self) -> object:
         attempt = self.call.context.attempt
+        self._started()
         try:
             attempt.let_wait()
             result = self._checked(self.node.inner.call(self.call))
             attempt.finish()
-            return attempt.keep(result, (self.node.into, self.index))
+            kept = attempt.keep(result, (self.node.into, self.index))
         except BaseException as error:
-            self._note(error)
+            self._failed(error)
             raise
+        self._ended("completed")
+        return kept
 
     async def arun(self) -> object:
         attempt = self.call.context.attempt
+        self._started()
         try:
             attempt.let_wait()
             result = self._checked(await self.node.inner.acall(self.call))
             attempt.finish()
-            return await attempt.akeep(result, (self.node.into, self.index))
+            kept = await attempt.akeep(result, (self.node.into, self.index))
         except BaseException as error:
-            self._note(error)
+            self._failed(error)
             raise
+        self._ended("completed")
+        return kept
 
     def _checked(self, reply: Reply) -> object:
         """The result of the item; what the field cannot hold is refused before other items are paid for."""
@@ -143,7 +150,19 @@ class _Item:
             self.node.check(result, self.index)
         return result
 
-    def _note(self, error: BaseException) -> None:
+    def _started(self) -> None:
+        attempt = self.call.context.attempt
+        event = ItemStarted(attempt.node, attempt.branch, attempt.execution, self.index, self.count)
+        attempt.host.record(event)
+
+    def _ended(self, status: str) -> None:
+        attempt = self.call.context.attempt
+        event = ItemFinished(attempt.node, attempt.branch, attempt.execution, self.index, self.count, status)
+        attempt.host.record(event)
+
+    def _failed(self, error: BaseException) -> None:
+        status = "interrupted" if isinstance(error, Interrupt) else "failed"
+        self._ended(status if isinstance(error, (Interrupt, Exception)) else "stopped")
         annotate(error, f"in {self.node.over}[{self.index}] of the map {self.node.name!r} ({self.count} items)")
 
 

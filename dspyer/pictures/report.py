@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from dspyer.events import NodeStarted, Path, RunStarted
+from dspyer.events import ItemFinished, NodeStarted, Path, RunStarted
 from dspyer.pictures.history import (
     SHOWN,
     Row,
@@ -81,11 +82,29 @@ def _summary(run: Run) -> str:
     facts = [f"graph {started.graph!r}", _count(len(run.commits), "commit"), _count(calls, "node call")]
     if run.conflicts:
         facts.append(_count(len(run.conflicts), "conflict"))
+    facts += _items(run, started.scope)
     tokens = sum(_tokens(usage) for usage in run.usage.values())
     if tokens:
         facts.append(_count(tokens, "token"))
     verb = "in" if run.status == "completed" else "after"
     return f"Run {run.status} {verb} {seconds(run.duration)}: {', '.join(facts)}"
+
+
+def _items(run: Run, scope: tuple[str, ...]) -> list[str]:
+    """How far the maps of the run came, as far as their items ran in it."""
+    ended: dict[str, Counter[str]] = {}
+    totals: dict[str, dict[str, int]] = {}
+    for event in run.events:
+        if isinstance(event, ItemFinished) and event.scope == scope:
+            ended.setdefault(event.node, Counter())[event.status] += 1
+            totals.setdefault(event.node, {})[event.execution.rpartition("[")[0]] = event.items
+    found = []
+    for node, statuses in ended.items():
+        text = f"{_count(statuses['completed'], 'item')} of {node!r}"
+        failed, left = statuses["failed"], sum(totals[node].values()) - statuses["completed"] - statuses["failed"]
+        text += f", {failed} failed" if failed else ""
+        found.append(text + (f", {left} left" if left and run.status != "completed" else ""))
+    return found
 
 
 def _tokens(usage: Mapping[str, Any]) -> int:

@@ -11,7 +11,18 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import DELETE, END, START, Graph, Updates, reducers
-from dspyer.events import Asked, Committed, ConflictFound, Emitted, Event, NodeFailed, NodeStarted, Question
+from dspyer.events import (
+    Asked,
+    Committed,
+    ConflictFound,
+    Emitted,
+    Event,
+    ItemFinished,
+    ItemStarted,
+    NodeFailed,
+    NodeStarted,
+    Question,
+)
 from dspyer.patch import Replace, decode_update
 from dspyer.values import encoding, freeze
 from tests.event_samples import RECORDS, event_types, sample
@@ -143,3 +154,31 @@ def test_the_events_of_a_whole_run_are_json() -> None:
     assert [json.loads(line)["event"] for line in lines] == [type(event).__name__ for event in run.events]
     started = [event.to_dict()["execution"] for event in run.events if isinstance(event, NodeStarted)]
     assert started == [event.execution for event in run.events if isinstance(event, NodeStarted)]
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_map_shows_its_items(colour: str) -> None:
+    def read(item: int) -> int:
+        if item == 2:
+            raise ValueError("odd")
+        return item
+
+    async def aread(item: int) -> int:
+        return read(item)
+
+    graph = Graph(inputs=["items"]).add_map(
+        "read", aread if colour == "async" else read, over="items", item="item", into="out"
+    )
+    run = graph.add_path(START, "read", END).compile(max_concurrency=1).run({"items": [0, 1, 2, 3]})
+    items = [event for event in run.events if isinstance(event, ItemStarted | ItemFinished)]
+    shown = [(type(one).__name__, one.item, one.items, getattr(one, "status", "")) for one in items]
+    assert shown == [
+        ("ItemStarted", 0, 4, ""),
+        ("ItemFinished", 0, 4, "completed"),
+        ("ItemStarted", 1, 4, ""),
+        ("ItemFinished", 1, 4, "completed"),
+        ("ItemStarted", 2, 4, ""),
+        ("ItemFinished", 2, 4, "failed"),
+    ]
+    assert items[0].execution == "trunk:1[0]"
+    assert "2 items of 'read', 1 failed, 1 left" in " ".join(run.report().split())
