@@ -47,6 +47,7 @@ class Commit(NamedTuple):
         live: what the node exchanged over live fields; None for nothing.
         calls: how often it called predictors and tools.
         sizes: bytes of the JSON form of each field with a limit that it wrote, after it.
+        size: bytes of the whole state after it, in a graph with `limit=`; None in others.
     """
 
     id: str
@@ -65,6 +66,7 @@ class Commit(NamedTuple):
     live: Exchange | None = None
     calls: tuple[int, int] = (0, 0)
     sizes: Mapping[str, int] = FrozenDict()
+    size: int | None = None
 
     @property
     def ended(self) -> float:

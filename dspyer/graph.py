@@ -31,7 +31,8 @@ from dspyer.nodes import Inquiry, Interrupts, node_name
 from dspyer.policies import Policies
 from dspyer.redacting import Redact
 from dspyer.scheduler.topology import END, START  # noqa: F401 - for the examples below
-from dspyer.schema import Schema
+from dspyer.schema import Limit, Schema
+from dspyer.schema.limits import whole_limit
 from dspyer.stores import Store, open_store
 from dspyer.templates import Fill
 from dspyer.views import View
@@ -57,10 +58,13 @@ class Graph:
             value`, or a dict from path pattern to one of these. By default a conflict raises.
         keep: the fields that last over the runs of a thread; the others begin every run with their defaults. By
             default all last.
+        limit: the most that the whole state holds, `limit(kb=...)`. Inputs, nodes, joins and `t.update` that make it
+            larger are refused; what leaves it no larger never is, nor what was committed under another limit. Each
+            commit says the size, `commit.size`.
 
     Raises:
         ValueError: if a merge policy is unknown.
-        GraphError: if the schema cannot be the schema of a state.
+        GraphError: if the schema cannot be the schema of a state, or the limit is none for a whole state.
 
     Example:
         >>> graph = Graph()
@@ -80,8 +84,9 @@ class Graph:
         merge: object = None,
         keep: Iterable[str] | None = None,
         required: Iterable[str] | None = None,
+        limit: Limit | None = None,
     ) -> None:
-        self._schema = Schema.of(schema)
+        self._schema = Schema.of(schema, whole=None if limit is None else whole_limit(limit))
         self._named = bool(name)
         self._name = name or (schema.__name__ if schema is not None else "Graph")
         self._inputs = None if inputs is None else listed(inputs)

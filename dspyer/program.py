@@ -26,6 +26,7 @@ from dspyer.running.live import LiveSession
 from dspyer.running.observing import Observe, ignore
 from dspyer.running.opening import Opening
 from dspyer.running.session import Session
+from dspyer.state import ImmutableState
 from dspyer.stores import Store
 from dspyer.streams import AsyncEvents, Events
 from dspyer.threads.thread import Thread
@@ -333,9 +334,12 @@ class CompiledGraph(dspy.Module):
         state = schema.initial(schema.as_values(inputs) if request.inside else inputs)
         opening = Opening.of(topology, state)._replace(label=request.label)
         if request.journal is None or request.memo is None:
+            schema.check_whole(None, ImmutableState(), inputs, state)
             return opening
         opening = opening.to_replay()
         run = replay(opening.run, request.memo.commits(request.scope), opening[1:3], *request.memo.reading)
+        if not len(run.log):  # what has been committed is never refused
+            schema.check_whole(None, ImmutableState(), inputs, state)
         return opening._replace(run=run)
 
     def _close(self, request: Request, session: Session) -> None:

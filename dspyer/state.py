@@ -38,7 +38,9 @@ class ImmutableState(FrozenDict[str, Any]):
         True
     """
 
-    __slots__ = ()
+    __slots__ = ("_total",)
+
+    _total: int  # what `counted` gives; not there until `keep_count` was called
 
     def __new__(cls, mapping: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> Self:
         """Freeze a mapping."""
@@ -185,6 +187,16 @@ class ImmutableState(FrozenDict[str, Any]):
         if not isinstance(value, FrozenDict):
             raise StateError(f"the JSON text of a state is an object, not a {type(thaw(value)).__name__}")
         return cls(value)
+
+
+def counted(state: ImmutableState) -> int | None:
+    """The sum of the sizes of the fields of a state, where `keep_count` has put it; else None."""
+    return getattr(state, "_total", None)
+
+
+def keep_count(state: ImmutableState, size: int) -> None:
+    """Remembers the sum of the sizes of the fields of a state as long as it lives. It is no part of the value."""
+    state._total = size
 
 
 def _field_name(key: object, path: Path) -> str:

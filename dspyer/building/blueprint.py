@@ -15,6 +15,7 @@ from dspyer.pictures.graph import Picture, draw_mermaid, draw_svg
 from dspyer.redacting import Redact, Redaction, hiding
 from dspyer.scheduler.run_values import is_counted
 from dspyer.scheduler.topology import END, START, Topology
+from dspyer.schema.limits import kilobytes
 
 Exit = str | Router
 """A way out of a node: the target of an edge, or a router."""
@@ -200,6 +201,8 @@ class Blueprint:
         lines.append(
             f"  outputs: {'every field that is no input' if self.outputs is None else ', '.join(self.outputs)}"
         )
+        if self.topology.schema.whole is not None:
+            lines.append(f"  limit: the state holds at most {kilobytes(self.topology.schema.whole.most)}")
         for name in (START, *self.nodes):
             node = self.nodes.get(name)
             facts = [] if node is None else [f"reads {_fields(node.reads)}", f"writes {_fields(node.writes)}"]

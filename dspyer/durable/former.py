@@ -28,13 +28,13 @@ def former_schema(facts: Mapping[str, Any], now: Schema) -> Schema:
         now: the schema of the graph now.
     """
     if facts.get("open"):
-        return Schema.of(None)
+        return Schema.of(None, whole=now.whole)
     fields = {
         name: _field(name, text, reducer, Limit(*rest[0]) if rest else None, now.fields.get(name))
         for name, (text, reducer, *rest) in facts.get("fields", {}).items()
         if reducer
     }
-    return Schema(now.model, MappingProxyType(fields), None)
+    return Schema(now.model, MappingProxyType(fields), None, whole=now.whole)
 
 
 def _field(name: str, text: str, reducer: str, limit: Limit | None, now: Field | None) -> Field:

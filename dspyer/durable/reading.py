@@ -395,9 +395,7 @@ class Reader:
         state = entries[parents[0]].state if parents else before
         patch = written.patch or {}
         after = schema.replay(state, patch)
-        commit = self._commit(head, written, parents, entries)
-        if schema.limited:
-            commit = commit._replace(sizes=schema.sizes(patch, after))
+        commit = schema.measured(self._commit(head, written, parents, entries), state, (patch,), after)
         return Entry(commit, after, parents, _NO_TALLY)
 
     def _try_opening(self, rows: Iterable[Row]) -> tuple[str, Mapping[str, Any]] | None:
@@ -434,8 +432,9 @@ class Reader:
     def _by_hand(self, node: str, patch: Mapping[str, Any], before: ImmutableState, rows: Sequence[Row]) -> Entry:
         """A commit that somebody made in the name of a node, whose routes nobody has asked for yet."""
         head = opening_head(CommitHead("trunk:0", node, 0, 1, True, (), None, (), 0, 0), rows)
-        commit = self._commit(head, Written(patch), (), [])
-        return Entry(commit, self.schema.replay(before, patch), (), _NO_TALLY)
+        after = self.schema.replay(before, patch)
+        commit = self.schema.measured(self._commit(head, Written(patch), (), []), before, (patch,), after)
+        return Entry(commit, after, (), _NO_TALLY)
 
     def _join(
         self, log: list[Entry], head: CommitHead, written: Written, parents: tuple[int, ...], schema: Schema
@@ -444,9 +443,7 @@ class Reader:
         join = Join(log, node, schema, ResolvedAs(written.resolutions), len(log))
         merged = join.merge(parents, [log[parent].state for parent in parents])
         commit = self._commit(head, written, parents, log)._replace(patch=merged.patch)
-        if schema.limited:
-            touched = {name: None for item in join.own for name in log[item.place].commit.patch}
-            commit = commit._replace(sizes=schema.sizes(touched, merged.state))
+        commit = join.measured(commit, merged)
         return Entry(commit, merged.state, parents, _NO_TALLY, merged.winners, merged.conflicts, merged.resolutions)
 
     def _commit(self, head: CommitHead, written: Written, parents: tuple[int, ...], log: list[Entry]) -> Commit:

@@ -53,6 +53,7 @@ def _node_script(session: Session, execution: Execution, runner: Runner) -> Scri
     patch, after = schema.commit(state, updates, node=name, commit_id=session.stamp(execution), whole=reply.whole)
     if live is not None:
         patch, after = live.with_posts(execution, patch, after)
+    schema.check_whole(name, state, patch, after)
     targets = _straight(session, name, call, reply.goto, after)
     if targets is not None:
         transition = Transition(patch, after, targets, None, began, time.perf_counter() - clock)
@@ -135,7 +136,9 @@ def _leave(
         if decision.updates:
             schema, author = session.blueprint.topology.schema, way.module_name or name
             commit_id = session.stamp(execution, author)
-            written, state = schema.commit(state, decision.updates, node=author, commit_id=commit_id, whole=True)
+            old = state
+            written, state = schema.commit(old, decision.updates, node=author, commit_id=commit_id, whole=True)
+            schema.check_whole(author, old, written, state)
             for field, update in written.items():
                 folds = schema.reducer(field) is not None
                 net = update if folds else diff_value(before.raw(field, DELETE), state.raw(field, DELETE))

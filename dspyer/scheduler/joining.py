@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dspyer.errors import NodeOutputError, StoreError, annotate
-from dspyer.events import MergedConflict
+from dspyer.events import Commit, MergedConflict
 from dspyer.merge import Conflict, Resolve, merge_values
 from dspyer.patch import DELETE, Replace, apply_value
 from dspyer.reducers import Keyed, Updates
@@ -157,6 +157,34 @@ class Join:
         self._overtaken(state)
         conflicts, resolutions = tuple(self.conflicts.values()), tuple(self.chosen)
         return Merged(state, self._resolutions(state), conflicts, self.winners, self._tally(own), resolutions)
+
+    def measured(self, commit: Commit, merged: Merged) -> Commit:
+        """The commit of this join with the sizes that it says."""
+        return self.schema.measured(commit, self.base.state, self._patches(merged), merged.state)
+
+    def check_whole(self, merged: Merged) -> None:
+        """Refuses a joined state that is too large for the limit on the whole.
+
+        Raises:
+            ConflictRaisedError: with the error that names the writers.
+        """
+        if self.schema.whole is None:
+            return
+        why = self.schema.excess(self.base.state, self._patches(merged), merged.state)
+        if why:
+            wrote: dict[str, dict[str, None]] = {}
+            for item in self.own:
+                commit = self.log[item.place].commit
+                if commit.patch and not commit.node.startswith("join:"):
+                    wrote.setdefault(commit.node, {}).update(dict.fromkeys(commit.patch))
+            authors = "; ".join(f"{node} wrote {', '.join(map(repr, names))}" for node, names in wrote.items())
+            error = NodeOutputError(f"branches joined at node {self.node!r}, where {authors}: together {why}")
+            raise ConflictRaisedError(error, merged.conflicts)
+
+    def _patches(self, merged: Merged) -> list[Mapping[str, Any]]:
+        """What the branches wrote, and where a field is as none of them left it, its value."""
+        anew = {path[0]: Replace(merged.state.raw(path[0], DELETE)) for path in merged.winners if len(path) == 1}
+        return [*[self.log[item.place].commit.patch for item in self.own], anew]
 
     @staticmethod
     def _in_order_of(state: ImmutableState, touched: dict[str, list[Own]]) -> list[str]:

@@ -23,7 +23,7 @@ from dspyer.events import (
     NodeStarted,
 )
 from dspyer.patch import sealed
-from dspyer.scheduler.joining import ConflictRaisedError, Deciding, Join
+from dspyer.scheduler.joining import ConflictRaisedError, Deciding, Join, ResolvedAs
 from dspyer.scheduler.lineage import Entry
 from dspyer.scheduler.ready import NONE_READY, Ready
 from dspyer.scheduler.runstate import (
@@ -164,8 +164,7 @@ def advance(run: RunState, execution_id: str, outcome: Transition | Asking | Bas
         outcome.live,
         outcome.calls,
     )
-    if topology.schema.limited:
-        commit = commit._replace(sizes=topology.schema.sizes(outcome.patch, outcome.state))
+    commit = topology.schema.measured(commit, branch.state, (outcome.patch,), outcome.state)
     more = noted(commit, topology.schema.nullable, tally.get)
     if more:
         tally = tally.update(more)
@@ -209,6 +208,7 @@ def amend(run: RunState, commit: Commit, state: ImmutableState) -> RunState:
         state: the state after it.
     """
     (branch,) = live_branches(run)
+    commit = run.topology.schema.measured(commit, branch.state, (commit.patch,), state)
     tally = branch.tally.update(noted(commit, run.topology.schema.nullable, branch.tally.get))
     moved = branch._replace(state=state, head=len(run.log), id=commit.id, step=commit.step, tally=tally)
     running = {name: execution._replace(branch=moved) for name, execution in run.running.items()}
@@ -247,6 +247,8 @@ def _join(run: RunState, group: Group, deciding: Deciding | None) -> tuple[RunSt
     topology = run.topology
     join = Join(run.log, node, topology.schema, deciding or topology.policies_at(node).deciding, index)
     merged = join.merge([branch.head for branch in branches], [branch.state for branch in branches])
+    if not isinstance(join.deciding, ResolvedAs):  # what is replayed is never refused
+        join.check_whole(merged)
     spots = collapse([spot for branch in branches for spot in branch.spots])
     path = path_of(spots)
     alone = not run.waiting and not run.ready and not run.running and not run.failures and not run.asked
@@ -265,9 +267,7 @@ def _join(run: RunState, group: Group, deciding: Deciding | None) -> tuple[RunSt
         route=(node,),
         started=max([run.log[branch.head].commit.ended for branch in branches]),
     )
-    if topology.schema.limited:
-        touched = {name: None for item in join.own for name in run.log[item.place].commit.patch}
-        commit = commit._replace(sizes=topology.schema.sizes(touched, merged.state))
+    commit = join.measured(commit, merged)
     heads = tuple([branch.head for branch in branches])
     entry = Entry(commit, merged.state, heads, None, merged.winners, merged.conflicts, merged.resolutions)
     tally = merged.tally.update({join.author: visit, path: count + 1})

@@ -1,7 +1,8 @@
-"""Limits on the size of a field: a part of its fold, so that joins and replays keep them too."""
+"""Limits on sizes. That of a field is a part of its fold, so that joins and replays keep it too."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -16,7 +17,7 @@ KEPT = 64  # sets whose sizes are known at once
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The most that a field holds. Made by `limit`.
+    """The most that a field, or a state, holds. Made by `limit`.
 
     Attributes:
         kb: thousands of bytes of its JSON form.
@@ -25,6 +26,11 @@ class Limit:
 
     kb: float
     full: Full
+
+    @property
+    def most(self) -> int:
+        """The bytes that it may hold."""
+        return int(self.kb * 1000)
 
     def held(self, name: str, current: Any, update: Any, new: Any, reducer: Reducer | None = None) -> Any:
         """What a field holds after an update.
@@ -45,22 +51,22 @@ class Limit:
         if isinstance(update, FrozenDict) and isinstance(new, FrozenDict) and self.full == "drop_oldest":
             for key in update:  # what was written last comes last
                 new = new.discard(key).set(key, new.raw(key)) if key in new else new
-        size = _grown(current, update, new, reducer)
-        most = int(self.kb * 1000)
+        size = grown(current, (update,), new, reducer)
+        most = self.most
         if size <= most:
-            _remember(new, size)
+            remember(new, size)
             return new
         for key, value in _entries(new) if _count(new) < 2 or self.full == "drop_oldest" else ():
-            alone = _entry_size(key, value) + 2
+            alone = entry_size(key, value) + 2
             if alone > most:
                 raise NodeOutputError(
-                    f"one entry of field {name!r} takes {_kb(alone)} alone, and the field holds at most {_kb(most)}: "
-                    f"write less, for example with add_node(..., condense={{{name!r}: module}}), or raise "
-                    f"limit(kb=...); it is {brief(value)}"
+                    f"one entry of field {name!r} takes {kilobytes(alone)} alone, and the field holds at most "
+                    f"{kilobytes(most)}: write less, for example with add_node(..., condense={{{name!r}: module}}), or "
+                    f"raise limit(kb=...); it is {brief(value)}"
                 )
         if self.full == "refuse":
             raise NodeOutputError(
-                f"field {name!r} would hold {_kb(size)}, at most {_kb(most)}: write less, for example with "
+                f"field {name!r} would hold {kilobytes(size)}, at most {kilobytes(most)}: write less, for example with "
                 f"add_node(..., condense={{{name!r}: module}}), raise limit(kb=...), or let the oldest entries go with "
                 "limit(full='drop_oldest')"
             )
@@ -71,12 +77,12 @@ class Limit:
 
 
 def limit(*, kb: float, full: Full = "refuse") -> Limit:
-    """Says beside the reducer of a field how much it may hold.
+    """Says how much a field may hold, beside its reducer, or the whole state: `Graph(limit=limit(kb=...))`.
 
     Args:
-        kb: thousands of bytes of its JSON form.
+        kb: thousands of bytes of its JSON form; of a state, those of all its fields.
         full: `"refuse"`: an update with which it would hold more is an error; `"drop_oldest"`: its oldest entries go,
-            of a mapping the keys that were written longest ago.
+            of a mapping the keys that were written longest ago. A state has `"refuse"` alone.
 
     Raises:
         GraphError: if it is no size, or there is no such rule.
@@ -85,6 +91,8 @@ def limit(*, kb: float, full: Full = "refuse") -> Limit:
         >>> from typing import Annotated
         >>> from dspyer import reducers
         >>> Notes = Annotated[list[str], reducers.append, limit(kb=40, full="drop_oldest")]
+        >>> from dspyer import Graph
+        >>> graph = Graph(limit=limit(kb=500))
     """
     given: Any = kb
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not given > 0:
@@ -113,12 +121,28 @@ def limit_problem(found: Limit, reducer: str, origin: Any) -> str:
     return ""
 
 
+def whole_limit(found: object) -> Limit:
+    """A limit on a whole state.
+
+    Raises:
+        GraphError: if it is no limit, or lets the oldest entries go: of a state nothing says which these are.
+    """
+    if not isinstance(found, Limit):
+        raise GraphError(f"Graph(limit={found!r}): it takes limit(kb=...)")
+    if found.full != "refuse":
+        raise GraphError(
+            f"Graph(limit={found!r}): a whole state can only refuse what is too much. Write limit(kb={found.kb:g}) "
+            "there, and limit(full='drop_oldest') beside the reducers of single fields"
+        )
+    return found
+
+
 def size_of(value: Any) -> int:
     """The bytes of the JSON form of a frozen container."""
-    known = _known(value)
+    known = known_size(value)
     if known is None:
-        known = max(2, sum([_entry_size(key, entry) + 2 for key, entry in _entries(value)]))
-        _remember(value, known)
+        known = max(2, sum([entry_size(key, entry) + 2 for key, entry in _entries(value)]))
+        remember(value, known)
     return known
 
 
@@ -144,11 +168,13 @@ class _Sizes:
 sizes = _Sizes()
 
 
-def _known(value: Any) -> int | None:
+def known_size(value: Any) -> int | None:
+    """The size of a container, where it has been measured."""
     return sizes.get(value) if isinstance(value, frozenset) else measured(value)
 
 
-def _remember(value: Any, size: int) -> None:
+def remember(value: Any, size: int) -> None:
+    """Keeps the size of a container, as long as it lives; of a set, while it is among those measured last."""
     if isinstance(value, frozenset):
         sizes.put(value, size)
     else:
@@ -167,27 +193,39 @@ def _count(value: Any) -> int:
     return len(value) if isinstance(value, (FrozenDict, FrozenList, frozenset, tuple)) else 0
 
 
-def _entry_size(key: Any, value: Any) -> int:
-    own = len(encoding.to_json(value).encode("utf-8", "surrogatepass"))
-    return own if key is None else own + 2 + len(encoding.to_json(key).encode("utf-8", "surrogatepass"))
+def entry_size(key: Any, value: Any) -> int:
+    """The bytes of an entry: of its value, and of its key if it has one. Mappings inside are measured once."""
+    own = size_of(value) if type(value) is FrozenDict else len(_encoded(value))
+    return own if key is None else own + 2 + len(_encoded(key))
 
 
-def _grown(current: Any, update: Any, new: Any, reducer: Reducer | None) -> int:
-    """The size of a value: what it was before, where that is known, and what the update has changed."""
-    before = None if current is DELETE else _known(current)
+def _encoded(value: Any) -> bytes:
+    return encoding.to_json(value).encode("utf-8", "surrogatepass")
+
+
+def grown(current: Any, updates: Sequence[Any], new: Any, reducer: Reducer | None) -> int:
+    """The size of a value: what it was before, where that is known, and what the updates have changed.
+
+    Args:
+        current: the value before, `DELETE` for none.
+        updates: single updates; none that resets the value has a reducer here.
+        new: the value after them.
+        reducer: what folded them in; None if nothing is known of that.
+    """
+    before = None if current is DELETE else known_size(current)
     if before is None or reducer is None:
         return size_of(new)
     if reducer.grows:
         added = [new.raw(place) for place in range(len(current), len(new))]
-        change = sum([_entry_size(None, item) + 2 for item in added])
+        change = sum([entry_size(None, item) + 2 for item in added])
     elif reducer.keyed is not None:
         assert reducer.parts is not None  # what has keys has parts
         change = 0
-        for key in dict.fromkeys(key for key, _ in reducer.parts(update)):
+        for key in dict.fromkeys(key for update in updates for key, _ in reducer.parts(update)):
             old, now = reducer.keyed.find(current, key), reducer.keyed.find(new, key)
             change += _size_under(reducer, key, now) - _size_under(reducer, key, old)
     elif reducer.shape == "members":
-        change = sum([_entry_size(None, item) + 2 for item in new.difference(current)]) if new is not current else 0
+        change = sum([entry_size(None, item) + 2 for item in new.difference(current)]) if new is not current else 0
     else:
         return size_of(new)
     return max(2, (before if len(current) else 0) + change)
@@ -195,14 +233,14 @@ def _grown(current: Any, update: Any, new: Any, reducer: Reducer | None) -> int:
 
 def _size_under(reducer: Reducer, key: Any, value: Any) -> int:
     """The bytes that an entry takes; an entry of a list has no key of its own."""
-    return 0 if value is DELETE else _entry_size(key if reducer.shape == "keys" else None, value) + 2
+    return 0 if value is DELETE else entry_size(key if reducer.shape == "keys" else None, value) + 2
 
 
 def _without_oldest(value: Any, size: int, most: int) -> Any:
     entries = _entries(value)
     gone = 0
     while size > most:
-        size -= _entry_size(*entries[gone]) + 2
+        size -= entry_size(*entries[gone]) + 2
         gone += 1
     if isinstance(value, FrozenList):
         kept: Any = FrozenList([item for _, item in entries[gone:]])
@@ -210,9 +248,10 @@ def _without_oldest(value: Any, size: int, most: int) -> Any:
         kept = value
         for key, _ in entries[:gone]:
             kept = kept.discard(key)
-    _remember(kept, max(2, size))
+    remember(kept, max(2, size))
     return kept
 
 
-def _kb(size: int) -> str:
+def kilobytes(size: int) -> str:
+    """A size as errors show it."""
     return f"{size / 1000:.3g} KB"

@@ -19,13 +19,14 @@ from dspyer.errors import (
     NodeOutputError,
     suggestion,
 )
-from dspyer.events import FieldShape
+from dspyer.events import Commit, FieldShape
 from dspyer.patch import DELETE, Replace, apply, apply_value, diff_value
 from dspyer.reducers import Reducer, Updates
 from dspyer.schema.annotations import read_model
 from dspyer.schema.field_types import NO_OTHERS, Field
-from dspyer.schema.limits import size_of
+from dspyer.schema.limits import Limit, size_of
 from dspyer.schema.live import Live
+from dspyer.schema.totals import Patches, excess, total_after
 from dspyer.schema.views import fill, view_class
 from dspyer.schema.writing import Shown, Write, plainly, reasons
 from dspyer.state import ImmutableState
@@ -45,6 +46,7 @@ class Schema:
         nullable: those whose default is None.
         shapes: what events say of them.
         shown: how errors show a value.
+        whole: the limit on the whole state, None for none.
 
     Example:
         >>> from pydantic import BaseModel
@@ -57,7 +59,7 @@ class Schema:
         {'words': 12}
     """
 
-    __slots__ = ("_view", "fields", "limited", "live", "model", "nullable", "shapes", "shown")
+    __slots__ = ("_reducers", "_view", "fields", "limited", "live", "model", "nullable", "shapes", "shown", "whole")
 
     def __init__(
         self,
@@ -65,8 +67,10 @@ class Schema:
         fields: Mapping[str, Field],
         view: type[BaseModel] | None,
         shown: Shown = plainly,
+        whole: Limit | None = None,
     ) -> None:
         self.shown = shown
+        self.whole = whole
         self.model = model
         self.fields = fields
         self.live: Mapping[str, Live] = {name: field.live for name, field in fields.items() if field.live is not None}
@@ -74,14 +78,16 @@ class Schema:
         self.nullable = frozenset(name for name, field in fields.items() if field.fixed_default is None)
         self.shapes = tuple([_shape(field) for field in fields.values()])
         self._view = view
+        self._reducers = {name: field.reducer for name, field in fields.items()}
 
     @classmethod
-    def of(cls, model: type[BaseModel] | None, shown: Shown = plainly) -> Schema:
+    def of(cls, model: type[BaseModel] | None, shown: Shown = plainly, whole: Limit | None = None) -> Schema:
         """Reads a pydantic model.
 
         Args:
             model: the model class; None for an open schema.
             shown: how errors show a value.
+            whole: the limit on the whole state, None for none.
 
         Returns:
             The schema.
@@ -90,12 +96,12 @@ class Schema:
             GraphError: naming every field that cannot be used, and why.
         """
         if model is None:
-            return cls(None, MappingProxyType({}), None, shown)
-        return cls(model, MappingProxyType(read_model(model)), view_class(model), shown)
+            return cls(None, MappingProxyType({}), None, shown, whole)
+        return cls(model, MappingProxyType(read_model(model)), view_class(model), shown, whole)
 
     def showing(self, shown: Shown) -> Schema:
         """The same schema, whose errors show values in another way."""
-        return Schema(self.model, self.fields, self._view, shown)
+        return Schema(self.model, self.fields, self._view, shown, self.whole)
 
     @property
     def open(self) -> bool:
@@ -115,6 +121,56 @@ class Schema:
             state: the state after it.
         """
         return {name: size_of(state.raw(name)) for name in patch if name in self.limited and name in state}
+
+    def measured(self, commit: Commit, before: ImmutableState, patches: Patches, after: ImmutableState) -> Commit:
+        """A commit with the sizes that it says.
+
+        Args:
+            commit: the commit.
+            before: the state before.
+            patches: its patch; of a join those of its branches.
+            after: the state after it.
+        """
+        if self.limited:
+            commit = commit._replace(sizes=self.sizes({name: None for patch in patches for name in patch}, after))
+        if self.whole is not None:
+            commit = commit._replace(size=total_after(before, patches, after, self._reducers))
+        return commit
+
+    def excess(self, before: ImmutableState, patches: Patches, after: ImmutableState) -> str:
+        """Why a state is too large for the limit on the whole; empty if it is not.
+
+        Only what is new is asked this: a state that is read or replayed is never refused.
+
+        Args:
+            before: the state before.
+            patches: what was written since, which names every field that differs.
+            after: the state.
+        """
+        if self.whole is None:
+            return ""
+        return excess(self.whole, before, after, total_after(before, patches, after, self._reducers))
+
+    def check_whole(
+        self, node: str | None, before: ImmutableState, patch: Mapping[str, Any], after: ImmutableState
+    ) -> None:
+        """Refuses what makes a state too large for the limit on the whole.
+
+        Args:
+            node: who wrote it; None for the inputs.
+            before: the state before.
+            patch: what was written.
+            after: the state after it.
+
+        Raises:
+            NodeOutputError: naming the node, the sizes and the largest fields.
+            InputError: the same for inputs.
+        """
+        why = self.excess(before, (patch,), after)
+        if why:
+            if node is None:
+                raise InputError(f"the inputs are refused: {why}")
+            raise NodeOutputError(f"node {node!r} writes {', '.join(map(repr, patch))}, which is refused: {why}")
 
     def initial(
         self, inputs: Mapping[str, object], required: Iterable[str] | None = None, *, commit_id: str = "inputs"
@@ -348,7 +404,7 @@ class Schema:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Schema.of, (self.model, self.shown)
+        return Schema.of, (self.model, self.shown, self.whole)
 
 
 def _shape(field: Field) -> FieldShape:

@@ -253,5 +253,8 @@ def validated(
     """A change as a commit holds it, and the state after it; a thread without any run gets the defaults with it."""
     schema = starter.blueprint.topology.schema
     if fresh:
-        return schema.begin(state, patch, keep=None, commit_id=commit_id)
-    return schema.commit(state, patch, node=author, commit_id=commit_id)
+        update, after = schema.begin(state, patch, keep=None, commit_id=commit_id)
+    else:
+        update, after = schema.commit(state, patch, node=author, commit_id=commit_id)
+    schema.check_whole(None if fresh else author, state, update, after)
+    return update, after

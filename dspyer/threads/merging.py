@@ -62,6 +62,7 @@ def meet(history: History, left: int, right: int, name: str, deciding: Deciding)
     join = Join(log, name, schema, deciding, len(log))
     try:
         merged = join.merge([left, right], [log[left].state, log[right].state])
+        join.check_whole(merged)
     except ConflictRaisedError as raised:
         raise raised.error from None
     updates: dict[str, list[Any]] = {}
@@ -87,6 +88,7 @@ def meet_from(
         if schema.reducer(name) is None and not any(value is side for side in sides):
             merged = merged.set(name, schema.joined(name, value, sides, merged))
     patch = _between(schema, left, merged, {})
+    schema.check_whole("merge", left, patch, merged)
     return Met(patch, schema.replay(left, patch))
 
 

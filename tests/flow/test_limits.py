@@ -191,7 +191,7 @@ def test_measuring_costs_by_what_an_update_changes(monkeypatch: pytest.MonkeyPat
         measured.append(value)
         return 1
 
-    monkeypatch.setattr(limits, "_entry_size", entry_size)
+    monkeypatch.setattr(limits, "entry_size", entry_size)
     many = [str(n) for n in range(40)]
     said = [{"id": name, "text": ""} for name in many]
     state = schema.initial({"items": many, "table": dict.fromkeys(many, ""), "said": said, "seen": set(many)})

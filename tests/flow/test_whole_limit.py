@@ -1,0 +1,359 @@
+"""The limit on a whole state: inputs, nodes, joins, graphs inside, maps, threads and changes that users write."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from dspyer import DELETE, END, START, Command, Graph, Replace, Send, errors, limit, live, reducers
+from dspyer.events import Committed
+from dspyer.run import Run
+from dspyer.schema import Schema, limits
+from dspyer.schema.totals import total_of
+from dspyer.state import ImmutableState, counted
+from dspyer.stores import open_store
+from dspyer.values import thaw
+from tests.nodes.kit import COLOURS
+
+
+class Pad(BaseModel):
+    topic: str = ""
+    text: str = ""
+    other: str = ""
+    notes: Annotated[list[str], reducers.append] = []
+
+
+EMPTY = len('""""""[]')  # the defaults: three texts and a list
+
+
+def run_of(colour: str, program: Any, inputs: Mapping[str, Any]) -> Run:
+    """A run in one colour."""
+    return cast("Run", program.run(inputs) if colour == "sync" else asyncio.run(program.arun(inputs)))
+
+
+def linear(node: Callable[..., Any], kb: float, schema: type[BaseModel] | None = Pad, **options: Any) -> Graph:
+    graph = Graph(schema, limit=limit(kb=kb)).add_node("node", node, **options)
+    return graph.add_path(START, "node", END)
+
+
+@COLOURS
+@pytest.mark.parametrize("schema", [Pad, None], ids=["a schema", "none"])
+def test_a_node_that_writes_too_much_is_refused(colour: str, schema: Any) -> None:
+    """S004-5: the error names the node, the sizes and the largest fields; nothing of the write stays."""
+    program = linear(lambda: {"text": "x" * 80, "other": "y" * 30}, 0.1, schema, writes=["text", "other"]).compile()
+    run = run_of(colour, program, {"topic": "t"} if schema else {})
+    assert isinstance(run.error, errors.NodeOutputError)
+    for part in ("node 'node' writes 'text', 'other'", "would hold 0.1", "at most 0.1 KB", "'text' 0.082 KB, 'other'"):
+        assert part in str(run.error)
+    assert len(run.commits) == 1
+
+
+@COLOURS
+def test_what_fits_exactly_is_taken(colour: str) -> None:
+    program = linear(lambda: {"text": "x" * (100 - EMPTY)}, 0.1, writes=["text"]).compile()
+    run = run_of(colour, program, {})
+    run.raise_error()
+    assert [commit.size for commit in run.commits] == [EMPTY, 100]
+    assert sum(run.state.sizes().values()) == 100
+    program = linear(lambda: {"text": "x" * (101 - EMPTY)}, 0.1, writes=["text"]).compile()
+    assert isinstance(run_of(colour, program, {}).error, errors.NodeOutputError)
+
+
+@COLOURS
+@pytest.mark.parametrize("schema", [Pad, None], ids=["a schema", "none"])
+@pytest.mark.parametrize("on_a_thread", [False, True], ids=["alone", "on a thread"])
+def test_inputs_that_are_too_much_are_refused_before_anything_runs(colour: str, schema: Any, on_a_thread: bool) -> None:
+    calls: list[int] = []
+    program = linear(lambda topic: calls.append(1), 0.1, schema, writes=[]).compile(store=":memory:")
+    thread = program.thread("t") if on_a_thread else program
+    with pytest.raises(errors.InputError, match=r"the inputs are refused: .*'topic' 0.202 KB"):
+        run_of(colour, thread, {"topic": "x" * 200})
+    assert not calls
+    run_of(colour, thread, {"topic": "x"}).raise_error()
+    assert calls == [1]
+
+
+@COLOURS
+def test_branches_that_fit_alone_may_be_too_much_together(colour: str) -> None:
+    graph = Graph(Pad, limit=limit(kb=0.1))
+    graph.add_node("a", lambda: {"text": "x" * 50}, writes=["text"])
+    graph.add_node("b", lambda: {"notes": "y" * 50}, writes=["notes"]).add_node("c", lambda: None, writes=[])
+    graph.add_edge(START, ["a", "b"]).add_edge(["a", "b"], "c").add_edge("c", END)
+    run = run_of(colour, graph.compile(), {})
+    assert isinstance(run.error, errors.NodeOutputError)
+    assert "branches joined at node 'c', where a wrote 'text'; b wrote 'notes': together" in str(run.error)
+    assert [commit.node for commit in run.commits] == ["START", "a", "b"]
+
+
+@COLOURS
+def test_what_a_router_sends_and_what_a_map_makes_counts(colour: str) -> None:
+    graph = Graph(Pad, limit=limit(kb=0.1))
+    graph.add_node("write", lambda topic: {"notes": topic * 20}, writes=["notes"])
+    graph.add_conditional_edges(START, lambda: [Send("write", {"topic": name}) for name in "abcd"], ["write"])
+    run = run_of(colour, graph.add_edge("write", END).compile(), {})
+    assert "write wrote 'notes': together the state would hold" in str(run.error)
+
+    class Items(BaseModel):
+        docs: list[str]
+        found: list[str] = []
+
+    mapped = Graph(Items, limit=limit(kb=0.1)).add_map("read", lambda d: d * 20, over="docs", item="d", into="found")
+    run = run_of(colour, mapped.add_path(START, "read", END).compile(), {"docs": list("abcd")})
+    assert "node 'read' writes 'found', which is refused" in str(run.error)
+
+
+@COLOURS
+def test_the_node_with_a_graph_inside_is_refused_by_the_limit_outside(colour: str) -> None:
+    def inner(kb: float) -> Any:
+        return linear(lambda topic: {"text": topic * 60}, kb, reads=["topic"], writes=["text"]).compile()
+
+    def outer(kb: float, inside: float) -> Run:
+        graph = Graph(Pad, limit=limit(kb=kb)).add_node("sub", inner(inside), reads=["topic"], writes=["text"])
+        return run_of(colour, graph.add_path(START, "sub", END).compile(), {"topic": "a"})
+
+    assert outer(1, 1).status == "completed"
+    assert "node 'sub' writes 'text', which is refused" in str(outer(0.05, 1).error)
+    assert "node 'node' writes 'text', which is refused" in str(outer(1, 0.05).error)
+
+
+@COLOURS
+def test_posts_to_live_fields_count_when_their_node_commits(colour: str) -> None:
+    class Live(BaseModel):
+        notes: Annotated[list[str], reducers.append, live] = []
+
+    def post(ctx: Any) -> None:
+        for _ in range(3):
+            ctx.post("notes", "x" * 40)
+
+    run = run_of(colour, linear(post, 0.1, Live, writes=["notes"]).compile(), {})
+    assert "node 'node' writes 'notes', which is refused" in str(run.error)
+
+
+@COLOURS
+def test_commits_and_their_events_say_the_size(colour: str) -> None:
+    """S004-6: in sequence, over a join, in the history, and after a replay."""
+    graph = Graph(Pad, limit=limit(kb=1))
+    for name in ("a", "b"):
+        graph.add_node(name, lambda ctx: {"notes": ctx.node * 9}, writes=["notes"])
+    graph.add_node("c", lambda: {"text": "x"}, writes=["text"])
+    graph.add_edge(START, ["a", "b"]).add_edge(["a", "b"], "c").add_edge("c", END)
+    thread = graph.compile(store=":memory:").thread("t")
+    for size in (EMPTY, EMPTY + 2 * 12 + 1):
+        run = run_of(colour, thread, {})
+        run.raise_error()
+        assert run.commits[0].size == size
+        assert run.commits[-1].size == total_of(ImmutableState(run.state.to_dict())) == sum(run.state.sizes().values())
+        assert [c.size for c in run.commits] == [e.commit.size for e in run.events if isinstance(e, Committed)]
+        assert run.commits[-1].to_dict()["size"] == run.commits[-1].size
+        assert [c.size for c in run.commits] == [c.size for c in thread.history()][-len(run.commits) :]
+    thread.update({"text": "y" * 10})
+    assert thread.history()[-1].size == sum(thread.state.sizes().values())
+
+
+def test_a_resumed_run_says_the_sizes_of_its_earlier_commits_too() -> None:
+    def ask(ctx: Any) -> dict[str, str]:
+        return {"other": ctx.interrupt("go", "go on?", str)}
+
+    graph = Graph(Pad, limit=limit(kb=0.1)).add_node("first", lambda: {"notes": "x"}, writes=["notes"])
+    graph.add_node("ask", ask, writes=["other"]).add_path(START, "first", "ask", END)
+    thread = graph.compile(store=":memory:").thread("t")
+    waits = thread.run({})
+    thread.update({"text": "abc"})
+    run = thread.resume({waits.questions[0].id: "y" * 4})
+    run.raise_error()
+    assert [commit.size for commit in run.commits] == [8, 11, 14, 18]
+    assert thread.history()[-1].size == 18
+    thread.run({})
+    again = thread.resume({thread.questions[0].id: "y" * 99})
+    assert isinstance(again.error, errors.NodeOutputError)
+
+
+def test_what_users_write_to_a_thread_is_refused_too() -> None:
+    thread = linear(lambda: None, 0.1, writes=[]).compile(store=":memory:").thread("t")
+    with pytest.raises(errors.InputError, match="the inputs are refused"):
+        thread.update({"text": "x" * 200})
+    thread.run({}).raise_error()
+    before = thread.history()
+    with pytest.raises(errors.NodeOutputError, match=r"node 'update' writes 'text', which is refused"):
+        thread.update({"text": "x" * 200})
+    with pytest.raises(errors.NodeOutputError, match=r"writes 'text', which is refused"):
+        thread.update({"text": "x" * 200}, as_node="node")
+    with pytest.raises(errors.NodeOutputError, match=r"node 'update' writes 'text', which is refused"):
+        thread.copy(to="u", patch={"text": "x" * 200})
+    assert thread.history() == before
+    other = thread.copy(to="v")
+    other.update({"text": "x" * 50})
+    thread.update({"other": "y" * 50})
+    with pytest.raises(errors.NodeOutputError, match=r"update wrote .*: together the state would hold 0\.1"):
+        thread.merge(other)
+    with pytest.raises(errors.NodeOutputError, match=r"'merge' writes .* the state would hold 0\.1"):
+        thread.copy(to="w").merge(_stranger(thread), base=0)
+
+
+def _stranger(thread: Any) -> Any:
+    """A thread that has no commit in common with another one."""
+    alone = thread._program.thread("stranger")
+    alone.run({"text": "x" * 50}).raise_error()
+    return alone
+
+
+def test_another_limit_refuses_no_thread_and_nothing_that_makes_less() -> None:
+    """A limit is a policy: what was committed under another one is read, replayed, resumed and shrunk."""
+    store = open_store(":memory:")
+
+    def thread_of(kb: float | None) -> Any:
+        def node(text: str) -> dict[str, str]:
+            return {"text": text[:50] if text.startswith("x") else text * 2}
+
+        graph = Graph(Pad, inputs=["text", "other"], limit=None if kb is None else limit(kb=kb))
+        graph.add_node("node", node, writes=["text"]).add_path(START, "node", END)
+        return graph.compile(store=store, interrupt_before=["node"]).thread("t")
+
+    thread_of(None).run({"text": "x" * 200})
+    thread = thread_of(0.02)
+    assert len(thread.state["text"]) == 200
+    assert thread.history()[-1].size == EMPTY + 200
+    run = thread.resume({thread.questions[0].id: True})
+    run.raise_error()
+    assert run.state["text"] == "x" * 50
+    assert thread.replay() == run.state
+    thread.update({"text": "x" * 40})
+    with pytest.raises(errors.NodeOutputError, match=r"at most 0\.02 KB"):
+        thread.update({"other": "y"})
+    with pytest.raises(errors.InputError, match=r"at most 0\.02 KB"):
+        thread.run({"other": "y"})
+    thread.run({"text": "b" * 9})
+    assert isinstance(thread.resume({thread.questions[0].id: True}).error, errors.NodeOutputError)
+    assert [commit.size for commit in thread_of(None).history()] == [None] * len(thread.history())
+
+
+def test_a_run_that_joined_under_a_larger_limit_is_resumed() -> None:
+    store = open_store(":memory:")
+
+    def thread_of(kb: float) -> Any:
+        graph = Graph(Pad, limit=limit(kb=kb))
+        graph.add_node("a", lambda: {"text": "x" * 50}, writes=["text"])
+        graph.add_node("b", lambda: {"notes": "y" * 50}, writes=["notes"])
+        graph.add_node("c", lambda ctx: {"text": ctx.interrupt("text", "text?", str)}, writes=["text"])
+        graph.add_edge(START, ["a", "b"]).add_edge(["a", "b"], "c").add_edge("c", END)
+        return graph.compile(store=store).thread("t")
+
+    waits = thread_of(1).run({})
+    run = thread_of(0.03).resume({waits.questions[0].id: "z"})
+    run.raise_error()
+    assert run.commits[-1].size == run.commits[-2].size - 49
+
+
+def test_a_retried_route_by_command_is_checked_before_it_is_taken() -> None:
+    program = linear(lambda: Command(update={"text": "x" * 200}, goto=END), 0.1, writes=["text"], goto=[END])
+    assert isinstance(program.compile().run({}).error, errors.NodeOutputError)
+
+
+def test_what_a_whole_state_takes_is_said_when_the_graph_is_built() -> None:
+    with pytest.raises(errors.GraphError, match="a whole state can only refuse"):
+        Graph(Pad, limit=limit(kb=1, full="drop_oldest"))
+    with pytest.raises(errors.GraphError, match=r"it takes limit\(kb=\.\.\.\)"):
+        Graph(Pad, limit=cast("Any", 40))
+    program = linear(lambda: None, 40, writes=[]).compile()
+    assert "limit: the state holds at most 40 KB" in program.graph.explain()
+
+
+class Deep(BaseModel):
+    table: dict[str, dict[str, Any]] = {}
+    text: str | None = None
+    items: Annotated[list[Any], reducers.append] = []
+    said: Annotated[list[dict[str, Any]], reducers.add_messages] = []
+    pages: Annotated[dict[str, Any], reducers.update] = {}
+    seen: Annotated[set[str], reducers.union] = set()
+
+
+texts = st.text("aé\n\ud800", max_size=9)
+leaves = st.one_of(texts, st.integers(), st.none(), st.lists(texts, max_size=2))
+keys = st.sampled_from(["a", "b", "ü"])
+trees = st.recursive(leaves, lambda inner: st.dictionaries(keys, inner, max_size=3), max_leaves=6)
+some_patches = st.one_of(
+    st.fixed_dictionaries({"table": st.dictionaries(keys, st.dictionaries(keys, trees, max_size=3), max_size=2)}),
+    st.fixed_dictionaries({"table": st.dictionaries(keys, st.just(DELETE), max_size=2)}),
+    st.fixed_dictionaries({"text": st.one_of(texts, st.just(DELETE)), "items": trees}),
+    st.fixed_dictionaries({"said": st.lists(st.builds(lambda k, t: {"id": k, "text": t}, keys, texts), max_size=3)}),
+    st.fixed_dictionaries({"pages": st.dictionaries(keys, trees, max_size=3), "seen": st.sets(texts, max_size=3)}),
+    st.fixed_dictionaries({"pages": st.builds(Replace, st.dictionaries(keys, trees, max_size=2))}),
+)
+
+
+@pytest.mark.parametrize("model", [Deep, None], ids=["a schema", "none"])
+@settings(max_examples=150, deadline=None)
+@given(patches=st.lists(some_patches, max_size=10))
+def test_a_size_that_grew_with_its_commits_is_the_size_of_the_state(model: Any, patches: list[dict[str, Any]]) -> None:
+    schema = Schema.of(model, whole=limit(kb=1000))
+    state = schema.initial({})
+    total_of(state)
+    for number, given_patch in enumerate(patches):
+        patch, after = schema.commit(state, given_patch, node="node", commit_id=f"trunk:{number}")
+        assert not schema.excess(state, (patch,), after)
+        assert counted(after) == total_of(ImmutableState(thaw(after)))
+        state = after
+
+
+def test_counting_costs_by_what_a_commit_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema, counted = Schema.of(Deep, whole=limit(kb=1000)), []
+    entry_size = limits.entry_size
+    many = [str(n) for n in range(300)]
+
+    def counting(key: Any, value: Any) -> int:
+        counted.append(key)
+        return entry_size(key, value)
+
+    inner = {name: {"a": dict.fromkeys(many, 1)} for name in many[:3]}
+    inputs = {"table": inner, "items": Replace(many), "pages": {name: {"x": 1} for name in many}}
+    state = schema.initial(inputs)
+    total_of(state)
+    monkeypatch.setattr(limits, "entry_size", counting)
+    monkeypatch.setattr("dspyer.schema.totals.entry_size", counting)
+    for update in ({"table": {"1": {"a": {"7": 2}}}}, {"items": "x"}, {"pages": {"9": {"x": 2}}}):
+        counted.clear()
+        patch, after = schema.commit(state, update, node="node", commit_id="trunk:1")
+        assert not schema.excess(state, (patch,), after)
+        assert len(counted) < 20, update
+
+
+class Both(Deep):
+    heard: Annotated[dict[str, Any], reducers.update, live] = {}
+    lines: Annotated[list[str], reducers.extend, limit(kb=0.06, full="drop_oldest")] = []
+
+
+branch_patches = st.tuples(
+    some_patches,
+    st.fixed_dictionaries(
+        {"heard": st.dictionaries(keys, trees, max_size=2), "lines": st.lists(st.text("aé", max_size=9), max_size=2)}
+    ),
+)
+
+
+def _giving(patch: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+    return lambda: patch
+
+
+@settings(max_examples=60, deadline=None)
+@given(first=branch_patches, left=branch_patches, right=branch_patches)
+def test_a_join_says_the_size_of_its_state(first: Any, left: Any, right: Any) -> None:
+    """Of what branches changed beside each other too, in conflict or not; the history says the same."""
+    graph = Graph(Both, outputs=["text"], limit=limit(kb=1000), merge="last_write_wins")
+    for name, (patch, more) in {"first": first, "left": left, "right": right}.items():
+        graph.add_node(name, _giving({**patch, **more}), writes=list(Both.model_fields))
+    graph.add_node("after", lambda: {"items": 1}, writes=["items"]).add_edge(START, "first")
+    graph.add_edge("first", ["left", "right"]).add_edge(["left", "right"], "after").add_edge("after", END)
+    thread = graph.compile(store=":memory:").thread("t")
+    for _ in range(2):
+        run = thread.run({})
+        run.raise_error()
+        assert [c.size for c in run.commits] == [c.size for c in thread.history()][-len(run.commits) :]
+        for commit in run.commits:
+            if commit.version is not None:
+                assert commit.size == total_of(ImmutableState(thread.at(commit.version).to_dict())), commit.node
