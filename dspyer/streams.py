@@ -104,7 +104,10 @@ class Events(Iterator[Event]):
         self._queue.put(None)  # for other readers
         if not self._through:
             self._through = True
-            raise_failure(self._future.result())
+            try:
+                raise_failure(self._future.result())
+            finally:
+                del self  # the traceback refers to this frame, and the stream to the run with its error
         raise StopIteration
 
     def close(self) -> None:
@@ -155,7 +158,7 @@ def _drive(
     finally:
         del _open[future]
         queue.put(None)
-        del future  # the traceback of its exception refers to this frame
+        del future, queue  # the tracebacks of exceptions refer to this frame
 
 
 _open: dict[Future[Run], Request] = {}
@@ -222,7 +225,10 @@ class AsyncEvents(AsyncIterator[Event]):
         self._queue.put_nowait(None)  # for other readers
         if not self._through:
             self._through = True
-            raise_failure(self.run)
+            try:
+                raise_failure(self.run)
+            finally:
+                del self  # as above
         raise StopAsyncIteration
 
     async def aclose(self) -> None:

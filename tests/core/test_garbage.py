@@ -185,6 +185,9 @@ def no_answer(question: Question) -> object:
     raise LookupError(question.key)
 
 
+ONE_LM = DummyLM([{"answer": "a", "check": "c"}] * 1_000)
+"""It is in a cycle of its own: one for each test could be freed late, beside another test."""
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "asks, refused": {"interrupts": {"ok": "perhaps"}},
     "asks, function fails": {"interrupts": no_answer},
@@ -226,7 +229,25 @@ async def resumed(program: CompiledGraph) -> None:
         thread.resume()
 
 
+async def streamed(program: CompiledGraph) -> None:
+    for _ in program.stream({"n": 0}):
+        pass
+
+
+async def astreamed(program: CompiledGraph) -> None:
+    async for _ in program.astream({"n": 0}):
+        pass
+
+
+async def stored_and_streamed(program: CompiledGraph) -> None:
+    for _ in program.thread("t").stream({"n": 0}, abandon=True):
+        pass
+
+
 USES: dict[str, Use] = {
+    "streamed": streamed,
+    "streamed, async": astreamed,
+    "stored and streamed": stored_and_streamed,
     "call": call,
     "run": run,
     "acall": acall,
@@ -269,8 +290,17 @@ async def quietly(use: Use, program: CompiledGraph) -> None:
 @pytest.mark.parametrize("what", GRAPHS)
 def test_a_run_leaves_nothing_to_the_cyclic_collector(what: str, how: str) -> None:
     program = GRAPHS[what]().compile(store=":memory:", **OPTIONS.get(what, {}))
-    with dspy.context(lm=DummyLM([{"answer": "a", "check": "c"}] * 20)):
+    with dspy.context(lm=ONE_LM):
         assert asyncio.run(garbage_of(USES[how], program)) == Counter()
+
+
+@pytest.mark.parametrize("what", ["loop", "fork", "send", "map", "live", "asks"])
+def test_a_stream_that_is_left_leaves_nothing_to_the_cyclic_collector(what: str) -> None:
+    async def leave(program: CompiledGraph) -> None:
+        for _ in program.stream({"n": 0}):
+            break
+
+    assert asyncio.run(garbage_of(leave, GRAPHS[what]().compile())) == Counter()
 
 
 def test_a_cancelled_run_leaves_nothing_to_the_cyclic_collector() -> None:
