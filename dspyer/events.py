@@ -398,7 +398,7 @@ class LiveConflict(NamedTuple):
 
     Attributes:
         field: the field.
-        key: the key, in a field of keys; None elsewhere.
+        key: the key, in a field of keys; the id, in one of messages; None elsewhere.
         author: the node that wrote.
         other: the node whose latest entry it has not read.
         other_seq: the arrival number of that entry.

@@ -7,9 +7,9 @@ whose posts it has used (several that have used each other's commit together), a
 commits nothing either. So no committed value depends on a withdrawn post, and no listener is told of a withdrawal: when
 it runs again, it hears the posts that are on the board then.
 
-A post to a key *replaces* the posts there that its author has read, its own, and those in its lineage; it stands beside
-those that it has not read. The value of the key is made of the posts that are not replaced, by the `on_conflict` of the
-field. Which posts it replaces is recorded with it.
+A post to a key (of a message its id) *replaces* the posts there that its author has read, its own, those in its
+lineage, and those that hold the same message; it stands beside those that it has not read. The value of the key is made
+of the posts that are not replaced, by the `on_conflict` of the field. Which posts it replaces is recorded with it.
 
 Nothing here waits, and nothing is safe without the lock of the session.
 """
@@ -26,13 +26,13 @@ from dspyer.events import Exchange, Path
 from dspyer.nodes import LiveEntry
 from dspyer.nodes.listening import latest_value
 from dspyer.patch import DELETE, Replace
-from dspyer.reducers import Updates
+from dspyer.reducers import Keyed, Updates
 from dspyer.scheduler.provenance import whole_parts
 from dspyer.scheduler.runstate import Branch, is_behind
 from dspyer.scheduler.topology import START
 from dspyer.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values import FrozenDict, FrozenList, PersistentMap, thaw
+from dspyer.values import FrozenDict, FrozenList, PersistentMap, same, thaw
 
 _WHOLE = (object(),)
 """The one key of a field that is not written by keys."""
@@ -192,7 +192,7 @@ class Board:
         unread: dict[Any, list[Post]] = {}
         for key in self._keys(field, update):
             for seq, post in self._heads.get((field, key), {}).items():
-                if seq <= read or reader.knows(post):
+                if seq <= read or reader.knows(post) or self._repeats(field, key, post, update):
                     over.append(seq)
                 else:
                     unread.setdefault(key, []).append(post)
@@ -205,18 +205,20 @@ class Board:
         self.posts[field].append(post)
         self.pending.setdefault(post.execution, []).append(post)
         update = post.update
-        merges = self._schema.live[field].on_conflict == "merge"
+        keyed = self._keyed(field) if self._schema.live[field].on_conflict == "merge" else None
+        merged: dict[Any, Any] = {}
         for key in self._keys(field, post.update):
             self._history.setdefault((field, key), []).append(post)
             heads = self._heads.setdefault((field, key), {})
             _replace(heads, post)
-            if merges and key is not _WHOLE[0] and len(heads) > 1:
-                value, *others = [head.update.raw(key) for head in heads.values()]
+            if keyed is not None and len(heads) > 1:
+                value, *others = [keyed.find(head.update, key) for head in heads.values()]
                 for other in others:
                     value = _merged(value, other)
-                update = update.set(key, value)
-        if update is not post.update:
-            self._merged[post.seq] = update
+                merged[key] = value
+        if keyed is not None and merged:
+            values = {key: keyed.find(update, key) for key in self._keys(field, update)}
+            update = self._merged[post.seq] = keyed.made({**values, **merged})
         return update
 
     def commit(self, execution: str) -> None:
@@ -261,15 +263,40 @@ class Board:
 
     def _tracked(self, field: str) -> bool:
         """Whether two posts to a field may be in conflict."""
-        reducer = self._schema.reducer(field)
-        return reducer is None or reducer.shape == "keys" or self._schema.live[field].on_conflict == "reject"
+        rule = self._schema.live[field].on_conflict
+        return rule == "reject" or self._schema.reducer(field) is None or self.by_key(field)
 
     def _keys(self, field: str, update: Any) -> Iterable[Any]:
         """What of a field an update writes to, where two posts may be in conflict."""
         if not self._tracked(field):
             return ()
+        if not self.by_key(field):
+            return _WHOLE
         reducer = self._schema.reducer(field)
-        return update if reducer is not None and reducer.shape == "keys" else _WHOLE
+        assert reducer is not None
+        assert reducer.parts is not None  # what has keys has parts
+        return dict.fromkeys(key for key, _ in reducer.parts(update))
+
+    def by_key(self, field: str) -> bool:
+        """Whether two posts to a field are in conflict where they write to the same key.
+
+        Of a list that refuses conflicts, the whole is what is written to.
+        """
+        reducer = self._schema.reducer(field)
+        if reducer is None or reducer.keyed is None:
+            return False
+        return reducer.shape == "keys" or self._schema.live[field].on_conflict != "reject"
+
+    def _keyed(self, field: str) -> Keyed | None:
+        reducer = self._schema.reducer(field)
+        return reducer.keyed if reducer is not None and self.by_key(field) else None
+
+    def _repeats(self, field: str, key: Any, post: Post, update: Any) -> bool:
+        """Whether an update has the very message that a post has: nothing of it is lost."""
+        keyed = self._keyed(field)
+        if keyed is None or isinstance(update, FrozenDict):
+            return False
+        return same(keyed.find(post.update, key), keyed.find(update, key))
 
 
 def single_updates(schema: Schema, node: str, field: str, value: object) -> tuple[object, ...]:

@@ -312,8 +312,7 @@ class LiveSession(Session):
         """Says that a post meets what its author has not read; refuses it where that is the rule of the field."""
         schema = self.blueprint.topology.schema
         rule = schema.live[field].on_conflict
-        reducer = schema.reducer(field)
-        by_key = reducer is not None and reducer.shape == "keys"
+        by_key = self.board.by_key(field)
         for key, posts in meeting.unread.items():
             named = key if by_key else None
             self.record(LiveConflict(field, named, attempt.node, posts[-1].node, posts[-1].seq, rule))

@@ -71,9 +71,9 @@ def live_problem(mark: Live, reducer: Reducer | None) -> str:
             f"it is live, but reducer {reducer.name!r} does not keep the posts apart: give it one of extend, append, "
             "add_messages, union, update or increment"
         )
-    if mark.on_conflict == "last_write_wins" and reducer.shape != "keys":
+    if mark.on_conflict == "last_write_wins" and reducer.keyed is None:
         return (
-            f"live(on_conflict='last_write_wins') is for a field of keys (reducers.update): what reducer "
-            f"{reducer.name!r} folds stands side by side. Leave it out, or reject what was written unread"
+            "live(on_conflict='last_write_wins') is for a field of keys or messages (reducers.update, add_messages): "
+            f"what reducer {reducer.name!r} folds stands side by side. Leave it out, or reject what was written unread"
         )
     return ""

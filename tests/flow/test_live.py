@@ -567,6 +567,67 @@ def test_a_write_over_what_was_not_read_is_a_conflict(
         assert finished(run).state.to_dict()["code"] == expected
 
 
+def message(**parts: Any) -> dict[str, Any]:
+    return {"id": "m", **parts}
+
+
+MESSAGES: list[tuple[Any, dict[str, Any], dict[str, Any], list[dict[str, Any]], Any]] = [
+    (live, message(text="x"), message(text="y"), [message(text="y")], "m"),
+    (live, message(a=1), message(b=2), [message(a=1, b=2)], "m"),
+    (live(on_conflict="last_write_wins"), message(a=1), message(b=2), [message(b=2)], "m"),
+    (live(on_conflict="reject"), message(text="x"), message(text="y"), [message(text="x")], None),
+    (live, message(parts=[1]), message(parts=[1]), [message(parts=[1])], "no conflict"),
+    (live, message(a=1), {"id": "n"}, [message(a=1), {"id": "n"}], "no conflict"),
+    (live, {"text": "x"}, {"text": "x"}, [{"text": "x"}, {"text": "x"}], "no conflict"),
+]
+
+
+@pytest.mark.parametrize(("mark", "first", "second", "expected", "key"), MESSAGES)
+@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("how", ["post", "return"])
+def test_two_messages_with_one_id_are_a_conflict(
+    colour: str, how: str, mark: Any, first: Any, second: Any, expected: list[Any], key: Any
+) -> None:
+    """None of them is lost in silence: each conflict is an event by the rule of the field, in a resumed run too."""
+
+    class Chat(BaseModel):
+        said: Annotated[list[dict[str, Any]], reducers.add_messages, mark] = []
+
+    posted = threading.Event()
+
+    def one(ctx: Context) -> None:
+        ctx.post("said", first)
+        posted.set()
+
+    def two(ctx: Context) -> Any:
+        assert posted.wait(20)
+        if how == "return":
+            return {"said": second}
+        ctx.post("said", second)
+        return None
+
+    def three(ctx: Context) -> None:
+        ctx.interrupt("go", "go on?")
+
+    graph = Graph(Chat).add_node("one", one, writes=["said"]).add_node("two", two, writes=["said"])
+    graph.add_node("three", three, writes=[]).add_edge(START, ["one", "two"]).add_edge(["one", "two"], "three")
+    thread = graph.add_edge("three", END).compile(store=":memory:").thread("t")
+    run = thread.run({}) if colour == "sync" else asyncio.run(thread.arun({}))
+    found = [event for event in run.events if isinstance(event, LiveConflict)]
+    if key == "no conflict":
+        assert found == []
+    else:
+        assert found == [LiveConflict("said", key, "two", "one", 1, mark.on_conflict)]
+    if mark.on_conflict == "reject":
+        assert isinstance(run.error, MergeConflictError)
+        assert run.error.writers == ("one", "two")
+        return
+    run = finished(thread.resume({run.questions[0].id: True}))
+    said = [{name: part for name, part in one.items() if "/" not in str(part)} for one in run.state.to_dict()["said"]]
+    assert said == expected
+    assert thread.replay() == run.state
+
+
 def test_a_list_may_reject_what_was_written_unread() -> None:
     class Code(BaseModel):
         notes: Annotated[list[str], reducers.append, live(on_conflict="reject")] = []
@@ -691,7 +752,7 @@ def fields(**annotations: Any) -> type[BaseModel]:
         (lambda: Graph(fields(a=Annotated[list[str], max, live])), "does not keep the posts apart"),
         (
             lambda: Graph(fields(a=Annotated[list[str], reducers.append, live(on_conflict="last_write_wins")])),
-            "is for a field of keys",
+            "is for a field of keys or messages",
         ),
         (lambda: live(on_conflict="never"), "it is one of 'merge', 'last_write_wins', 'reject'"),  # type: ignore[arg-type]
         (
