@@ -15,6 +15,7 @@ from dspyer.durable.rows import COMMITS, CommitHead
 from dspyer.events import Posted, Withdrawn
 from dspyer.stores import Memory
 from dspyer.threads.thread import Thread
+from tests.durable.failing import Crash, FailingMemory, FailingSQLite, crash
 
 
 class Pad(BaseModel):
@@ -118,18 +119,18 @@ def test_a_failed_writer_runs_again_and_so_do_its_listeners(store: Any) -> None:
 
 def test_what_a_crashed_attempt_has_posted_is_taken_back(store: Any) -> None:
     """The store holds the post of a process that came to no end."""
-    program = graph(store, fails)
+    kept: Any = FailingMemory() if isinstance(store, Memory) else FailingSQLite(store)
+    program = graph(kept, fails)
     t = program.thread("t")
-
-    class Killed(BaseException):
-        pass
 
     def dies(ctx: Context) -> None:
         ctx.post("notes", "first")
-        raise Killed
+        kept.arm(crash, 1, after=False)  # from here on nothing is written, as in a process that is gone
+        raise Crash
 
-    with pytest.raises(Killed):
-        graph(program._store, dies).thread("t").run({})
+    with pytest.raises(Crash):
+        graph(kept, dies).thread("t").run({})
+    kept.rest()
     assert ("post", ("writer", "notes")) in [(kind, tuple(head[2:4])) for kind, head in rows_of(program, t)]
     failing[0] = False
     run = t.resume(allow_changed_graph=True, take_over=True)
