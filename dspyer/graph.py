@@ -349,7 +349,8 @@ class Graph:
             GraphError: if anything is wrong with the graph, with all problems and their fixes.
 
         Example:
-            >>> Graph().add_node("hello", lambda state: {"text": "hi"}).compile()
+            >>> from dspyer import END
+            >>> Graph().add_node("hello", lambda state: {"text": "hi"}).add_edge("hello", END).compile()
             Traceback (most recent call last):
             dspyer.errors.GraphError: nothing starts: add an edge from START, for example add_edge(START, 'first')
         """

@@ -289,10 +289,9 @@ class Company:
 
         Example:
             >>> from typing import Annotated
-            >>> from pydantic import BaseModel
+            >>> from pydantic import create_model
             >>> from dspyer import END, START, Graph, live, reducers
-            >>> class Pad(BaseModel):
-            ...     notes: Annotated[list[str], reducers.append, live] = []
+            >>> Pad = create_model("Pad", notes=(Annotated[list[str], reducers.append, live], []))
             >>> def writes(ctx):
             ...     ctx.post("notes", "tide at 6")
             >>> def reads(ctx):
