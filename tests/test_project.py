@@ -9,6 +9,7 @@ import sys
 import tomllib
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from packaging.requirements import Requirement
@@ -109,13 +110,61 @@ def test_one_word_per_thing() -> None:
     assert not [page.name for page in pages if stray.search(page.read_text())]
 
 
+SITE_URL = "https://example.org/dspyer/"
+REPO_URL = "https://example.org/owner/dspyer"
+
+
+def build_site(folder: Path, **addresses: str) -> Path:
+    """Builds the documentation; building it strictly is a test of its own."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1", **addresses})
+    return folder
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built documentation; building it strictly is a test of its own."""
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
-    return folder
+    """The site as it opens from disk."""
+    return build_site(tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site as it is published under a sub-path."""
+    return build_site(tmp_path_factory.mktemp("published"), SITE_URL=SITE_URL, REPO_URL=REPO_URL)
+
+
+def addresses(page: Path) -> set[str]:
+    return set(re.findall(r"<(?:a|link|script|img)\b[^>]*?\s(?:href|src)=[\"']?([^\"'\s>]+)", page.read_text()))
+
+
+@pytest.mark.slow
+def test_every_address_of_a_published_page_leads_to_a_file(published: Path) -> None:
+    missing = set()
+    for page in published.rglob("*.html"):
+        for address in addresses(page):
+            path = unquote(urlsplit(address).path)
+            if address.startswith(SITE_URL) or path.startswith("/dspyer/"):
+                target = published / path.removeprefix("/dspyer/")
+            elif urlsplit(address).scheme or address.startswith("//"):
+                continue
+            else:
+                assert not path.startswith("/"), f"{page.name}: {address} leaves the sub-path"
+                target = page.parent / path if path else page
+            if not (target / "index.html" if target.is_dir() else target).exists():
+                missing.add((page.name, address))
+    assert not missing
+
+
+@pytest.mark.slow
+def test_a_published_site_has_a_404_page_a_sitemap_and_a_link_to_its_repository(published: Path) -> None:
+    styles = [address for address in addresses(published / "404.html") if address.endswith(".css")]
+    assert styles
+    assert all(style.startswith("/dspyer/") for style in styles), "the page is shown at any depth"
+    assert "Page not found" in (published / "404.html").read_text()
+    pages = re.findall(r"<loc>(.*?)</loc>", (published / "sitemap.xml").read_text())
+    assert SITE_URL + "guides/serving.html" in pages
+    assert len(pages) == len(list((ROOT / "docs").rglob("*.md")))
+    assert REPO_URL in addresses(published / "why.html")
 
 
 @pytest.mark.slow

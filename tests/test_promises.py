@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import tracemalloc
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import dspy
@@ -115,6 +118,87 @@ def test_only_the_parents_of_a_changed_path_are_new() -> None:
     assert after["kept"] is before["kept"]
     assert after["a"]["kept"] is before["a"]["kept"]
     assert after["a"]["b"]["kept"] is before["a"]["b"]["kept"]
+
+
+def test_a_patch_changes_adds_and_deletes_keys_at_any_depth() -> None:
+    """S001-9."""
+    before = ImmutableState({"user": {"name": "Ada", "theme": "dark", "old": 1}, "tags": ["a"], "gone": 1})
+    after = before.apply_patch(
+        {"user": {"theme": "light", "old": None, "age": 36}, "gone": None, "new": {"deep": True}}
+    )
+    assert after.to_dict() == {
+        "user": {"name": "Ada", "theme": "light", "age": 36},
+        "tags": ["a"],
+        "new": {"deep": True},
+    }
+
+
+def bytes_of(change: Callable[[int], object]) -> int:
+    """Bytes that fifty versions keep allocated."""
+    change(0)
+    tracemalloc.start()
+    try:
+        kept = [change(number) for number in range(50)]
+        assert len(kept) == 50
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_version_costs_a_small_part_of_a_deep_copy() -> None:
+    """S001-10, the memory; the benchmarks measure the time too."""
+    payload = {f"key{number}": {"text": f"text {number}", "tags": ["a", "b"]} for number in range(1_000)}
+    state = ImmutableState(payload)
+
+    def deep_copy(number: int) -> object:
+        copied = copy.deepcopy(payload)
+        copied["key7"]["text"] = str(number)
+        return copied
+
+    versions = bytes_of(lambda number: state | {"key7": {"text": str(number)}})
+    assert versions * 50 < bytes_of(deep_copy)
+
+
+@pytest.mark.parametrize(
+    ("policy", "theirs", "merged"),
+    [
+        pytest.param({}, 2, 2, id="S001-14: last_write_wins is the default"),
+        pytest.param({"policy": "last_write_wins"}, [2], [2], id="S001-14"),
+        pytest.param({"policy": "combine_lists"}, [2], [1, 2], id="S001-15"),
+        pytest.param({"policy": "combine_lists"}, "two", "two", id="S001-16: no list on one side"),
+        pytest.param({"policy": "raise"}, [1], [1], id="S001-20: equal values are no conflict"),
+    ],
+)
+def test_two_states_merge_into_a_new_one(policy: dict[str, Any], theirs: Any, merged: Any) -> None:
+    """S001-13, S001-14, S001-15, S001-16, S001-20: keys of one side are kept."""
+    left, right = ImmutableState({"a": 1, "x": [1]}), ImmutableState({"b": 2, "x": theirs})
+    assert left.merge(right, **policy).to_dict() == {"a": 1, "x": merged, "b": 2}
+    assert (left.to_dict(), right.to_dict()) == ({"a": 1, "x": [1]}, {"b": 2, "x": theirs})
+
+
+def test_raise_refuses_different_values_under_one_key() -> None:
+    """S001-13, S001-17."""
+    with pytest.raises(ValueError, match="Conflict detected at key 'x'"):
+        ImmutableState({"x": 1}).merge(ImmutableState({"x": 2}), policy="raise")
+
+
+def test_tracers_and_optimizers_of_dspy_see_every_node() -> None:
+    """S001-4, S001-5: the trace has a step for each predictor; optimizers find them under the nodes' names."""
+    graph = Graph().add_node("answer", dspy.Predict("question -> answer"))
+    graph.add_node("check", dspy.ChainOfThought("question, answer -> good: bool")).add_path(
+        START, "answer", "check", END
+    )
+    program = graph.compile()
+    assert [name for name, _ in program.named_predictors()] == ["answer", "check.predict"]
+    answers = [{"answer": "The moon."}, {"reasoning": "It is.", "good": True}]
+    with ScriptedLM(answers), dspy.context(trace=[]):
+        program(question="Why are there tides?")
+        traced = [(predictor, outputs.keys()) for predictor, _, outputs in dspy.settings.trace]
+    assert [predictor for predictor, _ in traced] == program.predictors()
+    assert traced[0][1] == ["answer"]
+    demo = dspy.Example(question="q", answer="a", good=True).with_inputs("question")
+    tuned = dspy.LabeledFewShot(k=1).compile(program, trainset=[demo])
+    assert [len(predictor.demos) for predictor in tuned.predictors()] == [1, 1]
 
 
 def test_parallel_branches_start_from_one_state_and_give_patches_of_their_own() -> None:

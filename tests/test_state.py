@@ -289,6 +289,7 @@ def test_every_form_leads_back(value: dict[str, Any]) -> None:
 
 
 def test_the_example_of_the_seed_page(capsys: pytest.CaptureFixture[str]) -> None:
+    """S001-18, S001-19."""
     a = ImmutableState({"user_id": 123, "tags": ["active"]})
     b = ImmutableState({"user_id": 123, "tags": ["premium"], "score": 95})
     print(a.merge(b, policy="combine_lists").to_dict())

@@ -243,7 +243,7 @@ def layers() -> None:
 
 # Pictures that the library draws itself: the page whose first blocks are run, how many of them, and what is drawn then.
 DRAWN = {
-    "run": ("README.md", 2, "run"),
+    "run": ("README.md", 4, "run"),
     "research": ("docs/guides/looking.md", 1, "program.graph"),
     "research-run": ("docs/guides/looking.md", 1, "run"),
 }

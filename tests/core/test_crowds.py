@@ -1,4 +1,4 @@
-"""500 runs of one compiled program at once, in threads and in tasks: each gets its own results."""
+"""500 runs of one compiled program at once, in threads and in tasks: each gets its own results. S001-11."""
 
 from __future__ import annotations
 

@@ -1,0 +1,184 @@
+"""The service of docs/guides/serving.md behind a real server: a client that hangs up, users at once, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Self
+
+import httpx
+import pytest
+import uvicorn
+
+from dspyer import END, START, CompiledGraph, Graph, Thread
+
+PAGE = Path(__file__).parent.parent / "docs" / "guides" / "serving.md"
+PATIENCE = 20.0  # seconds after which a test gives up
+
+
+class Server(uvicorn.Server):
+    """Says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listens = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listens.set()
+
+
+class Service:
+    """The app of the page over a program of the test's own, on a port of the machine itself."""
+
+    def __init__(self, program: CompiledGraph) -> None:
+        code = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[:2]
+        self.module = ModuleType("serving_page")
+        exec("\n".join(code), self.module.__dict__)
+        self.module.__dict__["program"] = program
+        self.server = Server(uvicorn.Config(self.module.__dict__["app"], port=0, log_level="error", lifespan="off"))
+        self.thread = threading.Thread(target=self.server.run, daemon=True)
+
+    @property
+    def address(self) -> str:
+        host, port = self.server.servers[0].sockets[0].getsockname()[:2]
+        return f"http://{host}:{port}"
+
+    def __enter__(self) -> Self:
+        self.thread.start()
+        assert self.server.listens.wait(PATIENCE)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.should_exit = True
+        self.thread.join(PATIENCE)
+        assert not self.thread.is_alive()
+
+
+class Calls:
+    """Two nodes: the first one waits to be let go, the second one counts its calls."""
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+        self.cancelled = threading.Event()
+        self.open = False
+        self.waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+        self.paid: list[str] = []
+
+    async def write(self, customer: str) -> dict[str, Any]:
+        go = asyncio.Event()
+        self.waiting.append((asyncio.get_running_loop(), go))
+        self.began.set()
+        try:
+            if not self.open:
+                await go.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return {"draft": customer}
+
+    def let_go(self) -> None:
+        self.open = True
+        for loop, go in self.waiting:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(go.set)
+
+    def pay(self, customer: str, draft: str) -> dict[str, Any]:
+        self.paid.append(customer)
+        if customer == "Mallory":
+            raise ConnectionError("the bank does not answer")
+        return {"status": "paid"}
+
+    def program(self) -> CompiledGraph:
+        graph = Graph(name="Mails", inputs=["customer"])
+        graph.add_node(self.write, writes=["draft"]).add_node(self.pay, writes=["status"])
+        return graph.add_path(START, "write", "pay", END).compile(store=":memory:")
+
+
+@pytest.fixture
+def calls() -> Calls:
+    return Calls()
+
+
+@pytest.fixture
+def service(calls: Calls) -> Iterator[tuple[str, CompiledGraph]]:
+    program = calls.program()
+    with Service(program) as running:
+        yield running.address, program
+
+
+def names(response: httpx.Response) -> list[str]:
+    return [line.removeprefix("event: ") for line in response.text.splitlines() if line.startswith("event: ")]
+
+
+def ended(thread: Thread) -> str:
+    """The status of a thread once its run has ended: the server notices a closed connection when it gets to it."""
+    waiting = threading.Event()
+    for _ in range(int(PATIENCE / 0.01)):
+        if thread.status != "running":
+            break
+        waiting.wait(0.01)
+    return thread.status
+
+
+def test_a_client_that_hangs_up_stops_its_run(service: tuple[str, CompiledGraph], calls: Calls) -> None:
+    address, program = service
+    with httpx.stream("POST", f"{address}/mails/m-1?customer=Ada", timeout=PATIENCE) as response:
+        first = next(response.iter_lines())
+        assert first == "event: RunStarted"
+        assert calls.began.wait(PATIENCE)
+    assert calls.cancelled.wait(PATIENCE)
+    thread = program.thread("m-1")
+    assert ended(thread) == "stopped"
+    assert calls.paid == []
+    calls.let_go()
+    run = asyncio.run(thread.aresume())
+    assert (run.status, run.state["status"], calls.paid) == ("completed", "paid", ["Ada"])
+
+
+def test_users_at_once_have_conversations_of_their_own(service: tuple[str, CompiledGraph], calls: Calls) -> None:
+    address, program = service
+    calls.let_go()
+    customers = [f"customer {number}" for number in range(24)]
+    with httpx.Client(timeout=PATIENCE) as client, ThreadPoolExecutor(8) as pool:
+        ask = [pool.submit(client.post, f"{address}/mails/m-{name}", params={"customer": name}) for name in customers]
+        told = [names(one.result()) for one in ask]
+    assert all(found[0] == "RunStarted" and found[-1] == "RunEnded" for found in told)
+    assert sorted(calls.paid) == sorted(customers)
+    assert [program.thread(f"m-{name}").state["draft"] for name in customers] == customers
+
+
+def test_a_second_request_on_a_conversation_at_work_is_refused(
+    service: tuple[str, CompiledGraph], calls: Calls
+) -> None:
+    address, program = service
+    with httpx.stream("POST", f"{address}/mails/m-1?customer=Ada", timeout=PATIENCE) as response:
+        lines = response.iter_lines()
+        next(lines)
+        assert calls.began.wait(PATIENCE)
+        second = httpx.post(f"{address}/mails/m-1?customer=Eve", timeout=PATIENCE)
+        assert names(second) == ["Failed"]
+        assert "ConcurrentRunError" in second.text
+        assert httpx.post(f"{address}/mails/m-1/answers", json={}, timeout=PATIENCE).status_code == 409
+        calls.let_go()
+        list(lines)
+    assert (ended(program.thread("m-1")), calls.paid) == ("completed", ["Ada"])
+
+
+def test_a_failure_is_the_last_message_and_the_server_goes_on(service: tuple[str, CompiledGraph], calls: Calls) -> None:
+    address, _ = service
+    calls.let_go()
+    response = httpx.post(f"{address}/mails/m-1?customer=Mallory", timeout=PATIENCE)
+    assert response.status_code == 200
+    assert names(response)[-2:] == ["RunEnded", "Failed"]
+    shown = [json.loads(line.removeprefix("data: ")) for line in response.text.splitlines() if line.startswith("data")]
+    assert shown[-1] == "ConnectionError"
+    assert httpx.get(f"{address}/mails/m-1", timeout=PATIENCE).json()["status"] == "failed"
+    assert httpx.get(f"{address}/mails/nothing", timeout=PATIENCE).status_code == 404
