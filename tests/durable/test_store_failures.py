@@ -97,7 +97,7 @@ def test_what_another_branch_has_written_along_is_written_whatever_fails_next(mo
     async def both() -> None:
         asked, go_on = asyncio.Event(), asyncio.Event()
 
-        async def in_order(work: Callable[..., None], *args: Any) -> None:
+        async def in_order(work: Callable[..., None], *args: Any, **options: Any) -> None:
             if not asked.is_set():
                 asked.set()
                 await go_on.wait()
