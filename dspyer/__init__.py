@@ -25,7 +25,7 @@ from dspyer.threads.thread import Thread
 from dspyer.values import register_value_type
 from dspyer.views import Delta, Entry, View, view
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 __all__ = [
     "DELETE",
