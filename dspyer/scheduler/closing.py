@@ -139,17 +139,16 @@ def released(
     """
     stuck = sorted(waiting, key=_order)
     kept = sorted(held, key=_order)
-    halted = {one.execution for one in stuck} | {one.execution for one in kept}
     fresh = list(origins)
     while fresh:
-        going = [one for one in stuck if any(reach.may_write(origin, one.field, one.place) for origin in fresh)]
-        fresh = [Origin(one.place) for one in going]
-        halted.difference_update([one.execution for one in going])
-        stuck = [one for one in stuck if one.execution in halted]
-        while freed := [one for one in kept if not one.needs & halted]:
-            fresh += [Origin(one.place, False) for one in freed]
-            halted.difference_update([one.execution for one in freed])
-            kept = [one for one in kept if one.execution in halted]
+        going = {
+            one.execution for one in stuck if any(reach.may_write(origin, one.field, one.place) for origin in fresh)
+        }
+        fresh = [Origin(one.place) for one in stuck if one.execution in going]
+        stuck = [one for one in stuck if one.execution not in going]
+        behind = _behind(stuck, kept)
+        fresh += [Origin(one.place, False) for one in kept if one.execution not in behind]
+        kept = [one for one in kept if one.execution in behind]
     if not stuck:
         return []
     holders = _holders(stuck, kept, reach, True)
@@ -161,6 +160,23 @@ def released(
             ends = {name for end in _ends(list(certain), certain) for name in end}
             members = [one for one in members if one.execution in ends]
         found.append(members[0])
+    return found
+
+
+def _behind(stuck: Sequence[Waiting], kept: Sequence[Held]) -> set[str]:
+    """Those that have ended and cannot commit before one that is stuck. Any others commit: also those that need each
+    other, once all that they need besides has ended.
+    """
+    needed_by: dict[str, list[str]] = {}
+    for one in kept:
+        for name in one.needs:
+            needed_by.setdefault(name, []).append(one.execution)
+    found: set[str] = set()
+    work = [one.execution for one in stuck]
+    while work:
+        more = [name for name in needed_by.get(work.pop(), ()) if name not in found]
+        found.update(more)
+        work += more
     return found
 
 

@@ -183,7 +183,8 @@ class Join:
 
     def _patches(self, merged: Merged) -> list[Mapping[str, Any]]:
         """What the branches wrote, and where a field is as none of them left it, its value."""
-        anew = {path[0]: Replace(merged.state.raw(path[0], DELETE)) for path in merged.winners if len(path) == 1}
+        values = {path[0]: merged.state.raw(path[0], DELETE) for path in merged.winners if len(path) == 1}
+        anew = {field: value if value is DELETE else Replace(value) for field, value in values.items()}
         return [*[self.log[item.place].commit.patch for item in self.own], anew]
 
     @staticmethod
@@ -226,11 +227,12 @@ class Join:
         reset = any(not item.mask >> bit & 1 for item in self.resets.get(field, ()))
         if left_last is not None and (reset or self._resets(right_only, field)):
             value, base = right.raw(field, DELETE), self._base(field, bit)
-            if same(left.raw(field, DELETE), value):
+            writers = self._writers(left_last, right_only, bit)
+            if same(left.raw(field, DELETE), value):  # no conflict, but a later join must not replay both sides
+                self.winners[field,], self.resolved[field,] = writers((field,), value, value)[0], value
                 return value
-            resolve = self._resolver(self._writers(left_last, right_only, bit))
             self.merged.add(field)
-            return resolve((field,), base, left.raw(field, DELETE), value)
+            return self._resolver(writers)((field,), base, left.raw(field, DELETE), value)
         value = left.raw(field, DELETE)
         keyed = self._keyed(field)
         if keyed is not None and left_last is not None:

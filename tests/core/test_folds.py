@@ -57,6 +57,43 @@ def test_an_error_of_a_reducer_fails_the_join() -> None:
     assert any("reducer 'picky' of field 'each'" in note for note in failed.error.__notes__)
 
 
+class Counted(BaseModel):
+    tags: Annotated[list[str], reducers.extend] = ["a"]
+    total: Annotated[int, reducers.increment] = 1
+    done: str = ""
+
+
+@pytest.mark.parametrize("beside", ["nothing", "an update"])
+@pytest.mark.parametrize("first", [True, False], ids=["beside first", "nested join first"])
+@pytest.mark.parametrize("order", ["xy", "yx"])
+def test_a_replaced_value_that_a_sibling_came_to_by_updates_is_replayed_once(
+    order: str, first: bool, beside: str
+) -> None:
+    """The outer join of a nested one: where its two branches agreed there is no conflict, and nothing counts twice."""
+    writes = {
+        "x": lambda: {"tags": Replace(["a", "b"]), "total": Replace(3)},
+        "y": lambda: {"tags": ["b"], "total": 2},
+        "z": lambda: {"done": "z", **({} if beside == "nothing" else {"tags": ["z"], "total": 10})},
+    }
+    graph = Graph(Counted, merge={"tags": "combine_lists", "total": lambda conflict: -1})
+    for name in ("fork", "inner", "outer"):
+        graph.add_node(name, lambda: None, writes=[])
+    for name, fn in writes.items():
+        graph.add_node(name, fn, writes=["tags", "total", *(["done"] if name == "z" else [])])
+    graph.add_edge(START, ["z", "fork"] if first else ["fork", "z"])
+    graph.add_edge("fork", list(order)).add_edge(list(order), "inner").add_edge(["z", "inner"], "outer")
+    done = graph.add_edge("outer", END).compile().run({})
+    found = [(conflict.join, conflict.path) for conflict in done.conflicts]
+    if beside == "nothing":
+        assert (done.state.to_dict(), found) == ({"tags": ["a", "b"], "total": 3, "done": "z"}, [])
+    else:  # the reset counts beside the update of the other branch
+        together = ["a", "z", "b"] if first else ["a", "b", "z"]
+        assert (done.state.to_dict(), found) == (
+            {"tags": together, "total": -1, "done": "z"},
+            [("outer", ("tags",)), ("outer", ("total",))],
+        )
+
+
 class Pair(TypedDict, total=False):
     a: int
     b: int

@@ -82,6 +82,15 @@ BEHIND: dict[str, tuple[str, str, dict[str, str], list[Edge], str]] = {
     "in a ring, what is certain decides": ("a:f b:g", "", {"b": "f", "join": "g"}, [Edge("a", "join", True)], "b"),
     "it has ended, and commits when w has": ("a:f b<w", "w", {"late": "f"}, [Edge("b", "late"), Edge("late", END)], ""),
     "it has ended, and needs the listener": ("a:f b<a", "", {"late": "f"}, [Edge("b", "late"), Edge("late", END)], "a"),
+    "two have ended, and commit together when w has": ("a:f b<cw c<b", "w", {}, [], "a"),
+    "they may write when they have": (
+        *("a:f b<cw c<b", "w", {"late": "f"}, [Edge("c", "late"), Edge("late", END)]),
+        "",
+    ),
+    "two need each other, and one that waits": (
+        *("a:f b<ce c<b e:g", "w", {"late": "f"}, [Edge("c", "late"), Edge("late", END)]),
+        "e",
+    ),
     "it needs another that waits": (
         *("a:f b<c c:g", "", {"late": "f"}, [Edge("b", "late"), Edge("late", END)]),
         "c",
@@ -92,7 +101,7 @@ BEHIND: dict[str, tuple[str, str, dict[str, str], list[Edge], str]] = {
 @pytest.mark.parametrize("case", BEHIND.values(), ids=BEHIND)
 def test_who_is_released_where_nodes_follow(case: tuple[str, str, dict[str, str], list[Edge], str]) -> None:
     waiting, able, writes, edges, expected = case
-    assert told(waiting, able, writes, topology("abcw", *edges)) == set(expected.split())
+    assert told(waiting, able, writes, topology("abcew", *edges)) == set(expected.split())
 
 
 @given(
