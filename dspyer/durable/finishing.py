@@ -7,9 +7,9 @@ A cancellation that arrives meanwhile is held back. The result is returned, and 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import Lock
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -37,28 +37,49 @@ def cancellations() -> int:
     return 0 if task is None else task.cancelling()
 
 
+class _Unlimited(anyio.CapacityLimiter):
+    """Lets every call begin at once; how many nodes run at once is the driver's to bound.
+
+    A limiter with tokens could deadlock when a call that holds one needs another one, and costs two more passes of the
+    event loop for each call.
+    """
+
+    def __new__(cls) -> Self:
+        """Makes one that belongs to no event loop."""
+        return object.__new__(cls)
+
+    async def __aenter__(self) -> None:
+        """Waits for nothing."""
+
+    async def __aexit__(self, *raised: object) -> None:
+        """Has nothing to give back."""
+
+
+_UNLIMITED = _Unlimited()
+_ending = Lock()  # one for all work: it is held for two assignments, and a lock for each call would cost more
+
+
 class _Work(Generic[T]):
     """Work that may be waited for again after the first waiting was cut off."""
 
-    def __init__(self, work: Callable[[], T]) -> None:
+    __slots__ = ("_done", "_kwargs", "_outcome", "_ticket", "_wake", "_work")
+
+    def __init__(self, work: Callable[..., T], kwargs: Mapping[str, Any]) -> None:
         self._work = work
-        self._lock = Lock()
-        self._begun = False
-        self._refused = False
+        self._kwargs = kwargs
+        self._ticket = [True]  # taken once, by the call or by `refuse`: `pop` is atomic
         self._done = False
         self._wake: Callable[[], object] | None = None
         self._outcome: Outcome = (None, None)
 
     def __call__(self) -> None:
-        with self._lock:
-            if self._refused:
-                return
-            self._begun = True
+        if not self.refuse():
+            return
         try:
-            self._outcome = self._work(), None
+            self._outcome = self._work(**self._kwargs), None
         except BaseException as error:  # noqa: BLE001 - raised where it is wanted
             self._outcome = None, error
-        with self._lock:
+        with _ending:
             self._done = True
             wake = self._wake
         if wake is not None:
@@ -75,9 +96,10 @@ class _Work(Generic[T]):
 
     def refuse(self) -> bool:
         """Prevents work that has not begun; says whether that was in time."""
-        with self._lock:
-            self._refused = not self._begun
-            return self._refused
+        try:
+            return self._ticket.pop()
+        except IndexError:
+            return False
 
     async def rest(self) -> None:
         """Waits for the end, whatever is cancelled meanwhile."""
@@ -85,7 +107,7 @@ class _Work(Generic[T]):
         with anyio.CancelScope(shield=True):
             while True:
                 ended = loop.create_future()
-                with self._lock:
+                with _ending:
                     if self._done:
                         return
                     self._wake = lambda ended=ended: loop.call_soon_threadsafe(_end, ended)
@@ -100,17 +122,15 @@ def _end(ended: asyncio.Future[None]) -> None:
         ended.set_result(None)
 
 
-async def finish(work: Callable[[], T]) -> T:
+async def finish(work: Callable[..., T], /, **kwargs: Any) -> T:
     """The result of sync work that runs in an AnyIO worker thread; see the module about cancellation.
-
-    Each call has a limiter of its own: a shared one could deadlock when a call that holds a token needs another one.
 
     Raises:
         asyncio.CancelledError: if the task was cancelled before the work had begun. It does not begin then.
     """
-    call = _Work(work)
+    call = _Work(work, kwargs)
     try:
-        await anyio.to_thread.run_sync(call, limiter=anyio.CapacityLimiter(1))
+        await anyio.to_thread.run_sync(call, limiter=_UNLIMITED)
     except asyncio.CancelledError:
         if call.refuse():
             raise

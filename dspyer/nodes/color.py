@@ -143,7 +143,7 @@ async def to_thread(fn: Callable[..., T], kwargs: Mapping[str, Any]) -> T:
     The call comes to its end whatever is cancelled: see `dspyer.durable.finishing`. How many nodes run at once is the
     driver's to bound.
     """
-    return await finish(partial(fn, **kwargs))
+    return await finish(fn, **kwargs)
 
 
 def is_async(fn: Callable[..., Any]) -> bool:

@@ -39,6 +39,30 @@ def test_async_code_from_a_plain_thread_keeps_context_variables() -> None:
     assert thread != threading.get_ident()
 
 
+@pytest.mark.parametrize("name", ["work", "call", "self", "fn", "kwargs", "limiter"])
+def test_a_parameter_of_any_name_reaches_a_sync_function_that_async_code_calls(name: str) -> None:
+    def gives(**given: int) -> dict[str, int]:
+        return given
+
+    async def main() -> dict[str, int]:
+        return await to_thread(gives, {name: 1})
+
+    assert anyio.run(main) == {name: 1}
+
+
+def test_calls_to_worker_threads_wait_for_no_token() -> None:
+    """With a limit of any size, as many calls that wait for one another would wait for ever."""
+    number = 60
+    together = threading.Barrier(number, timeout=60)
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            for _ in range(number):
+                group.start_soon(to_thread, together.wait, {})
+
+    anyio.run(main)
+
+
 def test_async_code_from_a_thread_with_a_running_loop() -> None:
     async def notebook() -> tuple[str, int]:
         return call_async(place, {})
