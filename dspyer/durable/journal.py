@@ -104,6 +104,7 @@ class Journal:
         tail: how many rows there are since the last snapshot.
         forms: what is known of the forms of earlier states.
         lost: by scope, what its session goes back to if the rows that wait cannot be written.
+        refused: the last row that cannot be stored whatever the store's condition is; later ones are written.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Journal:
         self.durability = durability
         self.lost: dict[tuple[str, ...], Any] = {}
         self.broken: DspyerError | None = None
+        self.refused: Row | None = None
         self._lock = Lock()
         self._left = False
         self._released = not thread
@@ -172,6 +174,7 @@ class Journal:
 
         Raises:
             StoreError: if the store fails; its exception is the cause.
+            StateError: if a row holds what cannot be stored; none of them counts, and later rows are written.
             ConcurrentRunError: if another run has taken the thread over.
         """
         with self._lock:
@@ -214,26 +217,35 @@ class Journal:
         """Takes rows that are to be written. The lock is held."""
         if self.broken is not None:
             raise self.broken
+        seq = self.seq
+        rows = [draft.numbered(seq + place) for place, draft in enumerate(drafts)]
+        self._check(rows)
         waiting = self._waiting
         if not waiting.count and self.durability == "batch":
             waiting.since = monotonic()
             self._prevent = later(BATCH_SECONDS, self._send_in_time)
         if before is not None:
             self.lost.setdefault(*before)
-        seq = self.seq
-        for kind, head, content in drafts:
-            waiting.rows.append(Row(seq, kind, head, content))
-            seq += 1
-        self.seq = seq
-        self.tail += len(drafts)
-        if rested is not None and drafts:
-            waiting.snapshot = snapshot(Point(self.run, seq - 1), rested, self.forms)
+        waiting.rows += rows
+        self.seq = seq + len(rows)
+        self.tail += len(rows)
+        if rested is not None and rows:
+            waiting.snapshot = snapshot(Point(self.run, self.seq - 1), rested, self.forms)
             self.tail = 0
         waiting.count += 1
         if flush:
             waiting.flush = True
         if release:
             waiting.release = True
+
+    def _check(self, rows: Sequence[Row]) -> None:
+        """Refuses rows that cannot be stored before any of them counts: the run can still write how it ended."""
+        for row in rows:
+            try:
+                self.store.check(Change(self.thread, self.epoch, rows_of=self.run, rows=[row]))
+            except DspyerError:
+                self.refused = row
+                raise
 
     def _is_due(self) -> bool:
         """Whether what waits is to be written now."""

@@ -220,7 +220,7 @@ async def asave(session: Session) -> bool:
 
 def end(session: Session) -> None:
     """Writes down how the run ended; a run inside another one ends with the commit of its node."""
-    if session.journal is None or session.scope or session.broken is not None:
+    if session.journal is None or session.scope or session.cut_off:
         return
     try:
         drafts = session.last_drafts()
@@ -232,7 +232,7 @@ def end(session: Session) -> None:
 
 async def aend(session: Session) -> None:
     """The same in async code."""
-    if session.journal is None or session.scope or session.broken is not None:
+    if session.journal is None or session.scope or session.cut_off:
         return
     try:
         drafts = session.last_drafts()

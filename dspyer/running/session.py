@@ -12,7 +12,7 @@ from dspyer.bond.tracing import Steps, tokens_used
 from dspyer.building.blueprint import Blueprint
 from dspyer.durable.journal import Before, Journal
 from dspyer.durable.memo import MISSING, Answer, Key, Memo, no_answer
-from dspyer.durable.rows import COMMITS, END, Draft, end_draft
+from dspyer.durable.rows import COMMITS, END, CommitHead, Draft, end_draft
 from dspyer.durable.snapshots import Rested
 from dspyer.errors import Interrupt, RunStoppedError, annotate, original
 from dspyer.events import (
@@ -48,6 +48,7 @@ from dspyer.scheduler.runstate import (
 )
 from dspyer.scheduler.schedule import advance, begin, limit_at, plan
 from dspyer.state import ImmutableState
+from dspyer.stores.base import Row
 from dspyer.values import FrozenList, same
 from dspyer.views import Look
 
@@ -87,6 +88,14 @@ class Ended(NamedTuple):
             return {(): self.run.resting}
         live = _live(self.run)
         return {path: live[path].state for path in sorted(live)}
+
+
+def _place(row: Row) -> tuple[str, Path, str]:
+    """The node, branch and execution that a row is of."""
+    if row.kind not in COMMITS:
+        return row.kind, (), str(row.head[0])
+    head = CommitHead.of(row.head)
+    return head.node, head.branch, "/".join((*head.scope, head.id))
 
 
 def _live(run: RunState) -> dict[Path, Branch]:
@@ -321,6 +330,9 @@ class Session(Isolated):
         """The rows that end the run."""
         ended = self.run.ended
         failures = [(failure.node, failure.path, failure.execution, failure.error) for failure in self.run.failures]
+        refused = None if self.journal is None else self.journal.refused
+        if self.broken is not None and refused is not None:
+            failures.append((*_place(refused), self.broken))
         status = self.status
         fingerprint = self.journal.forms.digest(self.run.resting) if ended and self.journal is not None else None
         return [*self.drafts(), end_draft(status, fingerprint, failures, tokens_used())]
@@ -352,13 +364,21 @@ class Session(Isolated):
     @property
     def closed(self) -> bool:
         """Whether its end was written, or the store has failed."""
-        return self.broken is not None or self.reported
+        return self.cut_off or self.reported
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether nothing can be written any more: the store has failed, or another run owns the thread."""
+        return self.broken is not None and (self.journal is None or self.journal.broken is not None)
 
     def lose(self, error: BaseException) -> None:
-        """Goes back to what was written: the store failed. Nothing new starts."""
+        """Goes back to what was written: the store failed, or refused a value. Nothing new starts."""
         assert self.unsaved is not None
         assert self.journal is not None
-        self.run = self.journal.lost.get(self.scope, self.unsaved.run)
+        waits = (
+            {} if self.journal.broken is None else self.journal.lost
+        )  # beside a refused value, what waits is written
+        self.run = waits.get(self.scope, self.unsaved.run)
         self.broken = error
         self.unsaved.take(self.run)
 

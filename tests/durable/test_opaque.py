@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Graph
+from dspyer import END, START, Context, Graph
 from dspyer.errors import StateError
 from dspyer.schema import Schema
 from dspyer.stores import content
 from dspyer.threads.decoding import decoder, named_classes
 from dspyer.values import MAX_DEPTH, Opaque, encoding, freeze, thaw
+
+from .places import go_on, start
 
 
 class Colour(Enum):
@@ -179,6 +181,66 @@ def test_what_no_other_process_could_read_back_is_refused_when_it_is_written(val
         t.run({"given": made()}, abandon=True)
     assert t.state.to_dict() == {"n": 1}
     assert graph.compile(store=":memory:").thread("t").run({"n": 1}).status == "completed"
+
+
+def refused_node(made: Any) -> Graph:
+    return Graph(inputs=["ns"]).add_node("write", lambda state: {"value": made()}).add_path(START, "write", END)
+
+
+def refused_in_a_subgraph(made: Any) -> Graph:
+    return Graph(inputs=["ns"]).add_node("inner", refused_node(made).compile()).add_path(START, "inner", END)
+
+
+def refused_item(made: Any) -> Graph:
+    return (
+        Graph(inputs=["ns"])
+        .add_map("size", lambda n: made(), over="ns", item="n", into="value")
+        .add_path(START, "size", END)
+    )
+
+
+def refused_effect(made: Any) -> Graph:
+    def write(ctx: Context) -> dict[str, Any]:
+        return {"value": ctx.once("make", made)}
+
+    return Graph(inputs=["ns"]).add_node(write, writes=["value"]).add_path(START, "write", END)
+
+
+def refused_decision(made: Any) -> Graph:
+    graph = Graph(inputs=["ns"], merge=lambda conflict: made())
+    graph.add_node("a", lambda: {"value": 1}, writes=["value"]).add_node("b", lambda: {"value": 2}, writes=["value"])
+    graph.add_node("j", lambda value: {"seen": True}, writes=["seen"])
+    return graph.add_edge(START, ["a", "b"]).add_edge(["a", "b"], "j").add_edge("j", END)
+
+
+REFUSED: dict[str, tuple[Callable[[Any], Graph], str]] = {
+    "a node": (refused_node, "write"),
+    "a node of a graph inside the graph": (refused_in_a_subgraph, "inner"),
+    "an item of a map": (refused_item, "size"),
+    "an effect": (refused_effect, "write"),
+    "what a merge policy decides": (refused_decision, "join:j"),
+}
+
+
+@pytest.mark.parametrize("durability", ["sync", "batch", "exit"])
+@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("where", REFUSED)
+def test_a_run_that_is_refused_a_value_has_failed_and_says_so_to_other_processes(
+    where: str, colour: str, durability: Any, tmp_path: Path
+) -> None:
+    """The store works: the end of the run is written, with its error, and resume goes on from there."""
+    build, node = REFUSED[where]
+    made: list[Any] = [Secret(1)]
+    program = build(lambda: made[0]).compile(store=tmp_path / "runs.db", durability=durability)
+    run = start(program.thread("t"), colour, {"ns": [1, 2]})
+    t = build(lambda: made[0]).compile(store=tmp_path / "runs.db").thread("t")
+    assert (run.status, t.status) == ("failed", "failed")
+    assert t.error is not None
+    assert (t.error.node, t.error.type) == (node, "StateError")
+    assert t.state.to_dict() == {"ns": [1, 2]}, "what was written before is kept with any durability"
+    made[0] = 7
+    run = go_on(t, colour)
+    assert (run.status, t.status, run.state["value"]) == ("completed", "completed", [7, 7] if node == "size" else 7)
 
 
 def test_what_may_be_written(tmp_path: Path) -> None:
