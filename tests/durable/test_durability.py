@@ -177,7 +177,7 @@ def test_a_run_that_is_torn_out_of_its_work_is_written_first(durability: str) ->
         run(loop(store, durability, crash), "sync")
     calls: list[int] = []
     t = loop(store, durability, calls.append).thread("t")
-    assert t.status == "crashed"
+    assert t.status == "stopped"
     assert t.state["n"] == 3
     assert t.resume().state["n"] == 5
     assert calls == [3, 4]
