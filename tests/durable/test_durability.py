@@ -145,8 +145,8 @@ def test_the_timer_writes_a_batch() -> None:
     assert written[0] <= 4
 
 
-def crash(n: int) -> None:
-    """What is no `Exception` ends the process, as far as the run can tell."""
+def interrupt(n: int) -> None:
+    """Ctrl-C, in the middle of a node."""
     if n == 3:
         raise KeyboardInterrupt
 
@@ -171,10 +171,10 @@ def test_a_failure_is_written_with_all_before_it(durability: str) -> None:
 
 @pytest.mark.parametrize("durability", WRITTEN)
 @pytest.mark.usefixtures("clock")
-def test_a_run_that_is_torn_out_of_its_work_is_written_first(durability: str) -> None:
+def test_a_run_that_is_interrupted_by_ctrl_c_is_written_and_stopped(durability: str) -> None:
     store = Recorder()
     with pytest.raises(KeyboardInterrupt):
-        run(loop(store, durability, crash), "sync")
+        run(loop(store, durability, interrupt), "sync")
     calls: list[int] = []
     t = loop(store, durability, calls.append).thread("t")
     assert t.status == "stopped"
