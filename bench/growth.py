@@ -195,6 +195,8 @@ ROWS: list[Growth] = [
     Growth("a branch of a Send to N, async run", (1_000, 3_000, 10_000), growth_runs.sent("async"), 1.1),
     Growth("a branch of a Send to N that send on", (300, 1_000, 3_000), growth_runs.sent_on, 1.3),
     Growth("a branch of N that go round a loop", (300, 1_000, 3_000), growth_runs.laps, 1.3),
+    Growth("a fork and join of a graph of N, compiled", (10, 100, 500), growth_runs.diamonds_compiled, 3),
+    Growth("a fork and join of a graph of N, run", (10, 100, 500), growth_runs.diamonds_run, 3),
     Growth("an item of a map over N", (1_000, 3_000, 10_000), growth_runs.mapped, 1.1),
     Growth(
         "one key into a dict of N keys with a limit",

@@ -100,3 +100,32 @@ def mapped(width: int) -> float:
     elapsed = perf_counter() - start
     assert len(result.found) == width
     return elapsed / width
+
+
+def _diamonds(number: int) -> Graph:
+    """That many forks and joins, one after the other."""
+    graph = Graph(Fan, inputs=["width"])
+    before = START
+    for i in range(number):
+        for side in ("left", "right", "join"):
+            graph.add_node(f"{side}{i}", lambda: {"done": 1}, writes=["done"])
+        graph.add_edge(before, [f"left{i}", f"right{i}"])
+        graph.add_edge([f"left{i}", f"right{i}"], f"join{i}")
+        before = f"join{i}"
+    return graph.add_edge(before, END)
+
+
+def diamonds_compiled(number: int) -> float:
+    """A fork and its join in a graph of that many, compiled."""
+    graph = _diamonds(number)
+    start = perf_counter()
+    graph.compile()
+    return (perf_counter() - start) / number
+
+
+def diamonds_run(number: int) -> float:
+    """A fork and its join in the first run of a graph of that many."""
+    program = _diamonds(number).compile(max_steps=10 * number)
+    start = perf_counter()
+    program(width=1)
+    return (perf_counter() - start) / number

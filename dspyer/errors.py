@@ -369,6 +369,21 @@ def brief(value: object, limit: int = 60) -> str:
     return text if len(text) <= limit else f"{text[: limit // 2]}... ({name})"
 
 
+def shown_names(found: Iterable[object], limit: int = 12) -> str:
+    """Names for a message, in order: all where they are few, else the first ones and how many there are.
+
+    Example:
+        >>> shown_names(["question", "answer"])
+        "'question', 'answer'"
+        >>> shown_names(range(1000), limit=2)
+        '0, 1, ... (1000 in all)'
+    """
+    texts = [repr(name) for name in found]
+    if len(texts) <= limit:
+        return ", ".join(texts) or "none"
+    return f"{', '.join(texts[:limit])}, ... ({len(texts)} in all)"
+
+
 def suggestion(name: object, known: Iterable[object]) -> str:
     """A sentence that offers near matches of an unknown name, empty if there is none.
 

@@ -9,7 +9,7 @@ from typing import Any
 from dspyer.building.condensers import Condensers
 from dspyer.durable.journal import Durability
 from dspyer.durable.memo import Answer, no_answer
-from dspyer.errors import InputError, RouteError, suggestion
+from dspyer.errors import InputError, RouteError, shown_names, suggestion
 from dspyer.nodes import FunctionNode, Node, Router, Send
 from dspyer.pictures.graph import Picture, draw_mermaid, draw_svg
 from dspyer.redacting import Redact, Redaction, hiding
@@ -144,16 +144,16 @@ class Blueprint:
         extra = [name for name in inputs if name not in allowed] if self.closed else ()
         problems = []
         if extra:
-            hints = "".join(suggestion(name, dict.fromkeys((*known, *sorted(self.also)))) for name in extra)
+            hints = "".join(suggestion(name, dict.fromkeys((*known, *sorted(self.also)))) for name in extra[:3])
             problems.append(
-                f"graph {self.name!r} has no input {', '.join(map(repr, extra))}.{hints} Its inputs are "
-                f"{', '.join(map(repr, known)) or 'none'}; name others with Graph(inputs=[...])"
+                f"graph {self.name!r} has no input {shown_names(extra)}.{hints} Its inputs are {shown_names(known)}; "
+                "name others with Graph(inputs=[...])"
             )
         missing = [name for name in known if name in self.required and name not in inputs and name not in kept]
         if missing:
-            listed = ", ".join(self._wanted(name) for name in missing)
-            given = ", ".join(map(repr, inputs)) or "none"
-            problems.append(f"missing inputs: {listed} (given: {given})")
+            listed = ", ".join(self._wanted(name) for name in missing[:6])
+            listed += f", ... ({len(missing)} in all)" if len(missing) > 6 else ""
+            problems.append(f"missing inputs: {listed} (given: {shown_names(inputs)})")
         if problems:
             raise InputError(". ".join(problems))
 
@@ -175,7 +175,7 @@ class Blueprint:
         hint = suggestion(key, taken) if field is None else f" What it calls {key!r} is the field {field!r}: send that."
         raise RouteError(
             f"the Send from node {sender!r} to node {send.node!r} brings {key!r}, which the latter does not read: it "
-            f"reads {', '.join(map(repr, sorted(taken))) or 'nothing'}.{hint or ' Leave it out, or read it there.'}"
+            f"reads {shown_names(sorted(taken)) if taken else 'nothing'}.{hint or ' Leave it out, or read it there.'}"
         )
 
     def _wanted(self, field: str) -> str:
@@ -185,7 +185,7 @@ class Blueprint:
             return repr(field)
         alone = isinstance(self.nodes[readers[0]], FunctionNode) and len(self.nodes[readers[0]].reads or {}) == 1
         hint = "; for the state as a whole name the parameter `state`" if alone and self.topology.schema.open else ""
-        return f"{field!r}, read by {', '.join(map(repr, readers))}{hint}"
+        return f"{field!r}, read by {shown_names(readers)}{hint}"
 
     def explain(self) -> str:
         """The graph in words: what each node reads and writes, where it goes, where rounds begin, what cannot be

@@ -192,13 +192,15 @@ def _never_fits(answer: Any, into: str, spec: Spec) -> str:
     check = field.validate_update if field.reducer is not None else None
     if field.wants_others or (field.reducer is not None and check is None):
         return ""
+    samples, all_of_them = _samples(answer)
+    certain = ("_type", "literal_error", "enum") if all_of_them else ("_type",)  # another text may be one of the few
     reasons = []
-    for sample in _samples(answer):
+    for sample in samples:
         try:
             check(sample) if check is not None else field.validate(sample, {})
         except ValidationError as refusal:
             problems = refusal.errors(include_url=False, include_context=False, include_input=False)
-            if not all(problem["type"].endswith(("_type", "literal_error", "enum")) for problem in problems):
+            if not all(problem["type"].endswith(certain) for problem in problems):
                 return ""
             reasons.append(problems[0]["msg"])
         except Exception:  # noqa: BLE001 - a validator of the user's that wants another value than this sample
@@ -208,11 +210,11 @@ def _never_fits(answer: Any, into: str, spec: Spec) -> str:
     return reasons[0] if reasons else ""
 
 
-def _samples(answer: Any) -> tuple[Any, ...]:
-    """Values of a type: all of them where they are few, else one that has no other type."""
+def _samples(answer: Any) -> tuple[tuple[Any, ...], bool]:
+    """Values of a type, and whether these are all: where they are many, one that has no other type."""
     if get_origin(answer) is Literal:
-        return get_args(answer)
+        return get_args(answer), True
     if isinstance(answer, type) and issubclass(answer, Enum):
-        return tuple(answer)
+        return tuple(answer), True
     known: dict[Any, tuple[Any, ...]] = {bool: (True, False), int: (7,), float: (7.5,), str: ("text",)}
-    return known.get(answer, ())
+    return known.get(answer, ()), answer is bool

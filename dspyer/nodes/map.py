@@ -18,7 +18,7 @@ from dspyer.nodes.names import no_field
 from dspyer.nodes.outputs import RESULT
 from dspyer.nodes.spec import Spec
 from dspyer.nodes.subgraph import Program, SubgraphNode
-from dspyer.schema.fitting import item_check, misfit
+from dspyer.schema.fitting import item_check, misfit, value_type
 from dspyer.values import FrozenDict, FrozenList, freeze, same
 
 
@@ -253,11 +253,11 @@ def _item_problems(inner: Built, spec: Spec, into: str) -> list[str]:
     """Results of items that can never be items of the field."""
     given: Any = Any
     if isinstance(inner.node, ModuleNode) and inner.module is not None and inner.node.gives is not None:
-        given = _result_type([(module_io(inner.module).outputs or {}).get(name, Any) for name in inner.node.gives])
+        found = module_io(inner.module)
+        given = _result_type([found.type_of(name) for name in inner.node.gives])
     elif isinstance(inner.node, SubgraphNode) and inner.module is not None and inner.node.gives is not None:
         schema = cast(Program, inner.module).graph.topology.schema
-        fields = [schema.fields.get(name) for name in inner.node.gives]
-        given = _result_type([Any if field is None else field.annotation for field in fields])
+        given = _result_type([value_type(schema, name) for name in inner.node.gives])
     wrong = misfit(spec.schema, into, list[given])
     advice = "declare the type in the signature, or change the field"
     return [f"{spec.who}: the list of its results {wrong}: {advice}"] if wrong else []

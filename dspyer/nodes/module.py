@@ -259,7 +259,7 @@ def _type_problems(found: ModuleIO, gives: Names | None, spec: Spec) -> list[str
     """Outputs whose declared types can never be written to their fields."""
     problems = []
     for name, field in (gives or {}).items():
-        wrong = misfit(spec.output_schema, field, (found.outputs or {}).get(name, Any))
+        wrong = misfit(spec.output_schema, field, found.type_of(name))
         if wrong:
             problems.append(
                 f"{spec.who}: its output {name!r} {wrong}: declare the type in the signature (... -> {name}: "

@@ -26,6 +26,7 @@ class ModuleIO:
         outputs: the outputs by name, in order, with their types; None for unknown.
         by_products: what it gives besides, written only if `writes` names it.
         problems: why the module cannot be a node, each with its fix.
+        own_code: whether code of a user's class gives the outputs, which may convert what the signature declares.
     """
 
     inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -34,6 +35,11 @@ class ModuleIO:
     outputs: Mapping[str, Any] | None = None
     by_products: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    own_code: bool = False
+
+    def type_of(self, name: str) -> Any:
+        """The type that an output certainly has; `Any` where none is certain."""
+        return Any if self.own_code else (self.outputs or {}).get(name, Any)
 
 
 Reader = Callable[[Any], ModuleIO]
@@ -118,15 +124,22 @@ def module_io(module: dspy.Module) -> ModuleIO:
     known = next((base for base in kind.__mro__ if base in TABLE), None)
     if known is not None:
         found = TABLE[known].read(module)
+        found = replace(found, own_code=found.own_code or _has_own_code(kind, known))
         return found if _forward_of(kind) is _forward_of(known) else _with_forward(found, kind)
     signature = getattr(module, "signature", None)
     if inspect.isclass(signature) and issubclass(signature, dspy.Signature):
-        return _with_forward(replace(of_signature(signature), by_products=BY_PRODUCTS), kind)
+        return _with_forward(replace(of_signature(signature), by_products=BY_PRODUCTS, own_code=True), kind)
     return _of_forward(kind)
 
 
 def _forward_of(kind: type) -> Any:
     return getattr(kind, "forward", None) or getattr(kind, "aforward", None)
+
+
+def _has_own_code(kind: type, known: type) -> bool:
+    """Whether a subclass does more than a class of the table when it is called."""
+    called = ("forward", "aforward", "__call__", "acall")
+    return any(getattr(kind, name, None) is not getattr(known, name, None) for name in called)
 
 
 def _describe_forward(kind: type) -> Described:

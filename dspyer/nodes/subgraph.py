@@ -17,7 +17,7 @@ from dspyer.nodes.templating import plan_templates
 from dspyer.patch import DELETE
 from dspyer.scheduler.topology import Topology
 from dspyer.schema import Schema
-from dspyer.schema.fitting import misfit, update_type
+from dspyer.schema.fitting import misfit, update_type, value_type
 
 
 class GraphView(Protocol):
@@ -198,7 +198,7 @@ def _type_problems(inner: Schema, gives: Names | None, folds: frozenset[str], sp
         if name not in inner.fields:
             continue
         raw = name in folds and inner.reducer(name) is not None
-        wrong = misfit(spec.output_schema, field, update_type(inner, name) if raw else inner.fields[name].annotation)
+        wrong = misfit(spec.output_schema, field, update_type(inner, name) if raw else value_type(inner, name))
         if wrong:
             problems.append(
                 f"{spec.who}: its output {name!r} {wrong}: give both fields one type, or say writes={{...}}"

@@ -12,7 +12,7 @@ timely dataflow (Murray et al., "Naiad: A Timely Dataflow System", SOSP 2013, se
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -83,6 +83,28 @@ def components(nodes: Sequence[str], successors: dict[str, list[str]]) -> list[l
     return found
 
 
+def descendants(nodes: Sequence[str], successors: dict[str, list[str]], own: Mapping[str, int]) -> dict[str, int]:
+    """The sets, as bits, of all that can be reached from each node.
+
+    Args:
+        nodes: the nodes.
+        successors: where their edges go.
+        own: the bits of each node itself; none where it is left out.
+
+    Returns:
+        For each node its own bits and those of all nodes that can be reached from it.
+    """
+    found: dict[str, int] = {}
+    for part in components(nodes, successors):  # a node comes after those that it leads to, but for its own loop
+        bits = 0
+        for node in part:
+            bits |= own.get(node, 0)
+            for successor in successors.get(node, ()):
+                bits |= found.get(successor, 0)
+        found.update(dict.fromkeys(part, bits))
+    return found
+
+
 def find_loops(nodes: Sequence[str], edges: Collection[Edge]) -> list[tuple[Loop, int]]:
     """Finds all loops, outer before inner, each with its depth (0 for an outermost loop)."""
     order = {node: i for i, node in enumerate(nodes)}
@@ -119,7 +141,8 @@ def _loop(members: list[str], inside: set[str], within: list[Edge], edges: Colle
 class Rounds:
     """The loops of a graph and what they mean for the rounds of its branches.
 
-    Built once per graph; the reach of a node is worked out when it is first asked for and then remembered.
+    Built once per graph; what can be reached is worked out when it is first asked for and then remembered: sets of bits
+    for nodes outside of loops, and by source where the round in which a loop's node is reached matters.
     """
 
     nodes: tuple[str, ...] = ()
@@ -129,6 +152,8 @@ class Rounds:
     _moves: dict[tuple[str, str], tuple[int, Round]] = field(default_factory=dict)
     _out: dict[str, list[str]] = field(default_factory=dict)
     _reach: dict[str, dict[str, tuple[int, Round]]] = field(default_factory=dict)
+    _bits: dict[str, int] = field(default_factory=dict)
+    _below: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, nodes: Iterable[str], edges: Iterable[Edge]) -> Rounds:
@@ -173,6 +198,8 @@ class Rounds:
 
     def can_reach(self, source: str, at: Round, target: str, by: Round) -> bool:
         """Whether a branch at `source` in round `at` can come to `target` in round `by` or an earlier one."""
+        if not by:  # no loop is around the target: there is only one round
+            return self._reaches(source, target)
         reach = self._reach.get(source)
         if reach is None:
             reach = self._reach[source] = self._least_rounds(source)
@@ -183,6 +210,13 @@ class Rounds:
         if not shared:
             return least <= by
         return (*at[: shared - 1], at[shared - 1] + least[0], *least[1:]) <= by
+
+    def _reaches(self, source: str, target: str) -> bool:
+        """Whether edges lead from a node to another one that is in no loop."""
+        if not self._below:
+            self._bits = {node: 1 << place for place, node in enumerate(self._around)}
+            self._below = descendants(list(self._around), self._out, self._bits)
+        return source != target and bool(self._below[source] & self._bits[target])
 
     def _least_rounds(self, source: str) -> dict[str, tuple[int, Round]]:
         """For each node that `source` can reach: counters shared with it, and the least round in which it is reached.

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from itertools import product
 from typing import NamedTuple
 
 from dspyer.errors import suggestion
-from dspyer.scheduler.rounds import Edge, Rounds
+from dspyer.scheduler.rounds import Edge, Rounds, descendants
 from dspyer.scheduler.topology import END, START
 
 
@@ -87,9 +86,13 @@ def with_starts(edges: Collection[Edge], nodes: Sequence[str]) -> list[Edge]:
     """The edges, and one from `START` to the first of the nodes that no branch can come to, until there is none."""
     found = list(edges)
     entered = {edge.target for edge in edges}
+    successors = _successors(edges)
+    reached = _reached(successors, [START], set())
     for node in sorted(nodes, key=entered.__contains__):  # those that nothing leads to come first
-        if node not in reach(found, START):
+        if node not in reached:
             found.append(Edge(START, node, True))
+            reached.add(node)
+            _reached(successors, [node], reached)
     return found
 
 
@@ -114,28 +117,60 @@ def check_paths(facts: Facts) -> Iterator[str]:
 
 def check_parallel_writers(facts: Facts, rounds: Rounds) -> Iterator[str]:
     """Pairs of nodes that may run in parallel and write one field, with nothing to say what a join makes of it."""
+    writers: dict[str, int] = {}  # for each field a set of nodes, as bits in the order of declaration
+    for place, node in enumerate(facts.nodes):
+        for field in {*(facts.writes[node] or ())} - {*facts.folded}:
+            writers[field] = writers.get(field, 0) | 1 << place
+    contested = {field: nodes for field, nodes in writers.items() if nodes & (nodes - 1)}
+    if not contested:
+        return
     reported: set[tuple[str, str, str]] = set()
-    order = {node: i for i, node in enumerate(facts.nodes)}
-    writes = {node: set(facts.writes[node] or ()) - set(facts.folded) for node in facts.nodes}
-    forward = [edge for edge in facts.edges if not rounds.goes_back(edge.source, edge.target)]
-    after: dict[str, set[str]] = {}
+    after = _writers_after(facts, rounds, contested)
     for groups in facts.forks.values():
         for left, right in _pairs(groups):
-            for node in (left, right):
-                if node not in after:
-                    after[node] = {found for found in ({node} | reach(forward, node)) if writes.get(found)}
-            only_left = sorted(after[left] - after[right], key=order.__getitem__)
-            only_right = sorted(after[right] - after[left], key=order.__getitem__)
-            for a, b in product(only_left, only_right):
-                for field in sorted(writes[a] & writes[b]):
-                    first, second = sorted((a, b), key=order.__getitem__)
-                    if (first, second, field) not in reported:
-                        reported.add((first, second, field))
-                        yield (
-                            f"nodes {first!r} and {second!r} run in parallel and both write {field!r}: give the "
-                            f"field a reducer (Annotated[..., reducers.extend]), say what wins with Graph(..., "
-                            f"merge={{{field!r}: 'last_write_wins'}}), or let one of them write another field"
-                        )
+            mine, other = after.get(left, 0), after.get(right, 0)
+            for a, b, field in _meetings(mine & ~other, other & ~mine, contested):
+                first, second = facts.nodes[min(a, b)], facts.nodes[max(a, b)]
+                if (first, second, field) not in reported:
+                    reported.add((first, second, field))
+                    yield (
+                        f"nodes {first!r} and {second!r} run in parallel and both write {field!r}: give the "
+                        f"field a reducer (Annotated[..., reducers.extend]), say what wins with Graph(..., "
+                        f"merge={{{field!r}: 'last_write_wins'}}), or let one of them write another field"
+                    )
+
+
+def _writers_after(facts: Facts, rounds: Rounds, contested: Mapping[str, int]) -> dict[str, int]:
+    """For each node, those that write a contested field and that a branch in it can come to, or is at, this round."""
+    writing = 0
+    for nodes in contested.values():
+        writing |= nodes
+    own = {node: writing & 1 << place for place, node in enumerate(facts.nodes)}
+    forward = [edge for edge in facts.edges if not rounds.goes_back(edge.source, edge.target)]
+    return descendants((*facts.nodes, START, END), _successors(forward), own)
+
+
+def _meetings(left: int, right: int, contested: Mapping[str, int]) -> Iterator[tuple[int, int, str]]:
+    """Places of two nodes, one of each set, and a field that both write; in the order of declaration."""
+    if not (left and right):
+        return
+    both = {field: nodes for field, nodes in contested.items() if nodes & left and nodes & right}
+    if both:
+        for a in _places(left):
+            shared = {field: nodes & right for field, nodes in both.items() if nodes >> a & 1}
+            partners = 0
+            for nodes in shared.values():
+                partners |= nodes
+            for b in _places(partners):
+                yield from ((a, b, field) for field in sorted(shared) if shared[field] >> b & 1)
+
+
+def _places(nodes: int) -> Iterator[int]:
+    """The places of the bits that are set, lowest first."""
+    while nodes:
+        lowest = nodes & -nodes
+        yield lowest.bit_length() - 1
+        nodes ^= lowest
 
 
 def _pairs(groups: Sequence[Sequence[str]]) -> Iterator[tuple[str, str]]:
@@ -213,11 +248,18 @@ class Earlier:
 
 def reach(edges: Collection[Edge], start: str) -> set[str]:
     """The nodes that can be reached from one by at least one edge."""
-    successors: dict[str, list[str]] = {}
+    return _reached(_successors(edges), [start], set())
+
+
+def _successors(edges: Collection[Edge]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
     for edge in edges:
-        successors.setdefault(edge.source, []).append(edge.target)
-    found: set[str] = set()
-    work = [start]
+        found.setdefault(edge.source, []).append(edge.target)
+    return found
+
+
+def _reached(successors: Mapping[str, Collection[str]], work: list[str], found: set[str]) -> set[str]:
+    """Adds what can be reached from nodes to what was found before."""
     while work:
         for target in successors.get(work.pop(), ()):
             if target not in found:

@@ -1,7 +1,8 @@
 """Which declared types can never fit: what a graph can refuse before it runs.
 
 Only what is certain, or a lottery, is refused: a text never is a list, and whether one reads as a number depends on the
-text. Unions fit if one member does; types that bring validators of their own, and all that is not known here, fit.
+text. Unions fit if one member does; types that bring validators of their own, on either side, and all that is not known
+here, fit.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ def fits(given: Any, wanted: Any) -> bool:
         >>> fits(str, list[dict]), fits(str | None, str), fits(list[str], list[int])
         (False, True, False)
     """
-    given, _ = _bare(given)
+    given, known = _bare(given)
     wanted, plain = _bare(wanted)
-    if not plain:
+    if not (known and plain):
         return True
     if get_origin(given) in UNIONS:
         return any(fits(member, wanted) for member in get_args(given))
@@ -80,6 +81,19 @@ def update_type(schema: Schema, name: str) -> Any:
     if field.reducer.stamp is None:
         return found
     return found | get_args(found)[0]  # a message alone is as good as a list of one
+
+
+def value_type(schema: Schema, name: str) -> Any:
+    """The type of the values of a field; `Any` where a validator of its own may have made others of them.
+
+    Args:
+        schema: the fields.
+        name: the field.
+    """
+    field = schema.fields.get(name)
+    if field is None or field.wants_others or not _says_no_more(field.info.metadata):
+        return Any
+    return field.annotation
 
 
 def item_check(schema: Schema, name: str, who: str) -> Callable[[object, int], None] | None:

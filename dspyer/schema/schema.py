@@ -17,6 +17,7 @@ from dspyer.errors import (
     GraphError,
     InputError,
     NodeOutputError,
+    shown_names,
     suggestion,
 )
 from dspyer.events import Commit, FieldShape
@@ -170,7 +171,7 @@ class Schema:
         if why:
             if node is None:
                 raise InputError(f"the inputs are refused: {why}")
-            raise NodeOutputError(f"node {node!r} writes {', '.join(map(repr, patch))}, which is refused: {why}")
+            raise NodeOutputError(f"node {node!r} writes {shown_names(patch)}, which is refused: {why}")
 
     def initial(
         self, inputs: Mapping[str, object], required: Iterable[str] | None = None, *, commit_id: str = "inputs"
@@ -190,8 +191,7 @@ class Schema:
         """
         missing = [name for name in required or () if name not in inputs]
         if missing:
-            given = ", ".join(map(repr, inputs)) or "none"
-            raise InputError(f"missing inputs: {', '.join(map(repr, missing))} (given: {given})")
+            raise InputError(f"missing inputs: {shown_names(missing)} (given: {shown_names(inputs)})")
         state = ImmutableState()
         if self.model is None:
             return state.apply_patch(_as_whole(inputs))

@@ -123,6 +123,16 @@ def test_optional_inputs_arrive_in_a_graph_inside() -> None:
     assert nested().compile()(q="x").used == 10
 
 
+def test_an_error_of_many_inputs_is_short() -> None:
+    many = [f"field_{n}" for n in range(1_000)]
+    program = chain(whole, inputs=[*many, "q"], required=many).compile()
+    for inputs in ({"feild_7": 1}, dict.fromkeys((f"x{n}" for n in range(1_000)), 1)):
+        with pytest.raises(InputError, match=r"has no input '.*missing inputs: 'field_0'") as caught:
+            program(**inputs)
+        assert len(str(caught.value)) < 1_500
+        assert "(1001 in all); name others with Graph(inputs=[...])" in str(caught.value)
+
+
 def test_what_is_missing_and_what_is_unknown_are_told_together() -> None:
     with pytest.raises(InputError, match=r"has no input 'question'\..* missing inputs: 'q', read by 'search'"):
         chain(search).compile()(question="x")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from enum import Enum
 from typing import Any, Literal
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, create_model
 
 from dspyer import END, START, CompiledGraph, Context, Graph, ImmutableState, Send
 from dspyer.errors import GraphError, InputError, NodeOutputError, UnsetFieldError
@@ -184,6 +185,32 @@ def test_what_is_found_at_build(options: dict[str, Any], text: str) -> None:
         asking(**{"into": "approved", **options}).compile()
     assert "node 'approve'" in str(caught.value)
     assert text in str(caught.value)
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "answer", "given", "found"),
+    [
+        (Literal["yes", "no"], str, "yes", "yes"),
+        (Literal["yes"] | None, str, "yes", "yes"),
+        (Literal[1, 2], int, 2, 2),
+        (Colour, str, "red", Colour.RED),
+        (int, str, "5", 5),
+        (bool, int, 1, True),
+    ],
+    ids=str,
+)
+def test_an_answer_that_may_be_one_of_the_values_of_a_field_is_built(
+    wanted: Any, answer: Any, given: Any, found: Any
+) -> None:
+    graph = Graph(create_model("Asked", said=(wanted | None, None)))
+    graph.add_interrupt("ask", question="?", answer=answer, into="said").add_path(START, "ask", END)
+    thread = graph.compile(store=":memory:").thread("t")
+    thread.run({})
+    assert thread.resume({"ask": given}).state["said"] == found
 
 
 def test_its_name_is_no_key_of_compile() -> None:

@@ -9,12 +9,22 @@ from typing import Annotated, Any, Literal
 
 import dspy
 import pytest
-from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError, create_model, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    create_model,
+    field_validator,
+)
 from typing_extensions import TypedDict
 
 from dspyer import END, START, Graph, Run, reducers
 from dspyer.errors import GraphError, NodeOutputError
 from dspyer.schema.fitting import NEVER, fits
+from dspyer.testing import ScriptedLM
 
 from .kit import COLOURS
 
@@ -88,6 +98,8 @@ FITS: list[tuple[Any, Any]] = [
     (str, Annotated[int, BeforeValidator(int)]),
     (str, Annotated[list[str], BeforeValidator(str.split)]),
     (list[str], list[Annotated[int, BeforeValidator(int)]]),
+    (Annotated[str, AfterValidator(int)], int),
+    (list[Annotated[str, AfterValidator(int)]], list[int]),
 ]
 
 
@@ -178,6 +190,75 @@ def test_a_type_that_never_fits_is_a_problem_of_the_build(node: Any, writes: dic
 def test_what_a_validator_or_a_reducer_of_ones_own_takes_is_built(writes: dict[str, str]) -> None:
     node = dspy.Predict("docs -> a")
     Graph(State, inputs=["docs"]).add_node("it", node, writes=writes).add_path(START, "it", END).compile()
+
+
+class ByHand(dspy.Module):
+    """Its signature says what the LM is asked for, not what the module gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.signature = dspy.Signature("text -> number")
+        self.ask = dspy.Predict(self.signature)
+
+    def forward(self, text: str) -> dspy.Prediction:
+        return dspy.Prediction(number=int(self.ask(text=text).number))
+
+
+class Thinking(dspy.ChainOfThought):
+    def forward(self, **inputs: Any) -> dspy.Prediction:
+        return dspy.Prediction(number=int(super().forward(**inputs).number))
+
+
+class Called(dspy.Predict):
+    def __call__(self, **inputs: Any) -> dspy.Prediction:
+        return dspy.Prediction(number=int(super().__call__(**inputs).number))
+
+
+class Converted(BaseModel):
+    text: str = ""
+    number: Annotated[str, AfterValidator(int)] = ""
+
+
+class Checked(BaseModel):
+    text: str = ""
+    number: str = ""
+
+    @field_validator("number")
+    @classmethod
+    def whole(cls, value: str) -> Any:
+        return int(value)
+
+
+def converting(schema: type[BaseModel]) -> Any:
+    graph = Graph(schema, inputs=["text"], outputs=["number"])
+    graph.add_node("work", lambda text: {"number": "3"}, writes=["number"])
+    return graph.add_path(START, "work", END).compile()
+
+
+CONVERTING: dict[str, Any] = {
+    "a module": ByHand,
+    "a subclass": lambda: Thinking("text -> number"),
+    "a call": lambda: Called("text -> number"),
+    "tried again": lambda: dspy.BestOfN(ByHand(), N=1, reward_fn=lambda *_: 1.0, threshold=0.5),
+    "a graph": lambda: converting(Converted),
+    "a graph that validates": lambda: converting(Checked),
+}
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["alone", "of a map"])
+@pytest.mark.parametrize("name", CONVERTING)
+def test_what_a_node_converts_itself_is_built_and_runs(name: str, mapped: bool) -> None:
+    graph, node = Graph(State, inputs=["text", "docs"]), CONVERTING[name]()
+    if mapped:
+        graph.add_map("it", node, over="docs", item="text", into="counts", writes=["number"])
+    else:
+        graph.add_node("it", node, writes=["number"])
+    program = graph.add_path(START, "it", END).compile()
+    lm = ScriptedLM(lambda prompt: {field.name: "3" for field in prompt.output_fields})
+    with dspy.context(lm=lm):
+        run = program.run({"text": "a", "docs": ["a"]})
+    assert run.error is None
+    assert (run.state["counts"], run.state["number"]) == (([3], 0) if mapped else ([], 3))
 
 
 @pytest.mark.parametrize("node", [dspy.Predict("doc -> a"), dspy.Predict("doc -> a, b: list[int]")], ids=["one", "two"])
