@@ -8,7 +8,7 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 from dspyer.durable.contents import Written
-from dspyer.durable.cutting import Span, left_out, outermost, without
+from dspyer.durable.cutting import Span, left_out, outermost, spans, without
 from dspyer.durable.history import Listed
 from dspyer.durable.memo import Memo
 from dspyer.durable.reading import Chapter, chapter, chapters
@@ -73,6 +73,10 @@ def cut_at(starter: Starter, listed: Listed, version: int | str) -> Cut:
     last, gone = left_out(whole.rows, {row_place for row_place, _ in rows})
     left, places = without(whole.rows[: last + 1], gone)
     points = tuple([whole.points[row_place] for row_place in places])
+    if points[-1].run != at.run:  # a part before this one goes on otherwise: there rows count that this one leaves out
+        counting = set(points)
+        before = chapter(starter.store, points[-1]).points
+        gone = spans(place for place, point in enumerate(before) if point not in counting)
     return Cut(whole._replace(rows=tuple(left), points=points), points[-1], gone, number, True)
 
 

@@ -234,3 +234,40 @@ def test_a_copy_of_a_run_in_the_middle_of_a_map_keeps_the_items_that_are_done() 
     done = [call for call in made if call.name == "measure" and call.execution != "trunk:2[1]"]
     assert not set(done) & set(measured)
     assert thread.resume().state == twin.state
+
+
+@pytest.mark.parametrize("pauses", [{"b2": 30, "c": 5}, {"a1": 30, "a2": 30, "b1": 5, "b2": 5, "c": 5}])
+def test_any_commit_of_a_run_that_was_done_again_can_be_gone_on_from(pauses: dict[str, int]) -> None:
+    """Also one inside a fork that the first run has made, with rows before it that the rerun has left out."""
+
+    def node(name: str) -> Any:
+        async def write(ctx: Context) -> dict[str, Any]:
+            for _ in range(pauses.get(name, 0)):
+                await asyncio.sleep(0)
+            return {name: ctx.execution}
+
+        return write
+
+    names = ("a1", "a2", "b1", "b2", "c", "end")
+    graph = Graph().add_node("fork", lambda: None, writes=[])
+    for name in names:
+        graph.add_node(name, node(name), reads=[], writes=[name])
+    graph.add_edge(START, "fork").add_edge("fork", ["a1", "b1", "c"]).add_path("a1", "a2").add_path("b1", "b2")
+    graph.add_edge(["a2", "b2", "c"], "end").add_edge("end", END)
+    store = Memory()
+    program = graph.compile(store=store)
+    for first in range(2, 6):
+        for second in range(2, 6):
+            thread = program.thread(f"{first} {second}")
+            asyncio.run(thread.arun({})).raise_error()
+            for version in (first, second):
+                before = [commit for commit in thread.history() if (commit.version or 0) <= version]
+                copy = thread.copy(to=f"{thread.name} {version} {len(program.threads())}", at=version)
+                runs = {copy: asyncio.run(copy.aresume()), thread: asyncio.run(thread.arerun(from_version=version))}
+                for made, run in runs.items():
+                    history = made.history()
+                    assert history[: len(before)] == before
+                    assert len({commit.id.rpartition("/")[2] for commit in history}) == len(history)
+                    assert made.replay() == made.state == run.state
+                    assert graph.compile(store=store).thread(made.name).state == run.state
+                    assert sorted(run.state) == sorted(names)
