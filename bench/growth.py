@@ -186,6 +186,7 @@ def _sqlite(folder: Path, _: int) -> Store:
 
 
 ROWS: list[Growth] = [
+    Growth("a step that writes another hidden text, after N", (30, 300, 3_000), growth_runs.hidden_steps, 3),
     Growth("one of N posts of a node", (100, 1_000, 10_000), posting("plain"), 3),
     Growth("one of N posts of a node to a live field", (30, 300, 3_000), posting("notes"), 3),
     Growth("a post to a live key that was posted to in N rounds", (3, 30, 300), posting_in_rounds, 3),

@@ -37,6 +37,21 @@ def steps(number: int, keys: int = 0) -> float:
     return watch.per(number)
 
 
+def hidden_steps(number: int) -> float:
+    """A step of a loop of that many, each of which writes another text that `redact` hides."""
+    watch = Watch()
+
+    def step(n: int) -> dict[str, Any]:
+        if not n:
+            watch.start()
+        return {"n": n + 1, "token": f"{7_919 * n % 100_003:06}-token"}
+
+    graph = Graph(inputs=["n"], outputs=["n"]).add_node(step, writes=["n", "token"]).add_edge(START, "step")
+    graph.add_conditional_edges("step", lambda n: "on" if n < number else "off", {"on": "step", "off": END})
+    graph.compile(max_steps=number + 1, redact=["token"])(n=0)
+    return watch.per(number)
+
+
 def step_beside_keys(keys: int) -> float:
     """A step beside that many keys."""
     return steps(2_000, keys)

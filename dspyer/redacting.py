@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from types import GetSetDescriptorType, MemberDescriptorType
+from typing import Any, cast
 
-from dspyer.errors import MergeConflictError, brief
-from dspyer.events import Commit, Committed, ConflictFound, Event, MergedConflict, Posted
+from pydantic import ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from dspyer.errors import DspyerError, MergeConflictError, brief
+from dspyer.events import Commit, Committed, ConflictFound, Emitted, Event, MergedConflict, Posted
 from dspyer.merge import Conflict, Keys
 from dspyer.patch import DELETE, Replace, SealedPatch
 from dspyer.patterns import Pattern
@@ -189,6 +195,13 @@ def _sides(conflict: Conflict) -> tuple[Any, Any, Any]:
 SHORTEST = 4
 """Characters of the shortest text that is looked for inside of other texts: a shorter one is part of too many words."""
 
+FEW = 16
+"""Up to so many beginnings of texts, a pattern that looks for all of them is faster than a look at each character."""
+
+
+_Seen = dict[int, BaseException]
+"""What stands for an exception, by its identity: itself, or one without what is hidden."""
+
 
 class Veil:
     """What everything that leaves one run passes: events, logs, questions and errors.
@@ -203,77 +216,201 @@ class Veil:
 
     def __init__(self, redaction: Redaction, state: Mapping[str, Any]) -> None:
         self._redaction = redaction
-        self._texts: dict[str, None] = {}
-        self._found: re.Pattern[str] | None = None
+        self._texts: set[str] = set()
+        self._starts: dict[str, tuple[int, ...]] = {}  # their first characters, and how long those are that begin so
+        self._pattern = 0, re.compile("")
         for name in state:
             self._learn((name,), state[name])
 
     def event(self, event: Any) -> Any:
         """What is shown of an event of any type."""
-        if isinstance(event, Committed):
-            self.learn(event.commit)
-        if isinstance(event, Posted):
-            self._learn_update((event.field,), event.value)
+        self.learn(event)
         return self.shown(self._redaction.event(event))
 
-    def learn(self, commit: Commit) -> None:
+    def learn(self, event: Event) -> None:
+        """Remembers the texts of what is hidden of an event."""
+        if isinstance(event, Committed):
+            self.learn_commit(event.commit)
+        if isinstance(event, Posted):
+            self._learn_update((event.field,), event.value)
+
+    def learn_commit(self, commit: Commit) -> None:
         """Remembers the texts of what is hidden of a commit."""
         for name, update in commit.patch.items():
             self._learn_update((name,), update)
 
     def shown(self, value: Any) -> Any:
         """What is shown of a text, or of anything that holds texts; the thing itself if nothing in it is hidden."""
+        return self._shown(value, {})
+
+    def error(self, error: BaseException) -> BaseException:
+        """The exception, its texts without what is hidden, and those around it.
+
+        It is changed in place: class and traceback stay. One whose text cannot be changed is replaced: an exception
+        group and pydantic's `ValidationError` by one of their class, any other by a `DspyerError` with its text.
+        """
+        return self._error(error, {}) if self._texts else error
+
+    def _shown(self, value: Any, seen: _Seen, given: bool = False) -> Any:
+        """What is shown of a value; `given` is one whose numbers are a user's, not counts or versions of an event."""
         if isinstance(value, str):
             return self._text(value)
         if isinstance(value, BaseException):
-            return self.error(value)
+            return self._error(value, seen)
         if isinstance(value, Replace):
             plain = thaw(value.frozen)
-            seen = self.shown(plain)
-            return value if seen is plain else Replace(seen)
+            found = self._shown(plain, seen, given)
+            return value if found is plain else Replace(found)
         if isinstance(value, (FrozenDict, FrozenList)):
             plain = thaw(value)
-            seen = self.shown(plain)
-            return value if seen is plain else freeze(seen)
+            found = self._shown(plain, seen, given)
+            return value if found is plain else freeze(found)
         if isinstance(value, Updates):
-            parts = [self.shown(part) for part in value.updates]
+            parts = [self._shown(part, seen, given) for part in value.updates]
             return value if all(map(_same_object, parts, value.updates)) else Updates(*parts)
         if isinstance(value, Mapping):
-            pairs = [(key, part, self.shown(key), self.shown(part)) for key, part in value.items()]
-            if all(key is named and part is seen for key, part, named, seen in pairs):
+            pairs = [
+                (key, part, self._shown(key, seen, given), self._shown(part, seen, given))
+                for key, part in value.items()
+            ]
+            if all(key is named and part is found for key, part, named, found in pairs):
                 return value
-            return {named: seen for _, _, named, seen in pairs}
+            return {named: found for _, _, named, found in pairs}
         if isinstance(value, (tuple, list, set, frozenset)):
             items = list(value)
-            parts = [self.shown(part) for part in items]
+            parts = [self._shown(part, seen, given or isinstance(value, Emitted)) for part in items]
             if all(map(_same_object, parts, items)):
                 return value
             return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
         fields = _fields_of(value)
         if fields is None:
-            return value
-        shown = {name: self.shown(part) for name, part in fields.items()}
+            return self._leaf(value, given)
+        shown = {name: self._shown(part, seen, given) for name, part in fields.items()}
         return value if all(shown[name] is part for name, part in fields.items()) else shown
 
-    def error(self, error: BaseException) -> BaseException:
-        """The exception, its texts without what is hidden. Its class and traceback stay, so it is changed in place."""
-        seen: set[int] = set()
-        found: BaseException | None = error
-        while found is not None and id(found) not in seen:
-            seen.add(id(found))
-            found.args = tuple([self.shown(arg) for arg in found.args])
-            for name, value in vars(found).items():
-                vars(found)[name] = self.shown(value) if not isinstance(value, BaseException) else value
-            found = found.__cause__ or found.__context__
-        return error
+    def _leaf(self, value: Any, given: bool) -> Any:
+        """A text in place of anything else that shows what is hidden."""
+        if value is None or isinstance(value, (bool, type)):
+            return value
+        if isinstance(value, (int, float)):
+            return HIDDEN if given and str(value) in self._texts else value
+        if not self._texts:
+            return value
+        try:
+            text = repr(value)
+        except Exception:  # noqa: BLE001 - it has no text, so that none is shown
+            return value
+        found = self._text(text)
+        return value if found is text else found
+
+    def _error(self, error: BaseException, seen: _Seen) -> BaseException:
+        found: list[BaseException] = []
+        waiting = [error]
+        while waiting:
+            one = waiting.pop()
+            if id(one) not in seen:
+                seen[id(one)] = one
+                found.append(one)
+                self._change(one, seen)
+                inside = (
+                    one.__cause__,
+                    one.__context__,
+                    *(one.exceptions if isinstance(one, BaseExceptionGroup) else ()),
+                )
+                waiting += [inner for inner in inside if inner is not None]
+        for one in reversed(found):
+            self._replace(one, seen)
+        for one in found:
+            _link(one, seen)
+        return seen[id(error)]
+
+    def _change(self, error: BaseException, seen: _Seen) -> None:
+        """Changes what can be changed of an exception: its arguments and attributes, also those of C and of slots."""
+        args = self._shown(error.args, seen, given=True)
+        if args is not error.args:
+            error.args = args
+        for name, value in vars(error).items():
+            vars(error)[name] = self._shown(value, seen, given=True)
+        for cls in type(error).__mro__:
+            if cls in (BaseException, object):
+                break
+            for name, member in vars(cls).items():
+                if isinstance(member, (MemberDescriptorType, GetSetDescriptorType)) and not name.startswith("__"):
+                    value = getattr(error, name, None)
+                    shown = self._shown(value, seen, given=True)
+                    if shown is not value:
+                        with suppress(AttributeError, TypeError):  # read-only: the exception is replaced
+                            setattr(error, name, shown)
+
+    def _replace(self, error: BaseException, seen: _Seen) -> BaseException:
+        """Notes down what stands for an exception whose text still shows something."""
+        if seen[id(error)] is not error:
+            return seen[id(error)]
+        new: BaseException | None = None
+        if isinstance(error, BaseExceptionGroup):
+            parts = [self._replace(part, seen) for part in error.exceptions]
+            if not all(map(_same_object, parts, error.exceptions)) or self._tells(error.message):
+                new = BaseExceptionGroup.__new__(type(error), self._text(error.message), parts)
+        elif isinstance(error, ValidationError):
+            new = self._refusal(error)
+        elif self._tells(_text_of(error)):
+            new = DspyerError(f"{type(error).__qualname__}: {self._text(_text_of(error))}")
+        if new is not None and new is not error:
+            vars(new).update({name: value for name, value in vars(error).items() if name not in vars(new)})
+            seen[id(error)] = seen[id(new)] = new.with_traceback(error.__traceback__)
+        return seen[id(error)]
+
+    def _refusal(self, error: ValidationError) -> ValidationError:
+        """The same refusal without the values that were refused: they may be hidden by paths that it does not know."""
+        problems = error.errors(include_url=False, include_context=False)
+        if all(problem["input"] is HIDDEN for problem in problems):
+            return error
+        details = [
+            InitErrorDetails(
+                type=PydanticCustomError(cast(Any, problem["type"]), cast(Any, self._text(problem["msg"]))),
+                loc=tuple([self._text(key) if isinstance(key, str) else key for key in problem["loc"]]),
+                input=HIDDEN,
+            )
+            for problem in problems
+        ]
+        return ValidationError.from_exception_data(self._text(error.title), details)
+
+    def _tells(self, text: str) -> bool:
+        return self._text(text) is not text
 
     def _text(self, text: str) -> str:
-        if not self._texts:
-            return text
-        if self._found is None:  # the longest first: a text may be a part of another
-            self._found = re.compile("|".join(map(re.escape, sorted(self._texts, key=len, reverse=True))))
-        found = self._found.sub(HIDDEN, text)
-        return text if found == text else found
+        found: list[str] = []
+        end = 0
+        for place in self._places(text):
+            if place < end:
+                continue
+            for length in self._starts.get(text[place : place + SHORTEST], ()):  # the longest first
+                if text[place : place + length] in self._texts:
+                    found += (text[end:place], HIDDEN)
+                    end = place + length
+                    break
+        return "".join((*found, text[end:])) if found else text
+
+    def _places(self, text: str) -> Iterable[int]:
+        """Where a hidden text may begin: its cost must not grow with their number."""
+        number = len(self._starts)
+        if number > FEW:
+            return range(len(text) - SHORTEST + 1)
+        known, pattern = self._pattern
+        if known != number:  # threads show events while others learn: what is compiled names its size
+            starts = list(self._starts)
+            pattern = re.compile(f"(?={'|'.join(map(re.escape, starts))})")
+            self._pattern = len(starts), pattern
+        return [match.start() for match in pattern.finditer(text)] if number else ()
+
+    def _keep(self, text: str) -> None:
+        """Remembers a text that is to be hidden."""
+        if text not in self._texts:
+            self._texts.add(text)
+            start = text[:SHORTEST]
+            lengths = self._starts.get(start, ())
+            if len(text) not in lengths:
+                self._starts[start] = tuple(sorted((*lengths, len(text)), reverse=True))
 
     def _learn(self, path: Keys, value: Any) -> None:
         plain = thaw(value)
@@ -307,5 +444,23 @@ class Veil:
             for part, other in zip(parts, others, strict=True):
                 self._hide(part, other)
         elif value is not None and not isinstance(value, bool) and len(str(value)) >= SHORTEST:
-            self._texts[str(value)] = None
-            self._found = None
+            text = str(value)
+            escaped = (repr(text)[1:-1], json.dumps(text)[1:-1], repr(text.encode(errors="replace"))[2:-1])
+            for form in (text, *escaped):
+                self._keep(form)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a `__str__` of a user's: what shows the exception shows that it failed
+        return ""
+
+
+def _link(error: BaseException, seen: _Seen) -> None:
+    """Refers from what stands for an exception to what stands for those before it."""
+    new, cause, context = seen[id(error)], error.__cause__, error.__context__
+    suppressed = error.__suppress_context__
+    new.__cause__ = None if cause is None else seen[id(cause)]
+    new.__context__ = None if context is None else seen[id(context)]
+    new.__suppress_context__ = suppressed

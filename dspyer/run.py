@@ -105,7 +105,8 @@ class Run:
         self._head = len([commit for commit in self.commits if commit.version is not None]) - 1
         self._redaction = session.blueprint.redaction
         self._failures = run.failures
-        self._asked = () if ended.status == "completed" else tuple(session.memo.open())
+        asked = () if ended.status == "completed" else tuple(session.memo.open())
+        self._asked = asked if session.veil is None else session.veil.shown(asked)
         self._depth = len(session.scope)
         self.conflicts: tuple[MergedConflict, ...] = (
             *[conflict for entry in self._entries for conflict in entry.conflicts],

@@ -40,7 +40,7 @@ def cancellations() -> int:
 class _Unlimited(anyio.CapacityLimiter):
     """Lets every call begin at once; how many nodes run at once is the driver's to bound.
 
-    A limiter with tokens could deadlock when a call that holds one needs another one, and costs two more passes of the
+    A limiter with tokens could deadlock when a call that holds one needs another one, and costs one more pass of the
     event loop for each call.
     """
 

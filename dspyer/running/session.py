@@ -175,7 +175,7 @@ class Session(Isolated):
         self.veil = None if redaction is None else Veil(redaction, dict(opening.state.raw_items()))
         if self.veil is not None:
             for entry in opening.run.log:  # of a run that is resumed
-                self.veil.learn(entry.commit)
+                self.veil.learn_commit(entry.commit)
         self.record(RunStarted(self.run_id, blueprint.name, blueprint.topology.schema.shapes, scope))
 
     def record(self, event: Event) -> None:
@@ -302,6 +302,9 @@ class Session(Isolated):
         """Shows what the scheduler says; where a run is written down, only once it is."""
         if self.unsaved is not None:
             self.unsaved.events += events
+            if self.veil is not None:
+                for event in events:
+                    self.veil.learn(event)  # what fails before these are written may name it
             return
         for event in events:
             self.record(event)
@@ -329,6 +332,7 @@ class Session(Isolated):
     def last_drafts(self) -> list[Draft]:
         """The rows that end the run."""
         ended = self.run.ended
+        self._veil_failures()
         failures = [(failure.node, failure.path, failure.execution, failure.error) for failure in self.run.failures]
         refused = None if self.journal is None else self.journal.refused
         if self.broken is not None and refused is not None:
@@ -336,6 +340,13 @@ class Session(Isolated):
         status = self.status
         fingerprint = self.journal.forms.digest(self.run.resting) if ended and self.journal is not None else None
         return [*self.drafts(), end_draft(status, fingerprint, failures, tokens_used())]
+
+    def _veil_failures(self) -> None:
+        """Hides in the failures what `redact` hides."""
+        veil = self.veil
+        if veil is not None and self.run.failures:
+            shown = [failure._replace(error=veil.error(failure.error)) for failure in self.run.failures]
+            self.run = self.run._replace(failures=tuple(shown))
 
     @property
     def before(self) -> Before:
@@ -427,6 +438,7 @@ class Session(Isolated):
         cycle are freed only by the cyclic garbage collector.
         """
         self.duration = time.perf_counter() - self._clock
+        self._veil_failures()
         status = self.status
         self.record(RunEnded(self.run_id, status, self.scope))
         error, questions = self.error(), self.questions()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
+import dspy
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from dspyer import END, START, CompiledGraph, Context, Graph, reducers
-from dspyer.errors import Interrupted, MergeConflictError, StoreError
+from dspyer.errors import DspyerError, Interrupted, MergeConflictError, StoreError
 from dspyer.events import Committed, Exchange
 from dspyer.redacting import HIDDEN, Redaction, Veil
 from dspyer.stores import Memory
@@ -173,6 +176,146 @@ def test_texts_of_exceptions_are_hidden(error: Exception) -> None:
     shown = Veil(redaction, {"token": SECRET}).error(error)
     assert shown is error
     veiled("".join(traceback.format_exception(shown)))
+
+
+class SlottedError(Exception):
+    __slots__ = ("what",)
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"slotted {self.what}"
+
+
+def saying(what: str) -> Callable[[], str]:
+    def says() -> str:
+        return what
+
+    return says
+
+
+class ClosedError(Exception):
+    """Nothing of what it says can be changed from outside."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.says = saying(what)
+
+    def __str__(self) -> str:
+        return self.says()
+
+
+def refusal(secret: str) -> Exception:
+    with pytest.raises(ValidationError) as caught:
+        State.model_validate({"n": secret, "info": secret})
+    return caught.value
+
+
+def around(outer: Exception, cause: Exception | None, context: Exception | None) -> Exception:
+    outer.__cause__, outer.__context__ = cause, context
+    return outer
+
+
+RAISED: dict[str, tuple[Callable[[str], Exception], type[Exception]]] = {
+    "OSError": (lambda secret: OSError(2, secret, secret, None, secret), FileNotFoundError),
+    "ImportError": (lambda secret: ImportError(f"no {secret}", name=secret), ImportError),
+    "UnicodeDecodeError": (lambda secret: UnicodeDecodeError("utf8", b"x", 0, 1, secret), UnicodeDecodeError),
+    "SyntaxError": (lambda secret: SyntaxError("bad", ("f", 1, 1, secret)), SyntaxError),
+    "slots": (SlottedError, SlottedError),
+    "a text of its own": (ClosedError, DspyerError),
+    "pydantic": (refusal, ValidationError),
+    "group": (lambda secret: ExceptionGroup(secret, [KeyError(secret), refusal(secret)]), ExceptionGroup),
+    "in a group": (lambda secret: ExceptionGroup("g", [ExceptionGroup("h", [ClosedError(secret)])]), ExceptionGroup),
+    "cause and context": (lambda secret: around(ValueError("x"), KeyError("a"), KeyError(secret)), ValueError),
+    "cause": (lambda secret: around(ValueError("x"), refusal(secret), None), ValueError),
+    "bytes": (lambda secret: ValueError(secret.encode()), ValueError),
+    "repr": (lambda secret: ValueError(f"{secret!r}"), ValueError),
+    "an argument": (lambda secret: ValueError(Path("/x") / secret), ValueError),
+}
+
+
+def texts_of(error: BaseException, seen: set[int]) -> str:
+    """All that an exception says, with those around it."""
+    if id(error) in seen:
+        return ""
+    seen.add(id(error))
+    inside = [error.__cause__, error.__context__, *(error.exceptions if isinstance(error, BaseExceptionGroup) else ())]
+    own = f"{error} {error!r} {vars(error)}"
+    return own + " ".join(texts_of(one, seen) for one in inside if one is not None)
+
+
+@pytest.mark.parametrize("secret", [SECRET, "SECRET-123\n'and\\\"é"], ids=["plain", "escaped"])
+@pytest.mark.parametrize("make", RAISED)
+def test_no_secret_leaves_by_an_exception_of_any_class(make: str, secret: str) -> None:
+    error, cls = RAISED[make]
+
+    def raises(token: str) -> None:
+        raise error(token)
+
+    graph = Graph(State, inputs=["token"]).add_node("raises", raises, writes=[]).add_path(START, "raises", END)
+    program = graph.compile(redact=["token"], store=Memory())
+    t = program.thread("t")
+    stream = t.stream({"token": secret})
+    with pytest.raises(cls) as caught:
+        list(stream)
+    events = stream.run.events
+    veiled(" ".join(f"{event!r} {json.dumps(event.to_dict())}" for event in events))
+    veiled(texts_of(caught.value, set()))
+    assert HIDDEN in texts_of(caught.value, set())
+    assert "in node 'raises'" in caught.value.__notes__[0]
+    assert caught.value.__traceback__ is not None
+    veiled(" ".join(f"{failure.message}" for failure in t.failures))
+    run = program.run({"token": secret})
+    assert run.error is not None
+    veiled(texts_of(run.error, set()) + run.report() + run.to_svg() + repr(run))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(lambda token: dspy.Example(a=token), id="example"),
+        pytest.param(lambda token: dspy.Prediction(a=token), id="prediction"),
+        pytest.param(lambda token: Path("/x") / token, id="path"),
+        pytest.param(str.encode, id="bytes"),
+        pytest.param(ClosedError, id="object"),
+        pytest.param(lambda token: {"n": [123456789, 1.5]}, id="number"),
+    ],
+)
+def test_no_secret_leaves_by_an_emitted_value_of_any_class(value: Any) -> None:
+    def emits(token: str, pin: int, ctx: Context) -> None:
+        ctx.emit(value(token))
+
+    graph = Graph(inputs=["token", "pin"]).add_node("emits", emits, writes=[]).add_path(START, "emits", END)
+    for event in graph.compile(redact=["token", "pin"]).stream({"token": SECRET, "pin": 123456789}):
+        veiled(f"{event!r} {event.to_dict()}")
+        assert "123456789" not in f"{event!r} {event.to_dict()}"
+
+
+def test_numbers_of_an_event_are_no_texts() -> None:
+    redaction = Redaction.of(["pin"])
+    assert redaction is not None
+    event = sample(Committed, freeze({}), "x")
+    event = event._replace(position=1234)
+    assert Veil(redaction, {"pin": 1234}).event(event).position == 1234
+
+
+@pytest.mark.parametrize("number", [1, 16, 17, 1_000])
+def test_any_number_of_texts_is_found(number: int) -> None:
+    redaction = Redaction.of(["tokens"])
+    assert redaction is not None
+    tokens = [f"{place:04}-token" for place in range(number)]
+    veil = Veil(redaction, {"tokens": freeze([*tokens, "0000-token-longer"])})
+    text = " ".join(f"a {token}0000-token-longer{token[:-1]} z" for token in tokens)
+    assert veil.shown(text) == " ".join(f"a {HIDDEN}{HIDDEN}{token[:-1]} z" for token in tokens)
+
+
+def test_what_is_open_in_a_report_is_hidden_too() -> None:
+    asks = Graph(inputs=["token"]).add_interrupt("ok", question="Send {token}?", into="fine").add_path(START, "ok", END)
+    run = asks.compile(redact=["token"]).run({"token": SECRET})
+    veiled(run.report() + run.to_svg())
+    assert "Send [redacted]?" in run.report()
 
 
 def test_no_secret_leaves_by_a_text(caplog: pytest.LogCaptureFixture) -> None:
