@@ -91,7 +91,9 @@ class MapNode(Node):
         values = [next(found) if item.kept is MISSING else item.kept for item in items]
         if self.parts is not None:
             self._check_ids(self.parts, values)
-        return Reply({self.into: values})
+        # Results that the store kept are frozen. In a plain list a frozen model is none for pydantic; in a frozen list,
+        # as a state has it, whoever reads gets the model.
+        return Reply({self.into: freeze(values, (self.into,))})
 
     def _check_ids(self, parts: Callable[[Any], Iterable[tuple[Any, Any]]], values: list[object]) -> None:
         """Refuses different results with one id: items run at once, so that none of them is the later one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,8 +27,21 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     return lambda: memory if request.param == "memory" else SQLite(str(tmp_path / "runs.db"))
 
 
+class Card(BaseModel):
+    doc: str
+    problem: str = ""
+
+
+@dataclass
+class Size:
+    words: int
+
+
 class Docs(BaseModel):
     docs: list[str] = []
+    cards: list[Card] = []
+    known: Annotated[list[Card], reducers.extend] = []
+    counts: list[Size] = []
     texts: list[str] = []
     sizes: list[float] = []
     log: Annotated[list[str], reducers.extend] = ["begun"]
@@ -52,6 +66,9 @@ def mapping(into: str, node: Callable[..., Any], store: Store) -> CompiledGraph:
 MAPS: dict[str, tuple[str, Callable[[str], Any], list[Any], bool]] = {
     "values": ("texts", lambda doc: doc * 3, ["aaa", "bbb"], True),
     "updates of a reducer": ("log", lambda doc: f"read {doc}", ["begun", "read a", "read b"], True),
+    "models": ("cards", lambda doc: Card(doc=doc), [Card(doc="a"), Card(doc="b")], True),
+    "models and a reducer": ("known", lambda doc: {"card": Card(doc=doc)}, [Card(doc="a"), Card(doc="b")], True),
+    "dataclasses": ("counts", lambda doc: Size(len(doc)), [Size(1), Size(1)], True),
     "values that validation changes": ("sizes", lambda doc: str(len(doc)), [1.0, 1.0], False),
 }
 
@@ -97,6 +114,22 @@ def test_a_later_node_fails_and_the_map_is_not_called_again(opened: Open) -> Non
     broken.clear()
     run = program().thread("t").resume()
     assert (run.state["log"], sorted(calls)) == (["begun", "A-B"], ["a", "b"])
+
+
+def test_models_that_an_earlier_attempt_kept_fit_their_field(opened: Open) -> None:
+    broken = [True]
+
+    def read(doc: str) -> Card:
+        if doc == "c" and broken:
+            raise ConnectionError("lost")
+        return Card(doc=doc)
+
+    assert mapping("cards", read, opened()).thread("t").run({"docs": ["a", "b", "c"]}).status == "failed"
+    broken.clear()
+    run = mapping("cards", read, opened()).thread("t").resume()
+    assert run.error is None
+    assert run.state["cards"] == [Card(doc="a"), Card(doc="b"), Card(doc="c")]
+    assert mapping("cards", read, opened()).thread("t").state == run.state
 
 
 def test_an_item_fails_and_those_that_were_done_are_kept(opened: Open) -> None:
