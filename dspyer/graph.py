@@ -391,7 +391,7 @@ class Graph:
         raise GraphError(_COMPILE_FIRST)
 
     def __getattr__(self, name: str) -> NoReturn:
-        if not name.startswith("_") and hasattr(dspy.Module, name):
+        if name in _OF_PROGRAMS or (not name.startswith("_") and hasattr(dspy.Module, name)):
             raise AttributeError(f"a Graph has no {name!r}: {_COMPILE_FIRST}")
         hint = f": {_OTHERS[name]}" if name in _OTHERS else ""
         raise AttributeError(f"'Graph' object has no attribute {name!r}{hint}")
@@ -404,5 +404,8 @@ _OTHERS = {
     "invoke": "it is the plan of a program: compile() it, and call what that returns, program(question=...)",
 }
 """What other graph libraries call it."""
+
+_OF_PROGRAMS = frozenset({"run", "arun", "stream", "astream", "thread", "threads", "with_resources"})
+"""What a compiled graph has beside the methods of `dspy.Module`."""
 
 _COMPILE_FIRST = "it is the plan of a program. Call .compile() first, and use or tune the program that it returns"

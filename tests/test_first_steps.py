@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, TypedDict, cast
 
 import dspy
 import pytest
@@ -77,6 +77,20 @@ def takes_an_option(text: str, limit: int = 3) -> dict[str, int]:
     return {"n": limit}
 
 
+class Loose(TypedDict):
+    """What is a schema elsewhere."""
+
+    text: str
+
+
+def asking() -> Any:
+    """A thread that waits for an answer."""
+    graph = Graph().add_interrupt("ok", question="Go on?", answer=bool, into="good").add_path(START, "ok", END)
+    thread = graph.compile(store=":memory:").thread("t")
+    thread.run({})
+    return thread
+
+
 class Silent(dspy.Module):
     """A module that does not say what it gives."""
 
@@ -96,6 +110,21 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "Client is a class",
     ),
     "a state called s": (lambda: of(takes_s)(n=1), "'s', read by 'node'; for the state as a whole .* `state`"),
+    "a missing input": (of(takes_an_option), r"'text', read by 'node' \(given: none\)$"),
+    "a misspelt input": (
+        lambda: of(takes_an_option)(txt="a"),
+        r"Did you mean 'text'.*read by 'node' \(given: 'txt'\)$",
+    ),
+    "a dead end alone": (
+        lambda: Graph().add_node("a", takes_s).add_node("b", takes_s).add_path(START, "a", "b").compile(),
+        r"^node 'b' is a dead end: add an edge from it, add_edge\('b', END\) if the branch ends there$",
+    ),
+    "a TypedDict as schema": (lambda: Graph(cast(Any, Loose)), r"write class Loose\(BaseModel\)"),
+    "a run of a graph that is not compiled": (
+        lambda: Graph().run({}),
+        r"a Graph has no 'run'.*Call .compile\(\)",
+    ),
+    "a bare answer": (lambda: asking().resume(True), r"resume\({'key': answer}\), not as True. Open questions: 'ok'"),
     "a field as an attribute": (lambda: ImmutableState({"n": 1}).n, r"read as state\['n'\]"),
     "an edge to START": (
         lambda: Graph().add_node("a", takes_s).add_edge(START, "a").add_edge("a", START).compile(),

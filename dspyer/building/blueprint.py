@@ -151,7 +151,7 @@ class Blueprint:
             )
         missing = [name for name in known if name in self.required and name not in inputs and name not in kept]
         if missing:
-            listed = ", ".join(self._wanted(name) for name in missing[:6])
+            listed = ", ".join(self._wanted(name, extra) for name in missing[:6])
             listed += f", ... ({len(missing)} in all)" if len(missing) > 6 else ""
             problems.append(f"missing inputs: {listed} (given: {shown_names(inputs)})")
         if problems:
@@ -178,13 +178,17 @@ class Blueprint:
             f"reads {shown_names(sorted(taken)) if taken else 'nothing'}.{hint or ' Leave it out, or read it there.'}"
         )
 
-    def _wanted(self, field: str) -> str:
-        """A field, for the error that it is missing: who reads it, and what else its reader may have meant."""
+    def _wanted(self, field: str, extra: Collection[str]) -> str:
+        """A missing input, for the error: which nodes read it, and whether its reader may have meant the whole state.
+
+        The latter only where something was given that no node reads, and that is no misspelling of the field.
+        """
         readers = [name for name, node in self.nodes.items() if field in (node.reads or {}).values()]
         if not readers:
             return repr(field)
         alone = isinstance(self.nodes[readers[0]], FunctionNode) and len(self.nodes[readers[0]].reads or {}) == 1
-        hint = "; for the state as a whole name the parameter `state`" if alone and self.topology.schema.open else ""
+        other = self.topology.schema.open and extra and not any(suggestion(name, [field]) for name in extra)
+        hint = "; for the state as a whole name the parameter `state`" if alone and other else ""
         return f"{field!r}, read by {shown_names(readers)}{hint}"
 
     def explain(self) -> str:
@@ -217,6 +221,7 @@ class Blueprint:
                 lines.append(f"  stops {word} {', '.join(name for name in self.nodes if name in names)}")
         lines.extend(
             f"  several writers: {written} is written by {', '.join(writers)}; the last one's value stays"
+            + (", in parallel the merge policy decides" if self._has_policy(written) else "")
             for written, writers in self._shared_fields().items()
         )
         unknown = [name for name, node in self.nodes.items() if node.writes is None]
@@ -236,6 +241,11 @@ class Blueprint:
             for written in (node.writes or {}).values():
                 writers.setdefault(written, []).append(name)
         return {written: names for written, names in writers.items() if len(names) > 1 and written not in folded}
+
+    def _has_policy(self, field: str) -> bool:
+        """Whether a merge policy was chosen for a field: only then may nodes that run in parallel both write it."""
+        topology = self.topology
+        return any(policies.covers(field) for policies in (topology.policies, *topology.join_policies.values()))
 
     def to_mermaid(self) -> str:
         """The graph as Mermaid text: routes are labelled, edges that go back are dashed.

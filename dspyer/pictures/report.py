@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from dspyer.events import ItemFinished, NodeStarted, Path, RunStarted
+from dspyer.events import Committed, ItemFinished, NodeStarted, Path, RunStarted
 from dspyer.pictures.history import (
     SHOWN,
     Row,
@@ -79,19 +79,24 @@ def _part(
 def _summary(run: Run) -> str:
     started = next(event for event in run.events if isinstance(event, RunStarted))
     calls = sum(1 for event in run.events if isinstance(event, NodeStarted) and event.scope == started.scope)
-    facts = [f"graph {started.graph!r}", _count(len(run.commits), "commit"), _count(calls, "node call")]
-    if run.conflicts:
-        facts.append(_count(len(run.conflicts), "conflict"))
-    facts += _items(run, started.scope)
+    facts = [f"graph {started.graph!r}", _count(len(run.commits), "commit")]
+    conflicts = [_count(len(run.conflicts), "conflict")] if run.conflicts else []
+    # A resumed run has the commits of all its attempts; its events and tokens are those of the last one.
+    made = sum(1 for event in run.events if isinstance(event, Committed) and event.scope == started.scope)
+    resumed = made < len(run.commits)
+    work = [_count(calls, "node call"), *([] if resumed else conflicts), *_items(run, started.scope, resumed)]
     tokens = sum(_tokens(usage) for usage in run.usage.values())
     if tokens:
-        facts.append(_count(tokens, "token"))
+        work.append(_count(tokens, "token"))
     verb = "in" if run.status == "completed" else "after"
-    return f"Run {run.status} {verb} {seconds(run.duration)}: {', '.join(facts)}"
+    text = f"Run {run.status} {verb} {seconds(run.duration)}: "
+    if resumed:
+        return f"{text}{', '.join(facts + conflicts)}; since it was resumed: {', '.join(work)}"
+    return text + ", ".join(facts + work)
 
 
-def _items(run: Run, scope: tuple[str, ...]) -> list[str]:
-    """How far the maps of the run came, as far as their items ran in it."""
+def _items(run: Run, scope: tuple[str, ...], resumed: bool) -> list[str]:
+    """How far the maps of the run came; what is left is unknown where an earlier attempt may have finished items."""
     ended: dict[str, Counter[str]] = {}
     totals: dict[str, dict[str, int]] = {}
     for event in run.events:
@@ -103,7 +108,7 @@ def _items(run: Run, scope: tuple[str, ...]) -> list[str]:
         text = f"{_count(statuses['completed'], 'item')} of {node!r}"
         failed, left = statuses["failed"], sum(totals[node].values()) - statuses["completed"] - statuses["failed"]
         text += f", {failed} failed" if failed else ""
-        found.append(text + (f", {left} left" if left and run.status != "completed" else ""))
+        found.append(text + (f", {left} left" if left and run.status != "completed" and not resumed else ""))
     return found
 
 

@@ -100,8 +100,11 @@ def check_paths(facts: Facts) -> Iterator[str]:
     """Nodes that no branch can come to, and nodes that no branch can leave."""
     starts = any(edge.source == START for edge in facts.edges)
     reached = reach(facts.edges, START) if starts else set(facts.nodes)
-    ends = reach([Edge(edge.target, edge.source) for edge in facts.edges], END)
     sources = {edge.source for edge in facts.edges}
+    backwards = [Edge(edge.target, edge.source) for edge in facts.edges]
+    # A dead end is reported itself: the nodes that lead to it have a way out as soon as it has one.
+    backwards += [Edge(END, node) for node in facts.nodes if node not in sources]
+    ends = reach(backwards, END)
     for node in facts.nodes:
         if node not in reached:
             yield f"node {node!r} is never reached: add an edge to it, or leave it out"

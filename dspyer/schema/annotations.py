@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, PydanticUndefinedAnnotation, PydanticUserError, RootModel, TypeAdapter
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, ValidationError
+from typing_extensions import is_typeddict
 
 from dspyer import reducers
 from dspyer.errors import GraphError, NodeOutputError, StateError, brief, suggestion
@@ -52,7 +53,8 @@ def read_model(model: object) -> dict[str, Field]:
         GraphError: naming everything in the model that a graph cannot use, and why.
     """
     if not isinstance(model, type) or not issubclass(model, BaseModel) or issubclass(model, RootModel):
-        raise GraphError(f"a schema is a class of pydantic's BaseModel with fields, not {brief(model)}")
+        hint = f": write class {getattr(model, '__name__', model)}(BaseModel)" if is_typeddict(model) else ""
+        raise GraphError(f"a schema is a class of pydantic's BaseModel with fields, not {brief(model)}{hint}")
     if not model.__pydantic_complete__:
         try:
             model.model_rebuild()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from dspyer.building.blueprint import Blueprint
 from dspyer.durable.memo import Key, Memo
-from dspyer.errors import ThreadError, brief
+from dspyer.errors import InputError, ThreadError, brief
 from dspyer.events import Question
 from dspyer.nodes import InterruptNode
 from dspyer.nodes.answers import validated
@@ -27,8 +27,14 @@ def given_answers(memo: Memo, answers: Mapping[str, Any], blueprint: Blueprint) 
 
     Raises:
         ThreadError: if an answer answers no open question, or several, or one that has another answer already.
-        InputError: if an answer is none of the type that was asked for.
+        InputError: if an answer is none of the type that was asked for, or the answers are no mapping.
     """
+    if not isinstance(cast(object, answers), Mapping):
+        listed = ", ".join(repr(question.key) for question in memo.open())
+        raise InputError(
+            f"answers come by the key or id of their question, resume({{'key': answer}}), not as {brief(answers)}. "
+            f"Open questions: {listed or 'none'}"
+        )
     found: dict[Key, Any] = {}
     for name, answer in answers.items():
         question = _question(memo, name)

@@ -128,6 +128,7 @@ def test_models_that_an_earlier_attempt_kept_fit_their_field(opened: Open) -> No
     broken.clear()
     run = mapping("cards", read, opened()).thread("t").resume()
     assert run.error is None
+    assert "3 commits; since it was resumed: 2 node calls, 1 item of 'work'" in " ".join(run.report().split())
     assert run.state["cards"] == [Card(doc="a"), Card(doc="b"), Card(doc="c")]
     assert mapping("cards", read, opened()).thread("t").state == run.state
 

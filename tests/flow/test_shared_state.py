@@ -217,6 +217,15 @@ def test_several_writers_of_one_plain_field_are_listed() -> None:
     assert "findings is written by" not in text
 
 
+def test_writers_at_once_are_listed_with_what_decides() -> None:
+    graph = Graph(Board, merge={"answer": "first_write_wins"})
+    graph.add_node("ann", lambda: {"answer": "a"}, writes=["answer"])
+    graph.add_node("bob", lambda: {"answer": "b"}, writes=["answer"])
+    program = graph.add_edge(START, ["ann", "bob"]).add_edge(["ann", "bob"], END).compile()
+    assert "the last one's value stays, in parallel the merge policy decides" in program.graph.explain()
+    assert program().answer == "a"
+
+
 class Observed(BaseModel):
     events: Annotated[list[str], reducers.log] = []
     plain: Annotated[list[str], reducers.append] = []
