@@ -26,7 +26,8 @@ def given_answers(memo: Memo, answers: Mapping[str, Any], blueprint: Blueprint) 
         The frozen answers by execution and key.
 
     Raises:
-        ThreadError: if an answer answers no open question, or several, or one that has another answer already.
+        ThreadError: if an answer answers no open question, or several, or one that has another answer already
+            or gets two.
         InputError: if an answer is none of the type that was asked for, or the answers are no mapping.
     """
     if not isinstance(cast(object, answers), Mapping):
@@ -44,6 +45,11 @@ def given_answers(memo: Memo, answers: Mapping[str, Any], blueprint: Blueprint) 
             if not same(memo.answers[key], frozen):
                 raise ThreadError(f"question {name!r} was answered already, with {brief(memo.answers[key])}")
             continue
+        if not same(found.get(key, frozen), frozen):
+            raise ThreadError(
+                f"question {question.id!r} is given two answers, by its key and by its id: {brief(found[key])} and "
+                f"{brief(frozen)}. Nothing was taken: give it one"
+            )
         node = None if "/" in question.execution else blueprint.nodes.get(question.node)
         if isinstance(node, InterruptNode) and question.key == node.name:
             validated(node.answer, frozen, question)

@@ -68,6 +68,17 @@ def test_a_late_second_delivery_of_an_answer_does_not_answer_the_next_run() -> N
     assert thread.resume({second: False}).state["ok"] is False
 
 
+@pytest.mark.parametrize("by_key_first", [True, False])
+def test_two_answers_to_one_question_in_one_call_are_refused(by_key_first: bool) -> None:
+    thread = approving().thread("t")
+    sent = thread.run({"n": 1}).questions[0].id
+    answers = {"approve": False, sent: True} if by_key_first else {sent: True, "approve": False}
+    with pytest.raises(errors.ThreadError, match=f"question '{sent}' is given two answers"):
+        thread.resume(answers)
+    assert [question.id for question in thread.questions] == [sent]
+    assert thread.resume({"approve": True, sent: True}).state["ok"] is True
+
+
 def test_a_rerun_asks_anew_and_an_abandoned_question_is_not_the_next_ones() -> None:
     thread = approving().thread("t")
     first = thread.run({"n": 1}).questions[0].id
