@@ -8,7 +8,8 @@ here, fit.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, get_args, get_origin
 
@@ -96,7 +97,38 @@ def value_type(schema: Schema, name: str) -> Any:
     return field.annotation
 
 
-def item_check(schema: Schema, name: str, who: str) -> Callable[[object, int], None] | None:
+@dataclass(frozen=True, slots=True)
+class ItemCheck:
+    """What refuses an item of a list before the list is whole.
+
+    Attributes:
+        schema: the fields.
+        name: the field for the list.
+        who: the node that makes the items, for errors.
+    """
+
+    schema: Schema
+    name: str
+    who: str
+
+    def __call__(self, item: object, place: int) -> None:
+        """Checks an item.
+
+        Raises:
+            NodeOutputError: if the field takes no list with this item.
+        """
+        validate = self.schema.fields[self.name].validate_item
+        if validate is None:
+            return
+        try:
+            validate(item)
+        except ValidationError as refusal:
+            shown = self.schema.shown((self.name, place), item)
+            text = f"{self.who} gives {shown} for {self.name}[{place}], which is refused: {reasons(refusal, self.name)}"
+            raise NodeOutputError(f"{text}. No further item was started") from None
+
+
+def item_check(schema: Schema, name: str, who: str) -> ItemCheck | None:
     """What refuses an item of a list before the list is whole; None where only the whole list can be validated.
 
     Args:
@@ -105,22 +137,12 @@ def item_check(schema: Schema, name: str, who: str) -> Callable[[object, int], N
         who: the node that makes the items, for errors.
 
     Returns:
-        A function of an item and its place. It raises `NodeOutputError`.
+        A check of an item and its place.
     """
     field = schema.fields.get(name)
     if field is None or field.validate_item is None or (field.reducer is not None and field.reducer.name != "extend"):
         return None
-    validate = field.validate_item
-
-    def check(item: object, place: int) -> None:
-        try:
-            validate(item)
-        except ValidationError as refusal:
-            shown = schema.shown((name, place), item)
-            text = f"{who} gives {shown} for {name}[{place}], which is refused: {reasons(refusal, name)}"
-            raise NodeOutputError(f"{text}. No further item was started") from None
-
-    return check
+    return ItemCheck(schema, name, who)
 
 
 def _bare(annotation: Any) -> tuple[Any, bool]:

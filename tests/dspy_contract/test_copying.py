@@ -247,6 +247,21 @@ def test_program_of_importable_parts_is_pickled(pickler: Any, lm: NotingLM) -> N
     assert dict(twin(question="A  train")) == dict(program(question="A  train"))
 
 
+class Sizes(BaseModel):
+    docs: list[str]
+    sizes: list[int] = []
+
+
+def size(doc: str) -> dict[str, int]:
+    return {"size": len(doc)}
+
+
+def test_a_map_into_a_field_of_a_schema_is_pickled() -> None:
+    graph = Graph(Sizes).add_map("sizes", size, over="docs", item="doc", into="sizes")
+    twin = pickle.loads(pickle.dumps(graph.add_path(START, "sizes", END).compile()))
+    assert twin(docs=["a", "bbb"]).sizes == [1, 3]
+
+
 def test_history_and_callbacks_are_not_copied(lm: NotingLM) -> None:
     """As with every DSPy module: prompts and tracers belong to the one that ran."""
     program = CHAIN.graph()
