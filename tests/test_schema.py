@@ -256,7 +256,7 @@ class TestInitial:
         [
             ({"score": 1}, ["question", "user"], ["missing inputs: 'question', 'user'", "given: 'score'"]),
             ({}, ["question"], ["given: none"]),
-            ({"qestion": "x"}, None, ["'qestion'", "Did you mean 'question'", "Fields: question, findings"]),
+            ({"qestion": "x"}, None, ["'qestion'", "Did you mean 'question'", "Fields: 'question', 'findings'"]),
             ({"question": 5}, None, ["field 'question'", "5", "valid string"]),
             ({"findings": "x"}, None, ["field 'findings'", "return ['x']"]),
         ],
@@ -381,7 +381,10 @@ class TestCommit:
     @pytest.mark.parametrize(
         ("update", "words"),
         [
-            ({"fidings": ["a"]}, ["'fidings'", "no field", "Did you mean 'findings'", "Fields: question, findings"]),
+            (
+                {"fidings": ["a"]},
+                ["'fidings'", "no field", "Did you mean 'findings'", "Fields: 'question', 'findings'"],
+            ),
             ({"question": None}, ["field 'question'", "None", "DELETE resets the field to its default"]),
             ({"question": 5}, ["field 'question'", "gives", "5", "valid string"]),
             ({"calls": "x"}, ["field 'calls'", "reducer 'increment'", "return a number"]),

@@ -15,7 +15,7 @@ from dspyer.building.condensers import Condensers, build_condensers, view_author
 from dspyer.building.declarations import EdgeSpec, NodeSpec, RouterSpec
 from dspyer.building.live import live_problems
 from dspyer.building.templating import template_problems
-from dspyer.errors import GraphError, suggestion
+from dspyer.errors import GraphError, shown_names, suggestion
 from dspyer.nodes import (
     Command,
     FunctionNode,
@@ -304,7 +304,7 @@ class Assembly(NamedTuple):
         if self.required is None:
             return frozenset(needed)
         problems += [
-            f"required names {name!r}, which is no input of {self.name} ({', '.join(map(repr, inputs)) or 'none'})."
+            f"required names {name!r}, which is no input of {self.name} ({shown_names(inputs)})."
             f"{suggestion(name, inputs)}"
             for name in self.required
             if name not in inputs

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import dspy
 
-from dspyer.errors import GraphError, suggestion
+from dspyer.errors import GraphError, shown_names, suggestion
 from dspyer.nodes import ModuleNode, Node
 from dspyer.scheduler.topology import END, START
 from dspyer.schema import Schema
@@ -75,8 +75,7 @@ def fields_of(names: Iterable[str], schema: Schema) -> tuple[str, ...]:
     if unknown:
         hints = "".join(suggestion(name, schema.fields) for name in unknown)
         raise GraphError(
-            f"keep names {', '.join(map(repr, unknown))}, no field of the schema.{hints} Fields: "
-            f"{', '.join(schema.fields)}"
+            f"keep names {shown_names(unknown)}, no field of the schema.{hints} Fields: {shown_names(schema.fields)}"
         )
     return found
 

@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from dspyer.durable.memo import Key
-from dspyer.errors import Interrupt, RouteError
+from dspyer.errors import Interrupt, RouteError, shown_names
 from dspyer.events import Question
 from dspyer.nodes import Attempt, Call, Context, Decision, Node, Reply, Router, Runner, Send
 from dspyer.nodes.condensing import condensed
@@ -167,7 +167,7 @@ def _targets(session: Session, name: str, goto: Sequence[str | Send]) -> tuple[T
             raise RouteError(f"node {name!r} sent a branch to END: return END to finish the branch, not Send(END)")
         if node not in allowed:
             raise RouteError(
-                f"node {name!r} went to {node!r}, which is none of its targets: {', '.join(map(repr, allowed))}. "
+                f"node {name!r} went to {node!r}, which is none of its targets: {shown_names(allowed)}. "
                 "Declare it with an edge, in the path map of the router, or with add_node(goto=[...])"
             )
         if isinstance(way, str):

@@ -141,7 +141,10 @@ def size_of(value: Any) -> int:
     """The bytes of the JSON form of a frozen container."""
     known = known_size(value)
     if known is None:
-        known = max(2, sum([entry_size(key, entry) + 2 for key, entry in _entries(value)]))
+        if isinstance(value, frozenset):  # its form names its type
+            known = len(_encoded(value))
+        else:
+            known = max(2, sum([entry_size(key, entry) + 2 for key, entry in _entries(value)]))
         remember(value, known)
     return known
 
@@ -213,7 +216,7 @@ def grown(current: Any, updates: Sequence[Any], new: Any, reducer: Reducer | Non
         reducer: what folded them in; None if nothing is known of that.
     """
     before = None if current is DELETE else known_size(current)
-    if before is None or reducer is None:
+    if before is None or reducer is None or type(current) is not type(new):
         return size_of(new)
     if reducer.grows:
         added = [new.raw(place) for place in range(len(current), len(new))]
@@ -228,7 +231,8 @@ def grown(current: Any, updates: Sequence[Any], new: Any, reducer: Reducer | Non
         change = sum([entry_size(None, item) + 2 for item in new.difference(current)]) if new is not current else 0
     else:
         return size_of(new)
-    return max(2, (before if len(current) else 0) + change)
+    empty = 2  # brackets; of entries each brings two bytes more: the brackets, or what separates it
+    return before - (0 if len(current) else empty) + change + (0 if len(new) else empty)
 
 
 def _size_under(reducer: Reducer, key: Any, value: Any) -> int:

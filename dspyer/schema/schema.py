@@ -391,7 +391,7 @@ class Schema:
         return patch, state
 
     def _refuse_key(self, name: object, write: Write) -> NoReturn:
-        hint, known = suggestion(name, self.fields), ", ".join(self.fields)
+        hint, known = suggestion(name, self.fields), shown_names(self.fields)
         raise write.error(f"{write.author} {name!r}, which is no field of the schema.{hint} Fields: {known}")
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from dspyer.building.blueprint import Migrate
-from dspyer.errors import ChangedGraphError, StateError, brief, suggestion
+from dspyer.errors import ChangedGraphError, StateError, brief, shown_names, suggestion
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.reducers import Updates
 from dspyer.schema import Schema
@@ -127,7 +127,7 @@ def _migrated(thread: str, state: ImmutableState, schema: Schema, migrate: Migra
         hints = "".join(suggestion(name, schema.fields) for name in unknown)
         raise ChangedGraphError(
             f"migrate= gave {', '.join(map(repr, unknown))} for thread {thread!r}, which the schema has not.{hints} "
-            f"Its fields are {', '.join(schema.fields)}",
+            f"Its fields are {shown_names(schema.fields)}",
             [f"migrate= gave {name!r}, which is no field" for name in unknown],
         )
     return {name: freeze(value, (name,)) for name, value in new.items()}, set(new)
