@@ -159,7 +159,7 @@ class Updates:
     def __init__(self, *updates: Any) -> None:
         flat: list[Any] = []
         for update in updates:
-            flat.extend(update.updates if isinstance(update, Updates) else (update,))
+            flat.extend(single(update))
         self.updates: tuple[Any, ...] = tuple(flat)
 
     def __eq__(self, other: object) -> bool:
@@ -173,6 +173,16 @@ class Updates:
 
     def __reduce__(self) -> tuple[type[Updates], tuple[Any, ...]]:
         return Updates, self.updates
+
+
+def single(update: Any) -> tuple[Any, ...]:
+    """The updates of a field in a patch, one by one."""
+    return update.updates if isinstance(update, Updates) else (update,)
+
+
+def resets(update: Any) -> bool:
+    """Whether an update of a field with a reducer replaces or deletes what was there."""
+    return any(one is DELETE or isinstance(one, Replace) for one in single(update))
 
 
 advise((Updates,), "Updates(...) stands for the value of a field with a reducer, nowhere else")

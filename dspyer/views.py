@@ -24,6 +24,7 @@ from dspyer.scheduler.provenance import Part, Parts
 from dspyer.values import thaw
 
 CUTS = ("last", "fit")
+FILTERS = ("new", "own", "others", "by")
 
 Form = Literal["values", "text", "entries", "history"]
 """How a view is handed over: as plain values, as text, as a list of `Entry`, as what a history is made of."""
@@ -129,7 +130,7 @@ class View:
     @property
     def needs_parts(self) -> bool:
         """Whether it asks who brought what, which only fields with parts can tell."""
-        return any(step.name in ("new", "own", "others", "by") for step in self.steps)
+        return any(step.name in FILTERS for step in self.steps)
 
     @property
     def last_step(self) -> str:
@@ -166,9 +167,6 @@ def _step_text(step: Step) -> str:
     if step.name == "then":
         return f".then({getattr(step.argument, '__name__', 'fn')})"
     return f".{step.name}({'' if step.argument is None else step.argument})"
-
-
-FILTERS = ("new", "own", "others", "by")
 
 
 def chosen(view: View, shape: str, index: Index, reader: str, news: Callable[[], News]) -> list[Part]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from threading import Lock, Thread, Timer
+from threading import Lock, Timer
 from time import monotonic
 from typing import Any, Literal, get_args
 
@@ -122,7 +122,6 @@ class Journal:
         self.broken: DspyerError | None = None
         self.refused: Row | None = None
         self._lock = Lock()
-        self._left = False
         self._released = not thread
         self._waiting = _Waiting()
         self._prevent: Callable[[], None] | None = None
@@ -181,8 +180,6 @@ class Journal:
             self._accept(drafts, rested, before, flush, release)
             if self._is_due():
                 self._send(self.store.write)
-        if self._left:
-            self.leave()  # somebody wanted to while a write was under way
 
     async def awrite(
         self,
@@ -208,8 +205,6 @@ class Journal:
             self._lock.release()
         if not done:
             await finish(lambda: self._send_late(mine))
-        elif self._left:
-            self.leave_soon()
 
     def _accept(
         self, drafts: Sequence[Draft], rested: Rested | None, before: Before | None, flush: bool, release: bool
@@ -282,15 +277,13 @@ class Journal:
 
     def _send_late(self, mine: _Waiting) -> None:
         with self._lock:
-            if self._waiting is mine:  # else somebody has sent it with what is theirs, whatever failed since
+            if self._waiting is mine:  # else another writer has sent it with its own rows, whatever failed since
                 if self.broken is not None:
                     raise self.broken
                 self._send(self.store.write)
-        if self._left:
-            self.leave()
 
     def _send_in_time(self) -> None:
-        """Writes what has waited long enough. If that fails, whoever writes next is told."""
+        """Writes what has waited long enough. If that fails, the next write raises."""
         with suppress(DspyerError):
             self._send_late(self._waiting)
 
@@ -313,7 +306,7 @@ class Journal:
             lease: seconds.
         """
         # Without the lock: a write of the run may wait long, and its lease must not end meanwhile. A renewal that comes
-        # after the thread was given back makes it nobody's for longer, which changes nothing.
+        # after the thread was given back finds no owner to keep alive, and changes nothing.
         if self.broken is not None or self._released or not self.epoch:
             return
         try:
@@ -327,32 +320,16 @@ class Journal:
     def leave(self) -> None:
         """Gives the thread back. A store that fails now is only logged: something else is on its way up."""
         with self._lock:
-            self._leave(self.store.write)
-
-    def leave_soon(self) -> None:
-        """The same without waiting: whoever writes at the moment does it, or a thread."""
-        self._left = True
-        if self._lock.acquire(blocking=False):
+            if self._released or not self.epoch:
+                return
+            change = Change(self.thread, self.epoch, lease=0.0)
+            if self.broken is None and self._waiting.count:  # what has waited until now
+                change = self._change(self._waiting)._replace(lease=0.0)
             try:
-                self._leave(self.store.write_now)
-                late = not self._released
-            finally:
-                self._lock.release()
-            if late:
-                Thread(target=self.leave, name="dspyer-leave").start()
-
-    def _leave(self, write: Callable[[Change], object]) -> None:
-        if self._released or not self.epoch:
-            return
-        change = Change(self.thread, self.epoch, lease=0.0)
-        if self.broken is None and self._waiting.count:  # what has waited until now
-            change = self._change(self._waiting)._replace(lease=0.0)
-        try:
-            self._released = write(change) is not False
-            if self._released:
+                self.store.write(change)
                 self._waiting = _Waiting()
-        except ConcurrentRunError:
-            self._released = True  # it is somebody else's
-        except Exception as error:  # noqa: BLE001 - see above
+            except ConcurrentRunError:
+                pass  # another run owns the thread
+            except Exception as error:  # noqa: BLE001 - see above
+                logger.warning("thread %r could not be given back, its lease runs out: %s", self.thread, error)
             self._released = True
-            logger.warning("thread %r could not be given back, its lease runs out: %s", self.thread, error)

@@ -17,7 +17,7 @@ from dspyer.nodes.module_io import module_io
 from dspyer.nodes.names import listed, no_field
 from dspyer.nodes.spec import Spec
 from dspyer.nodes.templating import filling, plan_templates
-from dspyer.patch import DELETE, Replace
+from dspyer.patch import DELETE, Replace, single
 from dspyer.reducers import Updates, without_none
 from dspyer.schema import Schema
 from dspyer.values import FrozenDict, FrozenList, freeze, thaw
@@ -86,9 +86,8 @@ def condensed(condensers: Mapping[str, Condenser], updates: Mapping[str, object]
         if field not in found:
             continue
         update = found[field]
-        parts = update.updates if isinstance(update, Updates) else (update,)
         short = []
-        for part in parts:
+        for part in single(update):
             whole = isinstance(part, Replace)
             value = yield from _shorter(condenser, part.value if isinstance(part, Replace) else part, call)
             short.append(Replace(value) if whole else value)

@@ -215,25 +215,22 @@ def writes(patch: Mapping[str, Any], without: Iterable[str] = ()) -> list[str]:
         without: fields that are left out.
     """
     fields = [field for field in patch if field not in set(without)]
-    lines = [f"{field}: {_update(patch[field])}" for field in fields[:SHOWN]]
+    lines = [f"{field}: {write_text(patch[field])}" for field in fields[:SHOWN]]
     if len(fields) > SHOWN:
         lines.append(f"and {len(fields) - SHOWN} more fields")
     return lines
 
 
-def _update(update: object) -> str:
+def write_text(update: object) -> str:
+    """What an update of a patch writes, in a few words."""
     if update is DELETE:
         return "deleted"
     if isinstance(update, Replace):  # differs from a plain update for mappings only: these would be merged
         return f"{'replaced by ' if isinstance(update.value, Mapping) else ''}{_brief(update.value)}"
     if isinstance(update, Updates):
-        return ", then ".join(_update(one) for one in update.updates[:4]) + (", ..." if len(update.updates) > 4 else "")
+        more = ", ..." if len(update.updates) > 4 else ""
+        return ", then ".join(write_text(one) for one in update.updates[:4]) + more
     return _brief(update)
-
-
-def write_text(update: object) -> str:
-    """What an update of a patch writes, in a few words."""
-    return _update(update)
 
 
 def _brief(value: object) -> str:

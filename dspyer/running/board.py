@@ -25,7 +25,7 @@ from dspyer.errors import NodeOutputError
 from dspyer.events import Exchange, Path
 from dspyer.nodes import LiveEntry
 from dspyer.nodes.listening import latest_value
-from dspyer.patch import DELETE, Replace
+from dspyer.patch import DELETE, Replace, single
 from dspyer.reducers import Keyed, Updates
 from dspyer.scheduler.provenance import whole_parts
 from dspyer.scheduler.runstate import Branch, is_behind
@@ -305,7 +305,7 @@ def single_updates(schema: Schema, node: str, field: str, value: object) -> tupl
     Raises:
         NodeOutputError: for a value that would throw away what others have posted.
     """
-    updates: tuple[object, ...] = value.updates if isinstance(value, Updates) else (value,)
+    updates = single(value)
     latest = schema.reducer(field) is None
     if any(update is DELETE or (isinstance(update, Replace) and not latest) for update in updates):
         instead = "post a value" if latest else "post updates"

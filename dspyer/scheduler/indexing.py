@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from dspyer.events import Commit
 from dspyer.messages import TURN
-from dspyer.patch import DELETE, Replace
+from dspyer.patch import DELETE, Replace, resets, single
 from dspyer.reducers import Reducer, Updates
 from dspyer.scheduler.lineage import Entry, Log, Own, divergence, lineage
-from dspyer.scheduler.provenance import Part, Parts, whole_of
+from dspyer.scheduler.provenance import Part, whole_of
 from dspyer.scheduler.topology import START
 from dspyer.values import FrozenDict, FrozenList, PersistentMap, Row, freeze, same
 
@@ -190,7 +190,7 @@ class Indexes:
         before: list[Own] = []
         for bit, items in enumerate(firsts):
             beside = [item for item in before if not item.mask >> bit & 1]
-            reset = any(_resets(log[item.place].commit.patch[field]) for item in (*beside, *items))
+            reset = any(resets(log[item.place].commit.patch[field]) for item in (*beside, *items))
             if bit and not (beside and reset):  # else both sides agree, or the join has decided, which is its patch
                 for item in items:
                     made.commit(log, item.place, parallel=True)
@@ -360,11 +360,6 @@ class _Making:
 _NO_PARTS: Row[Part] = Row()
 
 
-def single(update: Any) -> tuple[Any, ...]:
-    """The updates of a field in a patch, one by one."""
-    return update.updates if isinstance(update, Updates) else (update,)
-
-
 def parts_in(of: Folded, update: Any, first: bool) -> tuple[bool, Iterable[tuple[Any, Any]]]:
     """Whether an update throws away what was there, and the parts that it brings, as (key, part).
 
@@ -386,10 +381,6 @@ def _count(value: Any) -> int:
 def _value(of: Folded, update: Any) -> Any:
     value = of.default if update is DELETE else update.value if isinstance(update, Replace) else update
     return value if value is DELETE else freeze(value)
-
-
-def _resets(update: Any) -> bool:
-    return any(one is DELETE or isinstance(one, Replace) for one in single(update))
 
 
 def name_at(log: Log, place: int, prefix: str) -> str:
@@ -496,8 +487,3 @@ def news(index: Index, log: Log, fresh: AbstractSet[int], of: Folded) -> News:
 def is_new(part: Part, names: AbstractSet[str]) -> bool:
     """Whether a part was brought by commits that a node has not seen, and by no other."""
     return part.commit in names and not any(name not in names for name in part.again)
-
-
-def parts_of(index: Index, of: Folded) -> Parts:
-    """All parts of an index."""
-    return Parts(of.reducer.shape, tuple(index.row))

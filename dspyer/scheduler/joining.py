@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from dspyer.errors import NodeOutputError, StoreError, annotate
 from dspyer.events import Commit, MergedConflict
 from dspyer.merge import Conflict, Resolve, merge_values
-from dspyer.patch import DELETE, Replace, apply_value
-from dspyer.reducers import Keyed, Updates
+from dspyer.patch import DELETE, Replace, apply_value, resets, single
+from dspyer.reducers import Keyed
 from dspyer.scheduler.lineage import Keys, Log, Obstacle, Own, Resolution, divergence, last_writer, reach, value_at
 from dspyer.scheduler.tallies import Tally, noted
 from dspyer.schema import Schema
@@ -250,7 +250,7 @@ class Join:
         reducer, update = self.schema.reducer(field), self.log[item.place].commit.patch.get(field, DELETE)
         assert reducer is not None
         assert reducer.parts is not None  # what has keys has parts
-        for one in update.updates if isinstance(update, Updates) else (update,):
+        for one in single(update):
             if one is not DELETE and type(one) is not Replace:
                 yield from (key for key, _ in reducer.parts(one))
 
@@ -335,8 +335,7 @@ class Join:
             if commit.live is not None:
                 for field, seqs in commit.live.posts.items():
                     update = commit.patch[field]
-                    updates = update.updates if isinstance(update, Updates) else (update,)
-                    found.setdefault(field, []).extend(zip(seqs, updates, strict=True))
+                    found.setdefault(field, []).extend(zip(seqs, single(update), strict=True))
         return found
 
     def _by_arrival(self, field: str, updates: list[tuple[int, Any]]) -> Any:
@@ -379,13 +378,7 @@ class Join:
 
     def _resets(self, items: list[Own], field: str) -> list[Own]:
         """The commits that put a value in the place of what was there."""
-        found = []
-        for item in items:
-            update = self.log[item.place].commit.patch[field]
-            parts = update.updates if isinstance(update, Updates) else (update,)
-            if any(part is DELETE or type(part) is Replace for part in parts):
-                found.append(item)
-        return found
+        return [item for item in items if resets(self.log[item.place].commit.patch[field])]
 
     def _base(self, field: str, bit: int) -> Any:
         """The value of a field after the last common commits: each path as its last common writer left it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dspyer.patch import DELETE, Replace
+from dspyer.patch import DELETE, resets
 from dspyer.reducers import Reducer, Updates
 from dspyer.schema.limits import Limit, entry_size, grown, kilobytes, known_size, remember, size_of
 from dspyer.state import ImmutableState, counted, keep_count
@@ -80,7 +80,7 @@ def _size_after(old: Any, updates: Sequence[Any], new: Any, reducer: Reducer | N
     if known is not None or not isinstance(new, (FrozenDict, FrozenList, frozenset)):
         return _size(new) if known is None else known
     ones = Updates(*updates).updates
-    if any(one is DELETE or isinstance(one, Replace) for one in ones):
+    if any(map(resets, updates)):
         return size_of(new)
     if reducer is not None:
         size = grown(old, ones, new, reducer)

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from dspyer.errors import DspyerError, InputError, NodeOutputError, brief
-from dspyer.patch import DELETE, Replace
-from dspyer.reducers import Updates
+from dspyer.patch import resets
 from dspyer.schema.field_types import NO_OTHERS, Field
 from dspyer.state import ImmutableState
 
@@ -60,12 +59,11 @@ class Write(NamedTuple):
 
     def _check_kept(self, field: Field, update: Any) -> None:
         assert field.reducer is not None  # which keeps what is there
-        for one in update.updates if isinstance(update, Updates) else (update,):
-            if one is DELETE or isinstance(one, Replace):
-                raise NodeOutputError(
-                    f"{self.author} field {field.name!r} anew, whose entries are never removed (reducer "
-                    f"{field.reducer.name!r}): return new ones alone"
-                )
+        if resets(update):
+            raise NodeOutputError(
+                f"{self.author} field {field.name!r} anew, whose entries are never removed (reducer "
+                f"{field.reducer.name!r}): return new ones alone"
+            )
 
     def _refusal(self, field: Field, update: Any, why: str) -> DspyerError:
         text = f"{self.author} {self.shown((field.name,), update)} for field {field.name!r}, which is refused: {why}"

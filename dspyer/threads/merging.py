@@ -10,7 +10,7 @@ from dspyer.durable.contents import Written
 from dspyer.durable.history import History
 from dspyer.durable.rows import MERGE, Draft, digest, end_draft, hand_draft
 from dspyer.events import Commit, MergedConflict
-from dspyer.patch import DELETE, Replace, diff_value
+from dspyer.patch import DELETE, Replace, diff_value, resets, single
 from dspyer.policies import Policies
 from dspyer.reducers import Updates
 from dspyer.scheduler.joining import ConflictRaisedError, Deciding, Join, value_under
@@ -136,9 +136,8 @@ def _by_key(schema: Schema, field: str, updates: list[Any], new: Any) -> Any:
     if reducer is None or reducer.keyed is None or new is DELETE:
         return None
     assert reducer.parts is not None  # what has keys has parts
-    ones = Updates(*updates).updates
-    if any(one is DELETE or isinstance(one, Replace) for one in ones):
+    if any(map(resets, updates)):
         return None
-    keys = dict.fromkeys(key for one in ones for key, _ in reducer.parts(one))
+    keys = dict.fromkeys(key for update in updates for one in single(update) for key, _ in reducer.parts(one))
     kept = {key: value_under(reducer.keyed, new, key) for key in keys}
     return None if DELETE in kept.values() else reducer.keyed.made(kept)
