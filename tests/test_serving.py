@@ -164,8 +164,8 @@ def test_a_second_request_on_a_conversation_at_work_is_refused(
         next(lines)
         assert calls.began.wait(PATIENCE)
         second = httpx.post(f"{address}/mails/m-1?customer=Eve", timeout=PATIENCE)
-        assert names(second) == ["Failed"]
-        assert "ConcurrentRunError" in second.text
+        assert (second.status_code, names(second)) == (409, [])
+        assert "m-1" in second.json()["detail"]
         assert httpx.post(f"{address}/mails/m-1/answers", json={}, timeout=PATIENCE).status_code == 409
         calls.let_go()
         list(lines)
@@ -181,4 +181,8 @@ def test_a_failure_is_the_last_message_and_the_server_goes_on(service: tuple[str
     shown = [json.loads(line.removeprefix("data: ")) for line in response.text.splitlines() if line.startswith("data")]
     assert shown[-1] == "ConnectionError"
     assert httpx.get(f"{address}/mails/m-1", timeout=PATIENCE).json()["status"] == "failed"
+    refused = httpx.post(f"{address}/mails/m-1?customer=Eve", timeout=PATIENCE)
+    assert (refused.status_code, "resume" in refused.json()["detail"]) == (422, True)
+    again = httpx.post(f"{address}/mails/m-1/resume", timeout=PATIENCE)
+    assert (names(again)[0], names(again)[-1], calls.paid) == ("RunStarted", "Failed", ["Mallory", "Mallory"])
     assert httpx.get(f"{address}/mails/nothing", timeout=PATIENCE).status_code == 404
