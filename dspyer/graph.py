@@ -164,7 +164,8 @@ class Graph:
 
         Args:
             name: name of the node.
-            node: what runs for each item.
+            node: what runs for each item. Its result is the value that it returns; of a dict or a module with one
+                output that output's value, of several a dict of them. An item that raises ends the run.
             over: the field with the items.
             item: the name under which `node` gets one item.
             into: the field that gets the list of results.
