@@ -275,13 +275,14 @@ class Veil:
             ]
             if all(key is named and part is found for key, part, named, found in pairs):
                 return value
-            return {named: found for _, _, named, found in pairs}
+            return self._made(value, lambda: {named: found for _, _, named, found in pairs})
         if isinstance(value, (tuple, list, set, frozenset)):
             items = list(value)
-            parts = [self._shown(part, seen, given or isinstance(value, Emitted)) for part in items]
+            own = value.value if isinstance(value, Emitted) else None
+            parts = [self._shown(part, seen, given or (own is not None and part is own)) for part in items]
             if all(map(_same_object, parts, items)):
                 return value
-            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+            return self._made(value, lambda: type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts))
         fields = _fields_of(value)
         if fields is None:
             return self._leaf(value, given)
@@ -296,12 +297,16 @@ class Veil:
             return HIDDEN if given and str(value) in self._texts else value
         if not self._texts:
             return value
-        try:
-            text = repr(value)
-        except Exception:  # noqa: BLE001 - it has no text, so that none is shown
-            return value
+        text = _repr_of(value)
         found = self._text(text)
         return value if found is text else found
+
+    def _made(self, value: Any, make: Callable[[], Any]) -> Any:
+        """A container made anew, or its text where its class does not take what is shown of its parts."""
+        try:
+            return make()
+        except Exception:  # noqa: BLE001 - a class of a user's, or a key that is none any more: nothing is lost
+            return self._text(_repr_of(value))
 
     def _error(self, error: BaseException, seen: _Seen) -> BaseException:
         found: list[BaseException] = []
@@ -454,6 +459,13 @@ def _text_of(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - a `__str__` of a user's: what shows the exception shows that it failed
+        return ""
+
+
+def _repr_of(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - a `__repr__` of a user's: it has no text, so that none is shown
         return ""
 
 

@@ -7,8 +7,9 @@ import logging
 import pickle
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import dspy
 import pytest
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from dspyer import END, START, CompiledGraph, Context, Graph, reducers
 from dspyer.errors import DspyerError, Interrupted, MergeConflictError, StoreError
-from dspyer.events import Committed, Exchange
+from dspyer.events import Committed, Emitted, Exchange
 from dspyer.redacting import HIDDEN, Redaction, Veil
 from dspyer.stores import Memory
 from dspyer.values import freeze
@@ -291,6 +292,37 @@ def test_no_secret_leaves_by_an_emitted_value_of_any_class(value: Any) -> None:
     for event in graph.compile(redact=["token", "pin"]).stream({"token": SECRET, "pin": 123456789}):
         veiled(f"{event!r} {event.to_dict()}")
         assert "123456789" not in f"{event!r} {event.to_dict()}"
+
+
+@dataclass(frozen=True)
+class Key:
+    text: str
+
+
+class Pair(tuple[str, str]):
+    __slots__ = ()
+
+    def __new__(cls, *, left: str) -> Self:
+        return super().__new__(cls, (left, left))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(lambda token: {Key(token)}, id="set"),
+        pytest.param(lambda token: {Key(token): 1}, id="key"),
+        pytest.param(lambda token: Pair(left=token), id="class"),
+    ],
+)
+def test_a_container_that_cannot_hold_what_is_shown_becomes_a_text(value: Any) -> None:
+    def emits(token: str, ctx: Context) -> None:
+        ctx.emit(value(token))
+
+    graph = Graph(inputs=["token"]).add_node("emits", emits, writes=[]).add_path(START, "emits", END)
+    run = graph.compile(redact=["token"]).run({"token": SECRET})
+    assert run.status == "completed"
+    veiled(f"{run.events} {[event.to_dict() for event in run.events]}")
+    assert HIDDEN in str([event for event in run.events if isinstance(event, Emitted)])
 
 
 def test_numbers_of_an_event_are_no_texts() -> None:
