@@ -25,6 +25,8 @@ class Opening(NamedTuple):
         label: a name of the run that is the same however often it is taken up; in front of what is named after its
             commits. Empty for a run that is not stored.
         earlier: what lies behind it; None for nothing.
+        taken: what stands before the ids of the commits that it has already, which are named after the part of the run
+            that has made them; with the place at which the next part begins.
     """
 
     run: RunState
@@ -33,6 +35,7 @@ class Opening(NamedTuple):
     run_id: str
     label: tuple[str, ...] = ()
     earlier: Earlier | None = None
+    taken: tuple[tuple[int, str], ...] = ()
 
     @classmethod
     def of(cls, topology: Topology, state: ImmutableState) -> Opening:

@@ -162,7 +162,7 @@ class Session(Isolated):
         self.reported = False
         self.looks: list[Look] = []
         given = journal is None or bool(scope)
-        self.fields = Fields(blueprint.topology.schema, given, self._prefix, opening.earlier)
+        self.fields = Fields(blueprint.topology.schema, given, self._prefix, opening.earlier, opening.taken)
         self._taken_up = list(opening.run.running.values())
         self._says: dict[str, str] = {}
         self.events: list[Event] = []

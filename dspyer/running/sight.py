@@ -39,13 +39,22 @@ class Fields:
         schema: the fields of the state.
         given: whether the first commit of the run holds whole values.
         prefix: what stands before the ids of its commits.
+        taken: the same for commits that it has from earlier parts, with the place at which the next part begins.
         earlier: gives what lies behind it; None for nothing.
     """
 
-    def __init__(self, schema: Schema, given: bool, prefix: str = "", earlier: Earlier | None = None) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        given: bool,
+        prefix: str = "",
+        earlier: Earlier | None = None,
+        taken: tuple[tuple[int, str], ...] = (),
+    ) -> None:
         self.schema = schema
         self._given = given
         self._prefix = prefix
+        self._taken = taken
         self._earlier = earlier
         self._weigh: Callable[[str, Part], int] | None = None
         self._indexes: dict[str, Indexes] = {}
@@ -57,13 +66,13 @@ class Fields:
         Args:
             weigh: gives the size of a part; None where sizes are not counted.
         """
-        new = Fields(self.schema, self._given, self._prefix, self._earlier)
+        new = Fields(self.schema, self._given, self._prefix, self._earlier, self._taken)
         new._weigh = weigh
         return new
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy for another process looks again; the history of a thread stays with its store."""
-        return Fields, (self.schema, self._given, self._prefix, self._earlier and _left_behind)
+        return Fields, (self.schema, self._given, self._prefix, self._earlier and _left_behind, self._taken)
 
     def folded(self, field: str) -> Folded | None:
         """How a field comes about; None if it has no parts."""
@@ -72,7 +81,8 @@ class Fields:
             return None
         drops = found.limit is not None and found.limit.full == "drop_oldest"
         live = found.live is not None
-        return Folded(field, found.reducer, found.fixed_default, self._given, self._prefix, live, drops, self._weigh)
+        how = found.reducer, found.fixed_default, self._given, self._prefix, self._taken
+        return Folded(field, *how, live, drops, self._weigh)
 
     def log(self, log: Log, field: str) -> Log:
         """The commits of the run, with those behind it.

@@ -7,6 +7,7 @@ as the last parts or those of one author, costs by the answer and not by the his
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush
@@ -34,6 +35,7 @@ class Folded(NamedTuple):
         whole: whether the first commit of the run holds whole values, as the inputs of a run do that goes on from
             nothing.
         prefix: what stands before the ids of the commits of the run.
+        taken: the same for commits that it has from earlier parts, with the place at which the next part begins.
         live: whether posts are folded as they arrived.
         limited: whether a limit drops the oldest parts.
         weigh: gives the size of a part, where sizes are counted.
@@ -44,6 +46,7 @@ class Folded(NamedTuple):
     default: Any = DELETE
     whole: bool = False
     prefix: str = ""
+    taken: tuple[tuple[int, str], ...] = ()
     live: bool = False
     limited: bool = False
     weigh: Callable[[str, Part], int] | None = None
@@ -255,7 +258,7 @@ class _Making:
         """
         of = self._of
         reset, found = parts_in(of, update, first)
-        winners, here = log[place].winners, name_at(log, place, of.prefix)
+        winners, here = log[place].winners, name_at(log, place, of)
         before = {part.key: part for part in self.row} if reset and winners else {}
         if reset:
             self._clear()
@@ -267,7 +270,7 @@ class _Making:
                 continue
             if winners:  # who has seen the commit that won has seen the value
                 winner = winners.get((of.field, key), winners.get((of.field,), place))
-                author, name = log[winner].commit, name_at(log, winner, of.prefix)
+                author, name = log[winner].commit, name_at(log, winner, of)
             known = None if key is None else self.keys.get(key)
             if known is None:
                 self._put(Part(value, key, author.node, name, (), author.node, self.end))
@@ -383,16 +386,23 @@ def _value(of: Folded, update: Any) -> Any:
     return value if value is DELETE else freeze(value)
 
 
-def name_at(log: Log, place: int, prefix: str) -> str:
+def name_at(log: Log, place: int, of: Folded) -> str:
     """The id of a commit among those of all runs of a thread.
 
     Args:
         log: the commits; those of earlier runs, at places below 0, have whole ids.
         place: the place of the commit.
-        prefix: what stands before the ids of this run.
+        of: the field, which knows what stands before the ids of this run.
     """
     name = log[place].commit.id
-    return f"{prefix}{name}" if place >= 0 else name
+    if place < 0:
+        return name
+    part = bisect_right(of.taken, place, key=_end) if of.taken else 0
+    return f"{of.taken[part][1] if part < len(of.taken) else of.prefix}{name}"
+
+
+def _end(part: tuple[int, str]) -> int:
+    return part[0]
 
 
 def _parts_ways(entry: Entry) -> bool:
@@ -457,7 +467,7 @@ def news(index: Index, log: Log, fresh: AbstractSet[int], of: Folded) -> News:
         fresh: the places of the commits that the node has not seen.
         of: the field.
     """
-    names = {name_at(log, place, of.prefix) for place in fresh}
+    names = {name_at(log, place, of) for place in fresh}
     found: dict[int, Part] = {}
     unkeyed = 0
     for place in fresh:

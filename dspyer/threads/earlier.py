@@ -48,18 +48,25 @@ class Recent:
     def __init__(self, most: int = MOST_PARTS) -> None:
         self._most = most
         self._size = 0
-        self._found: OrderedDict[tuple[Point, str], Index] = OrderedDict()
+        self._found: OrderedDict[tuple[Point, str, Point | None], Index] = OrderedDict()
         self._lock = Lock()
 
-    def get(self, at: Point, field: str) -> Index | None:
-        """The index of a field at a row; None if it is not kept."""
+    def get(self, at: Point, field: str, root: Point | None = None) -> Index | None:
+        """The index of a field at a row; None if it is not kept.
+
+        Args:
+            at: the row.
+            field: the field.
+            root: where the history begins, if older history was pruned: an index from before names authors that the
+                history does not name any more.
+        """
         with self._lock:
-            found = self._found.get((at, field))
+            found = self._found.get((at, field, root))
             if found is not None:
-                self._found.move_to_end((at, field))
+                self._found.move_to_end((at, field, root))
             return found
 
-    def put(self, at: Point, field: str, index: Index, before: Point | None) -> None:
+    def put(self, at: Point, field: str, index: Index, before: Point | None, root: Point | None = None) -> None:
         """Keeps the index of a field at a row.
 
         Args:
@@ -67,12 +74,13 @@ class Recent:
             field: the field.
             index: the index.
             before: the row whose index it was made from, which is not kept any more.
+            root: where the history begins, if older history was pruned.
         """
         with self._lock:
-            for key in ((at, field), *([] if before is None else [(before, field)])):
+            for key in ((at, field, root), *([] if before is None else [(before, field, root)])):
                 old = self._found.pop(key, None)
                 self._size -= 0 if old is None else 1 + len(old.row)
-            self._found[at, field] = index
+            self._found[at, field, root] = index
             self._size += 1 + len(index.row)
             while self._size > self._most:
                 _, old = self._found.popitem(last=False)
@@ -249,7 +257,7 @@ class EarlierRuns:
         found, past = self._blueprint.topology.schema.fields.get(field), self._past
         if found is None or found.reducer is None or found.reducer.parts is None:
             return None
-        known = self._recent.get(past.head, field)
+        known = self._recent.get(past.head, field, past.row.root)
         if known is not None:
             return known
         drops = found.limit is not None and found.limit.full == "drop_oldest"
@@ -257,13 +265,13 @@ class EarlierRuns:
         indexes, number, before = Indexes(of), 0, None
         for span in spans(self._reader.store, past.head, past.row.root):
             before = span.at
-            known = self._recent.get(before, field) if number else None
+            known = self._recent.get(before, field, past.row.root) if number else None
             if known is not None:
                 indexes.begin(number - 1, known)
                 break
             number = span.first
         made = indexes.at(log, past.first - 1)
-        self._recent.put(past.head, field, made, before if known is not None else None)
+        self._recent.put(past.head, field, made, before if known is not None else None, past.row.root)
         return made
 
 

@@ -12,7 +12,7 @@ from dspyer.durable.journal import Journal
 from dspyer.durable.memo import Memo, answer_draft
 from dspyer.durable.reading import Chapter, Reader, chapter
 from dspyer.durable.replaying import replay
-from dspyer.durable.rows import OPEN, Draft, open_draft, resume_draft
+from dspyer.durable.rows import COMMITS, OPEN, CommitHead, Draft, open_draft, resume_draft
 from dspyer.durable.snapshots import standing
 from dspyer.errors import ChangedGraphError, ThreadError
 from dspyer.events import Question
@@ -309,7 +309,7 @@ class Starter:
             raise self.fitting.explained(error, last) from None
         label = str(last.run.header.get("label", self.thread))
         earlier = self._earlier(last.parents, before, first, self.store.thread(self.thread))
-        return Opening(run, patch, state, last.run.id, (label,), earlier)
+        return Opening(run, patch, state, last.run.id, (label,), earlier, _taken(last))
 
     def _earlier(
         self, heads: tuple[Point, ...], state: ImmutableState, first: int, row: ThreadRow | None
@@ -386,3 +386,17 @@ class Starter:
     def _kept(self, state: ImmutableState) -> frozenset[str]:
         keep = self.blueprint.keep
         return frozenset(name for name in state if keep is None or name in keep)
+
+
+def _taken(run: Chapter) -> tuple[tuple[int, str], ...]:
+    """What stands before the ids of the commits of a run, by part, with the place at which the next part begins."""
+    found: list[tuple[int, str]] = []
+    count = 0
+    for row, point in zip(run.rows, run.points, strict=True):
+        if row.kind in COMMITS and not CommitHead.of(row.head).scope:
+            count += 1
+            prefix = f"{run.labels[point.run]}/"
+            if found and found[-1][1] == prefix:
+                found.pop()
+            found.append((count, prefix))
+    return tuple(found)

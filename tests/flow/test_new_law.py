@@ -130,7 +130,7 @@ def check(outcome: Outcome, resets: bool, seed: int) -> None:
 
 def check_reader(indexes: Indexes, outcome: Outcome, place: int, reader: str, whole: Parts, resets: bool) -> None:
     log = outcome.run.log
-    names = {name_at(log, at, "") for at in unseen(log, [place], reader)}
+    names = {name_at(log, at, indexes.of) for at in unseen(log, [place], reader)}
     seen = seen_by(outcome, place, reader)
     assert names == {log[at].commit.id for at in behind(outcome, place) - seen}
     new = new_to(indexes, outcome, place, reader)

@@ -297,3 +297,41 @@ def test_without_views_no_history_is_read(monkeypatch: pytest.MonkeyPatch) -> No
     thread = Graph(Board).add_node(write).add_path(START, "write", END).compile(store=":memory:").thread("t")
     for question in "ab":
         thread.run({"question": question}).raise_error()
+
+
+@pytest.mark.parametrize("process", ["the same", "another"])
+def test_after_older_history_is_gone_each_process_shows_the_same(process: str) -> None:
+    """What a program has kept of the history before it was pruned names authors that nobody can look up any more."""
+    store = open_store(":memory:")
+    made = program(store)
+    ask(made.thread("t"), "a", "b")
+    made.thread("t").prune(before="t.2/trunk:0")
+    thread = (made if process == "the same" else program(store)).thread("t")
+    thread.rerun(from_version="t.2/trunk:0").raise_error()
+    assert SEEN[-1] == (["default", "a", "b"], [], 2)
+    assert thread.replay() == thread.state
+
+
+@pytest.mark.parametrize("change", ["rerun", "copy", "a rerun of a rerun", "a copy of a rerun"])
+def test_what_is_done_again_names_the_commits_that_it_goes_on_from(change: str) -> None:
+    """They keep their ids, as in `thread.history()`."""
+    found: dict[str, list[str]] = {}
+
+    def step(ctx: Context) -> dict[str, str]:
+        found[ctx.execution] = [entry.commit for entry in ctx.view(view("log"))]
+        return {"log": ctx.node}
+
+    graph = Graph(Board)
+    for name in "abcd":
+        graph.add_node(name, step, reads=["log"], writes=["log"])
+    thread = graph.add_path(START, *"abcd", END).compile(store=":memory:").thread("t")
+    thread.run({})
+    if change.endswith("of a rerun"):
+        thread.rerun(from_version=1).raise_error()
+    if "copy" in change:
+        thread = thread.copy(to="u", at=2)
+        thread.resume().raise_error()
+    else:
+        thread.rerun(from_version=2).raise_error()
+    history = [commit.id for commit in thread.history()]
+    assert [found[name] for name in history[1:]] == [history[:count] for count in range(1, 5)]
