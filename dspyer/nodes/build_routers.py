@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from types import NoneType
 from typing import NamedTuple, TypeAlias
 
 import dspy
 
 from dspyer.errors import brief
 from dspyer.nodes.base import Send
-from dspyer.nodes.callables import describe, gives_literals_alone, literals
+from dspyer.nodes.callables import describe, gives_literals_alone, literals, members
 from dspyer.nodes.color import is_async
 from dspyer.nodes.hidden import hidden_problems, mentions
 from dspyer.nodes.module import plan_inputs
@@ -89,14 +90,22 @@ def _names(part: object) -> Iterable[object]:
     return (part,) if isinstance(part, str) or not isinstance(part, Iterable) else part
 
 
+def _promises(kind: object) -> tuple[bool, bool]:
+    """Whether a type is made of `Literal`s alone, but for `None`, and whether it has `None`."""
+    given = members(kind)
+    return all(gives_literals_alone(each) for each in given if each is not NoneType), NoneType in given
+
+
 def _build_field_router(source: str, field: str, path_map: PathMap | None, schema: Schema) -> BuiltRouter:
     who = f"the router of {source!r}"
     if not schema.open and field not in schema.fields:
         return BuiltRouter(
             None, None, (f"{who}: {field!r} {no_field(field, schema)} A router that is a string is a field.",)
         )
-    promised = () if schema.open else literals(schema.fields[field].annotation)
-    routes, problems = routes_of(path_map, promised, f"{who} by the field {field!r}")
+    kind = None if schema.open else schema.fields[field].annotation
+    by = f"{who} by the field {field!r}"
+    complete, unset = _promises(kind)
+    routes, problems = routes_of(path_map, literals(kind), by, complete, unset)
     if routes is None:
         return BuiltRouter(None, None, tuple(problems))
     return BuiltRouter(
@@ -159,7 +168,9 @@ def _build_module_router(
         )
         return BuiltRouter(None, None, (*flaws, problem))
     ((label, promised),) = choices.items()
-    routes, problems = routes_of(path_map, promised, who)
+    known = () if found.own_code and path_map is not None else promised
+    complete, unset = _promises((found.outputs or {})[label])
+    routes, problems = routes_of(path_map, known, who, complete, unset)
     written, more = _router_writes(writes, label, who)
     own = (*(found.outputs or {}), *found.by_products)
     problems += [*more, *check_names(written, "writes", who, own=own, schema=schema)]

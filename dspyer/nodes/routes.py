@@ -85,7 +85,7 @@ _FIX = "add it to the path map"
 
 
 def routes_of(
-    path_map: PathMap | None, promised: Sequence[object], who: str, complete: bool = True
+    path_map: PathMap | None, promised: Sequence[object], who: str, complete: bool = True, unset: bool = False
 ) -> tuple[Routes | None, list[str]]:
     """The ways out of a router, and what is wrong with them.
 
@@ -94,6 +94,7 @@ def routes_of(
         promised: the labels that the router's annotation promises; empty for unknown.
         who: the router, for problems.
         complete: whether it promises to give nothing else.
+        unset: whether it may give `None` besides, which needs no target.
 
     Returns:
         The routes, None if they are unknown.
@@ -121,12 +122,13 @@ def routes_of(
     targets = tuple(dict.fromkeys(name for names in labels_of.values() for name in names))
     if not labels_of:
         problems.append(f"{who}: the path map is empty: give it at least one target")
-    problems += _uncovered(labels_of, targets, promised, who, complete)
+    given = [label for label in labels_of if label is not None or not unset]
+    problems += _uncovered(given, targets, promised, who, complete)
     return Routes(labels_of, targets), problems
 
 
 def _uncovered(
-    labels: Mapping[Any, tuple[str, ...]], targets: Sequence[str], promised: Sequence[object], who: str, complete: bool
+    labels: Sequence[Any], targets: Sequence[str], promised: Sequence[object], who: str, complete: bool
 ) -> list[str]:
     """Labels without a target, and entries that no label can reach."""
     if not promised:

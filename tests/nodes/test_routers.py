@@ -177,6 +177,28 @@ def test_a_router_that_cannot_be_built(route: Any, path_map: Any, message: str) 
     assert message in text
 
 
+class Renaming(dspy.ChainOfThought):
+    def forward(self, **inputs: Any) -> dspy.Prediction:
+        return dspy.Prediction(way=f"to_{super().forward(**inputs).way}")
+
+
+WAY = dspy.Signature("question -> way: Literal['a', 'b']")
+
+
+@pytest.mark.parametrize(
+    ("route", "path_map"),
+    [
+        ("category", {"billing": "a", "other": "b", None: "c"}),
+        (dspy.Predict("question -> way: Literal['a', 'b'] | None"), {"a": "a", "b": "b", None: "c"}),
+        (Renaming(WAY), ["to_a", "to_b"]),
+        (dspy.BestOfN(Renaming(WAY), N=1, reward_fn=lambda *_: 1.0, threshold=0.5), {"to_a": "a", "to_b": "b"}),
+    ],
+    ids=["a field that may be None", "an output that may be None", "a class that renames", "tried again"],
+)
+def test_labels_beside_the_literals_are_no_problem_where_something_else_may_be_given(route: Any, path_map: Any) -> None:
+    assert problems_of(route, path_map, TICKET) == ""
+
+
 def test_facts_of_a_router() -> None:
     router = made(gives("again"), LABELS)
     assert router.targets == ("search", END, "other")
