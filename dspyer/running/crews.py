@@ -215,6 +215,8 @@ class Tasks:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self._tasks:
+            return  # a scope costs something
         self.cancel()
         with anyio.CancelScope(shield=True):
             while self._tasks:  # a further cancellation cuts off the waiting, and is on its way up already
