@@ -287,6 +287,8 @@ class Thread(Landing, Upkeep):
     def usage(self) -> dict[str, dict[str, Any]]:
         """Tokens by language model, of all runs in its history, those of other processes too. What a process used that
         was killed is not known.
+
+        It reads the whole history.
         """
         return usage_of(self._starter.store, self.name)
 

@@ -243,6 +243,20 @@ def test_a_run_that_is_refused_a_value_has_failed_and_says_so_to_other_processes
     assert (run.status, t.status, run.state["value"]) == ("completed", "completed", [7, 7] if node == "size" else 7)
 
 
+def test_a_run_whose_commit_is_too_large_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = [list(range(9_000))]
+    graph = refused_node(lambda: made[0])
+    run = graph.compile(store=tmp_path / "runs.db").thread("t").run({"ns": []})
+    assert run.status == "completed"
+    monkeypatch.setattr(content, "LARGEST", 20_000)
+    t = graph.compile(store=tmp_path / "runs.db").thread("u")
+    assert (t.run({"ns": []}).status, t.status) == ("failed", "failed")
+    assert t.error is not None
+    assert t.error.node == "write"
+    made[0] = 7
+    assert t.resume().state["value"] == 7
+
+
 def test_what_may_be_written(tmp_path: Path) -> None:
     """What the schema names, texts that only look like a class, and what was read as an opaque value before."""
 
