@@ -173,6 +173,10 @@ class Blueprint:
         (key, *_) = [key for key in send.overlay if key not in taken]
         field = (self.nodes[send.node].reads or {}).get(key)
         hint = suggestion(key, taken) if field is None else f" What it calls {key!r} is the field {field!r}: send that."
+        if field == key:  # read by ctx.view alone
+            hint = (
+                f" It is among its reads, but the function does not take it: add a parameter {key!r}, or leave it out."
+            )
         raise RouteError(
             f"the Send from node {sender!r} to node {send.node!r} brings {key!r}, which the latter does not read: it "
             f"reads {shown_names(sorted(taken)) if taken else 'nothing'}.{hint or ' Leave it out, or read it there.'}"

@@ -220,6 +220,7 @@ async def test_what_nobody_reads_is_refused_where_it_is_sent(name: str, colour: 
         (node(optional), "zzz", "Leave it out, or read it there."),
         (node(Summarize(), reads={"doc": "text"}), "doc", "What it calls 'doc' is the field 'text': send that."),
         (node(lambda: None), "doc", "it reads nothing."),
+        (node(lambda ctx: None, reads=["text"]), "text", "the function does not take it: add a parameter 'text'"),
         (mapped(optional, writes=["out"]), "doc", "it reads 'docs', 'words'."),
     ],
 )
