@@ -434,7 +434,7 @@ class Doing(NamedTuple):
 
 
 class RunEnded(NamedTuple):
-    """A run came to its end. `status` is `"completed"`, `"failed"` or `"interrupted"`."""
+    """A run came to its end. `status` is `"completed"`, `"failed"`, `"interrupted"` or `"stopped"`."""
 
     run_id: str
     status: str

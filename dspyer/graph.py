@@ -339,7 +339,8 @@ class Graph:
                 disk too. `"batch"`: the last 50 ms or 100 transitions may be lost. `"exit"`: the run is written at its
                 end. What was reported is flushed always: ends, failures, questions, answers, effects.
             max_demo_turns: how many turns of a `dspy.History` a demo shows, the last ones; None for all.
-            warn_at: where at most so many steps are left, a module node's turn begins with a user message that says so.
+            warn_at: where at most so many steps are left after a module node of a conversation, its instructions say so
+                in that call, and a user message with the same text comes before its turn.
             shares_threads_with: names of other graphs whose threads this one may go on with: the name that it had
                 before, or those of graphs that work on one thread by turns.
 

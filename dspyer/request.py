@@ -36,9 +36,9 @@ class Request:
 
     Attributes:
         keeps: whether a `Run` is made of the last session.
-        ended: what the last session has come to, until the `Run` is made or its error is raised.
+        ended: the outcome of the last session, until the `Run` is made or its error is raised.
         halt: says whether the runs are to stop, and why.
-        cut_off: the run, if a cancellation goes on up in the place of a result.
+        cut_off: the run, if a cancellation is raised in the place of its result.
     """
 
     resources: Mapping[type, object] = field(default_factory=dict)

@@ -40,7 +40,7 @@ def counts_in(commits: Iterable[Commit], nodes: Container[str]) -> dict[str, Cou
 
     Args:
         commits: the commits.
-        nodes: the names of the nodes: joins, inputs and changes by hand are none.
+        nodes: the names of the nodes: joins, inputs and manual changes are none.
     """
     found: dict[str, Counts] = {}
     for commit in commits:
@@ -55,8 +55,8 @@ class Run:
 
     Attributes:
         run_id: its id.
-        status: `"completed"`, `"failed"`, `"interrupted"` if it waits for answers, or `"stopped"` if its stream was
-            closed.
+        status: `"completed"`, `"failed"`, `"interrupted"` if it waits for answers, or `"stopped"`: its stream was
+            closed or dropped, its task was cancelled, or Ctrl-C was pressed.
         state: the final state; of another run, the last state that all branches shared.
         error: what the failing node raised; a `RunStoppedError` of a stopped run; else None.
         questions: what an interrupted run waits to be told, in branch order.

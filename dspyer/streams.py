@@ -172,7 +172,7 @@ def _stop_all() -> None:
         future.exception()
 
 
-# Before threads are joined, which would wait for runs that nobody reads; `atexit` comes after that.
+# Before threads are joined, which would wait for runs without a reader; `atexit` comes after that.
 getattr(threading, "_register_atexit", atexit.register)(_stop_all)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_open.clear)  # their threads are the parent's

@@ -231,7 +231,7 @@ def _stepped(step: Step, shape: str, parts: list[Part], reader: str, news: Calla
 
 
 def _passes(step: Step, owner: str, reader: str) -> bool:
-    """Whether a step by authors lets what somebody brought through."""
+    """Whether a step by authors lets the part of an owner through."""
     return owner in step.argument if step.name == "by" else (owner == reader) == (step.name == "own")
 
 

@@ -23,7 +23,7 @@ FILLING = "dspyer_filling"
 """The setting of DSPy that carries the values of a node: its threads inherit it."""
 
 WARNING = "dspyer_warning"
-"""The setting that carries what a node is told near the limit of its run."""
+"""The setting that carries the warning for a node that runs near the limit of its run."""
 
 logger = logging.getLogger("dspyer")
 
@@ -217,7 +217,7 @@ def fill_in(path: str, module: dspy.Module, may: frozenset[str] | None) -> None:
 
 
 def let_warn(module: dspy.Module) -> list[str]:
-    """Lets the predictors of a module be told more than their instructions say, in place.
+    """Prepares the predictors of a module for a warning at the end of their instructions, in place.
 
     Args:
         module: the module.

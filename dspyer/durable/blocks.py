@@ -17,7 +17,7 @@ from dspyer.durable.forms import Forms
 from dspyer.durable.history import PRUNED
 from dspyer.durable.reading import Chapter, Reader, Told, Way, chapter, newest, run_of, with_items
 from dspyer.durable.rows import COMMITS, OPEN, CommitHead
-from dspyer.durable.snapshots import EVERY, Piece, Rested, latest, part_of, piece_of, pieces_before, standing
+from dspyer.durable.snapshots import EVERY, Piece, Rested, Standing, latest, part_of, piece_of, pieces_before, standing
 from dspyer.events import Commit
 from dspyer.scheduler.lineage import Entry
 from dspyer.scheduler.topology import START
@@ -243,6 +243,18 @@ def block_around(reader: Reader, at: Span, number: int, count: int = 1, root: Po
         return Block(reader, [piece_of(reader, part, found, found[1].state)], found[0], root)
     state = standing(reader, run.parents[0]).state if run.parents else ImmutableState()
     return Block(reader, [piece_of(reader, part, None, state)], None, root)
+
+
+def block_of(reader: Reader, found: Standing, root: Point | None) -> Block | None:
+    """The commits up to a row, as far as they were read to know its state; None where they are not one history.
+
+    Args:
+        reader: reads rows.
+        found: what was read.
+        root: the row at which the history begins, if older history was pruned.
+    """
+    block = None if found.broken else Block(reader, list(found.pieces), found.base, root)
+    return block if block is not None and block.whole else None
 
 
 def _snapshot_before(reader: Reader, run: str, wanted: int, last: int) -> Found | None:

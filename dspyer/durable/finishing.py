@@ -1,7 +1,7 @@
 """Sync work in a worker thread, awaited to its end: a thread cannot be cancelled.
 
 A cancellation that arrives meanwhile is held back. The result is returned, and the caller finds the cancellation in
-`cancellations()`: whoever awaits such work must compare before and after, and end soon.
+`cancellations()`: code that awaits such work must compare before and after, and end soon.
 """
 
 from __future__ import annotations

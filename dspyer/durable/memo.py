@@ -47,7 +47,7 @@ class Post(NamedTuple):
         node: who posted it; `"START"` for what was there when the run began.
         execution: the id of the execution, and of the commit that it makes.
         update: the update, frozen, as the node gave it.
-        over: the posts to the same keys that its author had read: it replaces these, and stands beside others. None for
+        over: the posts to the same keys that its author had read: it replaces these, and no others. None for
             all before it.
     """
 

@@ -102,7 +102,7 @@ def chapter(store: Store, at: Point) -> Chapter:
 
 
 def end_in(newest: Iterable[Row]) -> Row | None:
-    """The row that says how a run ended; None if it has not ended, or goes on since.
+    """The row that says how a run ended; None if it has not ended, or was resumed since.
 
     Args:
         newest: the rows of the run, newest first.

@@ -158,7 +158,8 @@ class Piece(NamedTuple):
 
     Attributes:
         part: the rows.
-        told: their commits with states; behind a snapshot, the first of them stands for the one of the snapshot.
+        told: their commits with states; behind a snapshot, the first of them is the commit of the snapshot, as an empty
+            one.
         before: the state before them.
         place: the number of the snapshot's commit among those of the run; None for a run that is there as a whole.
     """

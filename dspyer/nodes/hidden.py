@@ -71,7 +71,7 @@ def _promises(fn: FunctionType, target: type) -> bool:
 
 
 def _is_near(name: str, used: FunctionType, by: FunctionType) -> bool:
-    """Whether a function is followed: not into other files, which would end in somebody's library."""
+    """Whether a function is followed: not into other files, which would end in the code of other packages."""
     return name.partition(".")[0] in by.__code__.co_freevars or used.__globals__ is by.__globals__
 
 

@@ -153,7 +153,7 @@ class ModuleNode(Node):
             return self.reply(await acall_module(getattr(call.program, self.name), inputs), inputs, warning)
 
     def _warning(self, call: Call) -> str:
-        """What it is told near the limit of the run; it is part of the conversation, and of the prompt."""
+        """The warning near the limit of the run, "" for none; it is part of the conversation, and of the prompt."""
         attempt = call.context.attempt
         if not self.turns.fields or attempt.position is None:
             return ""

@@ -82,7 +82,7 @@ class Sight(Protocol):
         """Counts what a view has shown. May be called from any thread."""
 
     def warning(self, branch: Branch) -> str:
-        """What a node is told that runs near the limit of its run; "" if it is not near."""
+        """The warning for a node that runs near the limit of its run; "" if it is not near."""
 
 
 class Blind:
@@ -131,7 +131,7 @@ def look(attempt: Attempt, view: View, form: Form, name: str = "", sent: Any = D
         view: the view; it has a sense for its field.
         form: the form.
         name: what the node calls it.
-        sent: the frozen value that a `Send` has brought: it stands for the field, is new and has no author.
+        sent: the frozen value that a `Send` has brought: it takes the place of the field, is new and has no author.
 
     Raises:
         InputError: if nobody can know what the view asks for, since the node was called without a run.

@@ -124,7 +124,7 @@ def filling(templates: Templates, call: Call, warning: str = "") -> AbstractCont
     Args:
         templates: the templates of the node.
         call: its call.
-        warning: what its predictors are told at the end of their instructions.
+        warning: a text at the end of the instructions of its predictors; "" for none.
     """
     if not templates.inside and not warning:
         return NOTHING_TO_FILL

@@ -8,8 +8,8 @@ commits nothing either. So no committed value depends on a withdrawn post, and n
 it runs again, it hears the posts that are on the board then.
 
 A post to a key (of a message its id) *replaces* the posts there that its author has read, its own, those in its
-lineage, and those that hold the same message; it stands beside those that it has not read. The value of the key is made
-of the posts that are not replaced, by the `on_conflict` of the field. Which posts it replaces is recorded with it.
+lineage, and those that hold the same message; it is kept beside those that it has not read. The value of the key is
+made of the posts that are not replaced, by the `on_conflict` of the field. Which posts it replaces is recorded with it.
 
 Nothing here waits, and nothing is safe without the lock of the session.
 """

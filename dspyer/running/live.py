@@ -244,7 +244,7 @@ class LiveSession(Session):
             self.room.end()
 
     def leave(self, execution: Execution) -> None:
-        """Leaves an execution open that was cut off. What it has posted is taken back: it will be posted again."""
+        """Leaves an execution open that was cut off. What it has posted is withdrawn: it will be posted again."""
         with self.lock:
             self.room.running.pop(execution.id, None)
             self._withdraw(execution.id)
@@ -298,11 +298,11 @@ class LiveSession(Session):
             self.journal.write([post_draft(self.scope, post.execution, post.node, field, post.seq, update, post.over)])
         update = board.add(post)
         posts = reader.posts.setdefault(field, [])
-        if self.blueprint.topology.schema.reducer(field) is None:
+        reducer = self.blueprint.topology.schema.reducer(field)
+        if reducer is None:
             posts.clear()  # the latest value is all that its commit has
         posts.append((post.seq, update))
         size = update_size(update)
-        reducer = self.blueprint.topology.schema.reducer(field)
         how = "replace" if reducer is None else reducer.name
         path, name, now = attempt.branch, attempt.execution, time.time()
         self.record(Posted(field, attempt.node, path, name, post.seq, size, update, how, now))

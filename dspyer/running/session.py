@@ -64,7 +64,7 @@ _NOTHING_MORE: AbstractContextManager[None] = nullcontext()
 
 
 class Ended(NamedTuple):
-    """What a session has come to.
+    """The outcome of a session.
 
     Attributes:
         session: the session.
@@ -237,7 +237,7 @@ class Session(Isolated):
 
     @property
     def stopped(self) -> bool:
-        """Whether nothing new starts: somebody stopped the run, or the store has failed."""
+        """Whether nothing new starts: the run was stopped, or the store has failed."""
         return self.halt.reason is not None or self.broken is not None
 
     def stop(self, reason: str) -> None:
@@ -432,7 +432,7 @@ class Session(Isolated):
         return "/".join((*self.scope, execution_id)) if self.scope else execution_id
 
     def end(self) -> Ended:
-        """Records that the run is over, and hands over what it has come to.
+        """Records that the run is over, and returns its outcome.
 
         The session keeps no exception of the run: the frames in a traceback refer to the session, and objects in a
         cycle are freed only by the cyclic garbage collector.

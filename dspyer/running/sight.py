@@ -38,7 +38,7 @@ class Fields:
     Args:
         schema: the fields of the state.
         given: whether the first commit of the run holds whole values.
-        prefix: what stands before the ids of its commits.
+        prefix: what the ids of its commits begin with.
         taken: the same for commits that it has from earlier parts, with the place at which the next part begins.
         earlier: gives what lies behind it; None for nothing.
     """
@@ -76,13 +76,7 @@ class Fields:
 
     def folded(self, field: str) -> Folded | None:
         """How a field comes about; None if it has no parts."""
-        found = self.schema.fields.get(field)
-        if found is None or found.reducer is None or found.reducer.parts is None:
-            return None
-        drops = found.limit is not None and found.limit.full == "drop_oldest"
-        live = found.live is not None
-        how = found.reducer, found.fixed_default, self._given, self._prefix, self._taken
-        return Folded(field, *how, live, drops, self._weigh)
+        return Folded.of(self.schema.fields.get(field), self._given, self._prefix, self._taken, self._weigh)
 
     def log(self, log: Log, field: str) -> Log:
         """The commits of the run, with those behind it.
@@ -192,7 +186,7 @@ class SessionSight:
         self._session.looks.append(look)
 
     def warning(self, branch: Branch) -> str:
-        """What a node is told that runs near the limit of its run; "" if it is not near."""
+        """The warning for a node that runs near the limit of its run; "" if it is not near."""
         warn_at, topology = self._session.blueprint.warn_at, self._session.blueprint.topology
         remaining = run_value("run.remaining", topology, branch)
         if warn_at is None or not isinstance(remaining, int) or remaining > warn_at:

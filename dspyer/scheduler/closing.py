@@ -72,7 +72,7 @@ class Reach:
         Args:
             origin: the branch.
             field: what the listener waits for.
-            listener: where it stands.
+            listener: the place of the listener.
             sends: whether routers may answer with a `Send`, which starts at once and waits at no join.
         """
         node = origin.place[0]

@@ -20,6 +20,7 @@ from dspyer.reducers import Reducer, Updates
 from dspyer.scheduler.lineage import Entry, Log, Own, divergence, lineage
 from dspyer.scheduler.provenance import Part, whole_of
 from dspyer.scheduler.topology import START
+from dspyer.schema.field_types import Field
 from dspyer.values import FrozenDict, FrozenList, PersistentMap, Row, freeze, same
 
 _NONE: PersistentMap[Any, Any] = PersistentMap()
@@ -34,7 +35,7 @@ class Folded(NamedTuple):
         default: what a deletion leaves, frozen; `DELETE` for nothing.
         whole: whether the first commit of the run holds whole values, as the inputs of a run do that goes on from
             nothing.
-        prefix: what stands before the ids of the commits of the run.
+        prefix: what the ids of the commits of the run begin with.
         taken: the same for commits that it has from earlier parts, with the place at which the next part begins.
         live: whether posts are folded as they arrived.
         limited: whether a limit drops the oldest parts.
@@ -50,6 +51,22 @@ class Folded(NamedTuple):
     live: bool = False
     limited: bool = False
     weigh: Callable[[str, Part], int] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        field: Field | None,
+        whole: bool = False,
+        prefix: str = "",
+        taken: tuple[tuple[int, str], ...] = (),
+        weigh: Callable[[str, Part], int] | None = None,
+    ) -> Folded | None:
+        """How a field of a schema comes about; None if it has no parts."""
+        if field is None or field.reducer is None or field.reducer.parts is None:
+            return None
+        limited = field.limit is not None and field.limit.full == "drop_oldest"
+        live = field.live is not None
+        return cls(field.name, field.reducer, field.fixed_default, whole, prefix, taken, live, limited, weigh)
 
 
 class Index(NamedTuple):
@@ -392,7 +409,7 @@ def name_at(log: Log, place: int, of: Folded) -> str:
     Args:
         log: the commits; those of earlier runs, at places below 0, have whole ids.
         place: the place of the commit.
-        of: the field, which knows what stands before the ids of this run.
+        of: the field, which knows what the ids of this run begin with.
     """
     name = log[place].commit.id
     if place < 0:

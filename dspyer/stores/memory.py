@@ -383,7 +383,7 @@ class _Network:
         return list(self._made.get(thread, ()))
 
     def children(self, run: str) -> list[str]:
-        """The runs that go on from a run."""
+        """The runs that have a run as a parent."""
         return list(self._children.get(run, ()))
 
     def heads(self, run: str) -> list[str]:

@@ -58,7 +58,7 @@ class Network(Protocol):
         """The runs that were made for a thread."""
 
     def children(self, run: str) -> Iterable[str]:
-        """The runs that go on from a run."""
+        """The runs that have a run as a parent."""
 
     def heads(self, run: str) -> Iterable[str]:
         """The threads whose head is in a run."""

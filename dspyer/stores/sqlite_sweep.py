@@ -47,7 +47,7 @@ class Network:
         return [unpack_id(run) for (run,) in self._execute("SELECT id FROM run WHERE thread = ?", (thread,))]
 
     def children(self, run: str) -> list[str]:
-        """The runs that go on from a run."""
+        """The runs that have a run as a parent."""
         found = self._execute("SELECT id FROM link JOIN run ON key = child WHERE parent = ?", (pack_id(run),))
         return [unpack_id(child) for (child,) in found]
 

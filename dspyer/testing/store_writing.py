@@ -194,7 +194,7 @@ class Owning:
         assert (store.run("r"), store.rows("new")) == (None, rows(1))
 
     def test_epochs_of_a_name_never_repeat(self, store: Store) -> None:
-        """Whoever owned an earlier thread of the name writes nothing to this one: no row, no lease, no release."""
+        """The owner of an earlier thread of the name writes nothing to this one: no row, no lease, no release."""
         known: set[int] = set()
         for turn in range(4):
             epoch = store.write(begin("t", f"r{turn}", 2))

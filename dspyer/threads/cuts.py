@@ -104,7 +104,7 @@ def lone_branch(starter: Starter, listed: Callable[[], Listed], cut: Cut) -> Bra
     Args:
         starter: of the thread.
         listed: gives the commits of the thread that the run is from.
-        cut: where the run stands.
+        cut: the place in the run.
 
     Raises:
         ThreadError: if several branches are live, with the nearest versions at which only one was.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 from dspyer.building.blueprint import Blueprint
-from dspyer.durable.blocks import Block, Line, spans
+from dspyer.durable.blocks import Line, block_of, spans
 from dspyer.durable.history import Listed
 from dspyer.durable.reading import Reader
 from dspyer.durable.snapshots import standing
@@ -141,7 +141,7 @@ class EarlierGraphs:
 class EarlierLog:
     """The commits behind a run by their numbers, for one field.
 
-    What a graph has made that folded the field in another way stands for a state of which no more is known, and so does
+    What a graph has made that folded the field in another way counts as a state of which no more is known, and so does
     what comes before pruned history.
 
     Args:
@@ -248,20 +248,18 @@ class EarlierRuns:
         return Behind(log, (past.first - 1,), self._index(field, log) if field else None)
 
     def _newest(self) -> Line | None:
-        found = standing(self._reader, self._past.head)
-        block = None if found.broken else Block(self._reader, list(found.pieces), found.base, self._past.row.root)
-        return Line(self._reader, block, self._past.row.root) if block is not None and block.whole else None
+        root = self._past.row.root
+        block = block_of(self._reader, standing(self._reader, self._past.head), root)
+        return None if block is None else Line(self._reader, block, root)
 
     def _index(self, field: str, log: EarlierLog) -> Index | None:
         """The parts of a field where the run goes on from: made from those where an earlier run did."""
-        found, past = self._blueprint.topology.schema.fields.get(field), self._past
-        if found is None or found.reducer is None or found.reducer.parts is None:
+        of, past = Folded.of(self._blueprint.topology.schema.fields.get(field)), self._past
+        if of is None:
             return None
         known = self._recent.get(past.head, field, past.row.root)
         if known is not None:
             return known
-        drops = found.limit is not None and found.limit.full == "drop_oldest"
-        of = Folded(field, found.reducer, found.fixed_default, live=found.live is not None, limited=drops)
         indexes, number, before = Indexes(of), 0, None
         for span in spans(self._reader.store, past.head, past.row.root):
             before = span.at

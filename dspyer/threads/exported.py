@@ -106,7 +106,7 @@ class _Lines:
         self._blobs: dict[str, bytes] = {}
         self._snapshot: Mapping[str, Any] | None = None
         self._rows: list[Mapping[str, Any]] = []
-        self._elsewhere: set[str] = set()  # runs that others go on from and that have not come
+        self._elsewhere: set[str] = set()  # parents of runs whose lines have not come
         self._values = VALUES
         self._pieces = Allowance()
 

@@ -37,7 +37,7 @@ def status_of(store: Store, thread: str) -> str:
 
 
 def last_end(store: Store, at: Point) -> Row | None:
-    """The row that says how a run ended; None if it has not ended, or goes on since.
+    """The row that says how a run ended; None if it has not ended, or was resumed since.
 
     Args:
         store: where it is kept.

@@ -54,7 +54,7 @@ def busy(row: ThreadRow, fix: str = WAIT) -> ConcurrentRunError:
     """The error that a thread has an owner.
 
     Args:
-        row: where the thread stands.
+        row: the row of the thread.
         fix: what the caller can do.
     """
     owner = row.owner

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from dspyer.durable.blocks import Block, Line, Span, block_around, spans
+from dspyer.durable.blocks import Block, Line, Span, block_around, block_of, spans
 from dspyer.durable.reading import Reader
 from dspyer.durable.rows import COMMITS, CommitHead
 from dspyer.durable.snapshots import EVERY, standing
@@ -99,8 +99,8 @@ class Pages:
         if head is None:
             return None
         found = standing(self._reader, head)
-        block = None if found.broken else Block(self._reader, list(found.pieces), found.base, root)
-        if block is None or not block.whole:
+        block = block_of(self._reader, found, root)
+        if block is None:
             return None
         line, value = Line(self._reader, block, root), value_at(found.state, keys)
         while block is not None:

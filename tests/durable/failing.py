@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -26,9 +25,6 @@ class Failing(Store):
 
     def rest(self) -> None:
         """Fails no more, and counts from 0."""
-        for thread in threading.enumerate():
-            if thread.name == "dspyer-leave":  # what is written late belongs to the time before
-                thread.join()
         self.writes = 0
         self.at: int | None = None
         self.after = False

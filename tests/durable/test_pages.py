@@ -12,9 +12,10 @@ from pydantic import BaseModel
 from dspyer import END, START, CompiledGraph, Context, Graph, Thread, reducers
 from dspyer.errors import ThreadError
 from dspyer.stores import Memory, SQLite
-from dspyer.stores.base import Row, Snapshot, Store
+from dspyer.stores.base import Store
 from dspyer.threads.paging import cut_out
 
+from .counting import Counting
 from .kinds import CALLS, INPUTS, KINDS
 
 MODULES = ("dspyer.durable.journal", "dspyer.durable.blocks")
@@ -197,21 +198,6 @@ def test_a_page_is_of_one_commit_at_least_and_of_no_node() -> None:
         thread.history(count=0)
     with pytest.raises(ThreadError, match="inside= alone"):
         thread.history(inside=1, count=1)
-
-
-class Counting(Memory):
-    """Counts what is read."""
-
-    read = 0
-
-    def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
-        found = super().rows(run, first, last)
-        self.read += len(found)
-        return found
-
-    def snapshot(self, at: Any) -> Snapshot | None:
-        self.read += 1
-        return super().snapshot(at)
 
 
 class Steps(BaseModel):

@@ -214,16 +214,18 @@ async def times_out(stage: Stage) -> None:
         await asyncio.to_thread(stage.inside.wait, 20)
         inside.set()
         if isinstance(stage, SyncStage):
-            await asyncio.sleep(0.1)
+            while not limits[0].expired():  # noqa: ASYNC110 - until the run is cancelled, which sets no event
+                await asyncio.sleep(0)
             stage.go_on.set()
 
     async def limited() -> None:
         async with asyncio.timeout(None) as limit:
+            limits.append(limit)
             task = asyncio.ensure_future(inside.wait())
             task.add_done_callback(lambda _: limit.reschedule(0))
             await stage.thread.arun({})
 
-    inside = asyncio.Event()
+    inside, limits = asyncio.Event(), list[asyncio.Timeout]()
     letting = asyncio.create_task(let())
     with pytest.raises(TimeoutError):
         await limited()
@@ -346,7 +348,12 @@ inside.wait(20)
 """
 NODES = {
     "async": "async def wait(n):\n    inside.set()\n    await asyncio.Event().wait()",
-    "sync": "import time\ndef wait(n):\n    inside.set()\n    time.sleep(0.2)\n    return {'n': 1}",
+    "sync": """import time
+def wait(n):
+    inside.set()
+    while stream._request.halt.reason is None:  # until the process ends
+        time.sleep(0.01)
+    return {'n': 1}""",
 }
 
 

@@ -11,9 +11,10 @@ from pydantic import BaseModel, create_model
 from dspyer import END, START, CompiledGraph, Context, Entry, Graph, Thread, reducers, view
 from dspyer.scheduler.indexing import Index
 from dspyer.scheduler.provenance import Part
-from dspyer.stores import Memory, open_store
-from dspyer.stores.base import Point, Row, Store
+from dspyer.stores import open_store
+from dspyer.stores.base import Point, Store
 from dspyer.values import Row as PartRow
+from tests.durable.counting import Counting
 
 
 class Board(BaseModel):
@@ -182,17 +183,6 @@ def test_after_older_history_is_gone_its_authors_are_not_known_and_it_says_so(
         graph.compile(store=store).thread("t").run({"question": "d"}).raise_error()
     assert SEEN[-1] == (["default", "a", "b", "c"], [], 3)
     assert caplog.text.count("since older history was pruned") == 3
-
-
-class Counting(Memory):
-    """Counts the rows that are read."""
-
-    read = 0
-
-    def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
-        found = super().rows(run, first, last)
-        self.read += len(found)
-        return found
 
 
 @pytest.mark.parametrize("handles", ["one handle", "a handle for each run"])
