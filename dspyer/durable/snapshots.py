@@ -239,10 +239,15 @@ def behind_snapshot(store: Store, run: RunRow, first: int, last: int) -> Chapter
         run: the run.
         first: the row of the snapshot.
         last: the last row.
+
+    Raises:
+        StoreError: if the last row is not there: another process may have removed it since the snapshot was read.
     """
     at = Point(run.id, first)
-    rows = tuple(with_items(store.rows(run.id, first, last), partial(_rows_up_to, store, at)))
-    return part_of(run, rows)
+    found = store.rows(run.id, first, last)
+    if not found or found[-1].seq != last:
+        raise StoreError(f"the store {store.address!r} has no row {last} of run {run.id!r}, which a thread needs")
+    return part_of(run, tuple(with_items(found, partial(_rows_up_to, store, at))))
 
 
 def part_of(run: RunRow, rows: tuple[Row, ...]) -> Chapter:

@@ -13,8 +13,11 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, reducers
+from dspyer.durable.reading import run_of
+from dspyer.durable.snapshots import behind_snapshot
 from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
 from dspyer.stores import SQLite, Store
+from dspyer.stores.memory import Memory
 from dspyer.threads.thread import Thread
 
 from .processes import end_of, fork
@@ -97,3 +100,17 @@ def test_what_two_processes_leave_is_whole(seed: int, tmp_path: Path) -> None:
             }
         )
         assert set(left.values()) == {0}, left
+
+
+def test_rows_that_are_removed_behind_a_snapshot_while_it_is_read_are_an_error_of_the_store() -> None:
+    store = Memory()
+    thread = program(store).thread("a")
+    thread.run({"log": ["one"]})
+    row = store.thread("a")
+    assert row is not None
+    assert row.head is not None
+    run = run_of(store, row.head.run)
+    assert behind_snapshot(store, run, 1, row.head.seq).rows
+    thread.delete()
+    with pytest.raises(StoreError, match=f"has no row {row.head.seq} of run"):
+        behind_snapshot(store, run, 1, row.head.seq)
