@@ -87,7 +87,9 @@ def test_what_two_processes_leave_is_whole(seed: int, tmp_path: Path) -> None:
             if store.runs(name) or t.history():
                 assert t.replay() == t.state
                 log = t.state["log"]
-                assert all(left.upper() == right for left, right in zip(log[::2], log[1::2], strict=True)), log
+                # A run that was taken over before its node committed leaves its input, which the next run goes on from.
+                answers = [place for place, said in enumerate(log) if said.isupper()]
+                assert all(place and log[place - 1].upper() == log[place] for place in answers), log
                 assert not log or t.state["long"].startswith(LONG), "a large value is lost"
         for name in made.threads():
             made.thread(name).delete(take_over=True)
