@@ -23,7 +23,7 @@ from bench.growing_views import READS, asking_what_changed, forking, visiting
 from bench.growth_threads import VIEWS, after_runs, again, reading, replaying
 from bench.machine import calibrate, describe, spread
 from dspyer import END, START, Context, Graph, Replace, limit, live, reducers
-from dspyer.schema import Schema
+from dspyer.schema.schema import Schema
 from dspyer.stores.base import Point, Snapshot, Store
 from dspyer.stores.content import Content
 from dspyer.stores.memory import Memory

@@ -39,7 +39,12 @@ def long_run(steps: int) -> CompiledGraph:
 @cache
 def talk(runs: int, what: str = "") -> CompiledGraph:
     """A program with a thread that has had so many runs, whose node reads through a view."""
-    seen = {"": "question", "new": view("said").new(), "last": view("said").last(5), "own": view("said").own().last(5)}
+    seen: dict[str, str | View] = {
+        "": "question",
+        "new": view("said").new(),
+        "last": view("said").last(5),
+        "own": view("said").own().last(5),
+    }
     reads: dict[str, str | View] = {"seen": seen[what]}
     graph = Graph(Talk, inputs=["question"]).add_node("ask", lambda question: {"said": question}, writes=["said"])
     graph.add_node("tell", lambda seen: {"said": "yes"}, reads=reads, writes=["said"])

@@ -11,18 +11,20 @@ from dspyer.errors import DspyerError, short_error
 from dspyer.events import Commit, MergedConflict, Question
 from dspyer.graph import Graph
 from dspyer.merge import Conflict
-from dspyer.nodes import Command, Context, LiveEntry, Peer, Send
+from dspyer.nodes.base import Command, Context, Send
+from dspyer.nodes.listening import LiveEntry, Peer
 from dspyer.patch import DELETE, Replace
 from dspyer.policies import prefer
 from dspyer.program import CompiledGraph
 from dspyer.reducers import Updates
 from dspyer.run import Run
 from dspyer.scheduler.topology import END, START
-from dspyer.schema import Live, limit, live
+from dspyer.schema.limits import limit
+from dspyer.schema.live import Live, live
 from dspyer.state import ImmutableState
 from dspyer.templates import Fill, fill
 from dspyer.threads.thread import Thread
-from dspyer.values import register_value_type
+from dspyer.values._kinds import register_value_type
 from dspyer.views import Delta, Entry, View, view
 
 __version__ = "0.5.0"

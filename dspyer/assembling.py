@@ -9,14 +9,14 @@ import dspy
 from dspyer.bond.copying import copy_tree
 from dspyer.bond.signatures import own_signatures
 from dspyer.bond.source import source_class
-from dspyer.building.blueprint import Blueprint
+from dspyer.building.blueprint import GraphSpec
 from dspyer.building.templating import fill_templates
 from dspyer.program import CompiledGraph
 from dspyer.stores import Store
 
 
 def assemble(
-    blueprint: Blueprint, modules: Mapping[str, dspy.Module], text: str, store: Store | None = None
+    blueprint: GraphSpec, modules: Mapping[str, dspy.Module], text: str, store: Store | None = None
 ) -> CompiledGraph:
     """Makes the program of a blueprint, with copies of the modules; modules that share a part go on sharing it.
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from dspyer.plain import Update, event_dict, record_dict
-from dspyer.values import FrozenDict
+from dspyer.values._dicts import FrozenDict
 
-Path = tuple[int, ...]
+BranchPath = tuple[int, ...]
 
 
 class Exchange(NamedTuple):
@@ -53,7 +53,7 @@ class Commit(NamedTuple):
     id: str
     version: int | None
     node: str
-    branch: Path
+    branch: BranchPath
     visit: int
     step: int
     patch: Mapping[str, Update]
@@ -121,7 +121,7 @@ class Question(NamedTuple):
     text: str
     answer: Mapping[str, Any] | None
     node: str
-    branch: Path
+    branch: BranchPath
     execution: str
     run: str = ""
 
@@ -184,7 +184,7 @@ class NodeStarted(NamedTuple):
     """A node was started. `execution` is the id that its commit will have."""
 
     node: str
-    branch: Path
+    branch: BranchPath
     visit: int
     execution: str
     scope: tuple[str, ...] = ()
@@ -217,9 +217,9 @@ class Committed(NamedTuple):
 class Forked(NamedTuple):
     """A branch split. `branches` are the paths of its children, in the order of `targets`."""
 
-    branch: Path
+    branch: BranchPath
     targets: tuple[str, ...]
-    branches: tuple[Path, ...]
+    branches: tuple[BranchPath, ...]
     scope: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -231,8 +231,8 @@ class Joined(NamedTuple):
     """Branches became one again at `node`."""
 
     node: str
-    branches: tuple[Path, ...]
-    branch: Path
+    branches: tuple[BranchPath, ...]
+    branch: BranchPath
     scope: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -255,7 +255,7 @@ class NodeFailed(NamedTuple):
     """A node, its router or a join raised. Nothing of it was committed."""
 
     node: str
-    branch: Path
+    branch: BranchPath
     execution: str
     error: BaseException
     scope: tuple[str, ...] = ()
@@ -280,7 +280,7 @@ class ItemStarted(NamedTuple):
     """One item of a map, of `items`, was started. One that an earlier attempt has finished is not started again."""
 
     node: str
-    branch: Path
+    branch: BranchPath
     execution: str
     item: int
     items: int
@@ -295,7 +295,7 @@ class ItemFinished(NamedTuple):
     """One item of a map has ended: `"completed"`, `"failed"`, `"interrupted"` by a question, or `"stopped"`."""
 
     node: str
-    branch: Path
+    branch: BranchPath
     execution: str
     item: int
     items: int
@@ -311,7 +311,7 @@ class Emitted(NamedTuple):
     """A node called `ctx.emit(value)`."""
 
     node: str
-    branch: Path
+    branch: BranchPath
     execution: str
     value: Any
     scope: tuple[str, ...] = ()
@@ -339,7 +339,7 @@ class Posted(NamedTuple):
 
     field: str
     node: str
-    branch: Path
+    branch: BranchPath
     execution: str
     seq: int
     size: int
@@ -358,7 +358,7 @@ class Heard(NamedTuple):
 
     field: str
     node: str
-    branch: Path
+    branch: BranchPath
     execution: str
     seq: int
     author: str
@@ -423,7 +423,7 @@ class Doing(NamedTuple):
     """A node said what it is doing, `ctx.doing(...)`."""
 
     node: str
-    branch: Path
+    branch: BranchPath
     execution: str
     text: str
     scope: tuple[str, ...] = ()

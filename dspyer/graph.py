@@ -27,12 +27,14 @@ from dspyer.building.declarations import (
 )
 from dspyer.durable.journal import Durability, checked
 from dspyer.errors import GraphError
-from dspyer.nodes import Inquiry, Interrupts, node_name
+from dspyer.nodes.answers import Interrupts
+from dspyer.nodes.build import node_name
+from dspyer.nodes.interrupt import InterruptOptions
 from dspyer.policies import Policies
 from dspyer.redacting import Redact
 from dspyer.scheduler.topology import END, START  # noqa: F401 - for the examples below
-from dspyer.schema import Limit, Schema
-from dspyer.schema.limits import whole_limit
+from dspyer.schema.limits import Limit, whole_limit
+from dspyer.schema.schema import Schema
 from dspyer.stores import Store, open_store
 from dspyer.templates import Fill
 from dspyer.views import View
@@ -219,7 +221,7 @@ class Graph:
             ('interrupted', 'Send Dear Ada?')
         """
         check_name(name, self._nodes)
-        self._nodes[name] = NodeSpec(name, Inquiry(question, answer, into))
+        self._nodes[name] = NodeSpec(name, InterruptOptions(question, answer, into))
         return self
 
     def add_edge(self, source: str | Sequence[str], target: str | Sequence[str], *, policy: object = None) -> Graph:

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dspyer.patch import DELETE
-from dspyer.values import FrozenDict, same
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._same import same
 
-Keys = tuple[Any, ...]
-Resolve = Callable[[Keys, Any, Any, Any], Any]
+KeyPath = tuple[Any, ...]
+Resolve = Callable[[KeyPath, Any, Any, Any], Any]
 
 EMPTY: FrozenDict[Any, Any] = FrozenDict()
 
@@ -31,7 +32,7 @@ class Conflict:
         right_author: who wrote the right value.
     """
 
-    path: Keys
+    path: KeyPath
     base: Any
     left: Any
     right: Any
@@ -39,7 +40,7 @@ class Conflict:
     right_author: str = "right"
 
 
-def merge_values(base: Any, left: Any, right: Any, path: Keys, resolve: Resolve) -> Any:
+def merge_values(base: Any, left: Any, right: Any, path: KeyPath, resolve: Resolve) -> Any:
     """Merges two frozen values that were made from one base.
 
     Only net change counts: a side that holds what the base holds has changed nothing, and equal values are no
@@ -57,7 +58,7 @@ def merge_values(base: Any, left: Any, right: Any, path: Keys, resolve: Resolve)
         The merged value: `left` itself if the right side adds nothing to it. `DELETE` if nothing is left.
 
     Example:
-        >>> from dspyer.values import freeze
+        >>> from dspyer.values._freezing import freeze
         >>> base, left, right = freeze({"a": 1, "b": 2}), freeze({"a": 1}), freeze({"a": 5, "b": 2})
         >>> merge_values(base, left, right, (), lambda path, base, left, right: right) == {"a": 5}
         True
@@ -74,7 +75,7 @@ def merge_values(base: Any, left: Any, right: Any, path: Keys, resolve: Resolve)
 
 
 def _merge_mappings(
-    base: FrozenDict[Any, Any], left: FrozenDict[Any, Any], right: FrozenDict[Any, Any], path: Keys, resolve: Resolve
+    base: FrozenDict[Any, Any], left: FrozenDict[Any, Any], right: FrozenDict[Any, Any], path: KeyPath, resolve: Resolve
 ) -> FrozenDict[Any, Any]:
     merged = left
     for key in _changed_keys(base, right):

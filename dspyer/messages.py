@@ -15,7 +15,12 @@ from pydantic import BaseModel
 
 from dspyer.errors import NodeOutputError, brief
 from dspyer.patch import DELETE
-from dspyer.values import SMALL, Box, FrozenDict, FrozenList, PersistentMap, freeze, same
+from dspyer.values._boxes import CopyOnRead
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._freezing import freeze
+from dspyer.values._lists import FrozenList
+from dspyer.values._persistent import SMALL, PersistentMap
+from dspyer.values._same import same
 
 EMPTY: FrozenList[Any] = FrozenList()
 EXAMPLE = '{"role": "user", "content": "..."}'
@@ -28,7 +33,7 @@ NO_PLACES: Places = PersistentMap()
 CACHED = 32  # long lists whose ids are known at once
 
 
-class Recent:
+class RecentPlaces:
     """The places of the ids in the long lists used last: a cache, so that adding one message to many reads one.
 
     Lists are known by identity, and are held so that no identity is used twice. The older half goes when the younger
@@ -59,7 +64,7 @@ class Recent:
             self.young[id(messages)] = messages, places
 
 
-recent = Recent()
+recent = RecentPlaces()
 
 
 def item_type(annotation: Any) -> Any:
@@ -260,7 +265,7 @@ def _id_of(message: Any) -> Any:
         return message.raw("id", None)
     if isinstance(message, Mapping):
         return message.get("id")
-    return getattr(message.open() if isinstance(message, Box) else message, "id", None)
+    return getattr(message.open() if isinstance(message, CopyOnRead) else message, "id", None)
 
 
 def _with_id(message: Any, new_id: str) -> Any:

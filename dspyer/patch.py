@@ -7,27 +7,17 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, final
 
 from dspyer.errors import ImmutableError, PatchError, with_article
-from dspyer.values import (
-    MAX_DEPTH,
-    PLAIN,
-    SCALARS,
-    Box,
-    FrozenDict,
-    FrozenList,
-    Path,
-    TooDeepError,
-    advise,
-    as_map,
-    check_depth,
-    depth_of,
-    encoding,
-    freeze,
-    freeze_within,
-    kind_of,
-    refuse_depth,
-    same,
-    thaw,
-)
+from dspyer.values import encoding
+from dspyer.values._boxes import CopyOnRead, KeyPath, thaw
+from dspyer.values._depth import check_depth, depth_of
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._freezing import freeze, freeze_within
+from dspyer.values._kinds import kind_of
+from dspyer.values._lists import FrozenList
+from dspyer.values._persistent import as_map
+from dspyer.values._refusals import MAX_DEPTH, TooDeepError, advise, refuse_depth
+from dspyer.values._same import same
+from dspyer.values._scalars import PLAIN, SCALARS
 from dspyer.values.encoding import TAG
 
 
@@ -119,7 +109,7 @@ class Replace:
     @property
     def value(self) -> Any:
         """The value as it reads from a state."""
-        return self.frozen.open() if type(self.frozen) is Box else self.frozen
+        return self.frozen.open() if type(self.frozen) is CopyOnRead else self.frozen
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a Replace cannot be changed: make a new one")
@@ -189,7 +179,7 @@ advise((Updates,), "Updates(...) stands for the value of a field with a reducer,
 
 
 def apply(
-    value: FrozenDict[Any, Any], patch: Mapping[Any, Any], path: Path = (), net: dict[Any, Any] | None = None
+    value: FrozenDict[Any, Any], patch: Mapping[Any, Any], path: KeyPath = (), net: dict[Any, Any] | None = None
 ) -> Any:
     """Apply a patch: mappings merge deeply, `None` and `DELETE` delete, everything else replaces.
 
@@ -225,7 +215,7 @@ def apply(
 
 
 def _apply(
-    value: FrozenDict[Any, Any], patch: Mapping[Any, Any], path: Path, room: int, net: dict[Any, Any] | None
+    value: FrozenDict[Any, Any], patch: Mapping[Any, Any], path: KeyPath, room: int, net: dict[Any, Any] | None
 ) -> Any:
     before: Any = value._map
     data = before
@@ -268,7 +258,7 @@ def _apply(
     return after if depth == value._depth else check_depth(after)
 
 
-def _updated(old: Any, update: Any, path: Path, room: int, net: dict[Any, Any] | None) -> Any:
+def _updated(old: Any, update: Any, path: KeyPath, room: int, net: dict[Any, Any] | None) -> Any:
     """The new value of one key whose update is no scalar; `old` itself where it is the same."""
     cls = type(update)
     if cls is FrozenList:  # a longer list, most often: frozen already, and no mapping
@@ -283,7 +273,7 @@ def _updated(old: Any, update: Any, path: Path, room: int, net: dict[Any, Any] |
     return old if old is not _ABSENT and same(old, new) else new
 
 
-def apply_value(old: Any, update: Any, path: Path = ()) -> Any:
+def apply_value(old: Any, update: Any, path: KeyPath = ()) -> Any:
     """The frozen value that an update makes of one value; `DELETE` stands for an absent one.
 
     Example:
@@ -349,7 +339,7 @@ def _holds_none(frozen: FrozenDict[Any, Any]) -> bool:
     )
 
 
-def written_paths(update: object, path: Path = ()) -> Iterator[Path]:
+def written_paths(update: object, path: KeyPath = ()) -> Iterator[KeyPath]:
     """The paths that an update of `path` writes: its leaves, and every place where a whole value is put or deleted.
 
     Example:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from dspyer.errors import brief
 
-Keys = tuple[Any, ...]
+KeyPath = tuple[Any, ...]
 ONE, MANY = "*", "**"
 
 
@@ -22,7 +22,7 @@ class Pattern(NamedTuple):
         (True, False)
     """
 
-    segments: Keys
+    segments: KeyPath
     literal: bool = False
 
     @classmethod
@@ -52,11 +52,11 @@ class Pattern(NamedTuple):
             "or '**' (any number of keys); give keys that hold dots or stars as a tuple, such as ('a.b', 'c')"
         )
 
-    def matches(self, path: Keys) -> bool:
+    def matches(self, path: KeyPath) -> bool:
         """Whether a path is one of the pattern's. Keys that are no strings are compared as text."""
         return self.segments == path if self.literal else len(self.segments) in self._reached(path)
 
-    def covers(self, path: Keys) -> bool:
+    def covers(self, path: KeyPath) -> bool:
         """Whether it matches the path, or may match one below it."""
         return self.segments[: len(path)] == path if self.literal else bool(self._reached(path))
 
@@ -69,7 +69,7 @@ class Pattern(NamedTuple):
         prefix = wild.index(True) if True in wild else len(wild)
         return prefix, len(wild) - sum(wild), -self.segments.count(MANY), len(wild)
 
-    def _reached(self, path: Keys) -> set[int]:
+    def _reached(self, path: KeyPath) -> set[int]:
         """How many of its segments a path may have used up."""
         reached = self._skip({0})
         for key in path:

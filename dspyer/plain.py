@@ -13,7 +13,8 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from dspyer.errors import StateError, brief
 from dspyer.patch import DELETE, encode_update
-from dspyer.values import encoding, freeze
+from dspyer.values import encoding
+from dspyer.values._freezing import freeze
 from dspyer.values.encoding import TAG
 
 Convert = Callable[[Any], Any]

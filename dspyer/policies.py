@@ -16,10 +16,13 @@ from typing import Any, NamedTuple
 
 from dspyer.errors import MergeConflictError, brief, suggestion
 from dspyer.hints import signature_of
-from dspyer.merge import Conflict, Keys, Resolve
+from dspyer.merge import Conflict, KeyPath, Resolve
 from dspyer.patch import DELETE
 from dspyer.patterns import Pattern
-from dspyer.values import FrozenList, freeze, same, thaw
+from dspyer.values._boxes import thaw
+from dspyer.values._freezing import freeze
+from dspyer.values._lists import FrozenList
+from dspyer.values._same import same
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,14 +261,14 @@ class Policies:
         rules.sort(key=lambda rule: rule.pattern.rank, reverse=True)
         return cls(tuple(rules), rest.default, rest.given, rest)
 
-    def policy_for(self, path: Keys) -> Policy:
+    def policy_for(self, path: KeyPath) -> Policy:
         """The policy that holds at a path."""
         for rule in self.rules:
             if rule.pattern.matches(path):
                 return rule.policy
         return self.default if self.otherwise is None else self.otherwise.policy_for(path)
 
-    def deciding(self, path: Keys) -> tuple[str, Callable[[Conflict], Any]]:
+    def deciding(self, path: KeyPath) -> tuple[str, Callable[[Conflict], Any]]:
         """The name of the policy that holds at a path, and what it decides about a conflict of frozen values."""
         policy = self.policy_for(path)
         return policy.name, partial(settle, policy)
@@ -288,7 +291,7 @@ class Policies:
             where the policy chose that side's.
         """
 
-        def resolve(path: Keys, base: Any, left: Any, right: Any) -> Any:
+        def resolve(path: KeyPath, base: Any, left: Any, right: Any) -> Any:
             return settle(self.policy_for(path), Conflict(path, base, left, right, left_author, right_author))
 
         return resolve

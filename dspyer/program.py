@@ -13,24 +13,27 @@ from dspyer.bond.parameters import every_parameter, load_parameters
 from dspyer.bond.signatures import own_signatures
 from dspyer.bond.source import reduce_program
 from dspyer.bond.tracing import hand_over
-from dspyer.building.blueprint import Blueprint
+from dspyer.building.blueprint import GraphSpec
 from dspyer.durable.guarding import Guarded
 from dspyer.durable.replaying import replay
 from dspyer.errors import InputError, Interrupted, ThreadError
-from dspyer.nodes import Call, Interrupts, answering, check_resources, first_of, resources_of
+from dspyer.nodes.answers import Interrupts, answering, first_of
+from dspyer.nodes.base import Call
+from dspyer.nodes.resources import check_resources, resources_of
 from dspyer.patch import DELETE
 from dspyer.request import REQUEST, Request, changes, inside, request_inside
 from dspyer.run import Run
 from dspyer.running.drivers import adrive, drive
 from dspyer.running.live import LiveSession
 from dspyer.running.observing import Observe, ignore
-from dspyer.running.opening import Opening
+from dspyer.running.opening import RunStart
 from dspyer.running.session import Session
 from dspyer.state import ImmutableState
 from dspyer.stores import Store
 from dspyer.streams import AsyncEvents, Events
 from dspyer.threads.thread import Thread
-from dspyer.values import same, thaw
+from dspyer.values._boxes import thaw
+from dspyer.values._same import same
 
 _OTHERS = {
     "invoke": "call the program, program(question=...), or program.run({...}) for the whole run",
@@ -57,7 +60,7 @@ class CompiledGraph(dspy.Module):
 
     _dspyer_program = True
 
-    def __init__(self, blueprint: Blueprint, modules: Mapping[str, dspy.Module]) -> None:
+    def __init__(self, blueprint: GraphSpec, modules: Mapping[str, dspy.Module]) -> None:
         super().__init__()
         self._blueprint = blueprint
         self._resources: Mapping[type, object] = {}
@@ -66,7 +69,7 @@ class CompiledGraph(dspy.Module):
             setattr(self, name, module)
 
     @property
-    def graph(self) -> Blueprint:
+    def graph(self) -> GraphSpec:
         """The graph as it was compiled: `explain()`, `to_mermaid()`, a picture in a notebook."""
         return self._blueprint
 
@@ -326,13 +329,13 @@ class CompiledGraph(dspy.Module):
             check_resources((*self._blueprint.nodes.values(), *self._blueprint.routers()), resources)
         return resources
 
-    def _opening(self, inputs: Mapping[str, Any], request: Request) -> Opening:
+    def _opening(self, inputs: Mapping[str, Any], request: Request) -> RunStart:
         """How a run begins that goes on from nothing, or is taken up again inside of another."""
         blueprint = self._blueprint
         blueprint.check_inputs(inputs)
         topology, schema = blueprint.topology, blueprint.topology.schema
         state = schema.initial(schema.as_values(inputs) if request.inside else inputs)
-        opening = Opening.of(topology, state)._replace(label=request.label)
+        opening = RunStart.of(topology, state)._replace(label=request.label)
         if request.journal is None or request.memo is None:
             schema.check_whole(None, ImmutableState(), inputs, state)
             return opening

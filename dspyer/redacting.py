@@ -15,28 +15,31 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from dspyer.errors import DspyerError, MergeConflictError, brief
 from dspyer.events import Commit, Committed, ConflictFound, Emitted, Event, MergedConflict, Posted
-from dspyer.merge import Conflict, Keys
+from dspyer.merge import Conflict, KeyPath
 from dspyer.patch import DELETE, Replace, SealedPatch
 from dspyer.patterns import Pattern
 from dspyer.policies import Policies, Policy, raise_
 from dspyer.reducers import Updates
-from dspyer.values import FrozenDict, FrozenList, freeze, thaw
+from dspyer.values._boxes import thaw
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._freezing import freeze
+from dspyer.values._lists import FrozenList
 
 HIDDEN = "[redacted]"
 """What stands for a value that a pattern names."""
 
-Decide = Callable[[Keys, Any], Any]
-Redact = Decide | str | Iterable[Any] | None
+RedactValue = Callable[[KeyPath, Any], Any]
+Redact = RedactValue | str | Iterable[Any] | None
 """What `compile(redact=...)` takes."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Named:
+class _PatternRedaction:
     """Hides what patterns match."""
 
     patterns: tuple[Pattern, ...]
 
-    def __call__(self, path: Keys, value: Any) -> Any:
+    def __call__(self, path: KeyPath, value: Any) -> Any:
         return HIDDEN if any(pattern.matches(path) for pattern in self.patterns) else value
 
 
@@ -48,7 +51,7 @@ class Redaction:
             the value itself to show it as it is. Values are asked for from the outside in.
     """
 
-    def __init__(self, decide: Decide) -> None:
+    def __init__(self, decide: RedactValue) -> None:
         self._decide = decide
 
     @classmethod
@@ -63,9 +66,9 @@ class Redaction:
         """
         if spec is None or callable(spec):
             return None if spec is None else cls(spec)
-        return cls(_Named(tuple([Pattern.of(each) for each in ([spec] if isinstance(spec, str) else spec)])))
+        return cls(_PatternRedaction(tuple([Pattern.of(each) for each in ([spec] if isinstance(spec, str) else spec)])))
 
-    def value(self, path: Keys, value: Any) -> Any:
+    def value(self, path: KeyPath, value: Any) -> Any:
         """What is shown of a plain value: the value itself if nothing in it is hidden."""
         shown = self._decide(path, value)
         if shown is not value:
@@ -82,7 +85,7 @@ class Redaction:
         shown = {name: self.value((*path, name), part) for name, part in fields.items()}
         return value if all(shown[name] is part for name, part in fields.items()) else shown
 
-    def update(self, path: Keys, update: Any) -> Any:
+    def update(self, path: KeyPath, update: Any) -> Any:
         """What is shown of an update in a patch."""
         if update is DELETE:
             return update
@@ -104,7 +107,7 @@ class Redaction:
         found = {name: self.update((name,), update) for name, update in patch.items()}
         return patch if all(found[name] is update for name, update in patch.items()) else found
 
-    def at(self, path: Keys, value: Any) -> Any:
+    def at(self, path: KeyPath, value: Any) -> Any:
         """What is shown of a frozen value somewhere in a field: nothing of it if a value around it is hidden."""
         if value is DELETE:
             return value
@@ -118,7 +121,7 @@ class Redaction:
             shown = shown[key]
         return shown
 
-    def brief(self, path: Keys, value: Any) -> str:
+    def brief(self, path: KeyPath, value: Any) -> str:
         """How errors show a value."""
         return brief(self.at(path, value))
 
@@ -143,7 +146,7 @@ class Redaction:
         """What is shown of a commit."""
         return commit._replace(patch=self.patch(commit.patch))
 
-    def _kept(self, update: Any, make: Callable[[Any], Any], frozen: Any, path: Keys) -> Any:
+    def _kept(self, update: Any, make: Callable[[Any], Any], frozen: Any, path: KeyPath) -> Any:
         plain = thaw(frozen)
         shown = self.value(path, plain)
         return update if shown is plain else make(shown)
@@ -203,7 +206,7 @@ _Seen = dict[int, BaseException]
 """What stands for an exception, by its identity: itself, or one without what is hidden."""
 
 
-class Veil:
+class Redactor:
     """What everything that leaves one run passes: events, logs, questions and errors.
 
     What has a path is hidden by its path. In all other texts (a question, an emitted value, the text of an exception),
@@ -417,13 +420,13 @@ class Veil:
             if len(text) not in lengths:
                 self._starts[start] = tuple(sorted((*lengths, len(text)), reverse=True))
 
-    def _learn(self, path: Keys, value: Any) -> None:
+    def _learn(self, path: KeyPath, value: Any) -> None:
         plain = thaw(value)
         shown = self._redaction.value(path, plain)
         if shown is not plain:
             self._hide(plain, shown)
 
-    def _learn_update(self, path: Keys, update: Any) -> None:
+    def _learn_update(self, path: KeyPath, update: Any) -> None:
         if isinstance(update, Updates):
             for part in update.updates:
                 self._learn_update(path, part)

@@ -11,19 +11,19 @@ from typing import Any
 import dspy
 
 from dspyer.durable.journal import Journal
-from dspyer.durable.memo import Answer, Memo, no_answer
+from dspyer.durable.memo import AnswerSource, ExecutionRecords, no_answer
 from dspyer.errors import Interrupt, Interrupted, RunStoppedError, original
-from dspyer.nodes import Call
+from dspyer.nodes.base import Call
 from dspyer.patch import DELETE
 from dspyer.reducers import Updates
 from dspyer.run import Run
-from dspyer.running.gather import Gather
+from dspyer.running.gather import NodeRunner
 from dspyer.running.observing import Observe, ignore
-from dspyer.running.opening import Opening
+from dspyer.running.opening import RunStart
 from dspyer.running.session import Ended, Session
-from dspyer.running.stopping import Halt
+from dspyer.running.stopping import StopSignal
 from dspyer.scheduler.lineage import lineage
-from dspyer.values import same
+from dspyer.values._same import same
 
 REQUEST = "dspyer_request"
 
@@ -46,12 +46,12 @@ class Request:
     scope: tuple[str, ...] = ()
     sessions: list[Session] = field(default_factory=list)
     predictions: dict[str, dspy.Prediction] = field(default_factory=dict)
-    halt: Halt = field(default_factory=Halt)
+    halt: StopSignal = field(default_factory=StopSignal)
     live: bool = True
     inside: bool = False
-    answer: Answer = no_answer
-    opening: Opening | None = None
-    memo: Memo | None = None
+    answer: AnswerSource = no_answer
+    opening: RunStart | None = None
+    memo: ExecutionRecords | None = None
     journal: Journal | None = None
     label: tuple[str, ...] = ()
     root: str = ""
@@ -80,7 +80,7 @@ class Request:
 def request_inside(call: Call) -> Request:
     """What a program that is a node asks of its own call: to be a part of the run around it."""
     runner: Any = call.runner
-    if not isinstance(runner, Gather):  # a node that is called alone, without a run
+    if not isinstance(runner, NodeRunner):  # a node that is called alone, without a run
         return Request(call.resources, inside=True, keeps=False)
     within = Request(call.resources, runner.observe, runner.scope, inside=True, label=runner.label, keeps=False)
     within.memo, within.journal, within.answer, within.root = runner.memo, runner.journal, runner.answer, runner.root
@@ -97,7 +97,7 @@ def inside(call: Call, request: Request) -> Iterator[None]:
         request: what the run inside is asked for.
     """
     runner: Any = call.runner
-    around = runner.halt if isinstance(runner, Gather) else Halt()
+    around = runner.halt if isinstance(runner, NodeRunner) else StopSignal()
     with around.calling(request.halt.stop), dspy.context(**{REQUEST: request}):
         try:
             yield

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import dspy
 
 from dspyer.errors import Interrupted
-from dspyer.events import Commit, Event, MergedConflict, Path, Question
-from dspyer.pictures.history import Row, rows_of
+from dspyer.events import BranchPath, Commit, Event, MergedConflict, Question
+from dspyer.pictures.history import DisplayRow, display_rows
 from dspyer.pictures.lanes import Lanes
 from dspyer.pictures.report import describe
 from dspyer.pictures.run import draw_run
 from dspyer.pictures.tokens import Count, Tokens, count_tokens
 from dspyer.running.session import Ended
 from dspyer.running.sight import Sent
-from dspyer.scheduler.lineage import Entry, last_writer, lineage, touches, value_at
+from dspyer.scheduler.lineage import LogEntry, last_writer, lineage, touches, value_at
 from dspyer.state import ImmutableState
 from dspyer.views import tokens_in
 
@@ -113,7 +113,7 @@ class Run:
             *(failed for failure in run.failures for failed in failure.conflicts),
         )
         self._places = {commit.id: i for i, commit in enumerate(self.commits)}
-        self.branches: Mapping[Path, ImmutableState] = ended.branches()
+        self.branches: Mapping[BranchPath, ImmutableState] = ended.branches()
 
     @property
     def shown(self) -> tuple[Commit, ...]:
@@ -255,18 +255,18 @@ class Run:
         """
         return draw_run(self._rows(), f"run {self.status}")
 
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[DisplayRow]:
         """The commits and where the run ended, as reports and pictures show them: with what `redact` hides hidden."""
         shown = self._redaction.conflict if self._redaction is not None else _as_it_is
         conflicts = {entry.commit.id: tuple(map(shown, entry.conflicts)) for entry in self._entries if entry.conflicts}
         failures = [failure._replace(conflicts=tuple(map(shown, failure.conflicts))) for failure in self._failures]
         live = () if self.status == "completed" else self.branches
-        return rows_of(self.shown, conflicts, failures, self._asked, live, self._depth)
+        return display_rows(self.shown, conflicts, failures, self._asked, live, self._depth)
 
     def _repr_svg_(self) -> str:
         return self.to_svg()
 
-    def _entry(self, version: int | str) -> Entry:
+    def _entry(self, version: int | str) -> LogEntry:
         if isinstance(version, str):
             place = self._places.get(version)
             if place is not None:
@@ -293,7 +293,7 @@ def _as_it_is(conflict: MergedConflict) -> MergedConflict:
     return conflict
 
 
-def numbered(log: list[Entry], first: int = 0) -> list[Entry]:
+def numbered(log: list[LogEntry], first: int = 0) -> list[LogEntry]:
     """The log in canonical order, with a version for each commit up to the last at which only one branch was live.
 
     Args:
@@ -304,7 +304,7 @@ def numbered(log: list[Entry], first: int = 0) -> list[Entry]:
         return log  # it never forked
     settled = max((i for i, entry in enumerate(log) if entry.commit.version is not None), default=-1) + 1
 
-    def order(i: int) -> tuple[bool, int, Path]:
+    def order(i: int) -> tuple[bool, int, BranchPath]:
         return i >= settled, log[i].commit.step, log[i].commit.branch
 
     places = sorted(range(len(log)), key=order)

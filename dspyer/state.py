@@ -9,7 +9,11 @@ from dspyer.errors import StateError
 from dspyer.merge import merge_values
 from dspyer.patch import apply, diff, plain_patch
 from dspyer.policies import Policies
-from dspyer.values import FrozenDict, Path, encoding, entries_of, freeze, refuse_key, thaw
+from dspyer.values import encoding
+from dspyer.values._boxes import KeyPath, thaw
+from dspyer.values._dicts import FrozenDict, entries_of
+from dspyer.values._freezing import freeze
+from dspyer.values._refusals import refuse_key
 
 _EMPTY: Any = freeze({})
 _STR = frozenset({str})
@@ -51,7 +55,7 @@ class ImmutableState(FrozenDict[str, Any]):
         return cls._of(frozen._map, frozen._depth)
 
     @staticmethod
-    def _key(key: Any, path: Path) -> Hashable:
+    def _key(key: Any, path: KeyPath) -> Hashable:
         return _field_name(key, path)
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -199,7 +203,7 @@ def keep_count(state: ImmutableState, size: int) -> None:
     state._total = size
 
 
-def _field_name(key: object, path: Path) -> str:
+def _field_name(key: object, path: KeyPath) -> str:
     if isinstance(key, str):
         return str.__str__(key)
     return refuse_key(key, path, "the keys of a state are names of fields: strings")

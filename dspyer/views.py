@@ -19,14 +19,14 @@ from pydantic_core import to_jsonable_python
 from dspyer.errors import GraphError
 from dspyer.messages import ROLES
 from dspyer.patch import DELETE
-from dspyer.scheduler.indexing import Index, News, is_new
-from dspyer.scheduler.provenance import Part, Parts
-from dspyer.values import thaw
+from dspyer.scheduler.indexing import FieldIndex, News, is_new
+from dspyer.scheduler.provenance import FieldPart, Parts
+from dspyer.values._boxes import thaw
 
 CUTS = ("last", "fit")
 FILTERS = ("new", "own", "others", "by")
 
-Form = Literal["values", "text", "entries", "history"]
+ViewForm = Literal["values", "text", "entries", "history"]
 """How a view is handed over: as plain values, as text, as a list of `Entry`, as what a history is made of."""
 
 
@@ -46,7 +46,7 @@ class Entry(NamedTuple):
     key: Any = None
 
 
-class Step(NamedTuple):
+class ViewStep(NamedTuple):
     """One step of a view.
 
     Attributes:
@@ -68,7 +68,7 @@ class View:
     """
 
     field: str
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ViewStep, ...] = ()
 
     def new(self) -> View:
         """What has come since the node last ran: what does not lie behind a commit of the node.
@@ -125,7 +125,7 @@ class View:
     def _with(self, name: str, argument: Any = None) -> View:
         if self.last_step == "then":
             raise GraphError(f"view({self.field!r}): nothing follows .then(...), put .{name}(...) before it")
-        return View(self.field, (*self.steps, Step(name, argument)))
+        return View(self.field, (*self.steps, ViewStep(name, argument)))
 
     @property
     def needs_parts(self) -> bool:
@@ -161,7 +161,7 @@ def view(field: str) -> View:
     return View(field)
 
 
-def _step_text(step: Step) -> str:
+def _step_text(step: ViewStep) -> str:
     if step.name == "by":
         return f".by({', '.join(map(repr, step.argument))})"
     if step.name == "then":
@@ -169,7 +169,7 @@ def _step_text(step: Step) -> str:
     return f".{step.name}({'' if step.argument is None else step.argument})"
 
 
-def chosen(view: View, shape: str, index: Index, reader: str, news: Callable[[], News]) -> list[Part]:
+def chosen(view: View, shape: str, index: FieldIndex, reader: str, news: Callable[[], News]) -> list[FieldPart]:
     """The parts that a view chooses. It costs by what that is, not by all that the field has.
 
     Args:
@@ -201,7 +201,7 @@ def chosen(view: View, shape: str, index: Index, reader: str, news: Callable[[],
     return found
 
 
-def chosen_in(view: View, shape: str, parts: Sequence[Part]) -> list[Part]:
+def chosen_in(view: View, shape: str, parts: Sequence[FieldPart]) -> list[FieldPart]:
     """The parts that a view chooses of a value whose authors are not known.
 
     Args:
@@ -215,7 +215,9 @@ def chosen_in(view: View, shape: str, parts: Sequence[Part]) -> list[Part]:
     return found
 
 
-def _stepped(step: Step, shape: str, parts: list[Part], reader: str, news: Callable[[], News] | None) -> list[Part]:
+def _stepped(
+    step: ViewStep, shape: str, parts: list[FieldPart], reader: str, news: Callable[[], News] | None
+) -> list[FieldPart]:
     """What one step leaves of a list of parts."""
     if step.name == "last":
         return _whole_turns(parts[-step.argument :])
@@ -230,12 +232,12 @@ def _stepped(step: Step, shape: str, parts: list[Part], reader: str, news: Calla
     return [part for part in parts if _passes(step, part.owner, reader)]
 
 
-def _passes(step: Step, owner: str, reader: str) -> bool:
+def _passes(step: ViewStep, owner: str, reader: str) -> bool:
     """Whether a step by authors lets the part of an owner through."""
     return owner in step.argument if step.name == "by" else (owner == reader) == (step.name == "own")
 
 
-def _whole_turns(parts: list[Part]) -> list[Part]:
+def _whole_turns(parts: list[FieldPart]) -> list[FieldPart]:
     """Parts without the results of tools whose call was cut off: no provider takes them."""
     if all(part.call < 0 for part in parts):
         return parts
@@ -243,7 +245,7 @@ def _whole_turns(parts: list[Part]) -> list[Part]:
     return [part for part in parts if part.call < 0 or part.call in there]
 
 
-def summed(view: View, index: Index, reader: str) -> Any:
+def summed(view: View, index: FieldIndex, reader: str) -> Any:
     """What a view of amounts gives, if that is the sum of what some nodes brought.
 
     Args:
@@ -305,7 +307,7 @@ class Look(NamedTuple):
     place: int
 
 
-def shown(view: View, shape: str, parts: Sequence[Part], form: Form) -> Any:
+def shown(view: View, shape: str, parts: Sequence[FieldPart], form: ViewForm) -> Any:
     """The chosen parts in the form in which they are wanted.
 
     Args:
@@ -323,7 +325,7 @@ def shown(view: View, shape: str, parts: Sequence[Part], form: Form) -> Any:
     return text_in(view, shape, parts)
 
 
-def values_in(shape: str, parts: Sequence[Part]) -> Any:
+def values_in(shape: str, parts: Sequence[FieldPart]) -> Any:
     """Parts as the plain value that they make up."""
     if shape == "keys":
         return {part.key: thaw(part.value) for part in parts}
@@ -332,7 +334,7 @@ def values_in(shape: str, parts: Sequence[Part]) -> Any:
     return [thaw(part.value) for part in parts]
 
 
-def text_in(view: View, shape: str, parts: Sequence[Part]) -> str:
+def text_in(view: View, shape: str, parts: Sequence[FieldPart]) -> str:
     """Parts as text: one line each, with its key, or with its author where there may be several.
 
     What follows a line break inside a part is indented: a line that is not begins a part, whatever the parts say.
@@ -381,13 +383,13 @@ def label(name: Any) -> str:
     return text if _PLAIN.fullmatch(text) and not text.endswith(" ") else json.dumps(text)
 
 
-def entries(shape: str, parts: Sequence[Part]) -> list[Entry]:
+def entries(shape: str, parts: Sequence[FieldPart]) -> list[Entry]:
     """The parts as users see them."""
     keyed = shape == "keys"
     return [Entry(thaw(part.value), part.author, part.commit, part.key if keyed else None) for part in parts]
 
 
-def _line(shape: str, part: Part) -> str:
+def _line(shape: str, part: FieldPart) -> str:
     value = thaw(part.value)
     text = said_in(value) if shape == "messages" and is_message(value) else text_of(value)
     return f"{label(part.key)}: {text}" if shape == "keys" else text
@@ -430,7 +432,7 @@ def tokens_in(text: str) -> int:
     return -(-len(text.encode("utf-8", "surrogatepass")) // 4)
 
 
-def tokens_of(shape: str, parts: Sequence[Part], count: Callable[[str], int] = tokens_in) -> int:
+def tokens_of(shape: str, parts: Sequence[FieldPart], count: Callable[[str], int] = tokens_in) -> int:
     """The tokens of parts.
 
     Args:
@@ -443,7 +445,7 @@ def tokens_of(shape: str, parts: Sequence[Part], count: Callable[[str], int] = t
     return sum([count(_line(shape, part)) for part in parts])
 
 
-def _fitting(shape: str, backwards: Iterable[Part], budget: int) -> Iterator[Part]:
+def _fitting(shape: str, backwards: Iterable[FieldPart], budget: int) -> Iterator[FieldPart]:
     """The parts that fit into a number of tokens, the last one first."""
     for part in backwards:
         budget -= tokens_in(_line(shape, part))

@@ -17,7 +17,11 @@ from hypothesis import strategies as st
 
 from dspyer.errors import StateError
 from dspyer.state import ImmutableState
-from dspyer.values import MAX_DEPTH, freeze, register_value_type, same, thaw
+from dspyer.values._boxes import thaw
+from dspyer.values._freezing import freeze
+from dspyer.values._kinds import register_value_type
+from dspyer.values._refusals import MAX_DEPTH
+from dspyer.values._same import same
 from dspyer.values.encoding import TAG, decode, encode, from_json, to_json
 from tests.value_samples import SAMPLES, TYPES, Access, Color, Doc, Point, Profile
 

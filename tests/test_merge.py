@@ -10,7 +10,11 @@ from hypothesis import strategies as st
 
 from dspyer.merge import Conflict, merge_values
 from dspyer.patch import DELETE
-from dspyer.values import MAX_DEPTH, FrozenDict, freeze, same, thaw
+from dspyer.values._boxes import thaw
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._freezing import freeze
+from dspyer.values._refusals import MAX_DEPTH
+from dspyer.values._same import same
 
 scalars = st.sampled_from([0, 1, True, 1.0, "", "x", None])
 keys = st.sampled_from("abcd")

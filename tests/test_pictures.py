@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dspyer.pictures.graph import Picture, draw_mermaid, draw_svg
-from dspyer.pictures.layout import Box, across, arrange, spread
+from dspyer.pictures.layout import NodeBox, across, arrange, spread
 from dspyer.pictures.svg import SMALL, curve, escape, number, shorten, text_width
 from dspyer.policies import Policies
 from dspyer.scheduler.rounds import Edge
 from dspyer.scheduler.topology import END, START, Topology
-from dspyer.schema import Schema
+from dspyer.schema.schema import Schema
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = 'a <b> & "c" | `d` #e; \x00\x1b[31m ]] --> f'
@@ -118,13 +118,13 @@ def test_numbers_in_paths_are_finite_and_inside(text: str) -> None:
             assert all(0 <= value <= max(width, height) for value in values)
 
 
-def boxes_of(root: ElementTree.Element) -> list[Box]:
+def boxes_of(root: ElementTree.Element) -> list[NodeBox]:
     boxes = []
     for group in root.iter(f"{SVG}g"):
         frame = group.find(f"{SVG}rect")
         if frame is not None:
             x, y, w, h = (float(frame.get(name, "nan")) for name in ("x", "y", "width", "height"))
-            boxes.append(Box(x + w / 2, y + h / 2, w, h))
+            boxes.append(NodeBox(x + w / 2, y + h / 2, w, h))
     return boxes
 
 

@@ -25,7 +25,9 @@ from dspyer.policies import (
     raise_,
     settle,
 )
-from dspyer.values import freeze, same, thaw
+from dspyer.values._boxes import thaw
+from dspyer.values._freezing import freeze
+from dspyer.values._same import same
 
 
 def longest(conflict: Conflict) -> Any:

@@ -19,7 +19,11 @@ from dspyer import messages, reducers
 from dspyer.errors import ImmutableError, NodeOutputError, UnsupportedValueError
 from dspyer.patch import DELETE, Replace
 from dspyer.reducers import Reducer, Updates
-from dspyer.values import FrozenDict, FrozenList, freeze, same, thaw
+from dspyer.values._boxes import thaw
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._freezing import freeze
+from dspyer.values._lists import FrozenList
+from dspyer.values._same import same
 
 words = st.sampled_from(["a", "b", "c", ""])
 numbers = st.integers(-5, 5)

@@ -36,9 +36,13 @@ from dspyer.errors import (
 )
 from dspyer.patch import DELETE, Replace
 from dspyer.reducers import Updates
-from dspyer.schema import Schema
+from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values import FrozenDict, FrozenList, freeze, same, thaw
+from dspyer.values._boxes import thaw
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._freezing import freeze
+from dspyer.values._lists import FrozenList
+from dspyer.values._same import same
 
 
 class Address(BaseModel):

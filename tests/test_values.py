@@ -23,19 +23,15 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, SecretStr, TypeAdapter
 
 from dspyer.errors import ImmutableError, UnsetFieldError, UnsupportedValueError
-from dspyer.values import (
-    MAX_DEPTH,
-    Box,
-    FrozenDict,
-    FrozenList,
-    FrozenSet,
-    depth_of,
-    freeze,
-    register_value_type,
-    same,
-    thaw,
-)
-from dspyer.values._boxes import equal
+from dspyer.values._boxes import CopyOnRead, equal, thaw
+from dspyer.values._depth import depth_of
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._freezing import freeze
+from dspyer.values._kinds import register_value_type
+from dspyer.values._lists import FrozenList
+from dspyer.values._refusals import MAX_DEPTH
+from dspyer.values._same import same
+from dspyer.values._sets import FrozenSet
 from tests.value_samples import CONTAINERS, MODELS, SAMPLES, SCALARS, Cell, Doc, Marked, Place, Point, Profile, spoil
 
 make_of = pytest.mark.parametrize("make", SAMPLES.values(), ids=SAMPLES.keys())
@@ -93,7 +89,7 @@ def boxes_in(value: Any) -> bool:
         return any(boxes_in(part) for pair in value.items() for part in pair)
     if isinstance(value, Sequence | frozenset) and not isinstance(value, str | bytes | range):
         return any(map(boxes_in, value))
-    return isinstance(value, Box)
+    return isinstance(value, CopyOnRead)
 
 
 @make_of

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import dspy
 
-Program = TypeVar("Program", bound=dspy.Module)
+ProgramT = TypeVar("ProgramT", bound=dspy.Module)
 
 
 def copy_tree(modules: dict[str, Any], memo: dict[int, Any]) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def copy_tree(modules: dict[str, Any], memo: dict[int, Any]) -> dict[str, Any]:
         return copy.deepcopy(modules, memo)
 
 
-def without_histories(program: Program) -> Program:
+def without_histories(program: ProgramT) -> ProgramT:
     """A program to be pickled: its language models have no histories, which hold every prompt of the process.
 
     Args:

@@ -38,7 +38,7 @@ class Filling(Protocol):
         """The value itself."""
 
 
-class Template:
+class PredictorTemplate:
     """What a predictor's template was when the graph was compiled. All copies of the predictor share it.
 
     Attributes:
@@ -86,11 +86,11 @@ class Template:
             self._said.add((kind, name))
             logger.warning(text, self.path, name)
 
-    def __deepcopy__(self, memo: object) -> Template:
+    def __deepcopy__(self, memo: object) -> PredictorTemplate:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Template, (self.path, self.text, self.names, self.may)
+        return PredictorTemplate, (self.path, self.text, self.names, self.may)
 
 
 class _Called:
@@ -104,7 +104,7 @@ class _Called:
             demos = kwargs.get("demos", predictor.demos)
             kwargs["demos"] = [_shortened(demo, _histories(predictor), turns) for demo in demos]
         filling: Filling | None = dspy.settings.get(FILLING)
-        template: Template | None = vars(predictor).get("template")
+        template: PredictorTemplate | None = vars(predictor).get("template")
         if template is not None:
             if filling is None:
                 template.refuse()
@@ -115,7 +115,7 @@ class _Called:
             signature = dspy.ensure_signature(kwargs.get("signature", self.own))
             kwargs["signature"] = signature.with_instructions(f"{signature.instructions}\n\n{warning}")
 
-    def _filled(self, filling: Filling, template: Template) -> Any:
+    def _filled(self, filling: Filling, template: PredictorTemplate) -> Any:
         """The signature with values in its instructions."""
         signature = dspy.ensure_signature(self.own)
         text = signature.instructions
@@ -212,7 +212,7 @@ def fill_in(path: str, module: dspy.Module, may: frozenset[str] | None) -> None:
             where = f"{path}.{inner}" if inner else path
             held = vars(predictor)
             filled_in = tuple(name for name in names_in(text) if may is None or name in may)
-            held["template"] = Template(where, text, filled_in, may)
+            held["template"] = PredictorTemplate(where, text, filled_in, may)
             _convert(predictor)
 
 

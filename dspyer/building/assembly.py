@@ -10,32 +10,26 @@ import dspy
 from pydantic import BaseModel
 
 from dspyer.bond.source import EdgeText, FunctionText, InterruptText, MapText, graph_text
-from dspyer.building.blueprint import Blueprint, Exit
+from dspyer.building.blueprint import Exit, GraphSpec
 from dspyer.building.condensers import Condensers, build_condensers, view_authors
 from dspyer.building.declarations import EdgeSpec, NodeSpec, RouterSpec
 from dspyer.building.live import live_problems
 from dspyer.building.templating import template_problems
 from dspyer.errors import GraphError, shown_names, suggestion
-from dspyer.nodes import (
-    Command,
-    FunctionNode,
-    Inquiry,
-    Interrupts,
-    Node,
-    Router,
-    answering,
-    build_map,
-    build_node,
-    build_router,
-    lost_ways,
-)
+from dspyer.nodes.answers import Interrupts, answering
+from dspyer.nodes.base import Command, Node
+from dspyer.nodes.build import build_map, build_node
+from dspyer.nodes.build_routers import build_router, lost_ways
+from dspyer.nodes.function import FunctionNode
 from dspyer.nodes.hidden import mentions
+from dspyer.nodes.interrupt import InterruptOptions
+from dspyer.nodes.routers import Router
 from dspyer.policies import Policies
 from dspyer.scheduler.rounds import Edge, Rounds
 from dspyer.scheduler.topology import END, START, Topology
 from dspyer.scheduler.validation import (
-    Earlier,
-    Facts,
+    GraphFacts,
+    WritesBefore,
     check_parallel_writers,
     check_paths,
     check_reads,
@@ -43,7 +37,7 @@ from dspyer.scheduler.validation import (
     mended,
     with_starts,
 )
-from dspyer.schema import Schema
+from dspyer.schema.schema import Schema
 
 _SENT = (
     " If a Send brings it that is made in another function, let the router promise it, `-> list[Send]`, or the node, "
@@ -84,7 +78,7 @@ class Assembly(NamedTuple):
 
     def build(
         self, max_steps: int, max_calls: int | None, max_concurrency: int
-    ) -> tuple[Blueprint, dict[str, dspy.Module], str]:
+    ) -> tuple[GraphSpec, dict[str, dspy.Module], str]:
         """Builds the blueprint.
 
         Args:
@@ -127,7 +121,7 @@ class Assembly(NamedTuple):
         frozen = frozenset(part for spec in self.nodes if spec.frozen for part in parts[spec.name])
         thawed = frozenset(part for spec in self.nodes if spec.frozen is False for part in parts[spec.name])
         known = self._known_inputs(nodes, exits, condensers)
-        blueprint = Blueprint(
+        blueprint = GraphSpec(
             topology,
             nodes,
             exits,
@@ -172,7 +166,7 @@ class Assembly(NamedTuple):
             for name, node in nodes.items()
             if isinstance(node, FunctionNode) and not exits[name] and not node.goto and mentions(node.fn, Command)
         ]
-        facts = Facts(names, tuple(every), {}, {}, {}, (), (), (), commands)
+        facts = GraphFacts(names, tuple(every), {}, {}, {}, (), (), (), commands)
         problems += check_targets(facts)
         facts = facts._replace(edges=tuple(mended(every, names)))
         problems += check_paths(facts)
@@ -336,7 +330,7 @@ class Assembly(NamedTuple):
         """
         writes: dict[str, tuple[str, ...] | None] = dict.fromkeys(spec.name for spec in self.nodes)
         writes |= {name: tuple(node.writes.values()) for name, node in nodes.items() if node.writes is not None}
-        earlier = Earlier(edges, writes)
+        earlier = WritesBefore(edges, writes)
         found: dict[str, bool] = {}
         for name, node in nodes.items():
             if earlier.unknown(name):
@@ -368,13 +362,13 @@ class Assembly(NamedTuple):
 
     def _facts(
         self,
-        facts: Facts,
+        facts: GraphFacts,
         nodes: Mapping[str, Node],
         exits: Mapping[str, tuple[Exit, ...]],
         inputs: tuple[str, ...],
         required: frozenset[str],
         sent: Collection[str],
-    ) -> Facts:
+    ) -> GraphFacts:
         forks = {
             source: [(way,) if isinstance(way, str) else way.targets for way in ways] for source, ways in exits.items()
         }
@@ -420,7 +414,7 @@ class Assembly(NamedTuple):
         nodes: dict[str, object] = {}
         for spec in self.nodes:
             node = FunctionText(cast(Any, spec.node), spec.modules) if spec.modules else spec.node
-            if isinstance(node, Inquiry):
+            if isinstance(node, InterruptOptions):
                 node = InterruptText(*node)
             nodes[spec.name] = node if spec.over is None else MapText(node, spec.over, spec.item, spec.into)
         edges: list[EdgeText] = []

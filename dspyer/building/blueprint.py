@@ -8,9 +8,11 @@ from typing import Any
 
 from dspyer.building.condensers import Condensers
 from dspyer.durable.journal import Durability
-from dspyer.durable.memo import Answer, no_answer
+from dspyer.durable.memo import AnswerSource, no_answer
 from dspyer.errors import InputError, RouteError, shown_names, suggestion
-from dspyer.nodes import FunctionNode, Node, Router, Send
+from dspyer.nodes.base import Node, Send
+from dspyer.nodes.function import FunctionNode
+from dspyer.nodes.routers import Router
 from dspyer.pictures.graph import Picture, draw_mermaid, draw_svg
 from dspyer.redacting import Redact, Redaction, hiding
 from dspyer.scheduler.run_values import is_counted
@@ -25,7 +27,7 @@ Migrate = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Blueprint:
+class GraphSpec:
     """The frozen graph of a program: `program.graph`.
 
     Attributes:
@@ -70,7 +72,7 @@ class Blueprint:
     keep: frozenset[str] | None = None
     interrupt_before: frozenset[str] = frozenset()
     interrupt_after: frozenset[str] = frozenset()
-    answer: Answer = no_answer
+    answer: AnswerSource = no_answer
     migrate: Migrate | None = None
     condensers: Condensers = field(default_factory=dict)
     redaction: Redaction | None = None
@@ -95,7 +97,7 @@ class Blueprint:
         """The name of the graph."""
         return self.topology.name
 
-    def hiding(self, redact: Redact) -> Blueprint:
+    def hiding(self, redact: Redact) -> GraphSpec:
         """The same graph; what it says about values shows what may be shown.
 
         Args:
@@ -293,7 +295,7 @@ class Blueprint:
         kinds = {name: type(node).__name__.removesuffix("Node").lower() for name, node in self.nodes.items()}
         return Picture(self.topology, labels, kinds)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Blueprint:
+    def __deepcopy__(self, memo: dict[int, Any]) -> GraphSpec:
         return self
 
 
@@ -303,4 +305,4 @@ def _fields(names: Mapping[str, str] | None) -> str:
     return ", ".join(field if own == field else f"{field} (as {own})" for own, field in names.items()) or "nothing"
 
 
-__all__ = ["END", "START", "Blueprint", "Exit", "Migrate"]
+__all__ = ["END", "START", "Exit", "GraphSpec", "Migrate"]

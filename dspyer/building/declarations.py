@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import dspy
 
 from dspyer.errors import GraphError, shown_names, suggestion
-from dspyer.nodes import ModuleNode, Node
+from dspyer.nodes.base import Node
+from dspyer.nodes.module import ModuleNode
 from dspyer.scheduler.topology import END, START
-from dspyer.schema import Schema
+from dspyer.schema.schema import Schema
 from dspyer.templates import Fill
 from dspyer.views import View
 

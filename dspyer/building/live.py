@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from dspyer.nodes import Node, Router
-from dspyer.schema import Schema
+from dspyer.nodes.base import Node
+from dspyer.nodes.routers import Router
+from dspyer.schema.schema import Schema
 
 
 def live_problems(schema: Schema, nodes: Mapping[str, Node], routers: Iterable[tuple[str, Router]]) -> Iterator[str]:

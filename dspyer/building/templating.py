@@ -7,18 +7,20 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import dspy
 
 from dspyer.bond.filling import fill_in, let_warn, shorten_demos
-from dspyer.building.blueprint import Blueprint
+from dspyer.building.blueprint import GraphSpec
 from dspyer.errors import GraphError
-from dspyer.nodes import ModuleNode, Node, Router
+from dspyer.nodes.base import Node
+from dspyer.nodes.module import ModuleNode
+from dspyer.nodes.routers import Router
 from dspyer.patch import DELETE
 from dspyer.scheduler.run_values import OF_NODE, OF_RUN, is_counted, run_value_problem
-from dspyer.scheduler.validation import Earlier, Facts, unwritten
-from dspyer.schema import Schema
+from dspyer.scheduler.validation import GraphFacts, WritesBefore, unwritten
+from dspyer.schema.schema import Schema
 from dspyer.templates import RUN
 
 
 def template_problems(
-    parts: Iterable[tuple[str, Node | Router]], facts: Facts, schema: Schema, inputs: Collection[str]
+    parts: Iterable[tuple[str, Node | Router]], facts: GraphFacts, schema: Schema, inputs: Collection[str]
 ) -> Iterator[str]:
     """What templates and run values name that cannot be there, each with its fix.
 
@@ -28,7 +30,7 @@ def template_problems(
         schema: the fields.
         inputs: the fields that a run may be given.
     """
-    earlier: Earlier | None = None
+    earlier: WritesBefore | None = None
     for place, part in parts:
         for name in part.templates.names:
             if name.startswith(RUN):
@@ -40,13 +42,13 @@ def template_problems(
                 given = name in inputs and name not in facts.left_out
                 if given or field.info.default_factory is not None or field.fixed_default not in (None, DELETE):
                     continue
-                earlier = earlier or Earlier(facts.edges, facts.writes)
+                earlier = earlier or WritesBefore(facts.edges, facts.writes)
                 own = isinstance(part, Router) and name in (facts.writes.get(place) or ())
                 if place in facts.reads and not own and not earlier.unknown(place) and not earlier.wrote(place, name):
                     yield f"{part.who} is filled with {{{name}}}, {unwritten(facts, place, name)}"
 
 
-def fill_templates(blueprint: Blueprint, modules: Mapping[str, dspy.Module]) -> None:
+def fill_templates(blueprint: GraphSpec, modules: Mapping[str, dspy.Module]) -> None:
     """Lets predictors fill in the fields that their instructions name, and shorten the histories in their demos.
 
     Args:

@@ -13,18 +13,28 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from typing import NamedTuple
 
-from dspyer.durable.forms import Forms
+from dspyer.durable.forms import SnapshotEncoder
 from dspyer.durable.history import PRUNED
-from dspyer.durable.reading import Chapter, Reader, Told, Way, chapter, newest, run_of, with_items
-from dspyer.durable.rows import COMMITS, OPEN, CommitHead
-from dspyer.durable.snapshots import EVERY, Piece, Rested, Standing, latest, part_of, piece_of, pieces_before, standing
+from dspyer.durable.reading import FoldedRun, HistoryReader, RunAncestry, RunRows, newest, read_run, run_of, with_items
+from dspyer.durable.rows import COMMITS, CommitHeader, RowKind
+from dspyer.durable.snapshots import (
+    EVERY,
+    Piece,
+    SnapshotHead,
+    SnapshotState,
+    latest,
+    load_snapshot_head,
+    part_of,
+    piece_of,
+    pieces_before,
+)
 from dspyer.events import Commit
-from dspyer.scheduler.lineage import Entry
+from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, RunRow, Store
 
-Found = tuple[Point, Rested, Forms]
+BlockStart = tuple[Point, SnapshotState, SnapshotEncoder]
 """A snapshot: its row, and what the run had come to there."""
 
 FEW = 8
@@ -52,10 +62,12 @@ class Block:
         whole: whether all of it can be read, and comes from one history; if not, nothing else of it counts.
     """
 
-    def __init__(self, reader: Reader, pieces: list[Piece], base: Point | None, root: Point | None = None) -> None:
+    def __init__(
+        self, reader: HistoryReader, pieces: list[Piece], base: Point | None, root: Point | None = None
+    ) -> None:
         self.base = base
         self._root = root
-        self.line: list[Entry] = []
+        self.line: list[LogEntry] = []
         self.shapes: list[frozenset[str]] = []
         self.state = pieces[0].before
         self.first = _first(pieces[0])
@@ -123,12 +135,12 @@ def _first(piece: Piece) -> int:
     return int(piece.part.run.header.get("first", 0)) + (0 if piece.place is None else piece.place + 1)
 
 
-def _names(part: Chapter, told: Told) -> list[str]:
+def _names(part: RunRows, told: FoldedRun) -> list[str]:
     """The ids of the commits of a run, with the name of the run in front."""
     runs = [
         point.run
         for number, (row, point) in enumerate(zip(part.rows, part.points, strict=True))
-        if not number or (row.kind in COMMITS and not CommitHead.of(row.head).scope)
+        if not number or (row.kind in COMMITS and not CommitHeader.of(row.head).scope)
     ]
     if len(runs) > len(told.entries):  # the first row is no commit
         runs = runs[1:]
@@ -153,24 +165,24 @@ def tip_of(store: Store, at: Point, root: Point | None = None) -> str:
         at: the row.
         root: the row at which the history begins, if older history was pruned.
     """
-    way = Way(store)
+    way = RunAncestry(store)
     while True:
         run, row = run_of(store, at.run), None
         way.goes_over(run.id)
         if at == root:
             return f"{run.header.get('label', run.id)}/{PRUNED}"
         for run, row in newest(store, at):
-            head = CommitHead.of(row.head) if row.kind in COMMITS else None
+            head = CommitHeader.of(row.head) if row.kind in COMMITS else None
             if head is not None and head.settled and not head.scope:
                 return f"{run.header.get('label', run.id)}/{head.id}"
-        if row is not None and row.kind == OPEN and row.head[0] != START:
+        if row is not None and row.kind == RowKind.OPEN and row.head[0] != START:
             return f"{run.header.get('label', run.id)}/trunk:0"  # made in the name of a node, and not resumed yet
         if not run.parents:
             return ""
         at = run.parents[0]
 
 
-class Span(NamedTuple):
+class RunSpan(NamedTuple):
     """A run of a history.
 
     Attributes:
@@ -194,7 +206,7 @@ class Span(NamedTuple):
         return str(self.run.header.get("label", "")), str(self.begun.header.get("label", ""))
 
 
-def spans(store: Store, head: Point | None, root: Point | None = None) -> Iterator[Span]:
+def spans(store: Store, head: Point | None, root: Point | None = None) -> Iterator[RunSpan]:
     """The runs behind a row, newest first, up to one that goes on from several, or to pruned history.
 
     Args:
@@ -203,7 +215,7 @@ def spans(store: Store, head: Point | None, root: Point | None = None) -> Iterat
         root: the row at which the history begins, if older history was pruned.
     """
     known: dict[str, RunRow] = {}
-    way = Way(store)
+    way = RunAncestry(store)
     at, steps = head, 0
     while at is not None and at != root:
         run = begun = known.get(at.run) or run_of(store, at.run)
@@ -211,14 +223,14 @@ def spans(store: Store, head: Point | None, root: Point | None = None) -> Iterat
         while begun.header.get("continues"):
             way.goes_over(begun.parents[0].run)
             begun = known.get(begun.parents[0].run) or run_of(store, begun.parents[0].run)
-        yield Span(at, run, begun)
+        yield RunSpan(at, run, begun)
         steps += 1
         if steps >= FEW and run.thread and run.id not in known:
             known |= {other.id: other for other in store.runs(run.thread)}
         at = begun.parents[0] if len(begun.parents) == 1 else None
 
 
-def block_around(reader: Reader, at: Span, number: int, count: int = 1, root: Point | None = None) -> Block:
+def block_around(reader: HistoryReader, at: RunSpan, number: int, count: int = 1, root: Point | None = None) -> Block:
     """The commits around a number: from the nearest snapshot up to a moment at which one branch was live, or the end.
 
     Args:
@@ -230,8 +242,8 @@ def block_around(reader: Reader, at: Span, number: int, count: int = 1, root: Po
     """
     store, run = reader.store, at.run
     if run.header.get("continues"):
-        part = chapter(store, at.at)
-        state = standing(reader, part.parents[0]).state if part.parents else ImmutableState()
+        part = read_run(store, at.at)
+        state = load_snapshot_head(reader, part.parents[0]).state if part.parents else ImmutableState()
         return Block(reader, [piece_of(reader, part, None, state)], part.parents[0] if part.parents else None, root)
     wanted = number - at.first
     found = _snapshot_before(reader, run.id, wanted, at.at.seq)
@@ -241,11 +253,11 @@ def block_around(reader: Reader, at: Span, number: int, count: int = 1, root: Po
     part = part_of(run, tuple(with_items(rows, earlier)))
     if found is not None:
         return Block(reader, [piece_of(reader, part, found, found[1].state)], found[0], root)
-    state = standing(reader, run.parents[0]).state if run.parents else ImmutableState()
+    state = load_snapshot_head(reader, run.parents[0]).state if run.parents else ImmutableState()
     return Block(reader, [piece_of(reader, part, None, state)], None, root)
 
 
-def block_of(reader: Reader, found: Standing, root: Point | None) -> Block | None:
+def block_of(reader: HistoryReader, found: SnapshotHead, root: Point | None) -> Block | None:
     """The commits up to a row, as far as they were read to know its state; None where they are not one history.
 
     Args:
@@ -257,7 +269,7 @@ def block_of(reader: Reader, found: Standing, root: Point | None) -> Block | Non
     return block if block is not None and block.whole else None
 
 
-def _snapshot_before(reader: Reader, run: str, wanted: int, last: int) -> Found | None:
+def _snapshot_before(reader: HistoryReader, run: str, wanted: int, last: int) -> BlockStart | None:
     """The last snapshot that comes before the commit of some number of a run; None if there is none.
 
     That commit is in the row of its number at the earliest, and in the next one if the run has made nothing but
@@ -266,7 +278,7 @@ def _snapshot_before(reader: Reader, run: str, wanted: int, last: int) -> Found 
     low, high = min(wanted - 1, last), last
     best = latest(reader.store, Point(run, low), reader.decode)
     near = reader.store.rows(run, wanted + 1, wanted + 1)
-    head = CommitHead.of(near[0].head) if near and near[0].kind in COMMITS else None
+    head = CommitHeader.of(near[0].head) if near and near[0].kind in COMMITS else None
     if head is not None and not head.scope and head.step == wanted:
         return best
     while high - low > EVERY:
@@ -294,7 +306,7 @@ def _rows_until(store: Store, begin: Point, last: int, commits: int, behind: boo
     while first <= last:
         for row in store.rows(begin.run, first, min(first + count - 1, last)):
             rows.append(row)
-            head = CommitHead.of(row.head) if row.kind in COMMITS else None
+            head = CommitHeader.of(row.head) if row.kind in COMMITS else None
             if head is not None and not head.scope:
                 commits -= 1
                 if head.settled and commits <= 0:
@@ -312,7 +324,7 @@ class Line:
         root: the row at which the history begins, if older history was pruned.
     """
 
-    def __init__(self, reader: Reader, newest: Block, root: Point | None) -> None:
+    def __init__(self, reader: HistoryReader, newest: Block, root: Point | None) -> None:
         self._reader = reader
         self._root = root
         self._blocks = [newest]

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 from dspyer.patch import SealedPatch, decode_update, encode_update
 from dspyer.scheduler.lineage import Resolution
 from dspyer.stores.content import Content, Fetch
-from dspyer.values import FrozenDict, encoding, freeze
+from dspyer.values import encoding
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._freezing import freeze
 
 Decode = Callable[[Any], Any]
 """Makes a frozen value of its JSON form."""
@@ -33,7 +35,7 @@ class Unreadable(SealedPatch):
         return f"<unreadable: {self.error}>"
 
 
-class Written(NamedTuple):
+class CommitContent(NamedTuple):
     """What a commit holds beside its structure.
 
     Attributes:
@@ -49,7 +51,7 @@ class Written(NamedTuple):
     resolutions: tuple[Resolution, ...] = ()
 
 
-def encode_written(written: Written) -> Any:
+def encode_commit_content(written: CommitContent) -> Any:
     """The JSON form of what a commit holds: patch, overlays, reason, resolutions, as far as there are any."""
     patch, overlays, reason, resolutions = written
     encoded = None if patch is None else {name: encode_update(update) for name, update in patch.items()}
@@ -59,10 +61,10 @@ def encode_written(written: Written) -> Any:
     return [encoded, sent, reason, [_encode_resolution(resolution) for resolution in resolutions]]
 
 
-def encode_without(field: str, written: Written) -> Any:
+def encode_without(field: str, written: CommitContent) -> Any:
     """The JSON form without one field of the patch, which other rows hold."""
     patch = {name: update for name, update in (written.patch or {}).items() if name != field}
-    return encode_written(written._replace(patch=patch))
+    return encode_commit_content(written._replace(patch=patch))
 
 
 class Gathered(Content):
@@ -98,7 +100,7 @@ class Gathered(Content):
         """The value of the commit's own content."""
         return self.own.value(fetch, decode)
 
-    def completed(self, written: Written, fetch: Fetch, decode: Decode) -> Written:
+    def completed(self, written: CommitContent, fetch: Fetch, decode: Decode) -> CommitContent:
         """The commit with the results in it."""
         patch = written.patch or {}
         if self.field in patch:
@@ -107,14 +109,14 @@ class Gathered(Content):
         return written._replace(patch={self.field: results, **patch})
 
 
-def decode_written(found: list[Any], decode: Decode = encoding.decode) -> Written:
+def decode_commit_content(found: list[Any], decode: Decode = encoding.decode) -> CommitContent:
     """What a commit holds, from its JSON form."""
     encoded, *more = found
     patch = None if encoded is None else {name: decode_update(update, decode) for name, update in encoded.items()}
     if not more:
-        return Written(patch)
+        return CommitContent(patch)
     sent, reason, resolved = more
-    return Written(
+    return CommitContent(
         patch,
         tuple([None if overlay is None else decode(overlay) for overlay in sent]),
         reason,

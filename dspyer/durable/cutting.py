@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from dspyer.durable.rows import ANSWER, ASK, COMMITS, ITEM, ONCE, CommitHead
+from dspyer.durable.rows import COMMITS, CommitHeader, RowKind
 from dspyer.stores.base import Row
 
-Span = tuple[int, int]
+RowNumbers = tuple[int, int]
 """First and last of some places."""
 
 
-def left_out(rows: Sequence[Row], kept: Collection[int]) -> tuple[int, list[Span]]:
+def left_out(rows: Sequence[Row], kept: Collection[int]) -> tuple[int, list[RowNumbers]]:
     """Which rows do not count where a run is cut.
 
     Args:
@@ -28,13 +28,13 @@ def left_out(rows: Sequence[Row], kept: Collection[int]) -> tuple[int, list[Span
         have left behind that have no commit up to there.
     """
     last = max(kept)
-    committed = {CommitHead.of(rows[place].head).id: place for place in kept}
+    committed = {CommitHeader.of(rows[place].head).id: place for place in kept}
     gone = []
     for place, row in enumerate(rows[:last]):
         if row.kind in COMMITS:
-            head = CommitHead.of(row.head)
+            head = CommitHeader.of(row.head)
             stays = committed.get(outermost(head.scope[0]), -1) > place if head.scope else place in kept
-        elif row.kind in (ITEM, ONCE, ASK, ANSWER):
+        elif row.kind in (RowKind.ITEM, RowKind.ONCE, RowKind.ASK, RowKind.ANSWER):
             stays = committed.get(outermost(str(row.head[0])), -1) > place
         else:
             stays = True
@@ -48,9 +48,9 @@ def outermost(execution: str) -> str:
     return execution.partition("/")[0].partition("[")[0]
 
 
-def spans(places: Iterable[int]) -> list[Span]:
+def spans(places: Iterable[int]) -> list[RowNumbers]:
     """Ascending places as spans."""
-    found: list[Span] = []
+    found: list[RowNumbers] = []
     for place in places:
         if found and found[-1][1] == place - 1:
             found[-1] = (found[-1][0], place)
@@ -73,7 +73,7 @@ def without(rows: Sequence[Row], gone: Iterable[Sequence[int]]) -> tuple[list[Ro
     places: list[int] = []
     for place, row in enumerate(rows):
         if row.kind in COMMITS:
-            head = CommitHead.of(row.head)
+            head = CommitHeader.of(row.head)
             old = counts.get(head.scope, 0)
             counts[head.scope] = old + 1
             if place in dropped:

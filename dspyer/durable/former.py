@@ -11,10 +11,11 @@ from pydantic.fields import FieldInfo
 
 from dspyer.patch import DELETE
 from dspyer.reducers import BUILT_IN, Reducer
-from dspyer.schema import Limit, Schema
 from dspyer.schema.annotations import STARTS
 from dspyer.schema.field_types import Field
-from dspyer.values import Opaque
+from dspyer.schema.limits import Limit
+from dspyer.schema.schema import Schema
+from dspyer.values._opaque import Opaque
 
 
 def former_schema(facts: Mapping[str, Any], now: Schema) -> Schema:

@@ -16,7 +16,11 @@ from typing import Any, NamedTuple
 
 from dspyer.state import ImmutableState
 from dspyer.stores.content import BLOBS, INLINE, Allowance, Fetch, blob_of, with_blobs, without_blobs
-from dspyer.values import SCALARS, FrozenDict, FrozenList, encoding, freeze
+from dspyer.values import encoding
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._freezing import freeze
+from dspyer.values._lists import FrozenList
+from dspyer.values._scalars import SCALARS
 from dspyer.values.encoding import TAG
 
 CHUNK = 256
@@ -24,12 +28,12 @@ CHUNK = 256
 
 LIST, MAPPING = "pieces of a list", "pieces of a mapping"
 Decode = Callable[[Any], Any]
-Keys = tuple[str, ...]
+FieldKeys = tuple[str, ...]
 
 _dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
 
 
-class Part(NamedTuple):
+class EncodedPart(NamedTuple):
     """A part of a state and its form.
 
     Attributes:
@@ -45,7 +49,7 @@ class Part(NamedTuple):
     pieces: tuple[tuple[str, ...], ...] = ()
 
 
-class Form(NamedTuple):
+class StateForm(NamedTuple):
     """The form of a state.
 
     Attributes:
@@ -62,26 +66,26 @@ class Form(NamedTuple):
         return blake2b(self.text.encode(), digest_size=16).hexdigest()
 
 
-class Forms:
+class SnapshotEncoder:
     """Makes forms of the states of one run, one after the other: what has not changed is not looked at again."""
 
     def __init__(self) -> None:
-        self._parts: dict[Keys, Part] = {}
+        self._parts: dict[FieldKeys, EncodedPart] = {}
         self._unsent: dict[str, tuple[bytes, bool]] = {}  # by id, whether it is to be compressed
         self._sent: set[str] = set()
         self._lock = Lock()
 
-    def form(self, state: ImmutableState) -> Form:
+    def form(self, state: ImmutableState) -> StateForm:
         """The form of a state."""
         with self._lock:
             part = self._mapping(state, ())
-        return Form(_dump(part.form), tuple(dict.fromkeys(part.refs)))
+        return StateForm(_dump(part.form), tuple(dict.fromkeys(part.refs)))
 
     def digest(self, state: ImmutableState) -> str:
         """The fingerprint of a state."""
         return self.form(state).digest
 
-    def sent(self, form: Form) -> dict[str, bytes]:
+    def sent(self, form: StateForm) -> dict[str, bytes]:
         """The blobs of a form that may not be in the store yet. They count as sent."""
         with self._lock:
             fresh = {name: self._unsent.pop(name) for name in form.refs if name in self._unsent}
@@ -111,7 +115,9 @@ class Forms:
         self._sent.update(refs)
         return ImmutableState(self._load(form, (), blobs, decode, allowance))
 
-    def _load(self, form: Any, keys: Keys, blobs: Mapping[str, bytes], decode: Decode, allowance: Allowance) -> Any:
+    def _load(
+        self, form: Any, keys: FieldKeys, blobs: Mapping[str, bytes], decode: Decode, allowance: Allowance
+    ) -> Any:
         if type(form) is not dict:
             return decode(with_blobs(form, blobs, allowance) if blobs else form) if type(form) is list else form
         tag = form.get(TAG)
@@ -131,10 +137,10 @@ class Forms:
             value = decode(with_blobs(form, blobs, allowance))
             refs = (form["value"],) if tag in BLOBS else ()
         if refs:
-            self._parts[keys] = Part(value, form, (*refs, *_refs_of(form.get("rest"))), pieces)
+            self._parts[keys] = EncodedPart(value, form, (*refs, *_refs_of(form.get("rest"))), pieces)
         return value
 
-    def _part(self, value: Any, keys: Keys) -> Part:
+    def _part(self, value: Any, keys: FieldKeys) -> EncodedPart:
         """The part at some keys: as it was, if it is the same object."""
         known = self._parts.get(keys)
         if known is not None and known.value is value:
@@ -144,11 +150,11 @@ class Forms:
         elif isinstance(value, FrozenDict):
             part = self._mapping(value, keys)
         else:
-            part = Part(value, *self._small(value))
+            part = EncodedPart(value, *self._small(value))
         self._parts[keys] = part
         return part
 
-    def _mapping(self, value: FrozenDict[Any, Any], keys: Keys) -> Part:
+    def _mapping(self, value: FrozenDict[Any, Any], keys: FieldKeys) -> EncodedPart:
         items = list(value.raw_items())
         if len(items) >= CHUNK:
             part = self._pieces(value, keys, MAPPING, items)
@@ -158,16 +164,16 @@ class Forms:
         refs: list[str] = []
         for key, item in items:
             if type(key) is not str or key == TAG or not key.isascii():
-                return Part(value, *self._small(value))
+                return EncodedPart(value, *self._small(value))
             if type(item) in _TINY:
                 form[key] = encoding.encode(item)
             else:
                 part = self._part(item, (*keys, key))
                 form[key] = part.form
                 refs += part.refs
-        return Part(value, form, tuple(refs))
+        return EncodedPart(value, form, tuple(refs))
 
-    def _pieces(self, value: Any, keys: Keys, tag: str, items: list[Any]) -> Part:
+    def _pieces(self, value: Any, keys: FieldKeys, tag: str, items: list[Any]) -> EncodedPart:
         """A value in pieces. A piece whose items are those of before is the piece of before."""
         known = self._parts.get(keys)
         before: list[Any] = []
@@ -183,7 +189,7 @@ class Forms:
                 pieces.append(self._piece(own, tag))
         rest, refs = self._items(items[full:], tag)
         form = {TAG: tag, "value": pieces, "rest": rest}
-        return Part(value, form, (*(name for piece in pieces for name in piece), *refs), tuple(pieces))
+        return EncodedPart(value, form, (*(name for piece in pieces for name in piece), *refs), tuple(pieces))
 
     def _piece(self, items: list[Any], tag: str) -> tuple[str, ...]:
         forms, refs = self._items(items, tag)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
 from dspyer.errors import DspyerError, StoreError
-from dspyer.stores.base import NO_EPOCHS, Change, Point, Row, RunRow, Snapshot, Store, Swept, ThreadRow
+from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Point, Row, RunRow, Snapshot, Store, ThreadRow
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ def failed(store: Store, error: Exception) -> StoreError:
     )
 
 
-Check = Callable[[Change], None]
+CheckChange = Callable[[Change], None]
 """Raises for a change that must not be written."""
 
 
@@ -53,7 +53,7 @@ class Guarded(Store):
         check: raises for what must not be written.
     """
 
-    def __init__(self, store: Store, check: Check = _unchecked) -> None:
+    def __init__(self, store: Store, check: CheckChange = _unchecked) -> None:
         self.store = store
         self.check = check
 
@@ -110,11 +110,11 @@ class Guarded(Store):
         """The last snapshot at or before a row."""
         return guarded(self.store, lambda: self.store.snapshot(at))
 
-    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> Swept:
+    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
         """Removes threads."""
         return guarded(self.store, lambda: self.store.remove(threads, epochs))
 
-    def disown(self, thread: str) -> Swept:
+    def disown(self, thread: str) -> DeletionReport:
         """Removes what a thread does not reach."""
         return guarded(self.store, lambda: self.store.disown(thread))
 

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from dspyer.durable.contents import Unreadable
-from dspyer.durable.reading import Chapter, Reader, chapters
+from dspyer.durable.reading import HistoryReader, RunRows, read_runs
 from dspyer.durable.replaying import written_of
-from dspyer.durable.rows import COMMITS, MERGE, OPEN, CommitHead
+from dspyer.durable.rows import COMMITS, CommitHeader, RowKind
 from dspyer.durable.snapshots import latest
 from dspyer.errors import StoreError
 from dspyer.events import Commit
 from dspyer.patch import Replace, sealed
 from dspyer.scheduler.joining import Join, ResolvedAs
-from dspyer.scheduler.lineage import Entry
+from dspyer.scheduler.lineage import LogEntry
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row
 
@@ -22,7 +22,7 @@ PRUNED = "pruned"
 """The author of the commit with which a pruned history begins."""
 
 
-class Episode(NamedTuple):
+class RunOfHistory(NamedTuple):
     """A run in the log.
 
     Attributes:
@@ -61,13 +61,13 @@ class History:
         roots: by the row at which a pruned history begins, the version that it begins with.
     """
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: HistoryReader) -> None:
         self.reader = reader
-        self.log: list[Entry] = []
+        self.log: list[LogEntry] = []
         self.points: list[Point] = []
         self.steps: list[int] = []
         self.alone: list[bool] = []
-        self.runs: dict[Point, Episode] = {}
+        self.runs: dict[Point, RunOfHistory] = {}
         self.roots: dict[Point, int] = {}
         self._places: dict[Point, int] = {}
 
@@ -78,13 +78,13 @@ class History:
             heads: the rows.
             root: the row at which the history begins, if older history was pruned.
         """
-        for found in chapters(self.reader.store, heads, root, self.runs):
+        for found in read_runs(self.reader.store, heads, root, self.runs):
             if root is not None and found.points[-1] == root:
                 self._add_root(found, root)
             else:
                 self._add(found)
 
-    def _add_root(self, found: Chapter, root: Point) -> None:
+    def _add_root(self, found: RunRows, root: Point) -> None:
         """The commit with which a pruned history begins: all that came before it, in one."""
         taken = latest(self.reader.store, root, self.reader.decode)
         if taken is None or taken[0] != root:
@@ -96,13 +96,13 @@ class History:
         name = f"{found.labels[root.run]}/{PRUNED}"
         patch = {field: Replace(value) for field, value in state.raw_items()}
         commit = Commit(name, None, PRUNED, (), 1, 0, sealed(patch), ())
-        self.runs[root] = Episode((), (len(self.log),), 1, len(self.log))
+        self.runs[root] = RunOfHistory((), (len(self.log),), 1, len(self.log))
         self.roots[root] = version
         self.points.append(root)
         self.steps.append(0)
         self.alone.append(True)
         self._places[root] = len(self.log)
-        self.log.append(Entry(commit, state, (), None))
+        self.log.append(LogEntry(commit, state, (), None))
 
     def state(self, place: int | None) -> ImmutableState:
         """The state after a commit; an empty one where there is none."""
@@ -140,7 +140,7 @@ class History:
         known = {place for at in ours for place in self.runs[at].places}
         return len({place for told in theirs for place in told.places[: told.settled]} - known)
 
-    def _add(self, found: Chapter) -> None:
+    def _add(self, found: RunRows) -> None:
         parents = tuple([parent for parent in found.parents if parent in self.runs])
         before = [self.runs[parent].resting for parent in parents]
         broken = next((self.runs[parent].broken for parent in parents if self.runs[parent].broken), "")
@@ -160,21 +160,25 @@ class History:
                 self.log.append(self._moved(entry, name, row, heads, places, found))
                 self.points.append(point)
                 self.steps.append(entry.commit.step)
-                self.alone.append(row.kind == OPEN or CommitHead.of(row.head).settled)
+                self.alone.append(row.kind == RowKind.OPEN or CommitHeader.of(row.head).settled)
                 self._places[point] = place
             places.append(place)
         resting = places[told.settled] if told.settled >= 0 else (before[0] if before else None)
         shapes = frozenset(found.shapes.values())
-        self.runs[found.points[-1]] = Episode(parents, tuple(places), told.settled + 1, resting, told.broken, shapes)
+        self.runs[found.points[-1]] = RunOfHistory(
+            parents, tuple(places), told.settled + 1, resting, told.broken, shapes
+        )
 
-    def _moved(self, entry: Entry, name: str, row: Row, heads: list[int], places: list[int], found: Chapter) -> Entry:
+    def _moved(
+        self, entry: LogEntry, name: str, row: Row, heads: list[int], places: list[int], found: RunRows
+    ) -> LogEntry:
         """An entry of a run as it is in the whole log."""
         commit = entry.commit._replace(
             id=name,
             parents=tuple([self.log[head].commit.id for head in heads]),
             step=1 + max([self.log[head].commit.step for head in heads], default=-1),
         )
-        if row.kind == MERGE and len(heads) > 1 and not found.run.header.get("base"):
+        if row.kind == RowKind.MERGE and len(heads) > 1 and not found.run.header.get("base"):
             written = written_of(row.content, self.reader.fetch, self.reader.decode)
             node = commit.node.removeprefix("join:")
             join = Join(self.log, node, self.reader.schema, ResolvedAs(written.resolutions), len(self.log))
@@ -190,27 +194,27 @@ class History:
         winners = {path: len(self.log) if at == here else places[at] for path, at in entry.winners.items()}
         return entry._replace(commit=commit, parents=tuple(heads), winners=winners)
 
-    def _is_opening(self, row: Row, found: Chapter) -> bool:
+    def _is_opening(self, row: Row, found: RunRows) -> bool:
         """Whether a commit is the one with which its run was opened, whoever has written it then."""
-        if row.kind == OPEN:
+        if row.kind == RowKind.OPEN:
             return True
         try:
             return written_of(row.content, self.reader.fetch, self.reader.decode).patch is None
         except Exception:  # noqa: BLE001 - it cannot be read: the structure says what it is
-            return any(other.kind == OPEN for other in found.rows)
+            return any(other.kind == RowKind.OPEN for other in found.rows)
 
 
-def _own_rows(found: Chapter) -> Iterator[tuple[Row, Point]]:
+def _own_rows(found: RunRows) -> Iterator[tuple[Row, Point]]:
     for row, point in zip(found.rows, found.points, strict=True):
-        if row.kind in COMMITS and not CommitHead.of(row.head).scope:
+        if row.kind in COMMITS and not CommitHeader.of(row.head).scope:
             yield row, point
 
 
-def _opening(found: Chapter) -> tuple[Row, Point]:
-    return next((row, point) for row, point in zip(found.rows, found.points, strict=True) if row.kind == OPEN)
+def _opening(found: RunRows) -> tuple[Row, Point]:
+    return next((row, point) for row, point in zip(found.rows, found.points, strict=True) if row.kind == RowKind.OPEN)
 
 
-def inner_commits(reader: Reader, found: Chapter, scope: tuple[str, ...]) -> list[Commit]:
+def inner_commits(reader: HistoryReader, found: RunRows, scope: tuple[str, ...]) -> list[Commit]:
     """The commits inside of an execution, in canonical order. What a graph inside began with is not stored again.
 
     Args:
@@ -221,7 +225,7 @@ def inner_commits(reader: Reader, found: Chapter, scope: tuple[str, ...]) -> lis
     """
     commits: dict[tuple[str, ...], list[Commit]] = {}
     for row, point in zip(found.rows, found.points, strict=True):
-        head = CommitHead.of(row.head) if row.kind in COMMITS else None
+        head = CommitHeader.of(row.head) if row.kind in COMMITS else None
         if head is None or len(head.scope) != len(scope) or not all(map(_is_in, head.scope, scope)):
             continue
         siblings = commits.setdefault(head.scope, [])
@@ -241,7 +245,7 @@ def _is_in(execution: str, wanted: str) -> bool:
     return execution == wanted or execution.partition("[")[0] == wanted
 
 
-class Listed:
+class ListedCommit:
     """The commits behind a row as people read them: in canonical order run by run, with versions over all of them.
 
     Versions and order of what is behind a row never change, since a thread that goes on only adds to it.

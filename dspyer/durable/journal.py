@@ -10,10 +10,10 @@ from time import monotonic
 from typing import Any, Literal, get_args
 
 from dspyer.durable.finishing import finish
-from dspyer.durable.forms import Forms
+from dspyer.durable.forms import SnapshotEncoder
 from dspyer.durable.guarding import Guarded, guarded
-from dspyer.durable.rows import Draft
-from dspyer.durable.snapshots import AT_END, EVERY, Rested, snapshot
+from dspyer.durable.rows import NewRow
+from dspyer.durable.snapshots import AT_END, EVERY, SnapshotState, snapshot
 from dspyer.errors import ConcurrentRunError, DspyerError, GraphError, anew, suggestion
 from dspyer.stores.base import Change, Point, Row, Snapshot, Store
 
@@ -111,7 +111,7 @@ class Journal:
         self, store: Store, thread: str, epoch: int, run: str, seq: int, durability: Durability = "sync"
     ) -> None:
         self.tail = 0
-        self.forms = Forms()
+        self.forms = SnapshotEncoder()
         self.store = store if isinstance(store, Guarded) else Guarded(store)
         self.thread = thread
         self.epoch = epoch
@@ -126,7 +126,7 @@ class Journal:
         self._waiting = _Waiting()
         self._prevent: Callable[[], None] | None = None
 
-    def goes_on(self, tail: int, forms: Forms) -> None:
+    def goes_on(self, tail: int, forms: SnapshotEncoder) -> None:
         """Goes on from what earlier runs have written.
 
         Args:
@@ -155,8 +155,8 @@ class Journal:
 
     def write(
         self,
-        drafts: Sequence[Draft],
-        rested: Rested | None = None,
+        drafts: Sequence[NewRow],
+        rested: SnapshotState | None = None,
         before: Before | None = None,
         *,
         flush: bool = False,
@@ -183,8 +183,8 @@ class Journal:
 
     async def awrite(
         self,
-        drafts: Sequence[Draft],
-        rested: Rested | None = None,
+        drafts: Sequence[NewRow],
+        rested: SnapshotState | None = None,
         before: Before | None = None,
         *,
         flush: bool = False,
@@ -207,7 +207,7 @@ class Journal:
             await finish(lambda: self._send_late(mine))
 
     def _accept(
-        self, drafts: Sequence[Draft], rested: Rested | None, before: Before | None, flush: bool, release: bool
+        self, drafts: Sequence[NewRow], rested: SnapshotState | None, before: Before | None, flush: bool, release: bool
     ) -> None:
         """Takes rows that are to be written. The lock is held."""
         if self.broken is not None:

@@ -6,18 +6,19 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from dspyer.durable.contents import Written, decode_written
-from dspyer.durable.rows import ANSWER, ASK, COMMITS, ITEM, ONCE, POST, RESUME, WITHDRAW, CommitHead, Draft
+from dspyer.durable.contents import CommitContent, decode_commit_content
+from dspyer.durable.rows import COMMITS, CommitHeader, NewRow, RowKind
 from dspyer.errors import InputError, brief
 from dspyer.events import Question
 from dspyer.stores.base import Row
 from dspyer.stores.content import Content, Fetch
-from dspyer.values import encoding, freeze
+from dspyer.values import encoding
+from dspyer.values._freezing import freeze
 
 MISSING: Any = object()
 """Stands for a result that is not there: `None` is one."""
 
-Answer = Callable[[Question], Any]
+AnswerSource = Callable[[Question], Any]
 
 
 def no_answer(question: Question) -> Any:
@@ -26,7 +27,7 @@ def no_answer(question: Question) -> Any:
     return MISSING
 
 
-class Key(NamedTuple):
+class RecordKey(NamedTuple):
     """The name of something that an execution leaves behind.
 
     Attributes:
@@ -38,7 +39,7 @@ class Key(NamedTuple):
     key: str
 
 
-class Post(NamedTuple):
+class RecordedPost(NamedTuple):
     """A post to a live field.
 
     Attributes:
@@ -59,7 +60,7 @@ class Post(NamedTuple):
     over: tuple[int, ...] | None = None
 
 
-class Memo:
+class ExecutionRecords:
     """What a run remembers of its executions.
 
     Attributes:
@@ -73,16 +74,16 @@ class Memo:
     """
 
     def __init__(self) -> None:
-        self.effects: dict[Key, Any] = {}
+        self.effects: dict[RecordKey, Any] = {}
         self.items: dict[str, Any] = {}
-        self.questions: dict[Key, Question] = {}
-        self.posts: dict[tuple[str, ...], dict[int, Post | None]] = {}
-        self.answers: dict[Key, Any] = {}
+        self.questions: dict[RecordKey, Question] = {}
+        self.posts: dict[tuple[str, ...], dict[int, RecordedPost | None]] = {}
+        self.answers: dict[RecordKey, Any] = {}
         self.resumes = 0
         self.reading: tuple[Fetch, Callable[[Any], Any]] = (_no_blobs, encoding.decode)
         self._commits: dict[tuple[str, ...], list[Row]] = {}
         self._keys: dict[str, list[str]] = {}
-        self._unwritten: deque[Draft] = deque()
+        self._unwritten: deque[NewRow] = deque()
 
     def read(self, rows: Iterable[Row], fetch: Fetch, decode: Callable[[Any], Any] = encoding.decode) -> None:
         """Remembers what the rows of a run say.
@@ -96,40 +97,40 @@ class Memo:
         for row in rows:
             content = row.content
             if row.kind in COMMITS:
-                self._commits.setdefault(CommitHead.of(row.head).scope, []).append(row)
-            elif row.kind == ASK:
+                self._commits.setdefault(CommitHeader.of(row.head).scope, []).append(row)
+            elif row.kind == RowKind.ASK:
                 execution, key, node, branch, *run = row.head  # without a run where an earlier version has written it
                 text, answer = read_question(content, fetch)
                 self._ask(Question(key, text, answer, node, tuple(branch), execution, *run))
-            elif row.kind in (POST, WITHDRAW):
+            elif row.kind in (RowKind.POST, RowKind.WITHDRAW):
                 self._read_posts(row, fetch, decode)
-            elif row.kind == RESUME:
+            elif row.kind == RowKind.RESUME:
                 self.resumes = self.resumes + 1 if row.head[0] else 0
-            elif row.kind == ANSWER and content is None:
-                self.answers.pop(Key(*row.head), None)
+            elif row.kind == RowKind.ANSWER and content is None:
+                self.answers.pop(RecordKey(*row.head), None)
             elif content is None:
                 continue
-            elif row.kind == ANSWER:
-                self.answers[Key(*row.head)] = content.value(fetch, decode)
-            elif row.kind == ONCE:
-                self.effects[Key(*row.head)] = content.value(fetch, decode)
-            elif row.kind == ITEM:
+            elif row.kind == RowKind.ANSWER:
+                self.answers[RecordKey(*row.head)] = content.value(fetch, decode)
+            elif row.kind == RowKind.ONCE:
+                self.effects[RecordKey(*row.head)] = content.value(fetch, decode)
+            elif row.kind == RowKind.ITEM:
                 self.items[row.head[0]] = content.value(fetch, decode)
 
     def _read_posts(self, row: Row, fetch: Fetch, decode: Callable[[Any], Any]) -> None:
         execution, scope, node, *rest = row.head
         posts = self.posts.setdefault(tuple(scope), {})
-        if row.kind == WITHDRAW:
+        if row.kind == RowKind.WITHDRAW:
             seq, withdrawn = rest
             posts.setdefault(seq, None)
             posts.update(dict.fromkeys(withdrawn))
         elif row.content is not None:
             field, seq, *over = rest
-            written: Written = row.content.value(fetch, lambda found: decode_written(found, decode))
+            written: CommitContent = row.content.value(fetch, lambda found: decode_commit_content(found, decode))
             update = (written.patch or {})[field]
-            posts[seq] = Post(seq, field, node, execution, update, tuple(over[0]) if over else None)
+            posts[seq] = RecordedPost(seq, field, node, execution, update, tuple(over[0]) if over else None)
 
-    def later(self, draft: Draft) -> None:
+    def later(self, draft: NewRow) -> None:
         """Takes a row that is written with the next ones."""
         self._unwritten.append(draft)
 
@@ -137,7 +138,7 @@ class Memo:
         """The rows of the commits of one scope."""
         return self._commits.get(scope, [])
 
-    def passes(self, question: Question, answer: Answer = no_answer) -> bool:
+    def passes(self, question: Question, answer: AnswerSource = no_answer) -> bool:
         """Whether a question is answered; one that is new is asked.
 
         Args:
@@ -147,12 +148,12 @@ class Memo:
         Raises:
             InputError: if that is an answer to a question that takes none.
         """
-        key = Key(question.execution, question.key)
+        key = RecordKey(question.execution, question.key)
         if key in self.answers:
             return True
         if key not in self.questions:
             self._ask(question)
-            self._unwritten.append(question_draft(question))
+            self._unwritten.append(question_row(question))
         given = answer(question)
         if given is MISSING:
             return False
@@ -165,20 +166,20 @@ class Memo:
         return True
 
     def _ask(self, question: Question) -> None:
-        self.questions[Key(question.execution, question.key)] = question
+        self.questions[RecordKey(question.execution, question.key)] = question
         self._keys.setdefault(question.execution, []).append(question.key)
 
-    def give(self, key: Key, frozen: Any) -> None:
+    def give(self, key: RecordKey, frozen: Any) -> None:
         """Takes an answer."""
         self.answers[key] = frozen
-        self._unwritten.append(answer_draft(key, frozen))
+        self._unwritten.append(answer_row(key, frozen))
 
-    def refuse(self, key: Key) -> None:
+    def refuse(self, key: RecordKey) -> None:
         """Takes an answer back that does not fit its question, which is open again."""
         if self.answers.pop(key, MISSING) is not MISSING:
-            self._unwritten.append(Draft(ANSWER, tuple(key)))
+            self._unwritten.append(NewRow(RowKind.ANSWER, tuple(key)))
 
-    def unwritten(self) -> list[Draft]:
+    def unwritten(self) -> list[NewRow]:
         """The rows of questions and answers that were not written yet. May be called from any thread, each row once."""
         drafts = []
         while self._unwritten:
@@ -194,12 +195,12 @@ class Memo:
 
     def waits(self, execution: str) -> tuple[Question, ...]:
         """The questions of one execution that have no answer."""
-        keys = [Key(execution, key) for key in self._keys.get(execution, ())]
+        keys = [RecordKey(execution, key) for key in self._keys.get(execution, ())]
         return tuple([self.questions[key] for key in keys if key not in self.answers])
 
     def answered(self, execution: str) -> list[str]:
         """The keys of the questions of one execution that have an answer."""
-        return [key for key in self._keys.get(execution, ()) if Key(execution, key) in self.answers]
+        return [key for key in self._keys.get(execution, ()) if RecordKey(execution, key) in self.answers]
 
 
 def _no_blobs(ids: Collection[str]) -> Mapping[str, bytes]:
@@ -214,22 +215,22 @@ def read_question(content: Content | None, fetch: Fetch) -> tuple[str, Mapping[s
     return text, answer
 
 
-def question_draft(question: Question) -> Draft:
+def question_row(question: Question) -> NewRow:
     """The row of a question."""
     head = (question.execution, question.key, question.node, list(question.branch), question.run)
-    return Draft(ASK, head, Content((question.text, question.answer), list))
+    return NewRow(RowKind.ASK, head, Content((question.text, question.answer), list))
 
 
-def answer_draft(key: Key, frozen: Any) -> Draft:
+def answer_row(key: RecordKey, frozen: Any) -> NewRow:
     """The row of an answer."""
-    return Draft(ANSWER, tuple(key), Content(frozen))
+    return NewRow(RowKind.ANSWER, tuple(key), Content(frozen))
 
 
-def effect_draft(key: Key, frozen: Any) -> Draft:
+def effect_row(key: RecordKey, frozen: Any) -> NewRow:
     """The row of the result of an effect."""
-    return Draft(ONCE, tuple(key), Content(frozen))
+    return NewRow(RowKind.ONCE, tuple(key), Content(frozen))
 
 
-def item_draft(execution: str, frozen: Any) -> Draft:
+def item_row(execution: str, frozen: Any) -> NewRow:
     """The row of the result of one item of a map."""
-    return Draft(ITEM, (execution,), Content(frozen))
+    return NewRow(RowKind.ITEM, (execution,), Content(frozen))

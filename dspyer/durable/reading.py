@@ -7,26 +7,27 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dspyer.durable.contents import Gathered, Unreadable, Written
+from dspyer.durable.contents import CommitContent, Gathered, Unreadable
 from dspyer.durable.cutting import without
 from dspyer.durable.former import former_schema
 from dspyer.durable.replaying import written_of
-from dspyer.durable.rows import COMMITS, END, ITEM, JOIN, OPEN, RESUME, CommitHead
+from dspyer.durable.rows import COMMITS, CommitHeader, RowKind
 from dspyer.errors import StoreError
 from dspyer.events import Commit
 from dspyer.patch import sealed
 from dspyer.scheduler.joining import Join, ResolvedAs
-from dspyer.scheduler.lineage import Entry
-from dspyer.schema import Schema
+from dspyer.scheduler.lineage import LogEntry
+from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, RunRow, Store
 from dspyer.stores.content import Fetch
-from dspyer.values import PersistentMap, encoding
+from dspyer.values import encoding
+from dspyer.values._persistent import PersistentMap
 
 Decode = Callable[[Any], Any]
 
 
-class Chapter(NamedTuple):
+class RunRows(NamedTuple):
     """One run of a thread, with all parts that it was written in.
 
     Attributes:
@@ -56,16 +57,16 @@ class Chapter(NamedTuple):
         end = end_in(reversed(self.rows))
         return None if end is None else str(end.head[0])
 
-    def main(self) -> Iterator[tuple[Row, CommitHead]]:
+    def main(self) -> Iterator[tuple[Row, CommitHeader]]:
         """The rows of its own commits, without those of the graphs inside of it."""
         for row in self.rows:
             if row.kind in COMMITS:
-                head = CommitHead.of(row.head)
+                head = CommitHeader.of(row.head)
                 if not head.scope:
                     yield row, head
 
 
-def chapter(store: Store, at: Point) -> Chapter:
+def read_run(store: Store, at: Point) -> RunRows:
     """The run that a row belongs to, up to this row.
 
     Args:
@@ -77,7 +78,7 @@ def chapter(store: Store, at: Point) -> Chapter:
     """
     parts: list[tuple[RunRow, list[Row]]] = []
     run, last = run_of(store, at.run), at.seq
-    way = Way(store, run)
+    way = RunAncestry(store, run)
     while True:
         parts.append((run, store.rows(run.id, 0, last)))
         if not parts[-1][1] or parts[-1][1][-1].seq != last:
@@ -92,13 +93,13 @@ def chapter(store: Store, at: Point) -> Chapter:
             rows, places = without(rows, part.header["without"])
             points = [points[place] for place in places]
         if part.header.get("names"):
-            rows = [renamed(row, part.header["names"]) for row in rows]
+            rows = [rename_nodes(row, part.header["names"]) for row in rows]
         rows += its_rows
         points += [Point(part.id, row.seq) for row in its_rows]
     rows = with_items(rows)
     labels = {part.id: str(part.header.get("label", part.id)) for part, _ in parts}
     shapes = {part.id: str(part.header.get("shape", "")) for part, _ in parts}
-    return Chapter(parts[0][0], run.parents, tuple(rows), tuple(points), labels, shapes)
+    return RunRows(parts[0][0], run.parents, tuple(rows), tuple(points), labels, shapes)
 
 
 def end_in(newest: Iterable[Row]) -> Row | None:
@@ -108,9 +109,9 @@ def end_in(newest: Iterable[Row]) -> Row | None:
         newest: the rows of the run, newest first.
     """
     for row in newest:
-        if row.kind == END:
+        if row.kind == RowKind.END:
             return row
-        if row.kind in COMMITS or row.kind == RESUME:
+        if row.kind in COMMITS or row.kind == RowKind.RESUME:
             break
     return None
 
@@ -125,7 +126,7 @@ def newest(store: Store, at: Point) -> Iterator[tuple[RunRow, Row]]:
         at: the row.
     """
     run, last, count, given = run_of(store, at.run), at.seq, PAGE, 0
-    way = Way(store, run)
+    way = RunAncestry(store, run)
     while True:
         while last >= 0:
             page = store.rows(run.id, max(last - count + 1, 0), last)
@@ -137,7 +138,7 @@ def newest(store: Store, at: Point) -> Iterator[tuple[RunRow, Row]]:
         if run.header.get("without") or run.header.get("names"):
             break
         run, last = way.part_before(run)
-    whole = chapter(store, at)  # what comes before this part counts in part only, or with other names
+    whole = read_run(store, at)  # what comes before this part counts in part only, or with other names
     parts = {name: run_of(store, name) for name in whole.labels}
     older = list(zip(whole.rows, whole.points, strict=True))[: len(whole.rows) - given]
     yield from ((parts[point.run], row) for row, point in reversed(older))
@@ -154,16 +155,16 @@ def with_items(rows: Sequence[Row], earlier: Callable[[], Sequence[Row]] = tuple
         rows: rows of a run.
         earlier: gives those before them, if they do not begin with the first.
     """
-    items = {str(row.head[0]): row.content for row in rows if row.kind == ITEM}
+    items = {str(row.head[0]): row.content for row in rows if row.kind == RowKind.ITEM}
     found: list[Row] = []
     for row in rows:
-        head = CommitHead.of(row.head) if row.kind in COMMITS and len(row.head) > _PLACE_OF_ITEMS else None
+        head = CommitHeader.of(row.head) if row.kind in COMMITS and len(row.head) > _PLACE_OF_ITEMS else None
         if head is None or head.items is None or row.content is None:
             found.append(row)
             continue
         names = head.item_names if head.items[1] <= len(items) else []
         if head.items[1] > len(items) or not all(name in items for name in names):
-            items = {**{str(one.head[0]): one.content for one in earlier() if one.kind == ITEM}, **items}
+            items = {**{str(one.head[0]): one.content for one in earlier() if one.kind == RowKind.ITEM}, **items}
             names = head.item_names if head.items[1] <= len(items) else [""]
         results = [content for name in names if (content := items.get(name)) is not None]
         if len(results) < len(names):
@@ -175,18 +176,18 @@ def with_items(rows: Sequence[Row], earlier: Callable[[], Sequence[Row]] = tuple
 _PLACE_OF_ITEMS = 10
 
 
-def renamed(row: Row, names: Mapping[str, str]) -> Row:
+def rename_nodes(row: Row, names: Mapping[str, str]) -> Row:
     """A row with new names of nodes.
 
     Args:
         row: the row.
         names: new names of nodes by their old ones.
     """
-    if row.kind == OPEN:
+    if row.kind == RowKind.OPEN:
         return row._replace(head=(names.get(row.head[0], row.head[0]), *row.head[1:]))
     if row.kind not in COMMITS:
         return row
-    head = CommitHead.of(row.head)
+    head = CommitHeader.of(row.head)
     if head.scope:
         return row
     author, _, node = head.node.rpartition(":")
@@ -209,7 +210,7 @@ def run_of(store: Store, run: str) -> RunRow:
     return found
 
 
-class Way:
+class RunAncestry:
     """The runs on the way back from a row. None of them comes twice, in what dspyer has written.
 
     Args:
@@ -254,9 +255,9 @@ def goes_in_circles(store: Store, run: str) -> StoreError:
     )
 
 
-def chapters(
+def read_runs(
     store: Store, heads: Sequence[Point], root: Point | None = None, known: Container[Point] = ()
-) -> list[Chapter]:
+) -> list[RunRows]:
     """The runs behind some rows, oldest first: what is behind a first parent, or a first row, comes before what only
     the others have.
 
@@ -269,7 +270,7 @@ def chapters(
     Raises:
         StoreError: if a run is not there, or goes on from itself.
     """
-    found: dict[Point, Chapter] = {}
+    found: dict[Point, RunRows] = {}
     stack: list[tuple[Point, bool]] = [(head, False) for head in reversed(heads)]
     order: dict[Point, None] = {}
     while stack:
@@ -279,22 +280,22 @@ def chapters(
         elif at in found and at not in order:
             raise goes_in_circles(store, at.run)
         elif at not in found and at not in known:
-            found[at] = chapter(store, at) if at != root else _at_root(store, at)
+            found[at] = read_run(store, at) if at != root else _at_root(store, at)
             stack.append((at, True))
             if at != root:
                 stack.extend((parent, False) for parent in reversed(found[at].parents))
     return [found[at] for at in order]
 
 
-def _at_root(store: Store, at: Point) -> Chapter:
+def _at_root(store: Store, at: Point) -> RunRows:
     """A run of which nothing but its last row is read."""
     run = run_of(store, at.run)
-    return Chapter(
+    return RunRows(
         run, (), tuple(store.rows(at.run, at.seq, at.seq)), (at,), {run.id: str(run.header.get("label", ""))}
     )
 
 
-class Told(NamedTuple):
+class FoldedRun(NamedTuple):
     """The commits of a chapter, each with its state, in the order in which they were written.
 
     Attributes:
@@ -305,7 +306,7 @@ class Told(NamedTuple):
         broken: why one cannot be read; "" if all can.
     """
 
-    entries: list[Entry]
+    entries: list[LogEntry]
     before: ImmutableState
     settled: int
     broken: str = ""
@@ -316,7 +317,7 @@ class Told(NamedTuple):
         return self.entries[self.settled].state if self.settled >= 0 else self.before
 
 
-class Reader:
+class HistoryReader:
     """Reads chapters with a schema.
 
     Args:
@@ -337,12 +338,12 @@ class Reader:
     def opening(self, rows: Iterable[Row]) -> tuple[str, Mapping[str, Any]] | None:
         """The node and the patch with which a run was opened."""
         for row in rows:
-            if row.kind == OPEN:
+            if row.kind == RowKind.OPEN:
                 patch = written_of(row.content, self.fetch, self.decode).patch
                 return str(row.head[0]), patch or {}
         return None
 
-    def tell(self, of: Chapter, before: ImmutableState, broken: str = "") -> Told:
+    def tell(self, of: RunRows, before: ImmutableState, broken: str = "") -> FoldedRun:
         """The commits of a chapter with their states.
 
         Args:
@@ -352,7 +353,7 @@ class Reader:
         """
         opening = self._try_opening(of.rows)
         schema_at = self.schemas(of)
-        entries: list[Entry] = []
+        entries: list[LogEntry] = []
         settled = -1
         for place, (row, head) in enumerate(of.main()):
             parents = head.parents if head.parents is not None else ((place - 1,) if place else ())
@@ -365,38 +366,38 @@ class Reader:
                     settled = place if head.settled else settled
             if broken:
                 state = entries[parents[0]].state if parents else before
-                commit = self._commit(head, Written(Unreadable(broken)), parents, entries)
-                entry = Entry(commit, state, parents, _NO_TALLY)
+                commit = self._commit(head, CommitContent(Unreadable(broken)), parents, entries)
+                entry = LogEntry(commit, state, parents, _NO_TALLY)
             entries.append(entry)
         if not entries and opening is not None and opening[0] != "START":
             entries.append(self._by_hand(*opening, before, of.rows))
             settled = 0
-        return Told(entries, before, settled, broken)
+        return FoldedRun(entries, before, settled, broken)
 
     def _entry(
         self,
         row: Row,
-        head: CommitHead,
+        head: CommitHeader,
         parents: tuple[int, ...],
-        entries: list[Entry],
+        entries: list[LogEntry],
         before: ImmutableState,
         opening: tuple[str, Mapping[str, Any]] | None,
-        of: Chapter,
+        of: RunRows,
         schema: Schema,
-    ) -> Entry:
+    ) -> LogEntry:
         written = written_of(row.content, self.fetch, self.decode)
         if written.patch is None:
             if opening is None:
                 self.opening(of.rows)  # says why there is none
             written = written._replace(patch=opening[1] if opening else {})
-            head = opening_head(head, of.rows)
-        if row.kind == JOIN:
+            head = open_row_head(head, of.rows)
+        if row.kind == RowKind.JOIN:
             return self._join(entries, head, written, parents, schema)
         state = entries[parents[0]].state if parents else before
         patch = written.patch or {}
         after = schema.replay(state, patch)
         commit = schema.measured(self._commit(head, written, parents, entries), state, (patch,), after)
-        return Entry(commit, after, parents, _NO_TALLY)
+        return LogEntry(commit, after, parents, _NO_TALLY)
 
     def _try_opening(self, rows: Iterable[Row]) -> tuple[str, Mapping[str, Any]] | None:
         try:
@@ -417,7 +418,7 @@ class Reader:
             self._former[shape] = self.schema if found is None else former_schema(json.loads(found), self.schema)
         return self._former[shape]
 
-    def schemas(self, of: Chapter) -> Callable[[Row], Schema]:
+    def schemas(self, of: RunRows) -> Callable[[Row], Schema]:
         """What folds each row of a run: the schema of the graph that wrote it.
 
         Args:
@@ -429,28 +430,30 @@ class Reader:
         shapes = {id(row): of.shapes[point.run] for row, point in zip(of.rows, of.points, strict=True)}
         return lambda row: self.schema_of(shapes[id(row)])
 
-    def _by_hand(self, node: str, patch: Mapping[str, Any], before: ImmutableState, rows: Sequence[Row]) -> Entry:
+    def _by_hand(self, node: str, patch: Mapping[str, Any], before: ImmutableState, rows: Sequence[Row]) -> LogEntry:
         """A commit that somebody made in the name of a node, whose routes nobody has asked for yet."""
-        head = opening_head(CommitHead("trunk:0", node, 0, 1, True, (), None, (), 0, 0), rows)
+        head = open_row_head(CommitHeader("trunk:0", node, 0, 1, True, (), None, (), 0, 0), rows)
         after = self.schema.replay(before, patch)
-        commit = self.schema.measured(self._commit(head, Written(patch), (), []), before, (patch,), after)
-        return Entry(commit, after, (), _NO_TALLY)
+        commit = self.schema.measured(self._commit(head, CommitContent(patch), (), []), before, (patch,), after)
+        return LogEntry(commit, after, (), _NO_TALLY)
 
     def _join(
-        self, log: list[Entry], head: CommitHead, written: Written, parents: tuple[int, ...], schema: Schema
-    ) -> Entry:
+        self, log: list[LogEntry], head: CommitHeader, written: CommitContent, parents: tuple[int, ...], schema: Schema
+    ) -> LogEntry:
         node = head.node.removeprefix("join:")
         join = Join(log, node, schema, ResolvedAs(written.resolutions), len(log))
         merged = join.merge(parents, [log[parent].state for parent in parents])
         commit = self._commit(head, written, parents, log)._replace(patch=merged.patch)
         commit = join.measured(commit, merged)
-        return Entry(commit, merged.state, parents, _NO_TALLY, merged.winners, merged.conflicts, merged.resolutions)
+        return LogEntry(commit, merged.state, parents, _NO_TALLY, merged.winners, merged.conflicts, merged.resolutions)
 
-    def _commit(self, head: CommitHead, written: Written, parents: tuple[int, ...], log: list[Entry]) -> Commit:
+    def _commit(
+        self, head: CommitHeader, written: CommitContent, parents: tuple[int, ...], log: list[LogEntry]
+    ) -> Commit:
         return self.commit(head, written, [log[parent].commit.id for parent in parents])
 
     @staticmethod
-    def commit(head: CommitHead, written: Written, parents: Iterable[str]) -> Commit:
+    def commit(head: CommitHeader, written: CommitContent, parents: Iterable[str]) -> Commit:
         """A commit as users see it, without version.
 
         Args:
@@ -477,9 +480,9 @@ class Reader:
         )
 
 
-def opening_head(head: CommitHead, rows: Iterable[Row]) -> CommitHead:
+def open_row_head(head: CommitHeader, rows: Iterable[Row]) -> CommitHeader:
     """The head of a run's first commit: what somebody made by hand has the time at which it was made."""
-    made = next((row.head[1] for row in rows if row.kind == OPEN and len(row.head) > 1), None)
+    made = next((row.head[1] for row in rows if row.kind == RowKind.OPEN and len(row.head) > 1), None)
     return head if made is None else head._replace(started=made, duration=0)
 
 

@@ -7,29 +7,29 @@ from dataclasses import replace
 from sys import maxsize
 from typing import Any
 
-from dspyer.durable.contents import Gathered, Written, decode_written
-from dspyer.durable.rows import COMMIT, END, JOIN, UPDATE, CommitHead
+from dspyer.durable.contents import CommitContent, Gathered, decode_commit_content
+from dspyer.durable.rows import CommitHeader, RowKind
 from dspyer.errors import ChangedGraphError
 from dspyer.events import Commit
 from dspyer.patch import sealed
 from dspyer.scheduler.joining import ResolvedAs
-from dspyer.scheduler.runstate import Branch, Execution, Group, RunState, Target, Transition, live_branches
+from dspyer.scheduler.runstate import Branch, Execution, Group, RunState, Target, Transition, active_branches
 from dspyer.scheduler.schedule import advance, amend, begin, plan, release
 from dspyer.scheduler.topology import END as END_NODE
-from dspyer.schema import Schema
+from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Row
 from dspyer.stores.content import Content, Fetch
 from dspyer.values import encoding
 
-Opening = tuple[Mapping[str, Any], ImmutableState]
+InputsAndState = tuple[Mapping[str, Any], ImmutableState]
 """The patch with which a run begins, and the state after it."""
 
 
 def replay(
     run: RunState,
     rows: Iterable[Row],
-    opening: Opening,
+    opening: InputsAndState,
     fetch: Fetch,
     decode: Callable[[Any], Any] = encoding.decode,
     schema_at: Callable[[Row], Schema] | None = None,
@@ -57,27 +57,27 @@ def replay(
         schema = run.topology.schema if schema_at is None else schema_at(row)
         if schema is not run.topology.schema:
             run = run._replace(topology=replace(run.topology, schema=schema))
-        if row.kind == JOIN:
-            run = _joined(run, CommitHead.of(row.head), written_of(row.content, fetch, decode))
-        elif row.kind == UPDATE:
-            run = _updated(run, CommitHead.of(row.head), written_of(row.content, fetch, decode))
-        elif row.kind == COMMIT:
-            run = _committed(run, CommitHead.of(row.head), written_of(row.content, fetch, decode), opening)
-        elif row.kind == END and row.head[0] == "completed":
+        if row.kind == RowKind.JOIN:
+            run = _joined(run, CommitHeader.of(row.head), written_of(row.content, fetch, decode))
+        elif row.kind == RowKind.UPDATE:
+            run = _updated(run, CommitHeader.of(row.head), written_of(row.content, fetch, decode))
+        elif row.kind == RowKind.COMMIT:
+            run = _committed(run, CommitHeader.of(row.head), written_of(row.content, fetch, decode), opening)
+        elif row.kind == RowKind.END and row.head[0] == "completed":
             ready = [place for place, group in enumerate(plan(run)) if group.place[0] == END_NODE]
             run = begin(run, ready[0])[0] if ready else run
     return run._replace(topology=topology)
 
 
-def written_of(content: Content | None, fetch: Fetch, decode: Callable[[Any], Any]) -> Written:
+def written_of(content: Content | None, fetch: Fetch, decode: Callable[[Any], Any]) -> CommitContent:
     """What a commit holds."""
     if content is None:
-        return Written({})
-    written: Written = content.value(fetch, lambda found: decode_written(found, decode))
+        return CommitContent({})
+    written: CommitContent = content.value(fetch, lambda found: decode_commit_content(found, decode))
     return content.completed(written, fetch, decode) if isinstance(content, Gathered) else written
 
 
-def _joined(run: RunState, head: CommitHead, written: Written) -> RunState:
+def _joined(run: RunState, head: CommitHeader, written: CommitContent) -> RunState:
     parents, node = set(head.parents or ()), head.node.removeprefix("join:")
 
     def meant(group: Group) -> bool:
@@ -105,8 +105,8 @@ def _place_of(run: RunState, meant: Callable[[Group], bool]) -> tuple[RunState, 
     return run, next(place for place, group in enumerate(plan(run)) if meant(group))
 
 
-def _updated(run: RunState, head: CommitHead, written: Written) -> RunState:
-    branches = live_branches(run)
+def _updated(run: RunState, head: CommitHeader, written: CommitContent) -> RunState:
+    branches = active_branches(run)
     if len(branches) != 1:
         raise _unknown(head)
     (branch,) = branches
@@ -139,7 +139,7 @@ def update_commit(
     )
 
 
-def _committed(run: RunState, head: CommitHead, written: Written, opening: Opening) -> RunState:
+def _committed(run: RunState, head: CommitHeader, written: CommitContent, opening: InputsAndState) -> RunState:
     run, execution = _begun(run, head)
     if execution is None or execution.node != head.node:
         raise _unknown(head)
@@ -161,7 +161,7 @@ def _committed(run: RunState, head: CommitHead, written: Written, opening: Openi
     return advance(run, execution.id, found)[0]
 
 
-def _begun(run: RunState, head: CommitHead) -> tuple[RunState, Execution | None]:
+def _begun(run: RunState, head: CommitHeader) -> tuple[RunState, Execution | None]:
     """The execution that made a commit: a join has begun it already, or it is among what may start."""
     if head.id in run.running:
         return run, run.running[head.id]
@@ -172,7 +172,7 @@ def _begun(run: RunState, head: CommitHead) -> tuple[RunState, Execution | None]
     return run, execution
 
 
-def _unknown(head: CommitHead) -> ChangedGraphError:
+def _unknown(head: CommitHeader) -> ChangedGraphError:
     return ChangedGraphError(
         f"this graph cannot have made commit {head.id} of {head.node!r}: its nodes or edges were others",
         [f"commit {head.id} of {head.node!r} has no place in it"],

@@ -21,45 +21,51 @@ content.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 from functools import partial
 from traceback import format_exception
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dspyer.durable.contents import Written, encode_without, encode_written
-from dspyer.durable.forms import Forms
+from dspyer.durable.contents import CommitContent, encode_commit_content, encode_without
+from dspyer.durable.forms import SnapshotEncoder
 from dspyer.errors import StoreError, brief
-from dspyer.events import Commit, Exchange, Path
-from dspyer.scheduler.lineage import Entry
+from dspyer.events import BranchPath, Commit, Exchange
+from dspyer.scheduler.lineage import LogEntry
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Row
 from dspyer.stores.content import Content
-from dspyer.values import FrozenDict
+from dspyer.values._dicts import FrozenDict
 
-OPEN = "open"
-COMMIT = "commit"
-JOIN = "join"
-UPDATE = "update"
-MERGE = "merge"
-ITEM = "item"
-ONCE = "once"
-ASK = "ask"
-ANSWER = "answer"
-POST = "post"
-WITHDRAW = "withdraw"
-RESUME = "resume"
-END = "end"
+
+class RowKind(StrEnum):
+    """What a row of a run records."""
+
+    OPEN = "open"
+    COMMIT = "commit"
+    JOIN = "join"
+    UPDATE = "update"
+    MERGE = "merge"
+    ITEM = "item"
+    ONCE = "once"
+    ASK = "ask"
+    ANSWER = "answer"
+    POST = "post"
+    WITHDRAW = "withdraw"
+    RESUME = "resume"
+    END = "end"
+
 
 NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 EPOCH = 1_700_000_000_000
 """Rows say when a node began in milliseconds since then."""
 
-COMMITS = (COMMIT, JOIN, UPDATE, MERGE)
+COMMITS = (RowKind.COMMIT, RowKind.JOIN, RowKind.UPDATE, RowKind.MERGE)
 """Rows that are commits."""
 
 
-class Draft(NamedTuple):
+class NewRow(NamedTuple):
     """A row that has no number yet."""
 
     kind: str
@@ -74,7 +80,7 @@ class Draft(NamedTuple):
 _USUAL: tuple[Any, ...] = (0, 1, None, (), None, None, (0, 0))
 
 
-class CommitHead(NamedTuple):
+class CommitHeader(NamedTuple):
     """The structure of a commit.
 
     Attributes:
@@ -114,7 +120,7 @@ class CommitHead(NamedTuple):
         return [f"{name}[{index}]" for index in range(self.items[1])] if self.items else []
 
     @property
-    def branch(self) -> Path:
+    def branch(self) -> BranchPath:
         """The path of its branch."""
         path = self.id.rpartition(":")[0]
         return () if path == "trunk" else tuple(map(int, path.split(".")))
@@ -138,7 +144,7 @@ class CommitHead(NamedTuple):
         return (*full, *rest)
 
     @classmethod
-    def of(cls, head: Sequence[Any]) -> CommitHead:
+    def of(cls, head: Sequence[Any]) -> CommitHeader:
         """The structure of a commit, from the head of its row.
 
         Raises:
@@ -153,7 +159,7 @@ class CommitHead(NamedTuple):
             ) from error
 
     @classmethod
-    def _of(cls, head: Sequence[Any]) -> CommitHead:
+    def _of(cls, head: Sequence[Any]) -> CommitHeader:
         name, node, route, behind, started, duration, *rest = head
         late, settled, parents, scope, items, live, calls = (*rest, *_USUAL[len(rest) :])
         if isinstance(name, int):
@@ -195,14 +201,14 @@ def _beside(items: tuple[str, int] | None, live: Exchange | None, calls: tuple[i
     return rest
 
 
-def commit_draft(
-    entry: Entry,
+def commit_row(
+    entry: LogEntry,
     place: int,
     scope: tuple[str, ...],
     overlays: Iterable[FrozenDict[str, Any] | None] = (),
     opened: bool = False,
     items: tuple[str, int] | None = None,
-) -> Draft:
+) -> NewRow:
     """The row of a commit.
 
     Args:
@@ -215,7 +221,7 @@ def commit_draft(
     """
     commit = entry.commit
     before = (place - 1,) if place else ()
-    head = CommitHead(
+    head = CommitHeader(
         commit.id,
         commit.node,
         commit.step,
@@ -231,23 +237,23 @@ def commit_draft(
         commit.calls,
     )
     sent = tuple(overlays)
-    written = Written(
+    written = CommitContent(
         None if opened else commit.patch,
         sent if sent and any(overlay is not None for overlay in sent) else (),
         commit.reason,
         entry.resolutions,
     )
-    kind = JOIN if len(entry.parents) > 1 else COMMIT
-    encode = encode_written if items is None else partial(encode_without, items[0])
-    return Draft(kind, head.packed(), Content(written, encode))
+    kind = RowKind.JOIN if len(entry.parents) > 1 else RowKind.COMMIT
+    encode = encode_commit_content if items is None else partial(encode_without, items[0])
+    return NewRow(kind, head.packed(), Content(written, encode))
 
 
-def end_draft(
+def end_row(
     status: str,
     fingerprint: str | None,
-    failures: Iterable[tuple[str, Path, str, BaseException]],
+    failures: Iterable[tuple[str, BranchPath, str, BaseException]],
     usage: Mapping[str, Any] | None = None,
-) -> Draft:
+) -> NewRow:
     """The row that says how a run ended.
 
     Args:
@@ -270,15 +276,15 @@ def end_draft(
     head: tuple[Any, ...] = (status,) if fingerprint is None else (status, fingerprint)
     if usage:
         head = (status, fingerprint, dict(usage))
-    return Draft(END, head, Content(failed, list) if failed else None)
+    return NewRow(RowKind.END, head, Content(failed, list) if failed else None)
 
 
 def digest(state: ImmutableState) -> str:
     """A fingerprint of a state: the same for equal states, in every process."""
-    return Forms().digest(state)
+    return SnapshotEncoder().digest(state)
 
 
-def resume_draft(count: int, executions: Iterable[str], beside: Mapping[str, bytes] | None = None) -> Draft:
+def resume_row(count: int, executions: Iterable[str], beside: Mapping[str, bytes] | None = None) -> NewRow:
     """The row that says that a run was resumed, or that a rerun begins there.
 
     Args:
@@ -286,12 +292,12 @@ def resume_draft(count: int, executions: Iterable[str], beside: Mapping[str, byt
         executions: what is called again.
         beside: the fingerprint of the graph by its id, if it is another one than before.
     """
-    return Draft(RESUME, (count, list(executions)), Content(None, beside=beside) if beside else None)
+    return NewRow(RowKind.RESUME, (count, list(executions)), Content(None, beside=beside) if beside else None)
 
 
-def open_draft(
+def open_row(
     node: str, patch: Mapping[str, Any], made: float | None = None, beside: Mapping[str, bytes] = NOTHING
-) -> Draft:
+) -> NewRow:
     """The row of the patch with which a run begins.
 
     Args:
@@ -301,10 +307,12 @@ def open_draft(
         beside: the fingerprint of the graph by its id.
     """
     head = (node,) if made is None else (node, int(made * 1_000))
-    return Draft(OPEN, head, Content(Written(patch), encode_written, beside))
+    return NewRow(RowKind.OPEN, head, Content(CommitContent(patch), encode_commit_content, beside))
 
 
-def hand_draft(kind: str, commit: Commit, written: Written, beside: Mapping[str, bytes] = NOTHING) -> Draft:
+def manual_commit_row(
+    kind: str, commit: Commit, written: CommitContent, beside: Mapping[str, bytes] = NOTHING
+) -> NewRow:
     """The row of a commit that no node has made.
 
     Args:
@@ -314,13 +322,13 @@ def hand_draft(kind: str, commit: Commit, written: Written, beside: Mapping[str,
         beside: the fingerprint of the graph by its id, where a run begins with it.
     """
     started = int(commit.started * 1_000)
-    head = CommitHead(commit.id, commit.node, commit.step, commit.visit, True, commit.route, None, (), started, 0)
-    return Draft(kind, head.packed(), Content(written, encode_written, beside))
+    head = CommitHeader(commit.id, commit.node, commit.step, commit.visit, True, commit.route, None, (), started, 0)
+    return NewRow(kind, head.packed(), Content(written, encode_commit_content, beside))
 
 
-def post_draft(
+def post_row(
     scope: tuple[str, ...], execution: str, node: str, field: str, seq: int, update: Any, over: Sequence[int] | None
-) -> Draft:
+) -> NewRow:
     """The row of a post to a live field.
 
     Args:
@@ -333,10 +341,10 @@ def post_draft(
         over: the arrival numbers of the posts that it replaces; None where posts stand side by side.
     """
     head = (execution, list(scope), node, field, seq, *([] if over is None else [list(over)]))
-    return Draft(POST, head, Content(Written({field: update}), encode_written))
+    return NewRow(RowKind.POST, head, Content(CommitContent({field: update}), encode_commit_content))
 
 
-def withdraw_draft(scope: tuple[str, ...], execution: str, node: str, seq: int, posts: Iterable[int]) -> Draft:
+def withdraw_row(scope: tuple[str, ...], execution: str, node: str, seq: int, posts: Iterable[int]) -> NewRow:
     """The row that says that posts were withdrawn.
 
     Args:
@@ -346,4 +354,4 @@ def withdraw_draft(scope: tuple[str, ...], execution: str, node: str, seq: int, 
         seq: the last arrival number then.
         posts: the arrival numbers of the posts.
     """
-    return Draft(WITHDRAW, (execution, list(scope), node, seq, list(posts)))
+    return NewRow(RowKind.WITHDRAW, (execution, list(scope), node, seq, list(posts)))

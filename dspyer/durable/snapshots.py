@@ -11,10 +11,10 @@ import zlib
 from functools import partial
 from typing import NamedTuple
 
-from dspyer.durable.contents import Written, encode_written
-from dspyer.durable.forms import Decode, Forms
-from dspyer.durable.reading import Chapter, Reader, Told, Way, chapter, run_of, with_items
-from dspyer.durable.rows import COMMIT, COMMITS, END, CommitHead
+from dspyer.durable.contents import CommitContent, encode_commit_content
+from dspyer.durable.forms import Decode, SnapshotEncoder
+from dspyer.durable.reading import FoldedRun, HistoryReader, RunAncestry, RunRows, read_run, run_of, with_items
+from dspyer.durable.rows import COMMITS, CommitHeader, RowKind
 from dspyer.errors import StateError, StoreError
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, RunRow, Snapshot, Store
@@ -34,7 +34,7 @@ logger = logging.getLogger("dspyer")
 _UNREADABLE = (LookupError, ValueError, TypeError, AttributeError, zlib.error, StateError)
 
 
-class Rested(NamedTuple):
+class SnapshotState(NamedTuple):
     """What a run had come to at a row at which one branch was live.
 
     Attributes:
@@ -46,7 +46,7 @@ class Rested(NamedTuple):
     place: int
 
 
-class Pressed(Content):
+class SnapshotContent(Content):
     """What a snapshot holds: the state itself as long as nobody asks for bytes.
 
     Args:
@@ -56,7 +56,7 @@ class Pressed(Content):
 
     __slots__ = ("_forms",)
 
-    def __init__(self, rested: Rested, forms: Forms) -> None:
+    def __init__(self, rested: SnapshotState, forms: SnapshotEncoder) -> None:
         super().__init__(rested)
         self._forms = forms
 
@@ -70,7 +70,7 @@ class Pressed(Content):
         return self._data
 
 
-def snapshot(at: Point, rested: Rested, forms: Forms) -> Snapshot:
+def snapshot(at: Point, rested: SnapshotState, forms: SnapshotEncoder) -> Snapshot:
     """A snapshot to be written.
 
     Args:
@@ -78,16 +78,16 @@ def snapshot(at: Point, rested: Rested, forms: Forms) -> Snapshot:
         rested: what the run has come to there.
         forms: what is known of its earlier states.
     """
-    return Snapshot(at, Pressed(rested, forms))
+    return Snapshot(at, SnapshotContent(rested, forms))
 
 
-def latest(store: Store, at: Point, decode: Decode) -> tuple[Point, Rested, Forms] | None:
+def latest(store: Store, at: Point, decode: Decode) -> tuple[Point, SnapshotState, SnapshotEncoder] | None:
     """The last snapshot of a run at or before a row that can be read."""
     while at.seq >= 0:
         found = store.snapshot(at)
         if found is None:
             return None
-        forms = Forms()
+        forms = SnapshotEncoder()
         try:
             return found.at, _rested(found.content, store.blobs, decode, forms), forms
         except _UNREADABLE as error:
@@ -108,26 +108,26 @@ def readable(content: Content, fetch: Fetch, decode: Decode) -> None:
         StoreError: if it cannot.
     """
     try:
-        _rested(Content.stored(content.data, content.refs), fetch, decode, Forms())
+        _rested(Content.stored(content.data, content.refs), fetch, decode, SnapshotEncoder())
     except _UNREADABLE as error:
         raise StoreError(f"a state at which a history is to begin cannot be read: {error}") from error
 
 
-def _rested(content: Content, fetch: Fetch, decode: Decode, forms: Forms) -> Rested:
+def _rested(content: Content, fetch: Fetch, decode: Decode, forms: SnapshotEncoder) -> SnapshotState:
     if not content.encoded:
-        rested: Rested = content.value(fetch)
+        rested: SnapshotState = content.value(fetch)
         return rested
     allowance = Allowance()
     try:
         version, place, form = json.loads(allowance.inflate(content.data))
         if version != VERSION:
             raise StateError(f"its form has version {version}, this dspyer knows version {VERSION}")
-        return Rested(forms.loaded(form, content.refs, fetch, decode, allowance), place)
+        return SnapshotState(forms.loaded(form, content.refs, fetch, decode, allowance), place)
     except RecursionError:
         raise StateError("its form is nested too deep") from None
 
 
-class Standing(NamedTuple):
+class SnapshotHead(NamedTuple):
     """What is behind a row.
 
     Attributes:
@@ -144,9 +144,9 @@ class Standing(NamedTuple):
 
     state: ImmutableState
     first: int
-    last: Chapter
+    last: RunRows
     tail: int
-    forms: Forms
+    forms: SnapshotEncoder
     broken: str = ""
     good: Point | None = None
     pieces: tuple[Piece, ...] = ()
@@ -164,13 +164,13 @@ class Piece(NamedTuple):
         place: the number of the snapshot's commit among those of the run; None for a run that is there as a whole.
     """
 
-    part: Chapter
-    told: Told
+    part: RunRows
+    told: FoldedRun
     before: ImmutableState
     place: int | None
 
 
-def standing(reader: Reader, at: Point) -> Standing:
+def load_snapshot_head(reader: HistoryReader, at: Point) -> SnapshotHead:
     """What is behind a row: read back to the last snapshot, or to the first run.
 
     Args:
@@ -185,16 +185,16 @@ def standing(reader: Reader, at: Point) -> Standing:
     *_, (part, told, _, behind) = pieces
     place = told.settled + (behind or 0)
     first = int(part.run.header.get("first", 0)) + place + 1
-    forms = Forms() if found is None else found[2]
+    forms = SnapshotEncoder() if found is None else found[2]
     if told.broken:
         good = _last_good(part, told.settled, behind is not None)
-        return Standing(told.resting, first, parts[-1], len(part.rows), forms, told.broken, good)
+        return SnapshotHead(told.resting, first, parts[-1], len(part.rows), forms, told.broken, good)
     tail = sum(len(part.rows) for part in parts)
     base = None if found is None else found[0]
-    return Standing(told.resting, first, parts[-1], tail, forms, pieces=tuple(pieces), base=base)
+    return SnapshotHead(told.resting, first, parts[-1], tail, forms, pieces=tuple(pieces), base=base)
 
 
-def pieces_before(reader: Reader, base: Point) -> tuple[list[Piece], Point | None]:
+def pieces_before(reader: HistoryReader, base: Point) -> tuple[list[Piece], Point | None]:
     """What comes before a snapshot, from the snapshot before it on; and the row of that one.
 
     Args:
@@ -205,7 +205,12 @@ def pieces_before(reader: Reader, base: Point) -> tuple[list[Piece], Point | Non
     return _told(reader, parts, found), None if found is None else found[0]
 
 
-def piece_of(reader: Reader, part: Chapter, found: tuple[Point, Rested, Forms] | None, state: ImmutableState) -> Piece:
+def piece_of(
+    reader: HistoryReader,
+    part: RunRows,
+    found: tuple[Point, SnapshotState, SnapshotEncoder] | None,
+    state: ImmutableState,
+) -> Piece:
     """A run, or a part of it, with what it says.
 
     Args:
@@ -218,7 +223,9 @@ def piece_of(reader: Reader, part: Chapter, found: tuple[Point, Rested, Forms] |
     return Piece(part, reader.tell(part if place is None else _after(part, place), state), state, place)
 
 
-def _told(reader: Reader, parts: list[Chapter], found: tuple[Point, Rested, Forms] | None) -> list[Piece]:
+def _told(
+    reader: HistoryReader, parts: list[RunRows], found: tuple[Point, SnapshotState, SnapshotEncoder] | None
+) -> list[Piece]:
     """What runs that follow each other say, up to the first that cannot be read."""
     pieces: list[Piece] = []
     state = ImmutableState() if found is None else found[1].state
@@ -231,7 +238,7 @@ def _told(reader: Reader, parts: list[Chapter], found: tuple[Point, Rested, Form
     return pieces
 
 
-def behind_snapshot(store: Store, run: RunRow, first: int, last: int) -> Chapter:
+def behind_snapshot(store: Store, run: RunRow, first: int, last: int) -> RunRows:
     """The rows of a run from a snapshot on, its own row first.
 
     Args:
@@ -250,18 +257,20 @@ def behind_snapshot(store: Store, run: RunRow, first: int, last: int) -> Chapter
     return part_of(run, tuple(with_items(found, partial(_rows_up_to, store, at))))
 
 
-def part_of(run: RunRow, rows: tuple[Row, ...]) -> Chapter:
+def part_of(run: RunRow, rows: tuple[Row, ...]) -> RunRows:
     """Some rows of one part of a run."""
     header, points = run.header, tuple([Point(run.id, row.seq) for row in rows])
     labels, shapes = {run.id: str(header.get("label", run.id))}, {run.id: str(header.get("shape", ""))}
-    return Chapter(run, run.parents, rows, points, labels, shapes)
+    return RunRows(run, run.parents, rows, points, labels, shapes)
 
 
-def _back(reader: Reader, at: Point, before: bool = False) -> tuple[list[Chapter], tuple[Point, Rested, Forms] | None]:
+def _back(
+    reader: HistoryReader, at: Point, before: bool = False
+) -> tuple[list[RunRows], tuple[Point, SnapshotState, SnapshotEncoder] | None]:
     """The runs behind a row, oldest first, from the last snapshot on: with `before`, from the one before the row."""
     store = reader.store
-    parts: list[Chapter] = []
-    way = Way(store)
+    parts: list[RunRows] = []
+    way = RunAncestry(store)
     while True:
         run = run_of(store, at.run)
         way.goes_over(run.id)
@@ -269,20 +278,20 @@ def _back(reader: Reader, at: Point, before: bool = False) -> tuple[list[Chapter
         before = False
         if found is not None:
             return [behind_snapshot(store, run, found[0].seq, at.seq), *reversed(parts)], found
-        part = chapter(store, at)
+        part = read_run(store, at)
         parts.append(part)
         if not part.parents:
             return parts[::-1], None
         at = part.parents[0]
 
 
-def _last_good(part: Chapter, settled: int, cut: bool) -> Point | None:
+def _last_good(part: RunRows, settled: int, cut: bool) -> Point | None:
     """The row of a commit of a run by its number; that which the run goes on from, if it has none."""
     points = [part.points[0]] if cut else []
     points += [
         point
         for row, point in zip(part.rows, part.points, strict=True)
-        if row.kind in COMMITS and not CommitHead.of(row.head).scope and point not in points
+        if row.kind in COMMITS and not CommitHeader.of(row.head).scope and point not in points
     ]
     if settled >= 0:
         return points[settled]
@@ -290,22 +299,22 @@ def _last_good(part: Chapter, settled: int, cut: bool) -> Point | None:
 
 
 def _rows_up_to(store: Store, at: Point) -> tuple[Row, ...]:
-    return chapter(store, at).rows
+    return read_run(store, at).rows
 
 
-def _after(part: Chapter, place: int) -> Chapter:
+def _after(part: RunRows, place: int) -> RunRows:
     """The rows of a run from a snapshot on, as rows of a run that begins there: with an empty commit."""
     began, *rest = part.rows
     shifted = [_shifted(row, place) if row.kind in COMMITS else row for row in rest]
-    name, node = ("", "") if began.kind not in COMMITS else CommitHead.of(began.head)[:2]
-    head = CommitHead(name or "trunk:0", node or "START", 0, 1, True, (), None, (), 0, 0)
-    opening = Row(began.seq, COMMIT, head.packed(), Content(Written({}), encode_written))
-    ended = [Row(began.seq, END, began.head, began.content)] if began.kind == END else []
+    name, node = ("", "") if began.kind not in COMMITS else CommitHeader.of(began.head)[:2]
+    head = CommitHeader(name or "trunk:0", node or "START", 0, 1, True, (), None, (), 0, 0)
+    opening = Row(began.seq, RowKind.COMMIT, head.packed(), Content(CommitContent({}), encode_commit_content))
+    ended = [Row(began.seq, RowKind.END, began.head, began.content)] if began.kind == RowKind.END else []
     return part._replace(rows=(opening, *ended, *shifted))
 
 
 def _shifted(row: Row, place: int) -> Row:
-    head = CommitHead.of(row.head)
+    head = CommitHeader.of(row.head)
     if head.scope or head.parents is None:
         return row
     return row._replace(head=head._replace(parents=tuple([parent - place for parent in head.parents])).packed())

@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from dspyer.durable.memo import MISSING, Answer, no_answer
+from dspyer.durable.memo import MISSING, AnswerSource, no_answer
 from dspyer.errors import InputError, brief
 from dspyer.events import Question
-from dspyer.values import thaw
+from dspyer.values._boxes import thaw
 
 Interrupts: TypeAlias = Mapping[str, Any] | Callable[[Question], Any] | None
 """Answers that are there before anybody asks: by the key of a question, or from a function of it."""
@@ -35,7 +35,7 @@ class Given:
         return self.answers.get(question.key, self.answers.get(here, MISSING))
 
 
-def answering(interrupts: Interrupts) -> Answer:
+def answering(interrupts: Interrupts) -> AnswerSource:
     """What answers questions as they are asked.
 
     Args:
@@ -56,7 +56,7 @@ def answering(interrupts: Interrupts) -> Answer:
     )
 
 
-def first_of(first: Answer, second: Answer) -> Answer:
+def first_of(first: AnswerSource, second: AnswerSource) -> AnswerSource:
     """What asks the second only where the first has no answer."""
     if first is no_answer or second is no_answer:
         return second if first is no_answer else first

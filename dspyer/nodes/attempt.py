@@ -10,23 +10,24 @@ from typing import Any, Protocol
 
 from dspyer.durable.finishing import cancellations
 from dspyer.durable.journal import Journal
-from dspyer.durable.memo import MISSING, Answer, Key, Memo, effect_draft, item_draft, no_answer
-from dspyer.durable.rows import Draft
+from dspyer.durable.memo import MISSING, AnswerSource, ExecutionRecords, RecordKey, effect_row, item_row, no_answer
+from dspyer.durable.rows import NewRow
 from dspyer.errors import AttemptError, InputError, Interrupt, StateError, brief
-from dspyer.events import Emitted, Event, Path, Question
+from dspyer.events import BranchPath, Emitted, Event, Question
 from dspyer.hints import signature_of
 from dspyer.nodes.answers import schema_of, validated
 from dspyer.nodes.color import is_async
-from dspyer.nodes.listening import Hearing, Isolated
-from dspyer.nodes.sight import Blind, Sight
+from dspyer.nodes.listening import LiveHost, NotLive
+from dspyer.nodes.sight import NoRunViews, ViewSource
 from dspyer.scheduler.runstate import Branch
-from dspyer.values import freeze, thaw
+from dspyer.values._boxes import thaw
+from dspyer.values._freezing import freeze
 
 RESERVED = ("before", "after")
 """Keys of the questions of `compile(interrupt_before=, interrupt_after=)`."""
 
 
-class Host(Hearing, Protocol):
+class AttemptHost(LiveHost, Protocol):
     """The run that an attempt belongs to.
 
     Attributes:
@@ -37,30 +38,30 @@ class Host(Hearing, Protocol):
         label: the name of the run, in front of the ids of its questions; empty for a run that is not stored.
     """
 
-    memo: Memo
+    memo: ExecutionRecords
     journal: Journal | None
-    answer: Answer
+    answer: AnswerSource
     root: str
     label: str
 
     @property
-    def sight(self) -> Sight:
+    def sight(self) -> ViewSource:
         """What can be seen of the state through views, and who may see and post what."""
 
     def record(self, event: Event) -> None:
         """Shows an event to whoever listens."""
 
 
-class Alone(Isolated):
+class NoRun(NotLive):
     """Stands for the run of a node that is called without one.
 
     Args:
         answer: answers questions.
     """
 
-    def __init__(self, answer: Answer = no_answer) -> None:
-        self.sight: Sight = Blind()
-        self.memo = Memo()
+    def __init__(self, answer: AnswerSource = no_answer) -> None:
+        self.sight: ViewSource = NoRunViews()
+        self.memo = ExecutionRecords()
         self.journal: Journal | None = None
         self.answer = answer
         self.root = "alone"
@@ -94,15 +95,15 @@ class Attempt:
 
     def __init__(
         self,
-        host: Host | None = None,
+        host: AttemptHost | None = None,
         node: str = "",
-        branch: Path = (),
+        branch: BranchPath = (),
         execution: str = "",
         name: str = "",
         position: Branch | None = None,
         inside: bool = False,
     ) -> None:
-        self.host: Host = host or Alone()
+        self.host: AttemptHost = host or NoRun()
         self.node = node
         self.branch = branch
         self.execution = execution
@@ -137,7 +138,7 @@ class Attempt:
             A value that belongs to the caller; for an async function an awaitable of it.
         """
         self._use("once", key)
-        place = Key(self.name, key)
+        place = RecordKey(self.name, key)
         known = self.host.memo.effects.get(place, MISSING)
         if is_async(fn):
             return self._await_once(place, fn, known)
@@ -157,7 +158,7 @@ class Attempt:
         self.host.memo.effects[place] = frozen
         return thaw(frozen)
 
-    async def _await_once(self, place: Key, fn: Callable[..., Awaitable[Any]], known: Any) -> Any:
+    async def _await_once(self, place: RecordKey, fn: Callable[..., Awaitable[Any]], known: Any) -> Any:
         if known is not MISSING:
             return thaw(known)
         frozen, draft = self._recorded(place, await fn(**self._identity(place, fn)))
@@ -169,7 +170,7 @@ class Attempt:
             raise asyncio.CancelledError  # it was held back until the effect was recorded
         return thaw(frozen)
 
-    def _identity(self, place: Key, fn: Callable[..., Any]) -> dict[str, str]:
+    def _identity(self, place: RecordKey, fn: Callable[..., Any]) -> dict[str, str]:
         """A name of the effect for the other side, if the function wants one."""
         try:
             wanted = "key" in signature_of(fn).parameters
@@ -180,10 +181,10 @@ class Attempt:
         text = "\n".join((self.host.root, *place))
         return {"key": blake2b(text.encode(), digest_size=16).hexdigest()}
 
-    def _recorded(self, place: Key, result: object) -> tuple[Any, Draft]:
+    def _recorded(self, place: RecordKey, result: object) -> tuple[Any, NewRow]:
         try:
             frozen = freeze(result, ("result",))
-            draft = effect_draft(place, frozen)
+            draft = effect_row(place, frozen)
             if self.host.journal is not None and draft.content is not None:
                 draft.content.data  # noqa: B018 - whether it can be written is known before the journal tries
         except StateError as error:
@@ -197,7 +198,7 @@ class Attempt:
 
     def asked(self, key: str) -> Question | None:
         """What this execution has asked under a key before, if it has."""
-        return self.host.memo.questions.get(Key(self.name, key))
+        return self.host.memo.questions.get(RecordKey(self.name, key))
 
     def interrupt(self, key: str, text: str, answer: Any) -> Any:
         """The answer to a question.
@@ -219,7 +220,7 @@ class Attempt:
         if not isinstance(text, str):
             raise TypeError(f"{self.who}: the question {key!r} is {brief(text)}: a question is a text")
         self._use("interrupt", key)
-        memo, place = self.host.memo, Key(self.name, key)
+        memo, place = self.host.memo, RecordKey(self.name, key)
         before = memo.questions.get(place)
         run = self.host.label if before is None else before.run  # the id stays as it was when the question was sent
         question = Question(key, text, schema_of(answer), self.node, self.branch, self.name, run)
@@ -235,7 +236,7 @@ class Attempt:
         self._open.append(question)
         raise Interrupt([question])
 
-    def _answer(self, place: Key, question: Question, answer: Any) -> Any:
+    def _answer(self, place: RecordKey, question: Question, answer: Any) -> Any:
         memo = self.host.memo
         try:
             return validated(answer, memo.answers[place], question)
@@ -311,8 +312,8 @@ class Attempt:
         self.host.memo.items[self.name] = frozen
         return frozen
 
-    def _item(self, frozen: Any) -> Draft:
-        draft = item_draft(self.name, frozen)
+    def _item(self, frozen: Any) -> NewRow:
+        draft = item_row(self.name, frozen)
         if draft.content is not None:
             draft.content.data  # noqa: B018 - fails here, in the item, if it cannot be written
         return draft

@@ -11,9 +11,10 @@ from typing_extensions import TypeVar
 
 from dspyer.nodes import sight
 from dspyer.nodes.attempt import Attempt
-from dspyer.nodes.listening import Company
+from dspyer.nodes.listening import LiveContext
 from dspyer.templates import NO_TEMPLATES, Templates
-from dspyer.values import FrozenDict, freeze
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._freezing import freeze
 
 if TYPE_CHECKING:
     import dspy
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from dspyer.views import Delta, View
 
 T = TypeVar("T")
-Target = TypeVar("Target", default=str)
+TargetT = TypeVar("TargetT", default=str)
 
 
 class Send:
@@ -75,7 +76,7 @@ Goto: TypeAlias = str | Send
 
 
 @dataclass(frozen=True, slots=True)
-class Command(Generic[Target]):
+class Command(Generic[TargetT]):
     """What a node returns to write and to choose where to go in one.
 
     The targets are declared by the return annotation, `-> Command[Literal["again", "done"]]`, or by
@@ -95,7 +96,7 @@ class Command(Generic[Target]):
 
 
 @dataclass(frozen=True, slots=True)
-class Context(Company):
+class Context(LiveContext):
     """Where in a run a node is, given to a parameter named `ctx`.
 
     Attributes:
@@ -200,7 +201,7 @@ class Context(Company):
         Raises:
             InputError: if the field is none of what the node reads, or the view has no sense for it.
         """
-        return sight.see(self.attempt, view)
+        return sight.read_view_checked(self.attempt, view)
 
     def delta(self) -> Delta:
         """What has changed since the node last ran, of the fields that it reads: on a first visit all that is set.

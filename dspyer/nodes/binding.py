@@ -11,15 +11,17 @@ import dspy
 from dspyer.conversation import turns_in
 from dspyer.errors import StateError, UnsetFieldError
 from dspyer.nodes.base import Call
-from dspyer.nodes.names import Names
+from dspyer.nodes.names import FieldNames
 from dspyer.nodes.resources import resource_for
-from dspyer.nodes.sight import look, sent_to
+from dspyer.nodes.sight import read_view, sent_to
 from dspyer.nodes.templating import made_for
-from dspyer.schema import Schema
+from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.templates import Made
-from dspyer.values import FrozenDict, Opaque, opaque_in, thaw
-from dspyer.views import Form, View
+from dspyer.values._boxes import thaw
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._opaque import Opaque, opaque_in
+from dspyer.views import View, ViewForm
 
 ABSENT: Any = object()
 
@@ -44,7 +46,7 @@ class FieldParameter(NamedTuple):
     default: bool
     readable: bool = True
     view: View | None = None
-    form: Form = "values"
+    form: ViewForm = "values"
     made: Made | None = None
 
 
@@ -81,7 +83,7 @@ class Binding:
     resources: tuple[ResourceParameter, ...] = ()
     modules: tuple[str, ...] = ()
     takes_all: bool = False
-    reads: Names | None = None
+    reads: FieldNames | None = None
     schema: Schema | None = None
 
     @property
@@ -89,7 +91,7 @@ class Binding:
         """Whether it reads the state as a whole."""
         return bool(self.states or self.views or self.takes_all)
 
-    def facts(self) -> tuple[Names | None, frozenset[str]]:
+    def facts(self) -> tuple[FieldNames | None, frozenset[str]]:
         """What it reads, by its own names, and the fields among them that may be unset."""
         if self.whole_state and self.reads is None:
             return None, frozenset()
@@ -124,7 +126,7 @@ class Binding:
         for name, field, copy, default, readable, view, form, made in self.fields:
             value = ABSENT if overlay is None else read_field(overlay, field, copy)
             if view is not None:
-                value = look(call.context.attempt, view, form, name, sent_to(call, field))
+                value = read_view(call.context.attempt, view, form, name, sent_to(call, field))
                 if form == "history" and isinstance(value, list):
                     value = dspy.History(messages=turns_in(value, (), ()))
             elif value is ABSENT and readable:
@@ -195,7 +197,7 @@ def with_overlay(call: Call) -> ImmutableState:
     return state
 
 
-def _readable(call: Call, reads: Names | None) -> Iterator[tuple[str, str]]:
+def _readable(call: Call, reads: FieldNames | None) -> Iterator[tuple[str, str]]:
     """The fields that are set, and an overlay's values, each by the node's own name."""
     own = reads if reads is not None else {field: field for field in call.state}
     for name, field in own.items():
@@ -206,7 +208,7 @@ def _readable(call: Call, reads: Names | None) -> Iterator[tuple[str, str]]:
             yield key, key
 
 
-def snapshot(call: Call, reads: Names | None) -> ImmutableState:
+def snapshot(call: Call, reads: FieldNames | None) -> ImmutableState:
     """The state that a parameter `state` gets: what may be read, by the node's own names."""
     state = with_overlay(call)
     if reads is None:

@@ -11,13 +11,13 @@ from pydantic import BaseModel
 from dspyer.errors import GraphError, brief
 from dspyer.nodes.base import Built
 from dspyer.nodes.function import build_function
-from dspyer.nodes.interrupt import Inquiry, build_interrupt
+from dspyer.nodes.interrupt import InterruptOptions, build_interrupt
 from dspyer.nodes.map import build_map_node
 from dspyer.nodes.module import build_module
 from dspyer.nodes.names import NamesSpec, ReadsSpec
-from dspyer.nodes.spec import Spec, spec_of
+from dspyer.nodes.spec import NodeOptions, node_options
 from dspyer.nodes.subgraph import build_subgraph, is_program
-from dspyer.schema import Schema
+from dspyer.schema.schema import Schema
 
 
 def node_name(node: object) -> str:
@@ -61,7 +61,7 @@ def build_node(
     Returns:
         The node and what the program holds for it, or the problems.
     """
-    spec, problems = spec_of(name, schema, reads, writes, modules, goto)
+    spec, problems = node_options(name, schema, reads, writes, modules, goto)
     built = _build(node, spec)
     return built._replace(problems=(*problems, *built.problems))
 
@@ -96,13 +96,13 @@ def build_map(
     Returns:
         The node and what the program holds for it, or the problems.
     """
-    spec, problems = spec_of(name, schema, reads, writes, modules, (), (item,))
+    spec, problems = node_options(name, schema, reads, writes, modules, (), (item,))
     built = build_map_node(_build(node, spec), spec, over, into, max_concurrency)
     return built._replace(problems=(*problems, *built.problems))
 
 
-def _build(node: Any, spec: Spec) -> Built:
-    if isinstance(node, Inquiry):
+def _build(node: Any, spec: NodeOptions) -> Built:
+    if isinstance(node, InterruptOptions):
         return build_interrupt(node, spec)
     if is_program(node):
         return build_subgraph(node, spec)

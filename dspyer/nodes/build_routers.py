@@ -15,13 +15,13 @@ from dspyer.nodes.color import is_async
 from dspyer.nodes.hidden import hidden_problems, mentions
 from dspyer.nodes.module import plan_inputs
 from dspyer.nodes.module_io import module_io
-from dspyer.nodes.names import Names, NamesSpec, as_map, check_names, listed, no_field
+from dspyer.nodes.names import FieldNames, NamesSpec, as_map, check_names, listed, no_field
 from dspyer.nodes.plan import plan_binding
 from dspyer.nodes.routers import FieldRouter, FunctionRouter, ModuleRouter, Router
 from dspyer.nodes.routes import PathMap, routes_of
-from dspyer.nodes.spec import Spec
+from dspyer.nodes.spec import NodeOptions
 from dspyer.nodes.templating import plan_templates
-from dspyer.schema import Schema
+from dspyer.schema.schema import Schema
 
 Route: TypeAlias = Callable[..., object] | str | dspy.Module
 
@@ -174,9 +174,9 @@ def _build_module_router(
     written, more = _router_writes(writes, label, who)
     own = (*(found.outputs or {}), *found.by_products)
     problems += [*more, *check_names(written, "writes", who, own=own, schema=schema)]
-    planned = plan_inputs(found, Spec(name, schema), who)
+    planned = plan_inputs(found, NodeOptions(name, schema), who)
     reads, optional = planned.facts()
-    templates, wrong, missing = plan_templates([module], Spec(name, schema), reads.values(), who)
+    templates, wrong, missing = plan_templates([module], NodeOptions(name, schema), reads.values(), who)
     problems += [*flaws, *planned.problems, *planned.unknown, *wrong, *missing]
     if routes is None:
         return BuiltRouter(None, module, tuple(problems))
@@ -194,7 +194,7 @@ def _build_module_router(
     return BuiltRouter(router, module, tuple(problems))
 
 
-def _router_writes(writes: str | NamesSpec | None, label: str, who: str) -> tuple[Names, list[str]]:
+def _router_writes(writes: str | NamesSpec | None, label: str, who: str) -> tuple[FieldNames, list[str]]:
     if isinstance(writes, str):
         return {label: writes}, []
     written, problems = as_map(writes, "writes", who)

@@ -78,7 +78,7 @@ class _LoopThread:
 _loop_thread: ContextVar[_LoopThread | None] = ContextVar("dspyer_loop_thread", default=None)
 
 
-class portal_scope:  # noqa: N801  read as `with portal_scope()`
+class async_bridge:  # noqa: N801  read as `with portal_scope()`
     """Give all async functions that are called from sync code inside the block one event loop, stopped at its end.
 
     The loop runs in a thread of its own, so it works where the calling thread has a running loop (a notebook), and a

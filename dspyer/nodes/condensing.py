@@ -15,12 +15,15 @@ from dspyer.nodes.color import acall_module, call_module
 from dspyer.nodes.module import values_of_prediction
 from dspyer.nodes.module_io import module_io
 from dspyer.nodes.names import listed, no_field
-from dspyer.nodes.spec import Spec
+from dspyer.nodes.spec import NodeOptions
 from dspyer.nodes.templating import filling, plan_templates
 from dspyer.patch import DELETE, Replace, single
 from dspyer.reducers import Updates, without_none
-from dspyer.schema import Schema
-from dspyer.values import FrozenDict, FrozenList, freeze, thaw
+from dspyer.schema.schema import Schema
+from dspyer.values._boxes import thaw
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._freezing import freeze
+from dspyer.values._lists import FrozenList
 
 LISTS = (list, tuple, FrozenList)
 
@@ -70,10 +73,10 @@ class Condenser(Node):
         return Reply({self.field: values[names[0]]})
 
 
-Asking = Generator[tuple[Node, Call], Reply, Any]
+CondenserCalls = Generator[tuple[Node, Call], Reply, Any]
 
 
-def condensed(condensers: Mapping[str, Condenser], updates: Mapping[str, object], call: Call) -> Asking:
+def condensed(condensers: Mapping[str, Condenser], updates: Mapping[str, object], call: Call) -> CondenserCalls:
     """What a node writes, shortened: a driver makes each call and sends the reply back.
 
     Args:
@@ -95,7 +98,7 @@ def condensed(condensers: Mapping[str, Condenser], updates: Mapping[str, object]
     return found
 
 
-def _shorter(condenser: Condenser, value: Any, call: Call) -> Asking:
+def _shorter(condenser: Condenser, value: Any, call: Call) -> CondenserCalls:
     if value is DELETE or value is None:
         return value
     if condenser.shape == "keys" and isinstance(value, Mapping) and not condenser.several:
@@ -112,7 +115,7 @@ def _shorter(condenser: Condenser, value: Any, call: Call) -> Asking:
     return (yield from _one(condenser, value, call))
 
 
-def _one(condenser: Condenser, value: Any, call: Call) -> Asking:
+def _one(condenser: Condenser, value: Any, call: Call) -> CondenserCalls:
     overlay: Any = (FrozenDict() if call.overlay is None else call.overlay).set(condenser.given, freeze(value))
     reply = yield condenser, Call(call.state, call.context, call.program, overlay, call.resources, call.runner)
     return reply.updates[condenser.field]
@@ -158,7 +161,7 @@ def plan_condenser(
     several = taken is not None and issubclass(taken, (list, tuple, Mapping))
     outputs = None if found.outputs is None else dict.fromkeys(found.outputs, field)
     name = f"{node}_condense_{field}"
-    spec = Spec(name, schema, overlay=frozenset({inputs[0]}))
+    spec = NodeOptions(name, schema, overlay=frozenset({inputs[0]}))
     templates, problems, unknown = plan_templates([module], spec, (), f"{who} of {field!r}")
     condenser = Condenser(
         name=name,

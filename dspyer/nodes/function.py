@@ -15,10 +15,10 @@ from dspyer.nodes.binding import Binding
 from dspyer.nodes.callables import describe
 from dspyer.nodes.color import acall_function, call_function, is_async
 from dspyer.nodes.hidden import hidden_problems, mentions
-from dspyer.nodes.names import Names, check_names, no_patch
+from dspyer.nodes.names import FieldNames, check_names, no_patch
 from dspyer.nodes.outputs import RESULT, goto_of, is_bare, permitted, promise_of, values_of
 from dspyer.nodes.plan import plan_binding
-from dspyer.nodes.spec import Spec
+from dspyer.nodes.spec import NodeOptions
 from dspyer.nodes.templating import filling, plan_templates
 
 OF_DSPY = {"forward", "aforward", "history", "callbacks", "_compiled"}
@@ -97,7 +97,7 @@ class FunctionNode(Node):
             raise NodeOutputError(f"{self.who} returned a {type(result).__name__}, which {no_patch(values, schema)}")
 
 
-def build_function(fn: Callable[..., Any], spec: Spec) -> Built:
+def build_function(fn: Callable[..., Any], spec: NodeOptions) -> Built:
     """Make a node of a function.
 
     Args:
@@ -147,14 +147,14 @@ def build_function(fn: Callable[..., Any], spec: Spec) -> Built:
     return Built(node, _bound(spec) if spec.modules else None, tuple(problems), (*plan.unknown, *missing))
 
 
-def _bound(spec: Spec) -> NodeModules | None:
+def _bound(spec: NodeOptions) -> NodeModules | None:
     if not all(isinstance(module, dspy.Module) for module in spec.modules.values()):
         return None
     kind = source_class(spec.name, NodeModules, modules_text(spec.name, spec.modules))
     return kind(**spec.modules)
 
 
-def _writes(spec: Spec, promised: tuple[str, ...] | None, posts: bool) -> tuple[Names | None, list[str]]:
+def _writes(spec: NodeOptions, promised: tuple[str, ...] | None, posts: bool) -> tuple[FieldNames | None, list[str]]:
     """What a function writes: as `writes=` says, else as its return annotation does. One that posts may write more than
     it returns.
     """

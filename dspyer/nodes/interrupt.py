@@ -19,10 +19,10 @@ from dspyer.nodes.callables import describe
 from dspyer.nodes.color import is_async
 from dspyer.nodes.names import no_field
 from dspyer.nodes.plan import plan_binding
-from dspyer.nodes.spec import Spec
+from dspyer.nodes.spec import NodeOptions
 
 
-class Inquiry(NamedTuple):
+class InterruptOptions(NamedTuple):
     """What `add_interrupt` was told."""
 
     question: object
@@ -71,7 +71,7 @@ class InterruptNode(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
+class QuestionTemplate:
     """A text with fields of the state in it."""
 
     text: str
@@ -85,7 +85,7 @@ class Template:
             raise NodeOutputError(f"{self.who}: its question {self.text!r} does not fit the state: {error}") from None
 
 
-def build_interrupt(inquiry: Inquiry, spec: Spec) -> Built:
+def build_interrupt(inquiry: InterruptOptions, spec: NodeOptions) -> Built:
     """Make a node that asks.
 
     Args:
@@ -108,7 +108,7 @@ def build_interrupt(inquiry: Inquiry, spec: Spec) -> Built:
         ]
         parameters = tuple(FieldParameter(name, name, True, False, name in known) for name in fields)
         binding = Binding(spec.who, fields=parameters, schema=spec.schema)
-        text = Template(inquiry.question, spec.who)
+        text = QuestionTemplate(inquiry.question, spec.who)
     elif callable(inquiry.question):
         plan = plan_binding(describe(inquiry.question, spec.who), spec.who, spec.schema)
         binding, unknown, text = plan.binding, plan.unknown, inquiry.question
@@ -159,7 +159,7 @@ def _fields(template: str, who: str, problems: list[str]) -> Iterator[str]:
     yield from found
 
 
-def _answer_problems(inquiry: Inquiry, spec: Spec) -> Iterator[str]:
+def _answer_problems(inquiry: InterruptOptions, spec: NodeOptions) -> Iterator[str]:
     """What is wrong with the answer and where it goes."""
     if spec.name in RESERVED:
         yield f"{spec.who}: its name is the key of its question, and compile(interrupt_{spec.name}=) has this key"
@@ -186,7 +186,7 @@ def _answer_problems(inquiry: Inquiry, spec: Spec) -> Iterator[str]:
             yield f"{spec.who}: no answer of type {type_name(inquiry.answer)} fits into {into!r}: {reason}"
 
 
-def _never_fits(answer: Any, into: str, spec: Spec) -> str:
+def _never_fits(answer: Any, into: str, spec: NodeOptions) -> str:
     """Why a field takes no answer of a type, as far as samples can tell; empty if it may take some."""
     field = spec.schema.fields[into]
     check = field.validate_update if field.reducer is not None else None

@@ -11,13 +11,14 @@ from threading import Event as Signal
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from dspyer.errors import AttemptError, InputError, Interrupt
-from dspyer.events import Doing, Path
+from dspyer.events import BranchPath, Doing
 from dspyer.nodes.names import listed
-from dspyer.nodes.sight import look
+from dspyer.nodes.sight import read_view
 from dspyer.patch import DELETE
-from dspyer.schema import Schema
+from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values import same, thaw
+from dspyer.values._boxes import thaw
+from dspyer.values._same import same
 from dspyer.views import View
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Peer(NamedTuple):
     """
 
     node: str
-    branch: Path
+    branch: BranchPath
     visit: int
     doing: str = ""
     waits_for: str = ""
@@ -110,7 +111,7 @@ def latest_value(schema: Schema, state: ImmutableState, field: str) -> Any:
     return DELETE if default is not DELETE and same(value, default) else value
 
 
-class Past:
+class BranchEntries:
     """The entries that a branch has, where nobody else is heard.
 
     Args:
@@ -212,7 +213,7 @@ def _on_loop() -> bool:
     return True
 
 
-class Hearing(Protocol):
+class LiveHost(Protocol):
     """What a run offers to nodes that run beside others."""
 
     def posted(self, attempt: Attempt, field: str, value: object) -> bool:
@@ -228,7 +229,7 @@ class Hearing(Protocol):
         """The other nodes that run now."""
 
 
-class Isolated:
+class NotLive:
     """A run in which nobody hears anybody: posts are part of the commit, and a node hears what its branch has."""
 
     __slots__ = ()
@@ -247,9 +248,9 @@ class Isolated:
         sight, position = attempt.host.sight, attempt.position
         if position is not None and field in sight.schema.fields and sight.schema.reducer(field) is None:
             value = latest_value(sight.schema, position.state, field)
-            return Past([] if value is DELETE else [LiveEntry(thaw(value), "", "", 0)])
-        found = look(attempt, View(field), "entries")
-        return Past([LiveEntry(entry.value, entry.author, entry.commit, 0, entry.key) for entry in found])
+            return BranchEntries([] if value is DELETE else [LiveEntry(thaw(value), "", "", 0)])
+        found = read_view(attempt, View(field), "entries")
+        return BranchEntries([LiveEntry(entry.value, entry.author, entry.commit, 0, entry.key) for entry in found])
 
     def says(self, attempt: Attempt, text: str) -> None:
         """Notes what a node is doing."""
@@ -260,7 +261,7 @@ class Isolated:
         return []
 
 
-class Company:
+class LiveContext:
     """What `ctx` offers to nodes that run beside others."""
 
     __slots__ = ()

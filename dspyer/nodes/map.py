@@ -16,10 +16,13 @@ from dspyer.nodes.module import ModuleNode
 from dspyer.nodes.module_io import module_io
 from dspyer.nodes.names import no_field
 from dspyer.nodes.outputs import RESULT
-from dspyer.nodes.spec import Spec
-from dspyer.nodes.subgraph import Program, SubgraphNode
+from dspyer.nodes.spec import NodeOptions
+from dspyer.nodes.subgraph import SubgraphNode, SubgraphProgram
 from dspyer.schema.fitting import item_check, misfit, value_type
-from dspyer.values import FrozenDict, FrozenList, freeze, same
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._freezing import freeze
+from dspyer.values._lists import FrozenList
+from dspyer.values._same import same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -188,7 +191,7 @@ def result_of(reply: Reply, node: MapNode) -> object:
     return values or None
 
 
-def build_map_node(inner: Built, spec: Spec, over: str, into: str, max_concurrency: int | None) -> Built:
+def build_map_node(inner: Built, spec: NodeOptions, over: str, into: str, max_concurrency: int | None) -> Built:
     """Make a node that maps another one over the items of a field.
 
     Args:
@@ -229,7 +232,7 @@ def build_map_node(inner: Built, spec: Spec, over: str, into: str, max_concurren
     return Built(outer, inner.module, tuple(problems), inner.unknown)
 
 
-def _field_problems(spec: Spec, over: str, into: str) -> list[str]:
+def _field_problems(spec: NodeOptions, over: str, into: str) -> list[str]:
     schema = spec.schema
     if schema.open:
         return []
@@ -244,21 +247,21 @@ def _field_problems(spec: Spec, over: str, into: str) -> list[str]:
     return problems
 
 
-def _ids(spec: Spec, into: str) -> Callable[[Any], Iterable[tuple[Any, Any]]] | None:
+def _ids(spec: NodeOptions, into: str) -> Callable[[Any], Iterable[tuple[Any, Any]]] | None:
     """What gives the ids of results, where the reducer of the field replaces messages by id."""
     reducer = spec.schema.reducer(into)
     by_id = reducer is not None and reducer.keyed is not None and reducer.stamp is not None
     return reducer.parts if by_id and reducer is not None else None
 
 
-def _item_problems(inner: Built, spec: Spec, into: str) -> list[str]:
+def _item_problems(inner: Built, spec: NodeOptions, into: str) -> list[str]:
     """Results of items that can never be items of the field."""
     given: Any = Any
     if isinstance(inner.node, ModuleNode) and inner.module is not None and inner.node.gives is not None:
         found = module_io(inner.module)
         given = _result_type([found.type_of(name) for name in inner.node.gives])
     elif isinstance(inner.node, SubgraphNode) and inner.module is not None and inner.node.gives is not None:
-        schema = cast(Program, inner.module).graph.topology.schema
+        schema = cast(SubgraphProgram, inner.module).graph.topology.schema
         given = _result_type([value_type(schema, name) for name in inner.node.gives])
     wrong = misfit(spec.schema, into, list[given])
     advice = "declare the type in the signature, or change the field"

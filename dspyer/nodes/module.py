@@ -13,16 +13,17 @@ from dspyer.nodes.base import Built, Call, Node, Reply
 from dspyer.nodes.binding import unset, usable
 from dspyer.nodes.color import acall_module, call_module
 from dspyer.nodes.module_io import BY_PRODUCTS, ModuleIO, module_io
-from dspyer.nodes.names import Names, check_names, listed, no_field
-from dspyer.nodes.sight import look, sent_to
-from dspyer.nodes.spec import Spec
+from dspyer.nodes.names import FieldNames, check_names, listed, no_field
+from dspyer.nodes.sight import read_view, sent_to
+from dspyer.nodes.spec import NodeOptions
 from dspyer.nodes.templating import filling, made_for, plan_templates
 from dspyer.nodes.turns import NO_TURNS, Turns, plan_turns, with_warning
 from dspyer.nodes.viewing import form_of, form_problems
 from dspyer.schema.fitting import misfit, shown_type, update_type
 from dspyer.templates import Made
-from dspyer.values import Opaque, thaw
-from dspyer.views import Form, View
+from dspyer.values._boxes import thaw
+from dspyer.values._opaque import Opaque
+from dspyer.views import View, ViewForm
 
 
 class Input(NamedTuple):
@@ -43,7 +44,7 @@ class Input(NamedTuple):
     default: bool = False
     readable: bool = True
     view: View | None = None
-    form: Form = "values"
+    form: ViewForm = "values"
     made: Made | None = None
 
 
@@ -57,7 +58,7 @@ def gather_inputs(inputs: tuple[Input, ...], call: Call, reader: str) -> dict[st
     found: dict[str, Any] = {}
     for name, field, default, readable, view, form, made in inputs:
         if view is not None:
-            found[name] = look(call.context.attempt, view, form, name, sent_to(call, field))
+            found[name] = read_view(call.context.attempt, view, form, name, sent_to(call, field))
         elif overlay is not None and field in overlay:
             found[name] = thaw(overlay.raw(field))
         elif readable and field in state:
@@ -100,7 +101,7 @@ def values_of_prediction(result: object, who: str, known: bool) -> Mapping[str, 
     )
 
 
-def selected(values: Mapping[str, object], writes: Names | None, who: str) -> dict[str, object]:
+def selected(values: Mapping[str, object], writes: FieldNames | None, who: str) -> dict[str, object]:
     """Of what a module gave, what the node writes, by field.
 
     Raises:
@@ -131,7 +132,7 @@ class ModuleNode(Node):
 
     inputs: tuple[Input, ...] = ()
     known: bool = True
-    gives: Names | None = None
+    gives: FieldNames | None = None
     takes_all: bool = False
     turns: Turns = NO_TURNS
 
@@ -191,7 +192,7 @@ class Inputs(NamedTuple):
         return reads, frozenset(item.field for item in self.inputs if item.default and item.readable) - needed
 
 
-def plan_inputs(found: ModuleIO, spec: Spec, who: str) -> Inputs:
+def plan_inputs(found: ModuleIO, spec: NodeOptions, who: str) -> Inputs:
     """Decide where each input of a module comes from: from the field of its name, or as `reads` says."""
     any_name = "**" in found.extras
     own = None if any_name else (*found.inputs, *found.extras)
@@ -225,14 +226,14 @@ def plan_inputs(found: ModuleIO, spec: Spec, who: str) -> Inputs:
     return Inputs(tuple(inputs), problems, unknown)
 
 
-def _unknown_input(name: str, spec: Spec, who: str) -> str:
+def _unknown_input(name: str, spec: NodeOptions, who: str) -> str:
     if spec.reads is not None:
         return f"{who}: its input {name!r} is not in reads ({listed(spec.reads)}): add {{{name!r}: 'a field'}}"
     missing = no_field(name, spec.schema)
     return f"{who}: its input {name!r} {missing} Add the field, or map it: reads={{{name!r}: 'a field'}}"
 
 
-def plan_writes(found: ModuleIO, spec: Spec, who: str, kind: str) -> tuple[Names | None, list[str]]:
+def plan_writes(found: ModuleIO, spec: NodeOptions, who: str, kind: str) -> tuple[FieldNames | None, list[str]]:
     """Decide what is written: the outputs of the signature, or as `writes` says."""
     schema = spec.output_schema
     outputs = None if found.outputs is None else (*found.outputs, *found.by_products)
@@ -255,7 +256,7 @@ def plan_writes(found: ModuleIO, spec: Spec, who: str, kind: str) -> tuple[Names
     return None, [problem]
 
 
-def _type_problems(found: ModuleIO, gives: Names | None, spec: Spec) -> list[str]:
+def _type_problems(found: ModuleIO, gives: FieldNames | None, spec: NodeOptions) -> list[str]:
     """Outputs whose declared types can never be written to their fields."""
     problems = []
     for name, field in (gives or {}).items():
@@ -268,7 +269,7 @@ def _type_problems(found: ModuleIO, gives: Names | None, spec: Spec) -> list[str
     return problems
 
 
-def build_module(module: dspy.Module, spec: Spec) -> Built:
+def build_module(module: dspy.Module, spec: NodeOptions) -> Built:
     """Make a node of a module.
 
     Args:

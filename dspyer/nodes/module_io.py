@@ -42,10 +42,10 @@ class ModuleIO:
         return Any if self.own_code else (self.outputs or {}).get(name, Any)
 
 
-Reader = Callable[[Any], ModuleIO]
+ReadModule = Callable[[Any], ModuleIO]
 
 
-class Row(NamedTuple):
+class ModuleClass(NamedTuple):
     """One class of the table.
 
     Attributes:
@@ -53,7 +53,7 @@ class Row(NamedTuple):
         colours: how it can be called in DSPy 3.4, for the tests.
     """
 
-    read: Reader
+    read: ReadModule
     colours: tuple[str, ...]
 
 
@@ -65,7 +65,7 @@ def of_signature(signature: type[dspy.Signature]) -> ModuleIO:
     return ModuleIO(inputs=inputs, optional=frozenset(defaults), outputs=outputs)
 
 
-def _own(*by_products: str, extras: tuple[str, ...] = ()) -> Reader:
+def _own(*by_products: str, extras: tuple[str, ...] = ()) -> ReadModule:
     """A class that keeps the user's signature as `signature`."""
 
     def read(module: Any) -> ModuleIO:
@@ -94,18 +94,20 @@ def _of_inner(module: Any) -> ModuleIO:
     return module_io(module.module)
 
 
-TABLE: Mapping[type, Row] = {
-    dspy.Predict: Row(_own(), ("async", "sync")),
-    dspy.ChainOfThought: Row(_chain_of_thought, ("async", "sync")),
-    dspy.ReAct: Row(_own("trajectory", "reasoning", extras=("max_iters",)), ("async", "sync")),
-    dspy.ReActV2: Row(_own("history", "termination_reason", extras=("history", "max_iters")), ("async", "sync")),
-    dspy.RLM: Row(_own("trajectory", "final_reasoning"), ("async", "sync")),
-    dspy.ProgramOfThought: Row(_own("reasoning"), ("sync",)),
-    dspy.CodeAct: Row(_own("trajectory", "reasoning", extras=("max_iters",)), ("sync",)),
-    dspy.MultiChainComparison: Row(_comparison, ("sync",)),
-    dspy.BestOfN: Row(_of_inner, ("sync",)),
-    dspy.Refine: Row(_of_inner, ("sync",)),
-    dspy.Flex: Row(_own(), ("sync",)),
+TABLE: Mapping[type, ModuleClass] = {
+    dspy.Predict: ModuleClass(_own(), ("async", "sync")),
+    dspy.ChainOfThought: ModuleClass(_chain_of_thought, ("async", "sync")),
+    dspy.ReAct: ModuleClass(_own("trajectory", "reasoning", extras=("max_iters",)), ("async", "sync")),
+    dspy.ReActV2: ModuleClass(
+        _own("history", "termination_reason", extras=("history", "max_iters")), ("async", "sync")
+    ),
+    dspy.RLM: ModuleClass(_own("trajectory", "final_reasoning"), ("async", "sync")),
+    dspy.ProgramOfThought: ModuleClass(_own("reasoning"), ("sync",)),
+    dspy.CodeAct: ModuleClass(_own("trajectory", "reasoning", extras=("max_iters",)), ("sync",)),
+    dspy.MultiChainComparison: ModuleClass(_comparison, ("sync",)),
+    dspy.BestOfN: ModuleClass(_of_inner, ("sync",)),
+    dspy.Refine: ModuleClass(_of_inner, ("sync",)),
+    dspy.Flex: ModuleClass(_own(), ("sync",)),
 }
 """Every class of modules that DSPy 3.4 exports."""
 

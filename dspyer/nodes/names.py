@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TypeAlias
 
 from dspyer.errors import shown_names, suggestion
-from dspyer.schema import Schema
+from dspyer.schema.schema import Schema
 from dspyer.templates import RUN, Fill, Made, RunValue
 from dspyer.views import View
 
-Names: TypeAlias = Mapping[str, str]
+FieldNames: TypeAlias = Mapping[str, str]
 NamesSpec: TypeAlias = Mapping[str, str] | Iterable[str]
 ReadsSpec: TypeAlias = Mapping[str, str | View | Fill] | Iterable[str]
 
@@ -55,7 +55,7 @@ def made_inputs(spec: ReadsSpec | None) -> dict[str, Made]:
 
 
 def check_names(
-    names: Names,
+    names: FieldNames,
     option: str,
     who: str,
     *,

@@ -13,8 +13,8 @@ from dspyer.errors import NodeOutputError, RouteError, brief, suggestion
 from dspyer.hints import keys_of
 from dspyer.nodes.base import Command, Goto, Send
 from dspyer.nodes.callables import literals, members
-from dspyer.nodes.names import Names, listed
-from dspyer.schema import Schema
+from dspyer.nodes.names import FieldNames, listed
+from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 
 Values: TypeAlias = Mapping[str, object]
@@ -80,7 +80,7 @@ def _holds_send(result: object) -> bool:
     return any(isinstance(item, Send) for item in items)
 
 
-def permitted(values: Values, writes: Names | None, who: str) -> Values:
+def permitted(values: Values, writes: FieldNames | None, who: str) -> Values:
     """The values by field of the state.
 
     Args:

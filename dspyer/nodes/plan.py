@@ -10,10 +10,10 @@ from dspyer.errors import suggestion
 from dspyer.nodes.base import NOTHING, Context
 from dspyer.nodes.binding import Binding, FieldParameter, ResourceParameter
 from dspyer.nodes.callables import Described, Parameter, class_of, members, wants_copy
-from dspyer.nodes.names import Names, check_names, listed, no_field
+from dspyer.nodes.names import FieldNames, check_names, listed, no_field
 from dspyer.nodes.resources import is_record, is_value_class
 from dspyer.nodes.viewing import form_of, form_problems
-from dspyer.schema import Schema
+from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.templates import Made
 from dspyer.views import View
@@ -38,7 +38,7 @@ def plan_binding(
     who: str,
     schema: Schema,
     *,
-    reads: Names | None = None,
+    reads: FieldNames | None = None,
     modules: tuple[str, ...] = (),
     overlay: frozenset[str] = frozenset(),
     views: Mapping[str, View] = NOTHING,
@@ -71,7 +71,7 @@ class _Planner:
         self,
         who: str,
         schema: Schema,
-        reads: Names | None,
+        reads: FieldNames | None,
         modules: tuple[str, ...],
         overlay: frozenset[str],
         described: Described,

@@ -17,7 +17,9 @@ from pydantic import BaseModel
 
 from dspyer.errors import InputError
 from dspyer.nodes.base import NOTHING
-from dspyer.values import FrozenDict, FrozenList, registered
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._kinds import registered
+from dspyer.values._lists import FrozenList
 
 if TYPE_CHECKING:
     from dspyer.nodes.base import Call

@@ -14,7 +14,7 @@ from dspyer.nodes.base import Call, Command, Decision
 from dspyer.nodes.binding import Binding, unset
 from dspyer.nodes.color import acall_module, call_module
 from dspyer.nodes.module import Input, gather_inputs, selected, taken, values_of_prediction
-from dspyer.nodes.names import Names, listed
+from dspyer.nodes.names import FieldNames, listed
 from dspyer.nodes.routes import Routes
 from dspyer.nodes.templating import filling
 from dspyer.templates import NO_TEMPLATES, Templates
@@ -42,9 +42,9 @@ class Router:
 
     name: str
     routes: Routes
-    reads: Names | None = None
+    reads: FieldNames | None = None
     optional: frozenset[str] = frozenset()
-    writes: Names = field(default_factory=dict)
+    writes: FieldNames = field(default_factory=dict)
     sends: bool = False
     resources: Mapping[str, type] = field(default_factory=dict)
     module_name: str | None = None

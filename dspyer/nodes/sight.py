@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dspyer.errors import InputError, NodeOutputError, suggestion
 from dspyer.nodes.names import listed
-from dspyer.nodes.viewing import author_problems, shape_in, view_problems
+from dspyer.nodes.viewing import author_problems, form_in, view_problems
 from dspyer.patch import DELETE, Replace, diff_value, plain_patch
 from dspyer.reducers import Updates
-from dspyer.scheduler.indexing import Index, News
-from dspyer.scheduler.provenance import Part, Parts, whole_parts
+from dspyer.scheduler.indexing import FieldIndex, News
+from dspyer.scheduler.provenance import FieldPart, Parts, whole_parts
 from dspyer.scheduler.runstate import Branch
-from dspyer.schema import Schema
-from dspyer.values import FrozenList, freeze, thaw
+from dspyer.schema.schema import Schema
+from dspyer.values._boxes import thaw
+from dspyer.values._freezing import freeze
+from dspyer.values._lists import FrozenList
 from dspyer.views import (
     CUTS,
     Delta,
-    Form,
     Look,
     View,
+    ViewForm,
     change_text,
     chosen,
     chosen_in,
@@ -55,7 +57,7 @@ class Changed(NamedTuple):
     parts: Parts | None
 
 
-class Sight(Protocol):
+class ViewSource(Protocol):
     """What can be seen in a run, and who may see and post what."""
 
     @property
@@ -66,7 +68,7 @@ class Sight(Protocol):
     def authors(self) -> Sequence[str]:
         """The nodes, and `START`."""
 
-    def index(self, field: str, branch: Branch) -> Index | None:
+    def index(self, field: str, branch: Branch) -> FieldIndex | None:
         """Who brought what to a field, up to the last commit of a branch; None if the field has no parts."""
 
     def news(self, field: str, branch: Branch, reader: str) -> News:
@@ -85,13 +87,13 @@ class Sight(Protocol):
         """The warning for a node that runs near the limit of its run; "" if it is not near."""
 
 
-class Blind:
+class NoRunViews:
     """Stands for what is seen where there is no run."""
 
     schema = OPEN
     authors: Sequence[str] = ()
 
-    def index(self, field: str, branch: Branch) -> Index | None:
+    def index(self, field: str, branch: Branch) -> FieldIndex | None:
         """No author is known."""
         del field, branch
         return None
@@ -123,7 +125,7 @@ def sent_to(call: Call, field: str) -> Any:
     return DELETE if call.overlay is None else call.overlay.raw(field, DELETE)
 
 
-def look(attempt: Attempt, view: View, form: Form, name: str = "", sent: Any = DELETE) -> Any:
+def read_view(attempt: Attempt, view: View, form: ViewForm, name: str = "", sent: Any = DELETE) -> Any:
     """What a view shows, in the form in which it is wanted.
 
     Args:
@@ -139,15 +141,15 @@ def look(attempt: Attempt, view: View, form: Form, name: str = "", sent: Any = D
     sight, position = attempt.host.sight, attempt.position
     if sent is not DELETE:
         cut = View(view.field, tuple([step for step in view.steps if step.name in (*CUTS, "then")]))
-        return shown(cut, *chosen_plainly(cut, sent, shape_in(sight.schema, view.field)), form)
+        return shown(cut, *chosen_plainly(cut, sent, form_in(sight.schema, view.field)), form)
     if position is None:
         raise InputError(f"{attempt.who} reads {view!r}: there is no run that it could be a view of")
     value = position.state.raw(view.field, DELETE)
     index = sight.index(view.field, position)
     if index is None:
-        shape, selected = chosen_plainly(view, value, shape_in(sight.schema, view.field))
+        shape, selected = chosen_plainly(view, value, form_in(sight.schema, view.field))
     else:
-        shape = shape_in(sight.schema, view.field)
+        shape = form_in(sight.schema, view.field)
         if shape == "amount" and form in ("values", "text"):
             total = summed(view, index, attempt.node)
             if total is not None:
@@ -159,7 +161,7 @@ def look(attempt: Attempt, view: View, form: Form, name: str = "", sent: Any = D
     return result
 
 
-def chosen_plainly(view: View, value: Any, shape: str) -> tuple[str, list[Part]]:
+def chosen_plainly(view: View, value: Any, shape: str) -> tuple[str, list[FieldPart]]:
     """What a view chooses of a value whose authors are not known, and what that makes up.
 
     Args:
@@ -173,7 +175,7 @@ def chosen_plainly(view: View, value: Any, shape: str) -> tuple[str, list[Part]]
     return shape, chosen_in(view, shape, parts)
 
 
-def see(attempt: Attempt, view: View) -> Any:
+def read_view_checked(attempt: Attempt, view: View) -> Any:
     """What a view shows, for a node that asks in its code.
 
     Raises:
@@ -195,7 +197,7 @@ def see(attempt: Attempt, view: View) -> Any:
         problems.append(f"{attempt.who} looks at {view!r}: that is no field of the state.{hint}")
     if problems:
         raise InputError(problems[0])
-    return look(attempt, view, "entries")
+    return read_view(attempt, view, "entries")
 
 
 def delta(attempt: Attempt) -> Delta:

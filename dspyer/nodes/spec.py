@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import dspy
 
 from dspyer.nodes.base import NOTHING
-from dspyer.nodes.names import Names, NamesSpec, ReadsSpec, as_map, made_inputs, without_views
+from dspyer.nodes.names import FieldNames, NamesSpec, ReadsSpec, as_map, made_inputs, without_views
 from dspyer.nodes.viewing import view_problems
-from dspyer.schema import Schema
+from dspyer.schema.schema import Schema
 from dspyer.templates import Made
 from dspyer.views import View
 
 
-class Spec(NamedTuple):
+class NodeOptions(NamedTuple):
     """The options of a node.
 
     Attributes:
@@ -32,8 +32,8 @@ class Spec(NamedTuple):
 
     name: str
     schema: Schema
-    reads: Names | None = None
-    writes: Names | None = None
+    reads: FieldNames | None = None
+    writes: FieldNames | None = None
     modules: Mapping[str, dspy.Module] = {}
     goto: tuple[str, ...] = ()
     overlay: frozenset[str] = frozenset()
@@ -56,7 +56,7 @@ class Spec(NamedTuple):
         return Schema.of(None) if self.overlay else self.schema
 
 
-def spec_of(
+def node_options(
     name: str,
     schema: Schema,
     reads: ReadsSpec | None,
@@ -64,7 +64,7 @@ def spec_of(
     modules: Mapping[str, dspy.Module] | None,
     goto: Iterable[str],
     overlay: Iterable[str] = (),
-) -> tuple[Spec, list[str]]:
+) -> tuple[NodeOptions, list[str]]:
     """The options of a node as a `Spec`, and what is wrong with their form."""
     who = f"node {name!r}"
     made = made_inputs(reads)
@@ -78,7 +78,9 @@ def spec_of(
     written, more = as_map(writes, "writes", who)
     problems += more
     targets = (goto,) if isinstance(goto, str) else tuple(goto)
-    return Spec(name, schema, read, written, dict(given or {}), targets, frozenset(overlay), views, made), problems
+    return NodeOptions(
+        name, schema, read, written, dict(given or {}), targets, frozenset(overlay), views, made
+    ), problems
 
 
 def _named(reads: ReadsSpec | None, made: Mapping[str, Made]) -> Any:

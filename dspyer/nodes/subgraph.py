@@ -11,13 +11,13 @@ import dspy
 from dspyer.nodes.base import Built, Call, Node, Reply
 from dspyer.nodes.module import Input, gather_inputs, plan_inputs, taken, with_rest
 from dspyer.nodes.module_io import ModuleIO
-from dspyer.nodes.names import Names, check_names, listed
-from dspyer.nodes.spec import Spec
+from dspyer.nodes.names import FieldNames, check_names, listed
+from dspyer.nodes.spec import NodeOptions
 from dspyer.nodes.templating import plan_templates
 from dspyer.patch import DELETE
 from dspyer.scheduler.topology import Topology
-from dspyer.schema import Schema
 from dspyer.schema.fitting import misfit, update_type, value_type
+from dspyer.schema.schema import Schema
 
 
 class GraphView(Protocol):
@@ -48,7 +48,7 @@ class GraphView(Protocol):
         """The fields that its nodes may write; None for unknown."""
 
 
-class Program(Protocol):
+class SubgraphProgram(Protocol):
     """A compiled graph, as a node of another one sees it."""
 
     @property
@@ -85,7 +85,7 @@ class SubgraphNode(Node):
     """
 
     inputs: tuple[Input, ...] = ()
-    gives: Names | None = None
+    gives: FieldNames | None = None
     folds: frozenset[str] = frozenset()
     per_item: bool = False
     takes_all: bool = False
@@ -97,14 +97,14 @@ class SubgraphNode(Node):
 
     def call(self, call: Call) -> Reply:
         """Run the graph as a part of the run."""
-        program: Program = getattr(call.program, self.name)
+        program: SubgraphProgram = getattr(call.program, self.name)
         inputs = self._inputs(call)
         changes = program.run_inside(inputs, call)
         return self.reply(program, inputs, changes)
 
     async def acall(self, call: Call) -> Reply:
         """The same from async code."""
-        program: Program = getattr(call.program, self.name)
+        program: SubgraphProgram = getattr(call.program, self.name)
         inputs = self._inputs(call)
         changes = await program.arun_inside(inputs, call)
         return self.reply(program, inputs, changes)
@@ -113,7 +113,7 @@ class SubgraphNode(Node):
         inputs = gather_inputs(self.inputs, call, self.who)
         return with_rest(inputs, self.inputs, call) if self.takes_all else inputs
 
-    def reply(self, program: Program, inputs: dict[str, Any], changes: Mapping[str, object]) -> Reply:
+    def reply(self, program: SubgraphProgram, inputs: dict[str, Any], changes: Mapping[str, object]) -> Reply:
         """What changed inside, as updates of the outer state. What the node does not give back stays inside."""
         schema = program.graph.topology.schema
         raw = {name for name in changes if schema.reducer(name) is not None}
@@ -133,7 +133,7 @@ class SubgraphNode(Node):
         return Reply(values, None, True)
 
 
-def build_subgraph(module: dspy.Module, spec: Spec) -> Built:
+def build_subgraph(module: dspy.Module, spec: NodeOptions) -> Built:
     """Make a node of a compiled graph.
 
     Args:
@@ -143,7 +143,7 @@ def build_subgraph(module: dspy.Module, spec: Spec) -> Built:
     Returns:
         The node with its program, and what is wrong with it.
     """
-    graph = cast(Program, module).graph
+    graph = cast(SubgraphProgram, module).graph
     optional = frozenset(graph.inputs) - graph.required
     found = ModuleIO(inputs=dict.fromkeys(graph.inputs, Any), optional=optional)
     planned = plan_inputs(found, spec, spec.who)
@@ -172,7 +172,7 @@ def build_subgraph(module: dspy.Module, spec: Spec) -> Built:
     return Built(node, module, (*planned.problems, *problems, *wrong), (*planned.unknown, *missing))
 
 
-def _plan_writes(graph: GraphView, spec: Spec) -> tuple[Names | None, list[str]]:
+def _plan_writes(graph: GraphView, spec: NodeOptions) -> tuple[FieldNames | None, list[str]]:
     """What it declares to write: its outputs, as far as the outer state has such fields, or what `writes` says."""
     schema = spec.output_schema
     own = graph.writes if graph.outputs is None else graph.outputs
@@ -191,7 +191,7 @@ def _plan_writes(graph: GraphView, spec: Spec) -> tuple[Names | None, list[str]]
     return writes, []
 
 
-def _type_problems(inner: Schema, gives: Names | None, folds: frozenset[str], spec: Spec) -> list[str]:
+def _type_problems(inner: Schema, gives: FieldNames | None, folds: frozenset[str], spec: NodeOptions) -> list[str]:
     """Fields of the graph whose types can never be written to those of the outer state."""
     problems = []
     for name, field in (gives or {}).items():
@@ -211,12 +211,12 @@ def _fields(names: Iterable[str], schema: Schema) -> dict[str, str]:
     return {name: name for name in names if schema.open or name in schema.fields}
 
 
-def _changed_inputs(graph: GraphView, reads: Names) -> list[str]:
+def _changed_inputs(graph: GraphView, reads: FieldNames) -> list[str]:
     """The inputs that the graph may change and that come from the field of their name."""
     changed = graph.inputs if graph.writes is None else graph.writes
     return [name for name in graph.inputs if name in changed and reads.get(name) == name]
 
 
-def _folded(gives: Names | None, schema: Schema) -> frozenset[str]:
+def _folded(gives: FieldNames | None, schema: Schema) -> frozenset[str]:
     """The own names of what goes to fields with a reducer."""
     return frozenset(name for name, field in (gives or {}).items() if schema.reducer(field) is not None)

@@ -13,13 +13,13 @@ from dspy.adapters.utils import serialize_for_json
 from dspyer.bond.filling import FILLING, WARNING, can_fill, own_texts, predictors_in
 from dspyer.nodes.base import Call
 from dspyer.nodes.names import listed, no_field
-from dspyer.nodes.spec import Spec
+from dspyer.nodes.spec import NodeOptions
 from dspyer.scheduler.run_values import run_value, run_value_problem
 from dspyer.scheduler.runstate import Branch, RunState
 from dspyer.scheduler.tallies import wrote
 from dspyer.templates import NO_TEMPLATES, RUN, Fill, Made, Templates, filled, is_template, names_in
-from dspyer.values import thaw
-from dspyer.views import Form
+from dspyer.values._boxes import thaw
+from dspyer.views import ViewForm
 
 ABSENT: Any = object()
 
@@ -104,7 +104,7 @@ def _never_written(field: str, call: Call) -> bool:
     return wrote(field) not in branch.tally
 
 
-def made_for(source: Made, form: Form, call: Call) -> Any:
+def made_for(source: Made, form: ViewForm, call: Call) -> Any:
     """What an input gets that is no field.
 
     Args:
@@ -152,7 +152,7 @@ class Planned(NamedTuple):
     unknown: tuple[str, ...] = ()
 
 
-def plan_templates(modules: Iterable[object], spec: Spec, reads: Collection[str] | None, who: str) -> Planned:
+def plan_templates(modules: Iterable[object], spec: NodeOptions, reads: Collection[str] | None, who: str) -> Planned:
     """Finds the templates of a node and checks what they name.
 
     Args:
@@ -188,11 +188,11 @@ def plan_templates(modules: Iterable[object], spec: Spec, reads: Collection[str]
     return Planned(Templates(tuple(names), may, inside), tuple(problems), tuple(unknown))
 
 
-def _is_known(name: str, spec: Spec) -> bool:
+def _is_known(name: str, spec: NodeOptions) -> bool:
     return name.startswith(RUN) or spec.schema.open or name in spec.schema.fields or name in spec.overlay
 
 
-def _unknown(names: Iterable[str], where: str, spec: Spec, who: str) -> list[str]:
+def _unknown(names: Iterable[str], where: str, spec: NodeOptions, who: str) -> list[str]:
     return [
         f"{who}: {{{name}}} {where} {no_field(name, spec.schema)} Double the braces to show them as they are"
         for name in names

@@ -10,8 +10,8 @@ import dspy
 from dspyer.bond.filling import predictors_in
 from dspyer.conversation import turn_of, turns_in
 from dspyer.nodes.module_io import ModuleIO
-from dspyer.nodes.names import Names, listed
-from dspyer.nodes.spec import Spec
+from dspyer.nodes.names import FieldNames, listed
+from dspyer.nodes.spec import NodeOptions
 from dspyer.nodes.viewing import is_conversation
 from dspyer.reducers import Updates, without_none
 
@@ -69,11 +69,11 @@ class PlannedTurns(NamedTuple):
     """The turns of a node, what it writes beside them, and what is wrong."""
 
     turns: Turns
-    writes: Names | None
+    writes: FieldNames | None
     problems: tuple[str, ...] = ()
 
 
-def plan_turns(module: dspy.Module, found: ModuleIO, spec: Spec) -> PlannedTurns:
+def plan_turns(module: dspy.Module, found: ModuleIO, spec: NodeOptions) -> PlannedTurns:
     """Decides which of what a node writes is its turn, and which of what it reads its history.
 
     Args:
@@ -112,7 +112,7 @@ def plan_turns(module: dspy.Module, found: ModuleIO, spec: Spec) -> PlannedTurns
     return PlannedTurns(planned, writes, tuple(problems))
 
 
-def _is_held(name: str, kind: Any, spec: Spec) -> bool:
+def _is_held(name: str, kind: Any, spec: NodeOptions) -> bool:
     """Whether a turn holds an input: one that shows the conversation only if a step of its view bounds it.
 
     Otherwise each turn would hold all turns before it, and a conversation would grow with its square, or double.
@@ -129,7 +129,7 @@ def _is_held(name: str, kind: Any, spec: Spec) -> bool:
     return bounded and view is not None and view.last_step != "then"
 
 
-def _is_own(name: str, spec: Spec) -> bool:
+def _is_own(name: str, spec: NodeOptions) -> bool:
     view = spec.views[name]
     return any(step.name == "own" for step in view.steps) and is_conversation(view.field, spec.schema)
 

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from dspyer.errors import suggestion
 from dspyer.nodes.callables import class_of, members
 from dspyer.reducers import conversation, without_none
-from dspyer.schema import Schema
-from dspyer.views import Entry, Form, View
+from dspyer.schema.schema import Schema
+from dspyer.views import Entry, View, ViewForm
 
 CONTAINERS = (list, tuple, dict, set, frozenset)
 BY_HAND = "update"
@@ -73,7 +73,7 @@ def _may_write(author: str, nodes: Collection[str]) -> bool:
     return author in nodes or author == BY_HAND or (author.startswith("join:") and author[5:] in nodes)
 
 
-def shape_in(schema: Schema, name: str) -> str:
+def form_in(schema: Schema, name: str) -> str:
     """What the parts of a field make up, so far as its type tells."""
     field = schema.fields.get(name)
     if field is None:
@@ -84,7 +84,7 @@ def shape_in(schema: Schema, name: str) -> str:
     return "keys" if kind is not None and issubclass(kind, Mapping) else "items"
 
 
-def form_of(annotation: Any) -> Form:
+def form_of(annotation: Any) -> ViewForm:
     """The form in which a reader with this annotation gets a view. `form_problems` lets it pass."""
     forms = {_form_of(member) for member in _alternatives(annotation)}
     return forms.pop() if len(forms) == 1 else "values"
@@ -95,7 +95,7 @@ def _alternatives(annotation: Any) -> list[Any]:
     return [member for member in members(annotation) if member not in (None, NoneType)]
 
 
-def _form_of(member: Any) -> Form:
+def _form_of(member: Any) -> ViewForm:
     if member is str:
         return "text"
     if member is dspy.History:
@@ -134,7 +134,7 @@ def form_problems(view: View, annotation: Any, name: str, schema: Schema, who: s
         return [f"{why}, str for a text, list[Entry] for the parts with their authors, or the type of the values"]
     if any(Entry in (member, *get_args(member)) and _form_of(member) != "entries" for member in alternatives):
         return [f"{start}, and it is annotated with {shown}: entries come as a list, annotate it with list[Entry]"]
-    shape = shape_in(schema, view.field)
+    shape = form_in(schema, view.field)
     if form_of(annotation) != "values" or view.field not in schema.fields or not _is_refused(shape, alternatives):
         return []
     what = {"keys": "a dict of keys", "amount": "one amount"}.get(shape, "a list")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dspyer.pictures.layout import Box, Way, arrange
+from dspyer.pictures.layout import EdgeKey, NodeBox, arrange
 from dspyer.pictures.svg import (
     SMALL,
     document,
@@ -16,7 +16,7 @@ from dspyer.pictures.svg import (
     shorten,
     text_width,
 )
-from dspyer.pictures.wires import Layout, Spot, lay_out
+from dspyer.pictures.wires import LabelPosition, Layout, lay_out
 from dspyer.scheduler.rounds import Edge
 from dspyer.scheduler.topology import END, START, Topology
 
@@ -35,13 +35,13 @@ class Picture:
     """
 
     topology: Topology
-    labels: Mapping[Way, str] = field(default_factory=dict)
+    labels: Mapping[EdgeKey, str] = field(default_factory=dict)
     kinds: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def edges(self) -> tuple[Edge, ...]:
         """The edges, each pair of nodes once: conditional if every way between the two is."""
-        found: dict[Way, bool] = {}
+        found: dict[EdgeKey, bool] = {}
         for edge in self.topology.edges:
             way = (edge.source, edge.target)
             found[way] = found.get(way, True) and edge.conditional
@@ -160,7 +160,7 @@ def _edge(layout: Layout, edge: Edge, back: bool) -> str:
     return f'<path d="{layout.paths[way]}" class="{classes}" marker-end="url(#dspyer-tip)">{title}</path>'
 
 
-def _label(spot: Spot, label: str, whole: str, width: float) -> list[str]:
+def _label(spot: LabelPosition, label: str, whole: str, width: float) -> list[str]:
     """A label, on a patch of the ground that interrupts the edge."""
     parts = []
     if spot.anchor == "middle":
@@ -176,7 +176,7 @@ def _choice(layout: Layout, edge: Edge) -> str:
     return f'<path d="M{number(x - 5)} {number(y)} l5 -5 l5 5 l-5 5 z" class="function frame"/>'
 
 
-def _node(box: Box, node: str, kind: str, head: bool) -> str:
+def _node(box: NodeBox, node: str, kind: str, head: bool) -> str:
     """One node: shape and colour say its kind, and so does a word."""
     facts = [node] if kind == "end" else [f"{node}: {kind}"]
     weight = "frame"
@@ -191,7 +191,7 @@ def _node(box: Box, node: str, kind: str, head: bool) -> str:
     else:
         parts.append(_rect(box, f"{kind} {weight}", box.height / 2 if kind == "end" else 8))
     if kind == "subgraph":
-        parts.append(_rect(Box(box.x, box.y, box.width - 8, box.height - 8), "subgraph frame", 5))
+        parts.append(_rect(NodeBox(box.x, box.y, box.width - 8, box.height - 8), "subgraph frame", 5))
     elif kind == "module":
         inner = f"V{number(box.bottom)} M{number(box.right - 6)} {number(box.top)} V{number(box.bottom)}"
         parts.append(f'<path d="M{number(box.left + 6)} {number(box.top)} {inner}" class="module frame"/>')
@@ -203,14 +203,14 @@ def _node(box: Box, node: str, kind: str, head: bool) -> str:
     return f"<g>{''.join(parts)}</g>"
 
 
-def _hexagon(box: Box, classes: str) -> str:
+def _hexagon(box: NodeBox, classes: str) -> str:
     tip, width = 12.0, box.width - 24.0
     half = number(box.height / 2)
     path = f"M{number(box.left)} {number(box.y)} l{number(tip)} -{half} h{number(width)} l{number(tip)} {half}"
     return f'<path d="{path} l-{number(tip)} {half} h-{number(width)} z" class="{classes}"/>'
 
 
-def _rect(box: Box, classes: str, radius: float, shift: float = 0.0) -> str:
+def _rect(box: NodeBox, classes: str, radius: float, shift: float = 0.0) -> str:
     x, y = number(box.left + shift), number(box.top + shift)
     return (
         f'<rect x="{x}" y="{y}" width="{number(box.width)}" height="{number(box.height)}" rx="{number(radius)}" '

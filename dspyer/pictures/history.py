@@ -9,16 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any, NamedTuple
 
 from dspyer.errors import brief
-from dspyer.events import Commit, MergedConflict, Path, Question
+from dspyer.events import BranchPath, Commit, MergedConflict, Question
 from dspyer.patch import DELETE, Replace
 from dspyer.reducers import Updates
 from dspyer.scheduler.runstate import Failure
-from dspyer.values import thaw
+from dspyer.values._boxes import thaw
 
 SHOWN = 12  # fields of a commit, or authors of a conflict, that are put into words
 
 
-class Row(NamedTuple):
+class DisplayRow(NamedTuple):
     """A commit of a run, or a place where one was to come.
 
     Attributes:
@@ -35,11 +35,11 @@ class Row(NamedTuple):
     """
 
     node: str
-    branch: Path
+    branch: BranchPath
     step: int
-    came: tuple[Path, ...]
+    came: tuple[BranchPath, ...]
     parents: tuple[str, ...]
-    children: tuple[Path, ...] = ()
+    children: tuple[BranchPath, ...] = ()
     commit: Commit | None = None
     conflicts: tuple[MergedConflict, ...] = ()
     error: BaseException | None = None
@@ -51,14 +51,14 @@ class Row(NamedTuple):
         return "failed" if self.error else "waits for an answer" if self.questions else "was not started"
 
 
-def rows_of(
+def display_rows(
     commits: Sequence[Commit],
     conflicts: Mapping[str, tuple[MergedConflict, ...]],
     failures: Iterable[Failure] = (),
     questions: Iterable[Question] = (),
-    branches: Iterable[Path] = (),
+    branches: Iterable[BranchPath] = (),
     depth: int = 0,
-) -> list[Row]:
+) -> list[DisplayRow]:
     """The rows of a run: the commits in canonical order, then what failed, then what was not started.
 
     Forks and joins are read from the commits alone, so that a resumed run looks like one that was never interrupted: a
@@ -79,19 +79,19 @@ def rows_of(
         came = tuple(_came(by_id[parent], commit) for parent in commit.parents if parent in by_id)
         children = forks.get(commit.id, ())
         found = conflicts.get(commit.id, ())
-        rows.append(Row(commit.node, commit.branch, commit.step, came, commit.parents, children, commit, found))
-    asked: dict[Path, list[Question]] = {}
+        rows.append(DisplayRow(commit.node, commit.branch, commit.step, came, commit.parents, children, commit, found))
+    asked: dict[BranchPath, list[Question]] = {}
     for question in questions:
         asked.setdefault(_asking(question, depth), []).append(question)
     return rows + [_with_questions(row, asked) for row in _stops(commits, failures, list(branches))]
 
 
-def _children(commit: Commit) -> tuple[Path, ...]:
+def _children(commit: Commit) -> tuple[BranchPath, ...]:
     """The branches that a commit forks into, one for each target."""
     return tuple((*commit.branch, place) for place in range(len(commit.route)))
 
 
-def _came(parent: Commit, commit: Commit) -> Path:
+def _came(parent: Commit, commit: Commit) -> BranchPath:
     """The branch by which a parent's change reached a commit."""
     if len(parent.route) < 2:
         return parent.branch
@@ -101,14 +101,14 @@ def _came(parent: Commit, commit: Commit) -> Path:
     return children[parent.route.index(commit.node.removeprefix("join:"))]  # it went to the join at once
 
 
-def _asking(question: Question, depth: int) -> Path:
+def _asking(question: Question, depth: int) -> BranchPath:
     """The branch whose node asks: a question of a graph inside, or of an item of a map, is its node's."""
     execution = question.execution.split("/")[depth]
     path = execution.partition("[")[0].rpartition(":")[0]
     return () if path == "trunk" else tuple(map(int, path.split(".")))
 
 
-def _with_questions(row: Row, asked: Mapping[Path, Sequence[Question]]) -> Row:
+def _with_questions(row: DisplayRow, asked: Mapping[BranchPath, Sequence[Question]]) -> DisplayRow:
     """A row with what was asked there; what comes after a node that the program stops behind waits at its fork too."""
     if row.error is not None or row.commit is not None:
         return row
@@ -118,15 +118,15 @@ def _with_questions(row: Row, asked: Mapping[Path, Sequence[Question]]) -> Row:
     return row._replace(questions=tuple(here))
 
 
-def _stops(commits: Sequence[Commit], failures: Iterable[Failure], live: list[Path]) -> list[Row]:
+def _stops(commits: Sequence[Commit], failures: Iterable[Failure], live: list[BranchPath]) -> list[DisplayRow]:
     """Where the branches of a run were when it ended early."""
-    latest: dict[Path, Commit] = {}
+    latest: dict[BranchPath, Commit] = {}
     for commit in commits:
         if commit.branch not in latest or latest[commit.branch].step < commit.step:
             latest[commit.branch] = commit
     heads = {path: _head(latest, path) for path in live}
-    stops: list[Row] = []
-    stopped: set[Path] = set()
+    stops: list[DisplayRow] = []
+    stopped: set[BranchPath] = set()
     for failure in sorted(failures, key=lambda failure: failure.path):
         came = tuple(branch.path for branch in failure.branches)
         stopped.update(came)
@@ -136,19 +136,21 @@ def _stops(commits: Sequence[Commit], failures: Iterable[Failure], live: list[Pa
     return stops + [_stop(_goal(heads[path], path, commits), path, (path,), heads) for path in waiting]
 
 
-def _stop(node: str, branch: Path, came: tuple[Path, ...], heads: Mapping[Path, Commit | None]) -> Row:
+def _stop(
+    node: str, branch: BranchPath, came: tuple[BranchPath, ...], heads: Mapping[BranchPath, Commit | None]
+) -> DisplayRow:
     behind = {path: head for path in came if (head := heads[path]) is not None}
     step = 1 + max((head.step for head in behind.values()), default=-1)
-    return Row(node, branch, step, tuple(behind), tuple(head.id for head in behind.values()))
+    return DisplayRow(node, branch, step, tuple(behind), tuple(head.id for head in behind.values()))
 
 
-def _head(latest: Mapping[Path, Commit], path: Path) -> Commit | None:
+def _head(latest: Mapping[BranchPath, Commit], path: BranchPath) -> Commit | None:
     """The last commit behind a live branch: the latest on its path or on one from which it was forked."""
     behind = [latest[path[:length]] for length in range(len(path) + 1) if path[:length] in latest]
     return max(behind, key=lambda commit: commit.step, default=None)
 
 
-def _goal(head: Commit | None, path: Path, commits: Sequence[Commit]) -> str:
+def _goal(head: Commit | None, path: BranchPath, commits: Sequence[Commit]) -> str:
     """The node to which a branch is on its way."""
     while head is not None and not head.route:  # a manual commit leaves the branch on the way that it was on
         (parent,) = head.parents
@@ -158,7 +160,7 @@ def _goal(head: Commit | None, path: Path, commits: Sequence[Commit]) -> str:
     return head.route[path[-1] if len(head.route) > 1 else 0]
 
 
-def leaves_of(rows: Iterable[Row]) -> dict[Path, tuple[int, int]]:
+def leaves_of(rows: Iterable[DisplayRow]) -> dict[BranchPath, tuple[int, int]]:
     """Lanes for branches: for each path, the first and last lane of the branches that were forked from it.
 
     The children of a fork are side by side in their order, so that nothing crosses where it forks. A path that forks no
@@ -166,7 +168,7 @@ def leaves_of(rows: Iterable[Row]) -> dict[Path, tuple[int, int]]:
     """
     paths = {()} | {path for row in rows for path in (row.branch, *row.came, *row.children)}
     ordered = sorted({path[:length] for path in paths for length in range(len(path) + 1)})
-    lanes: dict[Path, tuple[int, int]] = {}
+    lanes: dict[BranchPath, tuple[int, int]] = {}
     count = 0
     for i, path in enumerate(ordered):  # a path comes right before those that extend it
         if i + 1 == len(ordered) or ordered[i + 1][: len(path)] != path:
@@ -176,7 +178,7 @@ def leaves_of(rows: Iterable[Row]) -> dict[Path, tuple[int, int]]:
     return lanes
 
 
-def label(commit: Commit) -> str:
+def row_label(commit: Commit) -> str:
     """How a commit is called: by its version, inside a fork that never joined by its id."""
     return commit.id if commit.version is None else f"v{commit.version}"
 

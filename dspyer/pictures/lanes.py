@@ -14,14 +14,14 @@ from dspyer.pictures.svg import document, draw_text, escape, number, shorten, te
 from dspyer.views import label
 
 WIDE = 80  # commits in one block of the terminal
-MARGIN = 24.0
+LANES_MARGIN = 24.0
 LANE = 40.0
 STEP = 26.0
-TOP = 52.0
+LANES_TOP = 52.0
 HUES = ("module", "map", "join", "subgraph", "interrupt", "function")
 
 
-class Written(NamedTuple):
+class FieldWrite(NamedTuple):
     """One write to a field.
 
     Attributes:
@@ -57,7 +57,7 @@ class Lanes:
         self.authors = tuple(dict.fromkeys(writers))
         self.writes = tuple(
             [
-                Written(field, commit.node, commit.id, shorten(write_text(update), 40), update_size(update))
+                FieldWrite(field, commit.node, commit.id, shorten(write_text(update), 40), update_size(update))
                 for commit in self.commits
                 for field, update in commit.patch.items()
             ]
@@ -100,13 +100,13 @@ class Lanes:
             An SVG document that needs nothing from outside.
         """
         hues = {author: HUES[place % len(HUES)] for place, author in enumerate(self.authors)}
-        left = MARGIN + max([text_width(shorten(field, 24)) for field in self.fields], default=0.0) + 20
+        left = LANES_MARGIN + max([text_width(shorten(field, 24)) for field in self.fields], default=0.0) + 20
         right = left + STEP * max(len(self.commits) - 1, 0)
         parts = self._legend(left, hues)
         found = {(one.field, one.commit): one for one in self.writes}
         for row, field in enumerate(self.fields):
-            y = TOP + LANE * row
-            parts.append(draw_text(MARGIN, y, shorten(field, 24), anchor="start"))
+            y = LANES_TOP + LANE * row
+            parts.append(draw_text(LANES_MARGIN, y, shorten(field, 24), anchor="start"))
             parts.append(f'<path d="M{number(left)} {number(y)} H{number(right)}" class="line"/>')
             for place, commit in enumerate(self.commits):
                 if field in commit.patch:
@@ -117,9 +117,9 @@ class Lanes:
                         f'<circle cx="{number(x)}" cy="{number(y)}" r="{number(r)}" class="{hues[commit.node]} frame"/>'
                     )
                     parts.append(f"<g><title>{title}</title>{dot}</g>")
-        height = TOP + LANE * max(len(self.fields) - 1, 0) + LANE
+        height = LANES_TOP + LANE * max(len(self.fields) - 1, 0) + LANE
         legend = left + sum([text_width(author) + 34 for author in self.authors])
-        return document("fields over time", max(right, legend) + MARGIN, height, parts)
+        return document("fields over time", max(right, legend) + LANES_MARGIN, height, parts)
 
     def _repr_svg_(self) -> str:
         return self.to_svg()

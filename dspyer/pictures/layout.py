@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-Way = tuple[str, str]  # an edge by source and target
+EdgeKey = tuple[str, str]  # an edge by source and target
 Cell = str | tuple[str, str, int]  # a node, or the place where an edge passes a row
 
 GAP = 34.0  # between neighbours in a row
@@ -25,7 +25,7 @@ SWEEPS = 8
 ROUNDS = 160
 
 
-class Box(NamedTuple):
+class NodeBox(NamedTuple):
     """A rectangle by its middle."""
 
     x: float
@@ -73,7 +73,7 @@ class Grid:
         return next(number for number, row in enumerate(self.rows) if node in row)
 
 
-def arrange(nodes: Sequence[str], ways: Sequence[Way]) -> Grid:
+def arrange(nodes: Sequence[str], ways: Sequence[EdgeKey]) -> Grid:
     """Puts nodes and edges into rows and orders these.
 
     Args:
@@ -100,7 +100,7 @@ def arrange(nodes: Sequence[str], ways: Sequence[Way]) -> Grid:
     return Grid(_uncross(rows, above, below), above, below)
 
 
-def _ranks(nodes: Sequence[str], ways: Sequence[Way]) -> dict[str, int]:
+def _ranks(nodes: Sequence[str], ways: Sequence[EdgeKey]) -> dict[str, int]:
     """The longest way to each node."""
     rank = dict.fromkeys(nodes, 0)
     missing = {node: sum(1 for _, target in ways if target == node) for node in nodes}

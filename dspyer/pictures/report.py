@@ -7,16 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from dspyer.events import Committed, ItemFinished, NodeStarted, Path, RunStarted
-from dspyer.pictures.history import (
-    SHOWN,
-    Row,
-    label,
-    leaves_of,
-    outcome,
-    seconds,
-    written,
-)
+from dspyer.events import BranchPath, Committed, ItemFinished, NodeStarted, RunStarted
+from dspyer.pictures.history import SHOWN, DisplayRow, leaves_of, outcome, row_label, seconds, written
 from dspyer.scheduler.runstate import path_text
 
 if TYPE_CHECKING:
@@ -30,7 +22,7 @@ ROWS = 400  # commits that are shown: the first and the last ones
 _MARKS = {"failed": "✗", "waits for an answer": "?", "was not started": "○"}
 
 
-def describe(run: Run, rows: Sequence[Row]) -> str:
+def describe(run: Run, rows: Sequence[DisplayRow]) -> str:
     """A run in words: the commits in canonical order, branches beside each other, forks and joins drawn.
 
     Args:
@@ -41,9 +33,9 @@ def describe(run: Run, rows: Sequence[Row]) -> str:
         A text of at most 100 columns.
     """
     lanes = {path: min(first, LANES - 1) for path, (first, _) in leaves_of(rows).items()}
-    names = {row.commit.id: f"{label(row.commit)} {row.commit.node}" for row in rows if row.commit}
+    names = {row.commit.id: f"{row_label(row.commit)} {row.commit.node}" for row in rows if row.commit}
     lines = [*wrap(_summary(run), WIDTH), ""]
-    live: dict[Path, int] = {}
+    live: dict[BranchPath, int] = {}
     for number, row in enumerate(rows):
         if not ROWS // 2 <= number < len(rows) - ROWS // 2:
             lines += _part(row, live, lanes, names, number == len(rows) - 1)
@@ -59,7 +51,11 @@ def describe(run: Run, rows: Sequence[Row]) -> str:
 
 
 def _part(
-    row: Row, live: Mapping[Path, int], lanes: Mapping[Path, int], names: Mapping[str, str], last: bool
+    row: DisplayRow,
+    live: Mapping[BranchPath, int],
+    lanes: Mapping[BranchPath, int],
+    names: Mapping[str, str],
+    last: bool,
 ) -> list[str]:
     """The lines of one row, given the branches that are live above it."""
     lines = []
@@ -121,13 +117,13 @@ def _count(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
-def _bars(live: Mapping[Path, int], lane: int, mark: str) -> str:
+def _bars(live: Mapping[BranchPath, int], lane: int, mark: str) -> str:
     """A line of the tree: a bar for each live branch, a mark for the one that the line is about."""
     cells = dict.fromkeys(live.values(), "│") | {lane: mark}
     return " ".join(cells.get(i, " ") for i in range(max(cells) + 1))
 
 
-def _joint(live: Mapping[Path, int], lanes: Sequence[int], last: str, middle: str) -> str:
+def _joint(live: Mapping[BranchPath, int], lanes: Sequence[int], last: str, middle: str) -> str:
     """A line of the tree where lanes part or meet."""
     first, end = min(lanes), max(lanes)
     cells = dict.fromkeys(live.values(), "│")
@@ -141,14 +137,14 @@ def _joint(live: Mapping[Path, int], lanes: Sequence[int], last: str, middle: st
     return text.rstrip()
 
 
-def _headline(row: Row, bars: str, meta: str) -> str:
+def _headline(row: DisplayRow, bars: str, meta: str) -> str:
     if row.commit:
         goal = (
             f" → {', '.join(_folded(row.commit.route))}"
             if row.commit.route and not row.node.startswith("join:")
             else ""
         )
-        text = f"{bars} {label(row.commit)} {row.node}{goal}"
+        text = f"{bars} {row_label(row.commit)} {row.node}{goal}"
     else:
         text = f"{bars} {row.node} {row.outcome}"
     return f"{_clip(text, WIDTH - len(meta) - 2)}  {meta}"
@@ -162,7 +158,7 @@ def _folded(route: Iterable[str]) -> list[str]:
     return [node if count == 1 else f"{node} × {count}" for node, count in counts.items()]
 
 
-def _meta(row: Row) -> str:
+def _meta(row: DisplayRow) -> str:
     facts = [f"step {row.step}"]
     if row.branch:
         facts.append(f"branch {path_text(row.branch)}")
@@ -176,7 +172,7 @@ def _meta(row: Row) -> str:
     return f"({', '.join(facts)})"
 
 
-def _facts(row: Row, names: Mapping[str, str]) -> list[str]:
+def _facts(row: DisplayRow, names: Mapping[str, str]) -> list[str]:
     """What is said below the headline of a row."""
     facts = []
     if len(row.came) > 1:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dspyer.events import Path
-from dspyer.pictures.history import Row, label, leaves_of, outcome, written
+from dspyer.events import BranchPath
+from dspyer.pictures.history import DisplayRow, leaves_of, outcome, row_label, written
 from dspyer.pictures.svg import (
     SMALL,
     document,
@@ -44,7 +44,7 @@ class _Plan:
 
     x: Mapping[int, float]
     half: Mapping[int, float]
-    y: Mapping[Path, float]
+    y: Mapping[BranchPath, float]
     named: bool
     detailed: bool
 
@@ -57,7 +57,7 @@ class _Plan:
         return self.x[step] - self.half[step] - BEND
 
 
-def draw_run(rows: Sequence[Row], title: str) -> str:
+def draw_run(rows: Sequence[DisplayRow], title: str) -> str:
     """A run as an SVG document that needs nothing from outside.
 
     Args:
@@ -91,7 +91,7 @@ def draw_run(rows: Sequence[Row], title: str) -> str:
 _TIP = 'marker-end="url(#dspyer-tip)"'
 
 
-def _columns(rows: Sequence[Row], named: bool, detailed: bool) -> tuple[dict[int, float], dict[int, float]]:
+def _columns(rows: Sequence[DisplayRow], named: bool, detailed: bool) -> tuple[dict[int, float], dict[int, float]]:
     """The middle of each step and half of its width, by what is written there."""
     half: dict[int, float] = {}
     bends: set[int] = set()  # steps before which ways change their lanes
@@ -112,17 +112,17 @@ def _columns(rows: Sequence[Row], named: bool, detailed: bool) -> tuple[dict[int
     return x, half
 
 
-def _hue(branch: Path) -> int | None:
+def _hue(branch: BranchPath) -> int | None:
     """The colour of a branch; None for the trunk."""
     return (branch[-1] + len(branch) - 1) % len(_DOTS) if branch else None
 
 
-def _line(branch: Path) -> str:
+def _line(branch: BranchPath) -> str:
     hue = _hue(branch)
     return "line" if hue is None else f"line lane{hue}"
 
 
-def _ways(row: Row, plan: _Plan, steps: Mapping[str, Row]) -> list[str]:
+def _ways(row: DisplayRow, plan: _Plan, steps: Mapping[str, DisplayRow]) -> list[str]:
     """The ways to a row: out of each parent into the lane of its branch, along it, at a join over to its lane."""
     parts = []
     x, y = plan.x[row.step], plan.y[row.branch]
@@ -145,7 +145,7 @@ def _ways(row: Row, plan: _Plan, steps: Mapping[str, Row]) -> list[str]:
     return parts
 
 
-def _level(begin: float, end: float, y: float, branch: Path) -> str:
+def _level(begin: float, end: float, y: float, branch: BranchPath) -> str:
     return f'<path d="M{number(begin)} {number(y)} H{number(end)}" class="{_line(branch)}"/>'
 
 
@@ -156,7 +156,7 @@ def _over(start: tuple[float, float], lane: float) -> str:
     return f" H{number(x)} C{' '.join(map(number, numbers))}"
 
 
-def _children(row: Row, plan: _Plan) -> list[str]:
+def _children(row: DisplayRow, plan: _Plan) -> list[str]:
     """The names of the branches that a fork made, at the beginning of their lanes and outside of the curves."""
     if not plan.detailed:
         return []
@@ -166,11 +166,11 @@ def _children(row: Row, plan: _Plan) -> list[str]:
     return [draw_text(x, plan.y[path] + side, path_text(path), "quiet", "end") for path, side in sides.items()]
 
 
-def _name(row: Row) -> str:
+def _name(row: DisplayRow) -> str:
     return shorten(row.node, LABEL_LIMIT + 8)
 
 
-def _below(row: Row) -> list[tuple[str, str]]:
+def _below(row: DisplayRow) -> list[tuple[str, str]]:
     """What is written under a dot, with its class."""
     if row.conflicts:
         paths = ", ".join(".".join(map(str, conflict.path)) for conflict in row.conflicts)
@@ -188,7 +188,7 @@ def _below(row: Row) -> list[tuple[str, str]]:
     return [(line, "quiet") for line in text]
 
 
-def _dot(row: Row, plan: _Plan) -> list[str]:
+def _dot(row: DisplayRow, plan: _Plan) -> list[str]:
     x, y = plan.x[row.step], plan.y[row.branch]
     hue = _hue(row.branch)
     kind = "function" if hue is None else _DOTS[hue]
@@ -213,8 +213,8 @@ def _dot(row: Row, plan: _Plan) -> list[str]:
     return [f"<g>{''.join(parts)}</g>"]
 
 
-def _tooltip(row: Row) -> str:
-    facts = [f"{label(row.commit)} {row.node}" if row.commit else f"{row.node}, {row.outcome.removeprefix('was ')}"]
+def _tooltip(row: DisplayRow) -> str:
+    facts = [f"{row_label(row.commit)} {row.node}" if row.commit else f"{row.node}, {row.outcome.removeprefix('was ')}"]
     facts.append(f"branch {path_text(row.branch)}, step {row.step}")
     facts += [line for conflict in row.conflicts for line in outcome(conflict)]
     if row.commit:

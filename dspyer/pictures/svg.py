@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from html import escape as escape_html
 
-Point = tuple[float, float]
+Coordinates = tuple[float, float]
 
 FONT_SIZE = 13.5
 SMALL = 11.5  # for labels and whatever is beside the point
@@ -142,7 +142,7 @@ def _style() -> str:
     return "\n".join(lines)
 
 
-def curve(points: Sequence[Point], upright: Sequence[bool]) -> str:
+def curve(points: Sequence[Coordinates], upright: Sequence[bool]) -> str:
     """A smooth SVG path downwards through some points; it passes the `upright` ones straight down."""
     slopes = []
     for i, straight in enumerate(upright):
@@ -164,7 +164,7 @@ def curve(points: Sequence[Point], upright: Sequence[bool]) -> str:
     return " ".join(path)
 
 
-def angular(points: Sequence[Point]) -> str:
+def angular(points: Sequence[Coordinates]) -> str:
     """An SVG path of upright and level lines with round corners.
 
     Example:
@@ -180,7 +180,7 @@ def angular(points: Sequence[Point]) -> str:
     return " ".join(path)
 
 
-def _towards(corner: Point, other: Point) -> Point:
+def _towards(corner: Coordinates, other: Coordinates) -> Coordinates:
     (x, y), (u, v) = corner, other
     far = abs(u - x) + abs(v - y)
     part = min(CORNER, far / 2) / far if far else 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dspyer.scheduler.provenance import Part, whole_parts
+from dspyer.scheduler.provenance import FieldPart, whole_parts
 from dspyer.views import label, tokens_of
 
 Count = Callable[[str], int]
@@ -130,11 +130,11 @@ class Sizes:
         self._count = count
         self._last: dict[int, tuple[Any, int]] = {}
 
-    def part(self, shape: str, part: Part) -> int:
+    def part(self, shape: str, part: FieldPart) -> int:
         """The tokens of a part."""
         return tokens_of(shape, (part,), self._count)
 
-    def parts(self, shape: str, parts: Sequence[Part]) -> int:
+    def parts(self, shape: str, parts: Sequence[FieldPart]) -> int:
         """The tokens of some parts."""
         return tokens_of(shape, parts, self._count)
 

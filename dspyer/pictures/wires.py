@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dspyer.pictures.layout import ROW_GAP, Box, Cell, Grid, Way, across
-from dspyer.pictures.svg import Point, angular, curve
+from dspyer.pictures.layout import ROW_GAP, Cell, EdgeKey, Grid, NodeBox, across
+from dspyer.pictures.svg import Coordinates, angular, curve
 
 LABEL_HEIGHT = 18.0
 LANE_GAP = 20.0  # from what stands in the rows to a lane, and between lanes
@@ -16,7 +16,7 @@ PORT = 16.0  # between the ends of edges at one node
 MARGIN = 22.0
 
 
-class Spot(NamedTuple):
+class LabelPosition(NamedTuple):
     """Where a label stands."""
 
     x: float
@@ -37,10 +37,10 @@ class Layout:
         height: of the whole picture.
     """
 
-    boxes: Mapping[str, Box]
-    paths: Mapping[Way, str]
-    starts: Mapping[Way, Point]
-    labels: Mapping[Way, Spot]
+    boxes: Mapping[str, NodeBox]
+    paths: Mapping[EdgeKey, str]
+    starts: Mapping[EdgeKey, Coordinates]
+    labels: Mapping[EdgeKey, LabelPosition]
     width: float
     height: float
 
@@ -57,14 +57,16 @@ class Lane:
         ends: the y of both ends, or of the ways through the gaps.
     """
 
-    way: Way
+    way: EdgeKey
     side: int
     x: float
     beside: tuple[bool, bool]
     ends: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
 
-def lay_out(grid: Grid, sizes: Mapping[str, Point], back: Sequence[Way], labels: Mapping[Way, float]) -> Layout:
+def lay_out(
+    grid: Grid, sizes: Mapping[str, Coordinates], back: Sequence[EdgeKey], labels: Mapping[EdgeKey, float]
+) -> Layout:
     """Gives every part of a graph its place.
 
     Args:
@@ -87,7 +89,7 @@ def lay_out(grid: Grid, sizes: Mapping[str, Point], back: Sequence[Way], labels:
         lane.x += shift
     tops, heights, height = _down(grid, sizes, lanes, labels)
     boxes = {
-        node: Box(x[node], tops[row] + heights[row] / 2, *sizes[node])
+        node: NodeBox(x[node], tops[row] + heights[row] / 2, *sizes[node])
         for row, cells in enumerate(grid.rows)
         for node in cells
         if isinstance(node, str)
@@ -97,9 +99,9 @@ def lay_out(grid: Grid, sizes: Mapping[str, Point], back: Sequence[Way], labels:
     return _with_lanes(_with_curves(layout, grid, x, tops, heights, labels), lanes, labels)
 
 
-def _label_cells(grid: Grid, labels: Mapping[Way, float]) -> dict[Way, Cell]:
+def _label_cells(grid: Grid, labels: Mapping[EdgeKey, float]) -> dict[EdgeKey, Cell]:
     """The cell in which the label of each labelled forward edge stands: the first one, close to its source."""
-    found: dict[Way, Cell] = {}
+    found: dict[EdgeKey, Cell] = {}
     for cells in grid.rows:
         for cell in cells:
             if not isinstance(cell, str) and cell[:2] in labels:
@@ -112,7 +114,11 @@ def _room(label: float | None) -> float:
 
 
 def _lanes(
-    grid: Grid, x: Mapping[Cell, float], widths: Mapping[Cell, float], back: Sequence[Way], labels: Mapping[Way, float]
+    grid: Grid,
+    x: Mapping[Cell, float],
+    widths: Mapping[Cell, float],
+    back: Sequence[EdgeKey],
+    labels: Mapping[EdgeKey, float],
 ) -> list[Lane]:
     """A lane for each edge that goes back, short ones inside; on the side where the way is shorter."""
     rows = {node: grid.row_of(node) for way in back for node in way}
@@ -145,7 +151,7 @@ def _is_outermost(row: Sequence[Cell], node: str, side: int) -> bool:
 
 
 def _down(
-    grid: Grid, sizes: Mapping[str, Point], lanes: Sequence[Lane], labels: Mapping[Way, float]
+    grid: Grid, sizes: Mapping[str, Coordinates], lanes: Sequence[Lane], labels: Mapping[EdgeKey, float]
 ) -> tuple[list[float], list[float], float]:
     """The top and height of each row, and the height of all. Gaps are higher where edges go back through them."""
     labelled = set(_label_cells(grid, labels).values())
@@ -167,7 +173,7 @@ def _down(
 
 
 def _settle_ends(
-    grid: Grid, boxes: Mapping[str, Box], tops: Sequence[float], heights: Sequence[float], lanes: Sequence[Lane]
+    grid: Grid, boxes: Mapping[str, NodeBox], tops: Sequence[float], heights: Sequence[float], lanes: Sequence[Lane]
 ) -> None:
     """Gives the ends of lanes their heights: in the gaps, or beside a node in such an order that no two cross."""
     beside: dict[tuple[str, int], list[tuple[tuple[int, float], Lane, int]]] = {}
@@ -199,10 +205,10 @@ def _with_curves(
     x: Mapping[Cell, float],
     tops: Sequence[float],
     heights: Sequence[float],
-    labels: Mapping[Way, float],
+    labels: Mapping[EdgeKey, float],
 ) -> Layout:
     """Adds the forward edges."""
-    chains: dict[Way, list[tuple[Cell, int]]] = {}
+    chains: dict[EdgeKey, list[tuple[Cell, int]]] = {}
     for row, cells in enumerate(grid.rows):
         for cell in cells:
             if not isinstance(cell, str):
@@ -221,17 +227,17 @@ def _with_curves(
                 points.append((x[cell], tops[row] + heights[row] / 2))
                 upright.append(False)
             if cell == named.get(way):
-                spots[way] = Spot(*points[-1], "middle")
+                spots[way] = LabelPosition(*points[-1], "middle")
         starts[way] = points[0]
         paths[way] = curve([*points, end], [*upright, True])
     return Layout(layout.boxes, paths, starts, spots, layout.width, layout.height)
 
 
 def _ports(
-    boxes: Mapping[str, Box], chains: Mapping[Way, list[tuple[Cell, int]]], x: Mapping[Cell, float]
-) -> dict[Way, Point]:
+    boxes: Mapping[str, NodeBox], chains: Mapping[EdgeKey, list[tuple[Cell, int]]], x: Mapping[Cell, float]
+) -> dict[EdgeKey, Coordinates]:
     """Where each forward edge ends at its target: side by side in the order in which they come."""
-    coming: dict[str, list[tuple[float, Way]]] = {}
+    coming: dict[str, list[tuple[float, EdgeKey]]] = {}
     for way, cells in chains.items():
         coming.setdefault(way[1], []).append((x[cells[-1][0]], way))
     ports = {}
@@ -243,13 +249,13 @@ def _ports(
     return ports
 
 
-def _with_lanes(layout: Layout, lanes: Sequence[Lane], labels: Mapping[Way, float]) -> Layout:
+def _with_lanes(layout: Layout, lanes: Sequence[Lane], labels: Mapping[EdgeKey, float]) -> Layout:
     """Adds the edges that go back."""
     paths, starts, spots = dict(layout.paths), dict(layout.starts), dict(layout.labels)
     for lane in lanes:
         source, target = (layout.boxes[node] for node in lane.way)
         leave, enter = lane.ends
-        points: list[Point] = [(lane.x, leave), (lane.x, enter)]
+        points: list[Coordinates] = [(lane.x, leave), (lane.x, enter)]
         if lane.beside[0]:
             points.insert(0, (source.x + lane.side * source.width / 2, leave))
         else:
@@ -263,5 +269,5 @@ def _with_lanes(layout: Layout, lanes: Sequence[Lane], labels: Mapping[Way, floa
         starts[lane.way] = points[0]
         if lane.way in labels:
             anchor = "start" if lane.side > 0 else "end"
-            spots[lane.way] = Spot(lane.x + 7 * lane.side, (leave + enter) / 2, anchor)
+            spots[lane.way] = LabelPosition(lane.x + 7 * lane.side, (leave + enter) / 2, anchor)
     return Layout(layout.boxes, paths, starts, spots, layout.width, layout.height)

@@ -20,19 +20,22 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from dspyer.durable.memo import Post
+from dspyer.durable.memo import RecordedPost
 from dspyer.errors import NodeOutputError
-from dspyer.events import Exchange, Path
-from dspyer.nodes import LiveEntry
-from dspyer.nodes.listening import latest_value
+from dspyer.events import BranchPath, Exchange
+from dspyer.nodes.listening import LiveEntry, latest_value
 from dspyer.patch import DELETE, Replace, single
 from dspyer.reducers import Keyed, Updates
 from dspyer.scheduler.provenance import whole_parts
 from dspyer.scheduler.runstate import Branch, is_behind
 from dspyer.scheduler.topology import START
-from dspyer.schema import Schema
+from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values import FrozenDict, FrozenList, PersistentMap, same, thaw
+from dspyer.values._boxes import thaw
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._lists import FrozenList
+from dspyer.values._persistent import PersistentMap
+from dspyer.values._same import same
 
 _WHOLE = (object(),)
 """The one key of a field that is not written by keys."""
@@ -40,7 +43,7 @@ _WHOLE = (object(),)
 _NOWHERE = Branch((), ((),), ImmutableState(), -1, "", -1, PersistentMap())
 
 
-class Reader:
+class ReaderCursor:
     """One execution at the board: what it has posted, read and used.
 
     Args:
@@ -64,7 +67,7 @@ class Reader:
     )
 
     def __init__(
-        self, execution: str, node: str, path: Path, position: Branch | None, before: Mapping[str, int]
+        self, execution: str, node: str, path: BranchPath, position: Branch | None, before: Mapping[str, int]
     ) -> None:
         self.execution = execution
         self.node = node
@@ -78,11 +81,11 @@ class Reader:
         self.undone = False
         self._places: dict[str, tuple[int, int]] = {}
 
-    def knows(self, post: Post) -> bool:
+    def knows(self, post: RecordedPost) -> bool:
         """Whether it has a post without reading it: its own, or one in its lineage."""
         return post.execution == self.execution or is_behind(self.position, post.execution)
 
-    def next(self, board: Board, field: str, take: bool = True) -> LiveEntry | None:
+    def next(self, board: LiveBuffer, field: str, take: bool = True) -> LiveEntry | None:
         """The next entry of a field that is there.
 
         Args:
@@ -114,7 +117,7 @@ class Reader:
         plain = thaw(entry.value)
         return entry if plain is entry.value else entry._replace(value=plain)
 
-    def _skips(self, board: Board, post: Post) -> bool:
+    def _skips(self, board: LiveBuffer, post: RecordedPost) -> bool:
         """Whether it does not hear a post: one that was withdrawn, its own, or one of an earlier visit of its node."""
         if post.seq in board.withdrawn or post.execution == self.execution:
             return True
@@ -146,10 +149,10 @@ class Meeting(NamedTuple):
     """
 
     over: tuple[int, ...] | None
-    unread: dict[Any, list[Post]]
+    unread: dict[Any, list[RecordedPost]]
 
 
-class Board:
+class LiveBuffer:
     """The posts to the live fields of a run.
 
     Args:
@@ -165,31 +168,31 @@ class Board:
         pending: the posts of executions that have not committed, by execution.
     """
 
-    def __init__(self, schema: Schema, state: ImmutableState, posts: Mapping[int, Post | None]) -> None:
+    def __init__(self, schema: Schema, state: ImmutableState, posts: Mapping[int, RecordedPost | None]) -> None:
         self.seq = 0
-        self.posts: dict[str, list[Post]] = {}
+        self.posts: dict[str, list[RecordedPost]] = {}
         self.withdrawn: set[int] = set()
-        self.pending: dict[str, list[Post]] = {}
+        self.pending: dict[str, list[RecordedPost]] = {}
         self._schema = schema
         self._entries: dict[tuple[str, int], tuple[LiveEntry, ...]] = {}
         self._merged: dict[int, Any] = {}
-        self._history: dict[tuple[str, Any], list[Post]] = {}
-        self._heads: dict[tuple[str, Any], dict[int, Post]] = {}
+        self._history: dict[tuple[str, Any], list[RecordedPost]] = {}
+        self._heads: dict[tuple[str, Any], dict[int, RecordedPost]] = {}
         for field in schema.live:
             latest = schema.reducer(field) is None
             value = latest_value(schema, state, field) if latest else state.raw(field, DELETE)
-            self.posts[field] = [Post(0, field, START, "", value)]
+            self.posts[field] = [RecordedPost(0, field, START, "", value)]
         for seq in sorted(posts):
             post = posts[seq]
             if post is not None and post.field in self.posts:
                 self.add(post)
         self.seq = max(posts, default=0)
 
-    def meets(self, reader: Reader, field: str, update: Any) -> Meeting:
+    def meets(self, reader: ReaderCursor, field: str, update: Any) -> Meeting:
         """What an update meets that is about to be posted."""
         read = reader.reads.get(field, 0)
         over: list[int] = []
-        unread: dict[Any, list[Post]] = {}
+        unread: dict[Any, list[RecordedPost]] = {}
         for key in self._keys(field, update):
             for seq, post in self._heads.get((field, key), {}).items():
                 if seq <= read or reader.knows(post) or self._repeats(field, key, post, update):
@@ -198,7 +201,7 @@ class Board:
                     unread.setdefault(key, []).append(post)
         return Meeting(tuple(dict.fromkeys(over)) if self._tracked(field) else None, unread)
 
-    def add(self, post: Post) -> Any:
+    def add(self, post: RecordedPost) -> Any:
         """Puts a post at the end; returns the update that the commit of its execution has."""
         field = post.field
         self.seq = post.seq
@@ -225,7 +228,7 @@ class Board:
         """The posts of an execution count."""
         self.pending.pop(execution, None)
 
-    def withdraw(self, execution: str) -> list[Post]:
+    def withdraw(self, execution: str) -> list[RecordedPost]:
         """Withdraws the posts of an execution; returns them."""
         posts = self.pending.pop(execution, [])
         self.withdrawn.update([post.seq for post in posts])
@@ -236,7 +239,7 @@ class Board:
                 _replace(heads, one)
         return posts
 
-    def entries(self, post: Post) -> tuple[LiveEntry, ...]:
+    def entries(self, post: RecordedPost) -> tuple[LiveEntry, ...]:
         """What a listener hears of a post."""
         place = (post.field, post.seq)
         found = self._entries.get(place)
@@ -246,7 +249,7 @@ class Board:
             self._entries[place] = found
         return found
 
-    def _parts(self, post: Post) -> Iterable[tuple[Any, Any]]:
+    def _parts(self, post: RecordedPost) -> Iterable[tuple[Any, Any]]:
         """Keys and values of a post."""
         reducer = self._schema.reducer(post.field)
         update = self._merged.get(post.seq, post.update)
@@ -255,7 +258,7 @@ class Board:
         assert reducer.parts is not None  # else the field could not be live
         return reducer.parts(update)
 
-    def _of_inputs(self, post: Post) -> Iterable[tuple[Any, Any]]:
+    def _of_inputs(self, post: RecordedPost) -> Iterable[tuple[Any, Any]]:
         """Keys and values of what was there when the run began."""
         if self._schema.reducer(post.field) is None:
             return () if post.update is DELETE else ((None, post.update),)
@@ -291,7 +294,7 @@ class Board:
         reducer = self._schema.reducer(field)
         return reducer.keyed if reducer is not None and self.by_key(field) else None
 
-    def _repeats(self, field: str, key: Any, post: Post, update: Any) -> bool:
+    def _repeats(self, field: str, key: Any, post: RecordedPost, update: Any) -> bool:
         """Whether an update has the very message that a post has: nothing of it is lost."""
         keyed = self._keyed(field)
         if keyed is None or isinstance(update, FrozenDict):
@@ -316,7 +319,7 @@ def single_updates(schema: Schema, node: str, field: str, value: object) -> tupl
     return updates
 
 
-def _replace(heads: dict[int, Post], post: Post) -> None:
+def _replace(heads: dict[int, RecordedPost], post: RecordedPost) -> None:
     """Puts a post among those of a key that are not replaced."""
     if post.over is None:
         heads.clear()

@@ -18,16 +18,16 @@ import anyio.to_thread
 
 from dspyer.bond.tracing import Steps, recording
 
-Outcome = tuple[Any, BaseException | None, Steps]
+WorkOutcome = tuple[Any, BaseException | None, Steps]
 
 
-def attempt(work: Callable[..., Any], *args: Any) -> Outcome:
+def attempt(work: Callable[..., Any], *args: Any) -> WorkOutcome:
     """Runs one piece of work with a DSPy trace of its own; an exception is an outcome."""
     with recording() as steps:
         return attempt_here(steps, work, *args)
 
 
-def attempt_here(steps: list[Any], work: Callable[..., Any], *args: Any) -> Outcome:
+def attempt_here(steps: list[Any], work: Callable[..., Any], *args: Any) -> WorkOutcome:
     """The same inside a recording that nothing else uses meanwhile: takes the steps out of it."""
     try:
         return work(*args), None, take(steps) if steps else ()
@@ -35,7 +35,7 @@ def attempt_here(steps: list[Any], work: Callable[..., Any], *args: Any) -> Outc
         return None, error, take(steps)
 
 
-async def aattempt_here(steps: list[Any], work: Callable[..., Awaitable[Any]], *args: Any) -> Outcome:
+async def aattempt_here(steps: list[Any], work: Callable[..., Awaitable[Any]], *args: Any) -> WorkOutcome:
     """The same inside a recording. A cancellation is no outcome: it belongs to whoever cancelled."""
     try:
         return await work(*args), None, take(steps) if steps else ()
@@ -52,7 +52,7 @@ def take(steps: list[Any]) -> Steps:
     return taken
 
 
-class Threads:
+class ThreadWorkers:
     """Sync work in threads, each with a copy of the caller's context variables.
 
     In an AnyIO worker thread (under `dspy.streamify` or `dspy.asyncify`) the work goes to further AnyIO worker threads
@@ -64,7 +64,7 @@ class Threads:
         self.busy = 0
         self._limit = limit
         self._jobs: SimpleQueue[tuple[Context, Any, Callable[..., Any], tuple[Any, ...]] | None] = SimpleQueue()
-        self._done: SimpleQueue[tuple[Any, Outcome]] = SimpleQueue()
+        self._done: SimpleQueue[tuple[Any, WorkOutcome]] = SimpleQueue()
         self._threads: list[Thread] = []
         self._limiter: anyio.CapacityLimiter | None = None
         self._on_loop: bool | None = None
@@ -110,7 +110,7 @@ class Threads:
         """Whether `next` need not wait."""
         return not self._done.empty()
 
-    def next(self) -> tuple[Any, Outcome]:
+    def next(self) -> tuple[Any, WorkOutcome]:
         """Waits for the next outcome; a `nudge` is one of nothing."""
         found = self._done.get()
         self.busy -= found is not NUDGE
@@ -133,7 +133,7 @@ class Threads:
                 thread.join()
 
 
-NUDGE: tuple[Any, Outcome] = (None, (None, None, ()))
+NUDGE: tuple[Any, WorkOutcome] = (None, (None, None, ()))
 """Stands for no outcome: whoever waits looks again at what may start."""
 
 _tasks: set[asyncio.Future[None]] = set()  # asyncio itself keeps only weak references to tasks
@@ -148,13 +148,13 @@ def in_worker_thread() -> bool:
     return True
 
 
-class Tasks:
+class TaskWorkers:
     """Async work in tasks of the running event loop: an AnyIO task group costs six times as much for each task."""
 
     def __init__(self) -> None:
         self.busy = 0
         self._tasks: dict[asyncio.Task[None], Any] = {}
-        self._done: deque[tuple[Any, Outcome]] = deque()
+        self._done: deque[tuple[Any, WorkOutcome]] = deque()
         self._wake = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
@@ -165,7 +165,7 @@ class Tasks:
 
     async def _run(self, key: Any, work: Callable[..., Awaitable[Any]], *args: Any) -> None:
         # a cancellation that comes from inside is an outcome after all: whoever waits for it has to know
-        outcome: Outcome = (None, asyncio.CancelledError(), ())
+        outcome: WorkOutcome = (None, asyncio.CancelledError(), ())
         try:
             with recording() as steps:
                 outcome = await aattempt_here(steps, work, *args)
@@ -179,7 +179,7 @@ class Tasks:
         """Whether `next` need not wait."""
         return bool(self._done)
 
-    async def next(self) -> tuple[Any, Outcome]:
+    async def next(self) -> tuple[Any, WorkOutcome]:
         """Waits for the next outcome; a `nudge` is one of nothing."""
         while not self._done:
             self._wake.clear()

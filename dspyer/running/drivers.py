@@ -11,17 +11,19 @@ import anyio
 from dspyer.bond.tracing import calls_in, recording
 from dspyer.durable.finishing import cancellations
 from dspyer.errors import DspyerError, Interrupt
-from dspyer.nodes import Decision, Reply, Router, portal_scope
-from dspyer.running.crews import Outcome, Tasks, Threads, aattempt_here, attempt_here
-from dspyer.running.gather import Gather
-from dspyer.running.scripts import Script, script
+from dspyer.nodes.base import Decision, Reply
+from dspyer.nodes.color import async_bridge
+from dspyer.nodes.routers import Router
+from dspyer.running.crews import TaskWorkers, ThreadWorkers, WorkOutcome, aattempt_here, attempt_here
+from dspyer.running.gather import NodeRunner
+from dspyer.running.scripts import CallScript, script
 from dspyer.running.session import Session
 from dspyer.running.stopping import CANCELLED
 from dspyer.scheduler.runstate import Execution, Transition
 from dspyer.scheduler.schedule import plan
 
 
-def follow(calls: Script) -> Transition:
+def follow(calls: CallScript) -> Transition:
     """Makes the calls of a script in sync code."""
     reply: Reply | Decision | None = None
     while True:
@@ -32,7 +34,7 @@ def follow(calls: Script) -> Transition:
         reply = step.decide(call) if isinstance(step, Router) else step.call(call)
 
 
-async def afollow(calls: Script) -> Transition:
+async def afollow(calls: CallScript) -> Transition:
     """Makes the calls of a script in async code."""
     reply: Reply | Decision | None = None
     while True:
@@ -53,9 +55,9 @@ def drive(session: Session, **overrides: Any) -> None:
     raised: list[BaseException] = []  # no variable keeps it: its traceback refers to this frame
     with (
         recording(**overrides) as steps,
-        portal_scope() as cancel,
+        async_bridge() as cancel,
         session.halt.calling(cancel),
-        Threads(session.most_threads) as threads,
+        ThreadWorkers(session.most_threads) as threads,
         session.driven(threads.nudge),
     ):
         try:
@@ -70,17 +72,17 @@ def drive(session: Session, **overrides: Any) -> None:
         reraise(raised.pop())
 
 
-def _drive(session: Session, threads: Threads, steps: list[Any]) -> None:
+def _drive(session: Session, threads: ThreadWorkers, steps: list[Any]) -> None:
     while True:
         started = session.start_ready()
         if session.unsaved is not None and started_in_vain(session, started, save(session)):
             started = []
         if len(started) == 1 and not threads.busy and not plan(session.run):
-            calls = script(session, started[0], Gather(session, started[0]))
+            calls = script(session, started[0], NodeRunner(session, started[0]))
             settle(session, started[0], attempt_here(steps, follow, calls))
             continue
         for execution in started:
-            calls = script(session, execution, Gather(session, execution))
+            calls = script(session, execution, NodeRunner(session, execution))
             threads.start(execution, follow, calls)
         if not threads.busy:
             return
@@ -98,7 +100,7 @@ async def adrive(session: Session, **overrides: Any) -> None:
     """
     before = cancellations()
     with recording(**overrides) as steps:
-        async with Tasks() as tasks:
+        async with TaskWorkers() as tasks:
             with session.driven(tasks.nudge):
                 raised = await _until_end(session, tasks, steps, before)
     if session.unsaved is not None:
@@ -110,7 +112,7 @@ async def adrive(session: Session, **overrides: Any) -> None:
         raise asyncio.CancelledError
 
 
-async def _until_end(session: Session, tasks: Tasks, steps: list[Any], before: int) -> list[BaseException]:
+async def _until_end(session: Session, tasks: TaskWorkers, steps: list[Any], before: int) -> list[BaseException]:
     """Drives a session until nothing runs any more; gives what cut that off.
 
     Args:
@@ -140,7 +142,7 @@ async def _until_end(session: Session, tasks: Tasks, steps: list[Any], before: i
     return raised
 
 
-async def _adrive(session: Session, tasks: Tasks, steps: list[Any], before: int) -> None:
+async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], before: int) -> None:
     while True:
         if cancellations() > before:
             raise asyncio.CancelledError  # it was held back while a sync node worked
@@ -155,7 +157,7 @@ async def _adrive(session: Session, tasks: Tasks, steps: list[Any], before: int)
             if held_back:
                 raise asyncio.CancelledError
         if len(started) == 1 and not tasks.busy and not plan(session.run):
-            calls = script(session, started[0], Gather(session, started[0]))
+            calls = script(session, started[0], NodeRunner(session, started[0]))
             try:
                 outcome = await aattempt_here(steps, afollow, calls)
             except asyncio.CancelledError:
@@ -164,7 +166,7 @@ async def _adrive(session: Session, tasks: Tasks, steps: list[Any], before: int)
             settle(session, started[0], outcome)
             continue
         for execution in started:
-            calls = script(session, execution, Gather(session, execution))
+            calls = script(session, execution, NodeRunner(session, execution))
             tasks.start(execution, afollow, calls)
         if not tasks.busy:
             return
@@ -242,7 +244,7 @@ async def aend(session: Session) -> None:
         session.lose(error)
 
 
-def settle(session: Session, execution: Execution | None, outcome: Outcome) -> None:
+def settle(session: Session, execution: Execution | None, outcome: WorkOutcome) -> None:
     """Hands an outcome to the session; what is no `Exception` (an interrupt of the process) goes on up at once."""
     if execution is None:
         return  # a nudge

@@ -8,18 +8,18 @@ from typing import Generic, TypeVar
 
 from dspyer.bond.tracing import hand_over
 from dspyer.durable.journal import Journal
-from dspyer.durable.memo import Answer, Memo
+from dspyer.durable.memo import AnswerSource, ExecutionRecords
 from dspyer.errors import Interrupt
-from dspyer.running.crews import Outcome, Tasks, Threads
+from dspyer.running.crews import TaskWorkers, ThreadWorkers, WorkOutcome
 from dspyer.running.observing import Observe
 from dspyer.running.session import Session
-from dspyer.running.stopping import Halt
+from dspyer.running.stopping import StopSignal
 from dspyer.scheduler.runstate import Execution
 
 T = TypeVar("T")
 
 
-class Gather:
+class NodeRunner:
     """Runs the calls of one node at once (the items of a map), with the trace in the order of the calls.
 
     Args:
@@ -35,9 +35,9 @@ class Gather:
         self._execution = execution
         self._mark = mark
 
-    def item(self, index: int) -> Gather:
+    def item(self, index: int) -> NodeRunner:
         """What a graph that runs inside one of the calls gets: a scope of its own."""
-        return Gather(self._session, self._execution, f"{self._mark}[{index}]")
+        return NodeRunner(self._session, self._execution, f"{self._mark}[{index}]")
 
     @property
     def observe(self) -> Observe:
@@ -45,7 +45,7 @@ class Gather:
         return self._session.record
 
     @property
-    def memo(self) -> Memo:
+    def memo(self) -> ExecutionRecords:
         """What the run remembers of its executions."""
         return self._session.memo
 
@@ -55,12 +55,12 @@ class Gather:
         return self._session.journal
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> AnswerSource:
         """What answers questions as they are asked."""
         return self._session.answer
 
     @property
-    def halt(self) -> Halt:
+    def halt(self) -> StopSignal:
         """Whether the run is to stop."""
         return self._session.halt
 
@@ -91,7 +91,7 @@ class Gather:
     def gather(self, calls: Sequence[Callable[[], T]], max_concurrency: int | None) -> list[T]:
         """Runs sync calls. After a failure nothing new starts, and the first failure in order is raised."""
         batch: Batch[T] = Batch(len(calls), min(self._limit, max_concurrency or self._limit), self.halt)
-        with Threads(batch.limit) as threads:
+        with ThreadWorkers(batch.limit) as threads:
             while batch.wants(threads.busy):
                 index = batch.take()
                 threads.start(index, calls[index])
@@ -102,7 +102,7 @@ class Gather:
     async def agather(self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None) -> list[T]:
         """Runs async calls, in the same way."""
         batch: Batch[T] = Batch(len(calls), min(self._limit, max_concurrency or self._limit), self.halt)
-        async with Tasks() as tasks:
+        async with TaskWorkers() as tasks:
             while batch.wants(tasks.busy):
                 index = batch.take()
                 tasks.start(index, calls[index])
@@ -114,12 +114,12 @@ class Gather:
 class Batch(Generic[T]):
     """Which of several calls to start next, and what became of them."""
 
-    def __init__(self, count: int, limit: int, halt: Halt) -> None:
+    def __init__(self, count: int, limit: int, halt: StopSignal) -> None:
         self.limit = limit
         self._halt = halt
         self._count = count
         self._next = 0
-        self._outcomes: dict[int, Outcome] = {}
+        self._outcomes: dict[int, WorkOutcome] = {}
         self._failed = False
 
     def wants(self, busy: int) -> bool:
@@ -132,7 +132,7 @@ class Batch(Generic[T]):
         self._next += 1
         return self._next - 1
 
-    def put(self, index: int, outcome: Outcome) -> None:
+    def put(self, index: int, outcome: WorkOutcome) -> None:
         """Keeps an outcome."""
         error = outcome[1]
         if error is not None and not isinstance(error, Interrupt):

@@ -17,15 +17,16 @@ from threading import RLock
 from typing import Any
 
 from dspyer.bond.tracing import Steps
-from dspyer.durable.memo import Post
-from dspyer.durable.rows import post_draft, withdraw_draft
+from dspyer.durable.memo import RecordedPost
+from dspyer.durable.rows import post_row, withdraw_row
 from dspyer.errors import AttemptError, InputError, Interrupt, MergeConflictError
-from dspyer.events import Commit, Exchange, Heard, LiveConflict, Path, Posted, Withdrawn
-from dspyer.nodes import Attempt, LiveEntry, Source, Waiter
+from dspyer.events import BranchPath, Commit, Exchange, Heard, LiveConflict, Posted, Withdrawn
+from dspyer.nodes.attempt import Attempt
+from dspyer.nodes.listening import LiveEntry, Source, Waiter
 from dspyer.patch import DELETE, Replace, update_size
-from dspyer.running.board import Board, Meeting, Reader, single_updates
+from dspyer.running.board import LiveBuffer, Meeting, ReaderCursor, single_updates
 from dspyer.running.session import Session
-from dspyer.running.waiting import WaitingRoom
+from dspyer.running.waiting import LiveWaiters
 from dspyer.scheduler.closing import Held, Reach
 from dspyer.scheduler.runstate import Branch, Execution, Transition
 from dspyer.scheduler.schedule import plan
@@ -43,8 +44,8 @@ class Visits:
         reads: up to which number each had read, by field, those before it on the path included.
     """
 
-    places: dict[Path, list[int]] = made(default_factory=dict)
-    reads: dict[Path, list[Mapping[str, int]]] = made(default_factory=dict)
+    places: dict[BranchPath, list[int]] = made(default_factory=dict)
+    reads: dict[BranchPath, list[Mapping[str, int]]] = made(default_factory=dict)
     latest: tuple[int, Mapping[str, int]] = (-1, {})
 
     def add(self, commit: Commit) -> None:
@@ -70,7 +71,7 @@ class Visits:
 class Listener:
     """One execution that listens to one live field."""
 
-    def __init__(self, session: LiveSession, reader: Reader, field: str) -> None:
+    def __init__(self, session: LiveSession, reader: ReaderCursor, field: str) -> None:
         self._session = session
         self._reader = reader
         self._field = field
@@ -119,9 +120,9 @@ class LiveSession(Session):
             name: [field for field in (node.writes or {}).values() if field in topology.schema.live]
             for name, node in blueprint.nodes.items()
         }
-        self.room = WaitingRoom(blueprint.max_concurrency, Reach(topology, writes))
-        self.board = Board(topology.schema, self.opening.state, self.memo.posts.get(self.scope, {}))
-        self._readers: dict[str, Reader] = {}
+        self.room = LiveWaiters(blueprint.max_concurrency, Reach(topology, writes))
+        self.board = LiveBuffer(topology.schema, self.opening.state, self.memo.posts.get(self.scope, {}))
+        self._readers: dict[str, ReaderCursor] = {}
         self._done: dict[str, tuple[Execution, Transition, Steps]] = {}
         self._visits: dict[str, Visits] = {}
         self._nudge: Callable[[], None] | None = None
@@ -286,16 +287,16 @@ class LiveSession(Session):
                 self._add(attempt, reader, field, _latest(after.raw(field, DELETE)) if whole else patch[field])
         return True
 
-    def _add(self, attempt: Attempt, reader: Reader, field: str, update: Any) -> None:
+    def _add(self, attempt: Attempt, reader: ReaderCursor, field: str, update: Any) -> None:
         if reader.undone:
             raise Interrupt(())
         board = self.board
         meeting = board.meets(reader, field, update)
         if meeting.unread:
             self._meet(attempt, reader, field, meeting)
-        post = Post(board.seq + 1, field, attempt.node, attempt.execution, update, meeting.over)
+        post = RecordedPost(board.seq + 1, field, attempt.node, attempt.execution, update, meeting.over)
         if self.journal is not None:
-            self.journal.write([post_draft(self.scope, post.execution, post.node, field, post.seq, update, post.over)])
+            self.journal.write([post_row(self.scope, post.execution, post.node, field, post.seq, update, post.over)])
         update = board.add(post)
         posts = reader.posts.setdefault(field, [])
         reducer = self.blueprint.topology.schema.reducer(field)
@@ -308,7 +309,7 @@ class LiveSession(Session):
         self.record(Posted(field, attempt.node, path, name, post.seq, size, update, how, now))
         self.room.came(field, attempt.execution)
 
-    def _meet(self, attempt: Attempt, reader: Reader, field: str, meeting: Meeting) -> None:
+    def _meet(self, attempt: Attempt, reader: ReaderCursor, field: str, meeting: Meeting) -> None:
         """Says that a post meets what its author has not read; refuses it where that is the rule of the field."""
         schema = self.blueprint.topology.schema
         rule = schema.live[field].on_conflict
@@ -346,7 +347,7 @@ class LiveSession(Session):
         with self.lock:
             return Listener(self, self._reader(attempt), field)
 
-    def wait(self, reader: Reader, field: str, wake: Callable[[], object]) -> Waiter:
+    def wait(self, reader: ReaderCursor, field: str, wake: Callable[[], object]) -> Waiter:
         """Waits for the next entry of a field."""
         waiter = Waiter(reader.execution, field, wake)
         with self.lock:
@@ -388,7 +389,7 @@ class LiveSession(Session):
         reader = self._readers.get(execution.id)
         return None if reader is None else reader.exchange()
 
-    def _reader(self, attempt: Attempt) -> Reader:
+    def _reader(self, attempt: Attempt) -> ReaderCursor:
         name = attempt.execution
         if name not in self.room.running:
             raise AttemptError(
@@ -399,7 +400,7 @@ class LiveSession(Session):
         if reader is None:
             branch, visits = attempt.position, self._visits.get(attempt.node)
             before = {} if branch is None or visits is None else visits.before(branch)
-            reader = self._readers[name] = Reader(name, attempt.node, attempt.branch, branch, before)
+            reader = self._readers[name] = ReaderCursor(name, attempt.node, attempt.branch, branch, before)
         return reader
 
     def _withdraw(self, execution: str) -> None:
@@ -412,7 +413,7 @@ class LiveSession(Session):
                 continue
             seqs = tuple([post.seq for post in posts])
             if self.journal is not None:
-                self.memo.later(withdraw_draft(self.scope, name, posts[0].node, self.board.seq, seqs))
+                self.memo.later(withdraw_row(self.scope, name, posts[0].node, self.board.seq, seqs))
             for field in dict.fromkeys(post.field for post in posts):
                 numbers = tuple([post.seq for post in posts if post.field == field])
                 self.record(Withdrawn(field, posts[0].node, name, numbers, self.board.seq))

@@ -7,14 +7,14 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 from dspyer.patch import DELETE, Replace, diff_value
-from dspyer.running.sight import Earlier
+from dspyer.running.sight import EarlierCommits
 from dspyer.scheduler.runstate import RunState
 from dspyer.scheduler.schedule import start
 from dspyer.scheduler.topology import Topology
 from dspyer.state import ImmutableState
 
 
-class Opening(NamedTuple):
+class RunStart(NamedTuple):
     """How a run begins.
 
     Attributes:
@@ -34,16 +34,16 @@ class Opening(NamedTuple):
     state: ImmutableState
     run_id: str
     label: tuple[str, ...] = ()
-    earlier: Earlier | None = None
+    earlier: EarlierCommits | None = None
     taken: tuple[tuple[int, str], ...] = ()
 
     @classmethod
-    def of(cls, topology: Topology, state: ImmutableState) -> Opening:
+    def of(cls, topology: Topology, state: ImmutableState) -> RunStart:
         """A run of its own, with the state that its inputs make."""
         patch = {name: diff_value(DELETE, value) for name, value in state.raw_items()}
         return cls(start(topology), patch, state, token_hex(16))
 
-    def to_replay(self) -> Opening:
+    def to_replay(self) -> RunStart:
         """The same with a patch that can be folded again: the whole values of fields with a reducer are no updates."""
         reducer = self.run.topology.schema.reducer
         patch = {

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dspyer.durable.rows import Draft, commit_draft
+from dspyer.durable.rows import NewRow, commit_row
 from dspyer.events import Commit, Event
 from dspyer.scheduler.runstate import RunState, Target
-from dspyer.values import FrozenDict
+from dspyer.values._dicts import FrozenDict
 
 ItemsOf = Callable[[Commit], tuple[str, int] | None]
 
 
-class Unsaved:
+class PendingRows:
     """What has happened in a session since its run was last written down.
 
     Attributes:
@@ -33,7 +33,7 @@ class Unsaved:
 
     def drafts(
         self, run: RunState, scope: tuple[str, ...], opening: Mapping[str, Any], items_of: ItemsOf
-    ) -> list[Draft]:
+    ) -> list[NewRow]:
         """The rows of the commits that were not written yet.
 
         Args:
@@ -48,7 +48,7 @@ class Unsaved:
             entry = log[place]
             commit = entry.commit
             overlays = self._overlays.pop(commit.id, ()) if self._overlays else ()
-            found.append(commit_draft(entry, place, scope, overlays, commit.patch is opening, items_of(commit)))
+            found.append(commit_row(entry, place, scope, overlays, commit.patch is opening, items_of(commit)))
         return found
 
     def take(self, run: RunState) -> list[Event]:

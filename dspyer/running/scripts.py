@@ -6,11 +6,13 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from dspyer.durable.memo import Key
+from dspyer.durable.memo import RecordKey
 from dspyer.errors import Interrupt, RouteError, shown_names
 from dspyer.events import Question
-from dspyer.nodes import Attempt, Call, Context, Decision, Node, Reply, Router, Runner, Send
+from dspyer.nodes.attempt import Attempt
+from dspyer.nodes.base import Call, Context, Decision, Node, Reply, Runner, Send
 from dspyer.nodes.condensing import condensed
+from dspyer.nodes.routers import Router
 from dspyer.nodes.sight import with_posts
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.reducers import Updates
@@ -20,10 +22,10 @@ from dspyer.scheduler.runstate import Execution, Target, Transition
 from dspyer.scheduler.topology import END, START
 from dspyer.state import ImmutableState
 
-Script = Generator[tuple[Node | Router, Call], Any, Transition]
+CallScript = Generator[tuple[Node | Router, Call], Any, Transition]
 
 
-def script(session: Session, execution: Execution, runner: Runner) -> Script:
+def script(session: Session, execution: Execution, runner: Runner) -> CallScript:
     """What one execution does: a driver makes each call in its own colour and sends the reply back.
 
     A transition is whole: if the node, the validation or a router raises, nothing of it is committed.
@@ -33,7 +35,7 @@ def script(session: Session, execution: Execution, runner: Runner) -> Script:
     return _node_script(session, execution, runner)
 
 
-def _node_script(session: Session, execution: Execution, runner: Runner) -> Script:
+def _node_script(session: Session, execution: Execution, runner: Runner) -> CallScript:
     name, state = execution.node, execution.branch.state
     call = _call(session, execution, state, runner)
     if session.memo.questions or session.blueprint.interrupt_before:
@@ -84,7 +86,7 @@ def _straight(
     return (Target(first),) if len(found) == 1 and isinstance(first, str) else _targets(session, name, found)
 
 
-def _begin_script(session: Session, execution: Execution, runner: Runner) -> Script:
+def _begin_script(session: Session, execution: Execution, runner: Runner) -> CallScript:
     began, clock = time.time(), time.perf_counter()
     patch = session.opening.patch
     ways = session.blueprint.exits[execution.node]
@@ -104,7 +106,7 @@ def _let_wait(session: Session, execution: Execution) -> None:
     if node in session.blueprint.interrupt_before:
         before = Question("before", f"{node!r} comes next; go on?", None, node, execution.path, name, session.label)
         if not session.memo.passes(before, session.answer):
-            raise Interrupt([session.memo.questions[Key(name, "before")]])
+            raise Interrupt([session.memo.questions[RecordKey(name, "before")]])
     waits = [question for question in session.memo.waits(name) if not session.memo.passes(question, session.answer)]
     if waits:
         raise Interrupt(waits)
@@ -118,7 +120,7 @@ def _leave(
     state: ImmutableState,
     began: float,
     clock: float,
-) -> Script:
+) -> CallScript:
     """Follows the edges and routers of a node; what a module router writes belongs to the same transition."""
     name = execution.node
     goto: list[str | Send] = []

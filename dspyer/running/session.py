@@ -9,31 +9,23 @@ from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dspyer.bond.tracing import Steps, tokens_used
-from dspyer.building.blueprint import Blueprint
+from dspyer.building.blueprint import GraphSpec
 from dspyer.durable.journal import Before, Journal
-from dspyer.durable.memo import MISSING, Answer, Key, Memo, no_answer
-from dspyer.durable.rows import COMMITS, END, CommitHead, Draft, end_draft
-from dspyer.durable.snapshots import Rested
+from dspyer.durable.memo import MISSING, AnswerSource, ExecutionRecords, RecordKey, no_answer
+from dspyer.durable.rows import COMMITS, CommitHeader, NewRow, RowKind, end_row
+from dspyer.durable.snapshots import SnapshotState
 from dspyer.errors import Interrupt, RunStoppedError, annotate, original
-from dspyer.events import (
-    Asked,
-    Commit,
-    ConflictFound,
-    Event,
-    NodeFailed,
-    Path,
-    Question,
-    RunEnded,
-    RunStarted,
-)
-from dspyer.nodes import Attempt, Isolated, MapNode, Peer
+from dspyer.events import Asked, BranchPath, Commit, ConflictFound, Event, NodeFailed, Question, RunEnded, RunStarted
+from dspyer.nodes.attempt import Attempt
+from dspyer.nodes.listening import NotLive, Peer
+from dspyer.nodes.map import MapNode
 from dspyer.patch import sealed
-from dspyer.redacting import Veil
+from dspyer.redacting import Redactor
 from dspyer.running.observing import Observe, ignore, log_conflict
-from dspyer.running.opening import Opening
-from dspyer.running.saving import Unsaved
-from dspyer.running.sight import Fields, SessionSight
-from dspyer.running.stopping import Halt
+from dspyer.running.opening import RunStart
+from dspyer.running.saving import PendingRows
+from dspyer.running.sight import Fields, SessionViews
+from dspyer.running.stopping import StopSignal
 from dspyer.scheduler.lineage import lineage
 from dspyer.scheduler.runstate import (
     Asking,
@@ -49,7 +41,8 @@ from dspyer.scheduler.runstate import (
 from dspyer.scheduler.schedule import advance, begin, limit_at, plan
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Row
-from dspyer.values import FrozenList, same
+from dspyer.values._lists import FrozenList
+from dspyer.values._same import same
 from dspyer.views import Look
 
 if TYPE_CHECKING:
@@ -82,7 +75,7 @@ class Ended(NamedTuple):
     questions: tuple[Question, ...]
     events: list[Event]
 
-    def branches(self) -> dict[Path, ImmutableState]:
+    def branches(self) -> dict[BranchPath, ImmutableState]:
         """The state of each live branch; of a completed run, the trunk's."""
         if self.run.ended:
             return {(): self.run.resting}
@@ -90,15 +83,15 @@ class Ended(NamedTuple):
         return {path: live[path].state for path in sorted(live)}
 
 
-def _place(row: Row) -> tuple[str, Path, str]:
+def _place(row: Row) -> tuple[str, BranchPath, str]:
     """The node, branch and execution that a row is of."""
     if row.kind not in COMMITS:
         return row.kind, (), str(row.head[0])
-    head = CommitHead.of(row.head)
+    head = CommitHeader.of(row.head)
     return head.node, head.branch, "/".join((*head.scope, head.id))
 
 
-def _live(run: RunState) -> dict[Path, Branch]:
+def _live(run: RunState) -> dict[BranchPath, Branch]:
     branches = [branch for group in (*run.waiting.values(), *run.ready) for branch in group.branches]
     branches += [execution.branch for execution in run.running.values()]
     branches += [execution.branch for execution, _ in run.asked.values()]
@@ -106,7 +99,7 @@ def _live(run: RunState) -> dict[Path, Branch]:
     return {branch.path: branch for branch in branches}
 
 
-class Session(Isolated):
+class Session(NotLive):
     """A run while it goes on. Made for each run, never kept on a program.
 
     Attributes:
@@ -129,17 +122,17 @@ class Session(Isolated):
     def __init__(
         self,
         program: dspy.Module,
-        blueprint: Blueprint,
-        opening: Opening,
+        blueprint: GraphSpec,
+        opening: RunStart,
         resources: Mapping[type, object],
         observe: Observe = ignore,
         scope: tuple[str, ...] = (),
         keeps_events: bool = True,
-        memo: Memo | None = None,
+        memo: ExecutionRecords | None = None,
         journal: Journal | None = None,
-        answer: Answer = no_answer,
+        answer: AnswerSource = no_answer,
         root: str = "",
-        halt: Halt | None = None,
+        halt: StopSignal | None = None,
     ) -> None:
         self.program = program
         self.blueprint = blueprint
@@ -155,9 +148,9 @@ class Session(Isolated):
         self.root = root or opening.run_id
         self.label = "/".join(opening.label)
         self.run: RunState = opening.run
-        self.memo = memo or Memo()
+        self.memo = memo or ExecutionRecords()
         self.journal = journal
-        self.unsaved = Unsaved(opening.run) if journal is not None else None
+        self.unsaved = PendingRows(opening.run) if journal is not None else None
         self.broken: BaseException | None = None
         self.reported = False
         self.looks: list[Look] = []
@@ -167,12 +160,12 @@ class Session(Isolated):
         self._says: dict[str, str] = {}
         self.events: list[Event] = []
         self.steps: dict[str, Steps] = {}
-        self.halt = halt or Halt()
+        self.halt = halt or StopSignal()
         self.started = time.time()
         self.duration = 0.0
         self._clock = time.perf_counter()
         redaction = blueprint.redaction
-        self.veil = None if redaction is None else Veil(redaction, dict(opening.state.raw_items()))
+        self.veil = None if redaction is None else Redactor(redaction, dict(opening.state.raw_items()))
         if self.veil is not None:
             for entry in opening.run.log:  # of a run that is resumed
                 self.veil.learn_commit(entry.commit)
@@ -192,9 +185,9 @@ class Session(Isolated):
             self.observe(event)
 
     @property
-    def sight(self) -> SessionSight:
+    def sight(self) -> SessionViews:
         """What its nodes can see through views. It refers to the session, so the session does not keep it."""
-        return SessionSight(self)
+        return SessionViews(self)
 
     @property
     def most_at_once(self) -> int:
@@ -309,7 +302,7 @@ class Session(Isolated):
         for event in events:
             self.record(event)
 
-    def drafts(self) -> list[Draft]:
+    def drafts(self) -> list[NewRow]:
         """The rows of what has happened since the last ones."""
         assert self.unsaved is not None
         drafts = self.unsaved.drafts(self.run, self.scope, self.opening.patch, self._items_of)
@@ -329,7 +322,7 @@ class Session(Isolated):
         fits = all(one is two or same(one, two) for one, two in zip(items, results.raw_items(), strict=True))
         return (node.into, len(items)) if fits else None
 
-    def last_drafts(self) -> list[Draft]:
+    def last_drafts(self) -> list[NewRow]:
         """The rows that end the run."""
         ended = self.run.ended
         self._veil_failures()
@@ -339,7 +332,7 @@ class Session(Isolated):
             failures.append((*_place(refused), self.broken))
         status = self.status
         fingerprint = self.journal.forms.digest(self.run.resting) if ended and self.journal is not None else None
-        return [*self.drafts(), end_draft(status, fingerprint, failures, tokens_used())]
+        return [*self.drafts(), end_row(status, fingerprint, failures, tokens_used())]
 
     def _veil_failures(self) -> None:
         """Hides in the failures what `redact` hides."""
@@ -354,17 +347,17 @@ class Session(Isolated):
         assert self.unsaved is not None
         return self.scope, self.unsaved.run
 
-    def rested(self, drafts: Sequence[Draft]) -> Rested | None:
+    def rested(self, drafts: Sequence[NewRow]) -> SnapshotState | None:
         """What the run comes to with some rows, where that is to be kept as a snapshot."""
         run, journal = self.run, self.journal
-        ended = drafts[-1].kind == END
+        ended = drafts[-1].kind == RowKind.END
         if self.scope or journal is None or not journal.wants_snapshot(len(drafts), ended):
             return None
         place = len(run.log) - 1
         if ended:
-            return Rested(run.resting, place) if run.ended else None
+            return SnapshotState(run.resting, place) if run.ended else None
         alone = drafts[-1].kind in COMMITS and run.log[place].commit.version is not None
-        return Rested(run.log[place].state, place) if alone else None
+        return SnapshotState(run.log[place].state, place) if alone else None
 
     def saved(self) -> None:
         """Takes what has happened as written, and shows it."""
@@ -420,7 +413,7 @@ class Session(Isolated):
             return False
         text = f"{commit.node!r} has run; go on?"
         question = Question("after", text, None, commit.node, commit.branch, self.name(commit.id), self.label)
-        known = Key(question.execution, question.key) in self.memo.questions
+        known = RecordKey(question.execution, question.key) in self.memo.questions
         if self.memo.passes(question, self.answer):
             return False
         if not known:
@@ -486,7 +479,7 @@ class Session(Isolated):
         """
         answers = self.memo.answers
         for _, asking in self.run.asked.values():
-            if all(Key(question.execution, question.key) in answers for question in asking.questions):
+            if all(RecordKey(question.execution, question.key) in answers for question in asking.questions):
                 return True
         return any(not any(self.name(branch.id) in asked for branch in group.branches) for group in self.run.ready)
 

@@ -8,27 +8,33 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from dspyer.errors import ThreadError
-from dspyer.nodes import FunctionNode, MapNode, ModuleNode, Node, SubgraphNode
+from dspyer.nodes.base import Node
+from dspyer.nodes.function import FunctionNode
+from dspyer.nodes.map import MapNode
+from dspyer.nodes.module import ModuleNode
 from dspyer.nodes.sight import Changed, chosen_plainly
-from dspyer.nodes.viewing import shape_in
+from dspyer.nodes.subgraph import SubgraphNode
+from dspyer.nodes.viewing import form_in
 from dspyer.patch import DELETE
 from dspyer.pictures.tokens import Count, Read, Sizes
-from dspyer.scheduler.indexing import Folded, Index, Indexes, News, news
-from dspyer.scheduler.lineage import Entry, Log
-from dspyer.scheduler.provenance import Behind, Part, Parts, Spanning, last_visits, unseen
+from dspyer.scheduler.indexing import FieldIndex, FieldIndexes, Folded, News, news
+from dspyer.scheduler.lineage import Log, LogEntry
+from dspyer.scheduler.provenance import Behind, FieldPart, Parts, Spanning, last_visits, unseen
 from dspyer.scheduler.run_values import run_value
 from dspyer.scheduler.runstate import Branch
 from dspyer.scheduler.topology import START
-from dspyer.schema import Schema
+from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values import PersistentVector, freeze, same
+from dspyer.values._freezing import freeze
+from dspyer.values._persistent import PersistentVector
+from dspyer.values._same import same
 from dspyer.views import Look, chosen, shown
 
 if TYPE_CHECKING:
-    from dspyer.building.blueprint import Blueprint
+    from dspyer.building.blueprint import GraphSpec
     from dspyer.running.session import Session
 
-Earlier = Callable[[str], Behind]
+EarlierCommits = Callable[[str], Behind]
 """Gives, for a field, what lies behind a run. It is asked once somebody looks there."""
 
 
@@ -48,7 +54,7 @@ class Fields:
         schema: Schema,
         given: bool,
         prefix: str = "",
-        earlier: Earlier | None = None,
+        earlier: EarlierCommits | None = None,
         taken: tuple[tuple[int, str], ...] = (),
     ) -> None:
         self.schema = schema
@@ -56,11 +62,11 @@ class Fields:
         self._prefix = prefix
         self._taken = taken
         self._earlier = earlier
-        self._weigh: Callable[[str, Part], int] | None = None
-        self._indexes: dict[str, Indexes] = {}
+        self._weigh: Callable[[str, FieldPart], int] | None = None
+        self._indexes: dict[str, FieldIndexes] = {}
         self._lock = Lock()
 
-    def fresh(self, weigh: Callable[[str, Part], int] | None = None) -> Fields:
+    def fresh(self, weigh: Callable[[str, FieldPart], int] | None = None) -> Fields:
         """The same fields, of which nothing was looked at yet.
 
         Args:
@@ -88,7 +94,7 @@ class Fields:
         earlier = self._earlier
         return log if earlier is None else Spanning(log, lambda: earlier(field))
 
-    def index(self, field: str, log: Log, place: int) -> Index | None:
+    def index(self, field: str, log: Log, place: int) -> FieldIndex | None:
         """The parts of a field after a commit; None if it has none. May be called from any thread.
 
         Args:
@@ -103,7 +109,7 @@ class Fields:
                 if of is None:
                     return None
                 base = None if earlier is None or self._weigh is not None else lambda: earlier(field).known
-                found = self._indexes[field] = Indexes(of, base)
+                found = self._indexes[field] = FieldIndexes(of, base)
             return found.at(self.log(log, field), place)
 
     def news(self, field: str, log: Log, place: int, reader: str) -> News:
@@ -128,7 +134,7 @@ def _left_behind(field: str) -> Behind:
     )
 
 
-class SessionSight:
+class SessionViews:
     """What can be seen in a session.
 
     Args:
@@ -148,7 +154,7 @@ class SessionSight:
         """The nodes, and `START`."""
         return (START, *self._session.blueprint.nodes)
 
-    def index(self, field: str, branch: Branch) -> Index | None:
+    def index(self, field: str, branch: Branch) -> FieldIndex | None:
         """Who brought what to a field, up to the last commit of a branch; None if the field has no parts."""
         return self._session.fields.index(field, self._session.run.log, branch.head)
 
@@ -195,7 +201,7 @@ class SessionSight:
         return f"{left} left of {topology.max_steps}: come to an end."
 
 
-class StateSight:
+class StateViews:
     """What can be seen of a state alone: all of it is new, and comes from `START`.
 
     Args:
@@ -203,7 +209,7 @@ class StateSight:
         state: the state.
     """
 
-    def __init__(self, blueprint: Blueprint, state: ImmutableState) -> None:
+    def __init__(self, blueprint: GraphSpec, state: ImmutableState) -> None:
         self.authors = (START, *blueprint.nodes)
         self._fields = Fields(blueprint.topology.schema, False)
         self.schema = self._fields.schema
@@ -211,7 +217,7 @@ class StateSight:
         self._state = state
         self._log = Behind.state(state, START).log
 
-    def index(self, field: str, branch: Branch) -> Index | None:
+    def index(self, field: str, branch: Branch) -> FieldIndex | None:
         """Who brought what to a field; None if the field has no parts."""
         del branch
         return self._fields.index(field, self._log, 0)
@@ -253,7 +259,7 @@ class Sent:
         count: counts the tokens of a text.
     """
 
-    def __init__(self, fields: Fields, log: PersistentVector[Entry], count: Count) -> None:
+    def __init__(self, fields: Fields, log: PersistentVector[LogEntry], count: Count) -> None:
         self._sizes = Sizes(count)
         self._fields = fields.fresh(self._sizes.part)
         self._log = log
@@ -262,7 +268,7 @@ class Sent:
         """What views have shown."""
         for node, name, view, place in looks:
             index = self._fields.index(view.field, self._log, place)
-            shape = shape_in(self._fields.schema, view.field)
+            shape = form_in(self._fields.schema, view.field)
             value = self._log[place].state.raw(view.field, DELETE)
             if index is None:
                 shape, parts = chosen_plainly(view, value, shape)

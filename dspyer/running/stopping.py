@@ -12,7 +12,7 @@ EXITING = "its process ended"
 CANCELLED = "its task was cancelled"
 
 
-class Halt:
+class StopSignal:
     """Whether a run, with the runs inside of it, is to stop. May be used from any thread.
 
     Attributes:

@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Iterable
 
 from dspyer.errors import AttemptError
-from dspyer.nodes import Verdict, Waiter
+from dspyer.nodes.listening import Verdict, Waiter
 from dspyer.scheduler.closing import Held, Origin, Reach, Waiting, released
 from dspyer.scheduler.runstate import Execution, RunState
 
 
-class WaitingRoom:
+class LiveWaiters:
     """The executions that wait for an entry, or for a slot to go on with one.
 
     Args:

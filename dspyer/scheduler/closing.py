@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from dspyer.events import Path
+from dspyer.events import BranchPath
 from dspyer.scheduler.rounds import Round, components
-from dspyer.scheduler.runstate import Place
+from dspyer.scheduler.runstate import Position
 from dspyer.scheduler.topology import Topology
 
 _MOST = 4096
@@ -27,7 +27,7 @@ _MOST = 4096
 class Origin(NamedTuple):
     """A branch that may write. `works`: whether the node at its place is still to write, not only those behind it."""
 
-    place: Place
+    place: Position
     works: bool = True
 
 
@@ -35,8 +35,8 @@ class Waiting(NamedTuple):
     """An execution that waits for the next entry of a live field."""
 
     execution: str
-    place: Place
-    path: Path
+    place: Position
+    path: BranchPath
     field: str
 
 
@@ -44,8 +44,8 @@ class Held(NamedTuple):
     """An execution that has ended, and commits when the executions have whose posts it has used."""
 
     execution: str
-    place: Place
-    path: Path
+    place: Position
+    path: BranchPath
     needs: frozenset[str]
 
 
@@ -64,9 +64,9 @@ class Reach:
         for edge in topology.edges:
             self._out.setdefault(edge.source, []).append((edge.target, edge.conditional))
         self._anywhere: dict[str, frozenset[str]] = {}
-        self._before: dict[tuple[Place, Place, bool], frozenset[str]] = {}
+        self._before: dict[tuple[Position, Position, bool], frozenset[str]] = {}
 
-    def may_write(self, origin: Origin, field: str, listener: Place, sends: bool = True) -> bool:
+    def may_write(self, origin: Origin, field: str, listener: Position, sends: bool = True) -> bool:
         """Whether an entry may come from a branch before a listener at some place ends.
 
         Args:
@@ -96,7 +96,7 @@ class Reach:
             known = self._anywhere[node] = frozenset(found)
         return known
 
-    def _until(self, place: Place, listener: Place, sends: bool) -> frozenset[str]:
+    def _until(self, place: Position, listener: Position, sends: bool) -> frozenset[str]:
         """The same, up to the nodes that wait for a listener. It is enough to look at the least round of each node:
         what waits for the listener in one round waits in later ones too.
         """
@@ -121,7 +121,7 @@ class Reach:
             known = self._before[key] = frozenset(found)
         return known
 
-    def _waits(self, place: Place, listener: Place) -> bool:
+    def _waits(self, place: Position, listener: Position) -> bool:
         """Whether a group at a place waits for a listener: the scheduler's own rule for joins."""
         return place != listener and self._rounds.can_reach(listener[0], listener[1], place[0], place[1])
 
@@ -201,7 +201,7 @@ def _holders(stuck: Sequence[Waiting], kept: Sequence[Held], reach: Reach, sends
     return found
 
 
-def _order(one: Waiting | Held) -> tuple[Path, str]:
+def _order(one: Waiting | Held) -> tuple[BranchPath, str]:
     return one.path, one.execution
 
 

@@ -17,11 +17,16 @@ from dspyer.events import Commit
 from dspyer.messages import TURN
 from dspyer.patch import DELETE, Replace, resets, single
 from dspyer.reducers import Reducer, Updates
-from dspyer.scheduler.lineage import Entry, Log, Own, divergence, lineage
-from dspyer.scheduler.provenance import Part, whole_of
+from dspyer.scheduler.lineage import Log, LogEntry, Own, divergence, lineage
+from dspyer.scheduler.provenance import FieldPart, whole_of
 from dspyer.scheduler.topology import START
 from dspyer.schema.field_types import Field
-from dspyer.values import FrozenDict, FrozenList, PersistentMap, Row, freeze, same
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._freezing import freeze
+from dspyer.values._lists import FrozenList
+from dspyer.values._persistent import PersistentMap
+from dspyer.values._rows import PersistentRow
+from dspyer.values._same import same
 
 _NONE: PersistentMap[Any, Any] = PersistentMap()
 
@@ -50,7 +55,7 @@ class Folded(NamedTuple):
     taken: tuple[tuple[int, str], ...] = ()
     live: bool = False
     limited: bool = False
-    weigh: Callable[[str, Part], int] | None = None
+    weigh: Callable[[str, FieldPart], int] | None = None
 
     @classmethod
     def of(
@@ -59,7 +64,7 @@ class Folded(NamedTuple):
         whole: bool = False,
         prefix: str = "",
         taken: tuple[tuple[int, str], ...] = (),
-        weigh: Callable[[str, Part], int] | None = None,
+        weigh: Callable[[str, FieldPart], int] | None = None,
     ) -> Folded | None:
         """How a field of a schema comes about; None if it has no parts."""
         if field is None or field.reducer is None or field.reducer.parts is None:
@@ -69,7 +74,7 @@ class Folded(NamedTuple):
         return cls(field.name, field.reducer, field.fixed_default, whole, prefix, taken, live, limited, weigh)
 
 
-class Index(NamedTuple):
+class FieldIndex(NamedTuple):
     """The parts of a field at one commit.
 
     Attributes:
@@ -83,16 +88,16 @@ class Index(NamedTuple):
         weight: the sizes of all parts.
     """
 
-    row: Row[Part] = Row()
+    row: PersistentRow[FieldPart] = PersistentRow()
     end: int = 0
-    owners: PersistentMap[str, Row[Part]] = _NONE
+    owners: PersistentMap[str, PersistentRow[FieldPart]] = _NONE
     keys: PersistentMap[Any, int] = _NONE
     sums: PersistentMap[str, Any] = _NONE
     calls: PersistentMap[str, int] = _NONE
     results: PersistentMap[int, tuple[int, ...]] = _NONE
     weight: int = 0
 
-    def backwards(self, owners: Iterable[str] | None = None) -> Iterator[Part]:
+    def backwards(self, owners: Iterable[str] | None = None) -> Iterator[FieldPart]:
         """The parts, the last one first.
 
         Args:
@@ -104,10 +109,10 @@ class Index(NamedTuple):
         return rows[0].backwards() if len(rows) == 1 else _merged([row.backwards() for row in rows])
 
 
-EMPTY = Index()
+EMPTY = FieldIndex()
 
 
-def _merged(walks: Sequence[Iterator[Part]]) -> Iterator[Part]:
+def _merged(walks: Sequence[Iterator[FieldPart]]) -> Iterator[FieldPart]:
     """Parts of several rows, the one at the highest place first."""
     heap = [(-part.place, number, part) for number, walk in enumerate(walks) for part in [next(walk, None)] if part]
     heapify(heap)
@@ -119,7 +124,7 @@ def _merged(walks: Sequence[Iterator[Part]]) -> Iterator[Part]:
             heappush(heap, (-following.place, number, following))
 
 
-class Indexes:
+class FieldIndexes:
     """The indexes of one field at the commits of a run. It is not safe for several threads at once.
 
     An index is kept where it may be asked for again: at the last commit of each branch that was looked at, and where
@@ -130,12 +135,12 @@ class Indexes:
         base: gives the index of what lies behind the run; None, or if it gives None, the log has that too.
     """
 
-    def __init__(self, of: Folded, base: Callable[[], Index | None] | None = None) -> None:
+    def __init__(self, of: Folded, base: Callable[[], FieldIndex | None] | None = None) -> None:
         self.of = of
         self._base = base
-        self._known: dict[int, Index] = {}
+        self._known: dict[int, FieldIndex] = {}
 
-    def begin(self, place: int, index: Index) -> None:
+    def begin(self, place: int, index: FieldIndex) -> None:
         """Takes the index after a commit as it is.
 
         Args:
@@ -144,7 +149,7 @@ class Indexes:
         """
         self._known[place] = index
 
-    def at(self, log: Log, place: int) -> Index:
+    def at(self, log: Log, place: int) -> FieldIndex:
         """The index after a commit.
 
         Args:
@@ -176,7 +181,7 @@ class Indexes:
         known[place] = index
         return index
 
-    def _after(self, log: Log, place: int, entry: Entry, index: Index, parents: tuple[int, ...]) -> Index:
+    def _after(self, log: Log, place: int, entry: LogEntry, index: FieldIndex, parents: tuple[int, ...]) -> FieldIndex:
         field = self.of.field
         touched = field in entry.commit.patch
         if len(parents) < 2 and not touched:
@@ -226,14 +231,14 @@ class _Making:
         index: what it begins with.
     """
 
-    def __init__(self, of: Folded, index: Index) -> None:
+    def __init__(self, of: Folded, index: FieldIndex) -> None:
         self._of = of
         self._shape = of.reducer.shape
         self.row, self.end, self.owners, self.keys, self.sums, self.calls, self.results, self.weight = index
 
-    def done(self) -> Index:
+    def done(self) -> FieldIndex:
         """The index."""
-        return Index(self.row, self.end, self.owners, self.keys, self.sums, self.calls, self.results, self.weight)
+        return FieldIndex(self.row, self.end, self.owners, self.keys, self.sums, self.calls, self.results, self.weight)
 
     def commit(self, log: Log, place: int, *, parallel: bool = False) -> None:
         """Adds what a commit brought.
@@ -290,7 +295,7 @@ class _Making:
                 author, name = log[winner].commit, name_at(log, winner, of)
             known = None if key is None else self.keys.get(key)
             if known is None:
-                self._put(Part(value, key, author.node, name, (), author.node, self.end))
+                self._put(FieldPart(value, key, author.node, name, (), author.node, self.end))
             else:
                 self._again(known, value, author, name, parallel)
 
@@ -300,16 +305,16 @@ class _Making:
         assert there is not None
         if self._shape == "keys":
             self._drop(there)
-            self._put(Part(value, there.key, author.node, name, (), author.node, self.end))
+            self._put(FieldPart(value, there.key, author.node, name, (), author.node, self.end))
         elif self._shape == "members" or self._of.reducer.keeps or same(there.value, value):
             if parallel:
                 self._drop(there, gone=False)
                 self._put(there._replace(again=(*there.again, name)))
         else:
             self._drop(there, gone=False)
-            self._put(Part(value, there.key, author.node, name, (), author.node, known))
+            self._put(FieldPart(value, there.key, author.node, name, (), author.node, known))
 
-    def _put(self, part: Part) -> None:
+    def _put(self, part: FieldPart) -> None:
         place = part.place
         if self._shape == "messages":
             part = self._in_its_turn(part)
@@ -325,7 +330,7 @@ class _Making:
             sums, author = self.sums, part.author
             self.sums = sums.set(author, sums[author] + part.value if author in sums else part.value)
 
-    def _in_its_turn(self, part: Part) -> Part:
+    def _in_its_turn(self, part: FieldPart) -> FieldPart:
         """A message with the call that it is a result of; a call is remembered. A turn that a run was given is its
         node's: so a node of a graph in another one knows its own turns again when that runs again.
         """
@@ -349,7 +354,7 @@ class _Making:
             self.results = self.results.set(called, (*self.results.get(called, ()), part.place))
         return part._replace(owner=of.owner, call=called)
 
-    def _drop(self, part: Part, *, gone: bool = True) -> None:
+    def _drop(self, part: FieldPart, *, gone: bool = True) -> None:
         self.row = self.row.discard(part.place)
         self.owners = self.owners.set(part.owner, self.owners[part.owner].discard(part.place))
         self.weight -= part.weight
@@ -371,13 +376,13 @@ class _Making:
             parts = {part.key: part for part in self.row}
             self._clear()
             for key, item in held:
-                self._put((parts.get(key) or Part(item, key, "", ""))._replace(place=self.end))
+                self._put((parts.get(key) or FieldPart(item, key, "", ""))._replace(place=self.end))
 
     def _clear(self) -> None:
         self.row, self.end, self.owners, self.keys, self.sums, self.calls, self.results, self.weight = EMPTY
 
 
-_NO_PARTS: Row[Part] = Row()
+_NO_PARTS: PersistentRow[FieldPart] = PersistentRow()
 
 
 def parts_in(of: Folded, update: Any, first: bool) -> tuple[bool, Iterable[tuple[Any, Any]]]:
@@ -422,7 +427,7 @@ def _end(part: tuple[int, str]) -> int:
     return part[0]
 
 
-def _parts_ways(entry: Entry) -> bool:
+def _parts_ways(entry: LogEntry) -> bool:
     """Whether branches part behind a commit."""
     return len(entry.commit.route) > 1
 
@@ -472,10 +477,10 @@ class News(NamedTuple):
     """
 
     names: AbstractSet[str]
-    parts: list[Part]
+    parts: list[FieldPart]
 
 
-def news(index: Index, log: Log, fresh: AbstractSet[int], of: Folded) -> News:
+def news(index: FieldIndex, log: Log, fresh: AbstractSet[int], of: Folded) -> News:
     """What of a field a node has not seen. It costs by what that is.
 
     Args:
@@ -485,7 +490,7 @@ def news(index: Index, log: Log, fresh: AbstractSet[int], of: Folded) -> News:
         of: the field.
     """
     names = {name_at(log, place, of) for place in fresh}
-    found: dict[int, Part] = {}
+    found: dict[int, FieldPart] = {}
     unkeyed = 0
     for place in fresh:
         patch = log[place].commit.patch
@@ -511,6 +516,6 @@ def news(index: Index, log: Log, fresh: AbstractSet[int], of: Folded) -> News:
     return News(names, [found[place] for place in sorted(found)])
 
 
-def is_new(part: Part, names: AbstractSet[str]) -> bool:
+def is_new(part: FieldPart, names: AbstractSet[str]) -> bool:
     """Whether a part was brought by commits that a node has not seen, and by no other."""
     return part.commit in names and not any(name not in names for name in part.again)

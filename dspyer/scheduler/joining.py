@@ -10,16 +10,20 @@ from dspyer.events import Commit, MergedConflict
 from dspyer.merge import Conflict, Resolve, merge_values
 from dspyer.patch import DELETE, Replace, apply_value, resets, single
 from dspyer.reducers import Keyed
-from dspyer.scheduler.lineage import Keys, Log, Obstacle, Own, Resolution, divergence, last_writer, reach, value_at
-from dspyer.scheduler.tallies import Tally, noted
-from dspyer.schema import Schema
+from dspyer.scheduler.lineage import KeyPath, Log, Obstacle, Own, Resolution, divergence, last_writer, reach, value_at
+from dspyer.scheduler.tallies import LineageCounts, noted
+from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values import FrozenDict, FrozenList, PersistentMap, same, thaw
+from dspyer.values._boxes import thaw
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._lists import FrozenList
+from dspyer.values._persistent import PersistentMap
+from dspyer.values._same import same
 
-Writers = Callable[[Keys, Any, Any], tuple[int, int]]
+Writers = Callable[[KeyPath, Any, Any], tuple[int, int]]
 """Who wrote the left and the right value of a path: `(path, left, right)`."""
 
-Deciding = Callable[[Keys], tuple[str, Callable[[Conflict], Any]]]
+Deciding = Callable[[KeyPath], tuple[str, Callable[[Conflict], Any]]]
 """Gives, for the path of a conflict, the name of a policy and what it decides."""
 
 
@@ -34,7 +38,7 @@ class ResolvedAs:
         self.resolutions = tuple(resolutions)
         self._left = iter(self.resolutions)
 
-    def __call__(self, path: Keys) -> tuple[str, Callable[[Conflict], Any]]:
+    def __call__(self, path: KeyPath) -> tuple[str, Callable[[Conflict], Any]]:
         """The next decision."""
         resolution = next(self._left, None)
         if resolution is None:
@@ -54,8 +58,8 @@ class Merged(NamedTuple):
     state: ImmutableState
     patch: dict[str, Any]
     conflicts: tuple[MergedConflict, ...]
-    winners: dict[Keys, int]
-    tally: Tally
+    winners: dict[KeyPath, int]
+    tally: LineageCounts
     resolutions: tuple[Resolution, ...] = ()
 
 
@@ -92,9 +96,9 @@ class Join:
         self.index = index
         self.by_key = by_key
         self.chosen: list[Resolution] = []
-        self.conflicts: dict[Keys, MergedConflict] = {}
-        self.winners: dict[Keys, int] = {}
-        self.resolved: dict[Keys, Any] = {}
+        self.conflicts: dict[KeyPath, MergedConflict] = {}
+        self.winners: dict[KeyPath, int] = {}
+        self.resolved: dict[KeyPath, Any] = {}
         self.merged: set[str] = set()
 
     def merge(self, heads: Sequence[int], states: Sequence[ImmutableState]) -> Merged:
@@ -290,7 +294,7 @@ class Join:
                 found[key] = last
         return found
 
-    def _of_key(self, keyed: Keyed, path: Keys, values: tuple[Any, Any, Any], ours: Own, theirs: Own) -> Any:
+    def _of_key(self, keyed: Keyed, path: KeyPath, values: tuple[Any, Any, Any], ours: Own, theirs: Own) -> Any:
         """The value under a key that both sides have written differently."""
         base, left, right = values
         writers = self.winners.get(path, self._winner(ours, path)), self._winner(theirs, path)
@@ -310,7 +314,7 @@ class Join:
             value = self._valid_answer(keyed, path, value)
         return value
 
-    def _valid_answer(self, keyed: Keyed, path: Keys, value: Any) -> Any:
+    def _valid_answer(self, keyed: Keyed, path: KeyPath, value: Any) -> Any:
         """What a policy made up for a key, validated like an update of a node."""
         try:
             valid = self.schema.valid_update(path[0], keyed.made({path[1]: value}))
@@ -321,7 +325,7 @@ class Join:
         self.conflicts[path] = self.conflicts[path]._replace(value=thaw(valid))
         return valid
 
-    def _winner(self, item: Own, path: Keys) -> int:
+    def _winner(self, item: Own, path: KeyPath) -> int:
         return self.log[item.place].winners.get(path, item.place)
 
     def _live_updates(self, own: list[Own]) -> dict[str, list[tuple[int, Any]]]:
@@ -401,7 +405,7 @@ class Join:
         return value
 
     def _writers(self, left_last: Own, right_only: list[Own], bit: int) -> Writers:
-        def find(path: Keys, left: Any, right: Any) -> tuple[int, int]:
+        def find(path: KeyPath, left: Any, right: Any) -> tuple[int, int]:
             known = self.winners.get(path)
             if known is None or not same(self.resolved[path], left):
                 known = self._left_writer(bit, path, left)
@@ -411,7 +415,7 @@ class Join:
 
         return find
 
-    def _left_writer(self, bit: int, path: Keys, left: Any) -> int | None:
+    def _left_writer(self, bit: int, path: KeyPath, left: Any) -> int | None:
         """Who wrote a value of the branches before one; where none of them crossed, a look at each finds it."""
         for other in reversed(range(bit if self.disjoint else 0)):
             if same(value_at(self.log[self.heads[other]].state, path), left):
@@ -427,7 +431,7 @@ class Join:
         return self.author if index == self.index else self.log[index].commit.node
 
     def _resolver(self, writers: Writers) -> Resolve:
-        def resolve(path: Keys, base: Any, left: Any, right: Any) -> Any:
+        def resolve(path: KeyPath, base: Any, left: Any, right: Any) -> Any:
             left_index, right_index = writers(path, left, right)
             policy, decide = self.deciding(path)
             conflict = Conflict(path, base, left, right, self._name(left_index), self._name(right_index))
@@ -475,17 +479,17 @@ class Join:
             kept = thaw(final.value if isinstance(final, Obstacle) else final)
             self.conflicts[path] = record._replace(values=(*record.values, (name, kept)), value=kept, winner=name)
 
-    def _has_key(self, path: Keys) -> bool:
+    def _has_key(self, path: KeyPath) -> bool:
         """Whether a path is a key of a field whose reducer keeps one value per key."""
         return len(path) == 2 and self._keyed(path[0]) is not None
 
-    def _puts(self, item: Own, path: Keys) -> bool:
+    def _puts(self, item: Own, path: KeyPath) -> bool:
         """Whether a commit has put a value under such a key, or in the place of the whole field."""
         field, key = path
         written = field in self.log[item.place].commit.patch
         return written and (bool(self._resets([item], field)) or key in self._keys(field, item))
 
-    def _value_at(self, state: ImmutableState, path: Keys) -> Any:
+    def _value_at(self, state: ImmutableState, path: KeyPath) -> Any:
         """The frozen value at a path, which may be a key of a field with a reducer."""
         keyed = self._keyed(path[0]) if len(path) == 2 else None
         return value_at(state, path) if keyed is None else value_under(keyed, state.raw(path[0], DELETE), path[1])
@@ -514,7 +518,7 @@ class Join:
             patch[field] = Replace(state.raw(field)) if gone else keyed.made(values)  # no update takes a key away
         return patch
 
-    def _tally(self, own: list[Own]) -> Tally:
+    def _tally(self, own: list[Own]) -> LineageCounts:
         assert self.base.tally is not None  # branches that join have parted at the base
         tally = parted = self.base.tally
         grown: dict[Any, Any] = {}

@@ -15,11 +15,12 @@ from dspyer.events import Commit, MergedConflict
 from dspyer.merge import Conflict
 from dspyer.patch import DELETE
 from dspyer.reducers import Updates
-from dspyer.scheduler.tallies import Tally
+from dspyer.scheduler.tallies import LineageCounts
 from dspyer.state import ImmutableState
-from dspyer.values import FrozenDict, same
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._same import same
 
-Keys = tuple[Any, ...]
+KeyPath = tuple[Any, ...]
 
 
 class Resolution(NamedTuple):
@@ -40,7 +41,7 @@ class Resolution(NamedTuple):
         return self.value if self.chosen == "new" else getattr(conflict, self.chosen)
 
 
-class Entry(NamedTuple):
+class LogEntry(NamedTuple):
     """One commit of the log, with what the scheduler remembers of it.
 
     Attributes:
@@ -57,8 +58,8 @@ class Entry(NamedTuple):
     commit: Commit
     state: ImmutableState
     parents: tuple[int, ...]
-    tally: Tally | None
-    winners: Mapping[Keys, int] = FrozenDict()
+    tally: LineageCounts | None
+    winners: Mapping[KeyPath, int] = FrozenDict()
     conflicts: tuple[MergedConflict, ...] = ()
     resolutions: tuple[Resolution, ...] = ()
 
@@ -66,7 +67,7 @@ class Entry(NamedTuple):
 class Log(Protocol):
     """The entries of a run by place."""
 
-    def __getitem__(self, index: int, /) -> Entry: ...
+    def __getitem__(self, index: int, /) -> LogEntry: ...
 
 
 class Own(NamedTuple):
@@ -128,7 +129,7 @@ def lineage(log: Log, heads: Sequence[int], within: Container[int] | None = None
     return ordered
 
 
-def touches(patch: Any, path: Keys) -> bool:
+def touches(patch: Any, path: KeyPath) -> bool:
     """Whether a patch writes at, in or above a path."""
     update = patch
     for depth, key in enumerate(path):
@@ -149,7 +150,7 @@ class Obstacle(NamedTuple):
     value: Any
 
 
-def value_at(state: FrozenDict[Any, Any], path: Keys) -> Any:
+def value_at(state: FrozenDict[Any, Any], path: KeyPath) -> Any:
     """The frozen value at a path; `DELETE` if there is none, an `Obstacle` if something stands in its way."""
     value: Any = state
     for depth, key in enumerate(path):
@@ -159,7 +160,7 @@ def value_at(state: FrozenDict[Any, Any], path: Keys) -> Any:
     return value
 
 
-def reach(state: FrozenDict[Any, Any], path: Keys) -> Keys:
+def reach(state: FrozenDict[Any, Any], path: KeyPath) -> KeyPath:
     """The path as far as it can be followed: to its end, to something in its way, or to a key that is not there."""
     value: Any = state
     for depth, key in enumerate(path):
@@ -169,7 +170,7 @@ def reach(state: FrozenDict[Any, Any], path: Keys) -> Keys:
     return path
 
 
-def last_writer(log: Log, places: Iterable[int], heads: Iterable[int], path: Keys, value: Any) -> int | None:
+def last_writer(log: Log, places: Iterable[int], heads: Iterable[int], path: KeyPath, value: Any) -> int | None:
     """The commit that last wrote at, in or above a path.
 
     Where branches have joined, those count that hold what was made of them: one that wrote a value and restored the

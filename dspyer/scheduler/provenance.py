@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from dspyer.events import Commit
 from dspyer.patch import DELETE, Replace
 from dspyer.reducers import Reducer
-from dspyer.scheduler.lineage import Entry, Log, lineage
+from dspyer.scheduler.lineage import Log, LogEntry, lineage
 from dspyer.state import ImmutableState
-from dspyer.values import FrozenDict, FrozenList
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._lists import FrozenList
 
 
-class Part(NamedTuple):
+class FieldPart(NamedTuple):
     """One part of a field.
 
     Attributes:
@@ -55,10 +56,10 @@ class Parts(NamedTuple):
     """
 
     shape: str
-    parts: tuple[Part, ...]
+    parts: tuple[FieldPart, ...]
 
 
-class Earlier(Log, Protocol):
+class PriorCommits(Log, Protocol):
     """The commits of earlier runs by place: from 0 on, as many as it is long."""
 
     def __len__(self) -> int: ...
@@ -73,19 +74,19 @@ class Behind(NamedTuple):
         known: the parts of the field that was asked for, as they are there; None where they must be made from the log.
     """
 
-    log: Earlier
+    log: PriorCommits
     heads: tuple[int, ...]
-    known: Index | None = None
+    known: FieldIndex | None = None
 
     @classmethod
     def state(cls, state: ImmutableState, author: str) -> Behind:
         """A state of which nothing more is known than who brought it."""
         patch = {name: Replace(value) for name, value in state.raw_items()}
-        return cls([Entry(Commit("", None, author, (), 1, 0, patch, ()), state, (), None)], (0,))
+        return cls([LogEntry(Commit("", None, author, (), 1, 0, patch, ()), state, (), None)], (0,))
 
 
 if TYPE_CHECKING:
-    from dspyer.scheduler.indexing import Index
+    from dspyer.scheduler.indexing import FieldIndex
 
 NOWHERE = Behind((), ())
 
@@ -102,7 +103,7 @@ class Spanning:
         self._log = log
         self._behind = behind
 
-    def __getitem__(self, place: int, /) -> Entry:
+    def __getitem__(self, place: int, /) -> LogEntry:
         if place > 0:
             return self._log[place]
         earlier = self._behind()
@@ -175,7 +176,7 @@ def whole_parts(value: Any, shape: str = "items") -> Parts:
     """
     if isinstance(value, FrozenDict):
         shape = "keys"
-    return Parts(shape, tuple([Part(part, key, "", "") for key, part in whole_of(value)]))
+    return Parts(shape, tuple([FieldPart(part, key, "", "") for key, part in whole_of(value)]))
 
 
 def whole_of(value: Any, reducer: Reducer | None = None) -> Iterable[tuple[Any, Any]]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dspyer.events import Path
+from dspyer.events import BranchPath
 
 if TYPE_CHECKING:
     from dspyer.scheduler.runstate import Group
 
 # A leftist heap (Crane 1972): path, group, length of the right spine, left and right heap. Two heaps are merged along
 # their right spines, which are never longer than a logarithm.
-Heap: TypeAlias = "tuple[Path, Group, int, Heap | None, Heap | None]"
+Heap: TypeAlias = "tuple[BranchPath, Group, int, Heap | None, Heap | None]"
 
 
 class Ready:
@@ -95,10 +95,10 @@ def _merged(one: Heap | None, two: Heap | None) -> Heap | None:
     return path, group, 1 if right is None else right[2] + 1, left, right
 
 
-def _path(one: tuple[Path, Group]) -> Path:
+def _path(one: tuple[BranchPath, Group]) -> BranchPath:
     return one[0]
 
 
-def _first_path(group: Group) -> Path:
+def _first_path(group: Group) -> BranchPath:
     branches = group.branches
     return branches[0].path if len(branches) == 1 else min([branch.path for branch in branches])

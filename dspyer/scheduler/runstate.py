@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from dspyer.events import Exchange, MergedConflict, Path, Question
-from dspyer.scheduler.lineage import Entry
+from dspyer.events import BranchPath, Exchange, MergedConflict, Question
+from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.ready import Ready
 from dspyer.scheduler.rounds import Round
-from dspyer.scheduler.tallies import Tally
+from dspyer.scheduler.tallies import LineageCounts
 from dspyer.scheduler.topology import Topology
 from dspyer.state import ImmutableState
-from dspyer.values import FrozenDict, PersistentMap, PersistentVector
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._persistent import PersistentMap, PersistentVector
 
-Spot = tuple[int, int]  # (which child of a fork, how many children it has)
-Place = tuple[str, Round]  # where a branch stands
+ForkPoint = tuple[int, int]  # (which child of a fork, how many children it has)
+Position = tuple[str, Round]  # where a branch stands
 
 
 class Target(NamedTuple):
@@ -51,22 +52,22 @@ class Branch(NamedTuple):
         tally: commits per node and per path in its lineage, and what else is known of that.
     """
 
-    path: Path
-    spots: tuple[tuple[Spot, ...], ...]
+    path: BranchPath
+    spots: tuple[tuple[ForkPoint, ...], ...]
     state: ImmutableState
     head: int
     id: str
     step: int
-    tally: Tally
+    tally: LineageCounts
 
 
 class Group(NamedTuple):
     """Branches at one place. A `Send` branch is a group of its own; `blocker` is a place from which more may come."""
 
-    place: Place
+    place: Position
     branches: tuple[Branch, ...] | PersistentVector[Branch]  # the vector where many wait: it grows without a copy
     overlay: FrozenDict[str, Any] | None = None
-    blocker: Place | None = None
+    blocker: Position | None = None
 
 
 class Execution(NamedTuple):
@@ -75,21 +76,21 @@ class Execution(NamedTuple):
     id: str
     node: str
     branch: Branch
-    path: Path
+    path: BranchPath
     visit: int
-    place: Place
+    place: Position
     overlay: FrozenDict[str, Any] | None
 
 
 class Failure(NamedTuple):
     """A node, router or join that raised, the branches that it stopped, and their place."""
 
-    path: Path
+    path: BranchPath
     node: str
     execution: str
     error: BaseException
     branches: tuple[Branch, ...]
-    place: Place
+    place: Position
     conflicts: tuple[MergedConflict, ...] = ()
 
 
@@ -118,11 +119,11 @@ class RunState(NamedTuple):
     """
 
     topology: Topology
-    log: PersistentVector[Entry]
-    waiting: PersistentMap[Place, Group]
+    log: PersistentVector[LogEntry]
+    waiting: PersistentMap[Position, Group]
     ready: Ready
     running: PersistentMap[str, Execution]
-    live: PersistentMap[Place, int]
+    live: PersistentMap[Position, int]
     calls: int = 0
     failures: tuple[Failure, ...] = ()
     resting: ImmutableState = ImmutableState()
@@ -131,7 +132,7 @@ class RunState(NamedTuple):
     first: int = 0
 
 
-def live_branches(run: RunState) -> list[Branch]:
+def active_branches(run: RunState) -> list[Branch]:
     """The branches that have not come to their end, in path order. None has failed."""
     branches = [branch for group in (*run.waiting.values(), *run.ready) for branch in group.branches]
     branches += [execution.branch for execution in run.running.values()]
@@ -139,7 +140,7 @@ def live_branches(run: RunState) -> list[Branch]:
     return sorted(branches, key=lambda branch: branch.path)
 
 
-def execution_id(path: Path, index: int) -> str:
+def execution_id(path: BranchPath, index: int) -> str:
     """The id of the commit number `index` of a branch path, and of the execution that makes it."""
     return f"{path_text(path)}:{index}" if path else f"trunk:{index}"
 
@@ -157,21 +158,21 @@ def is_behind(branch: Branch, execution: str) -> bool:
     return int(index) < known
 
 
-def path_text(path: Path) -> str:
+def path_text(path: BranchPath) -> str:
     """A branch path as errors show it."""
     return ".".join(map(str, path)) or "trunk"
 
 
-def path_of(spots: tuple[tuple[Spot, ...], ...]) -> Path:
+def path_of(spots: tuple[tuple[ForkPoint, ...], ...]) -> BranchPath:
     """The path that names a branch: the smallest of those that it united."""
     return tuple([child for child, _ in spots[0]])
 
 
-def collapse(spots: Iterable[tuple[Spot, ...]]) -> tuple[tuple[Spot, ...], ...]:
+def collapse(spots: Iterable[tuple[ForkPoint, ...]]) -> tuple[tuple[ForkPoint, ...], ...]:
     """Puts all children of a fork together as their parent, as often as it goes."""
     held = set(spots)
     while True:
-        families: dict[tuple[Spot, ...], list[tuple[Spot, ...]]] = {}
+        families: dict[tuple[ForkPoint, ...], list[tuple[ForkPoint, ...]]] = {}
         for spot in held:
             if spot:
                 families.setdefault(spot[:-1], []).append(spot)

@@ -24,7 +24,7 @@ from dspyer.events import (
 )
 from dspyer.patch import sealed
 from dspyer.scheduler.joining import ConflictRaisedError, Deciding, Join, ResolvedAs
-from dspyer.scheduler.lineage import Entry
+from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.ready import NONE_READY, Ready
 from dspyer.scheduler.runstate import (
     Asking,
@@ -32,23 +32,23 @@ from dspyer.scheduler.runstate import (
     Execution,
     Failure,
     Group,
-    Place,
+    Position,
     RunState,
     Target,
     Transition,
+    active_branches,
     collapse,
     execution_id,
-    live_branches,
     path_of,
     path_text,
 )
 from dspyer.scheduler.tallies import noted
 from dspyer.scheduler.topology import END, START, Topology
 from dspyer.state import ImmutableState
-from dspyer.values import PersistentMap, PersistentVector
+from dspyer.values._persistent import PersistentMap, PersistentVector
 
-Step = tuple[RunState, list[Event]]
-NOWHERE: PersistentMap[Place, int] = PersistentMap()
+Advanced = tuple[RunState, list[Event]]
+NOWHERE: PersistentMap[Position, int] = PersistentMap()
 _NONE: PersistentMap[Any, Any] = PersistentMap()
 _EMPTY = ImmutableState()
 _TRUNK = Branch((), ((),), _EMPTY, -1, "", -1, _NONE)
@@ -63,7 +63,7 @@ def start(topology: Topology, state: ImmutableState = _EMPTY, first: int = 0, no
         first: the version of its first commit.
         node: its first execution: `START`, or a node that somebody commits by hand.
     """
-    place: Place = (node, topology.rounds.first(node))
+    place: Position = (node, topology.rounds.first(node))
     ready = Ready.of([Group(place, (_TRUNK._replace(state=state),))])
     live = NOWHERE.set(place, 1)
     return RunState(topology, PersistentVector(), _NONE, ready, _NONE, live, resting=state, first=first)
@@ -122,7 +122,7 @@ def begin(
     return run, execution, events
 
 
-def advance(run: RunState, execution_id: str, outcome: Transition | Asking | BaseException) -> Step:
+def advance(run: RunState, execution_id: str, outcome: Transition | Asking | BaseException) -> Advanced:
     """Folds one finished execution in.
 
     Args:
@@ -168,7 +168,7 @@ def advance(run: RunState, execution_id: str, outcome: Transition | Asking | Bas
     more = noted(commit, topology.schema.nullable, tally.get)
     if more:
         tally = tally.update(more)
-    entry = Entry(commit, outcome.state, (branch.head,) if step else (), tally if len(targets) > 1 else None)
+    entry = LogEntry(commit, outcome.state, (branch.head,) if step else (), tally if len(targets) > 1 else None)
     moved = Branch(path, branch.spots, outcome.state, place, execution.id, step, tally)
     log = log.append(entry)
     events = [Committed(commit, first + place)]
@@ -189,7 +189,7 @@ def advance(run: RunState, execution_id: str, outcome: Transition | Asking | Bas
     return _arrive(run, execution.place, zip(targets, children, strict=True)), events
 
 
-def release(run: RunState, place: Place) -> RunState:
+def release(run: RunState, place: Position) -> RunState:
     """Lets a group start that still waits: a run that was cut may lack what had settled that nobody else comes.
 
     Args:
@@ -207,13 +207,13 @@ def amend(run: RunState, commit: Commit, state: ImmutableState) -> RunState:
         commit: the commit.
         state: the state after it.
     """
-    (branch,) = live_branches(run)
+    (branch,) = active_branches(run)
     commit = run.topology.schema.measured(commit, branch.state, (commit.patch,), state)
     tally = branch.tally.update(noted(commit, run.topology.schema.nullable, branch.tally.get))
     moved = branch._replace(state=state, head=len(run.log), id=commit.id, step=commit.step, tally=tally)
     running = {name: execution._replace(branch=moved) for name, execution in run.running.items()}
     return run._replace(
-        log=run.log.append(Entry(commit, state, (branch.head,), None)),
+        log=run.log.append(LogEntry(commit, state, (branch.head,), None)),
         ready=Ready.of([group._replace(branches=(moved,)) for group in run.ready]),
         running=PersistentMap(running),
         resting=state,
@@ -269,7 +269,7 @@ def _join(run: RunState, group: Group, deciding: Deciding | None) -> tuple[RunSt
     )
     commit = join.measured(commit, merged)
     heads = tuple([branch.head for branch in branches])
-    entry = Entry(commit, merged.state, heads, None, merged.winners, merged.conflicts, merged.resolutions)
+    entry = LogEntry(commit, merged.state, heads, None, merged.winners, merged.conflicts, merged.resolutions)
     tally = merged.tally.update({join.author: visit, path: count + 1})
     run = run._replace(log=run.log.append(entry), resting=merged.state if alone else run.resting)
     events: list[Event] = [ConflictFound(conflict) for conflict in merged.conflicts]
@@ -297,16 +297,16 @@ def _fork(branch: Branch, width: int) -> list[Branch]:
     return children
 
 
-def _move(topology: Topology, place: Place, target: Target) -> Place:
+def _move(topology: Topology, place: Position, target: Target) -> Position:
     return target.node, topology.rounds.move(place[0], place[1], target.node)
 
 
-def _arrive(run: RunState, left: Place, moves: Iterable[tuple[Target, Branch]]) -> RunState:
+def _arrive(run: RunState, left: Position, moves: Iterable[tuple[Target, Branch]]) -> RunState:
     """Puts branches where they go, and settles what may start now that one group has left its place."""
     topology, log, waiting, ready, running, live, calls, failures, resting, ended, asked, first = run
     live = _leave(live, left)
     sent: list[Group] = []
-    fresh: list[Place] = []
+    fresh: list[Position] = []
     for target, branch in moves:
         place = _move(topology, left, target)
         if target.overlay is not None:
@@ -330,18 +330,18 @@ def _arrive(run: RunState, left: Place, moves: Iterable[tuple[Target, Branch]]) 
     return RunState(topology, log, waiting, ready, running, live, calls, failures, resting, ended, asked, first)
 
 
-def _leave(live: PersistentMap[Place, int], place: Place) -> PersistentMap[Place, int]:
+def _leave(live: PersistentMap[Position, int], place: Position) -> PersistentMap[Position, int]:
     count = live[place]
     return live.set(place, count - 1) if count > 1 else live.discard(place)
 
 
 def _settle(
     topology: Topology,
-    waiting: PersistentMap[Place, Group],
-    live: PersistentMap[Place, int],
-    left: Place,
-    fresh: list[Place],
-) -> tuple[PersistentMap[Place, Group], list[Group]]:
+    waiting: PersistentMap[Position, Group],
+    live: PersistentMap[Position, int],
+    left: Position,
+    fresh: list[Position],
+) -> tuple[PersistentMap[Position, Group], list[Group]]:
     """Takes groups that no other live branch can reach any more out of those that wait.
 
     A group remembers one place that blocks it and is looked at again only when that place is left: what blocks can
@@ -360,7 +360,7 @@ def _settle(
     return waiting, settled
 
 
-def _blocker(topology: Topology, live: PersistentMap[Place, int], place: Place) -> Place | None:
+def _blocker(topology: Topology, live: PersistentMap[Position, int], place: Position) -> Position | None:
     """A place of another live group from which `place` can still be reached, in its round or an earlier one."""
     can_reach = topology.rounds.can_reach
     for other in live:
@@ -369,7 +369,7 @@ def _blocker(topology: Topology, live: PersistentMap[Place, int], place: Place) 
     return None
 
 
-def _fail(run: RunState, failure: Failure) -> Step:
+def _fail(run: RunState, failure: Failure) -> Advanced:
     failures = tuple(sorted((*run.failures, failure), key=lambda failed: failed.path))
     event = NodeFailed(failure.node, failure.path, failure.execution, failure.error)
     return run._replace(failures=failures, live=_leave(run.live, failure.place)), [event]

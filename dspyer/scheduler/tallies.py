@@ -7,9 +7,9 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from dspyer.events import Commit
-from dspyer.values import PersistentMap
+from dspyer.values._persistent import PersistentMap
 
-Tally = PersistentMap[Any, Any]
+LineageCounts = PersistentMap[Any, Any]
 """By node and by branch path the number of their commits; and the keys of this module."""
 
 CALLS = ("calls", "tool_calls")

@@ -8,7 +8,7 @@ from typing import Any
 
 from dspyer.policies import Policies
 from dspyer.scheduler.rounds import Edge, Rounds
-from dspyer.schema import Schema
+from dspyer.schema.schema import Schema
 
 START = "START"
 END = "END"

@@ -12,7 +12,7 @@ from dspyer.scheduler.rounds import Edge, Rounds, descendants
 from dspyer.scheduler.topology import END, START
 
 
-class Facts(NamedTuple):
+class GraphFacts(NamedTuple):
     """What is known of a graph before it runs.
 
     Attributes:
@@ -38,7 +38,7 @@ class Facts(NamedTuple):
     commands: Collection[str] = ()
 
 
-def check_targets(facts: Facts) -> Iterator[str]:
+def check_targets(facts: GraphFacts) -> Iterator[str]:
     """Edges that name no node, and no edge from `START`."""
     if not any(edge.source == START for edge in facts.edges):
         yield "nothing starts: add an edge from START, for example add_edge(START, 'first')"
@@ -96,7 +96,7 @@ def with_starts(edges: Collection[Edge], nodes: Sequence[str]) -> list[Edge]:
     return found
 
 
-def check_paths(facts: Facts) -> Iterator[str]:
+def check_paths(facts: GraphFacts) -> Iterator[str]:
     """Nodes that no branch can come to, and nodes that no branch can leave."""
     starts = any(edge.source == START for edge in facts.edges)
     reached = reach(facts.edges, START) if starts else set(facts.nodes)
@@ -118,7 +118,7 @@ def check_paths(facts: Facts) -> Iterator[str]:
             yield f"no way leads from node {node!r} to END, so a run would never end: add one, like a route to END"
 
 
-def check_parallel_writers(facts: Facts, rounds: Rounds) -> Iterator[str]:
+def check_parallel_writers(facts: GraphFacts, rounds: Rounds) -> Iterator[str]:
     """Pairs of nodes that may run in parallel and write one field, with nothing to say what a join makes of it."""
     writers: dict[str, int] = {}  # for each field a set of nodes, as bits in the order of declaration
     for place, node in enumerate(facts.nodes):
@@ -143,7 +143,7 @@ def check_parallel_writers(facts: Facts, rounds: Rounds) -> Iterator[str]:
                     )
 
 
-def _writers_after(facts: Facts, rounds: Rounds, contested: Mapping[str, int]) -> dict[str, int]:
+def _writers_after(facts: GraphFacts, rounds: Rounds, contested: Mapping[str, int]) -> dict[str, int]:
     """For each node, those that write a contested field and that a branch in it can come to, or is at, this round."""
     writing = 0
     for nodes in contested.values():
@@ -182,9 +182,9 @@ def _pairs(groups: Sequence[Sequence[str]]) -> Iterator[tuple[str, str]]:
             yield from ((a, b) for a in group for b in other if a != b)
 
 
-def check_reads(facts: Facts) -> Iterator[str]:
+def check_reads(facts: GraphFacts) -> Iterator[str]:
     """Reads that nothing can have written."""
-    earlier = Earlier(facts.edges, facts.writes)
+    earlier = WritesBefore(facts.edges, facts.writes)
     for node, fields in facts.reads.items():
         missing = [field for field in fields if field not in facts.given]
         if not missing or earlier.unknown(node):
@@ -194,7 +194,7 @@ def check_reads(facts: Facts) -> Iterator[str]:
                 yield f"node {node!r} reads {field!r}, {unwritten(facts, node, field)}"
 
 
-def unwritten(facts: Facts, node: str, field: str) -> str:
+def unwritten(facts: GraphFacts, node: str, field: str) -> str:
     """Why a field is unset at a node, and what to do."""
     if field in facts.left_out:
         return (
@@ -209,7 +209,7 @@ def unwritten(facts: Facts, node: str, field: str) -> str:
     )
 
 
-class Earlier:
+class WritesBefore:
     """What may have been written before each node starts, found in one pass along the edges.
 
     Args:

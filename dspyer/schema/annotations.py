@@ -22,7 +22,10 @@ from dspyer.reducers import Reducer, without_none
 from dspyer.schema.field_types import Check, CheckBeside, Field
 from dspyer.schema.limits import Limit, limit, limit_problem
 from dspyer.schema.live import Live, live_problem
-from dspyer.values import FrozenDict, FrozenList, freeze, thaw
+from dspyer.values._boxes import thaw
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._freezing import freeze
+from dspyer.values._lists import FrozenList
 
 RESERVED = frozenset({"run", "state", "ctx"})  # names of parameters that nodes bind
 EXACT: frozenset[Any] = frozenset({str, int, float, bool, NoneType})

@@ -19,7 +19,11 @@ from dspyer.patch import DELETE, Replace, apply_value
 from dspyer.reducers import Reducer, Updates
 from dspyer.schema.limits import Limit
 from dspyer.schema.live import Live
-from dspyer.values import Box, FrozenDict, FrozenList, freeze, same, thaw
+from dspyer.values._boxes import CopyOnRead, thaw
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._freezing import freeze
+from dspyer.values._lists import FrozenList
+from dspyer.values._same import same
 
 Check = Callable[[Any], Any]
 CheckBeside = Callable[[Any, Mapping[str, Any]], Any]
@@ -118,20 +122,20 @@ class Field:
         if not whole and not self.whole and isinstance(update, Mapping):
             if self.free or self.validate_entries is not None:
                 return self._patched(old, update, others)
-            if self.model is not None and isinstance(old, Box) and _names_fields(old.cls, update):
+            if self.model is not None and isinstance(old, CopyOnRead) and _names_fields(old.cls, update):
                 return self._valid(merged_model(old.open(), update), others)
         return self._valid(update, others)
 
     def _valid(self, value: Any, others: Mapping[str, Any]) -> Any:
         if type(value) in self.exact:
             return value
-        given = value.open() if type(value) is Box else value
+        given = value.open() if type(value) is CopyOnRead else value
         return self._keep(value, self.validate(given, others))
 
     def _keep(self, given: Any, valid: Any) -> Any:
         """The frozen form of a validated value: what was given, where that is frozen and the same."""
         frozen = freeze(valid, (self.name,))
-        return given if isinstance(given, (FrozenDict, FrozenList, Box)) and same(frozen, given) else frozen
+        return given if isinstance(given, (FrozenDict, FrozenList, CopyOnRead)) and same(frozen, given) else frozen
 
     def _patched(self, old: Any, update: Mapping[Any, Any], others: Mapping[str, Any]) -> Any:
         new = apply_value(old, update, (self.name,))
@@ -194,7 +198,7 @@ class Field:
         if isinstance(update, Replace):
             return Replace(self._valid(update.frozen, NO_OTHERS))
         assert self.reducer is not None  # only such fields have updates
-        if type(update) is Box:
+        if type(update) is CopyOnRead:
             update = update.open()
         if self.reducer.check is not None:
             self.reducer.check(update)

@@ -9,7 +9,10 @@ from typing import Any, Literal, get_args
 from dspyer.errors import GraphError, NodeOutputError, brief
 from dspyer.patch import DELETE
 from dspyer.reducers import Reducer
-from dspyer.values import FrozenDict, FrozenList, encoding, measure, measured
+from dspyer.values import encoding
+from dspyer.values._boxes import measure, measured
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._lists import FrozenList
 
 Full = Literal["refuse", "drop_oldest"]
 KEPT = 64  # sets whose sizes are known at once

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from dspyer.errors import GraphError
 from dspyer.reducers import Reducer
 
-OnConflict = Literal["merge", "last_write_wins", "reject"]
+LiveConflictRule = Literal["merge", "last_write_wins", "reject"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class Live:
         live(on_conflict='reject')
     """
 
-    on_conflict: OnConflict = "merge"
+    on_conflict: LiveConflictRule = "merge"
     show_reads: bool = False
 
-    def __call__(self, *, on_conflict: OnConflict = "merge", show_reads: bool = False) -> Live:
+    def __call__(self, *, on_conflict: LiveConflictRule = "merge", show_reads: bool = False) -> Live:
         """The mark with another rule for conflicts, or with an event for each entry that is heard.
 
         Args:
@@ -43,7 +43,7 @@ class Live:
         Raises:
             GraphError: if there is no such rule.
         """
-        known = get_args(OnConflict)
+        known = get_args(LiveConflictRule)
         if on_conflict not in known:
             raise GraphError(f"live(on_conflict={on_conflict!r}): it is one of {', '.join(map(repr, known))}")
         return Live(on_conflict, show_reads)

@@ -29,9 +29,11 @@ from dspyer.schema.limits import Limit, size_of
 from dspyer.schema.live import Live
 from dspyer.schema.totals import Patches, excess, total_after
 from dspyer.schema.views import fill, view_class
-from dspyer.schema.writing import Shown, Write, plainly, reasons
+from dspyer.schema.writing import ShowPath, Write, plainly, reasons
 from dspyer.state import ImmutableState
-from dspyer.values import SCALARS, FrozenDict, same
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._same import same
+from dspyer.values._scalars import SCALARS
 
 _NEVER_MERGED = (SCALARS - {type(None)}) | {type(DELETE)}  # types that a patch takes as they are
 
@@ -67,7 +69,7 @@ class Schema:
         model: type[BaseModel] | None,
         fields: Mapping[str, Field],
         view: type[BaseModel] | None,
-        shown: Shown = plainly,
+        shown: ShowPath = plainly,
         whole: Limit | None = None,
     ) -> None:
         self.shown = shown
@@ -82,7 +84,7 @@ class Schema:
         self._reducers = {name: field.reducer for name, field in fields.items()}
 
     @classmethod
-    def of(cls, model: type[BaseModel] | None, shown: Shown = plainly, whole: Limit | None = None) -> Schema:
+    def of(cls, model: type[BaseModel] | None, shown: ShowPath = plainly, whole: Limit | None = None) -> Schema:
         """Reads a pydantic model.
 
         Args:
@@ -100,7 +102,7 @@ class Schema:
             return cls(None, MappingProxyType({}), None, shown, whole)
         return cls(model, MappingProxyType(read_model(model)), view_class(model), shown, whole)
 
-    def showing(self, shown: Shown) -> Schema:
+    def showing(self, shown: ShowPath) -> Schema:
         """The same schema, whose errors show values in another way."""
         return Schema(self.model, self.fields, self._view, shown, self.whole)
 

@@ -12,7 +12,7 @@ from dspyer.patch import resets
 from dspyer.schema.field_types import NO_OTHERS, Field
 from dspyer.state import ImmutableState
 
-Shown = Callable[[tuple[Any, ...], Any], str]
+ShowPath = Callable[[tuple[Any, ...], Any], str]
 """How errors show a value, by its path."""
 
 
@@ -27,7 +27,7 @@ class Write(NamedTuple):
     node: str | None
     commit_id: str
     whole: bool
-    shown: Shown
+    shown: ShowPath
 
     @property
     def error(self) -> type[DspyerError]:

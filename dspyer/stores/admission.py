@@ -10,7 +10,7 @@ from dspyer.errors import ConcurrentRunError
 from dspyer.stores.base import Change, Row, RunRow, ThreadRow
 
 
-class Found(NamedTuple):
+class CurrentRows(NamedTuple):
     """What a store holds where a change wants to write. Read in the transaction that writes.
 
     Attributes:
@@ -42,7 +42,7 @@ class Admitted(NamedTuple):
     rows: Sequence[Row]
 
 
-def admit(change: Change, found: Found) -> Admitted | None:
+def admit(change: Change, found: CurrentRows) -> Admitted | None:
     """What of a change is to be written; None if all of it was written before, by a call whose answer got lost.
 
     Args:
@@ -106,7 +106,7 @@ def same_row(left: Row, right: Row) -> bool:
     )
 
 
-def _was_written(change: Change, found: Found, thread: ThreadRow) -> bool:
+def _was_written(change: Change, found: CurrentRows, thread: ThreadRow) -> bool:
     owner = change.owner if change.lease else None
     if not (change.rows or change.run or owner):
         return False
@@ -120,7 +120,7 @@ def _was_written(change: Change, found: Found, thread: ThreadRow) -> bool:
     return all(row.seq in there and same_row(row, there[row.seq]) for row in change.rows)
 
 
-def _new_rows(change: Change, found: Found) -> Sequence[Row]:
+def _new_rows(change: Change, found: CurrentRows) -> Sequence[Row]:
     if not change.rows:
         return ()
     last = found.last

@@ -15,7 +15,8 @@ from types import MappingProxyType
 from typing import Any
 
 from dspyer.errors import StateError
-from dspyer.values import MAX_DEPTH, encoding
+from dspyer.values import encoding
+from dspyer.values._refusals import MAX_DEPTH
 from dspyer.values.encoding import TAG
 
 INLINE = 16 * 1024

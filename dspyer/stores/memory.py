@@ -8,10 +8,10 @@ from itertools import islice
 from threading import RLock
 from typing import Any, NamedTuple
 
-from dspyer.stores.admission import Admitted, Found, admit, check_epochs
-from dspyer.stores.base import NO_EPOCHS, Change, Owner, Point, Row, RunRow, Snapshot, Store, Swept, ThreadRow
+from dspyer.stores.admission import Admitted, CurrentRows, admit, check_epochs
+from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Owner, Point, Row, RunRow, Snapshot, Store, ThreadRow
 from dspyer.stores.content import Content
-from dspyer.stores.reach import Ends, Extent, Removal, connected, disowning, removal
+from dspyer.stores.reach import DeletionPlan, Ends, Extent, connected, deletion_plan, disowning
 
 _CONTAINERS = (list, dict, tuple)
 
@@ -54,8 +54,8 @@ class Memory(Store):
         self._rows: dict[str, dict[int, Row]] = {}
         self._snapshots: dict[str, dict[int, Snapshot]] = {}
         self._blobs: dict[str, bytes] = {}
-        self._holders: dict[str, set[_Place]] = {}  # by blob, where the contents are that refer to it
-        self._network = _Network(self._threads, self._runs, self._rows)
+        self._holders: dict[str, set[_ContentPlace]] = {}  # by blob, where the contents are that refer to it
+        self._network = _MemoryReferences(self._threads, self._runs, self._rows)
         self._fence = 0
 
     @property
@@ -87,10 +87,10 @@ class Memory(Store):
             if admitted.rows:
                 self._rows[change.rows_of].update((row.seq, _own_row(row)) for row in admitted.rows)
                 for row in admitted.rows:
-                    self._keep_blobs(row.content, _Place(change.rows_of, row.seq))
+                    self._keep_blobs(row.content, _ContentPlace(change.rows_of, row.seq))
             if change.snapshot is not None:
                 shots, seq = self._snapshots[change.snapshot.at.run], change.snapshot.at.seq
-                place = _Place(change.snapshot.at.run, seq, "snapshot")
+                place = _ContentPlace(change.snapshot.at.run, seq, "snapshot")
                 before = shots.get(seq)
                 shots[seq] = change.snapshot
                 if before is not None:
@@ -120,7 +120,7 @@ class Memory(Store):
         known[row.seq] = _own_row(row)
         content = row.content
         if content is not None and (content.encoded or content.beside):
-            self._keep_blobs(content, _Place(rows_of, row.seq))
+            self._keep_blobs(content, _ContentPlace(rows_of, row.seq))
         del self._threads[name]  # the last one that was written to is at the end
         self._threads[name] = ThreadRow(name, head, epoch, thread.owner, thread.lease, thread.root, thread.runs)
         if thread.head is None or thread.head[0] != rows_of:
@@ -181,15 +181,15 @@ class Memory(Store):
             seq = max((seq for seq in found if seq <= at.seq), default=None)
             return None if seq is None else found[seq]
 
-    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> Swept:
+    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
         """Removes threads, and all that they had and nothing else reaches."""
         with self._lock:
             check_epochs({name: self._threads[name].epoch for name in epochs if name in self._threads}, epochs)
             gone = frozenset(threads)
             near = connected(self._network, gone) if gone else (self._ends(), self._extents())
-            return self._sweep(removal(*near, gone))
+            return self._sweep(deletion_plan(*near, gone))
 
-    def disown(self, thread: str) -> Swept:
+    def disown(self, thread: str) -> DeletionReport:
         """Removes what was made for a thread and lies outside of what it reaches from its head."""
         with self._lock:
             return self._sweep(disowning(*connected(self._network, [thread]), thread))
@@ -216,14 +216,14 @@ class Memory(Store):
             if point is not None and point.run not in self._runs and point.run != begun:
                 raise ValueError(f"there is no run {point.run!r}: nothing was written. Begin it with Change(run=...)")
 
-    def _found(self, change: Change, thread: ThreadRow | None) -> Found:
+    def _found(self, change: Change, thread: ThreadRow | None) -> CurrentRows:
         run = None if change.run is None else self._runs.get(change.run.id)
         rows = self._rows.get(change.rows_of)
         if not change.rows or rows is None:
-            return Found(thread, run, fence=self._fence)
+            return CurrentRows(thread, run, fence=self._fence)
         last = next(reversed(rows), -1)
         there = [rows[row.seq] for row in change.rows if row.seq in rows] if change.rows[0].seq <= last else []
-        return Found(thread, run, last, there, self._fence)
+        return CurrentRows(thread, run, last, there, self._fence)
 
     def _changed(self, change: Change, thread: ThreadRow | None, admitted: Admitted) -> ThreadRow:
         found = thread or ThreadRow(change.thread, None, admitted.epoch)
@@ -241,13 +241,13 @@ class Memory(Store):
             found.runs + admitted.begins + change.runs,
         )
 
-    def _keep_blobs(self, content: Content | None, place: _Place) -> None:
+    def _keep_blobs(self, content: Content | None, place: _ContentPlace) -> None:
         if content is not None:
             self._blobs.update(content.blobs if content.encoded else content.beside)
             for name in content.refs if content.encoded else content.beside:
                 self._holders.setdefault(name, set()).add(place)
 
-    def _drop_blobs(self, content: Content | None, place: _Place, successor: Content | None = None) -> None:
+    def _drop_blobs(self, content: Content | None, place: _ContentPlace, successor: Content | None = None) -> None:
         """Removes the blobs to which nothing refers but a content that goes, nor the one that comes in its place."""
         if content is None:
             return
@@ -260,23 +260,23 @@ class Memory(Store):
                 self._blobs.pop(name, None)
 
     def _drop_snapshot(self, run: str, seq: int) -> None:
-        self._drop_blobs(self._snapshots[run].pop(seq).content, _Place(run, seq, "snapshot"))
+        self._drop_blobs(self._snapshots[run].pop(seq).content, _ContentPlace(run, seq, "snapshot"))
 
     def _drop_rows(self, run: str, first: int, last: int) -> int:
         """Removes rows with their snapshots and says how many rows there were."""
         rows, shots = self._rows[run], self._snapshots[run]
         gone = [seq for seq in range(first, last + 1) if seq in rows]
         for seq in gone:
-            self._drop_blobs(rows.pop(seq).content, _Place(run, seq))
+            self._drop_blobs(rows.pop(seq).content, _ContentPlace(run, seq))
         for seq in [seq for seq in shots if first <= seq <= last]:
             self._drop_snapshot(run, seq)
         return len(gone)
 
-    def _contents(self) -> Iterable[tuple[_Place, Content]]:
+    def _contents(self) -> Iterable[tuple[_ContentPlace, Content]]:
         for run, rows in self._rows.items():
-            yield from ((_Place(run, row.seq), row.content) for row in rows.values() if row.content is not None)
+            yield from ((_ContentPlace(run, row.seq), row.content) for row in rows.values() if row.content is not None)
         for run, shots in self._snapshots.items():
-            yield from ((_Place(run, seq, "snapshot"), shot.content) for seq, shot in shots.items())
+            yield from ((_ContentPlace(run, seq, "snapshot"), shot.content) for seq, shot in shots.items())
 
     def _ends(self) -> Mapping[str, Ends]:
         return {name: Ends(thread.head, thread.root) for name, thread in self._threads.items()}
@@ -287,7 +287,7 @@ class Memory(Store):
             for name, run in self._runs.items()
         }
 
-    def _sweep(self, gone: Removal) -> Swept:
+    def _sweep(self, gone: DeletionPlan) -> DeletionReport:
         """Removes what was decided, and the blobs that nothing refers to then."""
         rows = 0
         for name in gone.threads:
@@ -305,7 +305,7 @@ class Memory(Store):
         for run in gone.orphans:
             self._network.disown(self._runs[run])
             self._runs[run] = self._runs[run]._replace(thread="")
-        return Swept(gone.threads, len(gone.runs), rows, gone.kept)
+        return DeletionReport(gone.threads, len(gone.runs), rows, gone.kept)
 
     def _keep_limits(self, change: Change) -> None:
         """Drops the oldest threads at rest, and the oldest part of a history when its thread comes to rest."""
@@ -341,7 +341,7 @@ class Memory(Store):
         return None if count <= limit else best
 
 
-class _Place(NamedTuple):
+class _ContentPlace(NamedTuple):
     """Where a content is."""
 
     run: str
@@ -349,7 +349,7 @@ class _Place(NamedTuple):
     kind: str = "row"
 
 
-class _Network:
+class _MemoryReferences:
     """What refers to what in the store, found without a search.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from psycopg import sql
 
-from dspyer.stores.base import NO_EPOCHS, Change, Point, Row, RunRow, Snapshot, Store, Swept, ThreadRow
+from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Point, Row, RunRow, Snapshot, Store, ThreadRow
 from dspyer.stores.postgres_columns import (
     pack_text,
     unpack,
@@ -18,10 +18,10 @@ from dspyer.stores.postgres_columns import (
     unpack_run,
     unpack_text,
 )
-from dspyer.stores.postgres_connections import Connection, Connections, split_address, with_schema
+from dspyer.stores.postgres_connections import Connection, ServerConnections, split_address, with_schema
 from dspyer.stores.postgres_schema import prepare
 from dspyer.stores.postgres_sweep import sweep, sweep_snapshots, sweep_threads
-from dspyer.stores.postgres_write import Writer
+from dspyer.stores.postgres_write import ChangeWriter
 from dspyer.stores.reach import disowning
 
 SCHEMA = "dspyer"
@@ -67,8 +67,8 @@ class Postgres(Store):
         whole, self._public, named = split_address(address)
         self._schema = schema or named or SCHEMA
         self._most = connections
-        self._connections = Connections(whole, connections)
-        self._writer = Writer(self._sql)
+        self._connections = ServerConnections(whole, connections)
+        self._writer = ChangeWriter(self._sql)
         self._prepared = False
 
     @property
@@ -116,11 +116,11 @@ class Postgres(Store):
             return None if content is None else Snapshot(Point(at.run, seq), content)
         return None
 
-    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> Swept:
+    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
         gone = frozenset(threads)
         return self._run(lambda connection: sweep_threads(connection, self._sql, gone, epochs))
 
-    def disown(self, thread: str) -> Swept:
+    def disown(self, thread: str) -> DeletionReport:
         return self._run(
             lambda connection: sweep(connection, self._sql, [thread], lambda ends, runs: disowning(ends, runs, thread))
         )

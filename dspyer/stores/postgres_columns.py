@@ -13,7 +13,7 @@ from dspyer.stores.base import Owner, Point, Row, RunRow
 from dspyer.stores.content import Content
 
 
-class Packed(NamedTuple):
+class ContentColumns(NamedTuple):
     """Contents on their way to a table, a list for each column.
 
     Attributes:
@@ -33,9 +33,9 @@ class Packed(NamedTuple):
     blobs: dict[str, bytes]
 
 
-def pack_rows(rows: Iterable[Row]) -> Packed:
+def pack_rows(rows: Iterable[Row]) -> ContentColumns:
     """Rows as columns."""
-    packed = Packed([], [], [], [], [], {})
+    packed = ContentColumns([], [], [], [], [], {})
     for row in rows:
         data, refs = pack_content(row.content, packed.blobs)
         packed.seqs.append(row.seq)

@@ -37,7 +37,7 @@ LIMITS: Mapping[str, int] = MappingProxyType(
 milliseconds. These are settings of the driver, of which neither server nor poolers are told."""
 
 
-class Connections:
+class ServerConnections:
     """Connections to one server.
 
     They run without prepared statements and hold no state of a session, so a pooler that gives each transaction
@@ -155,7 +155,7 @@ def _is_lost(error: BaseException) -> bool:
     return state is not None and (state.startswith(("08", "57P")) or state == "25P03")
 
 
-_ALL: WeakSet[Connections] = WeakSet()
+_ALL: WeakSet[ServerConnections] = WeakSet()
 _INHERITED: list[Connection] = []  # never closed: that would end the session of the parent process
 
 

@@ -13,12 +13,12 @@ from typing import Any
 from psycopg import sql
 
 from dspyer.stores.admission import check_epochs
-from dspyer.stores.base import Swept
+from dspyer.stores.base import DeletionReport
 from dspyer.stores.postgres_columns import pack_text, unpack_point, unpack_points, unpack_text
 from dspyer.stores.postgres_connections import PATIENCE, Connection
-from dspyer.stores.reach import Ends, Extent, Removal, removal
+from dspyer.stores.reach import DeletionPlan, Ends, Extent, deletion_plan
 
-Decide = Callable[[Mapping[str, Ends], Mapping[str, Extent]], Removal]
+Decide = Callable[[Mapping[str, Ends], Mapping[str, Extent]], DeletionPlan]
 Statement = Callable[[str], sql.Composed]
 Near = tuple[dict[str, Ends], dict[str, Extent]]
 
@@ -75,7 +75,7 @@ _LAST_ROW = 2**63 - 1
 
 def sweep_threads(
     connection: Connection, statement: Statement, gone: Collection[str], epochs: Mapping[str, int]
-) -> Swept:
+) -> DeletionReport:
     """Removes threads and what only they reach; without any, all that nothing reaches.
 
     Raises:
@@ -88,7 +88,7 @@ def sweep_threads(
         check_epochs(found, epochs)
         execute(_RAISE, [max([found[name] for name in gone if name in found], default=0)])
 
-    return sweep(connection, statement, gone, lambda threads, runs: removal(threads, runs, gone), check)
+    return sweep(connection, statement, gone, lambda threads, runs: deletion_plan(threads, runs, gone), check)
 
 
 def sweep(
@@ -97,7 +97,7 @@ def sweep(
     names: Collection[str],
     decide: Decide,
     check: Callable[[Execute], None] | None = None,
-) -> Swept:
+) -> DeletionReport:
     """Removes what is decided, and the blobs that nothing refers to then, in one transaction.
 
     Args:
@@ -150,7 +150,7 @@ def _near(execute: Execute, names: Collection[str]) -> Near:
     return threads, runs
 
 
-def _remove(execute: Execute, gone: Removal) -> Swept:
+def _remove(execute: Execute, gone: DeletionPlan) -> DeletionReport:
     spans = [(run, 0, _LAST_ROW) for run in gone.runs] + [tuple(span) for span in gone.rows]
     columns = [list(column) for column in zip(*spans, strict=True)]
     rows = execute(_DROP_ROWS, columns) if spans else []
@@ -163,7 +163,7 @@ def _remove(execute: Execute, gone: Removal) -> Swept:
     if gone.threads:
         execute(_DROP_THREADS, [[pack_text(name) for name in gone.threads]])
     drop_blobs(execute, [*rows, *snapshots])
-    return Swept(gone.threads, len(gone.runs), len(rows), gone.kept, False)
+    return DeletionReport(gone.threads, len(gone.runs), len(rows), gone.kept, False)
 
 
 def drop_blobs(execute: Execute, removed: list[tuple[Any, ...]]) -> None:

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg import sql
 
-from dspyer.stores.admission import Admitted, Found, admit
+from dspyer.stores.admission import Admitted, CurrentRows, admit
 from dspyer.stores.base import Change, Row, RunRow, ThreadRow
 from dspyer.stores.postgres_columns import (
-    Packed,
+    ContentColumns,
     pack,
     pack_content,
     pack_rows,
@@ -65,7 +65,7 @@ _APPEND_APART = _APPEND.replace(
     "%s", f"SELECT 1 FROM {{s}}.run WHERE id = %(run)b AND {_FOLLOWS} FOR KEY SHARE OF run", 1
 )
 
-_LOCK = """
+_LOCK_THREADS = """
     SELECT fencing, owner, head_run, head_seq FROM {s}.thread WHERE name = %(thread)b FOR UPDATE"""
 _NEW_THREAD = "INSERT INTO {s}.thread (name, fencing) VALUES (%(thread)b, 0) ON CONFLICT DO NOTHING"
 _FENCE = "SELECT largest FROM {s}.fence"
@@ -75,20 +75,22 @@ _HOLD_BLOBS = "SELECT id FROM {s}.blob WHERE id = ANY(%b) ORDER BY id FOR KEY SH
 _RUN = "SELECT id, thread, parents, header FROM {s}.run WHERE id = %b"
 _LAST = """
     SELECT coalesce((SELECT max(seq) FROM {s}.entry WHERE run = run.id), -1) FROM {s}.run AS run WHERE id = %b"""
-_ROWS = "SELECT seq, kind, head, data, refs FROM {s}.entry WHERE run = %b AND seq >= %b AND seq <= %b"
+_ROWS_OF_RUN = "SELECT seq, kind, head, data, refs FROM {s}.entry WHERE run = %b AND seq >= %b AND seq <= %b"
 _BEGIN_RUN = "INSERT INTO {s}.run (id, thread, parents, header) VALUES (%b, %b, %b, %b)"
 _LINKS = "INSERT INTO {s}.link (parent, child) SELECT unnest(%b::text[]), %b ON CONFLICT DO NOTHING"
-_BLOBS = """
+_INSERT_BLOBS = """
     INSERT INTO {s}.blob (id, data) SELECT * FROM unnest(%b::text[], %b::bytea[]) ORDER BY 1
     ON CONFLICT (id) DO UPDATE SET id = excluded.id"""
 _SNAPSHOT_BEFORE = "SELECT refs FROM {s}.snapshot WHERE run = %b AND seq = %b"
-_SNAPSHOT = """
+_INSERT_SNAPSHOT = """
     INSERT INTO {s}.snapshot (run, seq, data, refs) VALUES (%b, %b, %b, %b)
     ON CONFLICT (run, seq) DO UPDATE SET data = excluded.data, refs = excluded.refs"""
-_THREAD = f"UPDATE {{s}}.thread SET fencing = %(after)s, runs = runs + %(begins)s, {_COLUMNS} WHERE name = %(thread)b"
+_WRITE_THREAD = (
+    f"UPDATE {{s}}.thread SET fencing = %(after)s, runs = runs + %(begins)s, {_COLUMNS} WHERE name = %(thread)b"
+)
 
 
-class Written(NamedTuple):
+class EncodedChange(NamedTuple):
     """A change, encoded before any lock is taken.
 
     Attributes:
@@ -98,13 +100,13 @@ class Written(NamedTuple):
         usual: whether one statement may do.
     """
 
-    rows: Packed
+    rows: ContentColumns
     snapshot: tuple[bytes, list[str] | None] | None
     values: dict[str, Any]
     usual: bool
 
 
-class Writer:
+class ChangeWriter:
     """Writes changes with a connection.
 
     Args:
@@ -117,7 +119,7 @@ class Writer:
         self._append_nothing = statement(_APPEND_NOTHING)
         self._append_apart = statement(_APPEND_APART)
 
-    def pack(self, change: Change) -> Written:
+    def pack(self, change: Change) -> EncodedChange:
         """Encodes a change.
 
         Raises:
@@ -148,16 +150,16 @@ class Writer:
             **rows._asdict(),
         }
         del values["blobs"]
-        return Written(rows, snapshot, values, not moves and _is_usual(change) and not rows.blobs)
+        return EncodedChange(rows, snapshot, values, not moves and _is_usual(change) and not rows.blobs)
 
-    def write(self, connection: Connection, change: Change, written: Written) -> int:
+    def write(self, connection: Connection, change: Change, written: EncodedChange) -> int:
         """Applies a change, and says the epoch that its thread has afterwards."""
         if written.usual and self._append(connection, change, written):
             return change.epoch
         with connection.transaction():
             return self._transact(connection, change, written)
 
-    def _append(self, connection: Connection, change: Change, written: Written) -> bool:
+    def _append(self, connection: Connection, change: Change, written: EncodedChange) -> bool:
         """A change that only adds what must be new; False if it does not fit: nothing was written then."""
         statement = self._append_rows if change.rows else self._append_nothing
         if not change.thread:
@@ -168,7 +170,7 @@ class Writer:
             return False
         return found is not None and found[0] == 1
 
-    def _transact(self, connection: Connection, change: Change, written: Written) -> int:
+    def _transact(self, connection: Connection, change: Change, written: EncodedChange) -> int:
         def execute(statement: str, values: Any = None) -> list[tuple[Any, ...]]:
             cursor = connection.execute(self._sql(statement), values, binary=True)
             return cursor.fetchall() if cursor.description else []
@@ -192,47 +194,47 @@ class Writer:
         if not change.thread:
             return 0
         more = {"after": admitted.epoch, "begins": admitted.begins + change.runs}
-        execute(_THREAD, {**written.values, **more})
+        execute(_WRITE_THREAD, {**written.values, **more})
         return admitted.epoch
 
-    def _thread(self, execute: _Execute, change: Change, written: Written) -> tuple[ThreadRow | None, int]:
+    def _thread(self, execute: _Execute, change: Change, written: EncodedChange) -> tuple[ThreadRow | None, int]:
         """The thread, whose row is locked, and made if it must be new; then the largest epoch of removed ones too."""
         if not change.thread:
             execute("LOCK TABLE {s}.thread IN ROW SHARE MODE")  # a removal from the whole store has it alone
             return None, 0
         if not change.epoch:
             execute(_NEW_THREAD, written.values)
-        for epoch, owner, run, seq in execute(_LOCK, written.values):
+        for epoch, owner, run, seq in execute(_LOCK_THREADS, written.values):
             if epoch:  # 0: just made, by this transaction
                 return ThreadRow(change.thread, unpack_point(run, seq), epoch, unpack_owner(owner)), 0
         return None, 0 if change.epoch else execute(_FENCE)[0][0]
 
-    def _found(self, execute: _Execute, change: Change, written: Written) -> Found:
+    def _found(self, execute: _Execute, change: Change, written: EncodedChange) -> CurrentRows:
         """What is there where the change wants to write, without the thread."""
         run_row: RunRow | None = None
         if change.run is not None:
             run_row = next((unpack_run(*columns) for columns in execute(_RUN, (change.run.id,))), None)
         if not change.rows:
-            return Found(run=run_row)
+            return CurrentRows(run=run_row)
         last = next((last for (last,) in execute(_LAST, (change.rows_of,))), None)
-        there = execute(_ROWS, (change.rows_of, min(written.rows.seqs), max(written.rows.seqs)))
+        there = execute(_ROWS_OF_RUN, (change.rows_of, min(written.rows.seqs), max(written.rows.seqs)))
         rows = [Row(seq, kind, tuple(unpack(head)), unpack_content(*content)) for seq, kind, head, *content in there]
-        return Found(None, run_row, last, rows)
+        return CurrentRows(None, run_row, last, rows)
 
-    def _add(self, execute: _Execute, change: Change, written: Written, admitted: Admitted) -> None:
+    def _add(self, execute: _Execute, change: Change, written: EncodedChange, admitted: Admitted) -> None:
         packed, snapshot = written.rows, written.snapshot
         if packed.blobs:
             # In one order by all: two that bring the same blobs wait for each other, and not in a circle.
             held = {name for (name,) in execute(_HOLD_BLOBS, (sorted(packed.blobs),))}
             for batch in _batches({name: packed.blobs[name] for name in sorted(packed.blobs.keys() - held)}):
-                execute(_BLOBS, (list(batch), list(batch.values())))
+                execute(_INSERT_BLOBS, (list(batch), list(batch.values())))
         if admitted.rows:
             new = len(change.rows) - len(admitted.rows)
             values = {name: column[new:] for name, column in packed._asdict().items() if name != "blobs"}
             execute(_INSERT_ROWS, {**values, "run": change.rows_of})
         if snapshot is not None and change.snapshot is not None:
             before = execute(_SNAPSHOT_BEFORE, change.snapshot.at)
-            execute(_SNAPSHOT, (*change.snapshot.at, *snapshot))
+            execute(_INSERT_SNAPSHOT, (*change.snapshot.at, *snapshot))
             drop_blobs(execute, before)
 
 

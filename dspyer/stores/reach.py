@@ -45,7 +45,7 @@ class Extent(NamedTuple):
     last: int
 
 
-class Network(Protocol):
+class References(Protocol):
     """What refers to what in a store."""
 
     def ends(self, thread: str) -> Ends | None:
@@ -64,7 +64,7 @@ class Network(Protocol):
         """The threads whose head is in a run."""
 
 
-class Span(NamedTuple):
+class RowSpan(NamedTuple):
     """Rows of a run, from `first` to `last`, both included."""
 
     run: str
@@ -72,7 +72,7 @@ class Span(NamedTuple):
     last: int
 
 
-class Removal(NamedTuple):
+class DeletionPlan(NamedTuple):
     """What a store has to do.
 
     Attributes:
@@ -85,12 +85,12 @@ class Removal(NamedTuple):
 
     threads: tuple[str, ...]
     runs: tuple[str, ...]
-    rows: tuple[Span, ...]
+    rows: tuple[RowSpan, ...]
     orphans: tuple[str, ...]
     kept: Mapping[str, tuple[str, ...]]
 
 
-def connected(network: Network, names: Collection[str]) -> tuple[dict[str, Ends], dict[str, Extent]]:
+def connected(network: References, names: Collection[str]) -> tuple[dict[str, Ends], dict[str, Extent]]:
     """The threads and runs that decide what may go when threads are removed, or give something up.
 
     These are the runs behind the threads, all runs that go on from one of those, and the threads that have their head
@@ -134,13 +134,13 @@ def connected(network: Network, names: Collection[str]) -> tuple[dict[str, Ends]
     return threads, runs
 
 
-def _is_held(network: Network, thread: str, names: Collection[str]) -> bool:
+def _is_held(network: References, thread: str, names: Collection[str]) -> bool:
     """Whether a run that was made for a thread stays as a whole, with all that is behind it."""
     ends = network.ends(thread) if thread and thread not in names else None
     return ends is not None and ends.root is None
 
 
-def removal(threads: Mapping[str, Ends], runs: Mapping[str, Extent], gone: Collection[str] = ()) -> Removal:
+def deletion_plan(threads: Mapping[str, Ends], runs: Mapping[str, Extent], gone: Collection[str] = ()) -> DeletionPlan:
     """What goes when threads are removed: they, and all that nothing else reaches.
 
     Args:
@@ -155,7 +155,7 @@ def removal(threads: Mapping[str, Ends], runs: Mapping[str, Extent], gone: Colle
     return _removal(tuple(sorted(threads.keys() - stays.keys())), runs, reached, candidates, candidates)
 
 
-def disowning(threads: Mapping[str, Ends], runs: Mapping[str, Extent], thread: str) -> Removal:
+def disowning(threads: Mapping[str, Ends], runs: Mapping[str, Extent], thread: str) -> DeletionPlan:
     """What goes when a thread gives up what was made for it and lies outside of what it reaches from its head.
 
     Args:
@@ -216,7 +216,7 @@ def _removal(
     reached: Mapping[str, Spans],
     candidates: Mapping[str, list[tuple[int, int]]],
     given_up: Collection[str],
-) -> Removal:
+) -> DeletionPlan:
     """What nothing reaches goes; of what was to go (`candidates`), what stays is said with the name of who keeps it."""
     union: Spans = {}
     for spans in reached.values():
@@ -226,10 +226,10 @@ def _removal(
         name: tuple(sorted(run for run in spans.keys() & candidates.keys() if _meet(spans[run], candidates[run])))
         for name, spans in reached.items()
     }
-    return Removal(
+    return DeletionPlan(
         threads,
         tuple(sorted(runs.keys() - union.keys())),
-        tuple(Span(run, *gap) for run, found in union.items() for gap in _gaps(found, runs[run].last)),
+        tuple(RowSpan(run, *gap) for run, found in union.items() for gap in _gaps(found, runs[run].last)),
         tuple(sorted(union.keys() & set(given_up))),
         {name: ids for name, ids in kept.items() if ids},
     )

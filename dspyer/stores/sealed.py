@@ -23,7 +23,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 from dspyer.errors import StoreError
-from dspyer.stores.base import NO_EPOCHS, Change, Point, Row, RunRow, Snapshot, Store, Swept, ThreadRow
+from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Point, Row, RunRow, Snapshot, Store, ThreadRow
 from dspyer.stores.content import Content, Fetch
 from dspyer.stores.opening import open_store
 
@@ -33,7 +33,7 @@ VARIABLE = "DSPYER_STORE_KEY"
 MARK = b"\x00sealed1"
 """What sealed bytes begin with: no JSON and no compressed data does."""
 
-Key = str | bytes
+CipherKey = str | bytes
 _REF = 16
 
 
@@ -47,7 +47,7 @@ class Cipher:
         ValueError: for anything else.
     """
 
-    def __init__(self, key: Key) -> None:
+    def __init__(self, key: CipherKey) -> None:
         raw = key
         if len(raw) != 32:
             try:
@@ -100,7 +100,9 @@ class Encrypted(Store):
         'SECRET'
     """
 
-    def __init__(self, store: Store | str | os.PathLike[str], key: Key | Sequence[Key] | None = None) -> None:
+    def __init__(
+        self, store: Store | str | os.PathLike[str], key: CipherKey | Sequence[CipherKey] | None = None
+    ) -> None:
         self.store = open_store(store)
         self._keys = _keys_of(key)
 
@@ -167,11 +169,11 @@ class Encrypted(Store):
             return None
         return Snapshot(found.at, self._opened(found.content, _at(found.at.run, found.at.seq, "snapshot")))
 
-    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> Swept:
+    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
         """Removes threads, and all that they had and nothing else reaches."""
         return self.store.remove(threads, epochs)
 
-    def disown(self, thread: str) -> Swept:
+    def disown(self, thread: str) -> DeletionReport:
         """Removes what was made for a thread and lies outside of what it reaches from its head."""
         return self.store.disown(thread)
 
@@ -214,7 +216,7 @@ class Encrypted(Store):
         return change._replace(rows=rows, snapshot=snapshot)
 
     def _opened(self, content: Content, place: bytes) -> Content:
-        return _Opened(content.data, lambda sealed: self._unsealed(sealed, place))
+        return _DecryptedContent(content.data, lambda sealed: self._unsealed(sealed, place))
 
     def _unsealed(self, sealed: bytes, place: bytes) -> _Parts:
         """Refs and bytes of a content."""
@@ -247,7 +249,7 @@ class _Parts(NamedTuple):
     data: bytes
 
 
-class _Opened(Content):
+class _DecryptedContent(Content):
     """A content from the store, opened when somebody reads it: who reads the structure alone needs no key."""
 
     __slots__ = ("_open", "_sealed")
@@ -298,7 +300,7 @@ def _derived(key: bytes, purpose: bytes) -> bytes:
     return hmac.new(key, b"dspyer store " + purpose, hashlib.sha512).digest()
 
 
-def _keys_of(key: Key | Iterable[Key] | None) -> tuple[Cipher, ...]:
+def _keys_of(key: CipherKey | Iterable[CipherKey] | None) -> tuple[Cipher, ...]:
     if key is None:
         return ()
     return tuple([Cipher(each) for each in ([key] if isinstance(key, str | bytes) else key)])

@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dspyer.stores.base import NO_EPOCHS, Change, Point, Row, RunRow, Snapshot, Store, Swept, ThreadRow
+from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Point, Row, RunRow, Snapshot, Store, ThreadRow
 from dspyer.stores.reach import disowning
-from dspyer.stores.sqlite_connections import Connections
-from dspyer.stores.sqlite_file import Opener
+from dspyer.stores.sqlite_connections import FileConnections
+from dspyer.stores.sqlite_file import ConnectionOpener
 from dspyer.stores.sqlite_reading import read_blobs, read_rows, read_run, read_runs, read_snapshot, read_thread
 from dspyer.stores.sqlite_sweep import sweep, sweep_snapshots, sweep_threads
-from dspyer.stores.sqlite_writing import Packed, packed, write
+from dspyer.stores.sqlite_writing import PackedChange, packed, write
 
 PATIENCE = 15.0
 """Seconds that a call waits for a lock: half of a lease, so that an owner that waits is not taken for gone."""
@@ -48,8 +48,8 @@ class SQLite(Store):
         self._path = Path(path).absolute()
         self._clock = clock
         self._patience = patience
-        self._opener = Opener(self._path)
-        self._connections = Connections(self._path, self._opener, patience)
+        self._opener = ConnectionOpener(self._path)
+        self._connections = FileConnections(self._path, self._opener, patience)
 
     @property
     def address(self) -> str:
@@ -72,7 +72,7 @@ class SQLite(Store):
         contents = packed(change)
         return self._connections.write_now(partial(self._apply, change, contents), change.flush, contents.size)
 
-    def _apply(self, change: Change, contents: Packed, connection: sqlite3.Connection) -> int:
+    def _apply(self, change: Change, contents: PackedChange, connection: sqlite3.Connection) -> int:
         if change.flush:
             self._opener.check_same()
         return write(connection, change, contents, self._clock())
@@ -106,17 +106,17 @@ class SQLite(Store):
         """The last snapshot of a run at or before a row."""
         return self._connections.read(lambda connection: read_snapshot(connection, at))
 
-    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> Swept:
+    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
         """Removes threads, and all that they had and nothing else reaches."""
         return self._erased(lambda connection: sweep_threads(connection, frozenset(threads), epochs))
 
-    def disown(self, thread: str) -> Swept:
+    def disown(self, thread: str) -> DeletionReport:
         """Removes what was made for a thread and lies outside of what it reaches from its head."""
         return self._erased(
             lambda connection: sweep(connection, [thread], lambda found, runs: disowning(found, runs, thread))
         )
 
-    def _erased(self, work: Callable[[sqlite3.Connection], Swept]) -> Swept:
+    def _erased(self, work: Callable[[sqlite3.Connection], DeletionReport]) -> DeletionReport:
         """Removes something; then it is overwritten in the file, and the log, which has it still, is emptied."""
         swept = self._connections.write(work)
         if not (swept.threads or swept.runs or swept.rows):

@@ -46,7 +46,7 @@ COMMIT = 8 * 1024
 logger = logging.getLogger("dspyer")
 
 
-class Opened:
+class ThreadConnection:
     """The connection of a thread, with the lock that keeps others from closing it while it works.
 
     Args:
@@ -72,7 +72,7 @@ class Pool:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.opened: weakref.WeakSet[Opened] = weakref.WeakSet()
+        self.opened: weakref.WeakSet[ThreadConnection] = weakref.WeakSet()
         self._alive: set[sqlite3.Connection] = set()
         self._spare: sqlite3.Connection | None = None
 
@@ -109,7 +109,7 @@ class Pool:
         self.close()
 
 
-class Connections:
+class FileConnections:
     """All connections of this process to one file.
 
     Args:
@@ -297,14 +297,14 @@ class Connections:
 
         return self._patiently(work)
 
-    def _opened(self) -> Opened:
+    def _opened(self) -> ThreadConnection:
         """The place of this thread's connection."""
-        opened: Opened | None = getattr(self.local, "opened", None)
+        opened: ThreadConnection | None = getattr(self.local, "opened", None)
         if opened is None:
-            opened = self.local.opened = Opened(self.pool)
+            opened = self.local.opened = ThreadConnection(self.pool)
         return opened
 
-    def _connection(self, opened: Opened) -> sqlite3.Connection:
+    def _connection(self, opened: ThreadConnection) -> sqlite3.Connection:
         """The connection, made now if need be. Its lock is held."""
         if self.closed:
             raise StoreClosedError(
@@ -382,7 +382,7 @@ def _at_rest(pools: Sequence[Pool]) -> Iterator[None]:
     First the locks of the connections, then those of the pools: whoever works may need the lock of a pool for a moment.
     """
     with ExitStack() as stack:
-        held: set[Opened] = set()
+        held: set[ThreadConnection] = set()
         while True:
             for pool in pools:
                 with pool.lock:
@@ -398,7 +398,7 @@ def _at_rest(pools: Sequence[Pool]) -> Iterator[None]:
                     return
 
 
-_ALL: weakref.WeakSet[Connections] = weakref.WeakSet()
+_ALL: weakref.WeakSet[FileConnections] = weakref.WeakSet()
 _every = threading.Lock()
 _forking = ExitStack()
 

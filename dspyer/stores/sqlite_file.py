@@ -179,7 +179,7 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
             connection.execute("ROLLBACK")
 
 
-class Opener:
+class ConnectionOpener:
     """Makes connections to a file, of which it makes sure before the first.
 
     Args:

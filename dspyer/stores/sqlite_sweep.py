@@ -6,11 +6,11 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from dspyer.stores.admission import check_epochs
-from dspyer.stores.base import Swept
-from dspyer.stores.reach import Ends, Extent, Removal, connected, removal
+from dspyer.stores.base import DeletionReport
+from dspyer.stores.reach import DeletionPlan, Ends, Extent, connected, deletion_plan
 from dspyer.stores.sqlite_columns import MASK, SHIFT, pack_id, unpack_id, unpack_point, unpack_points, unpack_refs
 
-Decide = Callable[[Mapping[str, Ends], Mapping[str, Extent]], Removal]
+Decide = Callable[[Mapping[str, Ends], Mapping[str, Extent]], DeletionPlan]
 
 _ENDS = """
     SELECT name, head.id, head_seq, root.id, root_seq FROM thread
@@ -20,7 +20,7 @@ _EXTENT = f"""
         WHERE entry.id BETWEEN key << {SHIFT} AND (key << {SHIFT}) + {MASK}) FROM run"""
 
 
-class Network:
+class FileReferences:
     """What refers to what in the file, as `dspyer.stores.reach.connected` asks for it.
 
     Args:
@@ -71,7 +71,7 @@ class Network:
             yield name, Extent(thread or "", unpack_points(parents), -1 if last is None else last & MASK)
 
 
-def sweep_threads(connection: sqlite3.Connection, gone: Collection[str], epochs: Mapping[str, int]) -> Swept:
+def sweep_threads(connection: sqlite3.Connection, gone: Collection[str], epochs: Mapping[str, int]) -> DeletionReport:
     """Removes threads, and what only they reach; without any, all that nothing reaches.
 
     Raises:
@@ -80,10 +80,10 @@ def sweep_threads(connection: sqlite3.Connection, gone: Collection[str], epochs:
     check_epochs(_epochs(connection, epochs), epochs)
     largest = max(_epochs(connection, gone).values(), default=0)
     connection.execute("UPDATE fence SET largest = max(largest, ?)", (largest,))
-    return sweep(connection, gone, lambda threads, runs: removal(threads, runs, gone))
+    return sweep(connection, gone, lambda threads, runs: deletion_plan(threads, runs, gone))
 
 
-def sweep(connection: sqlite3.Connection, names: Collection[str], decide: Decide) -> Swept:
+def sweep(connection: sqlite3.Connection, names: Collection[str], decide: Decide) -> DeletionReport:
     """Removes what is decided, and the blobs that nothing refers to then.
 
     Args:
@@ -91,7 +91,7 @@ def sweep(connection: sqlite3.Connection, names: Collection[str], decide: Decide
         names: the threads that it is about; none for the whole store.
         decide: says what goes.
     """
-    network = Network(connection)
+    network = FileReferences(connection)
     near = connected(network, names) if names else network.whole()
     gone, keys, runs = decide(*near), network.keys, near[1]
     connection.executemany("DELETE FROM thread WHERE name = ?", [(name,) for name in gone.threads])
@@ -102,7 +102,7 @@ def sweep(connection: sqlite3.Connection, names: Collection[str], decide: Decide
     connection.executemany("DELETE FROM link WHERE parent = ? AND child = ?", links)
     connection.executemany("DELETE FROM run WHERE key = ?", [(keys[run],) for run in gone.runs])
     connection.executemany("UPDATE run SET thread = NULL WHERE key = ?", [(keys[run],) for run in gone.orphans])
-    return Swept(gone.threads, len(gone.runs), rows, gone.kept)
+    return DeletionReport(gone.threads, len(gone.runs), rows, gone.kept)
 
 
 def sweep_snapshots(connection: sqlite3.Connection) -> None:

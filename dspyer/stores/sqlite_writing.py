@@ -6,7 +6,7 @@ import json
 import sqlite3
 from typing import Any, NamedTuple
 
-from dspyer.stores.admission import Admitted, Found, admit
+from dspyer.stores.admission import Admitted, CurrentRows, admit
 from dspyer.stores.base import Change, RunRow, ThreadRow
 from dspyer.stores.content import Content
 from dspyer.stores.sqlite_columns import MASK, SHIFT, pack, pack_id, pack_kind, pack_points, pack_refs, unpack_refs
@@ -22,7 +22,7 @@ APPEND = f"""
     FROM thread, run WHERE name = ? AND run.id = ?"""
 
 
-class Packed(NamedTuple):
+class PackedChange(NamedTuple):
     """What a change brings, as the columns hold it: encoded before a lock is taken.
 
     Attributes:
@@ -38,7 +38,7 @@ class Packed(NamedTuple):
     size: int
 
 
-def packed(change: Change) -> Packed:
+def packed(change: Change) -> PackedChange:
     """Encodes what a change brings."""
     rows: dict[int, tuple[str, bytes | None, bytes | None, Refs]] = {}
     blobs: list[tuple[bytes | str, bytes]] = []
@@ -49,7 +49,7 @@ def packed(change: Change) -> Packed:
         size += len(data or b"")
     snapshot = None if change.snapshot is None else _packed_content(change.snapshot.content, blobs)
     size += len(snapshot[0]) if snapshot else 0
-    return Packed(rows, snapshot, blobs, size + sum(len(blob) for _, blob in blobs))
+    return PackedChange(rows, snapshot, blobs, size + sum(len(blob) for _, blob in blobs))
 
 
 def _packed_content(content: Content, blobs: list[tuple[bytes | str, bytes]]) -> tuple[bytes, Refs]:
@@ -59,7 +59,7 @@ def _packed_content(content: Content, blobs: list[tuple[bytes | str, bytes]]) ->
     return data, pack_refs(refs)
 
 
-def write(connection: sqlite3.Connection, change: Change, contents: Packed, now: float) -> int:
+def write(connection: sqlite3.Connection, change: Change, contents: PackedChange, now: float) -> int:
     """Applies a change, unless that was done before, and says the epoch that its thread has afterwards.
 
     Raises:
@@ -90,7 +90,7 @@ def write(connection: sqlite3.Connection, change: Change, contents: Packed, now:
     return admitted.epoch
 
 
-def _appends(connection: sqlite3.Connection, change: Change, contents: Packed) -> bool:
+def _appends(connection: sqlite3.Connection, change: Change, contents: PackedChange) -> bool:
     """Does the usual: the next rows of a run, by the owner of the thread. Says whether it was that."""
     name, epoch, next_epoch, owner, lease, head, root, run, rows_of, rows, snapshot, _, runs = change
     if (next_epoch, owner, lease, root, run, snapshot) != _NOTHING or head is None or not rows or runs:
@@ -136,7 +136,7 @@ def _add_refs(connection: sqlite3.Connection, at: int, refs: Refs) -> None:
     connection.executemany("INSERT OR IGNORE INTO ref VALUES (?, ?)", pairs)
 
 
-def _found(connection: sqlite3.Connection, change: Change, last: int | None, now: float) -> Found:
+def _found(connection: sqlite3.Connection, change: Change, last: int | None, now: float) -> CurrentRows:
     """What is there; of a thread that has the epoch of the change, nothing else is read."""
     thread, fence = None, 0
     if change.thread:
@@ -149,9 +149,9 @@ def _found(connection: sqlite3.Connection, change: Change, last: int | None, now
             (fence,) = connection.execute("SELECT largest FROM fence").fetchone()
     run = None if change.run is None else read_run(connection, change.run.id)
     if last is None or not change.rows or change.rows[0].seq > last:
-        return Found(thread, run, last, fence=fence)
+        return CurrentRows(thread, run, last, fence=fence)
     first, end = change.rows[0].seq, change.rows[-1].seq
-    return Found(thread, run, last, read_rows(connection, change.rows_of, first, end), fence)
+    return CurrentRows(thread, run, last, read_rows(connection, change.rows_of, first, end), fence)
 
 
 def _write_thread(

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from dspyer.testing.prompt import Field, Prompt
+from dspyer.testing.prompt import Prompt, PromptField
 from dspyer.testing.text import content_words, index_of, sentences, words
 
 _SHARPNESS = 2.0  # power of a likeness: near demonstrations count more than many far ones
@@ -32,7 +32,7 @@ def similar_demos(prompt: Prompt) -> list[float]:
     return totals
 
 
-def scores(prompt: Prompt, field: Field, values: Sequence[str], likeness: Sequence[float]) -> dict[str, float]:
+def scores(prompt: Prompt, field: PromptField, values: Sequence[str], likeness: Sequence[float]) -> dict[str, float]:
     """How well each of some values fits as the value of a field.
 
     Args:
@@ -60,14 +60,14 @@ def scores(prompt: Prompt, field: Field, values: Sequence[str], likeness: Sequen
     return {value: trust * shares[value] / total + attention * hints[value] + 1e-6 * seen[value] for value in values}
 
 
-def hint_scores(prompt: Prompt, field: Field, values: Sequence[str]) -> dict[str, float]:
+def hint_scores(prompt: Prompt, field: PromptField, values: Sequence[str]) -> dict[str, float]:
     """How much the inputs have in common with what the prompt says about each value."""
     texts = hints_of(prompt.instructions, field.name, field.about, tuple(values))
     found = index_of(texts).similarities(" \n".join(prompt.inputs.values()))
     return dict(zip(values, found, strict=True))
 
 
-def attention_to_hints(prompt: Prompt, field: Field, values: Sequence[str]) -> float:
+def attention_to_hints(prompt: Prompt, field: PromptField, values: Sequence[str]) -> float:
     """How much hints count beside demonstrations: the more, the more the prompt says about the values."""
     texts = hints_of(prompt.instructions, field.name, field.about, tuple(values))
     said = sum(len(content_words(text)) - 1 for text in texts) / len(texts)
@@ -95,7 +95,7 @@ def hints_of(instructions: str, name: str, about: str, values: tuple[str, ...]) 
     return tuple(" . ".join(said[value]) for value in values)
 
 
-def condition_holds(prompt: Prompt, field: Field) -> bool:
+def condition_holds(prompt: Prompt, field: PromptField) -> bool:
     """Whether a bool field is true, by its name, its description and the instructions alone."""
     true, false = hint_scores(prompt, field, ("True", "False")).values()
     return true > max(false, _TRUE)

@@ -46,7 +46,7 @@ class Sampling:
         self.candidate = candidate
 
 
-class Writer(Protocol):
+class AnswerWriter(Protocol):
     """What stands behind an engine: it answers a prompt, or raises."""
 
     def write(self, prompt: Prompt, sampling: Sampling, /) -> str | Said:
@@ -62,7 +62,7 @@ class TextEngine:
 
     supports_function_calling = True
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: AnswerWriter) -> None:
         self.writer = writer
 
     def complete(self, request: Request) -> Response:
@@ -120,7 +120,7 @@ class AsyncTextEngine:
 class TextLM(dspy.LM):
     """A `dspy.LM` whose answers a `Writer` writes. It never caches, never retries and needs no network."""
 
-    def __init__(self, model: str, writer: Writer, **kwargs: Any) -> None:
+    def __init__(self, model: str, writer: AnswerWriter, **kwargs: Any) -> None:
         engine = TextEngine(writer)
         defaults = {"cache": False, "num_retries": 0}
         super().__init__(model, engine=engine, async_engine=AsyncTextEngine(engine), **{**defaults, **kwargs})

@@ -11,7 +11,7 @@ import dspy
 
 from dspyer.testing.choosing import best, condition_holds, scores, similar_demos
 from dspyer.testing.engine import Sampling, TextLM
-from dspyer.testing.prompt import Field, Prompt, Said, ToolCall, write_answer
+from dspyer.testing.prompt import Prompt, PromptField, Said, ToolCall, write_answer
 from dspyer.testing.text import content_words, index_of
 from dspyer.testing.writing import extract, written_instruction
 
@@ -72,7 +72,7 @@ class NearestWriter:
         calls = (answer.tool_call(),) if prompt.tools else ()
         if prompt.output_fields:
             return Said(write_answer(prompt, answer.values()), calls)
-        return Said("" if calls else extract(prompt, Field("answer", "str", "", "text"), 1)[0] or "Yes.", calls)
+        return Said("" if calls else extract(prompt, PromptField("answer", "str", "", "text"), 1)[0] or "Yes.", calls)
 
 
 class _Answer:
@@ -90,7 +90,7 @@ class _Answer:
         found = {field.name: self.value(field) for field in fields if field.name != "reasoning"}
         return {field.name: found[field.name] if field.name in found else self.reasoning(found) for field in fields}
 
-    def value(self, field: Field) -> object:
+    def value(self, field: PromptField) -> object:
         if field.kind == "choice":
             return self.choice(field, field.choices)
         if field.kind == "bool":
@@ -101,16 +101,16 @@ class _Answer:
             return self.structure(field)
         return self.text(field)
 
-    def choice(self, field: Field, choices: Sequence[str]) -> str:
+    def choice(self, field: PromptField, choices: Sequence[str]) -> str:
         scored = scores(self.prompt, field, choices, self.likeness)
         return best(scored, self.noise, f"{self.prompt.inputs}|{field.name}|{self.seed}")
 
-    def condition(self, field: Field) -> str:
+    def condition(self, field: PromptField) -> str:
         if any(field.name in demo.outputs for demo in self.prompt.demos):
             return self.choice(field, field.choices)
         return str(condition_holds(self.prompt, field))
 
-    def number(self, field: Field) -> str:
+    def number(self, field: PromptField) -> str:
         given = self.given(field)
         taken_over = self.nearest >= 0 and given in " ".join(self.prompt.demos[self.nearest].inputs.values())
         found = self.shown_number()
@@ -122,13 +122,13 @@ class _Answer:
         match = _NUMBER.search(" ".join(self.prompt.inputs.values()))
         return match.group() if match else ""
 
-    def structure(self, field: Field) -> object:
+    def structure(self, field: PromptField) -> object:
         given = self.given(field)
         if given and self.likeness[self.nearest] >= _SAME:
             return given
         return self.build(field, field.schema or {}, field.schema or {}, 0)
 
-    def text(self, field: Field) -> str:
+    def text(self, field: PromptField) -> str:
         if "prefix" in field.name:
             return "Answer:"
         instruction = written_instruction(self.prompt, field, self.seed)
@@ -140,7 +140,7 @@ class _Answer:
         return " ".join(extract(self.prompt, field))
 
     def reasoning(self, found: Mapping[str, object]) -> str:
-        quoted = extract(self.prompt, Field("reasoning", "str", "", "text"))[0]
+        quoted = extract(self.prompt, PromptField("reasoning", "str", "", "text"))[0]
         told = ", ".join(content_words(quoted)[:6]) or "nothing in particular"
         chosen = [field.name for field in self.prompt.output_fields if field.kind in ("choice", "bool", "number")]
         outcome = "".join(f" That speaks for {name} {found[name]}." for name in chosen[-1:])
@@ -160,17 +160,17 @@ class _Answer:
         properties = dict(tool.schema.get("properties", {}))
         needed = tool.schema.get("required", properties)
         args = {
-            name: self.build(Field(name, "", tool.about, "text"), properties[name], tool.schema, 1)
+            name: self.build(PromptField(name, "", tool.about, "text"), properties[name], tool.schema, 1)
             for name in properties
             if name in needed
         }
         return ToolCall(tool.name, args)
 
-    def given(self, field: Field) -> str:
+    def given(self, field: PromptField) -> str:
         """What the nearest demonstration gives for a field, empty if it does not."""
         return self.prompt.demos[self.nearest].outputs.get(field.name, "").strip() if self.nearest >= 0 else ""
 
-    def build(self, field: Field, schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Any:
+    def build(self, field: PromptField, schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Any:
         """A value for a JSON schema, from the inputs."""
         if "$ref" in schema and depth < 8:
             name = str(schema["$ref"]).rsplit("/", 1)[-1]
@@ -186,7 +186,7 @@ class _Answer:
             return allowed[texts.index(self.choice(field, texts))]
         return self.build_plain(field, schema, root, depth)
 
-    def build_plain(self, field: Field, schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Any:
+    def build_plain(self, field: PromptField, schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Any:
         kind = schema.get("type")
         if kind == "object":
             return self.build_object(field, schema, root, depth)
@@ -202,9 +202,9 @@ class _Answer:
             return condition_holds(self.prompt, field)
         if kind == "null":
             return None
-        return self.text(Field(field.name, "str", field.about, "text"))
+        return self.text(PromptField(field.name, "str", field.about, "text"))
 
-    def build_object(self, field: Field, schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Any:
+    def build_object(self, field: PromptField, schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Any:
         properties = dict(schema.get("properties", {}))
         free = schema.get("additionalProperties")
         if not properties and free:
@@ -212,7 +212,7 @@ class _Answer:
             properties = dict.fromkeys(self.names(), inner)
         if depth >= 8:
             return {}
-        fields = {name: Field(field.name if free else name, "", field.about, "text") for name in properties}
+        fields = {name: PromptField(field.name if free else name, "", field.about, "text") for name in properties}
         return {name: self.build(fields[name], inner, root, depth + 1) for name, inner in properties.items()}
 
     def names(self) -> list[str]:

@@ -18,8 +18,8 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic_core import to_jsonable_python
 
-Form = Literal["chat", "json", "xml", "plain"]
-Kind = Literal["text", "choice", "bool", "number", "json"]
+PromptForm = Literal["chat", "json", "xml", "plain"]
+AnswerKind = Literal["text", "choice", "bool", "number", "json"]
 
 _FIELD = re.compile(r"^\d+\. `(\w+)` \((.*?)\):(?: (.*))?$")
 _HEADER = re.compile(r"^\[\[ ## (\w+) ## \]\][ \t]*", re.MULTILINE)
@@ -39,7 +39,7 @@ class Turn(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class PromptField:
     """A field as the prompt describes it.
 
     Attributes:
@@ -54,7 +54,7 @@ class Field:
     name: str
     type: str
     about: str
-    kind: Kind
+    kind: AnswerKind
     choices: tuple[str, ...] = ()
     schema: Mapping[str, Any] | None = None
 
@@ -107,10 +107,10 @@ class Prompt:
     """
 
     turns: tuple[Turn, ...]
-    form: Form
+    form: PromptForm
     instructions: str
-    input_fields: tuple[Field, ...]
-    output_fields: tuple[Field, ...]
+    input_fields: tuple[PromptField, ...]
+    output_fields: tuple[PromptField, ...]
     demos: tuple[Demo, ...]
     inputs: Mapping[str, str]
     tools: tuple[Tool, ...] = ()
@@ -124,8 +124,8 @@ class Prompt:
 
 class _Task(NamedTuple):
     instructions: str
-    inputs: tuple[Field, ...]
-    outputs: tuple[Field, ...]
+    inputs: tuple[PromptField, ...]
+    outputs: tuple[PromptField, ...]
 
 
 def read_prompt(turns: Sequence[Turn], tools: Iterable[Tool] = (), must_call: Iterable[str] = ()) -> Prompt:
@@ -179,7 +179,7 @@ def _as_text(value: object) -> str:
     return json.dumps(plain, ensure_ascii=False) if isinstance(plain, dict | list) else str(plain)
 
 
-def _as_json(value: object, kind: Kind) -> object:
+def _as_json(value: object, kind: AnswerKind) -> object:
     if not isinstance(value, str) or kind not in ("bool", "number"):
         return to_jsonable_python(value, fallback=str)
     try:
@@ -188,13 +188,13 @@ def _as_json(value: object, kind: Kind) -> object:
         return value
 
 
-def _form_of(last: str, system: str) -> Form:
+def _form_of(last: str, system: str) -> PromptForm:
     if "Respond with a JSON object" in last or "Outputs will be a JSON object" in system:
         return "json"
     return "chat" if "[[ ## completed ## ]]" in system else "xml"
 
 
-def _read_inputs(turns: Sequence[Turn], form: Form, task: _Task) -> dict[str, str]:
+def _read_inputs(turns: Sequence[Turn], form: PromptForm, task: _Task) -> dict[str, str]:
     """The inputs at hand: of all messages behind the last answer; in a conversation also what was said before once."""
     names = frozenset(field.name for field in task.inputs)
     found: dict[str, str] = {}
@@ -218,7 +218,9 @@ def _without_request(content: str) -> str:
     return content[: requests[-1].start()] if requests else content
 
 
-def _read_demos(turns: Sequence[Turn], form: Form, asked: frozenset[str], given: frozenset[str]) -> Iterator[Demo]:
+def _read_demos(
+    turns: Sequence[Turn], form: PromptForm, asked: frozenset[str], given: frozenset[str]
+) -> Iterator[Demo]:
     for user, assistant in pairwise(turns):
         if (user.role, assistant.role) != ("user", "assistant"):
             continue
@@ -228,7 +230,7 @@ def _read_demos(turns: Sequence[Turn], form: Form, asked: frozenset[str], given:
             yield Demo(MappingProxyType(_read_fields(_without_request(user.content), form, asked)), supplied)
 
 
-def _read_outputs(content: str, form: Form, names: frozenset[str]) -> dict[str, str]:
+def _read_outputs(content: str, form: PromptForm, names: frozenset[str]) -> dict[str, str]:
     if form != "json":
         return _read_fields(content, form, names)
     try:
@@ -238,7 +240,7 @@ def _read_outputs(content: str, form: Form, names: frozenset[str]) -> dict[str, 
     return {k: _as_text(v) for k, v in values.items() if k in names} if isinstance(values, dict) else {}
 
 
-def _read_fields(content: str, form: Form, names: frozenset[str]) -> dict[str, str]:
+def _read_fields(content: str, form: PromptForm, names: frozenset[str]) -> dict[str, str]:
     """The fields of one message. Only the first header of a known name counts: inputs may quote other prompts."""
     if form == "xml":
         return {name: text.strip() for name, text in _TAG.findall(content) if name in names}
@@ -268,7 +270,7 @@ def _read_task(system: str) -> _Task:
     return _Task(instructions, inputs, tuple(_list_fields(listing.splitlines(), notes)))
 
 
-def _list_fields(lines: Iterable[str], notes: Mapping[str, str]) -> Iterator[Field]:
+def _list_fields(lines: Iterable[str], notes: Mapping[str, str]) -> Iterator[PromptField]:
     current: list[str] | None = None
     for line in [*lines, "0. `end` (str):"]:
         match = _FIELD.match(line)
@@ -294,21 +296,21 @@ def _read_notes(structure: str) -> dict[str, str]:
     return {match.group(1): match.group(2) for line in lines if (match := _NOTE.search(line))}
 
 
-def _field(name: str, type_: str, about: str, note: str) -> Field:
+def _field(name: str, type_: str, about: str, note: str) -> PromptField:
     choices = _literal_values(type_)
     if not choices and " one of: " in note:
         choices = tuple(note.split(" one of: ", 1)[1].split("; "))
     if choices and "[" not in type_.removeprefix("Literal[").removeprefix("Union[Literal["):
-        return Field(name, type_, about, "choice", choices)
+        return PromptField(name, type_, about, "choice", choices)
     if type_ == "bool":
-        return Field(name, type_, about, "bool", ("True", "False"))
+        return PromptField(name, type_, about, "bool", ("True", "False"))
     if type_ in ("int", "float"):
-        return Field(name, type_, about, "number")
+        return PromptField(name, type_, about, "number")
     marker = "must adhere to the JSON schema: "
     if marker in note:
         schema = json.loads(note.split(marker, 1)[1])
-        return Field(name, type_, about, "json", choices, MappingProxyType(schema))
-    return Field(name, type_, about, "text")
+        return PromptField(name, type_, about, "json", choices, MappingProxyType(schema))
+    return PromptField(name, type_, about, "text")
 
 
 def _literal_values(type_: str) -> tuple[str, ...]:

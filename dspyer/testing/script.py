@@ -16,7 +16,7 @@ from dspyer.errors import ScriptError
 from dspyer.testing.engine import Sampling
 from dspyer.testing.prompt import Prompt, Said, ToolCall, write_answer
 
-Answer = str | Mapping[str, object] | BaseException | Callable[[Prompt], Any]
+ScriptedAnswer = str | Mapping[str, object] | BaseException | Callable[[Prompt], Any]
 Match = str | Callable[[Prompt], bool]
 
 _SHOWN = 60  # characters of an input that an error shows
@@ -81,7 +81,7 @@ class Asks:
 class Rule:
     """Answers for one kind of call. A single answer serves any number of calls, a list is used up in order."""
 
-    def __init__(self, match: Match | None, answers: Answer | Sequence[Answer]) -> None:
+    def __init__(self, match: Match | None, answers: ScriptedAnswer | Sequence[ScriptedAnswer]) -> None:
         self.match = match
         self.several = isinstance(answers, Sequence) and not isinstance(answers, str)
         self.answers: list[Any] = [*answers] if isinstance(answers, Sequence) and self.several else [answers]
@@ -116,7 +116,7 @@ class Rule:
         return f"{where}{len(self.answers) - self.used} of {len(self.answers)} answers"
 
 
-class Script:
+class AnswerScript:
     """The answers and the record, shared by all copies of one `ScriptedLM`."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
@@ -124,7 +124,7 @@ class Script:
         self.calls: list[LMCall] = []
         self.lock = threading.Lock()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Script:
+    def __deepcopy__(self, memo: dict[int, Any]) -> AnswerScript:
         return self  # copies of a program are asked in turn, as the program itself would be
 
     def __reduce__(self) -> NoReturn:

@@ -12,7 +12,7 @@ import dspy
 from dspyer.errors import ScriptError
 from dspyer.testing.engine import TextLM
 from dspyer.testing.prompt import Prompt
-from dspyer.testing.script import LMCall, Script, rules_of
+from dspyer.testing.script import AnswerScript, LMCall, rules_of
 
 
 class ScriptedLM(TextLM):
@@ -54,7 +54,7 @@ class ScriptedLM(TextLM):
         model: str = "scripted",
         **kwargs: Any,
     ) -> None:
-        self._script = Script(rules_of(script))
+        self._script = AnswerScript(rules_of(script))
         self._entered: list[ExitStack] = []
         super().__init__(model, self._script, **kwargs)
 

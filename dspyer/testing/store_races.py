@@ -17,7 +17,7 @@ from typing import Any
 from dspyer.errors import ConcurrentRunError
 from dspyer.stores.base import Change, Point, Snapshot, Store
 from dspyer.stores.content import blob_id
-from dspyer.testing.store_reading import Opened, Opener
+from dspyer.testing.store_reading import OpenStore, ReopenedData
 from dspyer.testing.store_samples import BLOB, append, begin, blobs_of, content, copy, owner, row, rows
 
 THREADS = 8
@@ -25,7 +25,7 @@ ROUNDS = 10
 PROCESSES = 4
 
 
-class Racing(Opened):
+class Racing(ReopenedData):
     """Many at once: one wins, nothing is lost, nobody sees the half of a change."""
 
     def test_one_of_many_threads_gets_an_epoch(self, store: Store) -> None:
@@ -202,7 +202,7 @@ def changes(name: str) -> list[Change]:
     ]
 
 
-def write_and_die(opener: Opener, pipe: Connection, name: str, last: int) -> None:
+def write_and_die(opener: OpenStore, pipe: Connection, name: str, last: int) -> None:
     """Writes, reports the last write and is gone."""
     store = opener()
     for change in changes(name)[: last + 1]:
@@ -211,7 +211,7 @@ def write_and_die(opener: Opener, pipe: Connection, name: str, last: int) -> Non
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def write_until_killed(opener: Opener, pipe: Connection, name: str, last: int) -> None:
+def write_until_killed(opener: OpenStore, pipe: Connection, name: str, last: int) -> None:
     """Writes, and reports the last write when it begins."""
     store = opener()
     for change in changes(name)[:last]:
@@ -220,7 +220,7 @@ def write_until_killed(opener: Opener, pipe: Connection, name: str, last: int) -
     store.write(changes(name)[last])
 
 
-def count_up(opener: Opener, pipe: Connection, who: str) -> None:
+def count_up(opener: OpenStore, pipe: Connection, who: str) -> None:
     """Takes the thread over again and again; each run holds how many were before it."""
     store = opener()
     wins: list[str] = []
@@ -299,7 +299,7 @@ def _together(work: Callable[[int], Any], count: int = THREADS) -> list[Any]:
 
 @contextmanager
 def _children(
-    opener: Opener, job: Job, arguments: Sequence[tuple[Any, ...]]
+    opener: OpenStore, job: Job, arguments: Sequence[tuple[Any, ...]]
 ) -> Iterator[list[tuple[Connection, BaseProcess]]]:
     """Processes that open the store and do a job; none of them is left at the end."""
     context = _context()

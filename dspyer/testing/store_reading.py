@@ -20,21 +20,23 @@ from dspyer.testing.store_samples import (
     row,
     rows,
 )
-from dspyer.values import encoding, freeze, same
+from dspyer.values import encoding
+from dspyer.values._freezing import freeze
+from dspyer.values._same import same
 
-Opener = Callable[[], Store]
+OpenStore = Callable[[], Store]
 
 
-class Opened:
+class ReopenedData:
     """Data that may be opened once more."""
 
-    def opener(self, store: Store) -> Opener | None:
+    def opener(self, store: Store) -> OpenStore | None:
         """What opens the same data once more, in this process and, pickled, in others; None if nothing can."""
         del store
         return None
 
 
-class Reading(Opened):
+class Reading(ReopenedData):
     """What is written is there, as it was written.
 
     Attributes:

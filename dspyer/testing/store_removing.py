@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dspyer.errors import ConcurrentRunError
-from dspyer.stores.base import Change, Point, RunRow, Snapshot, Store, Swept
+from dspyer.stores.base import Change, DeletionReport, Point, RunRow, Snapshot, Store
 from dspyer.stores.content import blob_id
 from dspyer.testing.store_samples import (
     BLOB,
@@ -164,7 +164,7 @@ class Removing:
         assert [entry.seq for entry in store.rows("s")] == [0, 1]
 
 
-def _swept(swept: Swept) -> tuple[object, ...]:
+def _swept(swept: DeletionReport) -> tuple[object, ...]:
     kept = {name: tuple(sorted(runs)) for name, runs in swept.kept.items()}
     return tuple(sorted(swept.threads)), swept.runs, swept.rows, kept
 

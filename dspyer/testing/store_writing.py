@@ -5,7 +5,7 @@ from __future__ import annotations
 from dspyer.errors import ConcurrentRunError
 from dspyer.stores.base import Change, Point, RunRow, Snapshot, Store
 from dspyer.stores.content import blob_id
-from dspyer.testing.store_reading import Opened
+from dspyer.testing.store_reading import ReopenedData
 from dspyer.testing.store_samples import (
     BLOB,
     OTHER_BLOB,
@@ -21,7 +21,7 @@ from dspyer.testing.store_samples import (
 )
 
 
-class Writing(Opened):
+class Writing(ReopenedData):
     """A change is applied as a whole or not at all, and a second time it does nothing."""
 
     def test_a_refused_change_leaves_nothing(self, store: Store) -> None:

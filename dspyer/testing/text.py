@@ -87,7 +87,7 @@ def features(text: str) -> Mapping[str, float]:
     return MappingProxyType({name: math.sqrt(count) for name, count in counts.items()})
 
 
-class Index:
+class TextIndex:
     """Texts, ready to be compared with another one by the cosine of their weighted features.
 
     A feature counts the more, the fewer of the texts have it.
@@ -120,6 +120,6 @@ class Index:
 
 
 @lru_cache(maxsize=256)
-def index_of(texts: tuple[str, ...]) -> Index:
+def index_of(texts: tuple[str, ...]) -> TextIndex:
     """The index of some texts. Prompts repeat their demonstrations, so recent ones are kept."""
-    return Index(texts)
+    return TextIndex(texts)

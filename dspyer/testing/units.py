@@ -9,33 +9,24 @@ from typing import Any
 
 import dspy
 
-from dspyer.building.blueprint import Blueprint
+from dspyer.building.blueprint import GraphSpec
 from dspyer.errors import GraphError, Interrupt, Interrupted, suggestion
 from dspyer.hints import signature_of
-from dspyer.nodes import (
-    Alone,
-    Attempt,
-    Call,
-    Context,
-    Interrupts,
-    Node,
-    Router,
-    Send,
-    answering,
-    build_node,
-    check_resources,
-    first_of,
-    resources_of,
-)
-from dspyer.nodes.condensing import Asking, condensed
+from dspyer.nodes.answers import Interrupts, answering, first_of
+from dspyer.nodes.attempt import Attempt, NoRun
+from dspyer.nodes.base import Call, Context, Node, Send
+from dspyer.nodes.build import build_node
+from dspyer.nodes.condensing import CondenserCalls, condensed
+from dspyer.nodes.resources import check_resources, resources_of
+from dspyer.nodes.routers import Router
 from dspyer.nodes.sight import with_posts
 from dspyer.patch import plain_patch
 from dspyer.program import CompiledGraph
-from dspyer.running.sight import StateSight
+from dspyer.running.sight import StateViews
 from dspyer.scheduler.runstate import Branch
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
-from dspyer.values import PersistentMap
+from dspyer.values._persistent import PersistentMap
 
 Resources = Mapping[type, object] | Sequence[object] | None
 
@@ -175,7 +166,7 @@ def stub(program: CompiledGraph, **fakes: Callable[..., Any] | Mapping[str, Any]
     return twin
 
 
-def _follow(calls: Asking) -> Mapping[str, object]:
+def _follow(calls: CondenserCalls) -> Mapping[str, object]:
     """Makes the calls of a node in sync code."""
     reply: Any = None
     while True:
@@ -202,7 +193,7 @@ def _reads(function: Callable[..., Any], reads: Mapping[str, str] | None) -> Map
     return {name: field for name, field in reads.items() if name in parameters}
 
 
-def _node(blueprint: Blueprint, name: str) -> Node:
+def _node(blueprint: GraphSpec, name: str) -> Node:
     if name not in blueprint.nodes:
         known = ", ".join(blueprint.nodes)
         hint = suggestion(name, blueprint.nodes)
@@ -222,15 +213,15 @@ def _call(
     given = resources_of(resources)
     check_resources(users, given)
     _, state = schema.commit(schema.initial({}), fields, node="the state of the test", commit_id="test", whole=True)
-    host = Alone(first_of(answering(interrupts), program.graph.answer))
+    host = NoRun(first_of(answering(interrupts), program.graph.answer))
     now = ImmutableState(state)
-    host.sight = StateSight(program.graph, now)
+    host.sight = StateViews(program.graph, now)
     attempt = Attempt(host, node, position=Branch((), ((),), now, 0, "", 0, PersistentMap()))
     return Call(now, Context("test", node, attempt=attempt), program, None, given)
 
 
 @contextmanager
-def _unanswered(blueprint: Blueprint) -> Iterator[None]:
+def _unanswered(blueprint: GraphSpec) -> Iterator[None]:
     """A question that nobody answers is an error here."""
     try:
         yield

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from dspyer.testing.choosing import fraction
-from dspyer.testing.prompt import Field, Prompt
+from dspyer.testing.prompt import Prompt, PromptField
 from dspyer.testing.text import content_words, index_of, sentences, stem
 
 Example = tuple[tuple[str, str], ...]  # (field, value) pairs
@@ -35,7 +35,7 @@ _KEPT = 24  # words per value after several rounds
 _NOTED = 60  # words per value in an account, from which an instruction is still to be made
 
 
-def extract(prompt: Prompt, field: Field, count: int = 1) -> list[str]:
+def extract(prompt: Prompt, field: PromptField, count: int = 1) -> list[str]:
     """The sentences of the inputs that have most to do with what is asked.
 
     The longest input is the source. The other inputs, or else the field's name and the instructions, are the question.
@@ -53,7 +53,7 @@ def extract(prompt: Prompt, field: Field, count: int = 1) -> list[str]:
     return [source[number] for number in sorted(order[:count])]
 
 
-def written_instruction(prompt: Prompt, field: Field, seed: str = "") -> str:
+def written_instruction(prompt: Prompt, field: PromptField, seed: str = "") -> str:
     """The text for a field that asks for an instruction, or for an account of examples; empty for any other field."""
     if _INSTRUCTION.search(field.name):
         return write_instruction(prompt, seed)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from dspyer.building.blueprint import Blueprint
-from dspyer.durable.memo import Key, Memo
+from dspyer.building.blueprint import GraphSpec
+from dspyer.durable.memo import ExecutionRecords, RecordKey
 from dspyer.errors import InputError, ThreadError, brief
 from dspyer.events import Question
-from dspyer.nodes import InterruptNode
 from dspyer.nodes.answers import validated
-from dspyer.values import freeze, same
+from dspyer.nodes.interrupt import InterruptNode
+from dspyer.values._freezing import freeze
+from dspyer.values._same import same
 
 
-def given_answers(memo: Memo, answers: Mapping[str, Any], blueprint: Blueprint) -> dict[Key, Any]:
+def given_answers(memo: ExecutionRecords, answers: Mapping[str, Any], blueprint: GraphSpec) -> dict[RecordKey, Any]:
     """What a resume answers: what it was given, and the questions that need no answer.
 
     Args:
@@ -36,10 +37,10 @@ def given_answers(memo: Memo, answers: Mapping[str, Any], blueprint: Blueprint) 
             f"answers come by the key or id of their question, resume({{'key': answer}}), not as {brief(answers)}. "
             f"Open questions: {listed or 'none'}"
         )
-    found: dict[Key, Any] = {}
+    found: dict[RecordKey, Any] = {}
     for name, answer in answers.items():
         question = _question(memo, name)
-        key = Key(question.execution, question.key)
+        key = RecordKey(question.execution, question.key)
         frozen = freeze(answer)
         if key in memo.answers:
             if not same(memo.answers[key], frozen):
@@ -58,11 +59,11 @@ def given_answers(memo: Memo, answers: Mapping[str, Any], blueprint: Blueprint) 
         found[key] = frozen
     for question in memo.open():
         if question.answer is None:
-            found.setdefault(Key(question.execution, question.key), None)
+            found.setdefault(RecordKey(question.execution, question.key), None)
     return found
 
 
-def _question(memo: Memo, name: str) -> Question:
+def _question(memo: ExecutionRecords, name: str) -> Question:
     questions = list(memo.questions.values())
     named = [question for question in questions if question.id == name]
     opened = [question for question in memo.open() if question.key == name]

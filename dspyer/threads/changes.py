@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dspyer.errors import ChangedGraphError
-from dspyer.threads.shape import Facts, Shape
+from dspyer.threads.shape import FingerprintFacts, GraphFingerprint
 
-Names = Mapping[str, str]
+NodeNames = Mapping[str, str]
 """New names of nodes by their old ones."""
 
-AllowChanged = bool | Names
+AllowChanged = bool | NodeNames
 """What `resume(allow_changed_graph=...)` takes."""
 
 
-def changes(old: Facts, new: Facts) -> list[str]:
+def changes(old: FingerprintFacts, new: FingerprintFacts) -> list[str]:
     """What is different, one sentence each.
 
     Args:
@@ -25,7 +25,9 @@ def changes(old: Facts, new: Facts) -> list[str]:
     return list(_changes(old, new, ""))
 
 
-def changed_graph(thread: str, made_by: Shape | None, now: Shape, names: Names | None = None) -> ChangedGraphError:
+def changed_graph(
+    thread: str, made_by: GraphFingerprint | None, now: GraphFingerprint, names: NodeNames | None = None
+) -> ChangedGraphError:
     """The error that the last run of a thread was made by another graph.
 
     Args:
@@ -36,7 +38,7 @@ def changed_graph(thread: str, made_by: Shape | None, now: Shape, names: Names |
     """
     found = ["it is not known any more how"]
     if made_by is not None:
-        found = changes(renamed(made_by.facts, names or {}), now.facts)
+        found = changes(rename_in_facts(made_by.facts, names or {}), now.facts)
         found += [f"node renamed? pass allow_changed_graph={pair}" for pair in likely_names(made_by.facts, now.facts)]
     lines = "\n".join(f"  - {change}" for change in found)
     return ChangedGraphError(
@@ -47,7 +49,7 @@ def changed_graph(thread: str, made_by: Shape | None, now: Shape, names: Names |
     )
 
 
-def renamed(facts: Facts, names: Names) -> Facts:
+def rename_in_facts(facts: FingerprintFacts, names: NodeNames) -> FingerprintFacts:
     """The facts of a graph whose nodes have other names."""
     if not names:
         return facts
@@ -66,7 +68,7 @@ def renamed(facts: Facts, names: Names) -> Facts:
     return found
 
 
-def likely_names(old: Facts, new: Facts) -> list[dict[str, str]]:
+def likely_names(old: FingerprintFacts, new: FingerprintFacts) -> list[dict[str, str]]:
     """Nodes that may have got another name: one is gone, one is new, and they look alike."""
     before, after = old.get("nodes", {}), new.get("nodes", {})
     gone = [name for name in before if name not in after]
@@ -80,7 +82,7 @@ def likely_names(old: Facts, new: Facts) -> list[dict[str, str]]:
     return found
 
 
-def changed_fields(old: Facts, new: Facts) -> set[str]:
+def changed_fields(old: FingerprintFacts, new: FingerprintFacts) -> set[str]:
     """The fields of both graphs whose values may not fit any more: their types, or classes among these, are others."""
     before, after = old.get("fields", {}), new.get("fields", {})
     types = {name for name in new.get("types", {}) if old.get("types", {}).get(name) != new["types"][name]}
@@ -109,7 +111,7 @@ def _reached(text: str, types: Mapping[str, Any]) -> set[str]:
     return found
 
 
-def _changes(old: Facts, new: Facts, inside: str) -> Iterator[str]:
+def _changes(old: FingerprintFacts, new: FingerprintFacts, inside: str) -> Iterator[str]:
     yield from _node_changes(old.get("nodes", {}), new.get("nodes", {}), inside)
     yield from _edge_changes(old.get("edges", []), new.get("edges", []), inside)
     yield from _field_changes(old, new, inside)
@@ -126,7 +128,7 @@ def _changes(old: Facts, new: Facts, inside: str) -> Iterator[str]:
         yield from (f"{inside}interrupt {when} {node!r} is new" for node in are if node not in were)
 
 
-def _node_changes(old: Facts, new: Facts, inside: str) -> Iterator[str]:
+def _node_changes(old: FingerprintFacts, new: FingerprintFacts, inside: str) -> Iterator[str]:
     for name, were, are in _both(old, new):
         if are is None or were is None:
             yield f"{inside}node {name!r} is {'gone' if are is None else 'new'}"
@@ -162,7 +164,7 @@ def _targets(edges: list[list[str]]) -> dict[str, list[str]]:
     return found
 
 
-def _field_changes(old: Facts, new: Facts, inside: str) -> Iterator[str]:
+def _field_changes(old: FingerprintFacts, new: FingerprintFacts, inside: str) -> Iterator[str]:
     if old.get("open") or new.get("open"):
         if old.get("open") != new.get("open"):
             yield f"{inside}the state {'has a schema now' if old.get('open') else 'has no schema any more'}"

@@ -10,14 +10,14 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 import anyio
 
 from dspyer.durable.finishing import cancellations, finish
-from dspyer.durable.rows import end_draft
+from dspyer.durable.rows import end_row
 from dspyer.errors import ConcurrentRunError, DspyerError, RunStoppedError, ThreadError
 from dspyer.request import Request
 from dspyer.threads.owning import leases, pauses
-from dspyer.threads.starting import Owned
+from dspyer.threads.starting import OwnedRun
 
 
-class Claim:
+class ThreadLock:
     """The wish to own a thread for one run.
 
     Args:
@@ -33,13 +33,13 @@ class Claim:
         ThreadError: for an `on_conflict` that is none.
     """
 
-    def __init__(self, own: Callable[[], Owned], request: Request, on_conflict: str, timeout: float) -> None:
+    def __init__(self, own: Callable[[], OwnedRun], request: Request, on_conflict: str, timeout: float) -> None:
         if on_conflict not in ("raise", "wait", "merge"):
             raise ThreadError(f'on_conflict={on_conflict!r}: it is "raise", "wait" or "merge"')
         self._own = own
         self._request = request
         self.patience = 0.0 if on_conflict == "raise" else timeout
-        self._owned: Owned | None = None
+        self._owned: OwnedRun | None = None
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -101,12 +101,12 @@ class Claim:
             yield pause
 
 
-def _is_over(owned: Owned) -> bool:
+def _is_over(owned: OwnedRun) -> bool:
     """Whether the run has written how it ended, and with that gave the thread back."""
     return bool(owned.request.sessions) and owned.request.sessions[-1].reported
 
 
-def _give_back(owned: Owned) -> None:
+def _give_back(owned: OwnedRun) -> None:
     """Ends the work on a thread.
 
     A run that was stopped before its first step says so; one that cannot say how it ended gives the thread back only.
@@ -114,7 +114,7 @@ def _give_back(owned: Owned) -> None:
     try:
         if not owned.request.sessions:
             with suppress(DspyerError):  # else the thread is given back below, or its lease runs out
-                owned.journal.write([end_draft("stopped", None, ())], flush=True, release=True)
+                owned.journal.write([end_row("stopped", None, ())], flush=True, release=True)
         if not _is_over(owned):
             owned.journal.leave()
     finally:

@@ -7,27 +7,27 @@ from collections.abc import Callable, Mapping
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from dspyer.durable.contents import Written
-from dspyer.durable.cutting import Span, left_out, outermost, spans, without
-from dspyer.durable.history import Listed
-from dspyer.durable.memo import Memo
-from dspyer.durable.reading import Chapter, chapter, chapters
+from dspyer.durable.contents import CommitContent
+from dspyer.durable.cutting import RowNumbers, left_out, outermost, spans, without
+from dspyer.durable.history import ListedCommit
+from dspyer.durable.memo import ExecutionRecords
+from dspyer.durable.reading import RunRows, read_run, read_runs
 from dspyer.durable.replaying import update_commit
-from dspyer.durable.rows import COMMITS, OPEN, UPDATE, CommitHead, Draft, digest, end_draft, hand_draft, open_draft
+from dspyer.durable.rows import COMMITS, CommitHeader, NewRow, RowKind, digest, end_row, manual_commit_row, open_row
 from dspyer.errors import ThreadError, suggestion
 from dspyer.events import Commit
-from dspyer.scheduler.runstate import Branch, execution_id, live_branches
+from dspyer.scheduler.runstate import Branch, active_branches, execution_id
 from dspyer.scheduler.topology import END
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, RunRow
-from dspyer.threads.rest import Rest
-from dspyer.threads.starting import Starter
+from dspyer.threads.rest import ThreadHead
+from dspyer.threads.starting import RunStarter
 
 BY_HAND = "update"
 """The author of a commit that somebody makes by hand."""
 
 
-class Cut(NamedTuple):
+class HistoryPrefix(NamedTuple):
     """A thread up to one of its commits.
 
     Attributes:
@@ -38,14 +38,14 @@ class Cut(NamedTuple):
         inside: whether it is inside of a run, and something is left to be done.
     """
 
-    run: Chapter
+    run: RunRows
     point: Point
-    gone: list[Span]
+    gone: list[RowNumbers]
     number: int
     inside: bool
 
 
-def cut_at(starter: Starter, listed: Listed, version: int | str) -> Cut:
+def prefix_at(starter: RunStarter, listed: ListedCommit, version: int | str) -> HistoryPrefix:
     """A thread as it stood at a commit.
 
     Args:
@@ -59,11 +59,11 @@ def cut_at(starter: Starter, listed: Listed, version: int | str) -> Cut:
     number = listed.number(version)
     at, place = listed.runs[number], listed.places[number]
     if at in listed.history.roots:  # what came before it was pruned
-        return Cut(chapters(starter.store, [at], at)[0], at, [], number, False)
-    whole = chapter(starter.store, at)
+        return HistoryPrefix(read_runs(starter.store, [at], at)[0], at, [], number, False)
+    whole = read_run(starter.store, at)
     order = listed.history.in_order(at)
     if whole.status == "completed" and order[-1] == place:
-        return Cut(whole, at, [], number, False)
+        return HistoryPrefix(whole, at, [], number, False)
     kept = set(order[: order.index(place) + 1])
     rows = [
         (row_place, told)
@@ -75,30 +75,30 @@ def cut_at(starter: Starter, listed: Listed, version: int | str) -> Cut:
     points = tuple([whole.points[row_place] for row_place in places])
     if points[-1].run != at.run:  # a part before this one goes on otherwise: there rows count that this one leaves out
         counting = set(points)
-        before = chapter(starter.store, points[-1]).points
+        before = read_run(starter.store, points[-1]).points
         gone = spans(place for place, point in enumerate(before) if point not in counting)
-    return Cut(whole._replace(rows=tuple(left), points=points), points[-1], gone, number, True)
+    return HistoryPrefix(whole._replace(rows=tuple(left), points=points), points[-1], gone, number, True)
 
 
-def cut_here(starter: Starter, head: Point) -> Cut:
+def prefix_here(starter: RunStarter, head: Point) -> HistoryPrefix:
     """A thread as it stands, with all that is left to be done."""
-    whole = chapter(starter.store, head)
-    return Cut(whole, head, [], -1, whole.status != "completed")
+    whole = read_run(starter.store, head)
+    return HistoryPrefix(whole, head, [], -1, whole.status != "completed")
 
 
-def _commit_rows(of: Chapter) -> list[int]:
-    found = [place for place, row in enumerate(of.rows) if row.kind in COMMITS and not CommitHead.of(row.head).scope]
-    return found or [place for place, row in enumerate(of.rows) if row.kind == OPEN]
+def _commit_rows(of: RunRows) -> list[int]:
+    found = [place for place, row in enumerate(of.rows) if row.kind in COMMITS and not CommitHeader.of(row.head).scope]
+    return found or [place for place, row in enumerate(of.rows) if row.kind == RowKind.OPEN]
 
 
-def memo_of(starter: Starter, cut: Cut) -> Memo:
+def memo_of(starter: RunStarter, cut: HistoryPrefix) -> ExecutionRecords:
     """What the executions of a run have left behind."""
-    memo = Memo()
+    memo = ExecutionRecords()
     memo.read(cut.run.rows, starter.reader.fetch, starter.reader.decode)
     return memo
 
 
-def lone_branch(starter: Starter, listed: Callable[[], Listed], cut: Cut) -> Branch:
+def lone_branch(starter: RunStarter, listed: Callable[[], ListedCommit], cut: HistoryPrefix) -> Branch:
     """The only live branch of an open run.
 
     Args:
@@ -110,7 +110,7 @@ def lone_branch(starter: Starter, listed: Callable[[], Listed], cut: Cut) -> Bra
         ThreadError: if several branches are live, with the nearest versions at which only one was.
     """
     run = starter.again(cut.run, memo_of(starter, cut)).run
-    branches = live_branches(run)
+    branches = active_branches(run)
     if len(branches) != 1:
         raise ThreadError(
             f"{len(branches)} branches of thread {starter.thread!r} are live there, and a change by hand must be one "
@@ -125,11 +125,11 @@ def lone_branch(starter: Starter, listed: Callable[[], Listed], cut: Cut) -> Bra
     return branch
 
 
-def _check_not_begun(starter: Starter, cut: Cut, branch: Branch) -> None:
+def _check_not_begun(starter: RunStarter, cut: HistoryPrefix, branch: Branch) -> None:
     """A node that has done a part of its work has done it with the state as it is."""
     memo = memo_of(starter, cut)
     comes = execution_id(branch.path, branch.tally.get(branch.path, 0))
-    begun = [*memo.items, *[head.scope[0] for head in map(CommitHead.of, _heads(cut)) if head.scope]]
+    begun = [*memo.items, *[head.scope[0] for head in map(CommitHeader.of, _heads(cut)) if head.scope]]
     if any(outermost(name) == comes for name in begun):
         raise ThreadError(
             f"the node that comes next in thread {starter.thread!r} has done a part of its work already, with the "
@@ -137,11 +137,11 @@ def _check_not_begun(starter: Starter, cut: Cut, branch: Branch) -> None:
         )
 
 
-def _heads(cut: Cut) -> list[tuple[Any, ...]]:
+def _heads(cut: HistoryPrefix) -> list[tuple[Any, ...]]:
     return [row.head for row in cut.run.rows if row.kind in COMMITS]
 
 
-def nearest(listed: Listed, number: int) -> str:
+def nearest(listed: ListedCommit, number: int) -> str:
     """The versions nearest to a commit at which one branch was live, as an error names them."""
     history, number = listed.history, number % len(listed.commits)
 
@@ -157,7 +157,7 @@ def nearest(listed: Listed, number: int) -> str:
     return f"Nearest versions with one branch: {' and '.join(found)}" if found else "No version has one branch alone"
 
 
-class ByHand(NamedTuple):
+class ManualCommit(NamedTuple):
     """What somebody changes: rows to be written, at the end of a run or as a new one.
 
     Attributes:
@@ -166,10 +166,12 @@ class ByHand(NamedTuple):
     """
 
     run: RunRow
-    drafts: list[Draft]
+    drafts: list[NewRow]
 
 
-def at_rest(starter: Starter, rest: Rest, parents: tuple[Point, ...], patch: Mapping[str, Any]) -> ByHand:
+def at_rest(
+    starter: RunStarter, rest: ThreadHead, parents: tuple[Point, ...], patch: Mapping[str, Any]
+) -> ManualCommit:
     """A run that is one commit by hand, and after which the thread is at rest.
 
     Args:
@@ -185,14 +187,14 @@ def at_rest(starter: Starter, rest: Rest, parents: tuple[Point, ...], patch: Map
     label = starter.label(rest)
     update, state = _fitting(starter, rest, patch, BY_HAND, f"{label}/trunk:0", fresh=not parents)
     commit = Commit("trunk:0", rest.first, BY_HAND, (), 1, 0, update, (), route=(END,), started=time.time())
-    begun = hand_draft(UPDATE, commit, Written(update), starter.fitting.beside)
-    drafts = [begun, end_draft("completed", digest(state), ())]
-    return ByHand(RunRow(token_hex(16), starter.thread, parents, starter.header(rest.first, label)), drafts)
+    begun = manual_commit_row(RowKind.UPDATE, commit, CommitContent(update), starter.fitting.beside)
+    drafts = [begun, end_row("completed", digest(state), ())]
+    return ManualCommit(RunRow(token_hex(16), starter.thread, parents, starter.header(rest.first, label)), drafts)
 
 
 def within(
-    starter: Starter, listed: Callable[[], Listed], cut: Cut, label: str, patch: Mapping[str, Any]
-) -> list[Draft]:
+    starter: RunStarter, listed: Callable[[], ListedCommit], cut: HistoryPrefix, label: str, patch: Mapping[str, Any]
+) -> list[NewRow]:
     """The rows of a commit by hand in an open run, between its last commit and the node that comes next.
 
     Args:
@@ -212,12 +214,15 @@ def within(
     commit = update_commit(branch, 0, BY_HAND, {}, time.time())
     update, _ = validated(starter, branch.state, patch, BY_HAND, f"{label}/{commit.id}")
     status = cut.run.status or "stopped"
-    return [hand_draft(UPDATE, commit._replace(patch=update), Written(update)), end_draft(status, None, ())]
+    return [
+        manual_commit_row(RowKind.UPDATE, commit._replace(patch=update), CommitContent(update)),
+        end_row(status, None, ()),
+    ]
 
 
 def in_the_name_of(
-    starter: Starter, rest: Rest, parents: tuple[Point, ...], patch: Mapping[str, Any], node: str
-) -> ByHand:
+    starter: RunStarter, rest: ThreadHead, parents: tuple[Point, ...], patch: Mapping[str, Any], node: str
+) -> ManualCommit:
     """A run that begins with a commit in the name of a node, and goes on along its edges when it is resumed.
 
     Raises:
@@ -235,12 +240,12 @@ def in_the_name_of(
         )
     label = starter.label(rest)
     update, _ = _fitting(starter, rest, patch, node, f"{label}/trunk:0", fresh=not parents)
-    drafts = [open_draft(node, update, time.time(), starter.fitting.beside), end_draft("stopped", None, ())]
-    return ByHand(RunRow(token_hex(16), starter.thread, parents, starter.header(rest.first, label)), drafts)
+    drafts = [open_row(node, update, time.time(), starter.fitting.beside), end_row("stopped", None, ())]
+    return ManualCommit(RunRow(token_hex(16), starter.thread, parents, starter.header(rest.first, label)), drafts)
 
 
 def _fitting(
-    starter: Starter, rest: Rest, patch: Mapping[str, Any], author: str, commit_id: str, fresh: bool
+    starter: RunStarter, rest: ThreadHead, patch: Mapping[str, Any], author: str, commit_id: str, fresh: bool
 ) -> tuple[dict[str, Any], ImmutableState]:
     """A change of what a thread has come to, with what makes that fit the graph, if it has changed."""
     starter.fitting.check_graph(rest.last)
@@ -252,7 +257,12 @@ def _fitting(
 
 
 def validated(
-    starter: Starter, state: ImmutableState, patch: Mapping[str, Any], author: str, commit_id: str, fresh: bool = False
+    starter: RunStarter,
+    state: ImmutableState,
+    patch: Mapping[str, Any],
+    author: str,
+    commit_id: str,
+    fresh: bool = False,
 ) -> tuple[dict[str, Any], ImmutableState]:
     """A change as a commit holds it, and the state after it; a thread without any run gets the defaults with it."""
     schema = starter.blueprint.topology.schema

@@ -13,14 +13,19 @@ from typing import Any, get_args, get_type_hints
 
 from pydantic import BaseModel
 
-from dspyer.durable.contents import Written
-from dspyer.durable.rows import COMMITS, CommitHead
+from dspyer.durable.contents import CommitContent
+from dspyer.durable.rows import COMMITS, CommitHeader
 from dspyer.errors import StateError
 from dspyer.patch import Replace
 from dspyer.reducers import Updates
-from dspyer.schema import Schema
+from dspyer.schema.schema import Schema
 from dspyer.stores.base import Change, Row
-from dspyer.values import Box, FrozenDict, FrozenList, Opaque, class_name, encoding, known_class
+from dspyer.values import encoding
+from dspyer.values._boxes import CopyOnRead
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._kinds import class_name, known_class
+from dspyer.values._lists import FrozenList
+from dspyer.values._opaque import Opaque
 
 NAMED = (Enum, tuple, str, int, float, bytes)
 """Bases of classes that JSON names, beside models and dataclasses."""
@@ -70,9 +75,9 @@ class Unnamed:
     def _check(self, name: str, row: Row, value: Any) -> None:
         if name in self._named or known_class(name) is not None or not _holds(value, name):
             return
-        patch = value.patch if isinstance(value, Written) else None
+        patch = value.patch if isinstance(value, CommitContent) else None
         field = next((field for field, update in (patch or {}).items() if _holds(update, name)), None)
-        node = CommitHead.of(row.head).node if row.kind in COMMITS else row.kind
+        node = CommitHeader.of(row.head).node if row.kind in COMMITS else row.kind
         short = name.rpartition(":")[2]
         where = f"{node!r}" if field is None else f"{node!r}, field {field!r}"
         raise StateError(
@@ -84,7 +89,7 @@ class Unnamed:
 
 def _holds(value: Any, name: str) -> bool:
     """Whether a value has a part of a class; what an opaque value holds is no part of it."""
-    if isinstance(value, Box):
+    if isinstance(value, CopyOnRead):
         return not isinstance(value.content, Opaque) and (class_name(value.cls) == name or _holds(value.content, name))
     if class_name(type(value)) == name:
         return True

@@ -13,14 +13,14 @@ from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
-from dspyer.building.blueprint import Blueprint
+from dspyer.building.blueprint import GraphSpec
 from dspyer.durable.blocks import Line, block_of, spans
-from dspyer.durable.history import Listed
-from dspyer.durable.reading import Reader
-from dspyer.durable.snapshots import standing
+from dspyer.durable.history import ListedCommit
+from dspyer.durable.reading import HistoryReader
+from dspyer.durable.snapshots import load_snapshot_head
 from dspyer.patch import DELETE
-from dspyer.scheduler.indexing import Folded, Index, Indexes
-from dspyer.scheduler.lineage import Entry
+from dspyer.scheduler.indexing import FieldIndex, FieldIndexes, Folded
+from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.provenance import Behind
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dspyer")
 
-Older = Callable[[Point], Listed]
+Older = Callable[[Point], ListedCommit]
 """Gives all commits up to a row of a thread."""
 
 MOST_PARTS = 200_000
 """Parts of fields that a program keeps between runs, over all threads."""
 
 
-class Recent:
+class RecentIndexes:
     """The indexes of fields at the rows where runs have begun, the latest of them. It may be used by any thread.
 
     Args:
@@ -48,10 +48,10 @@ class Recent:
     def __init__(self, most: int = MOST_PARTS) -> None:
         self._most = most
         self._size = 0
-        self._found: OrderedDict[tuple[Point, str, Point | None], Index] = OrderedDict()
+        self._found: OrderedDict[tuple[Point, str, Point | None], FieldIndex] = OrderedDict()
         self._lock = Lock()
 
-    def get(self, at: Point, field: str, root: Point | None = None) -> Index | None:
+    def get(self, at: Point, field: str, root: Point | None = None) -> FieldIndex | None:
         """The index of a field at a row; None if it is not kept.
 
         Args:
@@ -66,7 +66,7 @@ class Recent:
                 self._found.move_to_end((at, field, root))
             return found
 
-    def put(self, at: Point, field: str, index: Index, before: Point | None, root: Point | None = None) -> None:
+    def put(self, at: Point, field: str, index: FieldIndex, before: Point | None, root: Point | None = None) -> None:
         """Keeps the index of a field at a row.
 
         Args:
@@ -87,7 +87,7 @@ class Recent:
                 self._size -= 1 + len(old.row)
 
 
-class Past(NamedTuple):
+class PreviousRuns(NamedTuple):
     """Where a run goes on from.
 
     Attributes:
@@ -111,7 +111,7 @@ class EarlierGraphs:
         past: where the run goes on from.
     """
 
-    def __init__(self, reader: Reader, past: Past) -> None:
+    def __init__(self, reader: HistoryReader, past: PreviousRuns) -> None:
         self._reader = reader
         self._past = past
         self._told: set[str] = set()
@@ -152,18 +152,18 @@ class EarlierLog:
         field: the field; `""` for none.
     """
 
-    def __init__(self, past: Past, line: Line | None, older: Older, graphs: EarlierGraphs, field: str) -> None:
+    def __init__(self, past: PreviousRuns, line: Line | None, older: Older, graphs: EarlierGraphs, field: str) -> None:
         self._past = past
         self._line = line
         self._older = older
         self._graphs = graphs
         self._field = field
-        self._whole: tuple[Listed, dict[int, int]] | None = None
+        self._whole: tuple[ListedCommit, dict[int, int]] | None = None
 
     def __len__(self) -> int:
         return self._past.first
 
-    def __getitem__(self, number: int, /) -> Entry:
+    def __getitem__(self, number: int, /) -> LogEntry:
         block = None if self._line is None else self._line.block(number)
         if block is None:
             return self._entry_of_all(number)
@@ -172,7 +172,7 @@ class EarlierLog:
             return entry
         return self._unknown(entry.state, "an earlier graph folded it in another way")
 
-    def _entry_of_all(self, number: int) -> Entry:
+    def _entry_of_all(self, number: int) -> LogEntry:
         """A commit of merged or pruned history."""
         oldest = None if self._line is None else self._line.oldest
         at = self._past.head if oldest is None or oldest.base is None else oldest.base
@@ -195,7 +195,7 @@ class EarlierLog:
     def _folds(self, shapes: frozenset[str]) -> bool:
         return self._graphs.fold(self._field, shapes)
 
-    def _unknown(self, state: ImmutableState, why: str) -> Entry:
+    def _unknown(self, state: ImmutableState, why: str) -> LogEntry:
         self._graphs.warn(self._field, why)
         return Behind.state(state, "").log[0]
 
@@ -211,7 +211,9 @@ class EarlierRuns:
         past: where the run goes on from.
     """
 
-    def __init__(self, blueprint: Blueprint, reader: Reader, older: Older, recent: Recent, past: Past) -> None:
+    def __init__(
+        self, blueprint: GraphSpec, reader: HistoryReader, older: Older, recent: RecentIndexes, past: PreviousRuns
+    ) -> None:
         self._blueprint = blueprint
         self._reader = reader
         self._older = older
@@ -249,10 +251,10 @@ class EarlierRuns:
 
     def _newest(self) -> Line | None:
         root = self._past.row.root
-        block = block_of(self._reader, standing(self._reader, self._past.head), root)
+        block = block_of(self._reader, load_snapshot_head(self._reader, self._past.head), root)
         return None if block is None else Line(self._reader, block, root)
 
-    def _index(self, field: str, log: EarlierLog) -> Index | None:
+    def _index(self, field: str, log: EarlierLog) -> FieldIndex | None:
         """The parts of a field where the run goes on from: made from those where an earlier run did."""
         of, past = Folded.of(self._blueprint.topology.schema.fields.get(field)), self._past
         if of is None:
@@ -260,7 +262,7 @@ class EarlierRuns:
         known = self._recent.get(past.head, field, past.row.root)
         if known is not None:
             return known
-        indexes, number, before = Indexes(of), 0, None
+        indexes, number, before = FieldIndexes(of), 0, None
         for span in spans(self._reader.store, past.head, past.row.root):
             before = span.at
             known = self._recent.get(before, field, past.row.root) if number else None
@@ -273,12 +275,12 @@ class EarlierRuns:
         return made
 
 
-def recent_of(program: CompiledGraph) -> Recent:
+def recent_of(program: CompiledGraph) -> RecentIndexes:
     """What the views of a program keep between runs."""
     recent = _recent.get(program)
     if recent is None:
-        recent = _recent.setdefault(program, Recent())
+        recent = _recent.setdefault(program, RecentIndexes())
     return recent
 
 
-_recent: WeakKeyDictionary[CompiledGraph, Recent] = WeakKeyDictionary()
+_recent: WeakKeyDictionary[CompiledGraph, RecentIndexes] = WeakKeyDictionary()

@@ -80,11 +80,11 @@ def _parents_first(store: Store, kept: Mapping[str, Reached]) -> list[str]:
     return list(done)
 
 
-Shown = Callable[[Row], Any]
+ShowRow = Callable[[Row], Any]
 """What is shown of a row, as JSON values."""
 
 
-def export(store: Store, row: ThreadRow, path: str | os.PathLike[str], shown: Shown | None = None) -> str:
+def export(store: Store, row: ThreadRow, path: str | os.PathLike[str], shown: ShowRow | None = None) -> str:
     """Writes all that a thread reaches to a file.
 
     Args:
@@ -109,7 +109,7 @@ def export(store: Store, row: ThreadRow, path: str | os.PathLike[str], shown: Sh
     return digest.hexdigest()
 
 
-def _lines(store: Store, thread: ThreadRow, shown: Shown | None) -> Iterator[dict[str, Any]]:
+def _lines(store: Store, thread: ThreadRow, shown: ShowRow | None) -> Iterator[dict[str, Any]]:
     found = reached(store, thread)
     yield {
         "thread": thread.name,
@@ -204,7 +204,7 @@ def load(store: Store, name: str, found: Exported) -> None:
         leases.let_go(owner.token)
 
 
-def _fill(store: Store, name: str, epoch: int, found: Exported, moved: Mapping[str, _Place]) -> None:
+def _fill(store: Store, name: str, epoch: int, found: Exported, moved: Mapping[str, _RunOffset]) -> None:
     """Writes what was exported into a thread that is owned."""
     count = 0
     for line, rows in found.runs:
@@ -225,46 +225,46 @@ def _fill(store: Store, name: str, epoch: int, found: Exported, moved: Mapping[s
     store.write(Change(name, epoch, lease=0.0, head=head, root=root, snapshot=snapshot, flush=True, runs=runs))
 
 
-class _Place(NamedTuple):
+class _RunOffset(NamedTuple):
     """Where a run goes: its id, and the number by which those of its rows become smaller."""
 
     run: str
     shift: int
 
 
-def _place(store: Store, line: Mapping[str, Any], rows: list[Mapping[str, Any]], found: Exported) -> _Place:
+def _place(store: Store, line: Mapping[str, Any], rows: list[Mapping[str, Any]], found: Exported) -> _RunOffset:
     """The id that a run had, if it is free or the run is there already; else a new one."""
     shift = int(rows[0]["row"]) if rows else 0
     name = str(line["run"])
     known = store.run(name)
     if known is None:
-        return _Place(token_hex(16) if shift else name, shift)
+        return _RunOffset(token_hex(16) if shift else name, shift)
     parents = tuple([Point(run, seq) for run, seq in line["parents"]])
     there = {row.seq: row for row in store.rows(name)}
-    own = [_row(part, _Place(name, 0), found) for part in rows]
+    own = [_row(part, _RunOffset(name, 0), found) for part in rows]
     if same_run(known, RunRow(name, "", parents, line["header"])) and (
         not there or not own or own[0].seq <= max(there) + 1
     ):
         common = [row for row in own if row.seq in there]
         if all(same_row(row, there[row.seq]) for row in common):
-            return _Place(name, 0)
-    return _Place(token_hex(16), shift)
+            return _RunOffset(name, 0)
+    return _RunOffset(token_hex(16), shift)
 
 
-def _row(line: Mapping[str, Any], place: _Place, found: Exported) -> Row:
+def _row(line: Mapping[str, Any], place: _RunOffset, found: Exported) -> Row:
     holds = "content" in line or "base64" in line
     content = content_of(line, found.blobs) if holds else None
     return Row(int(line["row"]) - place.shift, line["kind"], tuple(line["head"]), content)
 
 
-def _points(points: Iterable[tuple[str, int]], moved: Mapping[str, _Place]) -> tuple[Point, ...]:
+def _points(points: Iterable[tuple[str, int]], moved: Mapping[str, _RunOffset]) -> tuple[Point, ...]:
     return tuple([_moved(run, seq, moved) for run, seq in points])
 
 
-def _point(point: tuple[str, int] | None, moved: Mapping[str, _Place]) -> Point | None:
+def _point(point: tuple[str, int] | None, moved: Mapping[str, _RunOffset]) -> Point | None:
     return None if point is None else _moved(*point, moved)
 
 
-def _moved(run: str, seq: int, moved: Mapping[str, _Place]) -> Point:
+def _moved(run: str, seq: int, moved: Mapping[str, _RunOffset]) -> Point:
     place = moved.get(run)
     return Point(run, seq) if place is None else Point(place.run, seq - place.shift)

@@ -6,20 +6,20 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from dspyer.building.blueprint import Blueprint
-from dspyer.durable.contents import Written
-from dspyer.durable.reading import Chapter, Reader, renamed
+from dspyer.building.blueprint import GraphSpec
+from dspyer.durable.contents import CommitContent
+from dspyer.durable.reading import HistoryReader, RunRows, rename_nodes
 from dspyer.durable.replaying import update_commit
-from dspyer.durable.rows import UPDATE, Draft, hand_draft
+from dspyer.durable.rows import NewRow, RowKind, manual_commit_row
 from dspyer.errors import ChangedGraphError, ThreadError, suggestion
 from dspyer.patch import DELETE, Replace
-from dspyer.running.opening import Opening
-from dspyer.scheduler.runstate import live_branches
+from dspyer.running.opening import RunStart
+from dspyer.scheduler.runstate import active_branches
 from dspyer.scheduler.schedule import amend
 from dspyer.state import ImmutableState
-from dspyer.threads.changes import AllowChanged, Names, changed_fields, changed_graph, changes
+from dspyer.threads.changes import AllowChanged, NodeNames, changed_fields, changed_graph, changes
 from dspyer.threads.migrating import Adapted, adapt
-from dspyer.threads.shape import Shape, in_common
+from dspyer.threads.shape import GraphFingerprint, in_common
 
 AUTHOR = "migrate"
 """The author of the commit with which a state is made to fit."""
@@ -33,11 +33,11 @@ class Renamed(NamedTuple):
         names: new names by old ones; None if it is the same graph.
     """
 
-    run: Chapter
-    names: Names | None
+    run: RunRows
+    names: NodeNames | None
 
 
-class Fitting:
+class GraphCompatibility:
     """Compares the graph with those that made the runs of one thread.
 
     Args:
@@ -47,7 +47,7 @@ class Fitting:
         reader: reads the thread.
     """
 
-    def __init__(self, thread: str, blueprint: Blueprint, shape: Shape, reader: Reader) -> None:
+    def __init__(self, thread: str, blueprint: GraphSpec, shape: GraphFingerprint, reader: HistoryReader) -> None:
         self.thread = thread
         self.blueprint = blueprint
         self.shape = shape
@@ -58,11 +58,11 @@ class Fitting:
         """What a run that begins stores of its graph: once, however many runs there are."""
         return {self.shape.id: self.shape.data}
 
-    def changed(self, last: Chapter | None) -> bool:
+    def changed(self, last: RunRows | None) -> bool:
         """Whether the graph is another one than that of the last run."""
         return last is not None and last.shape not in ("", self.shape.id)
 
-    def check_graph(self, last: Chapter | None) -> None:
+    def check_graph(self, last: RunRows | None) -> None:
         """Refuses a thread whose last run was made by a graph of another name.
 
         A name that was given tells graphs apart. One that comes from the schema, or none, does not: it changes when a
@@ -94,7 +94,7 @@ class Fitting:
             [f"graph {name!r} -> {graph.name!r}"],
         )
 
-    def adapted(self, state: ImmutableState, last: Chapter | None) -> Adapted:
+    def adapted(self, state: ImmutableState, last: RunRows | None) -> Adapted:
         """The state of a thread at rest, as one that fits the graph.
 
         Args:
@@ -110,14 +110,14 @@ class Fitting:
         suspects = set(schema.fields) if made_by is None else changed_fields(made_by.facts, self.shape.facts)
         return adapt(self.thread, state, schema, suspects, self.blueprint.migrate)
 
-    def shown(self, state: ImmutableState, last: Chapter | None) -> ImmutableState:
+    def shown(self, state: ImmutableState, last: RunRows | None) -> ImmutableState:
         """The state of a thread for people: without the fields that are gone. Nothing is validated."""
         schema = self.blueprint.topology.schema
         if schema.open or not self.changed(last) or state.keys() <= schema.fields.keys():
             return state
         return ImmutableState({name: state.raw(name) for name in state if name in schema.fields})
 
-    def allowed(self, last: Chapter, allow: AllowChanged) -> Renamed:
+    def allowed(self, last: RunRows, allow: AllowChanged) -> Renamed:
         """An open run, if this graph may go on with it.
 
         Args:
@@ -129,7 +129,7 @@ class Fitting:
         """
         if allow is False:
             self.check_graph(last)
-        names: Names = {} if isinstance(allow, bool) else allow
+        names: NodeNames = {} if isinstance(allow, bool) else allow
         unknown = [name for name in names.values() if name not in self.blueprint.nodes]
         if unknown:
             hints = "".join(suggestion(name, self.blueprint.nodes) for name in unknown)
@@ -139,10 +139,10 @@ class Fitting:
         made_by = self._made_by(last)
         if allow is False:
             raise changed_graph(self.thread, made_by, self.shape)
-        rows = tuple([renamed(row, names) for row in last.rows]) if names else last.rows
+        rows = tuple([rename_nodes(row, names) for row in last.rows]) if names else last.rows
         return Renamed(last._replace(rows=rows), names)
 
-    def explained(self, error: ChangedGraphError, last: Chapter) -> ChangedGraphError:
+    def explained(self, error: ChangedGraphError, last: RunRows) -> ChangedGraphError:
         """Why the log of a run has no place in this graph: with all that has changed.
 
         Args:
@@ -159,7 +159,7 @@ class Fitting:
             (*error.changes, *found),
         )
 
-    def going_on(self, opening: Opening, last: Chapter) -> tuple[Opening, list[Draft]]:
+    def going_on(self, opening: RunStart, last: RunRows) -> tuple[RunStart, list[NewRow]]:
         """Where a run stands that this graph goes on with, its state made to fit; and the rows that say so.
 
         Args:
@@ -170,7 +170,7 @@ class Fitting:
             ChangedGraphError: if a value does not fit, or several branches are live and their states do not.
         """
         run, schema = opening.run, self.blueprint.topology.schema
-        branches = live_branches(run)
+        branches = active_branches(run)
         patches = []
         for branch in branches:
             fitted = self.adapted(branch.state, last)
@@ -195,8 +195,8 @@ class Fitting:
             )
         commit = update_commit(branches[0], run.first + len(run.log), AUTHOR, patches[0], time.time())
         moved = amend(run, commit, schema.replay(branches[0].state, patches[0]))
-        return opening._replace(run=moved), [hand_draft(UPDATE, commit, Written(patches[0]))]
+        return opening._replace(run=moved), [manual_commit_row(RowKind.UPDATE, commit, CommitContent(patches[0]))]
 
-    def _made_by(self, last: Chapter) -> Shape | None:
+    def _made_by(self, last: RunRows) -> GraphFingerprint | None:
         found = self.reader.fetch([last.shape]).get(last.shape)
-        return None if found is None else Shape.stored(found)
+        return None if found is None else GraphFingerprint.stored(found)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from threading import Lock
 
-from dspyer.durable.history import History, Listed
-from dspyer.durable.reading import Reader
+from dspyer.durable.history import History, ListedCommit
+from dspyer.durable.reading import HistoryReader
 from dspyer.stores.base import Point, ThreadRow
 
 
@@ -21,15 +21,15 @@ class Known:
         root: where the history begins, if older rows were pruned.
     """
 
-    def __init__(self, reader: Reader, thread: str) -> None:
+    def __init__(self, reader: HistoryReader, thread: str) -> None:
         self.history = History(reader)
         self.root: Point | None = None
         self._reader = reader
         self._thread = thread
-        self._listed = Listed(self.history, ())
+        self._listed = ListedCommit(self.history, ())
         self._reading = Lock()
 
-    def up_to(self, at: Point) -> Listed:
+    def up_to(self, at: Point) -> ListedCommit:
         """The commits up to a row of the thread.
 
         Args:
@@ -40,7 +40,7 @@ class Known:
         with self._reading:
             self._begin_at(root)
             self.history.read([at], root)
-            return Listed(self.history, [at])
+            return ListedCommit(self.history, [at])
 
     def extended(self, *rows: ThreadRow) -> History:
         """The history up to the heads of threads.
@@ -54,7 +54,7 @@ class Known:
                 self.history.read([] if row.head is None else [row.head], row.root)
         return self.history
 
-    def listed(self) -> Listed:
+    def listed(self) -> ListedCommit:
         """The commits up to the thread's head."""
         row = self._reader.store.thread(self._thread)
         heads = (row.head,) if row is not None and row.head is not None else ()
@@ -63,11 +63,11 @@ class Known:
             self._begin_at(root)
             if heads != self._listed.heads:
                 self.history.read(heads, root)
-                self._listed = Listed(self.history, heads)
+                self._listed = ListedCommit(self.history, heads)
             return self._listed
 
     def _begin_at(self, root: Point | None) -> None:
         """Drops what was read, if older history was pruned since."""
         if root != self.root:
             self.history, self.root = History(self._reader), root
-            self._listed = Listed(self.history, ())
+            self._listed = ListedCommit(self.history, ())

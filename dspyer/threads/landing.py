@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from secrets import token_hex
 from typing import Any
 
-from dspyer.durable.contents import Written
+from dspyer.durable.contents import CommitContent
 from dspyer.durable.journal import Journal
-from dspyer.durable.reading import chapter
-from dspyer.durable.rows import UPDATE, digest, end_draft, hand_draft
-from dspyer.durable.snapshots import Rested, snapshot, standing
+from dspyer.durable.reading import read_run
+from dspyer.durable.rows import RowKind, digest, end_row, manual_commit_row
+from dspyer.durable.snapshots import SnapshotState, load_snapshot_head, snapshot
 from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
 from dspyer.events import Commit
 from dspyer.request import Request
@@ -19,20 +19,20 @@ from dspyer.run import Run
 from dspyer.scheduler.topology import END, START
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Point, RunRow, ThreadRow
-from dspyer.threads.cuts import ByHand
+from dspyer.threads.cuts import ManualCommit
 from dspyer.threads.owning import busy, is_alive, new_owner, pauses
-from dspyer.threads.rest import Rest
-from dspyer.threads.starting import Owned
+from dspyer.threads.rest import ThreadHead
+from dspyer.threads.starting import OwnedRun
 from dspyer.threads.travel import Travel
 
 SNAPSHOT = 24
 """Rows since the last snapshot after which a merge takes one."""
 
 
-class Landing(Travel):
+class MergeOnFinish(Travel):
     """Starts runs that own no thread, and merges what they have done into it."""
 
-    def _begin_beside(self, inputs: Mapping[str, Any], request: Request, abandon: bool) -> Owned:
+    def _begin_beside(self, inputs: Mapping[str, Any], request: Request, abandon: bool) -> OwnedRun:
         """Begins a run that goes on from where the thread stands, and leaves it to others meanwhile."""
         starter, rest = self._starter, self._ground(abandon)
         label = f"{self.name}.{token_hex(4)}"  # others begin at the same time
@@ -43,9 +43,9 @@ class Landing(Travel):
         if rest.forms is not None:
             journal.goes_on(rest.tail + len(rows), rest.forms)
         request.opening, request.memo, request.journal = ahead.opening, ahead.memo, journal
-        return Owned(request, journal, new_owner())
+        return OwnedRun(request, journal, new_owner())
 
-    def _ground(self, abandon: bool) -> Rest:
+    def _ground(self, abandon: bool) -> ThreadHead:
         """What a run goes on from: all that start together need one commit that they have in common."""
         starter = self._starter
         row = starter.store.thread(self.name)
@@ -60,12 +60,12 @@ class Landing(Travel):
             if not abandon:
                 raise rest.open_error()
             return rest
-        running = chapter(starter.store, rest.row.head)
+        running = read_run(starter.store, rest.row.head)
         if not running.parents:
             raise busy(rest.row)  # there is nothing yet that both could go on from
         at = running.parents[0]
-        found = standing(starter.reader, at)
-        return Rest(rest.row._replace(head=at), found.last, found.state, found.first, found.tail, found.forms)
+        found = load_snapshot_head(starter.reader, at)
+        return ThreadHead(rest.row._replace(head=at), found.last, found.state, found.first, found.tail, found.forms)
 
     def _found(self, row: ThreadRow) -> None:
         """Begins a thread with the defaults of its fields."""
@@ -73,9 +73,11 @@ class Landing(Travel):
         schema = starter.blueprint.topology.schema
         patch, state = schema.begin(ImmutableState(), {}, keep=None, commit_id=f"{label}/trunk:0")
         commit = Commit("trunk:0", 0, START, (), 1, 0, patch, (), route=(END,), started=time.time())
-        begun = hand_draft(UPDATE, commit, Written(patch), starter.fitting.beside)
-        drafts = [begun, end_draft("completed", digest(state), ())]
-        self._write(row, ByHand(RunRow(token_hex(16), self.name, (), starter.header(0, label)), drafts), self.name)
+        begun = manual_commit_row(RowKind.UPDATE, commit, CommitContent(patch), starter.fitting.beside)
+        drafts = [begun, end_row("completed", digest(state), ())]
+        self._write(
+            row, ManualCommit(RunRow(token_hex(16), self.name, (), starter.header(0, label)), drafts), self.name
+        )
 
     def _landed(self, run: Run, request: Request, patience: float) -> Run:
         """Brings what a run has done into the thread; one that owns its thread is there already."""
@@ -93,7 +95,7 @@ class Landing(Travel):
         except Exception as error:  # noqa: BLE001 - it is the run's
             run.status, run.error = "failed", error
             if not isinstance(error, StoreError):
-                journal.write([end_draft("failed", None, [(f"join:{self.name}", (), "", error)])], flush=True)
+                journal.write([end_row("failed", None, [(f"join:{self.name}", (), "", error)])], flush=True)
         return run
 
     def _land(self, tip: Point, patience: float) -> None:
@@ -113,7 +115,7 @@ class Landing(Travel):
             raise ThreadError(f"thread {self.name!r} was removed while a run went on beside it")
         if is_alive(row):
             raise busy(row)
-        if row.head in chapter(store, tip).parents:
+        if row.head in read_run(store, tip).parents:
             store.write(Change(self.name, row.epoch, row.epoch + 1, lease=0.0, head=tip, flush=True))
             return
         rest = starter.rest()
@@ -129,6 +131,6 @@ class Landing(Travel):
         kept = None
         if rest.tail >= SNAPSHOT and rest.forms is not None:
             at = Point(by_hand.run.id, len(by_hand.drafts) - 1)
-            kept = snapshot(at, Rested(met.state, 0), rest.forms)
+            kept = snapshot(at, SnapshotState(met.state, 0), rest.forms)
         self._write(rest.row, by_hand, self.name, kept)
         self._log(met)

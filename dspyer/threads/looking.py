@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dspyer.bond.tracing import add_tokens
-from dspyer.durable.reading import chapters, end_in, newest
-from dspyer.durable.rows import ANSWER, ASK, COMMIT, END, ITEM, JOIN, ONCE, OPEN, RESUME, CommitHead
+from dspyer.durable.reading import end_in, newest, read_runs
+from dspyer.durable.rows import CommitHeader, RowKind
 from dspyer.stores.base import Point, Row, Store
 from dspyer.threads.owning import is_alive
 
-PROGRESS = (COMMIT, JOIN, ITEM, ONCE, ANSWER, END)
+PROGRESS = (RowKind.COMMIT, RowKind.JOIN, RowKind.ITEM, RowKind.ONCE, RowKind.ANSWER, RowKind.END)
 """Rows that show that a run has come further."""
 
 
@@ -60,12 +60,12 @@ def questions_in(store: Store, at: Point) -> list[Row]:
 
 def _questions(store: Store, at: Point) -> Iterator[Row]:
     for _, row in newest(store, at):
-        if row.kind in (ASK, ANSWER):
+        if row.kind in (RowKind.ASK, RowKind.ANSWER):
             yield row
-        elif row.kind == OPEN:
+        elif row.kind == RowKind.OPEN:
             return
-        elif row.kind in (COMMIT, JOIN):
-            head = CommitHead.of(row.head)
+        elif row.kind in (RowKind.COMMIT, RowKind.JOIN):
+            head = CommitHeader.of(row.head)
             if head.settled and not head.scope:
                 return
 
@@ -80,9 +80,9 @@ def usage_of(store: Store, thread: str) -> dict[str, dict[str, Any]]:
     row = store.thread(thread)
     total: dict[str, dict[str, Any]] = {}
     if row is not None and row.head is not None:
-        for run in chapters(store, [row.head], row.root):
+        for run in read_runs(store, [row.head], row.root):
             for end in run.rows:
-                if end.kind == END and len(end.head) > 2:
+                if end.kind == RowKind.END and len(end.head) > 2:
                     add_tokens(total, end.head[2])
     return total
 
@@ -95,7 +95,7 @@ def resumes(rows: Sequence[Row]) -> int:
     """
     count = 0
     for row in reversed(rows):
-        if row.kind in PROGRESS or (row.kind == RESUME and not row.head[0]):
+        if row.kind in PROGRESS or (row.kind == RowKind.RESUME and not row.head[0]):
             break
-        count += row.kind == RESUME
+        count += row.kind == RowKind.RESUME
     return count

@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from dspyer.durable.contents import Written
+from dspyer.durable.contents import CommitContent
 from dspyer.durable.history import History
-from dspyer.durable.rows import MERGE, Draft, digest, end_draft, hand_draft
+from dspyer.durable.rows import NewRow, RowKind, digest, end_row, manual_commit_row
 from dspyer.events import Commit, MergedConflict
 from dspyer.patch import DELETE, Replace, diff_value, resets, single
 from dspyer.policies import Policies
@@ -16,9 +16,9 @@ from dspyer.reducers import Updates
 from dspyer.scheduler.joining import ConflictRaisedError, Deciding, Join, value_under
 from dspyer.scheduler.lineage import Resolution, lineage
 from dspyer.scheduler.topology import END
-from dspyer.schema import Schema
+from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values import same
+from dspyer.values._same import same
 
 
 class Met(NamedTuple):
@@ -92,7 +92,7 @@ def meet_from(
     return Met(patch, schema.replay(left, patch))
 
 
-def merge_drafts(met: Met, name: str, version: int) -> list[Draft]:
+def merge_rows(met: Met, name: str, version: int) -> list[NewRow]:
     """The rows of the run that is nothing but the merge.
 
     Args:
@@ -101,8 +101,8 @@ def merge_drafts(met: Met, name: str, version: int) -> list[Draft]:
         version: its version.
     """
     commit = Commit("trunk:0", version, f"join:{name}", (), 1, 0, met.patch, (), route=(END,), started=time.time())
-    written = Written(met.patch, resolutions=met.resolutions)
-    return [hand_draft(MERGE, commit, written), end_draft("completed", digest(met.state), ())]
+    written = CommitContent(met.patch, resolutions=met.resolutions)
+    return [manual_commit_row(RowKind.MERGE, commit, written), end_row("completed", digest(met.state), ())]
 
 
 _RIGHT_ONLY = 0b10

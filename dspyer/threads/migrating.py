@@ -15,9 +15,14 @@ from dspyer.building.blueprint import Migrate
 from dspyer.errors import ChangedGraphError, StateError, brief, shown_names, suggestion
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.reducers import Updates
-from dspyer.schema import Schema
+from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values import Box, FrozenDict, FrozenList, Opaque, freeze, same, thaw
+from dspyer.values._boxes import CopyOnRead, thaw
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._freezing import freeze
+from dspyer.values._lists import FrozenList
+from dspyer.values._opaque import Opaque
+from dspyer.values._same import same
 
 logger = logging.getLogger("dspyer")
 
@@ -141,7 +146,7 @@ def _fitting(schema: Schema, name: str, value: Any) -> Any:
 
 def _plainest(value: Any) -> Any:
     """A frozen value in plain ones: models and dataclasses as dicts, so that they are validated again."""
-    if isinstance(value, Box):
+    if isinstance(value, CopyOnRead):
         if value.kind.in_parts and isinstance(value.content, FrozenDict):
             parts = {key: _plainest(part) for key, part in value.content.raw_items() if not str(key).startswith("$")}
             extra = value.content.raw("$extra", None)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from dspyer.durable.blocks import Block, Line, Span, block_around, block_of, spans
-from dspyer.durable.reading import Reader
-from dspyer.durable.rows import COMMITS, CommitHead
-from dspyer.durable.snapshots import EVERY, standing
+from dspyer.durable.blocks import Block, Line, RunSpan, block_around, block_of, spans
+from dspyer.durable.reading import HistoryReader
+from dspyer.durable.rows import COMMITS, CommitHeader
+from dspyer.durable.snapshots import EVERY, load_snapshot_head
 from dspyer.events import Commit
 from dspyer.patch import Replace
-from dspyer.scheduler.lineage import Entry, last_writer, lineage, value_at
+from dspyer.scheduler.lineage import LogEntry, last_writer, lineage, value_at
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point
 
@@ -34,7 +34,7 @@ class Pages:
         thread: the name of the thread.
     """
 
-    def __init__(self, reader: Reader, thread: str) -> None:
+    def __init__(self, reader: HistoryReader, thread: str) -> None:
         self._reader = reader
         self._thread = thread
         self._kept: tuple[tuple[str, Block], ...] = ()
@@ -66,7 +66,7 @@ class Pages:
                 return None
         return None
 
-    def _place_of(self, span: Span, name: str, least: int) -> int | None:
+    def _place_of(self, span: RunSpan, name: str, least: int) -> int | None:
         """Which commit of a run has an id; None if there is none.
 
         Args:
@@ -77,13 +77,13 @@ class Pages:
         store, run, last = self._reader.store, span.run.id, span.at.seq
         near = store.rows(run, least, min(least + 1, last))
         for row in near:
-            head = CommitHead.of(row.head) if row.kind in COMMITS else None
+            head = CommitHeader.of(row.head) if row.kind in COMMITS else None
             if head is not None and head.id == name and not head.scope and head.step == least and not head.branch:
                 return least  # the run has not forked before, nor made anything but commits of its own
         place = -1
         for row in store.rows(run, 0, last):
             if row.kind in COMMITS:
-                head = CommitHead.of(row.head)
+                head = CommitHeader.of(row.head)
                 place += not head.scope
                 if head.id == name and not head.scope:
                     return place
@@ -98,7 +98,7 @@ class Pages:
         head, root = self._ends()
         if head is None:
             return None
-        found = standing(self._reader, head)
+        found = load_snapshot_head(self._reader, head)
         block = block_of(self._reader, found, root)
         if block is None:
             return None
@@ -125,10 +125,10 @@ class Pages:
             return []
         begin = end = first or 0
         if newest:
-            last = standing(self._reader, head).first - 1
+            last = load_snapshot_head(self._reader, head).first - 1
             end = last if first is None else min(first, last)
             begin = max(end - count + 1, 0)
-        runs: list[Span] = []
+        runs: list[RunSpan] = []
         for span in spans(self._reader.store, head, root):
             runs.append(span)
             if span.first <= begin:
@@ -149,12 +149,12 @@ class Pages:
             found += [commit for commit in block.commits if commit.version is None or commit.version >= start]
         return cut_out(found, first, count, newest)
 
-    def _span(self, number: int, head: Point | None, root: Point | None) -> Span | None:
+    def _span(self, number: int, head: Point | None, root: Point | None) -> RunSpan | None:
         """The run of a commit; None where it is merged history or pruned, or there is none."""
         runs = spans(self._reader.store, head, root)
         return next((span for span in runs if number >= span.first), None)
 
-    def _block(self, span: Span, number: int, root: Point | None) -> Block | None:
+    def _block(self, span: RunSpan, number: int, root: Point | None) -> Block | None:
         """The commits around one; the next ones too if its neighbours were read just now."""
         blocks = [
             block for run, block in self._kept if run == span.run.id and block.end <= span.first + span.at.seq + 1
@@ -197,7 +197,7 @@ def _writer_in(block: Block, keys: tuple[Any, ...], value: Any) -> int | None:
         return None
     before = block.first - 1
     patch = {keys[0]: Replace(None)} if keys else {}
-    log = {before: Entry(Commit("", None, "", (), 1, 0, patch, ()), block.state, (), None)}
+    log = {before: LogEntry(Commit("", None, "", (), 1, 0, patch, ()), block.state, (), None)}
     log |= dict(enumerate(block.line, block.first))
     head = [block.end - 1]
     writer = last_writer(log, [before, *lineage(log, head, range(block.first, block.end))], head, keys, value)

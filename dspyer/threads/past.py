@@ -7,9 +7,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dspyer.durable.guarding import Guarded
-from dspyer.durable.history import History, Listed, inner_commits
-from dspyer.durable.reading import Chapter, Reader, chapters
-from dspyer.durable.rows import END, digest
+from dspyer.durable.history import History, ListedCommit, inner_commits
+from dspyer.durable.reading import HistoryReader, RunRows, read_runs
+from dspyer.durable.rows import RowKind, digest
 from dspyer.durable.snapshots import latest
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import Commit
@@ -21,8 +21,8 @@ from dspyer.threads.decoding import Unnamed, decoder
 from dspyer.threads.earlier import recent_of
 from dspyer.threads.known import Known
 from dspyer.threads.paging import Pages, cut_out
-from dspyer.threads.shape import shape_of
-from dspyer.threads.starting import Starter
+from dspyer.threads.shape import fingerprint_of
+from dspyer.threads.starting import RunStarter
 
 if TYPE_CHECKING:
     from dspyer.program import CompiledGraph
@@ -38,7 +38,7 @@ def _check_name(name: object) -> None:
     raise ThreadError(f"{name!r} is no name of a thread: that is any text, not empty: program.thread('t-42')")
 
 
-class Past:
+class PastReader:
     """Reads a thread.
 
     Args:
@@ -59,11 +59,11 @@ class Past:
         guarded_store = (
             Guarded(store) if isinstance(store, Memory) else Guarded(store, Unnamed(program.graph.name, schema))
         )
-        shape = shape_of(program)
-        reader = Reader(guarded_store, schema, decoder(schema), shape.id)
+        shape = fingerprint_of(program)
+        reader = HistoryReader(guarded_store, schema, decoder(schema), shape.id)
         self._known = Known(reader, name)
         self._pages = Pages(reader, name)
-        self._starter = Starter(
+        self._starter = RunStarter(
             program.graph, guarded_store, name, reader, shape, self._known.up_to, recent_of(program)
         )
 
@@ -188,7 +188,7 @@ class Past:
         root = None if row is None else row.root
         history = History(self._starter.reader)
         history.read(heads, root)
-        for found in chapters(self._starter.store, heads, root):
+        for found in read_runs(self._starter.store, heads, root):
             told = history.runs[found.points[-1]]
             if told.broken:
                 raise StoreError(f"thread {self.name!r}: {told.broken}")
@@ -201,7 +201,7 @@ class Past:
                 )
         return history.state(history.runs[heads[-1]].resting) if heads else ImmutableState()
 
-    def _differing(self, history: History, found: Chapter) -> Iterator[tuple[int, str]]:
+    def _differing(self, history: History, found: RunRows) -> Iterator[tuple[int, str]]:
         """Where the states of a run are not those that were noted, and what noted them; first to last."""
         reader, told = self._starter.reader, history.runs[found.points[-1]]
         snapshots = []
@@ -214,7 +214,7 @@ class Past:
             place = told.places[rested.place] if rested.place >= 0 else told.resting
             if place is not None and history.log[place].state != rested.state:
                 yield place, "in its snapshot (t.resume() and t.run() go on from that one)"
-        noted = {end.head[1] for end in found.rows if end.kind == END and len(end.head) > 1} - {None}
+        noted = {end.head[1] for end in found.rows if end.kind == RowKind.END and len(end.head) > 1} - {None}
         if told.resting is not None and noted and noted != {digest(history.state(told.resting))}:
             yield told.resting, "that its run ended with"
 
@@ -223,7 +223,7 @@ class Past:
             return self.at(moment)
         return moment if isinstance(moment, ImmutableState) else ImmutableState(moment)
 
-    def _around(self, version: int | str) -> Listed:
+    def _around(self, version: int | str) -> ListedCommit:
         """The commits among which one is: the thread's, or those of a run of it that it does not go on from any more.
 
         Args:
@@ -236,7 +236,7 @@ class Past:
             rows = store.rows(run.id) if version.startswith(f"{run.header.get('label')}/") else []
             if rows:
                 at = Point(run.id, rows[-1].seq)
-                other = Listed(self._known.extended(ThreadRow(self.name, at, 0, root=self._known.root)), (at,))
+                other = ListedCommit(self._known.extended(ThreadRow(self.name, at, 0, root=self._known.root)), (at,))
                 if other.knows(version):
                     return other
         return listed
@@ -252,7 +252,7 @@ class Past:
         outer = self._id_of(version) if isinstance(version, int) else version
         listed, store = self._known.listed(), self._starter.store
         found: list[Commit] = []
-        for part in chapters(store, listed.heads):
+        for part in read_runs(store, listed.heads):
             for label in dict.fromkeys(part.labels.values()):  # names of threads may hold any character: no splitting
                 if outer.startswith(f"{label}/"):
                     execution = outer.removeprefix(f"{label}/")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dspyer.durable.forms import Forms
-from dspyer.durable.reading import Chapter
+from dspyer.durable.forms import SnapshotEncoder
+from dspyer.durable.reading import RunRows
 from dspyer.errors import OpenRunError, StoreError
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, ThreadRow
 
 
-class Rest(NamedTuple):
+class ThreadHead(NamedTuple):
     """What a thread has come to.
 
     Attributes:
@@ -26,11 +26,11 @@ class Rest(NamedTuple):
     """
 
     row: ThreadRow
-    last: Chapter | None
+    last: RunRows | None
     state: ImmutableState
     first: int
     tail: int = 0
-    forms: Forms | None = None
+    forms: SnapshotEncoder | None = None
     broken: str = ""
     good: Point | None = None
 

@@ -13,28 +13,32 @@ from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel
 
-from dspyer.building.blueprint import Blueprint
-from dspyer.nodes import InterruptNode, MapNode, Node, Router, SubgraphNode
+from dspyer.building.blueprint import GraphSpec
+from dspyer.nodes.base import Node
+from dspyer.nodes.interrupt import InterruptNode
+from dspyer.nodes.map import MapNode
+from dspyer.nodes.routers import Router
+from dspyer.nodes.subgraph import SubgraphNode
 from dspyer.policies import Policies
 from dspyer.reducers import UNIONS
-from dspyer.schema import Schema
+from dspyer.schema.schema import Schema
 from dspyer.stores.content import blob_id
 from dspyer.threads.decoding import named_classes
 
 if TYPE_CHECKING:
     from dspyer.program import CompiledGraph
 
-Facts = Mapping[str, Any]
+FingerprintFacts = Mapping[str, Any]
 
 
-class Shape:
+class GraphFingerprint:
     """What a graph looks like.
 
     Attributes:
         facts: nodes, edges, fields, types, merge policies and interrupts; of graphs inside it too.
     """
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: FingerprintFacts) -> None:
         self.facts = facts
 
     @cached_property
@@ -48,25 +52,25 @@ class Shape:
         return blob_id(self.data)
 
     @classmethod
-    def stored(cls, data: bytes) -> Shape:
+    def stored(cls, data: bytes) -> GraphFingerprint:
         """The shape of what was stored as `data`."""
         return cls(json.loads(data))
 
 
-_shapes: WeakKeyDictionary[CompiledGraph, Shape] = WeakKeyDictionary()
+_shapes: WeakKeyDictionary[CompiledGraph, GraphFingerprint] = WeakKeyDictionary()
 
 
-def shape_of(program: CompiledGraph) -> Shape:
+def fingerprint_of(program: CompiledGraph) -> GraphFingerprint:
     """The shape of a program's graph."""
     shape = _shapes.get(program)
     if shape is None:
-        shape = _shapes[program] = Shape(graph_facts(program))
+        shape = _shapes[program] = GraphFingerprint(graph_facts(program))
     return shape
 
 
 def graph_facts(program: CompiledGraph) -> dict[str, Any]:
     """What the log of a run relies on."""
-    graph: Blueprint = program.graph
+    graph: GraphSpec = program.graph
     topology = graph.topology
     facts = {
         "nodes": {name: _node_facts(node, program) for name, node in graph.nodes.items()},
@@ -81,7 +85,7 @@ def graph_facts(program: CompiledGraph) -> dict[str, Any]:
     return {name: found for name, found in facts.items() if found}
 
 
-def in_common(first: Facts, second: Facts) -> bool:
+def in_common(first: FingerprintFacts, second: FingerprintFacts) -> bool:
     """Whether two graphs have a node or a field in common, as far as it is known which fields they have."""
     if first.get("nodes", {}).keys() & second.get("nodes", {}).keys():
         return True
@@ -89,7 +93,7 @@ def in_common(first: Facts, second: Facts) -> bool:
     return ours is None or theirs is None or not ours.isdisjoint(theirs)
 
 
-def _fields_of(facts: Facts) -> set[str] | None:
+def _fields_of(facts: FingerprintFacts) -> set[str] | None:
     """The fields of a graph; without a schema, those that its nodes name. None if one takes any."""
     if not facts.get("open"):
         return set(facts.get("fields", {}))

@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from dspyer.building.blueprint import Blueprint
-from dspyer.durable.forms import Forms
+from dspyer.building.blueprint import GraphSpec
+from dspyer.durable.forms import SnapshotEncoder
 from dspyer.durable.journal import Journal
-from dspyer.durable.memo import Memo, answer_draft
-from dspyer.durable.reading import Chapter, Reader, chapter
+from dspyer.durable.memo import ExecutionRecords, answer_row
+from dspyer.durable.reading import HistoryReader, RunRows, read_run
 from dspyer.durable.replaying import replay
-from dspyer.durable.rows import COMMITS, OPEN, CommitHead, Draft, open_draft, resume_draft
-from dspyer.durable.snapshots import standing
+from dspyer.durable.rows import COMMITS, CommitHeader, NewRow, RowKind, open_row, resume_row
+from dspyer.durable.snapshots import load_snapshot_head
 from dspyer.errors import ChangedGraphError, ThreadError
 from dspyer.events import Question
 from dspyer.request import Request
-from dspyer.running.opening import Opening
+from dspyer.running.opening import RunStart
 from dspyer.scheduler.runstate import RunState
 from dspyer.scheduler.schedule import start
 from dspyer.scheduler.topology import START
@@ -25,15 +25,15 @@ from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Owner, Point, RunRow, Store, ThreadRow
 from dspyer.threads.answering import given_answers
 from dspyer.threads.changes import AllowChanged
-from dspyer.threads.earlier import EarlierRuns, Older, Past, Recent
-from dspyer.threads.fitting import Fitting
+from dspyer.threads.earlier import EarlierRuns, Older, PreviousRuns, RecentIndexes
+from dspyer.threads.fitting import GraphCompatibility
 from dspyer.threads.looking import questions_in, resumes
 from dspyer.threads.owning import LEASE, REPLACE, WAIT_OR_REPLACE, busy, is_alive, leases, new_owner
-from dspyer.threads.rest import Rest
-from dspyer.threads.shape import Shape
+from dspyer.threads.rest import ThreadHead
+from dspyer.threads.shape import GraphFingerprint
 
 
-class Owned(NamedTuple):
+class OwnedRun(NamedTuple):
     """A run that this process owns: what its call asks for, and how it is given back."""
 
     request: Request
@@ -41,7 +41,7 @@ class Owned(NamedTuple):
     owner: Owner
 
 
-class Ahead(NamedTuple):
+class FirstWrite(NamedTuple):
     """What is about to be written and run.
 
     Attributes:
@@ -54,12 +54,12 @@ class Ahead(NamedTuple):
 
     run: RunRow
     seq: int
-    drafts: list[Draft]
-    opening: Opening
-    memo: Memo
+    drafts: list[NewRow]
+    opening: RunStart
+    memo: ExecutionRecords
 
 
-class Starter:
+class RunStarter:
     """Starts and takes up the runs of one thread.
 
     Args:
@@ -74,15 +74,15 @@ class Starter:
 
     def __init__(
         self,
-        blueprint: Blueprint,
+        blueprint: GraphSpec,
         store: Store,
         thread: str,
-        reader: Reader,
-        shape: Shape,
+        reader: HistoryReader,
+        shape: GraphFingerprint,
         older: Older,
-        recent: Recent,
+        recent: RecentIndexes,
     ) -> None:
-        self.fitting = Fitting(thread, blueprint, shape, reader)
+        self.fitting = GraphCompatibility(thread, blueprint, shape, reader)
         self.blueprint = blueprint
         self.store = store
         self.thread = thread
@@ -90,23 +90,23 @@ class Starter:
         self.older = older
         self.recent = recent
 
-    def rest(self) -> Rest:
+    def rest(self) -> ThreadHead:
         """What the thread has come to."""
         row = self.store.thread(self.thread) or ThreadRow(self.thread, None, 0)
-        return Rest(row, None, ImmutableState(), 0) if row.head is None else self.rest_at(row, row.head)
+        return ThreadHead(row, None, ImmutableState(), 0) if row.head is None else self.rest_at(row, row.head)
 
-    def rest_at(self, row: ThreadRow, at: Point) -> Rest:
+    def rest_at(self, row: ThreadRow, at: Point) -> ThreadHead:
         """A thread that goes on from a row.
 
         Args:
             row: the thread.
             at: the row.
         """
-        found = standing(self.reader, at)
+        found = load_snapshot_head(self.reader, at)
         end = found.tail, found.forms, found.broken, found.good
-        return Rest(row, found.last, found.state, found.first, *end)
+        return ThreadHead(row, found.last, found.state, found.first, *end)
 
-    def readable(self) -> Rest:
+    def readable(self) -> ThreadHead:
         """What the thread has come to.
 
         Raises:
@@ -122,18 +122,18 @@ class Starter:
         row = self.store.thread(self.thread)
         if row is None or row.head is None:
             return ()
-        memo = Memo()
+        memo = ExecutionRecords()
         memo.read(questions_in(self.store, row.head), self.reader.fetch, self.reader.decode)
         return memo.open()
 
-    def before(self, of: Chapter) -> tuple[ImmutableState, int]:
+    def before(self, of: RunRows) -> tuple[ImmutableState, int]:
         """The state that a run goes on from, and the version of its first commit."""
         first = int(of.run.header.get("first", 0))
         if not of.parents:
             return ImmutableState(), first
-        return standing(self.reader, of.parents[0]).state, first
+        return load_snapshot_head(self.reader, of.parents[0]).state, first
 
-    def begin(self, inputs: Mapping[str, Any], request: Request, *, abandon: bool, take_over: bool) -> Owned:
+    def begin(self, inputs: Mapping[str, Any], request: Request, *, abandon: bool, take_over: bool) -> OwnedRun:
         """Makes a new run and owns the thread for it.
 
         Args:
@@ -157,7 +157,7 @@ class Starter:
         take_over: bool,
         max_resumes: int,
         allow: AllowChanged = False,
-    ) -> Owned:
+    ) -> OwnedRun:
         """Owns the thread to go on with its last run.
 
         Args:
@@ -174,14 +174,14 @@ class Starter:
         """
         return self.own(lambda rest: self._last(rest, answers or {}, request, max_resumes, allow), request, take_over)
 
-    def _new(self, rest: Rest, inputs: Mapping[str, Any], request: Request, abandon: bool) -> Ahead:
+    def _new(self, rest: ThreadHead, inputs: Mapping[str, Any], request: Request, abandon: bool) -> FirstWrite:
         if rest.open and not abandon:
             raise rest.open_error()
         if rest.broken and (not abandon or rest.good is None):  # a wrong key is no reason to begin from nothing
             raise rest.broken_error()
         return self.ahead(rest, inputs, request, self.label(rest))
 
-    def ahead(self, rest: Rest, inputs: Mapping[str, Any], request: Request, label: str) -> Ahead:
+    def ahead(self, rest: ThreadHead, inputs: Mapping[str, Any], request: Request, label: str) -> FirstWrite:
         """A new run that goes on from what the thread has come to.
 
         Args:
@@ -206,28 +206,28 @@ class Starter:
         run = RunRow(token_hex(16), self.thread, parents, header)
         begun = start(self.blueprint.topology, rest.state, rest.first)
         earlier = self._earlier(parents, rest.state, rest.first, rest.row)
-        opening = Opening(begun, patch, state, run.id, (label,), earlier)
-        return Ahead(run, 0, [open_draft(START, patch, beside=self.fitting.beside)], opening, Memo())
+        opening = RunStart(begun, patch, state, run.id, (label,), earlier)
+        return FirstWrite(run, 0, [open_row(START, patch, beside=self.fitting.beside)], opening, ExecutionRecords())
 
     def _last(
-        self, rest: Rest, answers: Mapping[str, Any], request: Request, max_resumes: int, allow: AllowChanged
-    ) -> Ahead:
+        self, rest: ThreadHead, answers: Mapping[str, Any], request: Request, max_resumes: int, allow: AllowChanged
+    ) -> FirstWrite:
         if not rest.open or rest.row.head is None:
             what = "has no run yet" if rest.last is None else "has finished its last run"
             raise ThreadError(f"thread {self.thread!r} {what}: there is nothing to resume; start a run with t.run(...)")
         if rest.broken:
             raise rest.broken_error()
-        last, names = self.fitting.allowed(chapter(self.store, rest.row.head), allow)
+        last, names = self.fitting.allowed(read_run(self.store, rest.row.head), allow)
         request.live = last.run.header.get("live", True)
-        memo = Memo()
+        memo = ExecutionRecords()
         memo.read(last.rows, self.reader.fetch, self.reader.decode)
         memo.resumes += 1
-        drafts: list[Draft] = []
+        drafts: list[NewRow] = []
         for key, frozen in given_answers(memo, answers, self.blueprint).items():
             memo.answers[key] = frozen
-            drafts.append(answer_draft(key, frozen))
+            drafts.append(answer_row(key, frozen))
         opening = self.again(last, memo)
-        moved: list[Draft] = []
+        moved: list[NewRow] = []
         if names is not None:
             opening, moved = self.fitting.going_on(opening, last)
         count = 1 + resumes(last.rows)
@@ -238,16 +238,16 @@ class Starter:
                 f"{', '.join(running)}. Look for what kills its process, then allow more with "
                 f"resume(max_resumes={2 * max_resumes}), or leave it with t.run(..., abandon=True)"
             )
-        drafts += [resume_draft(count, running, None if names is None else self.fitting.beside), *moved]
+        drafts += [resume_row(count, running, None if names is None else self.fitting.beside), *moved]
         run, seq = last.run, rest.row.head.seq + 1
         if names is not None or run.thread != self.thread or self.store.rows(run.id, seq, seq):
             run, seq = self.next_part(rest, run, rest.row.head, names=names), 0
             opening = opening._replace(run_id=run.id, label=(run.header["label"],))
-        return Ahead(run, seq, drafts, opening, memo)
+        return FirstWrite(run, seq, drafts, opening, memo)
 
     def next_part(
         self,
-        rest: Rest,
+        rest: ThreadHead,
         of: RunRow,
         at: Point,
         gone: Sequence[tuple[int, int]] = (),
@@ -273,7 +273,7 @@ class Starter:
             header["names"] = dict(names)
         return RunRow(token_hex(16), self.thread, (at,), header)
 
-    def label(self, rest: Rest) -> str:
+    def label(self, rest: ThreadHead) -> str:
         """The name of the next run for people, and in front of what is named after its commits."""
         return f"{self.thread}.{rest.row.runs + 1}"
 
@@ -286,7 +286,7 @@ class Starter:
         about = {"graph": self.blueprint.name, "shape": self.fitting.shape.id}
         return {**about, "named": True} if self.blueprint.named else about
 
-    def again(self, last: Chapter, memo: Memo) -> Opening:
+    def again(self, last: RunRows, memo: ExecutionRecords) -> RunStart:
         """A run as its rows left it.
 
         Args:
@@ -300,7 +300,7 @@ class Starter:
         node, patch = found
         topology = self.blueprint.topology
         schema_at = self.reader.schemas(last)
-        state = schema_at(next(row for row in last.rows if row.kind == OPEN)).replay(before, patch)
+        state = schema_at(next(row for row in last.rows if row.kind == RowKind.OPEN)).replay(before, patch)
         begun: RunState = start(topology, before, first, node)
         try:
             rows = memo.commits(())
@@ -309,7 +309,7 @@ class Starter:
             raise self.fitting.explained(error, last) from None
         label = str(last.run.header.get("label", self.thread))
         earlier = self._earlier(last.parents, before, first, self.store.thread(self.thread))
-        return Opening(run, patch, state, last.run.id, (label,), earlier, _taken(last))
+        return RunStart(run, patch, state, last.run.id, (label,), earlier, _taken(last))
 
     def _earlier(
         self, heads: tuple[Point, ...], state: ImmutableState, first: int, row: ThreadRow | None
@@ -317,9 +317,13 @@ class Starter:
         """What lies behind a run, for its views; None for nothing."""
         if not heads or row is None:
             return None
-        return EarlierRuns(self.blueprint, self.reader, self.older, self.recent, Past(heads[0], row, state, first))
+        return EarlierRuns(
+            self.blueprint, self.reader, self.older, self.recent, PreviousRuns(heads[0], row, state, first)
+        )
 
-    def own(self, ahead_of: Callable[[Rest], Ahead], request: Request, take_over: bool, fix: str = REPLACE) -> Owned:
+    def own(
+        self, ahead_of: Callable[[ThreadHead], FirstWrite], request: Request, take_over: bool, fix: str = REPLACE
+    ) -> OwnedRun:
         """Owns the thread for a run.
 
         Args:
@@ -347,7 +351,7 @@ class Starter:
                 replaced.leave()
             raise
 
-    def _free(self, fix: str) -> Rest:
+    def _free(self, fix: str) -> ThreadHead:
         """What a thread has come to that nobody works on."""
         while True:
             row = self.store.thread(self.thread)
@@ -369,31 +373,31 @@ class Starter:
         journal.owns(self.store.write(Change(self.thread, row.epoch, row.epoch + 1, owner, LEASE)))
         return journal
 
-    def _begun(self, rest: Rest, ahead: Ahead, owner: Owner, request: Request) -> Owned:
+    def _begun(self, rest: ThreadHead, ahead: FirstWrite, owner: Owner, request: Request) -> OwnedRun:
         row = rest.row
         run, seq = ahead.run, ahead.seq
         rows = [draft.numbered(seq + place) for place, draft in enumerate(ahead.drafts)]
         journal = Journal(self.store, self.thread, 0, run.id, seq + len(rows), self.blueprint.durability)
-        journal.goes_on(rest.tail + len(rows), rest.forms or Forms())
+        journal.goes_on(rest.tail + len(rows), rest.forms or SnapshotEncoder())
         leases.hold(owner.token, journal)  # before anybody can see that it owns the thread
         head, begun = Point(run.id, rows[-1].seq), run if not seq else None
         next_epoch = row.epoch + 1 if row.epoch else None
         change = Change(self.thread, row.epoch, next_epoch, owner, LEASE, head, None, begun, run.id, rows, flush=True)
         journal.owns(self.store.write(change))
         request.opening, request.memo, request.journal = ahead.opening, ahead.memo, journal
-        return Owned(request, journal, owner)
+        return OwnedRun(request, journal, owner)
 
     def _kept(self, state: ImmutableState) -> frozenset[str]:
         keep = self.blueprint.keep
         return frozenset(name for name in state if keep is None or name in keep)
 
 
-def _taken(run: Chapter) -> tuple[tuple[int, str], ...]:
+def _taken(run: RunRows) -> tuple[tuple[int, str], ...]:
     """What stands before the ids of the commits of a run, by part, with the place at which the next part begins."""
     found: list[tuple[int, str]] = []
     count = 0
     for row, point in zip(run.rows, run.points, strict=True):
-        if row.kind in COMMITS and not CommitHead.of(row.head).scope:
+        if row.kind in COMMITS and not CommitHeader.of(row.head).scope:
             count += 1
             prefix = f"{run.labels[point.run]}/"
             if found and found[-1][1] == prefix:

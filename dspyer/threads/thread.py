@@ -9,16 +9,16 @@ from typing import Any, Literal
 import anyio.to_thread
 
 from dspyer.events import Question
-from dspyer.nodes import resources_of
-from dspyer.redacting import Veil
+from dspyer.nodes.resources import resources_of
+from dspyer.redacting import Redactor
 from dspyer.request import Request
 from dspyer.run import Counts, Run, counts_in
 from dspyer.running.observing import Observe, ignore
 from dspyer.state import ImmutableState
 from dspyer.streams import AsyncEvents, Events
 from dspyer.threads.changes import AllowChanged
-from dspyer.threads.claiming import Claim
-from dspyer.threads.landing import Landing
+from dspyer.threads.claiming import ThreadLock
+from dspyer.threads.landing import MergeOnFinish
 from dspyer.threads.looking import status_of, usage_of
 from dspyer.threads.upkeep import Upkeep
 
@@ -26,7 +26,7 @@ Resources = Mapping[type, object] | Sequence[object] | None
 OnConflict = Literal["raise", "wait", "merge"]
 
 
-class Thread(Landing, Upkeep):
+class Thread(MergeOnFinish, Upkeep):
     """A named conversation: runs over one state, kept in the store of the program.
 
     Attributes:
@@ -224,12 +224,12 @@ class Thread(Landing, Upkeep):
         take_over: bool,
         on_conflict: str,
         timeout: float,
-    ) -> Claim:
+    ) -> ThreadLock:
         self._program._check_resources(request)
         own = partial(self._starter.begin, inputs, request, abandon=abandon, take_over=take_over)
         if on_conflict == "merge":
             own = partial(self._begin_beside, inputs, request, abandon)
-        return Claim(own, request, on_conflict, timeout)
+        return ThreadLock(own, request, on_conflict, timeout)
 
     def _take_up(
         self,
@@ -238,25 +238,29 @@ class Thread(Landing, Upkeep):
         take_over: bool,
         max_resumes: int,
         allow: AllowChanged,
-    ) -> Claim:
+    ) -> ThreadLock:
         self._program._check_resources(request)
         take_up = self._starter.take_up
         own = partial(take_up, answers, request, take_over=take_over, max_resumes=max_resumes, allow=allow)
-        return Claim(own, request, "raise", 0.0)
+        return ThreadLock(own, request, "raise", 0.0)
 
-    def _play(self, inputs: Mapping[str, Any], request: Request, claim: Claim, observe: Observe = ignore) -> Run:
+    def _play(self, inputs: Mapping[str, Any], request: Request, claim: ThreadLock, observe: Observe = ignore) -> Run:
         return self._landed(self._play_held(inputs, request, claim, observe), request, claim.patience)
 
-    async def _aplay(self, inputs: Mapping[str, Any], request: Request, claim: Claim, observe: Observe = ignore) -> Run:
+    async def _aplay(
+        self, inputs: Mapping[str, Any], request: Request, claim: ThreadLock, observe: Observe = ignore
+    ) -> Run:
         return await self._alanded(await self._aplay_held(inputs, request, claim, observe), request, claim.patience)
 
     # These hold no run in a variable: the traceback of its error refers to their frames.
 
-    def _play_held(self, inputs: Mapping[str, Any], request: Request, claim: Claim, observe: Observe) -> Run:
+    def _play_held(self, inputs: Mapping[str, Any], request: Request, claim: ThreadLock, observe: Observe) -> Run:
         with claim.held():
             return self._program._run(inputs, request, observe)
 
-    async def _aplay_held(self, inputs: Mapping[str, Any], request: Request, claim: Claim, observe: Observe) -> Run:
+    async def _aplay_held(
+        self, inputs: Mapping[str, Any], request: Request, claim: ThreadLock, observe: Observe
+    ) -> Run:
         async with claim.aheld():
             return await self._program._arun(inputs, request, observe)
 
@@ -306,7 +310,9 @@ class Thread(Landing, Upkeep):
         questions, redaction = self._starter.questions(), self._program.graph.redaction
         if not questions or redaction is None:
             return questions
-        shown: tuple[Question, ...] = Veil(redaction, dict(self._starter.readable().state.raw_items())).shown(questions)
+        shown: tuple[Question, ...] = Redactor(redaction, dict(self._starter.readable().state.raw_items())).shown(
+            questions
+        )
         return shown
 
     def __repr__(self) -> str:

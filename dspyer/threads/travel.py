@@ -7,12 +7,12 @@ from secrets import token_hex
 from typing import Any, Self
 
 from dspyer.durable.history import History
-from dspyer.durable.memo import Memo
-from dspyer.durable.rows import Draft, end_draft, resume_draft
+from dspyer.durable.memo import ExecutionRecords
+from dspyer.durable.rows import NewRow, end_row, resume_row
 from dspyer.errors import ThreadError
 from dspyer.events import Commit
 from dspyer.merge import Conflict
-from dspyer.nodes import resources_of
+from dspyer.nodes.resources import resources_of
 from dspyer.policies import Policies
 from dspyer.request import Request
 from dspyer.run import Run
@@ -20,18 +20,18 @@ from dspyer.running.observing import log_conflict
 from dspyer.scheduler.joining import Deciding
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Point, RunRow, Snapshot, ThreadRow
-from dspyer.threads.claiming import Claim
-from dspyer.threads.cuts import ByHand, at_rest, cut_at, cut_here, in_the_name_of, lone_branch, within
-from dspyer.threads.merging import Met, common, meet, meet_from, merge_drafts
+from dspyer.threads.claiming import ThreadLock
+from dspyer.threads.cuts import ManualCommit, at_rest, in_the_name_of, lone_branch, prefix_at, prefix_here, within
+from dspyer.threads.merging import Met, common, meet, meet_from, merge_rows
 from dspyer.threads.owning import busy, is_alive
-from dspyer.threads.past import Moment, Past
-from dspyer.threads.rest import Rest
-from dspyer.threads.starting import Ahead
+from dspyer.threads.past import Moment, PastReader
+from dspyer.threads.rest import ThreadHead
+from dspyer.threads.starting import FirstWrite
 
 Resources = Mapping[type, object] | Sequence[object] | None
 
 
-class Travel(Past):
+class Travel(PastReader):
     """Copies, reruns, updates and merges a thread."""
 
     def copy(self, to: str, *, at: int | str | None = None, patch: Mapping[str, Any] | None = None) -> Self:
@@ -67,14 +67,14 @@ class Travel(Past):
         if at is None and patch is None:
             store.write(Change(to, 0, head=row.head, root=row.root, flush=True))
             return twin
-        cut = cut_here(starter, row.head) if at is None else cut_at(starter, self._around(at), at)
-        rest = Rest(new, None, ImmutableState(), 0)
+        cut = prefix_here(starter, row.head) if at is None else prefix_at(starter, self._around(at), at)
+        rest = ThreadHead(new, None, ImmutableState(), 0)
         if cut.inside:
             part = starter.next_part(rest, cut.run.run, cut.point, cut.gone)
-            drafts = [end_draft("stopped", None, ())]
+            drafts = [end_row("stopped", None, ())]
             if patch is not None:
                 drafts = within(starter, self._known.listed, cut, part.header["label"], patch)
-            self._write(new, ByHand(part, drafts), to)
+            self._write(new, ManualCommit(part, drafts), to)
         elif patch is not None:
             rest = starter.rest_at(new, cut.point)
             self._write(new, at_rest(starter, rest, (cut.point,), patch), to)
@@ -136,14 +136,14 @@ class Travel(Past):
         parents = () if head is None else (head,)
         if as_node is not None:
             if head is not None and rest.open:
-                lone_branch(starter, self._known.listed, cut_here(starter, head))
+                lone_branch(starter, self._known.listed, prefix_here(starter, head))
             self._write(rest.row, in_the_name_of(starter, rest, parents, patch, as_node), self.name)
         elif head is None or not rest.open:
             self._write(rest.row, at_rest(starter, rest, parents, patch), self.name)
         else:
-            cut = cut_here(starter, head)
+            cut = prefix_here(starter, head)
             drafts = within(starter, self._known.listed, cut, starter.label(rest), patch)
-            self._write(rest.row, ByHand(starter.next_part(rest, cut.run.run, head), drafts), self.name)
+            self._write(rest.row, ManualCommit(starter.next_part(rest, cut.run.run, head), drafts), self.name)
         return self.history(count=1, newest=True)[0]
 
     def merge(self, other: Self, *, base: Moment | None = None, policy: object = None) -> Commit | None:
@@ -231,7 +231,9 @@ class Travel(Past):
             if self._keeps(conflict.path[0]):
                 log_conflict(conflict)
 
-    def _meet_from(self, base: Moment, ours: Rest, theirs: Rest, name: str, policies: Policies) -> Met | None:
+    def _meet_from(
+        self, base: Moment, ours: ThreadHead, theirs: ThreadHead, name: str, policies: Policies
+    ) -> Met | None:
         """What two threads make together that come from a state that somebody names."""
         related, known = common(*self._both(ours.row, theirs.row))
         if known:
@@ -241,38 +243,40 @@ class Travel(Past):
         schema = self._program.graph.topology.schema
         return meet_from(self._state_of(base), schema, ours.state, theirs.state, policies)
 
-    def _merged(self, rest: Rest, heads: tuple[Point, Point], met: Met, name: str, based: bool = False) -> ByHand:
+    def _merged(
+        self, rest: ThreadHead, heads: tuple[Point, Point], met: Met, name: str, based: bool = False
+    ) -> ManualCommit:
         first = rest.first + self._known.history.settled_beside(*heads)
         header = {**self._starter.header(first, self._starter.label(rest)), **({"base": True} if based else {})}
-        return ByHand(RunRow(token_hex(16), self.name, heads, header), merge_drafts(met, name, first))
+        return ManualCommit(RunRow(token_hex(16), self.name, heads, header), merge_rows(met, name, first))
 
-    def _again_from(self, version: int | str, request: Request, take_over: bool) -> Claim:
-        def ahead(rest: Rest) -> Ahead:
-            starter, cut = self._starter, cut_at(self._starter, self._around(version), version)
+    def _again_from(self, version: int | str, request: Request, take_over: bool) -> ThreadLock:
+        def ahead(rest: ThreadHead) -> FirstWrite:
+            starter, cut = self._starter, prefix_at(self._starter, self._around(version), version)
             if not cut.inside:
                 raise ThreadError(
                     f"version {version!r} of thread {self.name!r} is the end of a run, nothing comes after it: to do a "
                     "run again with its inputs, rerun from its START; to go on otherwise, t.copy(to=..., at=...)"
                 )
-            memo = Memo()
+            memo = ExecutionRecords()
             memo.read(cut.run.rows, starter.reader.fetch, starter.reader.decode)
             memo.resumes = 0
             starter.fitting.check_graph(cut.run)
             _, names = starter.fitting.allowed(cut.run, True)  # whoever goes back wants the graph as it is now
             opening = starter.again(cut.run, memo)
-            moved: list[Draft] = []
+            moved: list[NewRow] = []
             if names is not None:
                 opening, moved = starter.fitting.going_on(opening, cut.run)
             part = starter.next_part(rest, cut.run.run, cut.point, cut.gone, names)
             opening = opening._replace(run_id=part.id, label=(part.header["label"],))
             running = sorted(opening.run.running) or [group.place[0] for group in opening.run.ready]
             beside = None if names is None else starter.fitting.beside
-            return Ahead(part, 0, [resume_draft(0, running, beside), *moved], opening, memo)
+            return FirstWrite(part, 0, [resume_row(0, running, beside), *moved], opening, memo)
 
         self._program._check_resources(request)
-        return Claim(lambda: self._starter.own(ahead, request, take_over), request, "raise", 0.0)
+        return ThreadLock(lambda: self._starter.own(ahead, request, take_over), request, "raise", 0.0)
 
-    def _unowned(self) -> Rest:
+    def _unowned(self) -> ThreadHead:
         """What the thread has come to, if nobody works on it."""
         store, row = self._starter.store, self._starter.store.thread(self.name)
         if row is not None and is_alive(row):
@@ -284,7 +288,7 @@ class Travel(Past):
             raise rest.broken_error()
         return rest
 
-    def _write(self, row: ThreadRow, by_hand: ByHand, thread: str, snapshot: Snapshot | None = None) -> None:
+    def _write(self, row: ThreadRow, by_hand: ManualCommit, thread: str, snapshot: Snapshot | None = None) -> None:
         run = by_hand.run
         rows = [draft.numbered(seq) for seq, draft in enumerate(by_hand.drafts)]
         head, epoch = Point(run.id, rows[-1].seq), row.epoch

@@ -6,20 +6,20 @@ import os
 from functools import partial
 from typing import Any, NamedTuple
 
-from dspyer.durable.contents import Written, encode_written
-from dspyer.durable.forms import Forms
-from dspyer.durable.reading import Reader, run_of
+from dspyer.durable.contents import CommitContent, encode_commit_content
+from dspyer.durable.forms import SnapshotEncoder
+from dspyer.durable.reading import HistoryReader, run_of
 from dspyer.durable.replaying import written_of
-from dspyer.durable.rows import COMMITS, END, OPEN
-from dspyer.durable.snapshots import Rested, readable, snapshot
+from dspyer.durable.rows import COMMITS, RowKind
+from dspyer.durable.snapshots import SnapshotState, readable, snapshot
 from dspyer.errors import ConcurrentRunError, ThreadError
 from dspyer.redacting import HIDDEN, Redaction
-from dspyer.stores.base import Change, Row, Swept, ThreadRow
+from dspyer.stores.base import Change, DeletionReport, Row, ThreadRow
 from dspyer.threads.exported import read
 from dspyer.threads.exporting import export, load
 from dspyer.threads.looking import last_end
 from dspyer.threads.owning import REPLACE, busy, is_alive
-from dspyer.threads.past import Past
+from dspyer.threads.past import PastReader
 
 
 class StoredFailure(NamedTuple):
@@ -45,7 +45,7 @@ class StoredFailure(NamedTuple):
         return f"node {self.node!r} (execution {self.execution!r}) raised {self.type}: {self.message}"
 
 
-class Upkeep(Past):
+class Upkeep(PastReader):
     """Looks after a thread as a whole."""
 
     @property
@@ -65,7 +65,7 @@ class Upkeep(Past):
         """The first failure with which the last run ended; None if it did not fail."""
         return next(iter(self.failures), None)
 
-    def delete(self, *, take_over: bool = False) -> Swept:
+    def delete(self, *, take_over: bool = False) -> DeletionReport:
         """Removes the thread, and all of its history that no other thread reaches.
 
         The store uses the space again; `open_store(address).vacuum()` gives it back to the system.
@@ -89,7 +89,7 @@ class Upkeep(Past):
                 if not take_over:
                     raise  # a run has begun since
 
-    def prune(self, before: int | str, *, take_over: bool = False) -> Swept:
+    def prune(self, before: int | str, *, take_over: bool = False) -> DeletionReport:
         """Removes history: of what came before a commit, as much as whole runs of it make up.
 
         The runs that were left behind (abandoned, or done again) go too. State, versions and all commits from there on
@@ -121,8 +121,8 @@ class Upkeep(Past):
         if behind and behind[0] != row.root:
             root = behind[0]
             first, earlier = (int(run_of(store, point.run).header.get("first", 0)) for point in (at, root))
-            rested = Rested(history.state(history.runs[root].resting), first - 1 - earlier)
-            taken = snapshot(root, rested, Forms())
+            rested = SnapshotState(history.state(history.runs[root].resting), first - 1 - earlier)
+            taken = snapshot(root, rested, SnapshotEncoder())
             store.write(Change(self.name, row.epoch, snapshot=taken, flush=True))
             if taken.content.encoded:  # all that comes before is about to go
                 readable(taken.content, self._starter.reader.fetch, self._starter.reader.decode)
@@ -174,13 +174,13 @@ class Upkeep(Past):
         return row
 
 
-def _shown(redaction: Redaction, reader: Reader, row: Row) -> Any:
+def _shown(redaction: Redaction, reader: HistoryReader, row: Row) -> Any:
     """What is shown of a row: patches by their paths; of what has no path, that it is there."""
-    if row.kind in (OPEN, *COMMITS):
+    if row.kind in (RowKind.OPEN, *COMMITS):
         written = written_of(row.content, reader.fetch, reader.decode)
         patch = None if written.patch is None else redaction.patch(written.patch)
-        return encode_written(Written(patch))
-    if row.kind == END and row.content is not None:
+        return encode_commit_content(CommitContent(patch))
+    if row.kind == RowKind.END and row.content is not None:
         failed = row.content.value(reader.fetch, lambda plain: plain)
         return [{**one, "message": HIDDEN, "traceback": HIDDEN} for one in failed]
     return HIDDEN

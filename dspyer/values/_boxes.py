@@ -10,7 +10,7 @@ from pydantic_core import core_schema
 
 from dspyer.values._scalars import SCALARS
 
-Path = tuple[Hashable, ...]
+KeyPath = tuple[Hashable, ...]
 Same = Callable[[object, object], bool]
 
 
@@ -65,7 +65,7 @@ def thaw(frozen: Any) -> Any:
         The value with every immutable view replaced by the plain type.
 
     Example:
-        >>> from dspyer.values import freeze
+        >>> from dspyer.values._freezing import freeze
         >>> thaw(freeze({"tags": ["a"]}))
         {'tags': ['a']}
     """
@@ -91,7 +91,7 @@ def rebuild_tuple(cls: type, items: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(items) if cls is tuple else tuple.__new__(cls, items)
 
 
-class Kind(Protocol):
+class ValueKind(Protocol):
     """How values of some type are kept as private copies."""
 
     name: str
@@ -110,12 +110,12 @@ class Kind(Protocol):
         ...
 
 
-class Box(Container):
+class CopyOnRead(Container):
     """A private copy of a value that could be changed in place; each read gives a fresh copy."""
 
     __slots__ = ("cls", "content", "kind")
 
-    def __init__(self, kind: Kind, cls: type, content: Any) -> None:
+    def __init__(self, kind: ValueKind, cls: type, content: Any) -> None:
         self.kind = kind
         self.cls = cls
         self.content = content
@@ -128,7 +128,7 @@ class Box(Container):
         return self.open()
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Box):
+        if not isinstance(other, CopyOnRead):
             return equal(self.open(), other)
         if self.cls is other.cls and equal(self.content, other.content):
             return True
@@ -141,7 +141,7 @@ class Box(Container):
         return repr(self.open())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Box, (self.kind, self.cls, self.content)
+        return CopyOnRead, (self.kind, self.cls, self.content)
 
 
 def equal(a: Any, b: Any) -> bool:

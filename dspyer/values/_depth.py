@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from dspyer.values._boxes import Box, Levels
+from dspyer.values._boxes import CopyOnRead, Levels
 from dspyer.values._refusals import MAX_DEPTH, TooDeepError
 from dspyer.values._scalars import SCALARS
 
@@ -18,7 +18,7 @@ def depth_of(frozen: Any) -> int:
         return 0
     if isinstance(frozen, Levels):
         return frozen._depth
-    if isinstance(frozen, Box):
+    if isinstance(frozen, CopyOnRead):
         return 1 + depth_of(frozen.content)
     if isinstance(frozen, tuple | frozenset):
         return 1 + _deepest(frozen)
@@ -51,7 +51,7 @@ def _correct(frozen: Any, seen: set[int]) -> None:
     if type(frozen) in SCALARS or id(frozen) in seen:
         return
     seen.add(id(frozen))
-    if isinstance(frozen, Box):
+    if isinstance(frozen, CopyOnRead):
         _correct(frozen.content, seen)
     elif isinstance(frozen, Levels | tuple | frozenset):
         parts = frozen._parts() if isinstance(frozen, Levels) else frozen

@@ -6,7 +6,7 @@ from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from typing import Any, NoReturn, Self, TypeVar, cast
 
 from dspyer.errors import UnsupportedValueError, with_article
-from dspyer.values._boxes import Box, Levels, container_schema, equal, thaw
+from dspyer.values._boxes import CopyOnRead, Levels, container_schema, equal, thaw
 from dspyer.values._depth import check_depth, depth_of
 from dspyer.values._persistent import MapData, as_map, with_key, without_key
 from dspyer.values._refusals import refuse_change, refuse_missing
@@ -62,12 +62,12 @@ class FrozenDict(Levels, Mapping[K, V_co]):
         value = self._map.get(key, _ABSENT)
         if value is _ABSENT:
             refuse_missing(key, self._map)
-        return cast("V_co", value.open() if type(value) is Box else value)
+        return cast("V_co", value.open() if type(value) is CopyOnRead else value)
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The value under a key, `default` where there is none."""
         value = self._map.get(key, default)
-        return value.open() if type(value) is Box else value
+        return value.open() if type(value) is CopyOnRead else value
 
     def raw(self, key: Any, default: Any = _ABSENT) -> Any:
         """The frozen value under a key, as it is kept: a box is not opened."""
@@ -180,7 +180,7 @@ class _Items(ItemsView[Any, Any]):
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         for key, value in self._mapping.raw_items():
-            yield key, value.open() if type(value) is Box else value
+            yield key, value.open() if type(value) is CopyOnRead else value
 
 
 class _Values(ValuesView[Any]):
@@ -188,7 +188,7 @@ class _Values(ValuesView[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         for _, value in self._mapping.raw_items():
-            yield value.open() if type(value) is Box else value
+            yield value.open() if type(value) is CopyOnRead else value
 
 
 def _restore_dict(cls: Any, entries: dict[Any, Any], depth: int) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dspyer.errors import UnsupportedValueError
-from dspyer.values._boxes import Box, Container, Path, rebuild_tuple
+from dspyer.values._boxes import Container, CopyOnRead, KeyPath, rebuild_tuple
 from dspyer.values._depth import check_depth, depth_of
 from dspyer.values._dicts import FrozenDict
 from dspyer.values._kinds import BUNDLE, kind_of
@@ -16,10 +16,10 @@ from dspyer.values._refusals import MAX_DEPTH, TooDeepError, refuse_depth, refus
 from dspyer.values._scalars import SCALARS, freeze_key, is_scalar
 from dspyer.values._sets import FrozenSet
 
-_FROZEN: frozenset[type] = frozenset({FrozenDict, FrozenList, FrozenSet, Box})
+_FROZEN: frozenset[type] = frozenset({FrozenDict, FrozenList, FrozenSet, CopyOnRead})
 
 
-def freeze(value: object, path: Path = ()) -> Any:
+def freeze(value: object, path: KeyPath = ()) -> Any:
     """The frozen form of a value: a deep, immutable copy that shares whatever is frozen already.
 
     Args:
@@ -45,7 +45,7 @@ def freeze(value: object, path: Path = ()) -> Any:
         refuse_depth(value, path, UnsupportedValueError)
 
 
-def freeze_within(value: Any, path: Path, room: int) -> Any:
+def freeze_within(value: Any, path: KeyPath, room: int) -> Any:
     """`freeze` for a value that may have `room` levels.
 
     Raises:
@@ -65,11 +65,13 @@ def freeze_within(value: Any, path: Path, room: int) -> Any:
     return _other(value, path, room)
 
 
-def _other(value: Any, path: Path, room: int) -> Any:
+def _other(value: Any, path: KeyPath, room: int) -> Any:
     kind = kind_of(value)
     if kind is not None:
         content = kind.pack(value)
-        return check_depth(Box(kind, type(value), freeze_within(content, path, room - 1) if kind.in_parts else content))
+        return check_depth(
+            CopyOnRead(kind, type(value), freeze_within(content, path, room - 1) if kind.in_parts else content)
+        )
     if is_scalar(value):
         return value
     if isinstance(value, FrozenDict):  # a state inside a value
@@ -83,7 +85,7 @@ def _other(value: Any, path: Path, room: int) -> Any:
     return refuse_value(value, path)
 
 
-def _mapping(value: Mapping[Any, Any], path: Path, room: int) -> Any:
+def _mapping(value: Mapping[Any, Any], path: KeyPath, room: int) -> Any:
     plain = {}
     depth = 0
     for key, item in value.items():
@@ -97,7 +99,7 @@ def _mapping(value: Mapping[Any, Any], path: Path, room: int) -> Any:
     return check_depth(new)
 
 
-def _list(value: list[Any], path: Path, room: int) -> Any:
+def _list(value: list[Any], path: KeyPath, room: int) -> Any:
     items = []
     depth = 0
     for index, item in enumerate(value):
@@ -111,18 +113,18 @@ def _list(value: list[Any], path: Path, room: int) -> Any:
     return check_depth(new)
 
 
-def _members(value: Iterable[Any], cls: Any, path: Path, room: int) -> Any:
+def _members(value: Iterable[Any], cls: Any, path: KeyPath, room: int) -> Any:
     """Tuples and sets: themselves where every member is frozen, in a box where a member reads as a copy."""
     members = []
     changed = boxed = False
     for index, member in enumerate(value):
         part = member if type(member) in SCALARS else freeze_within(member, (*path, index), room - 1)
         changed = changed or part is not member
-        boxed = boxed or type(part) is Box
+        boxed = boxed or type(part) is CopyOnRead
         members.append(part)
     frozen: Any = value
     if boxed or (issubclass(cls, tuple) and cls.__dictoffset__):
-        frozen = Box(BUNDLE, cls, tuple(members))
+        frozen = CopyOnRead(BUNDLE, cls, tuple(members))
     elif cls is set:
         frozen = FrozenSet(members)
     elif changed:

@@ -16,14 +16,14 @@ from typing import Any
 
 from pydantic import AnyUrl, BaseModel
 
-from dspyer.values._boxes import Kind, Same, rebuild_tuple, thaw
+from dspyer.values._boxes import Same, ValueKind, rebuild_tuple, thaw
 from dspyer.values._opaque import OPAQUE, Opaque
 from dspyer.values._scalars import SCALARS, scalar_base
 
 _LAYOUTS = (dict, list, set, frozenset, tuple, str, bytes, int, float, BaseException)
 
 
-class _Named:
+class _NamedKind:
     """A kind of which there is one instance, pickled by its name in this module."""
 
     name = ""
@@ -33,7 +33,7 @@ class _Named:
         return self.name.upper()
 
 
-class _Record(_Named):
+class _Record(_NamedKind):
     """Values that are their attributes: the content is a frozen mapping of them."""
 
     in_parts = True
@@ -108,7 +108,7 @@ class _Example(_Record):
         return parts
 
 
-class _Array(_Named):
+class _Array(_NamedKind):
     """Arrays of numpy."""
 
     name = "array"
@@ -128,7 +128,7 @@ class _Array(_Named):
         return bool(a.astype(native, copy=False).tobytes() == b.astype(native, copy=False).tobytes())
 
 
-class _Bundle(_Named):
+class _Bundle(_NamedKind):
     """Tuples and sets with members that read as copies."""
 
     name = "bundle"
@@ -199,7 +199,7 @@ def register_value_type(
         TypeError: `type_` is no class, or `encode` and `decode` are missing for a type that needs them.
 
     Example:
-        >>> from dspyer.values import freeze
+        >>> from dspyer.values._freezing import freeze
         >>> class Money:
         ...     def __init__(self, cents):
         ...         self.cents = cents
@@ -238,7 +238,7 @@ def is_open(cls: type) -> bool:
     )
 
 
-def kind_of(value: object) -> Kind | None:
+def kind_of(value: object) -> ValueKind | None:
     """How a value is kept as a private copy; None for a value that no kind knows."""
     cls = type(value)
     if cls in _registered:

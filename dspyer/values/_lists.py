@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn, Self, TypeVar, cast, overload
 
-from dspyer.values._boxes import Box, Levels, container_schema, equal, thaw
+from dspyer.values._boxes import CopyOnRead, Levels, container_schema, equal, thaw
 from dspyer.values._depth import check_depth, depth_of
 from dspyer.values._persistent import SequenceData, as_sequence, extended
 from dspyer.values._refusals import refuse_change
@@ -55,7 +55,7 @@ class FrozenList(Levels, Sequence[T_co]):
         if isinstance(index, slice):
             return FrozenList._of(as_sequence(tuple(self._seq)[index]), self._depth)
         value = self._seq[index]
-        return value.open() if type(value) is Box else value
+        return value.open() if type(value) is CopyOnRead else value
 
     def raw_items(self) -> Iterable[Any]:
         """The frozen items, as they are kept: boxes are not opened."""
@@ -106,7 +106,7 @@ class FrozenList(Levels, Sequence[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:
         for value in self._seq:
-            yield value.open() if type(value) is Box else value
+            yield value.open() if type(value) is CopyOnRead else value
 
     def __len__(self) -> int:
         return len(self._seq)

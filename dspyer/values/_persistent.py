@@ -26,7 +26,7 @@ _LEAF = 32  # entries of a leaf before it splits
 _HASH_BITS = 60  # below this depth all keys of a leaf have one hash: it grows instead
 _ABSENT: Any = object()
 
-Node = Any  # a leaf: dict of key -> (number, value); or a list of 16 nodes
+TrieNode = Any  # a leaf: dict of key -> (number, value); or a list of 16 nodes
 
 
 class Trie(Generic[K, V]):
@@ -34,12 +34,12 @@ class Trie(Generic[K, V]):
 
     __slots__ = ("_count", "_next", "_order", "_root")
 
-    _root: Node
+    _root: TrieNode
     _count: int
     _next: int  # number of the next insertion
     _order: tuple[K, ...] | None  # keys in insertion order, made when first needed, shared by changes of values
 
-    def __init__(self, root: Node, count: int, following: int, order: tuple[K, ...] | None) -> None:
+    def __init__(self, root: TrieNode, count: int, following: int, order: tuple[K, ...] | None) -> None:
         self._root = root
         self._count = count
         self._next = following
@@ -123,7 +123,7 @@ class Trie(Generic[K, V]):
         return iter(self.keys())
 
 
-def _grow(leaf: dict[Any, tuple[int, Any]], shift: int) -> Node:
+def _grow(leaf: dict[Any, tuple[int, Any]], shift: int) -> TrieNode:
     if len(leaf) <= _LEAF or shift >= _HASH_BITS:
         return leaf
     children: list[dict[Any, tuple[int, Any]]] = [{} for _ in range(1 << _BITS)]
@@ -132,7 +132,7 @@ def _grow(leaf: dict[Any, tuple[int, Any]], shift: int) -> Node:
     return [_grow(child, shift + _BITS) for child in children]
 
 
-def _copy_path(root: Node, bits: int) -> tuple[Node, Node, int, dict[Any, tuple[int, Any]], int]:
+def _copy_path(root: TrieNode, bits: int) -> tuple[TrieNode, TrieNode, int, dict[Any, tuple[int, Any]], int]:
     """Copy the nodes down to the leaf of a hash: root, parent of the leaf, index in it, leaf, depth in bits."""
     top = parent = root.copy()
     index = bits & _MASK

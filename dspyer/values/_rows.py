@@ -7,14 +7,14 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-_BITS = 5
-_WIDTH = 1 << _BITS
-_MASK = _WIDTH - 1
+_ROW_BITS = 5
+_WIDTH = 1 << _ROW_BITS
+_ROW_MASK = _WIDTH - 1
 
-Node = list[Any]  # of the lowest level: items, elsewhere nodes; None is empty
+RowNode = list[Any]  # of the lowest level: items, elsewhere nodes; None is empty
 
 
-class Row(Generic[T]):
+class PersistentRow(Generic[T]):
     """Items by place, in the order of their places. A change gives a new row that shares what did not change.
 
     Example:
@@ -26,7 +26,7 @@ class Row(Generic[T]):
 
     __slots__ = ("_depth", "_root", "count")
 
-    _root: Node | None
+    _root: RowNode | None
     _depth: int  # levels above the lowest one
     count: int
 
@@ -34,62 +34,62 @@ class Row(Generic[T]):
         self._root, self._depth, self.count = None, 0, 0
 
     @classmethod
-    def _of(cls, root: Node | None, depth: int, count: int) -> Row[T]:
-        new: Row[T] = object.__new__(cls)
+    def _of(cls, root: RowNode | None, depth: int, count: int) -> PersistentRow[T]:
+        new: PersistentRow[T] = object.__new__(cls)
         new._root, new._depth, new.count = root, depth, count
         return new
 
-    def set(self, place: int, item: T) -> Row[T]:
+    def set(self, place: int, item: T) -> PersistentRow[T]:
         """A row with an item at a place."""
         root, depth = self._root, self._depth
         if root is None:
             root, depth = [None] * _WIDTH, 0
         else:
             root = root.copy()
-        while place >> (_BITS * (depth + 1)):
-            above: Node = [None] * _WIDTH
+        while place >> (_ROW_BITS * (depth + 1)):
+            above: RowNode = [None] * _WIDTH
             above[0] = root
             root, depth = above, depth + 1
         node = root
         for level in range(depth, 0, -1):
-            index = place >> (_BITS * level) & _MASK
+            index = place >> (_ROW_BITS * level) & _ROW_MASK
             below = node[index]
             node[index] = below = [None] * _WIDTH if below is None else below.copy()
             node = below
-        grown = node[place & _MASK] is None
-        node[place & _MASK] = item
-        return Row._of(root, depth, self.count + grown)
+        grown = node[place & _ROW_MASK] is None
+        node[place & _ROW_MASK] = item
+        return PersistentRow._of(root, depth, self.count + grown)
 
-    def discard(self, place: int) -> Row[T]:
+    def discard(self, place: int) -> PersistentRow[T]:
         """A row with nothing at a place; the same row where nothing is."""
         if self.get(place) is None:
             return self
         assert self._root is not None
         root = self._root.copy()
-        path: list[tuple[Node, int]] = []
+        path: list[tuple[RowNode, int]] = []
         node = root
         for level in range(self._depth, 0, -1):
-            index = place >> (_BITS * level) & _MASK
+            index = place >> (_ROW_BITS * level) & _ROW_MASK
             path.append((node, index))
             node[index] = node[index].copy()
             node = node[index]
-        node[place & _MASK] = None
+        node[place & _ROW_MASK] = None
         for above, index in reversed(path):  # empty nodes go, so that nothing walks through them
             if any(one is not None for one in above[index]):
                 break
             above[index] = None
-        return Row._of(root, self._depth, self.count - 1)
+        return PersistentRow._of(root, self._depth, self.count - 1)
 
     def get(self, place: int) -> T | None:
         """The item at a place; None for nothing."""
         node: Any = self._root
-        if node is None or place >> (_BITS * (self._depth + 1)):
+        if node is None or place >> (_ROW_BITS * (self._depth + 1)):
             return None
         for level in range(self._depth, 0, -1):
-            node = node[place >> (_BITS * level) & _MASK]
+            node = node[place >> (_ROW_BITS * level) & _ROW_MASK]
             if node is None:
                 return None
-        found: T | None = node[place & _MASK]
+        found: T | None = node[place & _ROW_MASK]
         return found
 
     def __len__(self) -> int:
@@ -105,7 +105,7 @@ class Row(Generic[T]):
     def _walk(self, step: int) -> Iterator[T]:
         if self._root is None:
             return
-        stack: list[tuple[Node, int]] = [(self._root, self._depth)]
+        stack: list[tuple[RowNode, int]] = [(self._root, self._depth)]
         while stack:
             node, level = stack.pop()
             if not level:

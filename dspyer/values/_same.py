@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dspyer.values._boxes import Box
+from dspyer.values._boxes import CopyOnRead
 from dspyer.values._dicts import FrozenDict
 from dspyer.values._freezing import freeze
 from dspyer.values._lists import FrozenList
@@ -39,8 +39,8 @@ def same(a: Any, b: Any) -> bool:
         return isinstance(b, _MAPS) and _same_maps(_map_of(a), _map_of(b))
     if isinstance(a, _LISTS):
         return isinstance(b, _LISTS) and _same_items(_items_of(a), _items_of(b))
-    if isinstance(a, Box):
-        return isinstance(b, Box) and a.cls is b.cls and a.kind.same(a.content, b.content, same)
+    if isinstance(a, CopyOnRead):
+        return isinstance(b, CopyOnRead) and a.cls is b.cls and a.kind.same(a.content, b.content, same)
     if isinstance(a, _SETS):
         return isinstance(b, _SETS) and _same_sets(a, b)
     if isinstance(a, frozenset):

@@ -19,7 +19,7 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from dspyer.errors import StateError
-from dspyer.values._boxes import Box, rebuild_tuple, thaw
+from dspyer.values._boxes import CopyOnRead, rebuild_tuple, thaw
 from dspyer.values._dicts import FrozenDict
 from dspyer.values._freezing import freeze
 from dspyer.values._kinds import (
@@ -91,7 +91,7 @@ def encode(frozen: Any) -> Any:
         return _tagged("tuple", _encode_all(frozen))
     if isinstance(frozen, frozenset):
         return _tagged("set" if cls is FrozenSet else "frozenset", _encode_set(frozen))
-    if cls is Box:
+    if cls is CopyOnRead:
         return _encode_box(frozen)
     if cls in _SCALARS:
         name, write, _ = _SCALARS[cls]
@@ -123,7 +123,7 @@ def _encode_mapping(frozen: FrozenDict[Any, Any]) -> dict[str, Any]:
     return _tagged("dict", [[encode(key), value] for key, value in encoded.items()])
 
 
-def _encode_box(box: Box) -> Any:
+def _encode_box(box: CopyOnRead) -> Any:
     if box.kind is ARRAY:
         array = box.content
         return _tagged("array", _pack(array.tobytes()), dtype=_encode_dtype(array.dtype), shape=list(array.shape))

@@ -13,7 +13,7 @@ from dspyer.scheduler.rounds import Edge
 from dspyer.scheduler.runstate import Execution, RunState, Target, Transition
 from dspyer.scheduler.schedule import advance, begin, plan, start
 from dspyer.scheduler.topology import START, Topology
-from dspyer.schema import Schema
+from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 
 Behaviour = Callable[[Execution], tuple[Mapping[str, Any], Sequence[str | Target]]]

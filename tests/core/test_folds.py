@@ -11,7 +11,8 @@ from typing_extensions import TypedDict
 
 from dspyer import END, START, Graph, Replace, Run, limit, reducers
 from dspyer.errors import NodeOutputError
-from dspyer.values import freeze, same
+from dspyer.values._freezing import freeze
+from dspyer.values._same import same
 
 
 def picky(current: list[str], update: str) -> list[str]:

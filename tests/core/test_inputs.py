@@ -141,7 +141,7 @@ def test_what_is_missing_and_what_is_unknown_are_told_together() -> None:
 def test_evaluate_counts_an_example_with_an_unknown_input_as_failed() -> None:
     """As for a module written by hand, whose `forward` has no such parameter."""
 
-    class ByHand(dspy.Module):
+    class ManualCommit(dspy.Module):
         def forward(self, q: str, limit: int = 10) -> dspy.Prediction:
             return dspy.Prediction(used=limit)
 
@@ -150,7 +150,7 @@ def test_evaluate_counts_an_example_with_an_unknown_input_as_failed() -> None:
     metric = lambda example, found, trace=None: found.used == example.used  # noqa: E731
     scores = [
         dspy.Evaluate(devset=[good, bad], metric=metric, max_errors=5, num_threads=1)(program).score
-        for program in (chain(search).compile(), ByHand())
+        for program in (chain(search).compile(), ManualCommit())
     ]
     assert scores == [50.0, 50.0]
 

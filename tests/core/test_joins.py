@@ -14,9 +14,9 @@ from pydantic import BaseModel
 
 from dspyer import END, START, Graph, reducers
 from dspyer.patch import DELETE
-from dspyer.scheduler.lineage import Entry
+from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.runstate import Execution
-from dspyer.schema import Schema
+from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 
 from .simulation import graph, simulate
@@ -37,7 +37,7 @@ def layers(draw: st.DrawFn) -> dict[str, str]:
     return edges
 
 
-def behind(log: Sequence[Entry], head: int) -> set[int]:
+def behind(log: Sequence[LogEntry], head: int) -> set[int]:
     found: set[int] = set()
     work = [head]
     while work:
@@ -48,7 +48,7 @@ def behind(log: Sequence[Entry], head: int) -> set[int]:
     return found
 
 
-def merged(log: Sequence[Entry], heads: Sequence[int], policy: str) -> ImmutableState | None:
+def merged(log: Sequence[LogEntry], heads: Sequence[int], policy: str) -> ImmutableState | None:
     """The fold of `state.merge`; None where the common commits come from no single state."""
     state, known = log[heads[0]].state, behind(log, heads[0])
     for head in heads[1:]:
@@ -212,7 +212,7 @@ def test_a_value_in_the_way_of_a_path_is_not_the_value_at_its_end() -> None:
     assert run.blame("x.a.b").node == "L"
 
 
-class Tally(BaseModel):
+class LineageCounts(BaseModel):
     """A state that only folds."""
 
     log: Annotated[list[str], reducers.extend] = []
@@ -223,7 +223,7 @@ class Tally(BaseModel):
 @given(layers(), st.integers(0, 2**32))
 def test_crossing_branches_fold_each_update_once(edges: dict[str, str], seed: int) -> None:
     nodes = " ".join(name for name in edges if name != START)
-    topology = graph(nodes, edges, schema=Schema.of(Tally))
+    topology = graph(nodes, edges, schema=Schema.of(LineageCounts))
 
     def update(execution: Execution) -> tuple[dict[str, Any], list[str]]:
         return ({"log": [execution.id], "count": 1} if execution.node != START else {}), []

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from dspyer import DELETE, END, START, Command, Conflict, Graph, Replace, Send, Updates, errors, limit, reducers
-from dspyer.scheduler.indexing import Folded, Indexes
-from dspyer.scheduler.lineage import Entry
+from dspyer.scheduler.indexing import FieldIndexes, Folded
+from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.runstate import Execution
-from dspyer.schema import Schema
+from dspyer.schema.schema import Schema
 
 from .conftest import Play
 from .simulation import Outcome, graph, simulate
@@ -69,7 +69,7 @@ def random_update(rng: random.Random, name: str, marks: bool) -> dict[str, Any]:
     return patch
 
 
-def lost(log: Sequence[Entry]) -> list[tuple[str, str, str, Any]]:
+def lost(log: Sequence[LogEntry]) -> list[tuple[str, str, str, Any]]:
     """Writes that are nowhere: not in the last state, not overwritten behind them, and in no record of a conflict."""
     last = log[-1].state
     ancestors = [behind(log, place) for place in range(len(log))]
@@ -143,7 +143,7 @@ def test_views_and_replayed_patches_show_what_the_state_holds(
 ) -> None:
     log = list(simulated(edges, policy, seed, marks).run.log)
     for field, reducer in (("code", reducers.update), ("said", reducers.add_messages)):
-        parts = Indexes(Folded(field, reducer, whole=True)).at(log, len(log) - 1).row
+        parts = FieldIndexes(Folded(field, reducer, whole=True)).at(log, len(log) - 1).row
         shown = {part.key: part.value if field == "code" else part.value["content"] for part in parts}
         assert shown == entries(field, log[-1].state[field])
 

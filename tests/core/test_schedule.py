@@ -21,8 +21,8 @@ from dspyer.scheduler.rounds import Edge, Rounds
 from dspyer.scheduler.runstate import Execution, RunState, Target, collapse
 from dspyer.scheduler.schedule import advance, begin, plan, start
 from dspyer.scheduler.topology import END, START, Topology
-from dspyer.schema import Schema
-from dspyer.values import FrozenDict
+from dspyer.schema.schema import Schema
+from dspyer.values._dicts import FrozenDict
 
 from .simulation import Outcome, graph, simulate, step
 

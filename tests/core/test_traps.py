@@ -27,7 +27,7 @@ from dspyer.errors import (
     annotate,
 )
 from dspyer.events import Emitted
-from dspyer.running.crews import Threads, _tasks
+from dspyer.running.crews import ThreadWorkers, _tasks
 from dspyer.testing import ScriptedLM
 
 from .conftest import Play
@@ -372,7 +372,7 @@ def test_what_a_router_at_start_writes_is_given_back_by_a_subgraph(field: str, s
 # --- threads, tasks and what belongs to the caller
 
 
-class Stopped(Threads):
+class Stopped(ThreadWorkers):
     """Threads of an event loop that shuts down as soon as it is asked for one."""
 
     def _spawn(self, key: Any, work: Callable[[], Any]) -> None:

@@ -7,9 +7,9 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from dspyer import Run
-from dspyer.durable.reading import chapter
+from dspyer.durable.reading import read_run
 from dspyer.durable.replaying import written_of
-from dspyer.durable.rows import COMMIT, ITEM, JOIN, CommitHead
+from dspyer.durable.rows import CommitHeader, RowKind
 from dspyer.stores.base import Store
 from dspyer.values import encoding
 
@@ -42,11 +42,11 @@ def finished(store: Store, thread: str) -> set[str]:
     found: set[str] = set()
     if row is None or row.head is None:
         return found
-    for entry in chapter(store, row.head).rows:
-        if entry.kind in (COMMIT, JOIN):
-            head = CommitHead.of(entry.head)
+    for entry in read_run(store, row.head).rows:
+        if entry.kind in (RowKind.COMMIT, RowKind.JOIN):
+            head = CommitHeader.of(entry.head)
             found.add("/".join((*head.scope, head.id)))
-        elif entry.kind == ITEM:
+        elif entry.kind == RowKind.ITEM:
             found.add(str(entry.head[0]))
     return found
 
@@ -56,7 +56,7 @@ def decided(store: Store, thread: str) -> int:
     row = store.thread(thread)
     if row is None or row.head is None:
         return 0
-    joins = [entry.content for entry in chapter(store, row.head).rows if entry.kind == JOIN]
+    joins = [entry.content for entry in read_run(store, row.head).rows if entry.kind == RowKind.JOIN]
     found = [written_of(content, store.blobs, encoding.decode) for content in joins]
     return sum(len(written.resolutions) for written in found)
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from dspyer import DELETE, END, START, CompiledGraph, Context, Graph, Run, reducers
 from dspyer.errors import ConcurrentRunError, NodeOutputError, OpenRunError, ThreadError
 from dspyer.stores import Memory
-from dspyer.threads.cuts import ByHand, at_rest
+from dspyer.threads.cuts import ManualCommit, at_rest
 from dspyer.threads.thread import Thread
 
 
@@ -242,7 +242,7 @@ def test_another_process_that_changes_the_thread_first_wins() -> None:
     assert thread.state["n"] == 2
 
 
-def _change(thread: Thread) -> ByHand:
+def _change(thread: Thread) -> ManualCommit:
     rest = thread._starter.rest()
     head = rest.row.head
     assert head is not None

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from dspyer import END, START, CompiledGraph, Graph, reducers
 from dspyer.errors import ChangedGraphError, InputError, OpenRunError, ThreadError
-from dspyer.threads.shape import Shape, graph_facts
+from dspyer.threads.shape import GraphFingerprint, graph_facts
 from dspyer.values import encoding
 
 
@@ -488,14 +488,14 @@ def test_a_rerun_from_where_the_graph_is_another_one(tmp_path: Path) -> None:
 
 def test_equal_graphs_have_one_fingerprint_and_code_is_not_in_it() -> None:
     one, two = Calls(), Calls()
-    shapes = {Shape(graph_facts(build(calls).compile())).id for calls in (one, two)}
+    shapes = {GraphFingerprint(graph_facts(build(calls).compile())).id for calls in (one, two)}
     assert len(shapes) == 1
 
     class Again(Calls):
         def write(self, q: str) -> dict[str, Any]:
             return {"n": len(q) * 2}
 
-    assert Shape(graph_facts(build(Again()).compile())).id in shapes
+    assert GraphFingerprint(graph_facts(build(Again()).compile())).id in shapes
 
 
 def test_a_fingerprint_is_stored_once_and_costs_a_run_little(tmp_path: Path) -> None:
@@ -510,4 +510,4 @@ def test_a_fingerprint_is_stored_once_and_costs_a_run_little(tmp_path: Path) -> 
     (opening,) = [row for row in store.rows(store.runs("t")[2].id) if row.kind == "open"]
     assert opening.content is not None
     assert list(opening.content.refs) == [shape]
-    assert Shape.stored(store.blobs([shape])[shape]).id == shape
+    assert GraphFingerprint.stored(store.blobs([shape])[shape]).id == shape

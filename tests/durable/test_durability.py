@@ -10,8 +10,7 @@ import pytest
 
 from dspyer import END, START, Context, Graph
 from dspyer.durable.journal import BATCH_SIZE, Journal
-from dspyer.durable.rows import END as ENDED
-from dspyer.durable.rows import ONCE, Draft
+from dspyer.durable.rows import NewRow, RowKind
 from dspyer.errors import GraphError, StoreError
 from dspyer.program import CompiledGraph
 from dspyer.stores import Store, open_store
@@ -163,7 +162,7 @@ def test_a_failure_is_written_with_all_before_it(durability: str) -> None:
     store = Recorder()
     failed = run(loop(store, durability, fail), "sync")
     assert failed.status == "failed"
-    assert [row.kind for row in store.rows(store.runs("t")[0].id)][-1] == ENDED
+    assert [row.kind for row in store.rows(store.runs("t")[0].id)][-1] == RowKind.END
     calls: list[int] = []
     done = loop(store, durability, calls.append).thread("t").resume()
     assert (done.status, done.state["n"], calls) == ("completed", 5, [3, 4])
@@ -215,7 +214,7 @@ def test_effects_and_questions_are_flushed(durability: str) -> None:
     def charge(ctx: Context, n: int) -> dict[str, int]:
         got = ctx.once("charge", effect)
         row = store.rows(store.runs("t")[0].id)[-1]
-        seen.append(row.kind == ONCE and store.changes[-1].flush)
+        seen.append(row.kind == RowKind.ONCE and store.changes[-1].flush)
         return {"n": got + ctx.interrupt("sure", "how many?", int)}
 
     graph = Graph(outputs=["n"]).add_node(charge, writes=["n"]).add_path(START, "charge", END)
@@ -267,13 +266,13 @@ def test_nothing_is_written_after_a_late_write_has_failed(clock: Clock) -> None:
     assert row is not None
     assert row.head is not None
     journal = Journal(store, "t", row.epoch, row.head.run, row.head.seq + 1, "batch")
-    journal.write([Draft("note", ())])
+    journal.write([NewRow("note", ())])
     store.fails = True
     clock.ring()
     store.fails = False
     with pytest.raises(StoreError, match="no space left"):
-        journal.write([Draft("note", ())])
-    assert store.rows(row.head.run)[-1].kind == ENDED
+        journal.write([NewRow("note", ())])
+    assert store.rows(row.head.run)[-1].kind == RowKind.END
 
 
 def test_an_unknown_durability_is_refused() -> None:

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, reducers
-from dspyer.durable.rows import COMMIT, ITEM
+from dspyer.durable.rows import RowKind
 from dspyer.stores import Store
 from dspyer.stores.base import Row
 from dspyer.stores.memory import Memory
@@ -79,7 +79,7 @@ def test_the_commit_of_a_map_refers_to_its_items(
 ) -> None:
     run = mapping(into, node, opened()).thread("t").run({"docs": ["a", "b"]})
     assert run.state[into] == expected
-    items, commits = rows(opened(), ITEM), rows(opened(), COMMIT)
+    items, commits = rows(opened(), RowKind.ITEM), rows(opened(), RowKind.COMMIT)
     assert [row.head[0] for row in items] == ["trunk:1[0]", "trunk:1[1]"]
     assert (into not in stored(commits[1])) is refers
     thread = mapping(into, node, opened()).thread("t")

@@ -16,10 +16,14 @@ from pydantic import BaseModel
 
 from dspyer import END, START, Context, Graph
 from dspyer.errors import StateError
-from dspyer.schema import Schema
+from dspyer.schema.schema import Schema
 from dspyer.stores import content
 from dspyer.threads.decoding import decoder, named_classes
-from dspyer.values import MAX_DEPTH, Opaque, encoding, freeze, thaw
+from dspyer.values import encoding
+from dspyer.values._boxes import thaw
+from dspyer.values._freezing import freeze
+from dspyer.values._opaque import Opaque
+from dspyer.values._refusals import MAX_DEPTH
 
 from .places import go_on, start
 

@@ -14,9 +14,9 @@ from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, Run, reducers
 from dspyer.durable.journal import Journal
-from dspyer.durable.rows import end_draft
+from dspyer.durable.rows import end_row
 from dspyer.errors import ConcurrentRunError, OpenRunError, RunStoppedError
-from dspyer.stores.base import NO_EPOCHS, Change, Owner, Store, Swept, ThreadRow
+from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Owner, Store, ThreadRow
 from dspyer.stores.memory import Memory
 from dspyer.stores.sqlite import SQLite
 from dspyer.testing.store_samples import begin
@@ -725,7 +725,7 @@ def test_a_thread_that_a_run_has_got_since_is_not_deleted() -> None:
     begun: list[Beside] = []
 
     class Late(Memory):
-        def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> Swept:
+        def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
             if not begun:
                 begun.append(Beside(lambda: gated(gate, self).thread("t").run({"n": 1}, abandon=True)))
                 assert gate.inside.wait(10)
@@ -810,7 +810,7 @@ def test_a_lease_is_renewed_while_a_write_of_its_run_waits() -> None:
         return Memory.write(store, change)
 
     journal.store.store.write = lambda change: slow(change) if change.rows else Stuck.write(store, change)  # type: ignore[method-assign]
-    writing = threading.Thread(target=journal.write, args=([end_draft("stopped", None, ())],))
+    writing = threading.Thread(target=journal.write, args=([end_row("stopped", None, ())],))
     writing.start()
     assert inside.wait(10)
     journal.renew(30.0)

@@ -9,8 +9,8 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, reducers
-from dspyer.durable.forms import Forms
-from dspyer.durable.snapshots import Rested, snapshot
+from dspyer.durable.forms import SnapshotEncoder
+from dspyer.durable.snapshots import SnapshotState, snapshot
 from dspyer.errors import StoreError
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Change, Row, Store
@@ -172,10 +172,10 @@ def test_replay_compares_snapshots_too() -> None:
     row = store.thread("t")
     assert row is not None
     assert row.head is not None
-    store.write(Change(snapshot=snapshot(row.head, Rested(thread.state, 2), Forms())))
+    store.write(Change(snapshot=snapshot(row.head, SnapshotState(thread.state, 2), SnapshotEncoder())))
     assert thread.replay() == thread.state
     forged = thread.state.set("answer", "forged")
-    store.write(Change(snapshot=snapshot(row.head, Rested(forged, 2), Forms())))
+    store.write(Change(snapshot=snapshot(row.head, SnapshotState(forged, 2), SnapshotEncoder())))
     with pytest.raises(StoreError, match=r"state after version 2 .* in its snapshot"):
         thread.replay()
     store.drop_snapshots()

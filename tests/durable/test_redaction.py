@@ -18,9 +18,9 @@ from pydantic import BaseModel, ValidationError
 from dspyer import END, START, CompiledGraph, Context, Graph, reducers
 from dspyer.errors import DspyerError, Interrupted, MergeConflictError, StoreError
 from dspyer.events import Committed, Emitted, Exchange
-from dspyer.redacting import HIDDEN, Redaction, Veil
+from dspyer.redacting import HIDDEN, Redaction, Redactor
 from dspyer.stores import Memory
-from dspyer.values import freeze
+from dspyer.values._freezing import freeze
 from tests.event_samples import RECORDS, event_types, sample
 
 SECRET = "SECRET-123"
@@ -160,7 +160,7 @@ def veiled(text: str) -> None:
 def test_every_event_type_passes_what_hides_texts(cls: Any) -> None:
     redaction = Redaction.of(["token"])
     assert redaction is not None
-    veil = Veil(redaction, {"token": SECRET})
+    veil = Redactor(redaction, {"token": SECRET})
     text = f"before {SECRET} after"
     event = veil.event(sample(cls, freeze({"deep": [text]}), text))
     veiled(repr(event))
@@ -174,7 +174,7 @@ def test_texts_of_exceptions_are_hidden(error: Exception) -> None:
     assert redaction is not None
     error.add_note(f"note {SECRET}")
     error.__cause__ = OSError(SECRET)
-    shown = Veil(redaction, {"token": SECRET}).error(error)
+    shown = Redactor(redaction, {"token": SECRET}).error(error)
     assert shown is error
     veiled("".join(traceback.format_exception(shown)))
 
@@ -330,7 +330,7 @@ def test_numbers_of_an_event_are_no_texts() -> None:
     assert redaction is not None
     event = sample(Committed, freeze({}), "x")
     event = event._replace(position=1234)
-    assert Veil(redaction, {"pin": 1234}).event(event).position == 1234
+    assert Redactor(redaction, {"pin": 1234}).event(event).position == 1234
 
 
 @pytest.mark.parametrize("number", [1, 16, 17, 1_000])
@@ -338,7 +338,7 @@ def test_any_number_of_texts_is_found(number: int) -> None:
     redaction = Redaction.of(["tokens"])
     assert redaction is not None
     tokens = [f"{place:04}-token" for place in range(number)]
-    veil = Veil(redaction, {"tokens": freeze([*tokens, "0000-token-longer"])})
+    veil = Redactor(redaction, {"tokens": freeze([*tokens, "0000-token-longer"])})
     text = " ".join(f"a {token}0000-token-longer{token[:-1]} z" for token in tokens)
     assert veil.shown(text) == " ".join(f"a {HIDDEN}{HIDDEN}{token[:-1]} z" for token in tokens)
 

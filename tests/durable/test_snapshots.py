@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from dspyer import END, START, Graph, ImmutableState, reducers
-from dspyer.durable.forms import CHUNK, Forms
+from dspyer.durable.forms import CHUNK, SnapshotEncoder
 from dspyer.durable.rows import digest
-from dspyer.durable.snapshots import AT_END, EVERY, Pressed, Rested, latest
+from dspyer.durable.snapshots import AT_END, EVERY, SnapshotContent, SnapshotState, latest
 from dspyer.program import CompiledGraph
 from dspyer.stores import Store, open_store
 from dspyer.stores.base import Point, Row
@@ -155,12 +155,14 @@ def test_a_snapshot_that_cannot_be_read_is_passed_over(
         assert program.thread("t").state["n"] == 18
 
 
-def stored(state: ImmutableState, forms: Forms, blobs: dict[str, bytes]) -> tuple[ImmutableState, Forms]:
+def stored(
+    state: ImmutableState, forms: SnapshotEncoder, blobs: dict[str, bytes]
+) -> tuple[ImmutableState, SnapshotEncoder]:
     """A state there and back."""
-    content = Pressed(Rested(state, 0), forms)
+    content = SnapshotContent(SnapshotState(state, 0), forms)
     blobs.update(content.blobs)
     assert set(content.refs) <= set(blobs)
-    again = Forms()
+    again = SnapshotEncoder()
     _, _, form = json.loads(zlib.decompress(content.data))
     found = {name: blobs[name] for name in content.refs}
     return again.loaded(form, content.refs, lambda _: found, encoding.decode, Allowance()), again
@@ -186,7 +188,7 @@ VALUES = st.recursive(
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(states=st.lists(st.dictionaries(st.text(max_size=2), VALUES, max_size=8), min_size=1, max_size=4))
 def test_any_state_comes_back_with_the_same_digest(states: list[dict[str, Any]]) -> None:
-    forms, blobs = Forms(), dict[str, bytes]()
+    forms, blobs = SnapshotEncoder(), dict[str, bytes]()
     state = ImmutableState()
     for patch in states:
         state = ImmutableState({**dict(state.raw_items()), **patch})
@@ -209,12 +211,12 @@ GROWING: dict[str, tuple[Callable[[int], Any], int]] = {
 def test_pieces_are_written_once(name: str) -> None:
     value, fresh = GROWING[name]
     state = ImmutableState({"field": value(0), "deep": {"down": value(0)}})
-    forms, blobs = Forms(), dict[str, bytes]()
-    assert Pressed(Rested(state, 0), forms).blobs
+    forms, blobs = SnapshotEncoder(), dict[str, bytes]()
+    assert SnapshotContent(SnapshotState(state, 0), forms).blobs
     changed = state.set("field", value(1))
-    assert len(Pressed(Rested(changed, 1), forms).blobs) == fresh
-    back, again = stored(changed, Forms(), blobs)
-    assert Pressed(Rested(back, 1), again).blobs == {}
+    assert len(SnapshotContent(SnapshotState(changed, 1), forms).blobs) == fresh
+    back, again = stored(changed, SnapshotEncoder(), blobs)
+    assert SnapshotContent(SnapshotState(back, 1), again).blobs == {}
 
 
 def test_in_memory_nothing_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:

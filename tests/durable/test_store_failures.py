@@ -13,7 +13,7 @@ import pytest
 
 from dspyer import END, START, Graph
 from dspyer.durable.journal import Journal
-from dspyer.durable.rows import Draft
+from dspyer.durable.rows import NewRow
 from dspyer.errors import StoreError
 from dspyer.stores.base import Change, Point, Row, RunRow, ThreadRow
 
@@ -104,12 +104,12 @@ def test_what_another_branch_has_written_along_is_written_whatever_fails_next(mo
             work(*args)
 
         monkeypatch.setattr("anyio.to_thread.run_sync", in_order)
-        first = asyncio.create_task(journal.awrite([Draft("commit", ("a",))]))
+        first = asyncio.create_task(journal.awrite([NewRow("commit", ("a",))]))
         await asked.wait()
-        await journal.awrite([Draft("commit", ("b",))])
+        await journal.awrite([NewRow("commit", ("b",))])
         store.arm(disk_full, 1, after=False)
         with pytest.raises(StoreError):
-            journal.write([Draft("commit", ("c",))])
+            journal.write([NewRow("commit", ("c",))])
         go_on.set()
         await first
 

@@ -13,18 +13,18 @@ from pydantic import BaseModel
 
 from dspyer import live, reducers
 from dspyer.events import Commit, Exchange
-from dspyer.nodes import Waiter
+from dspyer.nodes.listening import Waiter
 from dspyer.policies import Policies
 from dspyer.reducers import Updates
-from dspyer.running.waiting import WaitingRoom
+from dspyer.running.waiting import LiveWaiters
 from dspyer.scheduler.closing import Held, Origin, Reach, Waiting, released
 from dspyer.scheduler.rounds import Edge
 from dspyer.scheduler.runstate import Branch, Execution, RunState, Target, Transition
 from dspyer.scheduler.schedule import advance, begin, plan, start
 from dspyer.scheduler.topology import END, START, Topology
-from dspyer.schema import Schema
+from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values import PersistentMap
+from dspyer.values._persistent import PersistentMap
 
 # Who waits for which field (or has ended and needs others), who works, what each may write; and who is released.
 CASES = {
@@ -167,7 +167,7 @@ def test_a_join_folds_by_arrival_whoever_ends_first(authors: list[str]) -> None:
 def test_a_timeout_does_not_count_the_wait_for_a_slot() -> None:
     """An entry came while another node held the only slot: time is over meanwhile, and the entry is given."""
     graph = topology("rw")
-    room = WaitingRoom(1, Reach(graph, {"w": ["f"]}))
+    room = LiveWaiters(1, Reach(graph, {"w": ["f"]}))
     for name in "rw":
         branch = Branch((), ((),), ImmutableState(), 0, "", 0, PersistentMap())
         room.running[name] = Execution(name, name, branch, (), 1, (name, graph.rounds.first(name)), None)
@@ -185,7 +185,7 @@ def test_a_timeout_does_not_count_the_wait_for_a_slot() -> None:
 
 def test_time_is_over_where_nothing_came() -> None:
     graph = topology("rw")
-    room = WaitingRoom(2, Reach(graph, {"w": ["f"]}))
+    room = LiveWaiters(2, Reach(graph, {"w": ["f"]}))
     branch = Branch((), ((),), ImmutableState(), 0, "", 0, PersistentMap())
     room.running["r"] = Execution("r", "r", branch, (), 1, ("r", graph.rounds.first("r")), None)
     waiter = Waiter("r", "f", lambda: None)

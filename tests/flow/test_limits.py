@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, create_model
 
 from dspyer import DELETE, END, START, Context, Graph, Replace, errors, limit, reducers
-from dspyer.schema import Schema, limits
+from dspyer.schema import limits
 from dspyer.schema.limits import size_of
+from dspyer.schema.schema import Schema
 from dspyer.stores import open_store
-from dspyer.values import freeze, thaw
+from dspyer.values._boxes import thaw
+from dspyer.values._freezing import freeze
 
 
 class Board(BaseModel):

@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, LiveEntry, Run, Updates, live, reducers
-from dspyer.durable.memo import Post
+from dspyer.durable.memo import RecordedPost
 from dspyer.events import Commit
-from dspyer.running.board import Board, Reader
-from dspyer.schema import Schema
+from dspyer.running.board import LiveBuffer, ReaderCursor
+from dspyer.schema.schema import Schema
 from dspyer.stores import Memory
-from dspyer.values import thaw
+from dspyer.values._boxes import thaw
 
 HEARS = {0: "", 1: "notes", 2: "echoes", 3: "notes"}
 POSTS = {0: "notes", 1: "echoes", 2: "", 3: "notes"}
@@ -322,9 +322,9 @@ def test_a_post_replaces_what_its_author_has_read(actions: list[tuple[str, int]]
     """Also after withdrawals, and on a board that is made again from what was recorded."""
     schema = Schema.of(Table)
     state = schema.initial({})
-    board, model = Board(schema, state, {}), Model()
-    readers = {f"{number}:0": Reader(f"{number}:0", f"n{number}", (number,), None, {}) for number in range(4)}
-    recorded: dict[int, Post | None] = {}
+    board, model = LiveBuffer(schema, state, {}), Model()
+    readers = {f"{number}:0": ReaderCursor(f"{number}:0", f"n{number}", (number,), None, {}) for number in range(4)}
+    recorded: dict[int, RecordedPost | None] = {}
     for action, number in actions:
         name = f"{number}:0"
         reader = readers.get(name)
@@ -336,11 +336,11 @@ def test_a_post_replaces_what_its_author_has_read(actions: list[tuple[str, int]]
             update = schema.commit(state, {"t": {key: [value]}}, node="n", commit_id="")[0]["t"]
             meeting = board.meets(reader, "t", update)
             reader.used |= {post.execution for posts in meeting.unread.values() for post in posts} & set(board.pending)
-            recorded[seq] = post = Post(seq, "t", f"n{number}", name, update, meeting.over)
+            recorded[seq] = post = RecordedPost(seq, "t", f"n{number}", name, update, meeting.over)
             found = board.add(post)
             model.posts.append((seq, name, key, value, reader.reads.get("t", 0)))
             assert thaw(found)[key] == model.values(key)
-            again = Board(schema, state, recorded)
+            again = LiveBuffer(schema, state, recorded)
             assert again.seq == board.seq
             assert again.entries(post) == board.entries(post)
         elif action == "read":

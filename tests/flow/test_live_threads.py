@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Run, live, reducers, view
-from dspyer.durable.rows import COMMITS, CommitHead
+from dspyer.durable.rows import COMMITS, CommitHeader
 from dspyer.events import Posted, Withdrawn
 from dspyer.stores import Memory
 from dspyer.threads.thread import Thread
@@ -198,7 +198,7 @@ class Watched(Memory):
         self.together: list[list[str]] = []
 
     def write(self, change: Any) -> Any:
-        names = [CommitHead.of(row.head).node for row in change.rows if row.kind in COMMITS]
+        names = [CommitHeader.of(row.head).node for row in change.rows if row.kind in COMMITS]
         self.together += [names] if names else []
         return super().write(change)
 

@@ -12,12 +12,12 @@ from pydantic import BaseModel
 
 from dspyer import Messages, Replace, limit, reducers
 from dspyer.patch import DELETE
-from dspyer.scheduler.indexing import Folded, Indexes, is_new, name_at, news
-from dspyer.scheduler.provenance import Part, Parts, unseen
+from dspyer.scheduler.indexing import FieldIndexes, Folded, is_new, name_at, news
+from dspyer.scheduler.provenance import FieldPart, Parts, unseen
 from dspyer.scheduler.runstate import Execution, Target
 from dspyer.scheduler.topology import START
-from dspyer.schema import Schema
-from dspyer.values import thaw
+from dspyer.schema.schema import Schema
+from dspyer.values._boxes import thaw
 from tests.core.simulation import Outcome, graph, simulate
 from tests.core.test_joins import layers
 from tests.core.test_schedule import Plan, plans, router
@@ -47,12 +47,12 @@ def folded(field: str) -> Folded:
     return Folded(field, known.reducer, known.fixed_default, True, limited=known.limit is not None)
 
 
-def looked(indexes: Indexes, outcome: Outcome, place: int) -> Parts:
+def looked(indexes: FieldIndexes, outcome: Outcome, place: int) -> Parts:
     """The parts of a field at a commit."""
     return Parts(indexes.of.reducer.shape, tuple(indexes.at(outcome.run.log, place).row))
 
 
-def new_to(indexes: Indexes, outcome: Outcome, place: int, reader: str) -> list[Part]:
+def new_to(indexes: FieldIndexes, outcome: Outcome, place: int, reader: str) -> list[FieldPart]:
     """What of a field is new to a reader that stands behind a commit."""
     log = outcome.run.log
     return news(indexes.at(log, place), log, unseen(log, [place], reader), indexes.of).parts
@@ -116,7 +116,7 @@ def check(outcome: Outcome, resets: bool, seed: int) -> None:
     places = list(range(len(outcome.run.log)))
     random.Random(seed).shuffle(places)
     for field in FIELDS:
-        indexes = Indexes(folded(field))
+        indexes = FieldIndexes(folded(field))
         for place in places:
             entry = outcome.run.log[place]
             whole = looked(indexes, outcome, place)
@@ -128,7 +128,7 @@ def check(outcome: Outcome, resets: bool, seed: int) -> None:
                 check_reader(indexes, outcome, place, reader, whole, resets)
 
 
-def check_reader(indexes: Indexes, outcome: Outcome, place: int, reader: str, whole: Parts, resets: bool) -> None:
+def check_reader(indexes: FieldIndexes, outcome: Outcome, place: int, reader: str, whole: Parts, resets: bool) -> None:
     log = outcome.run.log
     names = {name_at(log, at, indexes.of) for at in unseen(log, [place], reader)}
     seen = seen_by(outcome, place, reader)
@@ -191,7 +191,7 @@ def test_what_is_new_costs_by_what_is_new(length: int) -> None:
             asked.append(place)
             return outcome.run.log[place]
 
-    indexes = Indexes(folded("single"))
+    indexes = FieldIndexes(folded("single"))
     indexes.at(outcome.run.log, 2 * length - 3)
     log = Counting()
     index = indexes.at(log, 2 * length - 1)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from dspyer import END, START, Context, Graph, Messages, reducers, view
-from dspyer.scheduler.provenance import Part, Parts
-from dspyer.values import freeze
+from dspyer.scheduler.provenance import FieldPart, Parts
+from dspyer.values._freezing import freeze
 from dspyer.views import change_text, label, text_in, text_of
 
 BREAK = r"\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]"
@@ -43,7 +43,7 @@ def named(entry: str) -> tuple[str, str]:
 @settings(max_examples=300, deadline=None)
 @given(ENTRIES)
 def test_authors_and_what_they_said_can_be_read_back(entries: list[tuple[str, str]]) -> None:
-    parts = [Part(freeze(text), None, author, "trunk:1") for author, text in entries]
+    parts = [FieldPart(freeze(text), None, author, "trunk:1") for author, text in entries]
     text = text_in(view("log").new(), "items", parts)
     if any(author for author, _ in entries):
         assert [named(entry) for entry in split(text)] == entries
@@ -55,14 +55,14 @@ def test_authors_and_what_they_said_can_be_read_back(entries: list[tuple[str, st
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(TEXT.filter(bool), TEXT, max_size=5))
 def test_keys_and_their_values_can_be_read_back(found: dict[str, str]) -> None:
-    parts = [Part(freeze(text), key, "ann", "trunk:1") for key, text in found.items()]
+    parts = [FieldPart(freeze(text), key, "ann", "trunk:1") for key, text in found.items()]
     assert dict(map(named, split(text_in(view("owners"), "keys", parts)))) == found
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(TEXT, max_size=5))
 def test_the_entries_of_one_author_can_be_read_back(said: list[str]) -> None:
-    parts = [Part(freeze(text), None, "ann", "trunk:1") for text in said]
+    parts = [FieldPart(freeze(text), None, "ann", "trunk:1") for text in said]
     for read in (view("log").own(), view("log").by("ann")):
         assert [entry.removeprefix("- ") for entry in split(text_in(read, "items", parts))] == said
 
@@ -75,7 +75,7 @@ def test_a_delta_can_be_read_back(fields: dict[str, Any]) -> None:
         if isinstance(found, str):
             lines.append(change_text(field, freeze(found), None))
         else:
-            parts = tuple(Part(freeze(text), None, author, "trunk:1") for author, text in found)
+            parts = tuple(FieldPart(freeze(text), None, author, "trunk:1") for author, text in found)
             lines.append(change_text(field, None, Parts("items", parts)))
     read: dict[str, Any] = {}
     for line in split("\n".join(lines)):

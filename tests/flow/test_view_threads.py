@@ -9,11 +9,11 @@ import pytest
 from pydantic import BaseModel, create_model
 
 from dspyer import END, START, CompiledGraph, Context, Entry, Graph, Thread, reducers, view
-from dspyer.scheduler.indexing import Index
-from dspyer.scheduler.provenance import Part
+from dspyer.scheduler.indexing import FieldIndex
+from dspyer.scheduler.provenance import FieldPart
 from dspyer.stores import open_store
 from dspyer.stores.base import Point, Store
-from dspyer.values import Row as PartRow
+from dspyer.values._rows import PersistentRow as PartRow
 from tests.durable.counting import Counting
 
 
@@ -215,9 +215,9 @@ def test_a_process_that_has_not_run_the_thread_reads_its_history_once() -> None:
 
 
 def test_what_is_kept_between_runs_is_bounded() -> None:
-    from dspyer.threads.earlier import Recent
+    from dspyer.threads.earlier import RecentIndexes
 
-    recent, index = Recent(most=10), Index(row_of(3))
+    recent, index = RecentIndexes(most=10), FieldIndex(row_of(3))
     for number in range(8):
         recent.put(Point("r", number), "log", index, None)
     kept = [number for number in range(8) if recent.get(Point("r", number), "log") is not None]
@@ -229,7 +229,7 @@ def test_what_is_kept_between_runs_is_bounded() -> None:
 def row_of(count: int) -> Any:
     row: Any = PartRow()
     for number in range(count):
-        row = row.set(number, Part(number, None, "a", "c"))
+        row = row.set(number, FieldPart(number, None, "a", "c"))
     return row
 
 

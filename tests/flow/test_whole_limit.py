@@ -14,11 +14,12 @@ from pydantic import BaseModel
 from dspyer import DELETE, END, START, Command, Graph, Replace, Send, errors, limit, live, reducers
 from dspyer.events import Committed
 from dspyer.run import Run
-from dspyer.schema import Schema, limits
+from dspyer.schema import limits
+from dspyer.schema.schema import Schema
 from dspyer.schema.totals import total_of
 from dspyer.state import ImmutableState, counted
 from dspyer.stores import open_store
-from dspyer.values import thaw
+from dspyer.values._boxes import thaw
 from tests.nodes.kit import COLOURS
 
 

@@ -10,10 +10,13 @@ import dspy
 import pytest
 from dspy.utils import DummyLM
 
-from dspyer.nodes import Built, Call, Context, Decision, Node, Reply, Router, build_node
-from dspyer.schema import Schema
+from dspyer.nodes.base import Built, Call, Context, Decision, Node, Reply
+from dspyer.nodes.build import build_node
+from dspyer.nodes.routers import Router
+from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values import FrozenDict, freeze
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._freezing import freeze
 
 OPEN = Schema.of(None)
 COLOURS = pytest.mark.parametrize("colour", ["sync", "async"])

@@ -14,11 +14,15 @@ from pydantic import BaseModel
 from dspyer import register_value_type
 from dspyer.errors import ImmutableError, InputError, UnsetFieldError
 from dspyer.events import Emitted, Event
-from dspyer.nodes import Alone, Attempt, Context, NodeModules, check_resources, resources_of
+from dspyer.nodes.attempt import Attempt, NoRun
+from dspyer.nodes.base import Context
 from dspyer.nodes.callables import describe
-from dspyer.schema import Schema
+from dspyer.nodes.function import NodeModules
+from dspyer.nodes.resources import check_resources, resources_of
+from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values import FrozenDict, FrozenList
+from dspyer.values._dicts import FrozenDict
+from dspyer.values._lists import FrozenList
 from tests.nodes.kit import COLOURS, OPEN, built, call_of, good, holder, reply, run_node
 
 
@@ -298,7 +302,7 @@ def test_the_context() -> None:
 
 
 def test_emit_goes_to_whoever_listens() -> None:
-    class Listener(Alone):
+    class Listener(NoRun):
         def record(self, event: Event) -> None:
             got.append(event)
 

@@ -10,8 +10,16 @@ import anyio
 import dspy
 import pytest
 
-from dspyer.nodes import call_async, colours, portal_scope, to_thread, uses_acall
-from dspyer.nodes.color import acall_module, call_module, is_async
+from dspyer.nodes.color import (
+    acall_module,
+    async_bridge,
+    call_async,
+    call_module,
+    colours,
+    is_async,
+    to_thread,
+    uses_acall,
+)
 from tests.nodes.kit import COLOURS, run_node
 
 WHERE: ContextVar[str] = ContextVar("WHERE", default="nowhere")
@@ -83,17 +91,17 @@ def own_threads() -> int:
 
 
 def test_one_loop_for_all_calls_of_a_scope() -> None:
-    with portal_scope():
+    with async_bridge():
         assert own_threads() == 0
         threads = {call_async(place, {})[1] for _ in range(3)}
         assert (len(threads), own_threads()) == (1, 1)
     assert own_threads() == 0
-    with portal_scope():
+    with async_bridge():
         pass
 
 
 def test_what_outlives_its_scope_gets_a_loop_of_its_own() -> None:
-    with portal_scope():
+    with async_bridge():
         call_async(place, {})
         later = copy_context()
     assert later.run(call_async, place, {})[0] == "here"
@@ -106,14 +114,14 @@ def test_a_program_in_an_async_function_of_another_does_not_wait_for_itself() ->
 
     async def outer() -> list[str]:
         found = [call_async(inner, {})]
-        with portal_scope():
+        with async_bridge():
             found.append(call_async(inner, {}))
             worker = threading.Thread(target=lambda: found.append(call_async(inner, {})))
             worker.start()
             worker.join()
         return found
 
-    with portal_scope():
+    with async_bridge():
         assert call_async(outer, {}) == ["here", "here", "nowhere"]
 
 

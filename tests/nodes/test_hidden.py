@@ -8,8 +8,10 @@ from typing import Any, Literal
 import dspy
 import pytest
 
-from dspyer import nodes
-from dspyer.nodes import Command, NodeModules, Send, build_router
+from dspyer.nodes import base
+from dspyer.nodes.base import Command, Send
+from dspyer.nodes.build_routers import build_router
+from dspyer.nodes.function import NodeModules
 from dspyer.nodes.hidden import find_hidden, mentions
 from tests.nodes.kit import OPEN, built
 
@@ -202,7 +204,7 @@ def sends() -> Any:
 
 
 def sends_by_module() -> Any:
-    return [nodes.Send("a", {})]
+    return [base.Send("a", {})]
 
 
 def sends_by_helper(docs: list[str]) -> Any:

@@ -9,9 +9,11 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer.errors import RouteError, UnsetFieldError
-from dspyer.nodes import Command, Decision, FieldRouter, FunctionRouter, ModuleRouter, Router, Send, build_router
+from dspyer.nodes.base import Command, Decision, Send
+from dspyer.nodes.build_routers import build_router
+from dspyer.nodes.routers import FieldRouter, FunctionRouter, ModuleRouter, Router
 from dspyer.scheduler.topology import END
-from dspyer.schema import Schema
+from dspyer.schema.schema import Schema
 from tests.nodes.kit import COLOURS, OPEN, answering, call_of, decision, holder
 
 

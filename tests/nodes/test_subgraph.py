@@ -12,11 +12,13 @@ from pydantic import BaseModel
 
 from dspyer import reducers
 from dspyer.errors import UnsetFieldError
-from dspyer.nodes import Call, Reply, SubgraphNode, build_map, is_program
+from dspyer.nodes.base import Call, Reply
+from dspyer.nodes.build import build_map
+from dspyer.nodes.subgraph import SubgraphNode, is_program
 from dspyer.patch import DELETE
 from dspyer.reducers import Updates
-from dspyer.schema import Schema
-from dspyer.values import freeze
+from dspyer.schema.schema import Schema
+from dspyer.values._freezing import freeze
 from tests.nodes.kit import COLOURS, OPEN, built, call_of, good, holder, reply
 
 

@@ -192,7 +192,7 @@ def test_what_a_validator_or_a_reducer_of_ones_own_takes_is_built(writes: dict[s
     Graph(State, inputs=["docs"]).add_node("it", node, writes=writes).add_path(START, "it", END).compile()
 
 
-class ByHand(dspy.Module):
+class ManualCommit(dspy.Module):
     """Its signature says what the LM is asked for, not what the module gives."""
 
     def __init__(self) -> None:
@@ -236,10 +236,10 @@ def converting(schema: type[BaseModel]) -> Any:
 
 
 CONVERTING: dict[str, Any] = {
-    "a module": ByHand,
+    "a module": ManualCommit,
     "a subclass": lambda: Thinking("text -> number"),
     "a call": lambda: Called("text -> number"),
-    "tried again": lambda: dspy.BestOfN(ByHand(), N=1, reward_fn=lambda *_: 1.0, threshold=0.5),
+    "tried again": lambda: dspy.BestOfN(ManualCommit(), N=1, reward_fn=lambda *_: 1.0, threshold=0.5),
     "a graph": lambda: converting(Converted),
     "a graph that validates": lambda: converting(Checked),
 }

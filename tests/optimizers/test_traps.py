@@ -303,7 +303,7 @@ def test_retrying_module_inside_a_graph(wrap: Any) -> None:
     def reward(inputs: Any, prediction: Any) -> float:
         return 1.0
 
-    class ByHand(dspy.Module):
+    class ManualCommit(dspy.Module):
         def __init__(self) -> None:
             super().__init__()
             self.draft = wrap(module=dspy.Predict("question -> draft"), N=2, reward_fn=reward, threshold=0.5)
@@ -313,12 +313,12 @@ def test_retrying_module_inside_a_graph(wrap: Any) -> None:
             return self.label(question=question, draft=self.draft(question=question).draft)
 
     def graph() -> Any:
-        hand = ByHand()
+        hand = ManualCommit()
         built = Graph(name="Retrying").add_node("draft", hand.draft).add_node("label", hand.label)
         return built.add_path(START, "draft", "label", END).compile()
 
     demos = []
-    for make in (ByHand, graph):
+    for make in (ManualCommit, graph):
         lm = NotingLM()
         with dspy.context(lm=lm):
             tuned = table.bootstrap(make(), CHAIN.trainset, lm)

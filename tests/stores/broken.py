@@ -7,7 +7,7 @@ from threading import Barrier, Event
 from typing import Any
 
 from dspyer.errors import ConcurrentRunError
-from dspyer.stores.base import NO_EPOCHS, Change, Point, Row, RunRow, Snapshot, Swept, ThreadRow
+from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Point, Row, RunRow, Snapshot, ThreadRow
 from dspyer.stores.content import Content
 from dspyer.stores.memory import Memory
 from dspyer.stores.sqlite import SQLite
@@ -213,7 +213,7 @@ class LeasesForEver(Memory):
 
 
 class RemovesWhatCopiesNeed(Memory):
-    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> Swept:
+    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
         own = [run.id for name in threads for run in self.runs(name)]
         swept = super().remove(threads, epochs)
         for run in own:
@@ -222,28 +222,28 @@ class RemovesWhatCopiesNeed(Memory):
 
 
 class RemovesNothing(Memory):
-    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> Swept:
+    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
         for name in threads:
             self._threads.pop(name, None)
-        return Swept(tuple(threads), 0, 0, {})
+        return DeletionReport(tuple(threads), 0, 0, {})
 
 
 class DisownsNothing(Memory):
-    def disown(self, thread: str) -> Swept:
-        return Swept((), 0, 0, {})
+    def disown(self, thread: str) -> DeletionReport:
+        return DeletionReport((), 0, 0, {})
 
 
 class BeginsEpochsAgain(Memory):
     """A thread that is made again begins with the epoch with which every thread begins."""
 
-    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> Swept:
+    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
         swept = super().remove(threads, epochs)
         self._fence = 0
         return swept
 
 
 class RemovesUnderAnyEpoch(Memory):
-    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> Swept:
+    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
         return super().remove(threads)
 
 
@@ -264,7 +264,7 @@ class KeepsBlobs(Memory):
 
 
 class RemovesBlobsOfOthers(Memory):
-    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> Swept:
+    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
         swept = super().remove(threads, epochs)
         if threads:
             for rows in self._rows.values():

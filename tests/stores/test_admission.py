@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dspyer.errors import ConcurrentRunError
-from dspyer.stores.admission import Admitted, Found, admit
+from dspyer.stores.admission import Admitted, CurrentRows, admit
 from dspyer.stores.base import Change, Point, ThreadRow
 from tests.stores.kit import OTHER, OWNER, row, rows, run
 
@@ -18,96 +18,108 @@ TAKE = Change("t", 3, 4, OWNER, 30.0)
 @pytest.mark.parametrize(
     ("change", "found", "expected"),
     [
-        pytest.param(Change("t"), Found(), Admitted(1, False, ()), id="a new thread"),
-        pytest.param(Change("t", 0, 7), Found(fence=4), Admitted(5, False, ()), id="a new thread after removed ones"),
-        pytest.param(Change("t", 3), Found(FREE), Admitted(3, False, ()), id="the epoch stays"),
-        pytest.param(TAKE, Found(FREE), Admitted(4, False, ()), id="the epoch rises"),
-        pytest.param(TAKE, Found(TAKEN._replace(owner=OWNER)), None, id="taken by the same owner: a repeat"),
-        pytest.param(Change(run=run("r")), Found(), Admitted(1, True, ()), id="a run without a thread"),
-        pytest.param(Change("t", 3, run=run("r")), Found(FREE), Admitted(3, True, ()), id="a run"),
-        pytest.param(Change("t", 3, run=run("r")), Found(FREE, run("r")), Admitted(3, False, ()), id="a run, repeated"),
-        pytest.param(Change("t", 2, 3, run=run("r")), Found(FREE, run("r")), None, id="a run and an epoch, repeated"),
-        pytest.param(Change("t", run=run("r", "t")), Found(ThreadRow("t", None, 1), run("r", "t")), None, id="a start"),
-        pytest.param(Change(run=run("r", "t")), Found(run=run("r")), Admitted(1, False, ()), id="disowned since"),
+        pytest.param(Change("t"), CurrentRows(), Admitted(1, False, ()), id="a new thread"),
+        pytest.param(
+            Change("t", 0, 7), CurrentRows(fence=4), Admitted(5, False, ()), id="a new thread after removed ones"
+        ),
+        pytest.param(Change("t", 3), CurrentRows(FREE), Admitted(3, False, ()), id="the epoch stays"),
+        pytest.param(TAKE, CurrentRows(FREE), Admitted(4, False, ()), id="the epoch rises"),
+        pytest.param(TAKE, CurrentRows(TAKEN._replace(owner=OWNER)), None, id="taken by the same owner: a repeat"),
+        pytest.param(Change(run=run("r")), CurrentRows(), Admitted(1, True, ()), id="a run without a thread"),
+        pytest.param(Change("t", 3, run=run("r")), CurrentRows(FREE), Admitted(3, True, ()), id="a run"),
+        pytest.param(
+            Change("t", 3, run=run("r")), CurrentRows(FREE, run("r")), Admitted(3, False, ()), id="a run, repeated"
+        ),
+        pytest.param(
+            Change("t", 2, 3, run=run("r")), CurrentRows(FREE, run("r")), None, id="a run and an epoch, repeated"
+        ),
+        pytest.param(
+            Change("t", run=run("r", "t")), CurrentRows(ThreadRow("t", None, 1), run("r", "t")), None, id="a start"
+        ),
+        pytest.param(Change(run=run("r", "t")), CurrentRows(run=run("r")), Admitted(1, False, ()), id="disowned since"),
         pytest.param(
             Change("t", 3, rows_of="r", rows=rows(0, 1), run=run("r")),
-            Found(FREE),
+            CurrentRows(FREE),
             Admitted(3, True, rows(0, 1)),
             id="a run with rows",
         ),
         pytest.param(
             Change("t", 3, rows_of="r", rows=rows(6, 7)),
-            Found(OWNED, last=5),
+            CurrentRows(OWNED, last=5),
             Admitted(3, False, rows(6, 7)),
             id="rows",
         ),
         pytest.param(
             Change("t", 3, rows_of="r", rows=rows(4, 5)),
-            Found(OWNED, last=5, rows=rows(4, 5)),
+            CurrentRows(OWNED, last=5, rows=rows(4, 5)),
             Admitted(3, False, ()),
             id="rows, repeated",
         ),
         pytest.param(
             Change("t", 3, rows_of="r", rows=rows(5, 7)),
-            Found(OWNED, last=5, rows=rows(5, 5)),
+            CurrentRows(OWNED, last=5, rows=rows(5, 5)),
             Admitted(3, False, rows(6, 7)),
             id="rows of which some are there",
         ),
         pytest.param(
             Change("t", 2, 3, rows_of="r", rows=rows(5, 5), head=Point("r", 5)),
-            Found(OWNED, last=5, rows=rows(5, 5)),
+            CurrentRows(OWNED, last=5, rows=rows(5, 5)),
             None,
             id="rows, head and epoch, repeated",
         ),
     ],
 )
-def test_admitted(change: Change, found: Found, expected: Admitted | None) -> None:
+def test_admitted(change: Change, found: CurrentRows, expected: Admitted | None) -> None:
     assert admit(change, found) == expected
 
 
 @pytest.mark.parametrize(
     ("change", "found", "words"),
     [
-        pytest.param(Change("t"), Found(FREE), "'t' is there already", id="made before"),
-        pytest.param(Change("t"), Found(ThreadRow("t", None, 1)), "'t' is there already", id="nothing to know it by"),
-        pytest.param(Change("t", 3), Found(), "removed", id="gone"),
-        pytest.param(Change("t", 2), Found(OWNED), "process 7 on host 'here' owns it", id="another owner"),
-        pytest.param(Change("t", 2), Found(FREE), "nobody owns it", id="released since"),
-        pytest.param(TAKE, Found(TAKEN), "process 8 on host 'there'", id="both took it, the other was first"),
-        pytest.param(Change("t", 3, run=run("r")), Found(FREE, run("r", "t", Point("q", 1))), "begun by", id="a run"),
+        pytest.param(Change("t"), CurrentRows(FREE), "'t' is there already", id="made before"),
+        pytest.param(
+            Change("t"), CurrentRows(ThreadRow("t", None, 1)), "'t' is there already", id="nothing to know it by"
+        ),
+        pytest.param(Change("t", 3), CurrentRows(), "removed", id="gone"),
+        pytest.param(Change("t", 2), CurrentRows(OWNED), "process 7 on host 'here' owns it", id="another owner"),
+        pytest.param(Change("t", 2), CurrentRows(FREE), "nobody owns it", id="released since"),
+        pytest.param(TAKE, CurrentRows(TAKEN), "process 8 on host 'there'", id="both took it, the other was first"),
+        pytest.param(
+            Change("t", 3, run=run("r")), CurrentRows(FREE, run("r", "t", Point("q", 1))), "begun by", id="a run"
+        ),
         pytest.param(
             Change("t", 2, 3, rows_of="r", rows=rows(6, 6)),
-            Found(OWNED, last=5),
+            CurrentRows(OWNED, last=5),
             "taken over",
             id="its rows are not there",
         ),
         pytest.param(
             Change("t", 2, 3, rows_of="r", rows=rows(5, 5), head=Point("q", 5)),
-            Found(OWNED, last=5, rows=rows(5, 5)),
+            CurrentRows(OWNED, last=5, rows=rows(5, 5)),
             "taken over",
             id="another head",
         ),
         pytest.param(
             Change("t", 3, rows_of="r", rows=(row(5, "mine"),)),
-            Found(OWNED, last=5, rows=(row(5, "yours"),)),
+            CurrentRows(OWNED, last=5, rows=(row(5, "yours"),)),
             "row 5 of run 'r'",
             id="another content",
         ),
         pytest.param(
             Change("t", 3, rows_of="r", rows=(row(5)._replace(head=(True,)),)),
-            Found(OWNED, last=5, rows=(row(5)._replace(head=(1,)),)),
+            CurrentRows(OWNED, last=5, rows=(row(5)._replace(head=(1,)),)),
             "row 5",
             id="another head of a row: 1 is not true",
         ),
         pytest.param(
             Change("t", 3, rows_of="r", rows=rows(2, 2)),
-            Found(OWNED, last=5),
+            CurrentRows(OWNED, last=5),
             "row 2",
             id="a row that was removed since",
         ),
     ],
 )
-def test_refused(change: Change, found: Found, words: str) -> None:
+def test_refused(change: Change, found: CurrentRows, words: str) -> None:
     with pytest.raises(ConcurrentRunError) as caught:
         admit(change, found)
     assert words in str(caught.value)
@@ -127,5 +139,5 @@ def test_refused(change: Change, found: Found, words: str) -> None:
 )
 def test_gaps_are_errors(change: Change, last: int | None, words: str) -> None:
     with pytest.raises(ValueError) as caught:
-        admit(change, Found(last=last))
+        admit(change, CurrentRows(last=last))
     assert words in str(caught.value)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspyer.stores.base import Point
-from dspyer.stores.reach import Ends, Extent, Removal, Span, disowning, removal
+from dspyer.stores.reach import DeletionPlan, Ends, Extent, RowSpan, deletion_plan, disowning
 
 # t1 made a, and went on with b from a:2. t2 is a copy of t1 at a:1, t3 made c from b:0.
 RUNS = {
@@ -20,10 +20,10 @@ RUNS = {
 T1 = Ends(Point("b", 3))
 T2 = Ends(Point("a", 1))
 T3 = Ends(Point("c", 1))
-NOTHING = Removal((), (), (), (), {})
+NOTHING = DeletionPlan((), (), (), (), {})
 
 
-def in_order(found: Removal) -> Removal:
+def in_order(found: DeletionPlan) -> DeletionPlan:
     return found._replace(rows=tuple(sorted(found.rows)))
 
 
@@ -32,55 +32,57 @@ def in_order(found: Removal) -> Removal:
     [
         pytest.param({"t1": T1, "t2": T2, "t3": T3}, (), NOTHING, id="nothing is unreachable"),
         pytest.param({"t1": T1, "t3": T3}, ("t9",), NOTHING, id="an unknown name"),
-        pytest.param({"t1": T1}, (), Removal((), ("c",), (), (), {}), id="a run whose thread is not there"),
-        pytest.param({"t1": T1}, ("t1",), Removal(("t1",), ("a", "b", "c"), (), (), {}), id="the only thread"),
-        pytest.param({"t1": T1, "t3": T3}, ("t3",), Removal(("t3",), ("c",), (), (), {}), id="a child"),
+        pytest.param({"t1": T1}, (), DeletionPlan((), ("c",), (), (), {}), id="a run whose thread is not there"),
+        pytest.param({"t1": T1}, ("t1",), DeletionPlan(("t1",), ("a", "b", "c"), (), (), {}), id="the only thread"),
+        pytest.param({"t1": T1, "t3": T3}, ("t3",), DeletionPlan(("t3",), ("c",), (), (), {}), id="a child"),
         pytest.param(
             {"t1": T1, "t2": T2, "t3": T3},
             ("t1",),
-            Removal(("t1",), (), (Span("a", 3, 4), Span("b", 1, 3)), ("a", "b"), {"t2": ("a",), "t3": ("a", "b")}),
+            DeletionPlan(
+                ("t1",), (), (RowSpan("a", 3, 4), RowSpan("b", 1, 3)), ("a", "b"), {"t2": ("a",), "t3": ("a", "b")}
+            ),
             id="others keep a part",
         ),
         pytest.param(
             {"t1": Ends(Point("b", 3), Point("b", 1)), "t3": Ends(Point("c", 1), Point("c", 0))},
             (),
-            Removal((), (), (Span("b", 0, 0),), (), {}),
+            DeletionPlan((), (), (RowSpan("b", 0, 0),), (), {}),
             id="before the root, but whole runs that were made for it stay",
         ),
         pytest.param(
             {"t2": Ends(Point("b", 3), Point("b", 2)), "t4": Ends(Point("b", 0), Point("b", 0))},
             (),
-            Removal((), ("a", "c"), (Span("b", 1, 1),), (), {}),
+            DeletionPlan((), ("a", "c"), (RowSpan("b", 1, 1),), (), {}),
             id="a gap between two parts",
         ),
     ],
 )
-def test_removal(threads: Mapping[str, Ends], gone: Collection[str], expected: Removal) -> None:
-    assert in_order(removal(threads, RUNS, gone)) == expected
+def test_removal(threads: Mapping[str, Ends], gone: Collection[str], expected: DeletionPlan) -> None:
+    assert in_order(deletion_plan(threads, RUNS, gone)) == expected
 
 
 @pytest.mark.parametrize(
     ("threads", "expected"),
     [
-        pytest.param({"t1": T1, "t3": T3}, Removal((), (), (Span("a", 3, 4),), (), {}), id="what it went past"),
+        pytest.param({"t1": T1, "t3": T3}, DeletionPlan((), (), (RowSpan("a", 3, 4),), (), {}), id="what it went past"),
         pytest.param(
             {"t1": Ends(Point("b", 3), Point("b", 1)), "t2": T2},
-            Removal((), ("c",), (Span("a", 2, 4), Span("b", 0, 0)), ("a",), {"t2": ("a",)}),
+            DeletionPlan((), ("c",), (RowSpan("a", 2, 4), RowSpan("b", 0, 0)), ("a",), {"t2": ("a",)}),
             id="before its root, but what a copy reaches",
         ),
         pytest.param(
             {"t1": Ends(Point("b", 3), Point("b", 3))},
-            Removal((), ("a", "c"), (Span("b", 0, 2),), (), {}),
+            DeletionPlan((), ("a", "c"), (RowSpan("b", 0, 2),), (), {}),
             id="all but its head",
         ),
         pytest.param(
             {"t1": Ends(Point("b", 1)), "t3": T3},
-            Removal((), (), (Span("a", 3, 4), Span("b", 2, 3)), (), {}),
+            DeletionPlan((), (), (RowSpan("a", 3, 4), RowSpan("b", 2, 3)), (), {}),
             id="behind its head",
         ),
     ],
 )
-def test_disowning(threads: Mapping[str, Ends], expected: Removal) -> None:
+def test_disowning(threads: Mapping[str, Ends], expected: DeletionPlan) -> None:
     assert in_order(disowning(threads, RUNS, "t1")) == expected
 
 
@@ -92,13 +94,13 @@ def test_a_way_around_the_root_is_kept() -> None:
         "m": Extent("t", (Point("a", 3), Point("b", 0)), 0),
     }
     found = disowning({"t": Ends(Point("m", 0), Point("a", 3))}, runs, "t")
-    assert found.rows == (Span("a", 2, 2),)
+    assert found.rows == (RowSpan("a", 2, 2),)
 
 
 def test_a_run_without_rows_belongs_to_its_thread() -> None:
     runs = {"a": Extent("t", (), -1)}
-    assert removal({"t": Ends()}, runs) == NOTHING
-    assert removal({"t": Ends()}, runs, ["t"]).runs == ("a",)
+    assert deletion_plan({"t": Ends()}, runs) == NOTHING
+    assert deletion_plan({"t": Ends()}, runs, ["t"]).runs == ("a",)
 
 
 @st.composite
@@ -139,7 +141,7 @@ def rows_of(runs: Mapping[str, Extent]) -> set[Point]:
     return {Point(name, seq) for name, extent in runs.items() for seq in range(extent.last + 1)}
 
 
-def left(runs: Mapping[str, Extent], gone: Removal) -> set[Point]:
+def left(runs: Mapping[str, Extent], gone: DeletionPlan) -> set[Point]:
     cut = {Point(span.run, seq) for span in gone.rows for seq in range(span.first, span.last + 1)}
     return {at for at in rows_of(runs) if at.run not in gone.runs} - cut
 
@@ -150,7 +152,7 @@ def test_exactly_what_nobody_reaches_goes(
 ) -> None:
     threads, runs = store
     gone = data.draw(st.sets(st.sampled_from(sorted(threads))))
-    found = removal(threads, runs, gone)
+    found = deletion_plan(threads, runs, gone)
     reached: set[Point] = set()
     for name, ends in threads.items():
         if name not in gone:
@@ -167,6 +169,6 @@ def test_removing_again_finds_nothing(store: tuple[dict[str, Ends], dict[str, Ex
     kept = {name: extent for name, extent in runs.items() if name not in first.runs}
     for run in first.orphans:
         kept[run] = kept[run]._replace(thread="")
-    again = removal(threads, kept)
+    again = deletion_plan(threads, kept)
     assert not again.runs
     assert left(kept, again) >= left(runs, first)

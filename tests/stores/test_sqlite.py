@@ -18,7 +18,7 @@ from dspyer.stores import postgres_connections, sqlite_connections, sqlite_file
 from dspyer.stores.base import Change, Point
 from dspyer.stores.content import blob_id
 from dspyer.stores.sqlite import PATIENCE, SQLite
-from dspyer.stores.sqlite_connections import Connections, checkpoint
+from dspyer.stores.sqlite_connections import FileConnections, checkpoint
 from dspyer.testing.store_samples import BLOB, picture
 from dspyer.threads.owning import LEASE
 from tests.stores.kit import OWNER, append, begin, content, numbers, row, run, snapshot
@@ -35,7 +35,7 @@ def store(path: Path) -> Iterator[SQLite]:
         yield opened
 
 
-def connections(store: SQLite) -> Connections:
+def connections(store: SQLite) -> FileConnections:
     return store._connections
 
 
