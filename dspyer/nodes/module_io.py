@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import dspy
@@ -29,7 +30,7 @@ class ModuleIO:
         own_code: whether code of a user's class gives the outputs, which may convert what the signature declares.
     """
 
-    inputs: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     optional: frozenset[str] = frozenset()
     extras: tuple[str, ...] = ()
     outputs: Mapping[str, Any] | None = None

@@ -10,9 +10,17 @@ from copy import copy
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, PydanticUndefinedAnnotation, PydanticUserError, RootModel, TypeAdapter
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PydanticUndefinedAnnotation,
+    PydanticUserError,
+    RootModel,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined, ValidationError
+from pydantic_core import PydanticUndefined
 from typing_extensions import is_typeddict
 
 from dspyer import reducers

@@ -65,7 +65,7 @@ _APPEND_APART = _APPEND.replace(
     "%s", f"SELECT 1 FROM {{s}}.run WHERE id = %(run)b AND {_FOLLOWS} FOR KEY SHARE OF run", 1
 )
 
-_LOCK_THREADS = """
+_LOCK_THREAD = """
     SELECT fencing, owner, head_run, head_seq FROM {s}.thread WHERE name = %(thread)b FOR UPDATE"""
 _NEW_THREAD = "INSERT INTO {s}.thread (name, fencing) VALUES (%(thread)b, 0) ON CONFLICT DO NOTHING"
 _FENCE = "SELECT largest FROM {s}.fence"
@@ -204,7 +204,7 @@ class ChangeWriter:
             return None, 0
         if not change.epoch:
             execute(_NEW_THREAD, written.values)
-        for epoch, owner, run, seq in execute(_LOCK_THREADS, written.values):
+        for epoch, owner, run, seq in execute(_LOCK_THREAD, written.values):
             if epoch:  # 0: just made, by this transaction
                 return ThreadRow(change.thread, unpack_point(run, seq), epoch, unpack_owner(owner)), 0
         return None, 0 if change.epoch else execute(_FENCE)[0][0]
