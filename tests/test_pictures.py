@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dspyer.pictures.graph import Picture, draw_mermaid, draw_svg
 from dspyer.pictures.layout import NodeBox, across, arrange, spread
-from dspyer.pictures.svg import SMALL, curve, escape, format_number, shorten, text_width
+from dspyer.pictures.svg import SMALL, curve, escape, fmt, shorten, text_width
 from dspyer.policies import Policies
 from dspyer.scheduler.rounds import Edge
 from dspyer.scheduler.topology import END, START, Topology
@@ -347,5 +347,5 @@ def test_words_for_svg() -> None:
     assert shorten("  one\n two  ", 20) == "one two"
     assert shorten("abcdef", 4) == "abc…"
     assert text_width("語") > text_width("m") > text_width("a") > text_width("i") > text_width("\u0301") == 0
-    assert [format_number(value) for value in (-0.01, 2.0, 2.25, -3.96)] == ["0", "2", "2.2", "-4"]
+    assert [fmt(value) for value in (-0.01, 2.0, 2.25, -3.96)] == ["0", "2", "2.2", "-4"]
     assert curve([(0, 0), (0, 10)], [True, True]) == "M0 0 V10"

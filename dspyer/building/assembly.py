@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from dspyer.bond.source import EdgeText, FunctionText, InterruptText, MapText, graph_text
 from dspyer.building.blueprint import Exit, GraphSpec
-from dspyer.building.condensers import Condensers, build_condensers, view_authors
+from dspyer.building.condensers import build_condensers, view_authors
 from dspyer.building.declarations import EdgeSpec, NodeSpec, RouterSpec
 from dspyer.building.live import live_problems
 from dspyer.building.templating import template_problems
@@ -20,6 +20,7 @@ from dspyer.nodes.answers import Interrupts, answering
 from dspyer.nodes.base import Command, Node
 from dspyer.nodes.build import build_map, build_node
 from dspyer.nodes.build_routers import build_router, lost_ways
+from dspyer.nodes.condensing import Condensers
 from dspyer.nodes.function import FunctionNode
 from dspyer.nodes.hidden import mentions
 from dspyer.nodes.interrupt import InterruptOptions

@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dspyer.building.condensers import Condensers
 from dspyer.durable.journal import Durability
 from dspyer.durable.memo import AnswerSource, no_answer
 from dspyer.errors import InputError, RouteError, shown_names, suggestion
 from dspyer.nodes.base import Node, Send
+from dspyer.nodes.condensing import Condensers
 from dspyer.nodes.function import FunctionNode
 from dspyer.nodes.routers import Router
 from dspyer.pictures.graph import Picture, draw_mermaid, draw_svg

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import dspy
 
@@ -74,6 +74,10 @@ class Condenser(Node):
 
 
 CondenserCalls = Generator[tuple[Node, Call], Reply, Any]
+
+
+Condensers: TypeAlias = Mapping[str, Mapping[str, Condenser]]
+"""The modules that shorten what nodes write, by node and field."""
 
 
 def condensed(condensers: Mapping[str, Condenser], updates: Mapping[str, object], call: Call) -> CondenserCalls:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dspyer.pictures.layout import EdgeKey, NodeBox, arrange
-from dspyer.pictures.svg import SMALL, document, draw_text, escape, format_number, shorten, text_width
+from dspyer.pictures.svg import SMALL, document, draw_text, escape, fmt, shorten, text_width
 from dspyer.pictures.wires import LabelPosition, Layout, lay_out
 from dspyer.scheduler.rounds import Edge
 from dspyer.scheduler.topology import END, START, Topology
@@ -156,8 +156,8 @@ def _label(spot: LabelPosition, label: str, whole: str, width: float) -> list[st
     """A label, on a patch of the ground that interrupts the edge."""
     parts = []
     if spot.anchor == "middle":
-        x, y = format_number(spot.x - width / 2), format_number(spot.y - 8)
-        parts.append(f'<rect x="{x}" y="{y}" width="{format_number(width)}" height="16" class="mask"/>')
+        x, y = fmt(spot.x - width / 2), fmt(spot.y - 8)
+        parts.append(f'<rect x="{x}" y="{y}" width="{fmt(width)}" height="16" class="mask"/>')
     words = draw_text(spot.x, spot.y, label, "quiet", spot.anchor)
     return [*parts, f"<g><title>{escape(whole)}</title>{words}</g>"]
 
@@ -165,7 +165,7 @@ def _label(spot: LabelPosition, label: str, whole: str, width: float) -> list[st
 def _choice(layout: Layout, edge: Edge) -> str:
     """The mark where a route begins: one of these edges is taken, not all."""
     x, y = layout.starts[edge.source, edge.target]
-    return f'<path d="M{format_number(x - 5)} {format_number(y)} l5 -5 l5 5 l-5 5 z" class="function frame"/>'
+    return f'<path d="M{fmt(x - 5)} {fmt(y)} l5 -5 l5 5 l-5 5 z" class="function frame"/>'
 
 
 def _node(box: NodeBox, node: str, kind: str, head: bool) -> str:
@@ -185,10 +185,8 @@ def _node(box: NodeBox, node: str, kind: str, head: bool) -> str:
     if kind == "subgraph":
         parts.append(_rect(NodeBox(box.x, box.y, box.width - 8, box.height - 8), "subgraph frame", 5))
     elif kind == "module":
-        inner = f"V{format_number(box.bottom)} M{format_number(box.right - 6)} {format_number(box.top)} V{format_number(box.bottom)}"
-        parts.append(
-            f'<path d="M{format_number(box.left + 6)} {format_number(box.top)} {inner}" class="module frame"/>'
-        )
+        inner = f"V{fmt(box.bottom)} M{fmt(box.right - 6)} {fmt(box.top)} V{fmt(box.bottom)}"
+        parts.append(f'<path d="M{fmt(box.left + 6)} {fmt(box.top)} {inner}" class="module frame"/>')
     name = shorten(node, NAME_LIMIT)
     if kind in ("end", "function"):
         parts.append(draw_text(box.x, box.y, name))
@@ -199,14 +197,14 @@ def _node(box: NodeBox, node: str, kind: str, head: bool) -> str:
 
 def _hexagon(box: NodeBox, classes: str) -> str:
     tip, width = 12.0, box.width - 24.0
-    half = format_number(box.height / 2)
-    path = f"M{format_number(box.left)} {format_number(box.y)} l{format_number(tip)} -{half} h{format_number(width)} l{format_number(tip)} {half}"
-    return f'<path d="{path} l-{format_number(tip)} {half} h-{format_number(width)} z" class="{classes}"/>'
+    half = fmt(box.height / 2)
+    path = f"M{fmt(box.left)} {fmt(box.y)} l{fmt(tip)} -{half} h{fmt(width)} l{fmt(tip)} {half}"
+    return f'<path d="{path} l-{fmt(tip)} {half} h-{fmt(width)} z" class="{classes}"/>'
 
 
 def _rect(box: NodeBox, classes: str, radius: float, shift: float = 0.0) -> str:
-    x, y = format_number(box.left + shift), format_number(box.top + shift)
+    x, y = fmt(box.left + shift), fmt(box.top + shift)
     return (
-        f'<rect x="{x}" y="{y}" width="{format_number(box.width)}" height="{format_number(box.height)}" rx="{format_number(radius)}" '
+        f'<rect x="{x}" y="{y}" width="{fmt(box.width)}" height="{fmt(box.height)}" rx="{fmt(radius)}" '
         f'class="{classes}"/>'
     )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from dspyer.events import Commit
 from dspyer.patch import update_size
 from dspyer.pictures.history import write_text
-from dspyer.pictures.svg import document, draw_text, escape, format_number, shorten, text_width
+from dspyer.pictures.svg import document, draw_text, escape, fmt, shorten, text_width
 from dspyer.views import label
 
 WIDE = 80  # commits in one block of the terminal
@@ -107,13 +107,13 @@ class Lanes:
         for row, field in enumerate(self.fields):
             y = LANES_TOP + LANE * row
             parts.append(draw_text(LANES_MARGIN, y, shorten(field, 24), anchor="start"))
-            parts.append(f'<path d="M{format_number(left)} {format_number(y)} H{format_number(right)}" class="line"/>')
+            parts.append(f'<path d="M{fmt(left)} {fmt(y)} H{fmt(right)}" class="line"/>')
             for place, commit in enumerate(self.commits):
                 if field in commit.patch:
                     one = found[field, commit.id]
                     what = f"{commit.node} wrote {field} (commit {commit.id}): {one.text}, {one.size:,} bytes"
                     title, x, r = escape(what), left + STEP * place, min(11.0, 5.0 + log10(max(one.size, 1)))
-                    dot = f'<circle cx="{format_number(x)}" cy="{format_number(y)}" r="{format_number(r)}" class="{hues[commit.node]} frame"/>'
+                    dot = f'<circle cx="{fmt(x)}" cy="{fmt(y)}" r="{fmt(r)}" class="{hues[commit.node]} frame"/>'
                     parts.append(f"<g><title>{title}</title>{dot}</g>")
         height = LANES_TOP + LANE * max(len(self.fields) - 1, 0) + LANE
         legend = left + sum([text_width(author) + 34 for author in self.authors])
@@ -126,7 +126,7 @@ class Lanes:
     def _legend(x: float, hues: Mapping[str, str]) -> list[str]:
         parts = []
         for author, hue in hues.items():
-            parts.append(f'<circle cx="{format_number(x)}" cy="22" r="6" class="{hue} frame"/>')
+            parts.append(f'<circle cx="{fmt(x)}" cy="22" r="6" class="{hue} frame"/>')
             parts.append(draw_text(x + 12, 22, author, anchor="start"))
             x += text_width(author) + 34
         return parts

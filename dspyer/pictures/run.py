@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dspyer.events import BranchPath
 from dspyer.pictures.history import DisplayRow, leaves_of, outcome, row_label, written
-from dspyer.pictures.svg import SMALL, document, draw_text, escape, format_number, shorten, text_width
+from dspyer.pictures.svg import SMALL, document, draw_text, escape, fmt, shorten, text_width
 from dspyer.scheduler.runstate import path_text
 
 MARGIN = 30.0
@@ -73,9 +73,7 @@ def draw_run(rows: Sequence[DisplayRow], title: str) -> str:
     final = rows[-1] if rows else None
     if final and final.commit and final.commit.route == ("END",):
         at = y[final.branch]
-        parts.append(
-            f'<path d="M{format_number(x[final.step])} {format_number(at)} H{format_number(end + 24)}" class="line" {_TIP}/>'
-        )
+        parts.append(f'<path d="M{fmt(x[final.step])} {fmt(at)} H{fmt(end + 24)}" class="line" {_TIP}/>')
         parts.append(draw_text(end + 30, at, "END", anchor="start"))
         end += 30 + text_width("END")
     parts += [part for row in rows for part in _dot(row, plan)]
@@ -130,24 +128,24 @@ def _ways(row: DisplayRow, plan: _Plan, steps: Mapping[str, DisplayRow]) -> list
         if branch != row.branch:
             end = plan.before(row.step) + BEND
             parts.append(_level(end, x, y, row.branch))
-        path = f"M{format_number(begin)} {format_number(at)}"
+        path = f"M{fmt(begin)} {fmt(at)}"
         if at != lane:
             path += _over((begin, at), lane)
         if lane != y:
             path += _over((plan.before(row.step), lane), y)
-        parts.append(f'<path d="{path} H{format_number(end)}" class="{_line(branch)}"/>')
+        parts.append(f'<path d="{path} H{fmt(end)}" class="{_line(branch)}"/>')
     return parts
 
 
 def _level(begin: float, end: float, y: float, branch: BranchPath) -> str:
-    return f'<path d="M{format_number(begin)} {format_number(y)} H{format_number(end)}" class="{_line(branch)}"/>'
+    return f'<path d="M{fmt(begin)} {fmt(y)} H{fmt(end)}" class="{_line(branch)}"/>'
 
 
 def _over(start: tuple[float, float], lane: float) -> str:
     """Along a lane to a point, and from there by a curve to another lane."""
     x, y = start
     numbers = (x + BEND / 2, y, x + BEND / 2, lane, x + BEND, lane)
-    return f" H{format_number(x)} C{' '.join(map(format_number, numbers))}"
+    return f" H{fmt(x)} C{' '.join(map(fmt, numbers))}"
 
 
 def _children(row: DisplayRow, plan: _Plan) -> list[str]:
@@ -195,9 +193,7 @@ def _dot(row: DisplayRow, plan: _Plan) -> list[str]:
         weight = "frame back"
     radius = DOT if plan.named else 4.0
     parts = [f"<title>{escape(_tooltip(row))}</title>"]
-    parts.append(
-        f'<circle cx="{format_number(x)}" cy="{format_number(y)}" r="{format_number(radius)}" class="{kind} {weight}"/>'
-    )
+    parts.append(f'<circle cx="{fmt(x)}" cy="{fmt(y)}" r="{fmt(radius)}" class="{kind} {weight}"/>')
     if plan.named:
         version = row.commit.version if row.commit else None
         mark = "✗" if row.error else "?" if row.questions else "" if version is None else str(version)

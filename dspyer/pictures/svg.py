@@ -92,7 +92,7 @@ def _width(character: str) -> float:
     return 0.72 if character.isupper() else 0.63
 
 
-def format_number(value: float) -> str:
+def fmt(value: float) -> str:
     """A length as it stands in SVG: one decimal at most.
 
     Example:
@@ -106,7 +106,7 @@ def draw_text(x: float, y: float, words: str, kind: str = "name", anchor: str = 
     """A line of text; `y` is its middle."""
     classes = kind if kind == "name" else f"{kind} small"
     dy = (FONT_SIZE if kind == "name" else SMALL) * 0.35
-    return f'<text x="{format_number(x)}" y="{format_number(y + dy)}" class="{classes}" text-anchor="{anchor}">{escape(words)}</text>'
+    return f'<text x="{fmt(x)}" y="{fmt(y + dy)}" class="{classes}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
 def document(title: str, width: float, height: float, parts: Iterable[str]) -> str:
@@ -118,7 +118,7 @@ def document(title: str, width: float, height: float, parts: Iterable[str]) -> s
         height: in pixels.
         parts: the elements in drawing order.
     """
-    w, h = format_number(width), format_number(height)
+    w, h = fmt(width), fmt(height)
     body = "\n".join(f"  {part}" for part in parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {w} {h}" width="{w}" height="{h}" class="dspyer" '
@@ -127,7 +127,7 @@ def document(title: str, width: float, height: float, parts: Iterable[str]) -> s
         f"  <style>\n{_style()}\n  </style>\n"
         '  <defs><marker id="dspyer-tip" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="8" markerHeight="8" '
         'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0.5 L8 4 L0 7.5 z" class="tip"/></marker></defs>\n'
-        f'  <rect x="0.5" y="0.5" width="{format_number(width - 1)}" height="{format_number(height - 1)}" rx="10" class="ground"/>\n'
+        f'  <rect x="0.5" y="0.5" width="{fmt(width - 1)}" height="{fmt(height - 1)}" rx="10" class="ground"/>\n'
         f"{body}\n</svg>\n"
     )
 
@@ -152,15 +152,15 @@ def curve(points: Sequence[Coordinates], upright: Sequence[bool]) -> str:
             (x0, y0), (x1, y1), (x2, y2) = points[i - 1 : i + 2]
             before, after = (x1 - x0) / (y1 - y0), (x2 - x1) / (y2 - y1)
             slopes.append(2 * before * after / (before + after) if before * after > 0 else 0.0)
-    path = [f"M{format_number(points[0][0])} {format_number(points[0][1])}"]
+    path = [f"M{fmt(points[0][0])} {fmt(points[0][1])}"]
     for i in range(1, len(points)):
         (x0, y0), (x1, y1) = points[i - 1], points[i]
         if x0 == x1 and slopes[i - 1] == slopes[i] == 0:
-            path.append(f"V{format_number(y1)}")
+            path.append(f"V{fmt(y1)}")
             continue
         reach = (y1 - y0) * 0.5
         controls = (x0 + slopes[i - 1] * reach, y0 + reach, x1 - slopes[i] * reach, y1 - reach, x1, y1)
-        path.append("C" + " ".join(map(format_number, controls)))
+        path.append("C" + " ".join(map(fmt, controls)))
     return " ".join(path)
 
 
@@ -171,14 +171,12 @@ def angular(points: Sequence[Coordinates]) -> str:
         >>> angular([(0, 0), (40, 0), (40, 40)])
         'M0 0 L31 0 Q40 0 40 9 L40 40'
     """
-    path = [f"M{format_number(points[0][0])} {format_number(points[0][1])}"]
+    path = [f"M{fmt(points[0][0])} {fmt(points[0][1])}"]
     for before, corner, after in zip(points, points[1:], points[2:], strict=False):
         into, out = _towards(corner, before), _towards(corner, after)
-        path.append(f"L{format_number(into[0])} {format_number(into[1])}")
-        path.append(
-            f"Q{format_number(corner[0])} {format_number(corner[1])} {format_number(out[0])} {format_number(out[1])}"
-        )
-    path.append(f"L{format_number(points[-1][0])} {format_number(points[-1][1])}")
+        path.append(f"L{fmt(into[0])} {fmt(into[1])}")
+        path.append(f"Q{fmt(corner[0])} {fmt(corner[1])} {fmt(out[0])} {fmt(out[1])}")
+    path.append(f"L{fmt(points[-1][0])} {fmt(points[-1][1])}")
     return " ".join(path)
 
 
