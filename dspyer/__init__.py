@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 from dspyer import errors, events, policies, reducers, stores
-from dspyer.conversation import Messages, from_chat, to_chat
 from dspyer.errors import DspyerError, short_error
 from dspyer.events import Commit, MergedConflict, Question
 from dspyer.graph import Graph
-from dspyer.merge import Conflict
+from dspyer.messages import Messages, from_chat, to_chat
 from dspyer.nodes.base import Command, Context, Send
 from dspyer.nodes.listening import LiveEntry, Peer
 from dspyer.patch import DELETE, Replace
-from dspyer.policies import prefer
+from dspyer.policies import Conflict, prefer
 from dspyer.program import CompiledGraph
 from dspyer.reducers import Updates
 from dspyer.run import Run

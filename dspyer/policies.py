@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 
 from dspyer.errors import MergeConflictError, brief, suggestion
 from dspyer.hints import signature_of
-from dspyer.merge import Conflict, KeyPath, Resolve
 from dspyer.patch import DELETE
-from dspyer.patterns import Pattern
 from dspyer.values._boxes import thaw
+from dspyer.values._dicts import FrozenDict
 from dspyer.values._freezing import freeze
 from dspyer.values._lists import FrozenList
 from dspyer.values._same import same
@@ -332,3 +331,176 @@ def _conflict_text(conflict: Conflict) -> str:
 
 def _side(value: Any) -> str:
     return "nothing" if value is DELETE else brief(value)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The three-way merge of frozen values: what both sides changed since their base, and nothing else.
+#
+# Nothing here knows of graphs or policies. A conflict is handed to `resolve`, which says what becomes of it.
+
+KeyPath = tuple[Any, ...]
+Resolve = Callable[[KeyPath, Any, Any, Any], Any]
+
+EMPTY: FrozenDict[Any, Any] = FrozenDict()
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """One path that both sides of a merge changed, to different values. What a merge policy is asked about.
+
+    Attributes:
+        path: keys from the state down to the value.
+        base: the value that both sides started from, `DELETE` if there was none.
+        left: the value of the side that comes first in branch order, `DELETE` if it removed it.
+        right: the value of the other side, `DELETE` if it removed it.
+        left_author: who wrote the left value: a node, or `"left"` where two states are merged by hand.
+        right_author: who wrote the right value.
+    """
+
+    path: KeyPath
+    base: Any
+    left: Any
+    right: Any
+    left_author: str = "left"
+    right_author: str = "right"
+
+
+def merge_values(base: Any, left: Any, right: Any, path: KeyPath, resolve: Resolve) -> Any:
+    """Merges two frozen values that were made from one base.
+
+    Only net change counts: a side that holds what the base holds has changed nothing, and equal values are no
+    conflict. Two mappings are merged key by key, where a base that is no mapping counts as empty. Anything else that
+    both sides changed is one conflict, at this path and with whole values.
+
+    Args:
+        base: the value that both sides started from. Like `left` and `right`, `DELETE` stands for "absent".
+        left: the value of the first side; its keys keep their order.
+        right: the value of the second side; its new keys follow, in its order.
+        path: where the values are.
+        resolve: called as `(path, base, left, right)` for each conflict, gives the value to keep, or `DELETE`.
+
+    Returns:
+        The merged value: `left` itself if the right side adds nothing to it. `DELETE` if nothing is left.
+
+    Example:
+        >>> from dspyer.values._freezing import freeze
+        >>> base, left, right = freeze({"a": 1, "b": 2}), freeze({"a": 1}), freeze({"a": 5, "b": 2})
+        >>> merge_values(base, left, right, (), lambda path, base, left, right: right) == {"a": 5}
+        True
+    """
+    if left is right or right is base:
+        return left
+    if isinstance(left, FrozenDict) and isinstance(right, FrozenDict):
+        return _merge_mappings(base if isinstance(base, FrozenDict) else EMPTY, left, right, path, resolve)
+    if same(right, base) or same(left, right):
+        return left
+    if left is base or same(left, base):
+        return right
+    return resolve(path, base, left, right)
+
+
+def _merge_mappings(
+    base: FrozenDict[Any, Any], left: FrozenDict[Any, Any], right: FrozenDict[Any, Any], path: KeyPath, resolve: Resolve
+) -> FrozenDict[Any, Any]:
+    merged = left
+    for key in _changed_keys(base, right):
+        ours = left.raw(key, DELETE)
+        value = merge_values(base.raw(key, DELETE), ours, right.raw(key, DELETE), (*path, key), resolve)
+        if value is not ours:
+            merged = merged.discard(key) if value is DELETE else merged.set(key, value)
+    return merged
+
+
+def _changed_keys(before: FrozenDict[Any, Any], after: FrozenDict[Any, Any]) -> list[Any]:
+    """The keys under which a mapping may hold something new: its own in their order, then the removed ones."""
+    changed = [key for key, value in after.raw_items() if before.raw(key, DELETE) is not value]
+    changed.extend(key for key in before if key not in after)
+    return changed
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Patterns of paths: `draft.*`, `**.title`, `("a.b", "c")`.
+
+ONE, MANY = "*", "**"
+
+
+class Pattern(NamedTuple):
+    """A pattern of paths.
+
+    Attributes:
+        segments: keys, `*` for any one key, `**` for any number of keys.
+        literal: whether the segments are a path as they stand.
+
+    Example:
+        >>> Pattern.of("draft.*").matches(("draft", "title")), Pattern.of("draft.*").matches(("draft",))
+        (True, False)
+    """
+
+    segments: KeyPath
+    literal: bool = False
+
+    @classmethod
+    def of(cls, spec: object) -> Pattern:
+        """Reads a pattern.
+
+        Args:
+            spec: text with dots between segments, or a tuple of keys, which is a path as it stands.
+
+        Returns:
+            The pattern.
+
+        Raises:
+            ValueError: if it is malformed.
+        """
+        if isinstance(spec, tuple) and spec:
+            return cls(spec, True)
+        if not isinstance(spec, str):
+            raise ValueError(  # noqa: TRY004  # like every other mistake in a policy table
+                f"a pattern is text such as 'draft.*', or a tuple of keys, not {brief(spec)}; write '**' for every path"
+            )
+        segments = tuple(spec.split("."))
+        if all(segment and ("*" not in segment or segment in (ONE, MANY)) for segment in segments):
+            return cls(segments)
+        raise ValueError(
+            f"malformed pattern {spec!r}: single dots separate its segments, and a segment is a key, '*' (any one key) "
+            "or '**' (any number of keys); give keys that hold dots or stars as a tuple, such as ('a.b', 'c')"
+        )
+
+    def matches(self, path: KeyPath) -> bool:
+        """Whether a path is one of the pattern's. Keys that are no strings are compared as text."""
+        return self.segments == path if self.literal else len(self.segments) in self._reached(path)
+
+    def covers(self, path: KeyPath) -> bool:
+        """Whether it matches the path, or may match one below it."""
+        return self.segments[: len(path)] == path if self.literal else bool(self._reached(path))
+
+    @property
+    def rank(self) -> tuple[int, int, int, int]:
+        """What decides between patterns: the longest literal prefix, then more literals, fewer `**`, more segments."""
+        if self.literal:
+            return len(self.segments), len(self.segments), 1, len(self.segments)
+        wild = [segment in (ONE, MANY) for segment in self.segments]
+        prefix = wild.index(True) if True in wild else len(wild)
+        return prefix, len(wild) - sum(wild), -self.segments.count(MANY), len(wild)
+
+    def _reached(self, path: KeyPath) -> set[int]:
+        """How many of its segments a path may have used up."""
+        reached = self._skip({0})
+        for key in path:
+            reached = self._skip({after for at in reached for after in self._step(at, str(key))})
+        return reached
+
+    def _skip(self, reached: set[int]) -> set[int]:
+        """Adds what is reached where `**` stands for no key at all."""
+        result = set(reached)
+        for at, segment in enumerate(self.segments):
+            if at in result and segment == MANY:
+                result.add(at + 1)
+        return result
+
+    def _step(self, at: int, key: str) -> tuple[int, ...]:
+        if at == len(self.segments):
+            return ()
+        if self.segments[at] == MANY:
+            return (at,)
+        return (at + 1,) if self.segments[at] in (ONE, key) else ()

@@ -15,10 +15,8 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from dspyer.errors import DspyerError, MergeConflictError, brief
 from dspyer.events import Commit, Committed, ConflictFound, Emitted, Event, MergedConflict, Posted
-from dspyer.merge import Conflict, KeyPath
 from dspyer.patch import DELETE, Replace, SealedPatch
-from dspyer.patterns import Pattern
-from dspyer.policies import Policies, Policy, raise_
+from dspyer.policies import Conflict, KeyPath, Pattern, Policies, Policy, raise_
 from dspyer.reducers import Updates
 from dspyer.values._boxes import thaw
 from dspyer.values._dicts import FrozenDict

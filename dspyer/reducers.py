@@ -21,7 +21,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Union, get_args, get_origin
 
-from dspyer import messages
+from dspyer import message_list as messages
 from dspyer.errors import NodeOutputError, brief
 from dspyer.hints import signature_of
 from dspyer.patch import DELETE, Replace, apply_value

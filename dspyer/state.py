@@ -6,9 +6,8 @@ from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NoReturn, Self
 
 from dspyer.errors import StateError
-from dspyer.merge import merge_values
 from dspyer.patch import apply, diff, plain_patch
-from dspyer.policies import Policies
+from dspyer.policies import Policies, merge_values
 from dspyer.values import encoding
 from dspyer.values._boxes import KeyPath, thaw
 from dspyer.values._dicts import FrozenDict, entries_of

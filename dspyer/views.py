@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic_core import to_jsonable_python
 
 from dspyer.errors import GraphError
-from dspyer.messages import ROLES
+from dspyer.message_list import ROLES
 from dspyer.patch import DELETE
 from dspyer.scheduler.indexing import FieldIndex, News, is_new
 from dspyer.scheduler.provenance import FieldPart, Parts

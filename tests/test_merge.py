@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dspyer.merge import Conflict, merge_values
 from dspyer.patch import DELETE
+from dspyer.policies import Conflict, merge_values
 from dspyer.values._boxes import thaw
 from dspyer.values._dicts import FrozenDict
 from dspyer.values._freezing import freeze

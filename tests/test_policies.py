@@ -12,14 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dspyer.errors import MergeConflictError
-from dspyer.merge import Conflict, merge_values
 from dspyer.patch import DELETE
 from dspyer.policies import (
+    Conflict,
     Policies,
     Policy,
     combine_lists,
     first_write_wins,
     last_write_wins,
+    merge_values,
     policy_of,
     prefer,
     raise_,

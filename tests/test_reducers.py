@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import messages, reducers
+from dspyer import message_list as messages
+from dspyer import reducers
 from dspyer.errors import ImmutableError, NodeOutputError, UnsupportedValueError
 from dspyer.patch import DELETE, Replace
 from dspyer.reducers import Reducer, Updates

@@ -9,7 +9,7 @@ from threading import Lock, Timer
 from time import monotonic
 from typing import Any, Literal, get_args
 
-from dspyer.durable.finishing import finish
+from dspyer.blocking import finish
 from dspyer.durable.forms import SnapshotEncoder
 from dspyer.durable.guarding import Guarded, guarded
 from dspyer.durable.rows import NewRow
@@ -192,7 +192,7 @@ class Journal:
     ) -> None:
         """The same in async code, without blocking the event loop.
 
-        A cancellation that arrives meanwhile is held back until the rows are written: see `dspyer.durable.finishing`.
+        A cancellation that arrives meanwhile is held back until the rows are written: see `dspyer.blocking`.
         """
         if not self._lock.acquire(blocking=False):
             await finish(lambda: self.write(drafts, rested, before, flush=flush, release=release))

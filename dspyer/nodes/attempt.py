@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from dspyer.durable.finishing import cancellations
+from dspyer.blocking import cancellations
 from dspyer.durable.journal import Journal
 from dspyer.durable.memo import MISSING, AnswerSource, ExecutionRecords, RecordKey, effect_row, item_row, no_answer
 from dspyer.durable.rows import NewRow

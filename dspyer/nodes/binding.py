@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import dspy
 
-from dspyer.conversation import turns_in
 from dspyer.errors import StateError, UnsetFieldError
+from dspyer.messages import turns_in
 from dspyer.nodes.base import Call
 from dspyer.nodes.names import FieldNames
 from dspyer.nodes.resources import resource_for

@@ -16,7 +16,7 @@ import dspy
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from anyio.from_thread import run as run_on_host_loop
 
-from dspyer.durable.finishing import Outcome, finish, result_of
+from dspyer.blocking import Outcome, finish, result_of
 from dspyer.nodes.callables import own_call
 
 T = TypeVar("T")
@@ -140,7 +140,7 @@ def call_async(fn: Callable[..., Awaitable[T]], kwargs: Mapping[str, Any]) -> T:
 async def to_thread(fn: Callable[..., T], kwargs: Mapping[str, Any]) -> T:
     """Call a sync function from async code in an AnyIO worker thread, context variables carried over.
 
-    The call comes to its end whatever is cancelled: see `dspyer.durable.finishing`. How many nodes run at once is the
+    The call comes to its end whatever is cancelled: see `dspyer.blocking`. How many nodes run at once is the
     driver's to bound.
     """
     return await finish(fn, **kwargs)

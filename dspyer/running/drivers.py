@@ -8,8 +8,8 @@ from typing import Any, NoReturn, cast
 
 import anyio
 
+from dspyer.blocking import cancellations
 from dspyer.bond.tracing import calls_in, recording
-from dspyer.durable.finishing import cancellations
 from dspyer.errors import DspyerError, Interrupt
 from dspyer.nodes.base import Decision, Reply
 from dspyer.nodes.color import async_bridge

@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 from dspyer.events import Commit
-from dspyer.messages import TURN
+from dspyer.message_list import TURN
 from dspyer.patch import DELETE, Replace, resets, single
 from dspyer.reducers import Reducer, Updates
 from dspyer.scheduler.lineage import Log, LogEntry, Own, divergence, lineage

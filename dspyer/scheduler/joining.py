@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from dspyer.errors import NodeOutputError, StoreError, annotate
 from dspyer.events import Commit, MergedConflict
-from dspyer.merge import Conflict, Resolve, merge_values
 from dspyer.patch import DELETE, Replace, apply_value, resets, single
+from dspyer.policies import Conflict, Resolve, merge_values
 from dspyer.reducers import Keyed
 from dspyer.scheduler.lineage import KeyPath, Log, Obstacle, Own, Resolution, divergence, last_writer, reach, value_at
 from dspyer.scheduler.tallies import LineageCounts, noted

@@ -12,8 +12,8 @@ from heapq import heappop, heappush
 from typing import Any, NamedTuple, Protocol
 
 from dspyer.events import Commit, MergedConflict
-from dspyer.merge import Conflict
 from dspyer.patch import DELETE
+from dspyer.policies import Conflict
 from dspyer.reducers import Updates
 from dspyer.scheduler.tallies import LineageCounts
 from dspyer.state import ImmutableState

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 
 import anyio
 
-from dspyer.durable.finishing import cancellations, finish
+from dspyer.blocking import cancellations, finish
 from dspyer.durable.rows import end_row
 from dspyer.errors import ConcurrentRunError, DspyerError, RunStoppedError, ThreadError
 from dspyer.request import Request
