@@ -18,7 +18,7 @@ from typing import Any
 from dspyer.stores import Store, open_store
 from dspyer.stores.base import Change, Owner, Point, Row, RunRow
 from dspyer.stores.content import Content
-from dspyer.values._freezing import freeze
+from dspyer.values.freezing import freeze
 
 RUN = "0123456789abcdef" * 2
 MESSAGE = {"role": "user", "content": "A message as people write them, of a length as they often have. 12345"}

@@ -23,7 +23,7 @@ from dspyer.schema.live import Live, live
 from dspyer.state import ImmutableState
 from dspyer.templates import Fill, fill
 from dspyer.threads.thread import Thread
-from dspyer.values._kinds import register_value_type
+from dspyer.values.types import register_value_type
 from dspyer.views import Delta, Entry, View, view
 
 __version__ = "0.5.0"

@@ -9,10 +9,10 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_
 
 from dspyer.errors import StateError, brief
 from dspyer.patch import DELETE, encode_update
-from dspyer.values import encoding
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._freezing import freeze
-from dspyer.values.encoding import TAG
+from dspyer.values import json as encoding
+from dspyer.values.freezing import freeze
+from dspyer.values.frozen import FrozenDict
+from dspyer.values.json import TAG
 
 BranchPath = tuple[int, ...]
 

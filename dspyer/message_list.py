@@ -15,12 +15,9 @@ from pydantic import BaseModel
 
 from dspyer.errors import NodeOutputError, brief
 from dspyer.patch import DELETE
-from dspyer.values._boxes import CopyOnRead
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._freezing import freeze
-from dspyer.values._lists import FrozenList
-from dspyer.values._persistent import SMALL, PersistentMap
-from dspyer.values._same import same
+from dspyer.values.freezing import freeze, same
+from dspyer.values.frozen import CopyOnRead, FrozenDict, FrozenList
+from dspyer.values.persistent import SMALL, PersistentMap
 
 EMPTY: FrozenList[Any] = FrozenList()
 EXAMPLE = '{"role": "user", "content": "..."}'

@@ -7,18 +7,23 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, final
 
 from dspyer.errors import ImmutableError, PatchError, with_article
-from dspyer.values import encoding
-from dspyer.values._boxes import CopyOnRead, KeyPath, thaw
-from dspyer.values._depth import check_depth, depth_of
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._freezing import freeze, freeze_within
-from dspyer.values._kinds import kind_of
-from dspyer.values._lists import FrozenList
-from dspyer.values._persistent import as_map
-from dspyer.values._refusals import MAX_DEPTH, TooDeepError, advise, refuse_depth
-from dspyer.values._same import same
-from dspyer.values._scalars import PLAIN, SCALARS
-from dspyer.values.encoding import TAG
+from dspyer.values import json as encoding
+from dspyer.values.freezing import freeze, freeze_within, same
+from dspyer.values.frozen import (
+    PLAIN,
+    SCALARS,
+    CopyOnRead,
+    FrozenDict,
+    FrozenList,
+    KeyPath,
+    check_depth,
+    depth_of,
+    thaw,
+)
+from dspyer.values.json import TAG
+from dspyer.values.persistent import as_map
+from dspyer.values.refusals import MAX_DEPTH, TooDeepError, advise, refuse_depth
+from dspyer.values.types import kind_of
 
 
 @final

@@ -17,11 +17,8 @@ from typing import Any, NamedTuple
 from dspyer.errors import MergeConflictError, brief, suggestion
 from dspyer.hints import signature_of
 from dspyer.patch import DELETE
-from dspyer.values._boxes import thaw
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._freezing import freeze
-from dspyer.values._lists import FrozenList
-from dspyer.values._same import same
+from dspyer.values.freezing import freeze, same
+from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,7 +380,7 @@ def merge_values(base: Any, left: Any, right: Any, path: KeyPath, resolve: Resol
         The merged value: `left` itself if the right side adds nothing to it. `DELETE` if nothing is left.
 
     Example:
-        >>> from dspyer.values._freezing import freeze
+        >>> from dspyer.values.freezing import freeze
         >>> base, left, right = freeze({"a": 1, "b": 2}), freeze({"a": 1}), freeze({"a": 5, "b": 2})
         >>> merge_values(base, left, right, (), lambda path, base, left, right: right) == {"a": 5}
         True

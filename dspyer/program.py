@@ -32,8 +32,8 @@ from dspyer.state import ImmutableState
 from dspyer.stores import Store
 from dspyer.streams import AsyncEvents, Events
 from dspyer.threads.thread import Thread
-from dspyer.values._boxes import thaw
-from dspyer.values._same import same
+from dspyer.values.freezing import same
+from dspyer.values.frozen import thaw
 
 _OTHERS = {
     "invoke": "call the program, program(question=...), or program.run({...}) for the whole run",

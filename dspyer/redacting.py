@@ -18,10 +18,8 @@ from dspyer.events import Commit, Committed, ConflictFound, Emitted, Event, Merg
 from dspyer.patch import DELETE, Replace, SealedPatch
 from dspyer.policies import Conflict, KeyPath, Pattern, Policies, Policy, raise_
 from dspyer.reducers import Updates
-from dspyer.values._boxes import thaw
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._freezing import freeze
-from dspyer.values._lists import FrozenList
+from dspyer.values.freezing import freeze
+from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 
 HIDDEN = "[redacted]"
 """What stands for a value that a pattern names."""

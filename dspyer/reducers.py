@@ -26,9 +26,8 @@ from dspyer.errors import NodeOutputError, brief
 from dspyer.hints import signature_of
 from dspyer.patch import DELETE, Replace, apply_value
 from dspyer.patch import Updates as Updates
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._freezing import freeze
-from dspyer.values._lists import FrozenList
+from dspyer.values.freezing import freeze
+from dspyer.values.frozen import FrozenDict, FrozenList
 
 UNIONS = (Union, types.UnionType)
 

@@ -23,7 +23,7 @@ from dspyer.running.opening import RunStart
 from dspyer.running.session import Ended, Session
 from dspyer.running.stopping import StopSignal
 from dspyer.scheduler.lineage import lineage
-from dspyer.values._same import same
+from dspyer.values.freezing import same
 
 REQUEST = "dspyer_request"
 

@@ -8,11 +8,10 @@ from typing import Any, NoReturn, Self
 from dspyer.errors import StateError
 from dspyer.patch import apply, diff, plain_patch
 from dspyer.policies import Policies, merge_values
-from dspyer.values import encoding
-from dspyer.values._boxes import KeyPath, thaw
-from dspyer.values._dicts import FrozenDict, entries_of
-from dspyer.values._freezing import freeze
-from dspyer.values._refusals import refuse_key
+from dspyer.values import json as encoding
+from dspyer.values.freezing import freeze
+from dspyer.values.frozen import FrozenDict, KeyPath, entries_of, thaw
+from dspyer.values.refusals import refuse_key
 
 _EMPTY: Any = freeze({})
 _STR = frozenset({str})

@@ -21,7 +21,7 @@ from dspyer.message_list import ROLES
 from dspyer.patch import DELETE
 from dspyer.scheduler.indexing import FieldIndex, News, is_new
 from dspyer.scheduler.provenance import FieldPart, Parts
-from dspyer.values._boxes import thaw
+from dspyer.values.frozen import thaw
 
 CUTS = ("last", "fit")
 FILTERS = ("new", "own", "others", "by")

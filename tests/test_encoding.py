@@ -17,12 +17,11 @@ from hypothesis import strategies as st
 
 from dspyer.errors import StateError
 from dspyer.state import ImmutableState
-from dspyer.values._boxes import thaw
-from dspyer.values._freezing import freeze
-from dspyer.values._kinds import register_value_type
-from dspyer.values._refusals import MAX_DEPTH
-from dspyer.values._same import same
-from dspyer.values.encoding import TAG, decode, encode, from_json, to_json
+from dspyer.values.freezing import freeze, same
+from dspyer.values.frozen import thaw
+from dspyer.values.json import TAG, decode, encode, from_json, to_json
+from dspyer.values.refusals import MAX_DEPTH
+from dspyer.values.types import register_value_type
 from tests.value_samples import SAMPLES, TYPES, Access, Color, Doc, Point, Profile
 
 make_of = pytest.mark.parametrize("make", SAMPLES.values(), ids=SAMPLES.keys())

@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from dspyer.patch import DELETE
 from dspyer.policies import Conflict, merge_values
-from dspyer.values._boxes import thaw
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._freezing import freeze
-from dspyer.values._refusals import MAX_DEPTH
-from dspyer.values._same import same
+from dspyer.values.freezing import freeze, same
+from dspyer.values.frozen import FrozenDict, thaw
+from dspyer.values.refusals import MAX_DEPTH
 
 scalars = st.sampled_from([0, 1, True, 1.0, "", "x", None])
 keys = st.sampled_from("abcd")

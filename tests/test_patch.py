@@ -16,12 +16,9 @@ from pydantic import BaseModel
 
 from dspyer.errors import ImmutableError, PatchError, UnsupportedValueError
 from dspyer.patch import DELETE, Replace, apply, apply_value, diff, diff_value, plain_patch, sealed, written_paths
-from dspyer.values._boxes import thaw
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._freezing import freeze
-from dspyer.values._lists import FrozenList
-from dspyer.values._refusals import MAX_DEPTH
-from dspyer.values._same import same
+from dspyer.values.freezing import freeze, same
+from dspyer.values.frozen import FrozenDict, FrozenList, thaw
+from dspyer.values.refusals import MAX_DEPTH
 
 # The examples of RFC 7396, appendix A; those whose target or patch is no object are put under a key.
 RFC_7396: list[tuple[Any, Any, Any]] = [

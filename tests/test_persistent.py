@@ -13,15 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dspyer.values._persistent import (
-    SMALL,
-    PersistentMap,
-    PersistentVector,
-    Trie,
-    as_sequence,
-    extended,
-    is_vector,
-)
+from dspyer.values.persistent import SMALL, PersistentMap, PersistentVector, Trie, as_sequence, extended, is_vector
 
 SIZES = [0, 1, 15, SMALL // 2, SMALL - 1, SMALL, SMALL + 1, 300]
 

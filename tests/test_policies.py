@@ -26,9 +26,8 @@ from dspyer.policies import (
     raise_,
     settle,
 )
-from dspyer.values._boxes import thaw
-from dspyer.values._freezing import freeze
-from dspyer.values._same import same
+from dspyer.values.freezing import freeze, same
+from dspyer.values.frozen import thaw
 
 
 def longest(conflict: Conflict) -> Any:

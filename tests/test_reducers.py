@@ -20,11 +20,8 @@ from dspyer import reducers
 from dspyer.errors import ImmutableError, NodeOutputError, UnsupportedValueError
 from dspyer.patch import DELETE, Replace
 from dspyer.reducers import Reducer, Updates
-from dspyer.values._boxes import thaw
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._freezing import freeze
-from dspyer.values._lists import FrozenList
-from dspyer.values._same import same
+from dspyer.values.freezing import freeze, same
+from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 
 words = st.sampled_from(["a", "b", "c", ""])
 numbers = st.integers(-5, 5)

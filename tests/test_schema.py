@@ -38,11 +38,8 @@ from dspyer.patch import DELETE, Replace
 from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values._boxes import thaw
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._freezing import freeze
-from dspyer.values._lists import FrozenList
-from dspyer.values._same import same
+from dspyer.values.freezing import freeze, same
+from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 
 
 class Address(BaseModel):

@@ -27,11 +27,9 @@ from dspyer.errors import (
 )
 from dspyer.patch import DELETE, Replace
 from dspyer.state import ImmutableState
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._freezing import freeze
-from dspyer.values._lists import FrozenList
-from dspyer.values._refusals import MAX_DEPTH
-from dspyer.values._same import same
+from dspyer.values.freezing import freeze, same
+from dspyer.values.frozen import FrozenDict, FrozenList
+from dspyer.values.refusals import MAX_DEPTH
 from tests.value_samples import SAMPLES, TYPES, spoil
 
 

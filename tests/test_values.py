@@ -23,15 +23,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, SecretStr, TypeAdapter
 
 from dspyer.errors import ImmutableError, UnsetFieldError, UnsupportedValueError
-from dspyer.values._boxes import CopyOnRead, equal, thaw
-from dspyer.values._depth import depth_of
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._freezing import freeze
-from dspyer.values._kinds import register_value_type
-from dspyer.values._lists import FrozenList
-from dspyer.values._refusals import MAX_DEPTH
-from dspyer.values._same import same
-from dspyer.values._sets import FrozenSet
+from dspyer.values.freezing import freeze, same
+from dspyer.values.frozen import CopyOnRead, FrozenDict, FrozenList, FrozenSet, depth_of, equal, thaw
+from dspyer.values.refusals import MAX_DEPTH
+from dspyer.values.types import register_value_type
 from tests.value_samples import CONTAINERS, MODELS, SAMPLES, SCALARS, Cell, Doc, Marked, Place, Point, Profile, spoil
 
 make_of = pytest.mark.parametrize("make", SAMPLES.values(), ids=SAMPLES.keys())

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from dspyer.patch import SealedPatch, decode_update, encode_update
 from dspyer.scheduler.lineage import Resolution
 from dspyer.stores.content import Content, Fetch
-from dspyer.values import encoding
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._freezing import freeze
+from dspyer.values import json as encoding
+from dspyer.values.freezing import freeze
+from dspyer.values.frozen import FrozenDict
 
 Decode = Callable[[Any], Any]
 """Makes a frozen value of its JSON form."""

@@ -15,7 +15,7 @@ from dspyer.schema.annotations import STARTS
 from dspyer.schema.field_types import Field
 from dspyer.schema.limits import Limit
 from dspyer.schema.schema import Schema
-from dspyer.values._opaque import Opaque
+from dspyer.values.types import Opaque
 
 
 def former_schema(facts: Mapping[str, Any], now: Schema) -> Schema:

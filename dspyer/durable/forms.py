@@ -16,12 +16,10 @@ from typing import Any, NamedTuple
 
 from dspyer.state import ImmutableState
 from dspyer.stores.content import BLOBS, INLINE, Allowance, Fetch, blob_of, with_blobs, without_blobs
-from dspyer.values import encoding
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._freezing import freeze
-from dspyer.values._lists import FrozenList
-from dspyer.values._scalars import SCALARS
-from dspyer.values.encoding import TAG
+from dspyer.values import json as encoding
+from dspyer.values.freezing import freeze
+from dspyer.values.frozen import SCALARS, FrozenDict, FrozenList
+from dspyer.values.json import TAG
 
 CHUNK = 256
 """Items of a piece."""

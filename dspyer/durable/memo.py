@@ -12,8 +12,8 @@ from dspyer.errors import InputError, brief
 from dspyer.events import Question
 from dspyer.stores.base import Row
 from dspyer.stores.content import Content, Fetch
-from dspyer.values import encoding
-from dspyer.values._freezing import freeze
+from dspyer.values import json as encoding
+from dspyer.values.freezing import freeze
 
 MISSING: Any = object()
 """Stands for a result that is not there: `None` is one."""

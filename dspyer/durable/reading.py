@@ -21,8 +21,8 @@ from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, RunRow, Store
 from dspyer.stores.content import Fetch
-from dspyer.values import encoding
-from dspyer.values._persistent import PersistentMap
+from dspyer.values import json as encoding
+from dspyer.values.persistent import PersistentMap
 
 Decode = Callable[[Any], Any]
 

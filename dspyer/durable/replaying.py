@@ -20,7 +20,7 @@ from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Row
 from dspyer.stores.content import Content, Fetch
-from dspyer.values import encoding
+from dspyer.values import json as encoding
 
 InputsAndState = tuple[Mapping[str, Any], ImmutableState]
 """The patch with which a run begins, and the state after it."""

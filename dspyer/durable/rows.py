@@ -35,7 +35,7 @@ from dspyer.scheduler.lineage import LogEntry
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Row
 from dspyer.stores.content import Content
-from dspyer.values._dicts import FrozenDict
+from dspyer.values.frozen import FrozenDict
 
 
 class RowKind(StrEnum):

@@ -14,7 +14,7 @@ from pydantic.errors import PydanticUserError
 from dspyer.durable.memo import MISSING, AnswerSource, no_answer
 from dspyer.errors import InputError, brief
 from dspyer.events import Question
-from dspyer.values._boxes import thaw
+from dspyer.values.frozen import thaw
 
 Interrupts: TypeAlias = Mapping[str, Any] | Callable[[Question], Any] | None
 """Answers that are there before anybody asks: by the key of a question, or from a function of it."""

@@ -20,8 +20,8 @@ from dspyer.nodes.color import is_async
 from dspyer.nodes.listening import LiveHost, NotLive
 from dspyer.nodes.sight import NoRunViews, ViewSource
 from dspyer.scheduler.runstate import Branch
-from dspyer.values._boxes import thaw
-from dspyer.values._freezing import freeze
+from dspyer.values.freezing import freeze
+from dspyer.values.frozen import thaw
 
 RESERVED = ("before", "after")
 """Keys of the questions of `compile(interrupt_before=, interrupt_after=)`."""

@@ -13,8 +13,8 @@ from dspyer.nodes import sight
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.listening import LiveContext
 from dspyer.templates import NO_TEMPLATES, Templates
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._freezing import freeze
+from dspyer.values.freezing import freeze
+from dspyer.values.frozen import FrozenDict
 
 if TYPE_CHECKING:
     import dspy

@@ -18,9 +18,8 @@ from dspyer.nodes.templating import made_for
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.templates import Made
-from dspyer.values._boxes import thaw
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._opaque import Opaque, opaque_in
+from dspyer.values.frozen import FrozenDict, thaw
+from dspyer.values.types import Opaque, opaque_in
 from dspyer.views import View, ViewForm
 
 ABSENT: Any = object()

@@ -20,10 +20,8 @@ from dspyer.nodes.templating import filling, plan_templates
 from dspyer.patch import DELETE, Replace, single
 from dspyer.reducers import Updates, without_none
 from dspyer.schema.schema import Schema
-from dspyer.values._boxes import thaw
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._freezing import freeze
-from dspyer.values._lists import FrozenList
+from dspyer.values.freezing import freeze
+from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 
 LISTS = (list, tuple, FrozenList)
 

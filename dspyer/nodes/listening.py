@@ -17,8 +17,8 @@ from dspyer.nodes.sight import read_view
 from dspyer.patch import DELETE
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values._boxes import thaw
-from dspyer.values._same import same
+from dspyer.values.freezing import same
+from dspyer.values.frozen import thaw
 from dspyer.views import View
 
 if TYPE_CHECKING:

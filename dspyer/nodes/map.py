@@ -19,10 +19,8 @@ from dspyer.nodes.outputs import RESULT
 from dspyer.nodes.spec import NodeOptions
 from dspyer.nodes.subgraph import SubgraphNode, SubgraphProgram
 from dspyer.schema.fitting import item_check, misfit, value_type
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._freezing import freeze
-from dspyer.values._lists import FrozenList
-from dspyer.values._same import same
+from dspyer.values.freezing import freeze, same
+from dspyer.values.frozen import FrozenDict, FrozenList
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

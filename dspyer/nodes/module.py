@@ -21,8 +21,8 @@ from dspyer.nodes.turns import NO_TURNS, Turns, plan_turns, with_warning
 from dspyer.nodes.viewing import form_of, form_problems
 from dspyer.schema.fitting import misfit, shown_type, update_type
 from dspyer.templates import Made
-from dspyer.values._boxes import thaw
-from dspyer.values._opaque import Opaque
+from dspyer.values.frozen import thaw
+from dspyer.values.types import Opaque
 from dspyer.views import View, ViewForm
 
 

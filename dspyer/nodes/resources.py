@@ -17,9 +17,8 @@ from pydantic import BaseModel
 
 from dspyer.errors import InputError
 from dspyer.nodes.base import NOTHING
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._kinds import registered
-from dspyer.values._lists import FrozenList
+from dspyer.values.frozen import FrozenDict, FrozenList
+from dspyer.values.types import registered
 
 if TYPE_CHECKING:
     from dspyer.nodes.base import Call

@@ -15,9 +15,8 @@ from dspyer.scheduler.indexing import FieldIndex, News
 from dspyer.scheduler.provenance import FieldPart, Parts, whole_parts
 from dspyer.scheduler.runstate import Branch
 from dspyer.schema.schema import Schema
-from dspyer.values._boxes import thaw
-from dspyer.values._freezing import freeze
-from dspyer.values._lists import FrozenList
+from dspyer.values.freezing import freeze
+from dspyer.values.frozen import FrozenList, thaw
 from dspyer.views import (
     CUTS,
     Delta,

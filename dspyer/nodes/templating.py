@@ -18,7 +18,7 @@ from dspyer.scheduler.run_values import run_value, run_value_problem
 from dspyer.scheduler.runstate import Branch, RunState
 from dspyer.scheduler.tallies import wrote
 from dspyer.templates import NO_TEMPLATES, RUN, Fill, Made, Templates, filled, is_template, names_in
-from dspyer.values._boxes import thaw
+from dspyer.values.frozen import thaw
 from dspyer.views import ViewForm
 
 ABSENT: Any = object()

@@ -31,11 +31,9 @@ from dspyer.scheduler.runstate import Branch, is_behind
 from dspyer.scheduler.topology import START
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values._boxes import thaw
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._lists import FrozenList
-from dspyer.values._persistent import PersistentMap
-from dspyer.values._same import same
+from dspyer.values.freezing import same
+from dspyer.values.frozen import FrozenDict, FrozenList, thaw
+from dspyer.values.persistent import PersistentMap
 
 _WHOLE = (object(),)
 """The one key of a field that is not written by keys."""

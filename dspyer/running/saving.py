@@ -8,7 +8,7 @@ from typing import Any
 from dspyer.durable.rows import NewRow, commit_row
 from dspyer.events import Commit, Event
 from dspyer.scheduler.runstate import RunState, Target
-from dspyer.values._dicts import FrozenDict
+from dspyer.values.frozen import FrozenDict
 
 ItemsOf = Callable[[Commit], tuple[str, int] | None]
 

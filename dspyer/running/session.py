@@ -41,8 +41,8 @@ from dspyer.scheduler.runstate import (
 from dspyer.scheduler.schedule import advance, begin, limit_at, plan
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Row
-from dspyer.values._lists import FrozenList
-from dspyer.values._same import same
+from dspyer.values.freezing import same
+from dspyer.values.frozen import FrozenList
 from dspyer.views import Look
 
 if TYPE_CHECKING:

@@ -25,9 +25,8 @@ from dspyer.scheduler.runstate import Branch
 from dspyer.scheduler.topology import START
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values._freezing import freeze
-from dspyer.values._persistent import PersistentVector
-from dspyer.values._same import same
+from dspyer.values.freezing import freeze, same
+from dspyer.values.persistent import PersistentVector
 from dspyer.views import Look, chosen, shown
 
 if TYPE_CHECKING:

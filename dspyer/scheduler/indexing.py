@@ -21,12 +21,9 @@ from dspyer.scheduler.lineage import Log, LogEntry, Own, divergence, lineage
 from dspyer.scheduler.provenance import FieldPart, whole_of
 from dspyer.scheduler.topology import START
 from dspyer.schema.field_types import Field
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._freezing import freeze
-from dspyer.values._lists import FrozenList
-from dspyer.values._persistent import PersistentMap
-from dspyer.values._rows import PersistentRow
-from dspyer.values._same import same
+from dspyer.values.freezing import freeze, same
+from dspyer.values.frozen import FrozenDict, FrozenList
+from dspyer.values.persistent import PersistentMap, PersistentRow
 
 _NONE: PersistentMap[Any, Any] = PersistentMap()
 

@@ -14,11 +14,9 @@ from dspyer.scheduler.lineage import KeyPath, Log, Obstacle, Own, Resolution, di
 from dspyer.scheduler.tallies import LineageCounts, noted
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values._boxes import thaw
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._lists import FrozenList
-from dspyer.values._persistent import PersistentMap
-from dspyer.values._same import same
+from dspyer.values.freezing import same
+from dspyer.values.frozen import FrozenDict, FrozenList, thaw
+from dspyer.values.persistent import PersistentMap
 
 Writers = Callable[[KeyPath, Any, Any], tuple[int, int]]
 """Who wrote the left and the right value of a path: `(path, left, right)`."""

@@ -17,8 +17,8 @@ from dspyer.policies import Conflict
 from dspyer.reducers import Updates
 from dspyer.scheduler.tallies import LineageCounts
 from dspyer.state import ImmutableState
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._same import same
+from dspyer.values.freezing import same
+from dspyer.values.frozen import FrozenDict
 
 KeyPath = tuple[Any, ...]
 

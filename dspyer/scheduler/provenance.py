@@ -17,8 +17,7 @@ from dspyer.patch import DELETE, Replace
 from dspyer.reducers import Reducer
 from dspyer.scheduler.lineage import Log, LogEntry, lineage
 from dspyer.state import ImmutableState
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._lists import FrozenList
+from dspyer.values.frozen import FrozenDict, FrozenList
 
 
 class FieldPart(NamedTuple):

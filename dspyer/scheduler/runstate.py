@@ -12,8 +12,8 @@ from dspyer.scheduler.rounds import Round
 from dspyer.scheduler.tallies import LineageCounts
 from dspyer.scheduler.topology import Topology
 from dspyer.state import ImmutableState
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._persistent import PersistentMap, PersistentVector
+from dspyer.values.frozen import FrozenDict
+from dspyer.values.persistent import PersistentMap, PersistentVector
 
 ForkPoint = tuple[int, int]  # (which child of a fork, how many children it has)
 Position = tuple[str, Round]  # where a branch stands

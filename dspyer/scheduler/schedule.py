@@ -45,7 +45,7 @@ from dspyer.scheduler.runstate import (
 from dspyer.scheduler.tallies import noted
 from dspyer.scheduler.topology import END, START, Topology
 from dspyer.state import ImmutableState
-from dspyer.values._persistent import PersistentMap, PersistentVector
+from dspyer.values.persistent import PersistentMap, PersistentVector
 
 Advanced = tuple[RunState, list[Event]]
 NOWHERE: PersistentMap[Position, int] = PersistentMap()

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from dspyer.events import Commit
-from dspyer.values._persistent import PersistentMap
+from dspyer.values.persistent import PersistentMap
 
 LineageCounts = PersistentMap[Any, Any]
 """By node and by branch path the number of their commits; and the keys of this module."""

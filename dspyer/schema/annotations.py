@@ -30,10 +30,8 @@ from dspyer.reducers import Reducer, without_none
 from dspyer.schema.field_types import Check, CheckBeside, Field
 from dspyer.schema.limits import Limit, limit, limit_problem
 from dspyer.schema.live import Live, live_problem
-from dspyer.values._boxes import thaw
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._freezing import freeze
-from dspyer.values._lists import FrozenList
+from dspyer.values.freezing import freeze
+from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 
 RESERVED = frozenset({"run", "state", "ctx"})  # names of parameters that nodes bind
 EXACT: frozenset[Any] = frozenset({str, int, float, bool, NoneType})

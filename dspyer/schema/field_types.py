@@ -19,11 +19,8 @@ from dspyer.patch import DELETE, Replace, apply_value
 from dspyer.reducers import Reducer, Updates
 from dspyer.schema.limits import Limit
 from dspyer.schema.live import Live
-from dspyer.values._boxes import CopyOnRead, thaw
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._freezing import freeze
-from dspyer.values._lists import FrozenList
-from dspyer.values._same import same
+from dspyer.values.freezing import freeze, same
+from dspyer.values.frozen import CopyOnRead, FrozenDict, FrozenList, thaw
 
 Check = Callable[[Any], Any]
 CheckBeside = Callable[[Any, Mapping[str, Any]], Any]

@@ -9,10 +9,8 @@ from typing import Any, Literal, get_args
 from dspyer.errors import GraphError, NodeOutputError, brief
 from dspyer.patch import DELETE
 from dspyer.reducers import Reducer
-from dspyer.values import encoding
-from dspyer.values._boxes import measure, measured
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._lists import FrozenList
+from dspyer.values import json as encoding
+from dspyer.values.frozen import FrozenDict, FrozenList, measure, measured
 
 Full = Literal["refuse", "drop_oldest"]
 KEPT = 64  # sets whose sizes are known at once

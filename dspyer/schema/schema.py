@@ -31,9 +31,8 @@ from dspyer.schema.totals import Patches, excess, total_after
 from dspyer.schema.views import fill, view_class
 from dspyer.schema.writing import ShowPath, Write, plainly, reasons
 from dspyer.state import ImmutableState
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._same import same
-from dspyer.values._scalars import SCALARS
+from dspyer.values.freezing import same
+from dspyer.values.frozen import SCALARS, FrozenDict
 
 _NEVER_MERGED = (SCALARS - {type(None)}) | {type(DELETE)}  # types that a patch takes as they are
 

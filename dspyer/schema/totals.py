@@ -9,8 +9,7 @@ from dspyer.patch import DELETE, resets
 from dspyer.reducers import Reducer, Updates
 from dspyer.schema.limits import Limit, entry_size, grown, kilobytes, known_size, remember, size_of
 from dspyer.state import ImmutableState, counted, keep_count
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._lists import FrozenList
+from dspyer.values.frozen import FrozenDict, FrozenList
 
 Patches = Sequence[Mapping[str, Any]]
 _SHOWN = 3  # fields that an error names

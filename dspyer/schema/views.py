@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from pydantic import BaseModel
 
 from dspyer.errors import ImmutableError, UnsetFieldError, suggestion
-from dspyer.values._boxes import thaw
+from dspyer.values.frozen import thaw
 
 
 def view_class(model: type[BaseModel]) -> type[BaseModel]:

@@ -15,9 +15,9 @@ from types import MappingProxyType
 from typing import Any
 
 from dspyer.errors import StateError
-from dspyer.values import encoding
-from dspyer.values._refusals import MAX_DEPTH
-from dspyer.values.encoding import TAG
+from dspyer.values import json as encoding
+from dspyer.values.json import TAG
+from dspyer.values.refusals import MAX_DEPTH
 
 INLINE = 16 * 1024
 """Bytes of a text or of bytes that stay in their row."""

@@ -20,9 +20,8 @@ from dspyer.testing.store_samples import (
     row,
     rows,
 )
-from dspyer.values import encoding
-from dspyer.values._freezing import freeze
-from dspyer.values._same import same
+from dspyer.values import json as encoding
+from dspyer.values.freezing import freeze, same
 
 OpenStore = Callable[[], Store]
 

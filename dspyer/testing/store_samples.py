@@ -15,7 +15,7 @@ from uuid import UUID
 
 from dspyer.stores.base import Change, Owner, Point, Row, RunRow, Store
 from dspyer.stores.content import INLINE, Content
-from dspyer.values._freezing import freeze
+from dspyer.values.freezing import freeze
 
 BLOB = "blob \x00 \u2603 " * INLINE
 """A text that is too long for its row."""

@@ -26,7 +26,7 @@ from dspyer.running.sight import StateViews
 from dspyer.scheduler.runstate import Branch
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
-from dspyer.values._persistent import PersistentMap
+from dspyer.values.persistent import PersistentMap
 
 Resources = Mapping[type, object] | Sequence[object] | None
 

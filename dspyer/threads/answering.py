@@ -11,8 +11,7 @@ from dspyer.errors import InputError, ThreadError, brief
 from dspyer.events import Question
 from dspyer.nodes.answers import validated
 from dspyer.nodes.interrupt import InterruptNode
-from dspyer.values._freezing import freeze
-from dspyer.values._same import same
+from dspyer.values.freezing import freeze, same
 
 
 def given_answers(memo: ExecutionRecords, answers: Mapping[str, Any], blueprint: GraphSpec) -> dict[RecordKey, Any]:

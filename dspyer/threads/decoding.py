@@ -20,12 +20,9 @@ from dspyer.patch import Replace
 from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema
 from dspyer.stores.base import Change, Row
-from dspyer.values import encoding
-from dspyer.values._boxes import CopyOnRead
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._kinds import class_name, known_class
-from dspyer.values._lists import FrozenList
-from dspyer.values._opaque import Opaque
+from dspyer.values import json as encoding
+from dspyer.values.frozen import CopyOnRead, FrozenDict, FrozenList
+from dspyer.values.types import Opaque, class_name, known_class
 
 NAMED = (Enum, tuple, str, int, float, bytes)
 """Bases of classes that JSON names, beside models and dataclasses."""

@@ -15,8 +15,8 @@ from dspyer.durable.forms import piece_id
 from dspyer.durable.snapshots import readable
 from dspyer.errors import DspyerError, StateError, StoreError
 from dspyer.stores.content import Allowance, Content, blob_id
-from dspyer.values import encoding
-from dspyer.values._opaque import Opaque
+from dspyer.values import json as encoding
+from dspyer.values.types import Opaque
 
 FORMAT = 1
 """Of the files that this dspyer writes and reads."""

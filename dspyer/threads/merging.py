@@ -18,7 +18,7 @@ from dspyer.scheduler.lineage import Resolution, lineage
 from dspyer.scheduler.topology import END
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values._same import same
+from dspyer.values.freezing import same
 
 
 class Met(NamedTuple):

@@ -17,12 +17,9 @@ from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values._boxes import CopyOnRead, thaw
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._freezing import freeze
-from dspyer.values._lists import FrozenList
-from dspyer.values._opaque import Opaque
-from dspyer.values._same import same
+from dspyer.values.freezing import freeze, same
+from dspyer.values.frozen import CopyOnRead, FrozenDict, FrozenList, thaw
+from dspyer.values.types import Opaque
 
 logger = logging.getLogger("dspyer")
 

@@ -24,8 +24,8 @@ from dspyer.events import (
     Question,
 )
 from dspyer.patch import Replace, decode_update
-from dspyer.values import encoding
-from dspyer.values._freezing import freeze
+from dspyer.values import json as encoding
+from dspyer.values.freezing import freeze
 from tests.event_samples import RECORDS, event_types, sample
 
 VALUE = {"when": date(2024, 5, 17), "members": {1, 2}, "pair": (1, b"x"), "none": None}

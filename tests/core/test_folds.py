@@ -11,8 +11,7 @@ from typing_extensions import TypedDict
 
 from dspyer import END, START, Graph, Replace, Run, limit, reducers
 from dspyer.errors import NodeOutputError
-from dspyer.values._freezing import freeze
-from dspyer.values._same import same
+from dspyer.values.freezing import freeze, same
 
 
 def picky(current: list[str], update: str) -> list[str]:

@@ -22,7 +22,7 @@ from dspyer.scheduler.runstate import Execution, RunState, Target, collapse
 from dspyer.scheduler.schedule import advance, begin, plan, start
 from dspyer.scheduler.topology import END, START, Topology
 from dspyer.schema.schema import Schema
-from dspyer.values._dicts import FrozenDict
+from dspyer.values.frozen import FrozenDict
 
 from .simulation import Outcome, graph, simulate, step
 

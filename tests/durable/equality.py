@@ -11,7 +11,7 @@ from dspyer.durable.reading import read_run
 from dspyer.durable.replaying import written_of
 from dspyer.durable.rows import CommitHeader, RowKind
 from dspyer.stores.base import Store
-from dspyer.values import encoding
+from dspyer.values import json as encoding
 
 from .kinds import Called
 

@@ -19,11 +19,11 @@ from dspyer.errors import StateError
 from dspyer.schema.schema import Schema
 from dspyer.stores import content
 from dspyer.threads.decoding import decoder, named_classes
-from dspyer.values import encoding
-from dspyer.values._boxes import thaw
-from dspyer.values._freezing import freeze
-from dspyer.values._opaque import Opaque
-from dspyer.values._refusals import MAX_DEPTH
+from dspyer.values import json as encoding
+from dspyer.values.freezing import freeze
+from dspyer.values.frozen import thaw
+from dspyer.values.refusals import MAX_DEPTH
+from dspyer.values.types import Opaque
 
 from .places import go_on, start
 

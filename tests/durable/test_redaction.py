@@ -20,7 +20,7 @@ from dspyer.errors import DspyerError, Interrupted, MergeConflictError, StoreErr
 from dspyer.events import Committed, Emitted, Exchange
 from dspyer.redacting import HIDDEN, Redaction, Redactor
 from dspyer.stores import Memory
-from dspyer.values._freezing import freeze
+from dspyer.values.freezing import freeze
 from tests.event_samples import RECORDS, event_types, sample
 
 SECRET = "SECRET-123"

@@ -21,7 +21,7 @@ from dspyer.program import CompiledGraph
 from dspyer.stores import Store, open_store
 from dspyer.stores.base import Point, Row
 from dspyer.stores.content import Allowance
-from dspyer.values import encoding
+from dspyer.values import json as encoding
 
 
 class Chat(BaseModel):

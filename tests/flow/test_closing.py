@@ -24,7 +24,7 @@ from dspyer.scheduler.schedule import advance, begin, plan, start
 from dspyer.scheduler.topology import END, START, Topology
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values._persistent import PersistentMap
+from dspyer.values.persistent import PersistentMap
 
 # Who waits for which field (or has ended and needs others), who works, what each may write; and who is released.
 CASES = {

@@ -16,8 +16,8 @@ from dspyer.schema import limits
 from dspyer.schema.limits import size_of
 from dspyer.schema.schema import Schema
 from dspyer.stores import open_store
-from dspyer.values._boxes import thaw
-from dspyer.values._freezing import freeze
+from dspyer.values.freezing import freeze
+from dspyer.values.frozen import thaw
 
 
 class Board(BaseModel):

@@ -28,7 +28,7 @@ from dspyer.events import Commit
 from dspyer.running.board import LiveBuffer, ReaderCursor
 from dspyer.schema.schema import Schema
 from dspyer.stores import Memory
-from dspyer.values._boxes import thaw
+from dspyer.values.frozen import thaw
 
 HEARS = {0: "", 1: "notes", 2: "echoes", 3: "notes"}
 POSTS = {0: "notes", 1: "echoes", 2: "", 3: "notes"}

@@ -17,7 +17,7 @@ from dspyer.scheduler.provenance import FieldPart, Parts, unseen
 from dspyer.scheduler.runstate import Execution, Target
 from dspyer.scheduler.topology import START
 from dspyer.schema.schema import Schema
-from dspyer.values._boxes import thaw
+from dspyer.values.frozen import thaw
 from tests.core.simulation import Outcome, graph, simulate
 from tests.core.test_joins import layers
 from tests.core.test_schedule import Plan, plans, router

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, Context, Graph, Messages, reducers, view
 from dspyer.scheduler.provenance import FieldPart, Parts
-from dspyer.values._freezing import freeze
+from dspyer.values.freezing import freeze
 from dspyer.views import change_text, label, text_in, text_of
 
 BREAK = r"\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]"

@@ -13,7 +13,7 @@ from dspyer.scheduler.indexing import FieldIndex
 from dspyer.scheduler.provenance import FieldPart
 from dspyer.stores import open_store
 from dspyer.stores.base import Point, Store
-from dspyer.values._rows import PersistentRow as PartRow
+from dspyer.values.persistent import PersistentRow as PartRow
 from tests.durable.counting import Counting
 
 

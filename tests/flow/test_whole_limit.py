@@ -19,7 +19,7 @@ from dspyer.schema.schema import Schema
 from dspyer.schema.totals import total_of
 from dspyer.state import ImmutableState, counted
 from dspyer.stores import open_store
-from dspyer.values._boxes import thaw
+from dspyer.values.frozen import thaw
 from tests.nodes.kit import COLOURS
 
 

@@ -15,8 +15,8 @@ from dspyer.nodes.build import build_node
 from dspyer.nodes.routers import Router
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._freezing import freeze
+from dspyer.values.freezing import freeze
+from dspyer.values.frozen import FrozenDict
 
 OPEN = Schema.of(None)
 COLOURS = pytest.mark.parametrize("colour", ["sync", "async"])

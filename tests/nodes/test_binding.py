@@ -21,8 +21,7 @@ from dspyer.nodes.function import NodeModules
 from dspyer.nodes.resources import check_resources, resources_of
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._lists import FrozenList
+from dspyer.values.frozen import FrozenDict, FrozenList
 from tests.nodes.kit import COLOURS, OPEN, built, call_of, good, holder, reply, run_node
 
 

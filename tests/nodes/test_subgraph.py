@@ -18,7 +18,7 @@ from dspyer.nodes.subgraph import SubgraphNode, is_program
 from dspyer.patch import DELETE
 from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema
-from dspyer.values._freezing import freeze
+from dspyer.values.freezing import freeze
 from tests.nodes.kit import COLOURS, OPEN, built, call_of, good, holder, reply
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from dspyer.stores.base import Change, Owner, Point, Row, RunRow, Snapshot, Store
 from dspyer.stores.content import Content
-from dspyer.values._freezing import freeze
+from dspyer.values.freezing import freeze
 
 OWNER = Owner("here", 7, "today", "a")
 OTHER = Owner("there", 8, "today", "b")

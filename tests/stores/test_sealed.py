@@ -20,7 +20,7 @@ from dspyer.stores.postgres import Postgres
 from dspyer.stores.sealed import VARIABLE, Encrypted
 from dspyer.stores.sqlite import SQLite
 from dspyer.testing import StoreConformance
-from dspyer.values._freezing import freeze
+from dspyer.values.freezing import freeze
 from tests.stores.kit import begin, run
 
 KEY = Encrypted.new_key()

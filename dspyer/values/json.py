@@ -19,23 +19,31 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from dspyer.errors import StateError
-from dspyer.values._boxes import CopyOnRead, rebuild_tuple, thaw
-from dspyer.values._dicts import FrozenDict
-from dspyer.values._freezing import freeze
-from dspyer.values._kinds import (
+from dspyer.values.freezing import freeze
+from dspyer.values.frozen import (
+    ADDRESSES,
+    PATHS,
+    CopyOnRead,
+    FrozenDict,
+    FrozenList,
+    FrozenSet,
+    is_array_scalar,
+    rebuild_tuple,
+    scalar_base,
+    thaw,
+)
+from dspyer.values.refusals import MAX_DEPTH
+from dspyer.values.types import (
     ARRAY,
     BUNDLE,
+    OPAQUE,
+    Opaque,
     Registered,
     class_name,
     known_class,
     record_kind,
     registered,
 )
-from dspyer.values._lists import FrozenList
-from dspyer.values._opaque import OPAQUE, Opaque
-from dspyer.values._refusals import MAX_DEPTH
-from dspyer.values._scalars import ADDRESSES, PATHS, is_array_scalar, scalar_base
-from dspyer.values._sets import FrozenSet
 
 TAG = "$type"
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
