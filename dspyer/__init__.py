@@ -18,8 +18,8 @@ from dspyer.program import CompiledGraph
 from dspyer.reducers import Updates
 from dspyer.run import Run
 from dspyer.scheduler.topology import END, START
+from dspyer.schema.fields import Live, live
 from dspyer.schema.limits import limit
-from dspyer.schema.live import Live, live
 from dspyer.state import ImmutableState
 from dspyer.templates import Fill, fill
 from dspyer.threads.thread import Thread

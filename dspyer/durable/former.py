@@ -11,8 +11,7 @@ from pydantic.fields import FieldInfo
 
 from dspyer.patch import DELETE
 from dspyer.reducers import BUILT_IN, Reducer
-from dspyer.schema.annotations import STARTS
-from dspyer.schema.field_types import Field
+from dspyer.schema.fields import STARTS, Field
 from dspyer.schema.limits import Limit
 from dspyer.schema.schema import Schema
 from dspyer.values.types import Opaque

@@ -18,7 +18,7 @@ from dspyer.nodes.names import no_field
 from dspyer.nodes.outputs import RESULT
 from dspyer.nodes.spec import NodeOptions
 from dspyer.nodes.subgraph import SubgraphNode, SubgraphProgram
-from dspyer.schema.fitting import item_check, misfit, value_type
+from dspyer.schema.type_fit import item_check, misfit, value_type
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict, FrozenList
 

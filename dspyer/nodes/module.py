@@ -19,7 +19,7 @@ from dspyer.nodes.spec import NodeOptions
 from dspyer.nodes.templating import filling, made_for, plan_templates
 from dspyer.nodes.turns import NO_TURNS, Turns, plan_turns, with_warning
 from dspyer.nodes.viewing import form_of, form_problems
-from dspyer.schema.fitting import misfit, shown_type, update_type
+from dspyer.schema.type_fit import misfit, shown_type, update_type
 from dspyer.templates import Made
 from dspyer.values.frozen import thaw
 from dspyer.values.types import Opaque

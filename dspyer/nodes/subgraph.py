@@ -16,8 +16,8 @@ from dspyer.nodes.spec import NodeOptions
 from dspyer.nodes.templating import plan_templates
 from dspyer.patch import DELETE
 from dspyer.scheduler.topology import Topology
-from dspyer.schema.fitting import misfit, update_type, value_type
 from dspyer.schema.schema import Schema
+from dspyer.schema.type_fit import misfit, update_type, value_type
 
 
 class GraphView(Protocol):

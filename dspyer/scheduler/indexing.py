@@ -20,7 +20,7 @@ from dspyer.reducers import Reducer, Updates
 from dspyer.scheduler.lineage import Log, LogEntry, Own, divergence, lineage
 from dspyer.scheduler.provenance import FieldPart, whole_of
 from dspyer.scheduler.topology import START
-from dspyer.schema.field_types import Field
+from dspyer.schema.fields import Field
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict, FrozenList
 from dspyer.values.persistent import PersistentMap, PersistentRow

@@ -6,6 +6,7 @@ nothing is checked.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Collection, Iterable, Mapping
 from inspect import formatannotation
 from types import MappingProxyType
@@ -15,24 +16,21 @@ from pydantic import BaseModel, ValidationError
 
 from dspyer.errors import (
     GraphError,
+    ImmutableError,
     InputError,
     NodeOutputError,
+    UnsetFieldError,
     shown_names,
     suggestion,
 )
 from dspyer.events import Commit, FieldShape
 from dspyer.patch import DELETE, Replace, apply, apply_value, diff_value
 from dspyer.reducers import Reducer, Updates
-from dspyer.schema.annotations import read_model
-from dspyer.schema.field_types import NO_OTHERS, Field
-from dspyer.schema.limits import Limit, size_of
-from dspyer.schema.live import Live
-from dspyer.schema.totals import Patches, excess, total_after
-from dspyer.schema.views import fill, view_class
-from dspyer.schema.writing import ShowPath, Write, plainly, reasons
+from dspyer.schema.fields import NO_OTHERS, Field, Live, ShowPath, Write, plainly, read_model, reasons
+from dspyer.schema.limits import Limit, Patches, excess, size_of, total_after
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import same
-from dspyer.values.frozen import SCALARS, FrozenDict
+from dspyer.values.frozen import SCALARS, FrozenDict, thaw
 
 _NEVER_MERGED = (SCALARS - {type(None)}) | {type(DELETE)}  # types that a patch takes as they are
 
@@ -459,3 +457,67 @@ def _add_net_change(patch: dict[Any, Any], key: Any, old: Any, new: Any, update:
         return False
     patch[key] = diff_value(old, new)
     return True
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Typed, read-only views: a state as an instance of its schema's model.
+
+
+def view_class(model: type[BaseModel]) -> type[BaseModel]:
+    """A subclass of a model for instances made by `fill`: methods and properties work, nothing can be set.
+
+    Args:
+        model: the schema.
+
+    Returns:
+        The class, called as the model.
+    """
+    name, fields = model.__name__, model.model_fields
+
+    def refuse_read(_view: BaseModel, key: str) -> Any:
+        if key in fields:
+            raise UnsetFieldError(
+                f"field {key!r} of {name} cannot be read here: no node has written it yet, "
+                "or the node does not list it in reads="
+            )
+        raise AttributeError(f"{name} has no field or attribute {key!r}.{suggestion(key, fields)}")
+
+    def refuse_write(_view: BaseModel, key: str, _value: Any = None) -> NoReturn:
+        raise ImmutableError(
+            f"the state that a node reads cannot be changed: return {{{key!r}: ...}} from the node instead"
+        )
+
+    def plain(view: BaseModel) -> BaseModel:
+        return fill(model, {key: thaw(value) for key, value in view.__dict__.items() if key in fields})
+
+    def model_dump(view: BaseModel, *args: Any, **options: Any) -> dict[str, Any]:
+        return plain(view).model_dump(*args, **options)
+
+    def model_dump_json(view: BaseModel, *args: Any, **options: Any) -> str:
+        return plain(view).model_dump_json(*args, **options)
+
+    namespace = {
+        "__module__": model.__module__,
+        "__qualname__": model.__qualname__,
+        "__doc__": model.__doc__,
+        "__getattr__": refuse_read,
+        "__setattr__": refuse_write,
+        "__delattr__": refuse_write,
+        "model_dump": model_dump,
+        "model_dump_json": model_dump_json,
+    }
+    view: type[BaseModel] = types.new_class(name, (model,), {}, lambda body: body.update(namespace))
+    return view
+
+
+def fill(cls: type[BaseModel], values: Mapping[str, Any]) -> BaseModel:
+    """An instance of a model with these values alone, unvalidated.
+
+    No field counts as set, so that a node that returns `view.model_copy(update={...})` writes the update alone.
+    """
+    view = cls.__new__(cls)
+    object.__setattr__(view, "__dict__", values)
+    object.__setattr__(view, "__pydantic_fields_set__", set())
+    object.__setattr__(view, "__pydantic_extra__", None)
+    object.__setattr__(view, "__pydantic_private__", None)
+    return view

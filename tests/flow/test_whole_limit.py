@@ -15,8 +15,8 @@ from dspyer import DELETE, END, START, Command, Graph, Replace, Send, errors, li
 from dspyer.events import Committed
 from dspyer.run import Run
 from dspyer.schema import limits
+from dspyer.schema.limits import total_of
 from dspyer.schema.schema import Schema
-from dspyer.schema.totals import total_of
 from dspyer.state import ImmutableState, counted
 from dspyer.stores import open_store
 from dspyer.values.frozen import thaw
@@ -316,7 +316,7 @@ def test_counting_costs_by_what_a_commit_changes(monkeypatch: pytest.MonkeyPatch
     state = schema.initial(inputs)
     total_of(state)
     monkeypatch.setattr(limits, "entry_size", counting)
-    monkeypatch.setattr("dspyer.schema.totals.entry_size", counting)
+    monkeypatch.setattr("dspyer.schema.limits.entry_size", counting)
     for update in ({"table": {"1": {"a": {"7": 2}}}}, {"items": "x"}, {"pages": {"9": {"x": 2}}}):
         counted.clear()
         patch, after = schema.commit(state, update, node="node", commit_id="trunk:1")

@@ -23,7 +23,7 @@ from typing_extensions import TypedDict
 
 from dspyer import END, START, Graph, Run, reducers
 from dspyer.errors import GraphError, NodeOutputError
-from dspyer.schema.fitting import NEVER, fits
+from dspyer.schema.type_fit import NEVER, fits
 from dspyer.testing import ScriptedLM
 
 from .kit import COLOURS

@@ -18,8 +18,8 @@ from typing_extensions import is_typeddict
 
 from dspyer.errors import NodeOutputError
 from dspyer.reducers import UNIONS
+from dspyer.schema.fields import reasons
 from dspyer.schema.schema import Schema
-from dspyer.schema.writing import reasons
 
 LISTS = ("list", "tuple", "set", "frozenset")
 NUMBERS = ("int", "float", "bool")

@@ -1,0 +1,735 @@
+"""The fields of a schema: what of an update is validated, and how it becomes the new value.
+
+Validation costs by what changed. An update of a built-in reducer is validated alone, with a type derived from the
+field's; a patch of a `dict` field by the entries that it names. Where the type says more (constraints, validators),
+the new value is validated as a whole.
+"""
+
+from __future__ import annotations
+
+import collections
+import collections.abc
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
+from dataclasses import dataclass
+from types import NoneType
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    PydanticUndefinedAnnotation,
+    PydanticUserError,
+    RootModel,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+from typing_extensions import is_typeddict
+
+from dspyer import reducers
+from dspyer.errors import DspyerError, GraphError, InputError, NodeOutputError, StateError, annotate, brief, suggestion
+from dspyer.patch import DELETE, Replace, apply_value, resets
+from dspyer.reducers import Reducer, Updates, without_none
+from dspyer.schema.limits import Limit, limit, limit_problem
+from dspyer.state import ImmutableState
+from dspyer.values.freezing import freeze, same
+from dspyer.values.frozen import CopyOnRead, FrozenDict, FrozenList, thaw
+
+Check = Callable[[Any], Any]
+CheckBeside = Callable[[Any, Mapping[str, Any]], Any]
+NO_OTHERS: Mapping[str, Any] = {}
+EMPTY_DICT: FrozenDict[Any, Any] = FrozenDict()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Field:
+    """One field of a schema.
+
+    Attributes:
+        name: its name.
+        annotation: its type, without what `Annotated` adds.
+        info: what pydantic knows about it.
+        required: whether it has no default.
+        reducer: how updates fold into it; None if they replace its value or, in mappings, merge into it.
+        whole: whether an update always replaces the value, mappings too.
+        constant: whether only the inputs may set it (pydantic's `Field(frozen=True)`).
+        exact: types whose values are valid as they are.
+        validate: validates a value beside the other fields, and gives it as the field's type.
+        validate_update: the same for one update of the reducer; None if only the new value can be validated.
+        validate_entries: the same for some entries of a mapping; None if only the whole mapping can be validated.
+        free: whether its values are mappings to patch, with nothing to validate in them.
+        merges: whether a patch of a mapping changes what it names and nothing else.
+        model: the pydantic model that its values are of, None if they are of another type or of several.
+        checks_result: whether the new value is validated after an update was folded or merged in.
+        wants_others: whether its validators may read the other fields.
+        start: what a reducer starts from where there is no value; `DELETE` if the first update is the value.
+        fixed_default: the frozen default, `DELETE` if it has none or a factory makes it.
+        limit: the most that it holds; None for no limit.
+        validate_item: validates one item of a list; None if only the whole list can be validated.
+        live: whether posts are seen by running siblings at once, and what becomes of conflicts; None if not.
+    """
+
+    name: str
+    annotation: Any
+    info: FieldInfo
+    required: bool
+    reducer: Reducer | None
+    whole: bool
+    constant: bool
+    exact: frozenset[type]
+    validate: CheckBeside
+    validate_update: Check | None
+    validate_entries: Check | None
+    free: bool
+    merges: bool
+    model: type[BaseModel] | None
+    checks_result: bool
+    wants_others: bool
+    start: Any
+    fixed_default: Any
+    live: Live | None = None
+    limit: Limit | None = None
+    validate_item: Check | None = None
+
+    def default(self, others: Mapping[str, Any] = NO_OTHERS) -> Any:
+        """The frozen default, `DELETE` if the field has none.
+
+        Args:
+            others: the values of the fields before this one, for factories that ask for them.
+        """
+        factory: Callable[..., Any] | None = self.info.default_factory
+        if factory is None:
+            return self.fixed_default
+        takes_others = getattr(self.info, "default_factory_takes_validated_data", False)
+        return freeze(factory(dict(others)) if takes_others else factory(), (self.name,))
+
+    def folds_like(self, other: Field) -> bool:
+        """Whether the same updates come to the same value in another field."""
+        if self.reducer is None or other.reducer is None:
+            return self.reducer is other.reducer
+        return self.reducer.name == other.reducer.name and self.limit == other.limit
+
+    def place(self, old: Any, update: Any, whole: bool, others: Mapping[str, Any] = NO_OTHERS) -> Any:
+        """The new value of a field without reducer.
+
+        Args:
+            old: the frozen value, `DELETE` if there is none.
+            update: what was written: a value, a patch for a mapping, `Replace` or `DELETE`.
+            whole: whether a mapping stands for itself, not for a patch.
+            others: the other fields, for validators that read them.
+
+        Returns:
+            The frozen, validated value; `old` itself where nothing changes.
+        """
+        if type(update) in self.exact:
+            return update
+        if update is DELETE:
+            return self.default(others)
+        if isinstance(update, Replace):
+            return self._valid(update.frozen, others)
+        if isinstance(update, Updates):
+            raise NodeOutputError("Updates(...) is for fields with a reducer; return the new value alone")
+        if not whole and not self.whole and isinstance(update, Mapping):
+            if self.free or self.validate_entries is not None:
+                return self._patched(old, update, others)
+            if self.model is not None and isinstance(old, CopyOnRead) and _names_fields(old.cls, update):
+                return self._valid(merged_model(old.open(), update), others)
+        return self._valid(update, others)
+
+    def _valid(self, value: Any, others: Mapping[str, Any]) -> Any:
+        if type(value) in self.exact:
+            return value
+        given = value.open() if type(value) is CopyOnRead else value
+        return self._keep(value, self.validate(given, others))
+
+    def _keep(self, given: Any, valid: Any) -> Any:
+        """The frozen form of a validated value: what was given, where that is frozen and the same."""
+        frozen = freeze(valid, (self.name,))
+        return given if isinstance(given, (FrozenDict, FrozenList, CopyOnRead)) and same(frozen, given) else frozen
+
+    def _patched(self, old: Any, update: Mapping[Any, Any], others: Mapping[str, Any]) -> Any:
+        new = apply_value(old, update, (self.name,))
+        unchecked = self.free and (self.validate_entries is None or all(type(key) is str for key in update))
+        if new is old or (unchecked and not self.checks_result):
+            return new
+        if self.checks_result or self.validate_entries is None:
+            return self._keep(new, self.validate(thaw(new), others))
+        before = old if isinstance(old, FrozenDict) else EMPTY_DICT
+        written = {key: new.raw(key) for key in update if key in new and new.raw(key) is not before.raw(key, DELETE)}
+        return self._with_valid_entries(new, written)
+
+    def joined(self, value: Any, sides: Iterable[Any], others: Mapping[str, Any] = NO_OTHERS) -> Any:
+        """The validated value that a join made of those of its branches. Of a mapping, only the entries that no branch
+        has are validated, unless its type says something about the whole.
+
+        Args:
+            value: the frozen value.
+            sides: the frozen values of the branches, valid each for itself.
+            others: the other fields, for validators that read them.
+        """
+        if type(value) in self.exact:
+            return value
+        if self.reducer is not None:
+            value = self._valid(value, others)
+            return value if self.limit is None else self.limit.held(self.name, DELETE, DELETE, value)
+        if isinstance(value, FrozenDict) and not self.checks_result and self.validate_entries is not None:
+            known = [side for side in sides if isinstance(side, FrozenDict)]
+            made = {
+                key: entry for key, entry in value.raw_items() if all(k.raw(key, DELETE) is not entry for k in known)
+            }
+            return self._with_valid_entries(value, made) if made else value
+        return self._keep(value, self.validate(thaw(value), others))
+
+    def _with_valid_entries(self, new: FrozenDict[Any, Any], entries: Mapping[Any, Any]) -> FrozenDict[Any, Any]:
+        assert self.validate_entries is not None  # only mappings have entries
+        written = {key: thaw(value) for key, value in entries.items()}
+        valid = freeze(self.validate_entries(written), (self.name,))
+        for key in written:
+            if key not in valid:  # the key itself was coerced
+                new = new.discard(key)
+        for key, value in valid.raw_items():
+            if not same(new.raw(key, DELETE), value):
+                new = new.set(key, value)
+        return new
+
+    def prepare(self, current: Any, update: Any, commit_id: str) -> Any:
+        """The stored form of an update of a field with reducer: stamped, validated, frozen.
+
+        Args:
+            current: the frozen value before, `DELETE` if there is none.
+            update: what was written: one update, `Updates`, `Replace` or `DELETE`.
+            commit_id: id of the commit, for reducers that derive names from it.
+        """
+        if isinstance(update, Updates):
+            ids = [f"{commit_id}/{number}" if number else commit_id for number in range(len(update.updates))]
+            return Updates(*[self.prepare(current, *part) for part in zip(update.updates, ids, strict=True)])
+        if update is DELETE:
+            return DELETE if self.info.default_factory is None else Replace(self.default())
+        if isinstance(update, Replace):
+            return Replace(self._valid(update.frozen, NO_OTHERS))
+        assert self.reducer is not None  # only such fields have updates
+        if type(update) is CopyOnRead:
+            update = update.open()
+        if self.reducer.check is not None:
+            self.reducer.check(update)
+        if self.reducer.stamp is not None:
+            update = self.reducer.stamp(update, commit_id, current)
+        return self.valid_update(update)
+
+    def valid_update(self, update: Any) -> Any:
+        """The validated, frozen form of one update of the reducer."""
+        if self.validate_update is None:
+            return freeze(update, (self.name,))
+        return self._keep(update, self.validate_update(update))
+
+    def fold(self, current: Any, update: Any) -> Any:
+        """Folds a stored update into the field.
+
+        Args:
+            current: the frozen value, `DELETE` if there is none.
+            update: the update as `prepare` gave it.
+
+        Returns:
+            The frozen new value.
+        """
+        if isinstance(update, Updates):
+            for part in update.updates:
+                current = self.fold(current, part)
+            return current
+        if update is DELETE:
+            return self.default()
+        if isinstance(update, Replace):
+            value = update.frozen
+            return value if self.limit is None else self.limit.held(self.name, DELETE, DELETE, value)
+        assert self.reducer is not None  # only such fields have updates
+        if current is DELETE or (current is None and self.reducer.check is not None):
+            current = self.start
+        try:
+            new = self.reducer.fold(current, update)
+        except Exception as error:
+            annotate(error, f"raised by reducer {self.reducer.name!r} of field {self.name!r}")
+            raise
+        if self.limit is not None:
+            new = self.limit.held(self.name, current, update, new, self.reducer)
+        if self.checks_result and type(new) not in self.exact:
+            return self._keep(new, self.validate(thaw(new), NO_OTHERS))
+        return new
+
+
+def _names_fields(model: type[BaseModel], update: Mapping[Any, Any]) -> bool:
+    return all(key in model.model_fields for key in update)
+
+
+def merged_model(model: BaseModel, update: Mapping[str, Any]) -> BaseModel:
+    """A model with a patch merged into its fields, validated. In a model None is a value; only `DELETE` resets a field.
+
+    Args:
+        model: the model; it is not changed.
+        update: new values by field; mappings merge into models and mappings.
+
+    Returns:
+        A new model. What counted as set in `model` does so in it, with what `update` names.
+    """
+    values: dict[str, Any] = {**model.__dict__, **(model.model_extra or {})}
+    for name, part in update.items():
+        old = values.get(name)
+        if part is DELETE:
+            values.pop(name, None)
+        elif isinstance(part, Replace):
+            values[name] = thaw(part.frozen)
+        elif isinstance(part, Mapping) and isinstance(old, BaseModel):
+            values[name] = merged_model(old, part)
+        elif isinstance(part, Mapping) and isinstance(old, Mapping):
+            values[name] = thaw(apply_value(freeze(old), part))
+        else:
+            values[name] = thaw(part)
+    merged = type(model).model_validate({_input_name(type(model), name): value for name, value in values.items()})
+    written = {name for name, part in update.items() if part is not DELETE}
+    object.__setattr__(merged, "__pydantic_fields_set__", (model.model_fields_set - set(update)) | written)
+    return merged
+
+
+def _input_name(model: type[BaseModel], name: str) -> str:
+    """The name by which a model takes the value of a field: its alias, if it has one."""
+    info = model.model_fields.get(name)
+    alias = None if info is None else info.validation_alias
+    if isinstance(alias, AliasChoices):
+        alias = next((choice for choice in alias.choices if isinstance(choice, str)), None)
+    return alias if isinstance(alias, str) else name
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Reading a pydantic model as a schema: its problems, and the type, reducer and default of each field.
+
+
+RESERVED = frozenset({"run", "state", "ctx"})  # names of parameters that nodes bind
+EXACT: frozenset[Any] = frozenset({str, int, float, bool, NoneType})
+MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping, collections.OrderedDict)
+# Options of a model that may change or refuse values of exactly the right type.
+CHANGING_OPTIONS = frozenset(
+    {"str_strip_whitespace", "str_to_lower", "str_to_upper", "str_min_length", "str_max_length", "allow_inf_nan"}
+)
+STARTS: Mapping[Any, Any] = {
+    list: FrozenList(),
+    dict: FrozenDict(),
+    set: freeze(set()),
+    frozenset: frozenset(),
+    tuple: (),
+}
+
+
+def read_model(model: object) -> dict[str, Field]:
+    """The fields of a model, in its order.
+
+    Args:
+        model: the schema.
+
+    Returns:
+        The fields by name.
+
+    Raises:
+        GraphError: naming everything in the model that a graph cannot use, and why.
+    """
+    if not isinstance(model, type) or not issubclass(model, BaseModel) or issubclass(model, RootModel):
+        hint = f": write class {getattr(model, '__name__', model)}(BaseModel)" if is_typeddict(model) else ""
+        raise GraphError(f"a schema is a class of pydantic's BaseModel with fields, not {brief(model)}{hint}")
+    if not model.__pydantic_complete__:
+        try:
+            model.model_rebuild()
+        except PydanticUndefinedAnnotation as error:
+            raise GraphError(f"schema {model.__name__} uses {error.name!r}, which is not defined yet") from None
+    problems = list(_model_problems(model))
+    checker, validated = _checker(model), _validated_fields(model)
+    fields: dict[str, Field] = {}
+    for name in model.model_fields:
+        try:
+            fields[name] = _read_field(model, checker, name, name in validated)
+        except GraphError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise GraphError(problems)
+    return fields
+
+
+def _model_problems(model: type[BaseModel]) -> Iterator[str]:
+    place = f"schema {model.__name__}"
+    decorators = model.__pydantic_decorators__
+    for name in (*decorators.model_validators, *decorators.root_validators):
+        yield (
+            f"{place}: validator {name!r} checks the whole model, but nodes write single fields; "
+            "use @field_validator, or a node that checks the state and routes"
+        )
+    for name in model.__private_attributes__:
+        yield f"{place}: {name!r} is a private attribute, not a field; name it without the leading underscore"
+    for name in model.model_fields:
+        if name in RESERVED:
+            yield f"{place}: a field cannot be called {name!r}, the name of a parameter that nodes have; rename it"
+
+
+def _validated_fields(model: type[BaseModel]) -> set[str]:
+    """Names of the fields with validators of their own."""
+    decorators = model.__pydantic_decorators__
+    named = [each.info.fields for each in decorators.field_validators.values()]
+    named += [each.info.fields for each in decorators.validators.values()]
+    return {name for names in named for name in (model.model_fields if "*" in names else names)}
+
+
+def _checker(model: type[BaseModel]) -> type[BaseModel]:
+    """A class with the fields and validators of a model that lets each field be assigned."""
+    constant = {name: info for name, info in model.model_fields.items() if info.frozen}
+    if not constant and not model.model_config.get("frozen"):
+        return model
+    namespace: dict[str, Any] = {"__module__": model.__module__, "model_config": ConfigDict(frozen=False)}
+    namespace["__annotations__"] = {name: info.annotation for name, info in constant.items()}
+    for name, info in constant.items():
+        namespace[name] = copy(info)
+        namespace[name].frozen = None
+    checker: type[BaseModel] = types.new_class(model.__name__, (model,), {}, lambda body: body.update(namespace))
+    return checker
+
+
+def _read_field(model: type[BaseModel], checker: type[BaseModel], name: str, validated: bool) -> Field:
+    info, config = model.model_fields[name], model.model_config
+    place = f"field {name!r} of schema {model.__name__}"
+    reducer, live, most, constraints = _split_metadata(info, place)
+    plain = not constraints and not validated and info.discriminator is None
+    bare = without_none(info.annotation)
+    origin = get_origin(bare) or bare
+    is_mapping = origin in MAPPINGS
+    is_typed_dict = hasattr(origin, "__required_keys__")  # of typing or of typing_extensions
+    free = bare is Any or (is_mapping and (get_args(bare) or (str, Any)) == (str, Any))
+    validate = _plain_validator(info.annotation, config) if plain else _model_validator(checker, name)
+    folding = reducer if reducer is not None and reducer.folds else None
+    update_type = _update_type(folding, info.annotation, place)
+    wrong = "" if live is None else live_problem(live, folding)
+    if most is not None and not wrong:
+        wrong = limit_problem(most, "" if folding is None else folding.name, origin)
+    if wrong:
+        raise GraphError(f"{place}: {wrong}")
+    default = _fixed_default(info, place, validate, config)
+    if most is not None and default is not DELETE:
+        try:
+            most.held(name, DELETE, DELETE, default)
+        except NodeOutputError as error:
+            raise GraphError(f"{place}: its default: {error}") from None
+    return Field(
+        name=name,
+        annotation=info.annotation,
+        info=info,
+        required=info.is_required(),
+        reducer=folding,
+        whole=reducer is reducers.replace,
+        constant=bool(info.frozen),
+        exact=frozenset() if not plain or info.frozen else _exact_types(info.annotation, config),
+        validate=validate,
+        validate_update=None if update_type is None else _adapter(update_type, config),
+        validate_entries=_adapter(bare, config) if is_mapping else None,
+        free=free or is_typed_dict,
+        merges=(free or is_mapping) and plain and reducer is not reducers.replace,
+        model=origin if isinstance(origin, type) and issubclass(origin, BaseModel) else None,
+        checks_result=not plain or is_typed_dict or (folding is not None and update_type is None),
+        wants_others=validated,
+        start=DELETE if folding is None else _start(folding, origin),
+        fixed_default=default,
+        live=live,
+        limit=most,
+        validate_item=None if validated else _item_validator(bare, constraints, config),
+    )
+
+
+def _item_validator(annotation: Any, constraints: list[Any], config: ConfigDict) -> Check | None:
+    """What validates one item of a list, unless the field says something that may change the list before."""
+    if get_origin(annotation) is not list or any(hasattr(each, "__get_pydantic_core_schema__") for each in constraints):
+        return None
+    return _adapter(get_args(annotation)[0], config)
+
+
+def _update_type(reducer: Reducer | None, annotation: Any, place: str) -> Any:
+    if reducer is None or reducer.update_type is None:
+        return None
+    try:
+        return reducer.update_type(annotation)
+    except TypeError as error:
+        raise GraphError(f"{place}: {error}") from None
+
+
+def _start(reducer: Reducer, origin: Any) -> Any:
+    """What a reducer starts from: of the field's type, for those that do not know it themselves."""
+    if reducer.check is None or reducer is reducers.union:
+        return STARTS.get(origin, reducer.empty)
+    return reducer.empty
+
+
+def _exact_types(annotation: Any, config: ConfigDict) -> frozenset[type]:
+    """The types of scalars that an annotation consists of, if it consists of nothing else."""
+    if CHANGING_OPTIONS & config.keys():
+        return frozenset()
+    members = {annotation} if annotation in (str, int, float, bool) else set(get_args(annotation))
+    is_union = get_origin(annotation) in reducers.UNIONS or annotation in members
+    return frozenset(members) if is_union and members <= EXACT else frozenset()
+
+
+def _adapter(annotation: Any, config: ConfigDict) -> Check:
+    try:
+        check = TypeAdapter(annotation, config=config).validator.validate_python
+    except PydanticUserError:  # models and the like bring a configuration of their own
+        check = TypeAdapter(annotation).validator.validate_python
+    return _plainly(check) if config.get("strict") else check
+
+
+def _plainly(check: Check) -> Check:
+    """A check that gets plain values only: strict validation takes no immutable list for a list."""
+
+    def validate(value: Any) -> Any:
+        return check(thaw(freeze(value)))
+
+    return validate
+
+
+def _plain_validator(annotation: Any, config: ConfigDict) -> CheckBeside:
+    check = _adapter(annotation, config)
+
+    def validate(value: Any, _others: Mapping[str, Any]) -> Any:
+        return check(value)
+
+    return validate
+
+
+def _model_validator(checker: type[BaseModel], name: str) -> CheckBeside:
+    """Validates through the model, so that constraints and validators of the field hold."""
+    assign = checker.__pydantic_validator__.validate_assignment
+    strict = checker.model_config.get("strict")
+
+    def validate(value: Any, others: Mapping[str, Any]) -> Any:
+        blank = checker.__new__(checker)
+        values = {other: each for other, each in others.items() if other != name}
+        object.__setattr__(blank, "__dict__", values)
+        object.__setattr__(blank, "__pydantic_fields_set__", set())
+        object.__setattr__(blank, "__pydantic_extra__", None)
+        object.__setattr__(blank, "__pydantic_private__", None)
+        assign(blank, name, thaw(freeze(value)) if strict else value)
+        return blank.__dict__[name]
+
+    return validate
+
+
+def _fixed_default(info: FieldInfo, place: str, validate: CheckBeside, config: ConfigDict) -> Any:
+    if info.default is PydanticUndefined or info.default_factory is not None:
+        return DELETE
+    value = info.default
+    checked = config.get("validate_default", False) if info.validate_default is None else info.validate_default
+    try:
+        return freeze(validate(value, {}) if checked else value)
+    except ValidationError as error:
+        raise GraphError(f"{place}: its default is not valid: {error.errors()[0]['msg']}") from None
+    except StateError as error:
+        raise GraphError(f"{place}: its default cannot be part of a state: {error}") from None
+
+
+def _split_metadata(info: FieldInfo, place: str) -> tuple[Reducer | None, Live | None, Limit | None, list[Any]]:
+    """The reducer of a field, whether it is live, its limit, and the rest of what `Annotated` says about it."""
+    found: list[Reducer] = []
+    live: Live | None = None
+    most: Limit | None = None
+    rest: list[Any] = []
+    for item in info.metadata:
+        if isinstance(item, str):
+            raise GraphError(f"{place}: {_text_advice(item)}")
+        if isinstance(item, Live):
+            live = item
+        elif isinstance(item, Limit):
+            most = item
+        elif item is limit:
+            raise GraphError(f"{place}: limit needs its size: limit(kb=40)")
+        elif isinstance(item, Reducer) or (callable(item) and not _is_pydantic(item)):
+            try:
+                found.append(Reducer.of(item))
+            except TypeError as error:
+                raise GraphError(f"{place}: {error}") from None
+        elif item is None or isinstance(item, (bool, int, float, list, dict, tuple, set)):
+            raise GraphError(f"{place}: {brief(item)} is no reducer; use one of dspyer.reducers or a function")
+        else:
+            rest.append(item)
+    if len(found) > 1:
+        raise GraphError(f"{place}: it has {len(found)} reducers ({', '.join(each.name for each in found)}); keep one")
+    if not found and _has_inner_reducer(info.annotation):
+        raise GraphError(
+            f"{place}: its reducer belongs to the whole type: Annotated[list[str] | None, reducers.extend], "
+            "not Annotated[list[str], reducers.extend] | None"
+        )
+    return (found[0] if found else None), live, most, rest
+
+
+def _is_pydantic(item: Any) -> bool:
+    module = type(item).__module__.split(".")[0]
+    return module in {"pydantic", "pydantic_core", "annotated_types"} or hasattr(item, "__get_pydantic_core_schema__")
+
+
+def _text_advice(text: str) -> str:
+    if text in reducers.BUILT_IN:
+        return f"{text!r} is text, not a reducer; write reducers.{text}"
+    near = suggestion(text, reducers.BUILT_IN)
+    return f"{brief(text)} is no reducer.{near} A description is written as Field(description=...)"
+
+
+def _has_inner_reducer(annotation: Any) -> bool:
+    if get_origin(annotation) is Annotated:
+        return any(isinstance(item, Reducer) for item in annotation.__metadata__) or _has_inner_reducer(
+            annotation.__origin__
+        )
+    return any(_has_inner_reducer(part) for part in get_args(annotation))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Writing one field: who writes, what is stored, and the error that says why not.
+
+
+ShowPath = Callable[[tuple[Any, ...], Any], str]
+"""How errors show a value, by its path."""
+
+
+def plainly(_path: tuple[Any, ...], value: Any) -> str:
+    """A value as errors show it where nothing is hidden."""
+    return brief(value)
+
+
+class Write(NamedTuple):
+    """Who writes, for errors, and how: a node, or the caller who gives the inputs (None)."""
+
+    node: str | None
+    commit_id: str
+    whole: bool
+    shown: ShowPath
+
+    @property
+    def error(self) -> type[DspyerError]:
+        """The class of errors by culprit."""
+        return InputError if self.node is None else NodeOutputError
+
+    @property
+    def author(self) -> str:
+        """How an error's sentence starts."""
+        return "the caller gives" if self.node is None else f"node {self.node!r} writes"
+
+    def one(self, field: Field, old: Any, update: Any, state: ImmutableState) -> tuple[Any, Any]:
+        """The stored update of a field and its new value."""
+        if field.constant and self.node is not None:
+            raise NodeOutputError(
+                f"{self.author} field {field.name!r}, which is frozen in the schema: only inputs of a run set it"
+            )
+        if field.reducer is not None and field.reducer.keeps and self.node is not None:
+            self._check_kept(field, update)
+        try:
+            if field.reducer is None:
+                return update, field.place(old, update, self.whole, state if field.wants_others else NO_OTHERS)
+            stored = field.prepare(old, update, self.commit_id)
+            return stored, field.fold(old, stored)
+        except ValidationError as refusal:
+            raise self._refusal(field, update, reasons(refusal, field.name)) from None
+        except NodeOutputError as refusal:
+            raise self._refusal(field, update, str(refusal)) from None
+
+    def _check_kept(self, field: Field, update: Any) -> None:
+        assert field.reducer is not None  # which keeps what is there
+        if resets(update):
+            raise NodeOutputError(
+                f"{self.author} field {field.name!r} anew, whose entries are never removed (reducer "
+                f"{field.reducer.name!r}): return new ones alone"
+            )
+
+    def _refusal(self, field: Field, update: Any, why: str) -> DspyerError:
+        text = f"{self.author} {self.shown((field.name,), update)} for field {field.name!r}, which is refused: {why}"
+        if field.reducer is not None and field.reducer.hint:
+            text += f"; {field.reducer.hint}"
+        if update is None and field.reducer is None:
+            text += ". None is a value of a field with a type; DELETE resets the field to its default"
+        return self.error(text)
+
+
+def reasons(refusal: ValidationError, name: str) -> str:
+    """Why pydantic refuses a value of a field, in one line."""
+    found = []
+    for problem in refusal.errors(include_url=False, include_context=False, include_input=False)[:3]:
+        inside = problem["loc"][1:] if problem["loc"][:1] == (name,) else problem["loc"]
+        place = "".join(f"[{part!r}]" for part in inside)
+        found.append(f"{place}: {problem['msg']}" if place else problem["msg"])
+    more = refusal.error_count() - len(found)
+    return "; ".join(found) + (f"; and {more} more" if more else "")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The mark of a live field: what is posted to it is seen by running siblings at once.
+
+LiveConflictRule = Literal["merge", "last_write_wins", "reject"]
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """Marks a field as live, beside its reducer. `live` is one; `live(on_conflict="reject")` gives another.
+
+    A post replaces what its author has read, posted itself, or has behind it. It is a *conflict* if there is a value
+    that it does not replace: of the same key in a field of keys, of the field as a whole in one without a reducer and
+    where conflicts are rejected. Every conflict is an event that names both authors.
+
+    Attributes:
+        on_conflict: `"merge"`: both count; of two values of one key, mappings are merged by key, lists are put one
+            after the other, and of other values the later one counts. `"last_write_wins"`: the later value counts.
+            `"reject"`: the post raises, and its author may read and post again.
+        show_reads: whether each entry that a node hears is an event, `Heard`.
+
+    Example:
+        >>> live(on_conflict="reject")
+        live(on_conflict='reject')
+    """
+
+    on_conflict: LiveConflictRule = "merge"
+    show_reads: bool = False
+
+    def __call__(self, *, on_conflict: LiveConflictRule = "merge", show_reads: bool = False) -> Live:
+        """The mark with another rule for conflicts, or with an event for each entry that is heard.
+
+        Args:
+            on_conflict: what becomes of a value that was written unread.
+            show_reads: whether each entry that a node hears is an event.
+
+        Raises:
+            GraphError: if there is no such rule.
+        """
+        known = get_args(LiveConflictRule)
+        if on_conflict not in known:
+            raise GraphError(f"live(on_conflict={on_conflict!r}): it is one of {', '.join(map(repr, known))}")
+        return Live(on_conflict, show_reads)
+
+    def __repr__(self) -> str:
+        given = [] if self.on_conflict == "merge" else [f"on_conflict={self.on_conflict!r}"]
+        given += ["show_reads=True"] if self.show_reads else []
+        return f"live({', '.join(given)})" if given else "live"
+
+
+live = Live()
+
+
+def live_problem(mark: Live, reducer: Reducer | None) -> str:
+    """Why a field cannot be live, with the fix; empty if it can.
+
+    Args:
+        mark: the mark.
+        reducer: the reducer of the field.
+    """
+    if reducer is None:
+        return ""  # the latest value
+    if reducer.parts is None:
+        return (
+            f"it is live, but reducer {reducer.name!r} does not keep the posts apart: give it one of extend, append, "
+            "add_messages, union, update or increment"
+        )
+    if mark.on_conflict == "last_write_wins" and reducer.keyed is None:
+        return (
+            "live(on_conflict='last_write_wins') is for a field of keys or messages (reducers.update, add_messages): "
+            f"what reducer {reducer.name!r} folds stands side by side. Leave it out, or reject what was written unread"
+        )
+    return ""
