@@ -19,8 +19,7 @@ from pydantic_core import to_jsonable_python
 from dspyer.errors import GraphError
 from dspyer.message_list import ROLES
 from dspyer.patch import DELETE
-from dspyer.scheduler.indexing import FieldIndex, News, is_new
-from dspyer.scheduler.provenance import FieldPart, Parts
+from dspyer.scheduler.provenance import FieldIndex, FieldPart, News, Parts, is_new
 from dspyer.values.frozen import thaw
 
 CUTS = ("last", "fit")

@@ -17,7 +17,7 @@ from dspyer.pictures.graph import Picture, draw_mermaid, draw_svg
 from dspyer.pictures.layout import NodeBox, across, arrange, spread
 from dspyer.pictures.svg import SMALL, curve, escape, fmt, shorten, text_width
 from dspyer.policies import Policies
-from dspyer.scheduler.rounds import Edge
+from dspyer.scheduler.loops import Edge
 from dspyer.scheduler.topology import END, START, Topology
 from dspyer.schema.schema import Schema
 

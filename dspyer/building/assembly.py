@@ -26,7 +26,7 @@ from dspyer.nodes.hidden import mentions
 from dspyer.nodes.interrupt import InterruptOptions
 from dspyer.nodes.routers import Router
 from dspyer.policies import Policies
-from dspyer.scheduler.rounds import Edge, Rounds
+from dspyer.scheduler.loops import Edge, Rounds
 from dspyer.scheduler.topology import END, START, Topology
 from dspyer.scheduler.validation import (
     GraphFacts,

@@ -13,7 +13,7 @@ from dspyer.durable.snapshots import latest
 from dspyer.errors import StoreError
 from dspyer.events import Commit
 from dspyer.patch import Replace, sealed
-from dspyer.scheduler.joining import Join, ResolvedAs
+from dspyer.scheduler.join import Join, ResolvedAs
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row

@@ -15,7 +15,7 @@ from dspyer.durable.rows import COMMITS, CommitHeader, RowKind
 from dspyer.errors import StoreError
 from dspyer.events import Commit
 from dspyer.patch import sealed
-from dspyer.scheduler.joining import Join, ResolvedAs
+from dspyer.scheduler.join import Join, ResolvedAs
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState

@@ -12,8 +12,8 @@ from dspyer.durable.rows import CommitHeader, RowKind
 from dspyer.errors import ChangedGraphError
 from dspyer.events import Commit
 from dspyer.patch import sealed
-from dspyer.scheduler.joining import ResolvedAs
-from dspyer.scheduler.runstate import Branch, Execution, Group, RunState, Target, Transition, active_branches
+from dspyer.scheduler.join import ResolvedAs
+from dspyer.scheduler.run_state import Branch, Execution, Group, RunState, Target, Transition, active_branches
 from dspyer.scheduler.schedule import advance, amend, begin, plan, release
 from dspyer.scheduler.topology import END as END_NODE
 from dspyer.schema.schema import Schema

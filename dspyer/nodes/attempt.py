@@ -19,7 +19,7 @@ from dspyer.nodes.answers import schema_of, validated
 from dspyer.nodes.color import is_async
 from dspyer.nodes.listening import LiveHost, NotLive
 from dspyer.nodes.sight import NoRunViews, ViewSource
-from dspyer.scheduler.runstate import Branch
+from dspyer.scheduler.run_state import Branch
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import thaw
 

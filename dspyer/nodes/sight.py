@@ -11,9 +11,8 @@ from dspyer.nodes.names import listed
 from dspyer.nodes.viewing import author_problems, form_in, view_problems
 from dspyer.patch import DELETE, Replace, diff_value, plain_patch
 from dspyer.reducers import Updates
-from dspyer.scheduler.indexing import FieldIndex, News
-from dspyer.scheduler.provenance import FieldPart, Parts, whole_parts
-from dspyer.scheduler.runstate import Branch
+from dspyer.scheduler.provenance import FieldIndex, FieldPart, News, Parts, whole_parts
+from dspyer.scheduler.run_state import Branch
 from dspyer.schema.schema import Schema
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenList, thaw

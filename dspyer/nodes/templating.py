@@ -14,9 +14,9 @@ from dspyer.bond.filling import FILLING, WARNING, can_fill, own_texts, predictor
 from dspyer.nodes.base import Call
 from dspyer.nodes.names import listed, no_field
 from dspyer.nodes.spec import NodeOptions
+from dspyer.scheduler.lineage import wrote
+from dspyer.scheduler.run_state import Branch, RunState
 from dspyer.scheduler.run_values import run_value, run_value_problem
-from dspyer.scheduler.runstate import Branch, RunState
-from dspyer.scheduler.tallies import wrote
 from dspyer.templates import NO_TEMPLATES, RUN, Fill, Made, Templates, filled, is_template, names_in
 from dspyer.values.frozen import thaw
 from dspyer.views import ViewForm

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from dspyer.pictures.layout import EdgeKey, NodeBox, arrange
 from dspyer.pictures.svg import SMALL, document, draw_text, escape, fmt, shorten, text_width
 from dspyer.pictures.wires import LabelPosition, Layout, lay_out
-from dspyer.scheduler.rounds import Edge
+from dspyer.scheduler.loops import Edge
 from dspyer.scheduler.topology import END, START, Topology
 
 LABEL_LIMIT = 28  # characters; the whole label is in the tooltip

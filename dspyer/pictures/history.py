@@ -12,7 +12,7 @@ from dspyer.errors import brief
 from dspyer.events import BranchPath, Commit, MergedConflict, Question
 from dspyer.patch import DELETE, Replace
 from dspyer.reducers import Updates
-from dspyer.scheduler.runstate import Failure
+from dspyer.scheduler.run_state import Failure
 from dspyer.values.frozen import thaw
 
 SHOWN = 12  # fields of a commit, or authors of a conflict, that are put into words

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dspyer.events import BranchPath, Committed, ItemFinished, NodeStarted, RunStarted
 from dspyer.pictures.history import SHOWN, DisplayRow, leaves_of, outcome, row_label, seconds, written
-from dspyer.scheduler.runstate import path_text
+from dspyer.scheduler.run_state import path_text
 
 if TYPE_CHECKING:
     from dspyer.run import Run

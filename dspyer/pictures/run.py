@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dspyer.events import BranchPath
 from dspyer.pictures.history import DisplayRow, leaves_of, outcome, row_label, written
 from dspyer.pictures.svg import SMALL, document, draw_text, escape, fmt, shorten, text_width
-from dspyer.scheduler.runstate import path_text
+from dspyer.scheduler.run_state import path_text
 
 MARGIN = 30.0
 TOP = 46.0  # from the upper side to the first lane: room for the names above it

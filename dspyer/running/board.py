@@ -27,7 +27,7 @@ from dspyer.nodes.listening import LiveEntry, latest_value
 from dspyer.patch import DELETE, Replace, single
 from dspyer.reducers import Keyed, Updates
 from dspyer.scheduler.provenance import whole_parts
-from dspyer.scheduler.runstate import Branch, is_behind
+from dspyer.scheduler.run_state import Branch, is_behind
 from dspyer.scheduler.topology import START
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState

@@ -19,7 +19,7 @@ from dspyer.running.gather import NodeRunner
 from dspyer.running.scripts import CallScript, script
 from dspyer.running.session import Session
 from dspyer.running.stopping import CANCELLED
-from dspyer.scheduler.runstate import Execution, Transition
+from dspyer.scheduler.run_state import Execution, Transition
 from dspyer.scheduler.schedule import plan
 
 

@@ -14,7 +14,7 @@ from dspyer.running.crews import TaskWorkers, ThreadWorkers, WorkOutcome
 from dspyer.running.observing import Observe
 from dspyer.running.session import Session
 from dspyer.running.stopping import StopSignal
-from dspyer.scheduler.runstate import Execution
+from dspyer.scheduler.run_state import Execution
 
 T = TypeVar("T")
 

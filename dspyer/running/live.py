@@ -27,8 +27,8 @@ from dspyer.patch import DELETE, Replace, update_size
 from dspyer.running.board import LiveBuffer, Meeting, ReaderCursor, single_updates
 from dspyer.running.session import Session
 from dspyer.running.waiting import LiveWaiters
-from dspyer.scheduler.closing import Held, Reach
-from dspyer.scheduler.runstate import Branch, Execution, Transition
+from dspyer.scheduler.live_deadlock import Held, Reach
+from dspyer.scheduler.run_state import Branch, Execution, Transition
 from dspyer.scheduler.schedule import plan
 from dspyer.state import ImmutableState
 

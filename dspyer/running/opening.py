@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.running.sight import EarlierCommits
-from dspyer.scheduler.runstate import RunState
+from dspyer.scheduler.run_state import RunState
 from dspyer.scheduler.schedule import start
 from dspyer.scheduler.topology import Topology
 from dspyer.state import ImmutableState

@@ -7,7 +7,7 @@ from typing import Any
 
 from dspyer.durable.rows import NewRow, commit_row
 from dspyer.events import Commit, Event
-from dspyer.scheduler.runstate import RunState, Target
+from dspyer.scheduler.run_state import RunState, Target
 from dspyer.values.frozen import FrozenDict
 
 ItemsOf = Callable[[Commit], tuple[str, int] | None]

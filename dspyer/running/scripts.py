@@ -18,7 +18,7 @@ from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.reducers import Updates
 from dspyer.running.live import LiveSession
 from dspyer.running.session import Session
-from dspyer.scheduler.runstate import Execution, Target, Transition
+from dspyer.scheduler.run_state import Execution, Target, Transition
 from dspyer.scheduler.topology import END, START
 from dspyer.state import ImmutableState
 

@@ -27,7 +27,7 @@ from dspyer.running.saving import PendingRows
 from dspyer.running.sight import Fields, SessionViews
 from dspyer.running.stopping import StopSignal
 from dspyer.scheduler.lineage import lineage
-from dspyer.scheduler.runstate import (
+from dspyer.scheduler.run_state import (
     Asking,
     Branch,
     Execution,

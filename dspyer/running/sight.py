@@ -17,11 +17,22 @@ from dspyer.nodes.subgraph import SubgraphNode
 from dspyer.nodes.viewing import form_in
 from dspyer.patch import DELETE
 from dspyer.pictures.tokens import Count, Read, Sizes
-from dspyer.scheduler.indexing import FieldIndex, FieldIndexes, Folded, News, news
 from dspyer.scheduler.lineage import Log, LogEntry
-from dspyer.scheduler.provenance import Behind, FieldPart, Parts, Spanning, last_visits, unseen
+from dspyer.scheduler.provenance import (
+    Behind,
+    FieldIndex,
+    FieldIndexes,
+    FieldPart,
+    Folded,
+    News,
+    Parts,
+    Spanning,
+    last_visits,
+    news,
+    unseen,
+)
+from dspyer.scheduler.run_state import Branch
 from dspyer.scheduler.run_values import run_value
-from dspyer.scheduler.runstate import Branch
 from dspyer.scheduler.topology import START
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState

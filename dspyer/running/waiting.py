@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from dspyer.errors import AttemptError
 from dspyer.nodes.listening import Verdict, Waiter
-from dspyer.scheduler.closing import Held, Origin, Reach, Waiting, released
-from dspyer.scheduler.runstate import Execution, RunState
+from dspyer.scheduler.live_deadlock import Held, Origin, Reach, Waiting, released
+from dspyer.scheduler.run_state import Execution, RunState
 
 
 class LiveWaiters:

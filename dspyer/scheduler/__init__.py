@@ -1,1 +1,1 @@
-"""The pure core: a run is a value; `plan`, `begin` and `advance` make the next. No clock, threads or DSPy here."""
+"""The decisions of a run as pure functions of values: what may start, how branches join. No clock, thread or DSPy."""

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from dspyer.errors import suggestion
-from dspyer.scheduler.runstate import Branch
-from dspyer.scheduler.tallies import CALLS, REASON, calls_of
+from dspyer.scheduler.lineage import CALLS, REASON, calls_of
+from dspyer.scheduler.run_state import Branch
 from dspyer.scheduler.topology import Topology
 
 OF_RUN = ("count", "remaining", "routing_reason")

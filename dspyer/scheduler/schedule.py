@@ -23,16 +23,17 @@ from dspyer.events import (
     NodeStarted,
 )
 from dspyer.patch import sealed
-from dspyer.scheduler.joining import ConflictRaisedError, Deciding, Join, ResolvedAs
-from dspyer.scheduler.lineage import LogEntry
-from dspyer.scheduler.ready import NONE_READY, Ready
-from dspyer.scheduler.runstate import (
+from dspyer.scheduler.join import ConflictRaisedError, Deciding, Join, ResolvedAs
+from dspyer.scheduler.lineage import LogEntry, noted
+from dspyer.scheduler.run_state import (
+    NONE_READY,
     Asking,
     Branch,
     Execution,
     Failure,
     Group,
     Position,
+    Ready,
     RunState,
     Target,
     Transition,
@@ -42,7 +43,6 @@ from dspyer.scheduler.runstate import (
     path_of,
     path_text,
 )
-from dspyer.scheduler.tallies import noted
 from dspyer.scheduler.topology import END, START, Topology
 from dspyer.state import ImmutableState
 from dspyer.values.persistent import PersistentMap, PersistentVector

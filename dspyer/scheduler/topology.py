@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dspyer.policies import Policies
-from dspyer.scheduler.rounds import Edge, Rounds
+from dspyer.scheduler.loops import Edge, Rounds
 from dspyer.schema.schema import Schema
 
 START = "START"

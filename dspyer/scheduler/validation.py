@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import NamedTuple
 
 from dspyer.errors import suggestion
-from dspyer.scheduler.rounds import Edge, Rounds, descendants
+from dspyer.scheduler.loops import Edge, Rounds, descendants
 from dspyer.scheduler.topology import END, START
 
 

@@ -23,7 +23,7 @@ from dspyer.nodes.sight import with_posts
 from dspyer.patch import plain_patch
 from dspyer.program import CompiledGraph
 from dspyer.running.sight import StateViews
-from dspyer.scheduler.runstate import Branch
+from dspyer.scheduler.run_state import Branch
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.values.persistent import PersistentMap

@@ -16,7 +16,7 @@ from dspyer.durable.replaying import update_commit
 from dspyer.durable.rows import COMMITS, CommitHeader, NewRow, RowKind, digest, end_row, manual_commit_row, open_row
 from dspyer.errors import ThreadError, suggestion
 from dspyer.events import Commit
-from dspyer.scheduler.runstate import Branch, active_branches, execution_id
+from dspyer.scheduler.run_state import Branch, active_branches, execution_id
 from dspyer.scheduler.topology import END
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, RunRow

@@ -19,9 +19,8 @@ from dspyer.durable.history import ListedCommit
 from dspyer.durable.reading import HistoryReader
 from dspyer.durable.snapshots import load_snapshot_head
 from dspyer.patch import DELETE
-from dspyer.scheduler.indexing import FieldIndex, FieldIndexes, Folded
 from dspyer.scheduler.lineage import LogEntry
-from dspyer.scheduler.provenance import Behind
+from dspyer.scheduler.provenance import Behind, FieldIndex, FieldIndexes, Folded
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, ThreadRow

@@ -14,7 +14,7 @@ from dspyer.durable.rows import NewRow, RowKind, manual_commit_row
 from dspyer.errors import ChangedGraphError, ThreadError, suggestion
 from dspyer.patch import DELETE, Replace
 from dspyer.running.opening import RunStart
-from dspyer.scheduler.runstate import active_branches
+from dspyer.scheduler.run_state import active_branches
 from dspyer.scheduler.schedule import amend
 from dspyer.state import ImmutableState
 from dspyer.threads.changes import AllowChanged, NodeNames, changed_fields, changed_graph, changes

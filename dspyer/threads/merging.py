@@ -13,7 +13,7 @@ from dspyer.events import Commit, MergedConflict
 from dspyer.patch import DELETE, Replace, diff_value, resets, single
 from dspyer.policies import Policies
 from dspyer.reducers import Updates
-from dspyer.scheduler.joining import ConflictRaisedError, Deciding, Join, value_under
+from dspyer.scheduler.join import ConflictRaisedError, Deciding, Join, value_under
 from dspyer.scheduler.lineage import Resolution, lineage
 from dspyer.scheduler.topology import END
 from dspyer.schema.schema import Schema

@@ -18,7 +18,7 @@ from dspyer.errors import ChangedGraphError, ThreadError
 from dspyer.events import Question
 from dspyer.request import Request
 from dspyer.running.opening import RunStart
-from dspyer.scheduler.runstate import RunState
+from dspyer.scheduler.run_state import RunState
 from dspyer.scheduler.schedule import start
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState

@@ -16,7 +16,7 @@ from dspyer.policies import Conflict, Policies
 from dspyer.request import Request
 from dspyer.run import Run
 from dspyer.running.observing import log_conflict
-from dspyer.scheduler.joining import Deciding
+from dspyer.scheduler.join import Deciding
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Point, RunRow, Snapshot, ThreadRow
 from dspyer.threads.claiming import ThreadLock

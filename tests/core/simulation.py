@@ -9,8 +9,8 @@ from typing import Any
 
 from dspyer.events import Commit, MergedConflict
 from dspyer.policies import Policies
-from dspyer.scheduler.rounds import Edge
-from dspyer.scheduler.runstate import Execution, RunState, Target, Transition
+from dspyer.scheduler.loops import Edge
+from dspyer.scheduler.run_state import Execution, RunState, Target, Transition
 from dspyer.scheduler.schedule import advance, begin, plan, start
 from dspyer.scheduler.topology import START, Topology
 from dspyer.schema.schema import Schema

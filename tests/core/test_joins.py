@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from dspyer import END, START, Graph, reducers
 from dspyer.patch import DELETE
 from dspyer.scheduler.lineage import LogEntry
-from dspyer.scheduler.runstate import Execution
+from dspyer.scheduler.run_state import Execution
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from dspyer import DELETE, END, START, Command, Conflict, Graph, Replace, Send, Updates, errors, limit, reducers
-from dspyer.scheduler.indexing import FieldIndexes, Folded
 from dspyer.scheduler.lineage import LogEntry
-from dspyer.scheduler.runstate import Execution
+from dspyer.scheduler.provenance import FieldIndexes, Folded
+from dspyer.scheduler.run_state import Execution
 from dspyer.schema.schema import Schema
 
 from .conftest import Play

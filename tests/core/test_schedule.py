@@ -17,8 +17,8 @@ from pydantic import BaseModel
 from dspyer import reducers
 from dspyer.errors import CallLimitError, MergeConflictError, StepLimitError
 from dspyer.patch import DELETE
-from dspyer.scheduler.rounds import Edge, Rounds
-from dspyer.scheduler.runstate import Execution, RunState, Target, collapse
+from dspyer.scheduler.loops import Edge, Rounds
+from dspyer.scheduler.run_state import Execution, RunState, Target, collapse
 from dspyer.scheduler.schedule import advance, begin, plan, start
 from dspyer.scheduler.topology import END, START, Topology
 from dspyer.schema.schema import Schema

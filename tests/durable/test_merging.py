@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, ImmutableState, reducers
 from dspyer.errors import ConcurrentRunError, MergeConflictError, OpenRunError, ThreadError
-from dspyer.scheduler.joining import Join
+from dspyer.scheduler.join import Join
 from dspyer.stores import Memory
 from dspyer.stores.base import Owner, Store
 from dspyer.threads.owning import LEASE

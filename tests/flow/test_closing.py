@@ -17,9 +17,9 @@ from dspyer.nodes.listening import Waiter
 from dspyer.policies import Policies
 from dspyer.reducers import Updates
 from dspyer.running.waiting import LiveWaiters
-from dspyer.scheduler.closing import Held, Origin, Reach, Waiting, released
-from dspyer.scheduler.rounds import Edge
-from dspyer.scheduler.runstate import Branch, Execution, RunState, Target, Transition
+from dspyer.scheduler.live_deadlock import Held, Origin, Reach, Waiting, released
+from dspyer.scheduler.loops import Edge
+from dspyer.scheduler.run_state import Branch, Execution, RunState, Target, Transition
 from dspyer.scheduler.schedule import advance, begin, plan, start
 from dspyer.scheduler.topology import END, START, Topology
 from dspyer.schema.schema import Schema

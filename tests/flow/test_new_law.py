@@ -12,9 +12,8 @@ from pydantic import BaseModel
 
 from dspyer import Messages, Replace, limit, reducers
 from dspyer.patch import DELETE
-from dspyer.scheduler.indexing import FieldIndexes, Folded, is_new, name_at, news
-from dspyer.scheduler.provenance import FieldPart, Parts, unseen
-from dspyer.scheduler.runstate import Execution, Target
+from dspyer.scheduler.provenance import FieldIndexes, FieldPart, Folded, Parts, is_new, name_at, news, unseen
+from dspyer.scheduler.run_state import Execution, Target
 from dspyer.scheduler.topology import START
 from dspyer.schema.schema import Schema
 from dspyer.values.frozen import thaw

@@ -9,8 +9,7 @@ import pytest
 from pydantic import BaseModel, create_model
 
 from dspyer import END, START, CompiledGraph, Context, Entry, Graph, Thread, reducers, view
-from dspyer.scheduler.indexing import FieldIndex
-from dspyer.scheduler.provenance import FieldPart
+from dspyer.scheduler.provenance import FieldIndex, FieldPart
 from dspyer.stores import open_store
 from dspyer.stores.base import Point, Store
 from dspyer.values.persistent import PersistentRow as PartRow

@@ -10,8 +10,19 @@ from dspyer.events import Commit, MergedConflict
 from dspyer.patch import DELETE, Replace, apply_value, resets, single
 from dspyer.policies import Conflict, Resolve, merge_values
 from dspyer.reducers import Keyed
-from dspyer.scheduler.lineage import KeyPath, Log, Obstacle, Own, Resolution, divergence, last_writer, reach, value_at
-from dspyer.scheduler.tallies import LineageCounts, noted
+from dspyer.scheduler.lineage import (
+    KeyPath,
+    LineageCounts,
+    Log,
+    Obstacle,
+    Own,
+    Resolution,
+    divergence,
+    last_writer,
+    noted,
+    reach,
+    value_at,
+)
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import same

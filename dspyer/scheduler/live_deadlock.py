@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from dspyer.events import BranchPath
-from dspyer.scheduler.rounds import Round, components
-from dspyer.scheduler.runstate import Position
+from dspyer.scheduler.loops import Round, components
+from dspyer.scheduler.run_state import Position
 from dspyer.scheduler.topology import Topology
 
 _MOST = 4096
