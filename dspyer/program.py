@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import dspy
 
-from dspyer.bond.copying import copy_tree, without_histories
-from dspyer.bond.parameters import every_parameter, load_parameters
-from dspyer.bond.signatures import own_signatures
-from dspyer.bond.source import reduce_program
-from dspyer.bond.tracing import hand_over
 from dspyer.building.blueprint import GraphSpec
+from dspyer.dspy_module.parameters import copy_tree, every_parameter, load_parameters, without_histories
+from dspyer.dspy_module.signatures import own_signatures
+from dspyer.dspy_module.source import reduce_program
+from dspyer.dspy_module.tracing import hand_over
 from dspyer.durable.guarding import Guarded
 from dspyer.durable.replaying import replay
 from dspyer.errors import InputError, Interrupted, ThreadError

@@ -11,7 +11,7 @@ import pytest
 from dspy.signatures.signature import SignatureMeta
 from pydantic import BaseModel, field_validator
 
-from dspyer.bond.signatures import FieldExtra, own_signatures
+from dspyer.dspy_module.signatures import FieldExtra, own_signatures
 
 
 class Triage(dspy.Signature):

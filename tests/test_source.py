@@ -20,15 +20,7 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, Graph
-from dspyer.bond.parsing import parsed
-from dspyer.bond.source import (
-    EdgeText,
-    FunctionText,
-    MapText,
-    graph_text,
-    reduce_program,
-    source_class,
-)
+from dspyer.dspy_module.source import EdgeText, FunctionText, MapText, graph_text, parsed, reduce_program, source_class
 
 
 class Numbered(BaseModel):

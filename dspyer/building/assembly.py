@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, Union, cast, get_args, get_origin
 import dspy
 from pydantic import BaseModel
 
-from dspyer.bond.source import EdgeText, FunctionText, InterruptText, MapText, graph_text
 from dspyer.building.blueprint import Exit, GraphSpec
 from dspyer.building.condensers import build_condensers, view_authors
 from dspyer.building.declarations import EdgeSpec, NodeSpec, RouterSpec
 from dspyer.building.live import live_problems
 from dspyer.building.templating import template_problems
+from dspyer.dspy_module.source import EdgeText, FunctionText, InterruptText, MapText, graph_text
 from dspyer.errors import GraphError, shown_names, suggestion
 from dspyer.nodes.answers import Interrupts, answering
 from dspyer.nodes.base import Command, Node

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import dspy
 
-from dspyer.bond.filling import fill_in, let_warn, shorten_demos
 from dspyer.building.blueprint import GraphSpec
+from dspyer.dspy_module.prompt_templates import fill_in, let_warn, shorten_demos
 from dspyer.errors import GraphError
 from dspyer.nodes.base import Node
 from dspyer.nodes.module import ModuleNode

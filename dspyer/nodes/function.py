@@ -8,7 +8,7 @@ from typing import Any
 
 import dspy
 
-from dspyer.bond.source import modules_text, reduce_program, source_class
+from dspyer.dspy_module.source import modules_text, reduce_program, source_class
 from dspyer.errors import NodeOutputError
 from dspyer.nodes.base import Built, Call, Command, Node, Reply, Send
 from dspyer.nodes.binding import Binding

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import dspy
 from dspy.adapters.utils import serialize_for_json
 
-from dspyer.bond.filling import FILLING, WARNING, can_fill, own_texts, predictors_in
+from dspyer.dspy_module.prompt_templates import FILLING, WARNING, can_fill, own_texts, predictors_in
 from dspyer.nodes.base import Call
 from dspyer.nodes.names import listed, no_field
 from dspyer.nodes.spec import NodeOptions

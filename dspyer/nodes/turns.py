@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import dspy
 
-from dspyer.bond.filling import predictors_in
+from dspyer.dspy_module.prompt_templates import predictors_in
 from dspyer.messages import turn_of, turns_in
 from dspyer.nodes.module_io import ModuleIO
 from dspyer.nodes.names import FieldNames, listed

@@ -16,7 +16,7 @@ import anyio
 import anyio.from_thread
 import anyio.to_thread
 
-from dspyer.bond.tracing import Steps, recording
+from dspyer.dspy_module.tracing import Steps, recording
 
 WorkOutcome = tuple[Any, BaseException | None, Steps]
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, cast
 import anyio
 
 from dspyer.blocking import cancellations
-from dspyer.bond.tracing import calls_in, recording
+from dspyer.dspy_module.tracing import calls_in, recording
 from dspyer.errors import DspyerError, Interrupt
 from dspyer.nodes.base import Decision, Reply
 from dspyer.nodes.color import async_bridge

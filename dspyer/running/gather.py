@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
-from dspyer.bond.tracing import hand_over
+from dspyer.dspy_module.tracing import hand_over
 from dspyer.durable.journal import Journal
 from dspyer.durable.memo import AnswerSource, ExecutionRecords
 from dspyer.errors import Interrupt

@@ -16,7 +16,7 @@ from dataclasses import field as made
 from threading import RLock
 from typing import Any
 
-from dspyer.bond.tracing import Steps
+from dspyer.dspy_module.tracing import Steps
 from dspyer.durable.memo import RecordedPost
 from dspyer.durable.rows import post_row, withdraw_row
 from dspyer.errors import AttemptError, InputError, Interrupt, MergeConflictError

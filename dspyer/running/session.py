@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dspyer.bond.tracing import Steps, tokens_used
 from dspyer.building.blueprint import GraphSpec
+from dspyer.dspy_module.tracing import Steps, tokens_used
 from dspyer.durable.journal import Before, Journal
 from dspyer.durable.memo import MISSING, AnswerSource, ExecutionRecords, RecordKey, no_answer
 from dspyer.durable.rows import COMMITS, CommitHeader, NewRow, RowKind, end_row

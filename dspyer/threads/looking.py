@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dspyer.bond.tracing import add_tokens
+from dspyer.dspy_module.tracing import add_tokens
 from dspyer.durable.reading import end_in, newest, read_runs
 from dspyer.durable.rows import CommitHeader, RowKind
 from dspyer.stores.base import Point, Row, Store

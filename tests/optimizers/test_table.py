@@ -14,7 +14,7 @@ from typing import Any
 import dspy
 import pytest
 
-from dspyer.bond.source import source_class
+from dspyer.dspy_module.source import source_class
 from tests.optimizers.lm import NotingLM, Sent
 from tests.optimizers.programs import PAIRS, Pair, exact
 from tests.optimizers.table import ROWS, Row

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import dspy
 from dspy.utils.exceptions import AdapterParseError
 
-from dspyer.bond.paths import parts_with_paths
+from dspyer.dspy_module.paths import parts_with_paths
 from dspyer.errors import InputError
 from dspyer.templates import filled, is_template, names_in
 

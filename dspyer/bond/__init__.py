@@ -1,1 +1,0 @@
-"""What makes a program a `dspy.Module` in full: signatures, source, copies, parameters, traces."""
