@@ -11,7 +11,7 @@ from dspyer.events import Commit, MergedConflict, Question
 from dspyer.graph import Graph
 from dspyer.messages import Messages, from_chat, to_chat
 from dspyer.nodes.base import Command, Context, Send
-from dspyer.nodes.listening import LiveEntry, Peer
+from dspyer.nodes.live_access import LiveEntry, Peer
 from dspyer.patch import DELETE, Replace
 from dspyer.policies import Conflict, prefer
 from dspyer.program import CompiledGraph

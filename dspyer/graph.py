@@ -27,7 +27,7 @@ from dspyer.building.declarations import (
 )
 from dspyer.durable.journal import Durability, checked
 from dspyer.errors import GraphError
-from dspyer.nodes.answers import Interrupts
+from dspyer.nodes.answer_types import Interrupts
 from dspyer.nodes.build import node_name
 from dspyer.nodes.interrupt import InterruptOptions
 from dspyer.policies import Policies

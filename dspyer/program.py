@@ -16,9 +16,9 @@ from dspyer.dspy_module.tracing import hand_over
 from dspyer.durable.guarding import Guarded
 from dspyer.durable.replaying import replay
 from dspyer.errors import InputError, Interrupted, ThreadError
-from dspyer.nodes.answers import Interrupts, answering, first_of
+from dspyer.nodes.answer_types import Interrupts, answering, first_of
 from dspyer.nodes.base import Call
-from dspyer.nodes.resources import check_resources, resources_of
+from dspyer.nodes.binding import check_resources, resources_of
 from dspyer.patch import DELETE
 from dspyer.request import REQUEST, Request, changes, inside, request_inside
 from dspyer.run import Run

@@ -16,15 +16,14 @@ from dspyer.building.live import live_problems
 from dspyer.building.templating import template_problems
 from dspyer.dspy_module.source import EdgeText, FunctionText, InterruptText, MapText, graph_text
 from dspyer.errors import GraphError, shown_names, suggestion
-from dspyer.nodes.answers import Interrupts, answering
+from dspyer.nodes.answer_types import Interrupts, answering
 from dspyer.nodes.base import Command, Node
 from dspyer.nodes.build import build_map, build_node
-from dspyer.nodes.build_routers import build_router, lost_ways
-from dspyer.nodes.condensing import Condensers
+from dspyer.nodes.condense import Condensers
 from dspyer.nodes.function import FunctionNode
-from dspyer.nodes.hidden import mentions
+from dspyer.nodes.hidden_modules import mentions
 from dspyer.nodes.interrupt import InterruptOptions
-from dspyer.nodes.routers import Router
+from dspyer.nodes.router import Router, build_router, lost_ways
 from dspyer.policies import Policies
 from dspyer.scheduler.loops import Edge, Rounds
 from dspyer.scheduler.topology import END, START, Topology

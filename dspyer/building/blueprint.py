@@ -10,9 +10,9 @@ from dspyer.durable.journal import Durability
 from dspyer.durable.memo import AnswerSource, no_answer
 from dspyer.errors import InputError, RouteError, shown_names, suggestion
 from dspyer.nodes.base import Node, Send
-from dspyer.nodes.condensing import Condensers
+from dspyer.nodes.condense import Condensers
 from dspyer.nodes.function import FunctionNode
-from dspyer.nodes.routers import Router
+from dspyer.nodes.router import Router
 from dspyer.pictures.graph import Picture, draw_mermaid, draw_svg
 from dspyer.redacting import Redact, Redaction, hiding
 from dspyer.scheduler.run_values import is_counted

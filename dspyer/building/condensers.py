@@ -9,8 +9,8 @@ import dspy
 
 from dspyer.building.declarations import NodeSpec
 from dspyer.nodes.base import Node
-from dspyer.nodes.condensing import Condenser, Condensers, plan_condenser
-from dspyer.nodes.viewing import author_problems
+from dspyer.nodes.condense import Condenser, Condensers, plan_condenser
+from dspyer.nodes.view_access import author_problems
 from dspyer.scheduler.topology import START
 from dspyer.schema.schema import Schema
 from dspyer.views import View

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from dspyer.nodes.base import Node
-from dspyer.nodes.routers import Router
+from dspyer.nodes.router import Router
 from dspyer.schema.schema import Schema
 
 

@@ -11,7 +11,7 @@ from dspyer.dspy_module.prompt_templates import fill_in, let_warn, shorten_demos
 from dspyer.errors import GraphError
 from dspyer.nodes.base import Node
 from dspyer.nodes.module import ModuleNode
-from dspyer.nodes.routers import Router
+from dspyer.nodes.router import Router
 from dspyer.patch import DELETE
 from dspyer.scheduler.run_values import OF_NODE, OF_RUN, is_counted, run_value_problem
 from dspyer.scheduler.validation import GraphFacts, WritesBefore, unwritten

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias,
 
 from typing_extensions import TypeVar
 
-from dspyer.nodes import sight
-from dspyer.nodes.attempt import Attempt
-from dspyer.nodes.listening import LiveContext
+from dspyer.nodes import view_access as sight
+from dspyer.nodes.context import Attempt
+from dspyer.nodes.live_access import LiveContext
 from dspyer.templates import NO_TEMPLATES, Templates
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+import datetime
+import enum
+import pathlib
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, is_dataclass, replace
+from decimal import Decimal
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import dspy
+from pydantic import BaseModel
 
-from dspyer.errors import StateError, UnsetFieldError
+from dspyer.errors import InputError, StateError, UnsetFieldError, suggestion
 from dspyer.messages import turns_in
-from dspyer.nodes.base import Call
-from dspyer.nodes.names import FieldNames
-from dspyer.nodes.resources import resource_for
-from dspyer.nodes.sight import read_view, sent_to
-from dspyer.nodes.templating import made_for
+from dspyer.nodes.base import NOTHING, Call, Context
+from dspyer.nodes.callables import Described, Parameter, class_of, members, wants_copy
+from dspyer.nodes.field_names import FieldNames, check_names, listed, no_field
+from dspyer.nodes.template_plans import made_for
+from dspyer.nodes.view_access import form_of, form_problems, read_view, sent_to
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.templates import Made
-from dspyer.values.frozen import FrozenDict, thaw
-from dspyer.values.types import Opaque, opaque_in
+from dspyer.values.frozen import FrozenDict, FrozenList, thaw
+from dspyer.values.types import Opaque, opaque_in, registered
 from dspyer.views import View, ViewForm
 
 ABSENT: Any = object()
@@ -213,3 +220,328 @@ def snapshot(call: Call, reads: FieldNames | None) -> ImmutableState:
     if reads is None:
         return state
     return ImmutableState({name: state.raw(field) for name, field in _readable(call, reads)})
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The plan of a binding, made once when the graph is built: which rule fits each parameter of a function.
+
+
+class Plan(NamedTuple):
+    """A binding with what is wrong with it.
+
+    Attributes:
+        binding: the plan.
+        problems: what is wrong, each with its fix.
+        unknown: what is wrong unless an overlay brings the missing values.
+    """
+
+    binding: Binding
+    problems: list[str]
+    unknown: list[str]
+
+
+def plan_binding(
+    described: Described,
+    who: str,
+    schema: Schema,
+    *,
+    reads: FieldNames | None = None,
+    modules: tuple[str, ...] = (),
+    overlay: frozenset[str] = frozenset(),
+    views: Mapping[str, View] = NOTHING,
+    made: Mapping[str, Made] = NOTHING,
+) -> Plan:
+    """Decide what each parameter of a function gets.
+
+    Args:
+        described: the function.
+        who: the node or router, for problems and errors.
+        schema: the fields of the state.
+        reads: what it may read, its own names on the left; None for everything.
+        modules: names of the modules that are bound to it.
+        overlay: names that an overlay is known to bring.
+        views: the views through which it reads, its own names on the left.
+        made: the templates and run values that it reads, its own names on the left.
+
+    Returns:
+        The plan and what is wrong with it.
+    """
+    planner = _Planner(who, schema, reads, modules, overlay, described, views, made)
+    for parameter in described.parameters:
+        planner.place(parameter)
+    planner.check()
+    return Plan(planner.binding, planner.problems, planner.unknown)
+
+
+class _Planner:
+    def __init__(
+        self,
+        who: str,
+        schema: Schema,
+        reads: FieldNames | None,
+        modules: tuple[str, ...],
+        overlay: frozenset[str],
+        described: Described,
+        views: Mapping[str, View],
+        made: Mapping[str, Made],
+    ) -> None:
+        self.views, self.made = views, made
+        self.who, self.schema, self.reads, self.modules, self.overlay = who, schema, reads, modules, overlay
+        self.described = described
+        self.problems: list[str] = list(described.problems)
+        self.unknown: list[str] = []
+        fields = None if reads is None else {name: field for name, field in reads.items() if name not in made}
+        self.binding = Binding(who, reads=fields, schema=schema, takes_all=described.takes_all)
+
+    def place(self, parameter: Parameter) -> None:
+        """Put one parameter where it belongs; the first rule that fits decides."""
+        name = parameter.name
+        is_field = not self.schema.open and name in self.schema.fields
+        kind = class_of(parameter.annotation)
+        if name in self.modules:
+            self._add(modules=(*self.binding.modules, name))
+        elif name in self.overlay or (self.reads is not None and name in self.reads):
+            self._add_field(parameter)
+        elif kind is Context or _wrote(parameter, Context) or (name == "ctx" and not is_field):
+            self._add(contexts=(*self.binding.contexts, name))
+        elif kind is ImmutableState or _wrote(parameter, ImmutableState):
+            self._add(states=(*self.binding.states, name))
+        elif is_field:
+            self._add_field(parameter, readable=self.reads is None)
+        elif self._is_view(parameter):
+            self._add(views=(*self.binding.views, name))
+        elif name == "state":
+            self._add(states=(*self.binding.states, name))
+        elif kind is not None and not parameter.text and self._is_resource(kind):
+            self._add(resources=(*self.binding.resources, ResourceParameter(name, kind, parameter.default)))
+        else:
+            self._add_field(parameter, readable=self.schema.open and self.reads is None)
+
+    def _add(self, **changes: Any) -> None:
+        self.binding = replace(self.binding, **changes)
+
+    def _add_field(self, parameter: Parameter, readable: bool = True) -> None:
+        name = parameter.name
+        field = name if self.reads is None else self.reads.get(name, name)
+        made = self.made.get(name)
+        readable = readable and field not in self.overlay and made is None
+        copy, view = wants_copy(parameter.annotation), self.views.get(name)
+        form = form_of(parameter.annotation)
+        if view is not None:
+            self.problems += form_problems(view, parameter.annotation, name, self.schema, self.who, parameter.text)
+        entry = FieldParameter(name, field, copy, parameter.default, readable, view, form, made)
+        self._add(fields=(*self.binding.fields, entry))
+        if not readable and field not in self.overlay and made is None:
+            self.unknown.append(self._unknown_text(parameter))
+
+    def _is_view(self, parameter: Parameter) -> bool:
+        model = self.schema.model
+        return model is not None and (model in members(parameter.annotation) or _wrote(parameter, model))
+
+    def _is_resource(self, kind: type) -> bool:
+        if is_record(kind):
+            return not self.schema.open
+        return not is_value_class(kind)
+
+    def _unknown_text(self, parameter: Parameter) -> str:
+        name = parameter.name
+        if self.schema.open or name in self.schema.fields:
+            allowed = listed(self.reads or ())
+            return f"{self.who}: its parameter {name!r} is not among its reads ({allowed}): add it there"
+        text = f"{self.who}: its parameter {name!r} {no_field(name, self.schema)}"
+        if parameter.text:
+            text += (
+                f" Its annotation {parameter.text!r} cannot be resolved from here: if it is the schema or the class of "
+                "a resource, define that at module level."
+            )
+        elif len(self.described.parameters) == 1:
+            text += " For the state as a whole, name it `state`."
+        if parameter.default:
+            text += " If its default is meant to stay, bind it with functools.partial."
+        if name == "self":
+            text += " Give a method of an object: `obj.method`, not `Class.method`."
+        return text + (
+            " A parameter is a field, `state`, `ctx`, a module of modules={...}, or annotated with the class of a "
+            "resource."
+        )
+
+    def check(self) -> None:
+        """Compare `reads` and `modules` with the parameters."""
+        taken = [parameter.name for parameter in self.described.parameters]
+        if self.reads is not None:
+            asks = bool(self.binding.contexts)  # for any of its reads, with ctx.view
+            own = None if self.binding.whole_state or asks else [name for name in taken if name not in self.modules]
+            self.problems += check_names(
+                self.reads,
+                "reads",
+                self.who,
+                own=own,
+                schema=self.schema,
+                overlay={*self.overlay, *map(repr, self.made.values())},
+            )
+            self.problems += [
+                f"{self.who}: reads gives {name!r} a value of its own, {made!r}: take it as the parameter {name!r}"
+                for name, made in self.made.items()
+                if name not in taken and own is None
+            ]
+        renamed = [name for name, field in (self.reads or {}).items() if name != field]
+        if self.binding.views and renamed:
+            self.problems.append(
+                f"{self.who}: a parameter annotated with the schema reads fields by their own names, but reads renames "
+                f"{listed(renamed)}: take `state` or the fields themselves as parameters"
+            )
+        for name in self.modules:
+            if name not in taken and not self.described.takes_all:
+                self.problems.append(
+                    f"{self.who}: modules binds {name!r}, but the function has no such parameter: add it."
+                    f"{suggestion(name, taken)}"
+                )
+            elif name not in taken:
+                self._add(modules=(*self.binding.modules, name))
+
+
+def _wrote(parameter: Parameter, kind: type) -> bool:
+    """Whether an annotation that cannot be resolved is the plain name of a class."""
+    return parameter.text.rpartition(".")[2] == kind.__name__
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Resources of a run: clients and the like that are no values of a state, given to parameters by their type.
+
+_SCALARS = (
+    str, int, float, complex, bytes, bytearray, list, tuple, dict, set, frozenset, type(None), type, enum.Enum,
+    datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, pathlib.PurePath, uuid.UUID, Decimal,
+    FrozenDict, FrozenList, dspy.Example,
+)  # fmt: skip
+_NO_CLIENTS = {"builtins", "collections.abc", "typing", "numpy", "types"}
+
+
+class NeedsResources(Protocol):
+    """A node or a router."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def who(self) -> str:
+        """What errors call it."""
+
+    @property
+    def send_targets(self) -> tuple[str, ...]:
+        """The nodes that it may start by a `Send`."""
+
+    @property
+    def resources(self) -> Mapping[str, type]:
+        """The types of the resources that it needs, by parameter."""
+
+
+def is_record(kind: type) -> bool:
+    """Whether a class is a model or a dataclass: a value of a state, or a resource, as the graph has it."""
+    return issubclass(kind, BaseModel) or is_dataclass(kind)
+
+
+def is_value_class(kind: type) -> bool:
+    """Whether objects of a class are values of a state for sure."""
+    if issubclass(kind, _SCALARS) or kind.__module__ in _NO_CLIENTS:
+        return True
+    try:
+        registered(kind)
+    except LookupError:
+        return False
+    return True
+
+
+def resources_of(resources: Mapping[type, object] | Iterable[object] | None) -> Mapping[type, object]:
+    """The resources of a run by type.
+
+    Args:
+        resources: a map from type to object, or the objects alone.
+
+    Returns:
+        The map.
+
+    Raises:
+        InputError: if a key is no type, or two objects have one type.
+
+    Example:
+        >>> resources_of([print])
+        mappingproxy({<class 'builtin_function_or_method'>: <built-in function print>})
+    """
+    if resources is None:
+        return NOTHING
+    if isinstance(resources, Mapping):
+        wrong = [repr(key) for key in resources if not isinstance(key, type)]
+        if wrong:
+            raise InputError(f"resources are given by type, as {{Client: client}}: {', '.join(wrong)} is no type")
+        return MappingProxyType(dict(resources))
+    if not hasattr(resources, "__iter__") or isinstance(resources, str):
+        name = type(resources).__name__
+        raise InputError(f"resources are given as a list or by type, not as one {name}: write resources=[...]")
+    found: dict[type, object] = {}
+    for resource in resources:
+        if isinstance(resource, type):
+            raise InputError(f"the resource {resource.__name__} is a class: give an object of it")
+        if type(resource) in found:
+            raise InputError(f"two resources are of type {type(resource).__name__}: give them as {{Type: object}}")
+        found[type(resource)] = resource
+    return MappingProxyType(found)
+
+
+def find_resource(kind: type, resources: Mapping[type, object]) -> tuple[bool, Any]:
+    """Whether there is a resource of a type, and which: of the type itself, else of the first one that extends it."""
+    if kind in resources:
+        return True, resources[kind]
+    for given, resource in resources.items():
+        if kind in given.__mro__ or (type(kind) is not type and _extends(given, kind)):
+            return True, resource
+    return False, None
+
+
+def _extends(given: type, kind: type) -> bool:
+    try:
+        return issubclass(given, kind)
+    except TypeError:  # a protocol that cannot be asked
+        return False
+
+
+def missing_resource(reader: str, parameter: str, kind: type) -> InputError:
+    """The error for a resource that the run was not given."""
+    name = kind.__name__
+    return InputError(
+        f"{reader} needs a resource of type {name} for its parameter {parameter!r}: give the run "
+        f"resources={{{name}: ...}}, or take program.with_resources({{{name}: ...}})"
+    )
+
+
+def check_resources(nodes: Collection[NeedsResources], resources: Mapping[type, object]) -> None:
+    """Check at the start of a run that every resource is there.
+
+    A model or dataclass that a node asks for may also come with a `Send`, and is looked for when the node is called.
+
+    Args:
+        nodes: the nodes and routers of the graph.
+        resources: the run's resources by type.
+
+    Raises:
+        InputError: naming every missing resource with its node, parameter and type.
+    """
+    sent = {target for node in nodes for target in node.send_targets}
+    missing = [
+        str(missing_resource(node.who, parameter, kind))
+        for node in nodes
+        for parameter, kind in node.resources.items()
+        if not find_resource(kind, resources)[0] and not (node.name in sent and is_record(kind))
+    ]
+    if missing:
+        raise InputError("; ".join(missing))
+
+
+def resource_for(call: Call, reader: str, parameter: str, kind: type, default: bool) -> tuple[bool, Any]:
+    """The value of a parameter that asks for a resource; an overlay that holds its name comes first."""
+    if call.overlay is not None and parameter in call.overlay:
+        return True, call.overlay[parameter]
+    found, resource = find_resource(kind, call.resources)
+    if not found and not default:
+        raise missing_resource(reader, parameter, kind)
+    return found, resource

@@ -11,15 +11,14 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 from pydantic import ValidationError
 
 from dspyer.errors import NodeOutputError, brief
-from dspyer.nodes.answers import NO_ANSWER, schema_of, type_name
-from dspyer.nodes.attempt import RESERVED
+from dspyer.nodes.answer_types import NO_ANSWER, schema_of, type_name
 from dspyer.nodes.base import Built, Call, Node, Reply
-from dspyer.nodes.binding import Binding, FieldParameter
+from dspyer.nodes.binding import Binding, FieldParameter, plan_binding
 from dspyer.nodes.callables import describe
-from dspyer.nodes.color import is_async
-from dspyer.nodes.names import no_field
-from dspyer.nodes.plan import plan_binding
-from dspyer.nodes.spec import NodeOptions
+from dspyer.nodes.context import RESERVED
+from dspyer.nodes.field_names import no_field
+from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.sync_async import is_async
 
 
 class InterruptOptions(NamedTuple):

@@ -12,11 +12,10 @@ from dspyer.events import ItemFinished, ItemStarted
 from dspyer.nodes.base import Built, Call, Context, Node, Reply
 from dspyer.nodes.binding import unset
 from dspyer.nodes.callables import class_of
-from dspyer.nodes.module import ModuleNode
-from dspyer.nodes.module_io import module_io
-from dspyer.nodes.names import no_field
+from dspyer.nodes.field_names import no_field
+from dspyer.nodes.module import ModuleNode, module_io
+from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.outputs import RESULT
-from dspyer.nodes.spec import NodeOptions
 from dspyer.nodes.subgraph import SubgraphNode, SubgraphProgram
 from dspyer.schema.type_fit import item_check, misfit, value_type
 from dspyer.values.freezing import freeze, same

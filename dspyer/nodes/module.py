@@ -2,28 +2,337 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import dspy
+from pydantic_core import PydanticUndefined
 
+from dspyer.dspy_module.prompt_templates import predictors_in
 from dspyer.errors import NodeOutputError, brief, suggestion
+from dspyer.messages import turn_of, turns_in
 from dspyer.nodes.base import Built, Call, Node, Reply
 from dspyer.nodes.binding import unset, usable
-from dspyer.nodes.color import acall_module, call_module
-from dspyer.nodes.module_io import BY_PRODUCTS, ModuleIO, module_io
-from dspyer.nodes.names import FieldNames, check_names, listed, no_field
-from dspyer.nodes.sight import read_view, sent_to
-from dspyer.nodes.spec import NodeOptions
-from dspyer.nodes.templating import filling, made_for, plan_templates
-from dspyer.nodes.turns import NO_TURNS, Turns, plan_turns, with_warning
-from dspyer.nodes.viewing import form_of, form_problems
+from dspyer.nodes.callables import Described, describe
+from dspyer.nodes.field_names import FieldNames, check_names, listed, no_field
+from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.sync_async import acall_module, call_module
+from dspyer.nodes.template_plans import filling, made_for, plan_templates
+from dspyer.nodes.view_access import form_of, form_problems, is_conversation, read_view, sent_to
+from dspyer.reducers import Updates, without_none
 from dspyer.schema.type_fit import misfit, shown_type, update_type
 from dspyer.templates import Made
 from dspyer.values.frozen import thaw
 from dspyer.values.types import Opaque
 from dspyer.views import View, ViewForm
+
+# --------------------------------------------------------------------------------------------------------------------
+# How each class of DSPy modules tells its inputs and outputs.
+
+BY_PRODUCTS = ("reasoning", "trajectory")
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleIO:
+    """What goes into a module and what comes out.
+
+    Attributes:
+        inputs: the inputs by name, in order, with their types.
+        optional: inputs that may be left out.
+        extras: further inputs that are given only if `reads` names them.
+        outputs: the outputs by name, in order, with their types; None for unknown.
+        by_products: what it gives besides, written only if `writes` names it.
+        problems: why the module cannot be a node, each with its fix.
+        own_code: whether code of a user's class gives the outputs, which may convert what the signature declares.
+    """
+
+    inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    optional: frozenset[str] = frozenset()
+    extras: tuple[str, ...] = ()
+    outputs: Mapping[str, Any] | None = None
+    by_products: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    own_code: bool = False
+
+    def type_of(self, name: str) -> Any:
+        """The type that an output certainly has; `Any` where none is certain."""
+        return Any if self.own_code else (self.outputs or {}).get(name, Any)
+
+
+ReadModule = Callable[[Any], ModuleIO]
+
+
+class ModuleClass(NamedTuple):
+    """One class of the table.
+
+    Attributes:
+        read: reads inputs and outputs of a module of the class.
+        colours: how it can be called in DSPy 3.4, for the tests.
+    """
+
+    read: ReadModule
+    colours: tuple[str, ...]
+
+
+def of_signature(signature: type[dspy.Signature]) -> ModuleIO:
+    """The inputs and outputs of a signature."""
+    inputs = {name: info.annotation for name, info in signature.input_fields.items()}
+    defaults = {name for name, info in signature.input_fields.items() if info.default is not PydanticUndefined}
+    outputs = {name: info.annotation for name, info in signature.output_fields.items()}
+    return ModuleIO(inputs=inputs, optional=frozenset(defaults), outputs=outputs)
+
+
+def _own(*by_products: str, extras: tuple[str, ...] = ()) -> ReadModule:
+    """A class that keeps the user's signature as `signature`."""
+
+    def read(module: Any) -> ModuleIO:
+        return replace(of_signature(module.signature), by_products=by_products, extras=extras)
+
+    return read
+
+
+def _chain_of_thought(module: Any) -> ModuleIO:
+    found = of_signature(module.predict.signature)
+    outputs = {name: kind for name, kind in (found.outputs or {}).items() if name != "reasoning"}
+    return replace(found, outputs=outputs, by_products=("reasoning",))
+
+
+def _comparison(module: Any) -> ModuleIO:
+    """`MultiChainComparison`: the attempts come in as `completions`, one input of its signature for each of them."""
+    found = of_signature(module.predict.signature)
+    attempts = {f"reasoning_attempt_{number}" for number in range(1, module.M + 1)}
+    inputs = {name: kind for name, kind in found.inputs.items() if name not in attempts}
+    outputs = {name: kind for name, kind in (found.outputs or {}).items() if name != "rationale"}
+    return replace(found, inputs={"completions": list[Any], **inputs}, outputs=outputs, by_products=("rationale",))
+
+
+def _of_inner(module: Any) -> ModuleIO:
+    """`BestOfN` and `Refine`: those of the module that they try several times."""
+    return module_io(module.module)
+
+
+TABLE: Mapping[type, ModuleClass] = {
+    dspy.Predict: ModuleClass(_own(), ("async", "sync")),
+    dspy.ChainOfThought: ModuleClass(_chain_of_thought, ("async", "sync")),
+    dspy.ReAct: ModuleClass(_own("trajectory", "reasoning", extras=("max_iters",)), ("async", "sync")),
+    dspy.ReActV2: ModuleClass(
+        _own("history", "termination_reason", extras=("history", "max_iters")), ("async", "sync")
+    ),
+    dspy.RLM: ModuleClass(_own("trajectory", "final_reasoning"), ("async", "sync")),
+    dspy.ProgramOfThought: ModuleClass(_own("reasoning"), ("sync",)),
+    dspy.CodeAct: ModuleClass(_own("trajectory", "reasoning", extras=("max_iters",)), ("sync",)),
+    dspy.MultiChainComparison: ModuleClass(_comparison, ("sync",)),
+    dspy.BestOfN: ModuleClass(_of_inner, ("sync",)),
+    dspy.Refine: ModuleClass(_of_inner, ("sync",)),
+    dspy.Flex: ModuleClass(_own(), ("sync",)),
+}
+"""Every class of modules that DSPy 3.4 exports."""
+
+
+def module_io(module: dspy.Module) -> ModuleIO:
+    """The inputs and outputs of a module.
+
+    Args:
+        module: any module.
+
+    Returns:
+        Those of its signature for a class of the table and its subclasses; else the parameters of its `forward`, and
+        unknown outputs. A subclass of a class of the table whose `forward` names its parameters takes those.
+    """
+    kind = type(module)
+    known = next((base for base in kind.__mro__ if base in TABLE), None)
+    if known is not None:
+        found = TABLE[known].read(module)
+        found = replace(found, own_code=found.own_code or _has_own_code(kind, known))
+        return found if _forward_of(kind) is _forward_of(known) else _with_forward(found, kind)
+    signature = getattr(module, "signature", None)
+    if inspect.isclass(signature) and issubclass(signature, dspy.Signature):
+        return _with_forward(replace(of_signature(signature), by_products=BY_PRODUCTS, own_code=True), kind)
+    return _of_forward(kind)
+
+
+def _forward_of(kind: type) -> Any:
+    return getattr(kind, "forward", None) or getattr(kind, "aforward", None)
+
+
+def _has_own_code(kind: type, known: type) -> bool:
+    """Whether a subclass does more than a class of the table when it is called."""
+    called = ("forward", "aforward", "__call__", "acall")
+    return any(getattr(kind, name, None) is not getattr(known, name, None) for name in called)
+
+
+def _describe_forward(kind: type) -> Described:
+    forward = _forward_of(kind)
+    if forward is None:
+        problem = f"{kind.__name__} has neither `forward` nor `aforward`: write one, with its inputs as parameters"
+        return Described(problems=(problem,))
+    described = describe(forward, f"`forward` of {kind.__name__}")
+    if isinstance(inspect.getattr_static(kind, forward.__name__), staticmethod):
+        return described
+    return replace(described, parameters=described.parameters[1:])
+
+
+def _with_forward(found: ModuleIO, kind: type) -> ModuleIO:
+    described = _describe_forward(kind)
+    own = _inputs(described)
+    if described.takes_all:
+        own = replace(own, inputs={**own.inputs, **found.inputs}, optional=own.optional | found.optional)
+    return replace(found, inputs=own.inputs, optional=own.optional, problems=own.problems)
+
+
+def _inputs(described: Described) -> ModuleIO:
+    return ModuleIO(
+        inputs={parameter.name: parameter.annotation for parameter in described.parameters},
+        optional=frozenset(parameter.name for parameter in described.parameters if parameter.default),
+        by_products=BY_PRODUCTS,
+        problems=described.problems,
+    )
+
+
+def _of_forward(kind: type) -> ModuleIO:
+    described = _describe_forward(kind)
+    found = _inputs(described)
+    # what **kwargs takes only `reads` can say: None stands for any name
+    return replace(found, extras=("**",)) if described.takes_all else found
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The turns of module nodes: what a node adds to a conversation, and its own turns as a history of DSPy.
+
+
+class Turns(NamedTuple):
+    """How a module node takes part in conversations.
+
+    Attributes:
+        fields: the fields of messages that get its turn.
+        histories: its inputs that get its own turns.
+        inputs: the inputs of its signature that a turn holds: what the conversation does not hold already.
+        answers: the outputs of its signature.
+        beside: what else it may give that a turn holds.
+    """
+
+    fields: tuple[str, ...] = ()
+    histories: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+
+    def given(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Inputs with histories in the place of messages."""
+        own = (*self.inputs, *self.answers, *self.beside)
+        for name in self.histories:
+            if isinstance(inputs.get(name), list):
+                inputs[name] = dspy.History(messages=turns_in(inputs[name], own, self.answers))
+        return inputs
+
+    def updates(self, node: str, inputs: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+        """What a turn adds to each conversation."""
+        if not self.fields:
+            return {}
+        told = {name: inputs[name] for name in self.inputs if name in inputs}
+        said = {name: values[name] for name in (*self.beside, *self.answers) if name in values}
+        return dict.fromkeys(self.fields, turn_of(node, told, said))
+
+
+NO_TURNS = Turns()
+
+
+def with_warning(turns: Turns, updates: Mapping[str, object], warning: str) -> dict[str, object]:
+    """A turn with the message before it that has warned the node.
+
+    Args:
+        turns: how the node takes part in conversations.
+        updates: what it writes, its turn included.
+        warning: the text.
+    """
+    message = {"role": "user", "name": "dspyer", "content": warning}
+    return {**updates, **{field: Updates(message, updates[field]) for field in turns.fields if field in updates}}
+
+
+class PlannedTurns(NamedTuple):
+    """The turns of a node, what it writes beside them, and what is wrong."""
+
+    turns: Turns
+    writes: FieldNames | None
+    problems: tuple[str, ...] = ()
+
+
+def plan_turns(module: dspy.Module, found: ModuleIO, spec: NodeOptions) -> PlannedTurns:
+    """Decides which of what a node writes is its turn, and which of what it reads its history.
+
+    Args:
+        module: the module.
+        found: its inputs and outputs.
+        spec: the options of the node.
+    """
+    outputs = found.outputs or {}
+    names = dict(spec.writes or {})
+    turns = {
+        name: field
+        for name, field in names.items()
+        if name not in outputs and is_conversation(field, spec.output_schema)
+    }
+    writes = spec.writes if not turns else {name: field for name, field in names.items() if name not in turns}
+    histories = tuple(name for name in spec.views if found.inputs.get(name) is dspy.History)
+    missing = tuple(name for name in spec.views if name not in found.inputs and _is_own(name, spec))
+    if not turns and not histories and not missing:
+        return PlannedTurns(NO_TURNS, spec.writes)
+    told = tuple(name for name, kind in found.inputs.items() if _is_held(name, kind, spec))
+    beside = tuple(name for name in found.by_products if name == "reasoning")
+    planned = Turns(tuple(turns.values()), histories, told, tuple(outputs), beside)
+    problems = [
+        f"{spec.who}: its signature has no input {name!r} for its own turns: add {name}: dspy.History = "
+        "dspy.InputField()"
+        for name in missing
+    ]
+    problems += [
+        f"{spec.who}: {field!r} gets its turn, and a {type(module).__name__} does not say what it answers: let a "
+        "function call it and return the message"
+        for field in turns.values()
+        if found.outputs is None
+    ]
+    if histories:
+        problems += _history_problems(module, found, planned, spec.who)
+    return PlannedTurns(planned, writes, tuple(problems))
+
+
+def _is_held(name: str, kind: Any, spec: NodeOptions) -> bool:
+    """Whether a turn holds an input: one that shows the conversation only if a step of its view bounds it.
+
+    Otherwise each turn would hold all turns before it, and a conversation would grow with its square, or double.
+    """
+    if dspy.History in (kind, without_none(kind)):
+        return False
+    view, made = spec.views.get(name), spec.made.get(name)
+    if made is not None:
+        return not any(is_conversation(field, spec.schema) for field in made.names)
+    field = (spec.reads or {}).get(name, name)
+    if field in spec.overlay or not is_conversation(field, spec.schema):
+        return True
+    bounded = view is not None and any(step.name in ("new", "last", "fit") for step in view.steps)
+    return bounded and view is not None and view.last_step != "then"
+
+
+def _is_own(name: str, spec: NodeOptions) -> bool:
+    view = spec.views[name]
+    return any(step.name == "own" for step in view.steps) and is_conversation(view.field, spec.schema)
+
+
+def _history_problems(module: dspy.Module, found: ModuleIO, turns: Turns, who: str) -> list[str]:
+    kinds = [name for name, kind in found.inputs.items() if kind is dspy.History]
+    if len(kinds) > 1:
+        return [f"{who}: it has the histories {listed(kinds)}, of which DSPy shows one as JSON: keep one of them"]
+    known = {*turns.answers, *turns.beside}
+    for path, predictor in predictors_in(module):
+        fields = predictor.signature.output_fields
+        others = [name for name in fields if name not in known]
+        if others and any(field.annotation is dspy.History for field in predictor.signature.input_fields.values()):
+            text = f"{who}: its predictor {path!r} answers in {listed(others)}, which a turn of the node does not hold"
+            return [f"{text}: take {turns.histories[0]!r} as text, by an input of type str"]
+    return []
 
 
 class Input(NamedTuple):

@@ -9,11 +9,10 @@ from typing import Any, Protocol, cast
 import dspy
 
 from dspyer.nodes.base import Built, Call, Node, Reply
-from dspyer.nodes.module import Input, gather_inputs, plan_inputs, taken, with_rest
-from dspyer.nodes.module_io import ModuleIO
-from dspyer.nodes.names import FieldNames, check_names, listed
-from dspyer.nodes.spec import NodeOptions
-from dspyer.nodes.templating import plan_templates
+from dspyer.nodes.field_names import FieldNames, check_names, listed
+from dspyer.nodes.module import Input, ModuleIO, gather_inputs, plan_inputs, taken, with_rest
+from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.template_plans import plan_templates
 from dspyer.patch import DELETE
 from dspyer.scheduler.topology import Topology
 from dspyer.schema.schema import Schema

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from dspyer.durable.memo import RecordedPost
 from dspyer.errors import NodeOutputError
 from dspyer.events import BranchPath, Exchange
-from dspyer.nodes.listening import LiveEntry, latest_value
+from dspyer.nodes.live_access import LiveEntry, latest_value
 from dspyer.patch import DELETE, Replace, single
 from dspyer.reducers import Keyed, Updates
 from dspyer.scheduler.provenance import whole_parts

@@ -12,8 +12,8 @@ from dspyer.blocking import cancellations
 from dspyer.dspy_module.tracing import calls_in, recording
 from dspyer.errors import DspyerError, Interrupt
 from dspyer.nodes.base import Decision, Reply
-from dspyer.nodes.color import async_bridge
-from dspyer.nodes.routers import Router
+from dspyer.nodes.router import Router
+from dspyer.nodes.sync_async import async_bridge
 from dspyer.running.crews import TaskWorkers, ThreadWorkers, WorkOutcome, aattempt_here, attempt_here
 from dspyer.running.gather import NodeRunner
 from dspyer.running.scripts import CallScript, script

@@ -21,8 +21,8 @@ from dspyer.durable.memo import RecordedPost
 from dspyer.durable.rows import post_row, withdraw_row
 from dspyer.errors import AttemptError, InputError, Interrupt, MergeConflictError
 from dspyer.events import BranchPath, Commit, Exchange, Heard, LiveConflict, Posted, Withdrawn
-from dspyer.nodes.attempt import Attempt
-from dspyer.nodes.listening import LiveEntry, Source, Waiter
+from dspyer.nodes.context import Attempt
+from dspyer.nodes.live_access import LiveEntry, Source, Waiter
 from dspyer.patch import DELETE, Replace, update_size
 from dspyer.running.board import LiveBuffer, Meeting, ReaderCursor, single_updates
 from dspyer.running.session import Session

@@ -9,11 +9,11 @@ from typing import Any
 from dspyer.durable.memo import RecordKey
 from dspyer.errors import Interrupt, RouteError, shown_names
 from dspyer.events import Question
-from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.base import Call, Context, Decision, Node, Reply, Runner, Send
-from dspyer.nodes.condensing import condensed
-from dspyer.nodes.routers import Router
-from dspyer.nodes.sight import with_posts
+from dspyer.nodes.condense import condensed
+from dspyer.nodes.context import Attempt
+from dspyer.nodes.router import Router
+from dspyer.nodes.view_access import with_posts
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.reducers import Updates
 from dspyer.running.live import LiveSession

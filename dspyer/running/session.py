@@ -16,8 +16,8 @@ from dspyer.durable.rows import COMMITS, CommitHeader, NewRow, RowKind, end_row
 from dspyer.durable.snapshots import SnapshotState
 from dspyer.errors import Interrupt, RunStoppedError, annotate, original
 from dspyer.events import Asked, BranchPath, Commit, ConflictFound, Event, NodeFailed, Question, RunEnded, RunStarted
-from dspyer.nodes.attempt import Attempt
-from dspyer.nodes.listening import NotLive, Peer
+from dspyer.nodes.context import Attempt
+from dspyer.nodes.live_access import NotLive, Peer
 from dspyer.nodes.map import MapNode
 from dspyer.patch import sealed
 from dspyer.redacting import Redactor

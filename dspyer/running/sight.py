@@ -12,9 +12,8 @@ from dspyer.nodes.base import Node
 from dspyer.nodes.function import FunctionNode
 from dspyer.nodes.map import MapNode
 from dspyer.nodes.module import ModuleNode
-from dspyer.nodes.sight import Changed, chosen_plainly
 from dspyer.nodes.subgraph import SubgraphNode
-from dspyer.nodes.viewing import form_in
+from dspyer.nodes.view_access import Changed, chosen_plainly, form_in
 from dspyer.patch import DELETE
 from dspyer.pictures.tokens import Count, Read, Sizes
 from dspyer.scheduler.lineage import Log, LogEntry

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from dspyer.errors import AttemptError
-from dspyer.nodes.listening import Verdict, Waiter
+from dspyer.nodes.live_access import Verdict, Waiter
 from dspyer.scheduler.live_deadlock import Held, Origin, Reach, Waiting, released
 from dspyer.scheduler.run_state import Execution, RunState
 

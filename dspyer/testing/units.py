@@ -12,14 +12,14 @@ import dspy
 from dspyer.building.blueprint import GraphSpec
 from dspyer.errors import GraphError, Interrupt, Interrupted, suggestion
 from dspyer.hints import signature_of
-from dspyer.nodes.answers import Interrupts, answering, first_of
-from dspyer.nodes.attempt import Attempt, NoRun
+from dspyer.nodes.answer_types import Interrupts, answering, first_of
 from dspyer.nodes.base import Call, Context, Node, Send
+from dspyer.nodes.binding import check_resources, resources_of
 from dspyer.nodes.build import build_node
-from dspyer.nodes.condensing import CondenserCalls, condensed
-from dspyer.nodes.resources import check_resources, resources_of
-from dspyer.nodes.routers import Router
-from dspyer.nodes.sight import with_posts
+from dspyer.nodes.condense import CondenserCalls, condensed
+from dspyer.nodes.context import Attempt, NoRun
+from dspyer.nodes.router import Router
+from dspyer.nodes.view_access import with_posts
 from dspyer.patch import plain_patch
 from dspyer.program import CompiledGraph
 from dspyer.running.sight import StateViews

@@ -9,7 +9,7 @@ from dspyer.building.blueprint import GraphSpec
 from dspyer.durable.memo import ExecutionRecords, RecordKey
 from dspyer.errors import InputError, ThreadError, brief
 from dspyer.events import Question
-from dspyer.nodes.answers import validated
+from dspyer.nodes.answer_types import validated
 from dspyer.nodes.interrupt import InterruptNode
 from dspyer.values.freezing import freeze, same
 

@@ -17,7 +17,7 @@ from dspyer.building.blueprint import GraphSpec
 from dspyer.nodes.base import Node
 from dspyer.nodes.interrupt import InterruptNode
 from dspyer.nodes.map import MapNode
-from dspyer.nodes.routers import Router
+from dspyer.nodes.router import Router
 from dspyer.nodes.subgraph import SubgraphNode
 from dspyer.policies import Policies
 from dspyer.reducers import UNIONS

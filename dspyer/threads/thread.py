@@ -9,7 +9,7 @@ from typing import Any, Literal
 import anyio.to_thread
 
 from dspyer.events import Question
-from dspyer.nodes.resources import resources_of
+from dspyer.nodes.binding import resources_of
 from dspyer.redacting import Redactor
 from dspyer.request import Request
 from dspyer.run import Counts, Run, counts_in

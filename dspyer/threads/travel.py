@@ -11,7 +11,7 @@ from dspyer.durable.memo import ExecutionRecords
 from dspyer.durable.rows import NewRow, end_row, resume_row
 from dspyer.errors import ThreadError
 from dspyer.events import Commit
-from dspyer.nodes.resources import resources_of
+from dspyer.nodes.binding import resources_of
 from dspyer.policies import Conflict, Policies
 from dspyer.request import Request
 from dspyer.run import Run

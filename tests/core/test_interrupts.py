@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from dspyer import END, START, Command, CompiledGraph, Context, Graph, Send
 from dspyer.errors import AttemptError, GraphError, InputError, Interrupt, Interrupted, ThreadError
 from dspyer.events import Asked, NodeFailed, Question, RunEnded
-from dspyer.nodes.answers import Interrupts
+from dspyer.nodes.answer_types import Interrupts
 
 from .conftest import Play
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from dspyer import live, reducers
 from dspyer.events import Commit, Exchange
-from dspyer.nodes.listening import Waiter
+from dspyer.nodes.live_access import Waiter
 from dspyer.policies import Policies
 from dspyer.reducers import Updates
 from dspyer.running.waiting import LiveWaiters

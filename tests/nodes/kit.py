@@ -12,7 +12,7 @@ from dspy.utils import DummyLM
 
 from dspyer.nodes.base import Built, Call, Context, Decision, Node, Reply
 from dspyer.nodes.build import build_node
-from dspyer.nodes.routers import Router
+from dspyer.nodes.router import Router
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze

@@ -10,7 +10,7 @@ import anyio
 import dspy
 import pytest
 
-from dspyer.nodes.color import (
+from dspyer.nodes.sync_async import (
     acall_module,
     async_bridge,
     call_async,

@@ -10,9 +10,9 @@ import pytest
 
 from dspyer.nodes import base
 from dspyer.nodes.base import Command, Send
-from dspyer.nodes.build_routers import build_router
 from dspyer.nodes.function import NodeModules
-from dspyer.nodes.hidden import find_hidden, mentions
+from dspyer.nodes.hidden_modules import find_hidden, mentions
+from dspyer.nodes.router import build_router
 from tests.nodes.kit import OPEN, built
 
 PREDICT = dspy.Predict("question -> answer")

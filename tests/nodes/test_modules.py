@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from dspyer.errors import GraphError, NodeOutputError, UnsetFieldError
 from dspyer.nodes.base import Built
 from dspyer.nodes.build import node_name, precompiled
-from dspyer.nodes.color import uses_acall
-from dspyer.nodes.module_io import TABLE, module_io
+from dspyer.nodes.module import TABLE, module_io
+from dspyer.nodes.sync_async import uses_acall
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from tests.nodes.kit import COLOURS, answering, built, call_of, good, holder, reply, run_node

@@ -10,8 +10,7 @@ from pydantic import BaseModel
 
 from dspyer.errors import RouteError, UnsetFieldError
 from dspyer.nodes.base import Command, Decision, Send
-from dspyer.nodes.build_routers import build_router
-from dspyer.nodes.routers import FieldRouter, FunctionRouter, ModuleRouter, Router
+from dspyer.nodes.router import FieldRouter, FunctionRouter, ModuleRouter, Router, build_router
 from dspyer.scheduler.topology import END
 from dspyer.schema.schema import Schema
 from tests.nodes.kit import COLOURS, OPEN, answering, call_of, decision, holder

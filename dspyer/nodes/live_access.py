@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from dspyer.errors import AttemptError, InputError, Interrupt
 from dspyer.events import BranchPath, Doing
-from dspyer.nodes.names import listed
-from dspyer.nodes.sight import read_view
+from dspyer.nodes.field_names import listed
+from dspyer.nodes.view_access import read_view
 from dspyer.patch import DELETE
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
@@ -22,7 +22,7 @@ from dspyer.values.frozen import thaw
 from dspyer.views import View
 
 if TYPE_CHECKING:
-    from dspyer.nodes.attempt import Attempt
+    from dspyer.nodes.context import Attempt
 
 Verdict = Literal["waits", "goes on", "closed", "late", "gives way"]
 

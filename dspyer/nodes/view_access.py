@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from types import NoneType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args, get_origin, is_typeddict
+
+import dspy
+from pydantic import BaseModel
 
 from dspyer.errors import InputError, NodeOutputError, suggestion
-from dspyer.nodes.names import listed
-from dspyer.nodes.viewing import author_problems, form_in, view_problems
+from dspyer.nodes.callables import class_of, members
+from dspyer.nodes.field_names import listed
 from dspyer.patch import DELETE, Replace, diff_value, plain_patch
-from dspyer.reducers import Updates
+from dspyer.reducers import Updates, conversation, without_none
 from dspyer.scheduler.provenance import FieldIndex, FieldPart, News, Parts, whole_parts
 from dspyer.scheduler.run_state import Branch
 from dspyer.schema.schema import Schema
@@ -19,6 +24,7 @@ from dspyer.values.frozen import FrozenList, thaw
 from dspyer.views import (
     CUTS,
     Delta,
+    Entry,
     Look,
     View,
     ViewForm,
@@ -32,8 +38,9 @@ from dspyer.views import (
 )
 
 if TYPE_CHECKING:
-    from dspyer.nodes.attempt import Attempt
     from dspyer.nodes.base import Call
+    from dspyer.nodes.context import Attempt
+
 
 OPEN = Schema.of(None)
 _posting = Lock()
@@ -272,3 +279,172 @@ def _check_running(attempt: Attempt, what: str) -> None:
             f"{attempt.who} {what} after the node has returned: a router gets what it decides by as parameters, and "
             "threads of a node must end before it does"
         )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Reading through views: whether one has a sense for its field, and in which form a reader gets it.
+
+CONTAINERS = (list, tuple, dict, set, frozenset)
+BY_HAND = "update"
+"""The author of a commit that was made with `t.update`."""
+
+
+def view_problems(view: View, name: str, schema: Schema, who: str) -> list[str]:
+    """Why a view has no sense for its field, each with its fix.
+
+    Args:
+        view: the view.
+        name: what the node calls it.
+        schema: the fields of the state.
+        who: the node.
+    """
+    if schema.open:
+        if not view.needs_parts:
+            return []
+        text = (
+            f"{who}: {name!r} reads {view!r}, and without a schema no field has a reducer that could tell who brought "
+        )
+        return [f"{text}what: write Graph(Schema), with Annotated[list[str], reducers.extend] for the field"]
+    field = schema.fields.get(view.field)
+    if field is None or (field.reducer is not None and field.reducer.parts is not None):
+        return []  # an unknown field is found with the other names
+    if view.needs_parts:
+        known = "extend, append, add_messages, union, update or increment"
+        text = (
+            f"{who}: {name!r} reads {view!r}, but the field has no reducer that keeps its parts apart: give it one of "
+        )
+        return [f"{text}{known}, or read the whole field"]
+    kind = class_of(without_none(field.annotation))
+    if kind is not None and not issubclass(kind, CONTAINERS):
+        return [f"{who}: {name!r} reads {view!r}, but the field holds one {kind.__name__}: read the field itself"]
+    return []
+
+
+def author_problems(view: View, name: str, nodes: Collection[str], who: str) -> list[str]:
+    """Why nobody whom a view names can have brought anything.
+
+    Args:
+        view: the view.
+        name: what the node calls it.
+        nodes: the nodes of the graph, and `START`.
+        who: the node.
+    """
+    unknown = [author for author in sorted(view.authors) if not _may_write(author, nodes)]
+    return [
+        f"{who}: {name!r} reads {view!r}, and {author!r} is no node.{suggestion(author, nodes)} Nodes: "
+        f"{', '.join(nodes)}"
+        for author in unknown
+    ]
+
+
+def _may_write(author: str, nodes: Collection[str]) -> bool:
+    return author in nodes or author == BY_HAND or (author.startswith("join:") and author[5:] in nodes)
+
+
+def form_in(schema: Schema, name: str) -> str:
+    """What the parts of a field make up, so far as its type tells."""
+    field = schema.fields.get(name)
+    if field is None:
+        return "items"
+    if field.reducer is not None and field.reducer.parts is not None:
+        return field.reducer.shape
+    kind = class_of(without_none(field.annotation))
+    return "keys" if kind is not None and issubclass(kind, Mapping) else "items"
+
+
+def form_of(annotation: Any) -> ViewForm:
+    """The form in which a reader with this annotation gets a view. `form_problems` lets it pass."""
+    forms = {_form_of(member) for member in _alternatives(annotation)}
+    return forms.pop() if len(forms) == 1 else "values"
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    """What an annotation allows beside None, without `Annotated`."""
+    return [member for member in members(annotation) if member not in (None, NoneType)]
+
+
+def _form_of(member: Any) -> ViewForm:
+    if member is str:
+        return "text"
+    if member is dspy.History:
+        return "history"
+    return "entries" if get_args(member)[:1] == (Entry,) and _takes(get_origin(member), list) else "values"
+
+
+def _takes(kind: Any, given: type) -> bool:
+    """Whether what is annotated with a class may be a value of another: `Sequence` and `Iterable` take a list."""
+    return isinstance(kind, type) and issubclass(given, kind)
+
+
+def form_problems(view: View, annotation: Any, name: str, schema: Schema, who: str, text: str = "") -> list[str]:
+    """Why a reader with this annotation cannot get a view.
+
+    Args:
+        view: the view.
+        annotation: what the reader says that it gets.
+        name: what the node calls it.
+        schema: the fields of the state.
+        who: the node.
+        text: the annotation as it was written, if it cannot be resolved.
+    """
+    alternatives = _alternatives(annotation)
+    if dspy.History in alternatives:
+        return history_problems(view, annotation, name, schema, who)
+    start = f"{who}: {name!r} reads {view!r}"
+    if text:
+        why = f"{start}, and its annotation {text!r} cannot be resolved, which says in which form it comes"
+        return [f"{why}: import its names at module level, not under TYPE_CHECKING"]
+    if view.last_step == "then":
+        return []
+    shown = " | ".join([getattr(one, "__name__", str(one)) if not get_args(one) else str(one) for one in alternatives])
+    if len({_form_of(member) for member in alternatives}) > 1:
+        why = f"{start}, and its annotation {shown} allows several forms: choose one"
+        return [f"{why}, str for a text, list[Entry] for the parts with their authors, or the type of the values"]
+    if any(Entry in (member, *get_args(member)) and _form_of(member) != "entries" for member in alternatives):
+        return [f"{start}, and it is annotated with {shown}: entries come as a list, annotate it with list[Entry]"]
+    shape = form_in(schema, view.field)
+    if form_of(annotation) != "values" or view.field not in schema.fields or not _is_refused(shape, alternatives):
+        return []
+    what = {"keys": "a dict of keys", "amount": "one amount"}.get(shape, "a list")
+    why = f"{start}, which gives {what}, and it is annotated with {shown}: annotate it with what it gets"
+    return [f"{why}, with str for a text, or with list[Entry] for the parts with their authors"]
+
+
+def _is_refused(shape: str, alternatives: list[Any]) -> bool:
+    """Whether no alternative of an annotation takes the plain values of a view."""
+    kinds = [get_origin(member) or member for member in alternatives]
+    if not kinds or Any in kinds or not all(isinstance(kind, type) for kind in kinds):
+        return False  # Any, a type variable: it says nothing
+    if shape == "amount":
+        return all(issubclass(kind, (*CONTAINERS, Sequence, Mapping, AbstractSet, BaseModel)) for kind in kinds)
+    given = dict if shape == "keys" else list
+    return not any(_takes(kind, given) or (is_typeddict(kind) and given is dict) for kind in kinds)
+
+
+def history_problems(view: View, annotation: Any, name: str, schema: Schema, who: str) -> list[str]:
+    """Why a view cannot be given as a history of DSPy, whose entries are turns in the fields of one signature.
+
+    Args:
+        view: the view.
+        annotation: what the reader says that it gets.
+        name: what the node calls it.
+        schema: the fields of the state.
+        who: the node.
+    """
+    if members(annotation) != (dspy.History,):
+        return [f"{who}: {name!r} is annotated with {annotation}, which DSPy shows as JSON: write dspy.History alone"]
+    start = f"{who}: {name!r} is a dspy.History and reads {view!r}"
+    if not is_conversation(view.field, schema):
+        return [f"{start}, which is no field of the type dspyer.Messages: give the field that type, or take it as text"]
+    if not any(step.name == "own" for step in view.steps):
+        fix = f"view({view.field!r}).own(), and the messages of others as text, by an ordinary input"
+        return [f"{start}, but a history holds turns in the node's own fields only: {fix}"]
+    if view.last_step == "then":
+        return [f"{start}, but what .then(...) gives is no list of turns: leave it out"]
+    return []
+
+
+def is_conversation(name: str, schema: Schema) -> bool:
+    """Whether a field holds messages that only grow."""
+    reducer = schema.reducer(name)
+    return reducer is not None and reducer.name == conversation.name

@@ -15,10 +15,10 @@ from dspyer.durable.rows import NewRow
 from dspyer.errors import AttemptError, InputError, Interrupt, StateError, brief
 from dspyer.events import BranchPath, Emitted, Event, Question
 from dspyer.hints import signature_of
-from dspyer.nodes.answers import schema_of, validated
-from dspyer.nodes.color import is_async
-from dspyer.nodes.listening import LiveHost, NotLive
-from dspyer.nodes.sight import NoRunViews, ViewSource
+from dspyer.nodes.answer_types import schema_of, validated
+from dspyer.nodes.live_access import LiveHost, NotLive
+from dspyer.nodes.sync_async import is_async
+from dspyer.nodes.view_access import NoRunViews, ViewSource
 from dspyer.scheduler.run_state import Branch
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import thaw

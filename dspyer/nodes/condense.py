@@ -11,12 +11,11 @@ import dspy
 from dspyer.errors import NodeOutputError
 from dspyer.nodes.base import Call, Node, Reply
 from dspyer.nodes.callables import class_of
-from dspyer.nodes.color import acall_module, call_module
-from dspyer.nodes.module import values_of_prediction
-from dspyer.nodes.module_io import module_io
-from dspyer.nodes.names import listed, no_field
-from dspyer.nodes.spec import NodeOptions
-from dspyer.nodes.templating import filling, plan_templates
+from dspyer.nodes.field_names import listed, no_field
+from dspyer.nodes.module import module_io, values_of_prediction
+from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.sync_async import acall_module, call_module
+from dspyer.nodes.template_plans import filling, plan_templates
 from dspyer.patch import DELETE, Replace, single
 from dspyer.reducers import Updates, without_none
 from dspyer.schema.schema import Schema

@@ -1,0 +1,523 @@
+"""Routers: functions, names of fields and modules that say where a branch goes next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from types import NoneType
+from typing import Any, NamedTuple, TypeAlias
+
+import dspy
+
+from dspyer.errors import RouteError, annotate, brief, suggestion
+from dspyer.nodes.base import Call, Command, Decision, Goto, Send
+from dspyer.nodes.binding import Binding, plan_binding, unset
+from dspyer.nodes.callables import describe, gives_literals_alone, literals, members
+from dspyer.nodes.field_names import FieldNames, NamesSpec, as_map, check_names, listed, no_field
+from dspyer.nodes.hidden_modules import hidden_problems, mentions
+from dspyer.nodes.module import Input, gather_inputs, module_io, plan_inputs, selected, taken, values_of_prediction
+from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.outputs import check_target
+from dspyer.nodes.sync_async import acall_module, call_module, is_async
+from dspyer.nodes.template_plans import filling, plan_templates
+from dspyer.schema.schema import Schema
+from dspyer.templates import NO_TEMPLATES, Templates
+
+Route: TypeAlias = Callable[..., object] | str | dspy.Module
+REASONS = ("reasoning", "rationale", "final_reasoning")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Router:
+    """The declared facts of a router. The subclasses say how it decides; none of them holds a `dspy.Module`.
+
+    Attributes:
+        name: the node that it follows.
+        routes: where it may go.
+        reads: fields of the state by its own names; None for the whole state.
+        optional: fields among `reads` that may be unset.
+        writes: fields that it commits in the same transition, by its own names.
+        sends: whether it may return `Send`s.
+        resources: the types of the resources that it needs, by parameter.
+        module_name: the attribute of the program that holds its module; None if it has none.
+        templates: the templates in the instructions of its predictors.
+        who: what problems and errors call it.
+    """
+
+    name: str
+    routes: Routes
+    reads: FieldNames | None = None
+    optional: frozenset[str] = frozenset()
+    writes: FieldNames = field(default_factory=dict)
+    sends: bool = False
+    resources: Mapping[str, type] = field(default_factory=dict)
+    module_name: str | None = None
+    templates: Templates = NO_TEMPLATES
+    who: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "who", f"the router of {self.name!r}")
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The names of all targets."""
+        return self.routes.targets
+
+    @property
+    def send_targets(self) -> tuple[str, ...]:
+        """The nodes that it may start by a `Send`."""
+        return self.targets if self.sends else ()
+
+    @property
+    def takes(self) -> frozenset[str] | None:
+        """The names that a `Send` to the node that it follows may bring for it; None for any."""
+        return self.templates.takes
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """For pictures: what leads to each target."""
+        found: dict[str, list[str]] = {}
+        for label, targets in self.routes.labels.items():
+            for target in targets:
+                found.setdefault(target, []).append(str(label))
+        return {target: ", ".join(labels) for target, labels in found.items() if labels != [target]}
+
+    @property
+    def inline(self) -> bool:
+        """Whether `decide` is sync and cheap, so that async code calls it too."""
+        return self.module_name is None
+
+    def decide(self, call: Call) -> Decision:
+        """Say where the branch goes, given the state after its node."""
+        raise NotImplementedError
+
+    async def adecide(self, call: Call) -> Decision:
+        """The same from async code."""
+        return self.decide(call)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FunctionRouter(Router):
+    """A router that is a function.
+
+    Attributes:
+        fn: the function.
+        binding: which parameter gets what.
+    """
+
+    fn: Callable[..., object]
+    binding: Binding
+
+    @property
+    def takes(self) -> frozenset[str] | None:
+        """The names that a `Send` to the node that it follows may bring for it; None for any."""
+        return self.binding.takes
+
+    def decide(self, call: Call) -> Decision:
+        """Call the function."""
+        arguments = self.binding.bind(call)
+        try:
+            result = self.fn(**arguments)
+        except Exception as error:
+            annotate(error, f"in {self.who}")
+            raise
+        if result is None or isinstance(result, Command):
+            raise RouteError(
+                f"{self.who} returned {brief(result)}: a router returns a label, a name, a Send or a list of them; "
+                f"its targets are {listed(self.targets)}"
+            )
+        return Decision(self.routes.resolve(result, self.who))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FieldRouter(Router):
+    """A router that goes where the value of a field says.
+
+    Attributes:
+        field: the field.
+    """
+
+    field: str
+
+    @property
+    def takes(self) -> frozenset[str] | None:
+        """The names that a `Send` to the node that it follows may bring for it."""
+        return frozenset([self.field])
+
+    def decide(self, call: Call) -> Decision:
+        """Look the value of the field up."""
+        source = call.overlay if call.overlay is not None and self.field in call.overlay else call.state
+        if self.field not in source:
+            raise unset(self.field, self.who)
+        return Decision(self.routes.resolve(source[self.field], f"{self.who} by the field {self.field!r}"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModuleRouter(Router):
+    """A router that is a DSPy module with one `Literal` output. The module itself is an attribute of the program.
+
+    Attributes:
+        inputs: what the module gets.
+        label: its output that says where to go.
+    """
+
+    inputs: tuple[Input, ...]
+    label: str
+
+    @property
+    def takes(self) -> frozenset[str] | None:
+        """The names that a `Send` to the node that it follows may bring for it."""
+        return self.templates.takes | taken(self.inputs)
+
+    def decide(self, call: Call) -> Decision:
+        """Ask the program's module."""
+        inputs = gather_inputs(self.inputs, call, self.who)
+        with self._named(), filling(self.templates, call):
+            result = call_module(self._module(call), inputs)
+        return self._decision(result)
+
+    async def adecide(self, call: Call) -> Decision:
+        """The same from async code."""
+        inputs = gather_inputs(self.inputs, call, self.who)
+        with self._named(), filling(self.templates, call):
+            result = await acall_module(self._module(call), inputs)
+        return self._decision(result)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            annotate(error, f"in {self.who}")
+            raise
+
+    def _module(self, call: Call) -> dspy.Module:
+        assert self.module_name is not None
+        module: dspy.Module = getattr(call.program, self.module_name)
+        return module
+
+    def _decision(self, result: object) -> Decision:
+        values = values_of_prediction(result, self.who, known=True)
+        (label,) = selected(values, {self.label: self.label}, self.who).values()
+        reason = next((str(values[name]) for name in REASONS if values.get(name)), None)
+        return Decision(self.routes.resolve(label, self.who), selected(values, self.writes, self.who), reason)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What a router returned, as targets.
+
+PathMap: TypeAlias = Mapping[Any, str | Sequence[str]] | Iterable[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """The ways out that a router may take.
+
+    Attributes:
+        labels: targets by label; empty if the router names its targets itself.
+        targets: the names of all targets, in order.
+        by_text: targets by what a router may return as a text: a label, or a name.
+    """
+
+    labels: Mapping[Any, tuple[str, ...]]
+    targets: tuple[str, ...]
+    by_text: Mapping[str, tuple[str, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        texts = {label: names for label, names in self.labels.items() if isinstance(label, str)}
+        object.__setattr__(self, "by_text", {**{name: (name,) for name in self.targets}, **texts})
+
+    def resolve(self, result: object, who: str) -> tuple[Goto, ...]:
+        """What a router returned, as targets.
+
+        Args:
+            result: a label, a name, a `Send`, or a list of these.
+            who: the router, for errors.
+
+        Returns:
+            The targets, at least one.
+
+        Raises:
+            RouteError: for an unknown target or label, or none at all.
+        """
+        if type(result) is str and result in self.by_text:
+            return self.by_text[result]
+        if isinstance(result, Sequence) and not isinstance(result, (str, bytes)):
+            found = tuple(target for part in result for target in self._one(part, who))
+            if not found:
+                raise RouteError(f"{who} returned an empty list: name a target, or END to finish the branch")
+            return found
+        return self._one(result, who)
+
+    def _one(self, part: object, who: str) -> tuple[Goto, ...]:
+        if isinstance(part, Send):
+            check_target(part, self.targets, who, _FIX)
+            return (part,)
+        label = self._label(part)
+        if label is not None:
+            return label
+        if not self.labels:
+            check_target(part, self.targets, who, _FIX)
+        hint = suggestion(part, [*self.labels, *self.targets])
+        raise RouteError(
+            f"{who} returned {brief(part)}; its labels are {listed(self.labels)} and its targets "
+            f"{listed(self.targets)}: {_FIX}.{hint}"
+        )
+
+    def _label(self, part: object) -> tuple[str, ...] | None:
+        if isinstance(part, str) and part in self.by_text:
+            return self.by_text[part]
+        try:
+            if part in self.labels:
+                return self.labels[part]
+        except TypeError:  # an unhashable value is no label
+            return None
+        return self.labels.get(part.value) if isinstance(part, Enum) else None
+
+
+_FIX = "add it to the path map"
+
+
+def routes_of(
+    path_map: PathMap | None, promised: Sequence[object], who: str, complete: bool = True, unset: bool = False
+) -> tuple[Routes | None, list[str]]:
+    """The ways out of a router, and what is wrong with them.
+
+    Args:
+        path_map: targets by label, or a list of names; None if not given.
+        promised: the labels that the router's annotation promises; empty for unknown.
+        who: the router, for problems.
+        complete: whether it promises to give nothing else.
+        unset: whether it may give `None` besides, which needs no target.
+
+    Returns:
+        The routes, None if they are unknown.
+    """
+    if path_map is None:
+        names = tuple(name for name in promised if isinstance(name, str))
+        if not names or len(names) < len(promised):
+            labels = f" for {listed(promised)}" if promised else ""
+            fix = "a dict from label to node, a list of nodes, or a return annotation `-> Literal['a', 'b']`"
+            return None, [f"{who} does not say where it may go: give it a path map{labels}: {fix}"]
+        return Routes({}, tuple(dict.fromkeys(names))), []
+    if isinstance(path_map, str):
+        return None, [f"{who}: the path map {path_map!r} is one name: write [{path_map!r}]"]
+    if not isinstance(path_map, Mapping):
+        path_map = {name: name for name in path_map}
+    problems: list[str] = []
+    labels_of: dict[Any, tuple[str, ...]] = {}
+    for label, target in path_map.items():
+        names = (target,) if isinstance(target, str) else tuple(target) if isinstance(target, (list, tuple)) else ()
+        if not names or not all(isinstance(name, str) for name in names):
+            problems.append(
+                f"{who}: the path map sends {label!r} to {brief(target)}: give the name of a node, or a list of names"
+            )
+        labels_of[label] = names
+    targets = tuple(dict.fromkeys(name for names in labels_of.values() for name in names))
+    if not labels_of:
+        problems.append(f"{who}: the path map is empty: give it at least one target")
+    given = [label for label in labels_of if label is not None or not unset]
+    problems += _uncovered(given, targets, promised, who, complete)
+    return Routes(labels_of, targets), problems
+
+
+def _uncovered(
+    labels: Sequence[Any], targets: Sequence[str], promised: Sequence[object], who: str, complete: bool
+) -> list[str]:
+    """Labels without a target, and entries that no label can reach."""
+    if not promised:
+        return []
+    problems = [
+        f"{who} may give {label!r}, which the path map does not have: add {{{label!r}: 'a node'}}."
+        f"{suggestion(label, labels)}"
+        for label in promised
+        if label not in labels and label not in targets
+    ]
+    problems += [
+        f"{who} never gives {label!r}, which the path map has; it gives {listed(promised)}: remove it."
+        f"{suggestion(label, promised)}"
+        for label in labels
+        if complete and label not in promised
+    ]
+    return problems
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# From what a user gave to `add_conditional_edges` to a router.
+
+
+class BuiltRouter(NamedTuple):
+    """A router that was built, or the reasons why not.
+
+    Attributes:
+        router: None if there is no telling where it goes.
+        module: what the program holds under `router.module_name`; None for nothing.
+        problems: what is wrong with it, each with its fix.
+    """
+
+    router: Router | None
+    module: dspy.Module | None = None
+    problems: tuple[str, ...] = ()
+
+
+def build_router(
+    source: str,
+    route: Route,
+    path_map: PathMap | None = None,
+    *,
+    schema: Schema,
+    name: str | None = None,
+    writes: str | NamesSpec | None = None,
+) -> BuiltRouter:
+    """Make a router.
+
+    Args:
+        source: the node that it follows, or `START`.
+        route: a pure function, the name of a field, or a module with one `Literal` output.
+        path_map: targets by label, or a list of names.
+        schema: the fields of the state.
+        name: the name of a module router among the graph's predictors; `SOURCE_router` if not given.
+        writes: where a module router commits its label: a field, or its outputs as for a node.
+
+    Returns:
+        The router with its module, and what is wrong with it.
+    """
+    who = f"the router of {source!r}"
+    if isinstance(route, dspy.Module):
+        return _build_module_router(source, route, path_map, schema, name or f"{source}_router", writes)
+    problems = []
+    if name is not None or writes is not None:
+        problems.append(f"{who}: name= and writes= are for routers that are modules; this one is {brief(route)}")
+    if isinstance(route, str):
+        built = _build_field_router(source, route, path_map, schema)
+    elif callable(route):
+        built = _build_function_router(source, route, path_map, schema)
+    else:
+        fix = "give a function, the name of a field, or a dspy.Module with one Literal output"
+        built = BuiltRouter(None, None, (f"{who} is {brief(route)}, of type {type(route).__name__}: {fix}",))
+    return built._replace(problems=(*problems, *built.problems))
+
+
+def lost_ways(route: Route, path_map: PathMap | None) -> tuple[tuple[str, ...], bool]:
+    """Of a router that could not be built, the targets that its path map names, and whether it may return `Send`s."""
+    parts = path_map.values() if isinstance(path_map, Mapping) else () if path_map is None else (path_map,)
+    found = [name for part in parts for name in _names(part)]
+    sends = callable(route) and not isinstance(route, dspy.Module) and mentions(route, Send)
+    return tuple(name for name in found if isinstance(name, str)), sends
+
+
+def _names(part: object) -> Iterable[object]:
+    return (part,) if isinstance(part, str) or not isinstance(part, Iterable) else part
+
+
+def _promises(kind: object) -> tuple[bool, bool]:
+    """Whether a type is made of `Literal`s alone, but for `None`, and whether it has `None`."""
+    given = members(kind)
+    return all(gives_literals_alone(each) for each in given if each is not NoneType), NoneType in given
+
+
+def _build_field_router(source: str, field: str, path_map: PathMap | None, schema: Schema) -> BuiltRouter:
+    who = f"the router of {source!r}"
+    if not schema.open and field not in schema.fields:
+        return BuiltRouter(
+            None, None, (f"{who}: {field!r} {no_field(field, schema)} A router that is a string is a field.",)
+        )
+    kind = None if schema.open else schema.fields[field].annotation
+    by = f"{who} by the field {field!r}"
+    complete, unset = _promises(kind)
+    routes, problems = routes_of(path_map, literals(kind), by, complete, unset)
+    if routes is None:
+        return BuiltRouter(None, None, tuple(problems))
+    return BuiltRouter(
+        FieldRouter(name=source, routes=routes, reads={field: field}, field=field), None, tuple(problems)
+    )
+
+
+def _build_function_router(
+    source: str, fn: Callable[..., object], path_map: PathMap | None, schema: Schema
+) -> BuiltRouter:
+    who = f"the router of {source!r}"
+    problems = []
+    if is_async(fn):
+        problems.append(
+            f"{who} is async: a router is a plain, pure function; await in a node, and route by what it wrote"
+        )
+    described = describe(fn, who)
+    plan = plan_binding(described, who, schema)
+    promised = literals(described.returns)
+    routes, more = routes_of(path_map, promised, who, complete=gives_literals_alone(described.returns))
+    problems += [*plan.problems, *plan.unknown, *more]
+    fix = (
+        "route with the module itself, add_conditional_edges({source!r}, {{name}}, ...), or call it in a node and "
+        "route by the field that it wrote"
+    )
+    problems += hidden_problems(fn, who, fix.format(source=source))
+    if routes is None:
+        return BuiltRouter(None, None, tuple(problems))
+    reads, optional = plan.binding.facts()
+    router = FunctionRouter(
+        name=source,
+        routes=routes,
+        reads=reads,
+        optional=optional,
+        sends=mentions(fn, Send),
+        resources={resource.name: resource.kind for resource in plan.binding.resources if not resource.default},
+        fn=fn,
+        binding=plan.binding,
+    )
+    return BuiltRouter(router, None, tuple(problems))
+
+
+def _build_module_router(
+    source: str,
+    module: dspy.Module,
+    path_map: PathMap | None,
+    schema: Schema,
+    name: str,
+    writes: str | NamesSpec | None,
+) -> BuiltRouter:
+    who = f"the router of {source!r}"
+    found = module_io(module)
+    flaws = [f"{who}: {problem}" for problem in found.problems]
+    choices = {output: literals(kind) for output, kind in (found.outputs or {}).items() if literals(kind)}
+    if len(choices) != 1:
+        have = f"{len(choices)} Literal outputs ({listed(choices)})" if choices else "no Literal output"
+        problem = (
+            f"{who} is a {type(module).__name__} with {have}: a router has exactly one, "
+            "as in dspy.Predict(\"question -> next: Literal['search', 'done']\")"
+        )
+        return BuiltRouter(None, None, (*flaws, problem))
+    ((label, promised),) = choices.items()
+    known = () if found.own_code and path_map is not None else promised
+    complete, unset = _promises((found.outputs or {})[label])
+    routes, problems = routes_of(path_map, known, who, complete, unset)
+    written, more = _router_writes(writes, label, who)
+    own = (*(found.outputs or {}), *found.by_products)
+    problems += [*more, *check_names(written, "writes", who, own=own, schema=schema)]
+    planned = plan_inputs(found, NodeOptions(name, schema), who)
+    reads, optional = planned.facts()
+    templates, wrong, missing = plan_templates([module], NodeOptions(name, schema), reads.values(), who)
+    problems += [*flaws, *planned.problems, *planned.unknown, *wrong, *missing]
+    if routes is None:
+        return BuiltRouter(None, module, tuple(problems))
+    router = ModuleRouter(
+        name=source,
+        routes=routes,
+        reads=templates.read(reads),
+        optional=templates.unset(reads, optional),
+        templates=templates,
+        writes=written,
+        module_name=name,
+        inputs=planned.inputs,
+        label=label,
+    )
+    return BuiltRouter(router, module, tuple(problems))
+
+
+def _router_writes(writes: str | NamesSpec | None, label: str, who: str) -> tuple[FieldNames, list[str]]:
+    if isinstance(writes, str):
+        return {label: writes}, []
+    written, problems = as_map(writes, "writes", who)
+    return written or {}, problems
