@@ -8,7 +8,7 @@ from __future__ import annotations
 from dspyer import errors, events, policies, reducers, stores
 from dspyer.errors import DspyerError, short_error
 from dspyer.events import Commit, MergedConflict, Question
-from dspyer.graph import Graph
+from dspyer.graph.builder import Graph
 from dspyer.messages import Messages, from_chat, to_chat
 from dspyer.nodes.base import Command, Context, Send
 from dspyer.nodes.live_access import LiveEntry, Peer

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import dspy
 
-from dspyer.building.blueprint import GraphSpec
-from dspyer.building.templating import fill_templates
 from dspyer.dspy_module.parameters import copy_tree
 from dspyer.dspy_module.signatures import own_signatures
 from dspyer.dspy_module.source import source_class
+from dspyer.graph.compile import fill_templates
+from dspyer.graph.spec import GraphSpec
 from dspyer.program import CompiledGraph
 from dspyer.stores import Store
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import dspy
 
-from dspyer.building.blueprint import GraphSpec
 from dspyer.dspy_module.parameters import copy_tree, every_parameter, load_parameters, without_histories
 from dspyer.dspy_module.signatures import own_signatures
 from dspyer.dspy_module.source import reduce_program
@@ -16,6 +15,7 @@ from dspyer.dspy_module.tracing import hand_over
 from dspyer.durable.guarding import Guarded
 from dspyer.durable.replaying import replay
 from dspyer.errors import InputError, Interrupted, ThreadError
+from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.answer_types import Interrupts, answering, first_of
 from dspyer.nodes.base import Call
 from dspyer.nodes.binding import check_resources, resources_of

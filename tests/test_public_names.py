@@ -46,7 +46,7 @@ def test_every_public_name_is_documented() -> None:
 
 def test_every_documented_name_is_public() -> None:
     reached = {
-        "dspyer.building.blueprint.GraphSpec",  # as `program.graph`
+        "dspyer.graph.spec.GraphSpec",  # as `program.graph`
         "dspyer.pictures.lanes.Lanes",  # as `run.lanes()`
         "dspyer.pictures.tokens.TokenRow",  # as `run.tokens().rows`
         "dspyer.pictures.tokens.Tokens",  # as `run.tokens()`

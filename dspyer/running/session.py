@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dspyer.building.blueprint import GraphSpec
 from dspyer.dspy_module.tracing import Steps, tokens_used
 from dspyer.durable.journal import Before, Journal
 from dspyer.durable.memo import MISSING, AnswerSource, ExecutionRecords, RecordKey, no_answer
@@ -16,6 +15,7 @@ from dspyer.durable.rows import COMMITS, CommitHeader, NewRow, RowKind, end_row
 from dspyer.durable.snapshots import SnapshotState
 from dspyer.errors import Interrupt, RunStoppedError, annotate, original
 from dspyer.events import Asked, BranchPath, Commit, ConflictFound, Event, NodeFailed, Question, RunEnded, RunStarted
+from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.context import Attempt
 from dspyer.nodes.live_access import NotLive, Peer
 from dspyer.nodes.map import MapNode

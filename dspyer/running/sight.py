@@ -40,7 +40,7 @@ from dspyer.values.persistent import PersistentVector
 from dspyer.views import Look, chosen, shown
 
 if TYPE_CHECKING:
-    from dspyer.building.blueprint import GraphSpec
+    from dspyer.graph.spec import GraphSpec
     from dspyer.running.session import Session
 
 EarlierCommits = Callable[[str], Behind]

@@ -9,8 +9,8 @@ from typing import Any
 
 import dspy
 
-from dspyer.building.blueprint import GraphSpec
 from dspyer.errors import GraphError, Interrupt, Interrupted, suggestion
+from dspyer.graph.spec import GraphSpec
 from dspyer.hints import signature_of
 from dspyer.nodes.answer_types import Interrupts, answering, first_of
 from dspyer.nodes.base import Call, Context, Node, Send

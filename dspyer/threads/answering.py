@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from dspyer.building.blueprint import GraphSpec
 from dspyer.durable.memo import ExecutionRecords, RecordKey
 from dspyer.errors import InputError, ThreadError, brief
 from dspyer.events import Question
+from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.answer_types import validated
 from dspyer.nodes.interrupt import InterruptNode
 from dspyer.values.freezing import freeze, same

@@ -13,11 +13,11 @@ from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
-from dspyer.building.blueprint import GraphSpec
 from dspyer.durable.blocks import Line, block_of, spans
 from dspyer.durable.history import ListedCommit
 from dspyer.durable.reading import HistoryReader
 from dspyer.durable.snapshots import load_snapshot_head
+from dspyer.graph.spec import GraphSpec
 from dspyer.patch import DELETE
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.provenance import Behind, FieldIndex, FieldIndexes, Folded

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from dspyer.building.blueprint import Migrate
 from dspyer.errors import ChangedGraphError, StateError, brief, shown_names, suggestion
+from dspyer.graph.spec import Migrate
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema

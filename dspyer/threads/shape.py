@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel
 
-from dspyer.building.blueprint import GraphSpec
+from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.base import Node
 from dspyer.nodes.interrupt import InterruptNode
 from dspyer.nodes.map import MapNode

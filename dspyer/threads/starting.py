@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from dspyer.building.blueprint import GraphSpec
 from dspyer.durable.forms import SnapshotEncoder
 from dspyer.durable.journal import Journal
 from dspyer.durable.memo import ExecutionRecords, answer_row
@@ -16,6 +15,7 @@ from dspyer.durable.rows import COMMITS, CommitHeader, NewRow, RowKind, open_row
 from dspyer.durable.snapshots import load_snapshot_head
 from dspyer.errors import ChangedGraphError, ThreadError
 from dspyer.events import Question
+from dspyer.graph.spec import GraphSpec
 from dspyer.request import Request
 from dspyer.running.opening import RunStart
 from dspyer.scheduler.run_state import RunState

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, Send, reducers, view
-from dspyer.building.declarations import RESERVED
 from dspyer.errors import GraphError, InputError
+from dspyer.graph.declarations import RESERVED
 
 
 class Draft(BaseModel):

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Union, cast, get_args, get_origin
 
 import dspy
 from pydantic import BaseModel
 
-from dspyer.building.blueprint import Exit, GraphSpec
-from dspyer.building.condensers import build_condensers, view_authors
-from dspyer.building.declarations import EdgeSpec, NodeSpec, RouterSpec
-from dspyer.building.live import live_problems
-from dspyer.building.templating import template_problems
+from dspyer.dspy_module.prompt_templates import fill_in, let_warn, shorten_demos
 from dspyer.dspy_module.source import EdgeText, FunctionText, InterruptText, MapText, graph_text
 from dspyer.errors import GraphError, shown_names, suggestion
+from dspyer.graph.declarations import EdgeSpec, NodeSpec, RouterSpec
+from dspyer.graph.spec import Exit, GraphSpec
 from dspyer.nodes.answer_types import Interrupts, answering
 from dspyer.nodes.base import Command, Node
 from dspyer.nodes.build import build_map, build_node
-from dspyer.nodes.condense import Condensers
+from dspyer.nodes.condense import Condenser, Condensers, plan_condenser
 from dspyer.nodes.function import FunctionNode
 from dspyer.nodes.hidden_modules import mentions
 from dspyer.nodes.interrupt import InterruptOptions
+from dspyer.nodes.module import ModuleNode
 from dspyer.nodes.router import Router, build_router, lost_ways
+from dspyer.nodes.view_access import author_problems
+from dspyer.patch import DELETE
 from dspyer.policies import Policies
 from dspyer.scheduler.loops import Edge, Rounds
+from dspyer.scheduler.run_values import OF_NODE, OF_RUN, is_counted, run_value_problem
 from dspyer.scheduler.topology import END, START, Topology
 from dspyer.scheduler.validation import (
     GraphFacts,
@@ -35,9 +37,12 @@ from dspyer.scheduler.validation import (
     check_reads,
     check_targets,
     mended,
+    unwritten,
     with_starts,
 )
 from dspyer.schema.schema import Schema
+from dspyer.templates import RUN
+from dspyer.views import View
 
 _SENT = (
     " If a Send brings it that is made in another function, let the router promise it, `-> list[Send]`, or the node, "
@@ -476,3 +481,165 @@ def _is_mapping(annotation: Any) -> bool:
         return any(_is_mapping(part) for part in get_args(annotation))
     kind = get_origin(annotation) or annotation
     return isinstance(kind, type) and issubclass(kind, Mapping)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The modules of a graph that shorten what its nodes write.
+
+
+def build_condensers(
+    specs: Iterable[NodeSpec],
+    nodes: Mapping[str, Node],
+    schema: Schema,
+    modules: dict[str, dspy.Module],
+    problems: list[str],
+) -> Condensers:
+    """The modules that shorten what nodes write, by node and field.
+
+    Args:
+        specs: the declared nodes.
+        nodes: the nodes that were built.
+        schema: the fields of the state.
+        modules: the modules of the program by attribute; these are added.
+        problems: what is wrong with them is added.
+    """
+    found: dict[str, dict[str, Condenser]] = {}
+    for spec in specs:
+        if not spec.condense or spec.name not in nodes:
+            continue
+        given: Any = spec.condense
+        if not isinstance(given, Mapping):
+            problems.append(f"node {spec.name!r}: condense takes a dict from fields to modules")
+            continue
+        for field, module in given.items():
+            condenser, wrong = plan_condenser(spec.name, field, module, schema, nodes[spec.name].writes)
+            problems += wrong
+            if condenser is None:
+                continue
+            if condenser.name in modules or condenser.name in nodes:
+                problems.append(f"two parts of the graph are called {condenser.name!r}: rename the other one")
+            modules[condenser.name] = module
+            found.setdefault(spec.name, {})[field] = condenser
+    return found
+
+
+def view_authors(specs: Iterable[NodeSpec]) -> list[str]:
+    """Views that name nobody who could have brought anything, each with its fix.
+
+    Args:
+        specs: the declared nodes.
+    """
+    specs = list(specs)
+    nodes = [START, *[spec.name for spec in specs]]
+    return [
+        problem
+        for spec in specs
+        if isinstance(spec.reads, Mapping)
+        for name, right in spec.reads.items()
+        if isinstance(right, View)
+        for problem in author_problems(right, name, nodes, f"node {spec.name!r}")
+    ]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Whether the live fields of a graph can be: for each, all who may write it are known.
+
+
+def live_problems(schema: Schema, nodes: Mapping[str, Node], routers: Iterable[tuple[str, Router]]) -> Iterator[str]:
+    """What is wrong with the live fields, each with its fix.
+
+    Args:
+        schema: the fields.
+        nodes: the nodes by name.
+        routers: the routers, with the nodes at which they decide.
+    """
+    if not schema.live:
+        return
+    named = ", ".join(map(repr, schema.live))
+    for name, node in nodes.items():
+        if node.writes is None:
+            yield (
+                f"node {name!r} does not say what it writes, so nobody could tell when the live field {named} is "
+                "closed: declare it, add_node(..., writes=[...])"
+            )
+    for source, router in routers:
+        for field in router.writes.values():
+            if field in schema.live:
+                yield (
+                    f"the router at {source!r} writes the live field {field!r}: let a node post to it, or write the "
+                    "label to a field of its own"
+                )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The templates of a graph: whether what they name can be there, and the predictors that are filled in.
+
+
+def template_problems(
+    parts: Iterable[tuple[str, Node | Router]], facts: GraphFacts, schema: Schema, inputs: Collection[str]
+) -> Iterator[str]:
+    """What templates and run values name that cannot be there, each with its fix.
+
+    Args:
+        parts: nodes and routers, with the node at which they stand.
+        facts: what is known of the graph.
+        schema: the fields.
+        inputs: the fields that a run may be given.
+    """
+    earlier: WritesBefore | None = None
+    for place, part in parts:
+        for name in part.templates.names:
+            if name.startswith(RUN):
+                problem = run_value_problem(name, facts.nodes)
+                if problem is not None:
+                    yield f"{part.who}: {name!r} {problem}"
+            elif not schema.open and name in schema.fields:
+                field = schema.fields[name]
+                given = name in inputs and name not in facts.left_out
+                if given or field.info.default_factory is not None or field.fixed_default not in (None, DELETE):
+                    continue
+                earlier = earlier or WritesBefore(facts.edges, facts.writes)
+                own = isinstance(part, Router) and name in (facts.writes.get(place) or ())
+                if place in facts.reads and not own and not earlier.unknown(place) and not earlier.wrote(place, name):
+                    yield f"{part.who} is filled with {{{name}}}, {unwritten(facts, place, name)}"
+
+
+def fill_templates(blueprint: GraphSpec, modules: Mapping[str, dspy.Module]) -> None:
+    """Lets predictors fill in the fields that their instructions name, and shorten the histories in their demos.
+
+    Args:
+        blueprint: the graph.
+        modules: the program's own modules by attribute; changed in place.
+
+    Raises:
+        GraphError: if a predictor that is to be warned, or whose demos are to be shortened, has a `forward` of its own.
+    """
+    named = [(name, node.templates) for name, node in blueprint.nodes.items()]
+    named += [(router.module_name or "", router.templates) for router in blueprint.routers()]
+    named += [(part.name, part.templates) for parts in blueprint.condensers.values() for part in parts.values()]
+    run_values = [f"{RUN}{name}" for name in OF_RUN]
+    run_values += [f"{RUN}{node}.{name}" for node in blueprint.nodes for name in OF_NODE]
+    run_values = [name for name in run_values if blueprint.counts or not is_counted(name)]
+    for attribute, templates in named:
+        if templates.inside and attribute in modules:
+            may = None if templates.may is None else templates.may.union(run_values)
+            fill_in(attribute, modules[attribute], may)
+    if blueprint.warn_at is not None:
+        problems = [
+            f"warn_at: node {name!r}: nothing can be added to the instructions of {path!r}, since its class has a "
+            "`forward` of its own: use dspy.Predict"
+            for name, node in blueprint.nodes.items()
+            if isinstance(node, ModuleNode) and node.turns.fields and name in modules
+            for path in let_warn(modules[name])
+        ]
+        if problems:
+            raise GraphError(problems)
+    if blueprint.max_demo_turns is not None:
+        problems = [
+            f"max_demo_turns: the demos of {name!r} in node {attribute!r} cannot be shortened, since its class has a "
+            "`forward` of its own: use dspy.Predict"
+            for attribute, module in modules.items()
+            for name in shorten_demos(module, blueprint.max_demo_turns)
+        ]
+        if problems:
+            raise GraphError(problems)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import dspy
 from pydantic import BaseModel
 
-from dspyer.building.assembly import Assembly
-from dspyer.building.blueprint import Migrate
-from dspyer.building.declarations import (
+from dspyer.durable.journal import Durability, checked
+from dspyer.errors import GraphError
+from dspyer.graph.compile import Assembly
+from dspyer.graph.declarations import (
     EdgeSpec,
     NodeSpec,
     RouterSpec,
@@ -25,8 +26,7 @@ from dspyer.building.declarations import (
     names_of,
     warn_of_shadowed,
 )
-from dspyer.durable.journal import Durability, checked
-from dspyer.errors import GraphError
+from dspyer.graph.spec import Migrate
 from dspyer.nodes.answer_types import Interrupts
 from dspyer.nodes.build import node_name
 from dspyer.nodes.interrupt import InterruptOptions

@@ -1,1 +1,0 @@
-"""From the calls of a `Graph` to a checked, frozen blueprint."""
