@@ -14,9 +14,9 @@ from dspyer.nodes.base import Command, Context, Send
 from dspyer.nodes.live_access import LiveEntry, Peer
 from dspyer.patch import DELETE, Replace
 from dspyer.policies import Conflict, prefer
-from dspyer.program import CompiledGraph
 from dspyer.reducers import Updates
-from dspyer.run import Run
+from dspyer.runtime.program import CompiledGraph
+from dspyer.runtime.run import Run
 from dspyer.scheduler.topology import END, START
 from dspyer.schema.fields import Live, live
 from dspyer.schema.limits import limit

@@ -16,7 +16,7 @@ from dspyer.pictures.history import leaves_of, seconds, writes
 from dspyer.pictures.run import draw_run
 from dspyer.pictures.svg import FONT_SIZE, SMALL, text_width
 from dspyer.reducers import Updates
-from dspyer.run import Run
+from dspyer.runtime.run import Run
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -40,7 +40,7 @@ from dspyer.templates import Fill
 from dspyer.views import View
 
 if TYPE_CHECKING:
-    from dspyer.program import CompiledGraph
+    from dspyer.runtime.program import CompiledGraph
 
 
 class Graph:
@@ -358,7 +358,7 @@ class Graph:
             Traceback (most recent call last):
             dspyer.errors.GraphError: nothing starts: add an edge from START, for example add_edge(START, 'first')
         """
-        from dspyer.assembling import assemble
+        from dspyer.runtime.program import assemble
 
         check_limits(max_steps=max_steps, max_concurrency=max_concurrency)
         optional = {"max_calls": max_calls, "max_demo_turns": max_demo_turns, "warn_at": warn_at}

@@ -12,7 +12,7 @@ from dspyer.pictures.history import SHOWN, DisplayRow, leaves_of, outcome, row_l
 from dspyer.scheduler.run_state import path_text
 
 if TYPE_CHECKING:
-    from dspyer.run import Run
+    from dspyer.runtime.run import Run
 
 WIDTH = 100  # characters of a line
 LANES = 12  # branches beside each other; the others share the last lane

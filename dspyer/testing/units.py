@@ -21,8 +21,8 @@ from dspyer.nodes.context import Attempt, NoRun
 from dspyer.nodes.router import Router
 from dspyer.nodes.view_access import with_posts
 from dspyer.patch import plain_patch
-from dspyer.program import CompiledGraph
-from dspyer.running.sight import StateViews
+from dspyer.runtime.program import CompiledGraph
+from dspyer.runtime.session_views import StateViews
 from dspyer.scheduler.run_state import Branch
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState

@@ -12,7 +12,7 @@ import anyio
 from dspyer.blocking import cancellations, finish
 from dspyer.durable.rows import end_row
 from dspyer.errors import ConcurrentRunError, DspyerError, RunStoppedError, ThreadError
-from dspyer.request import Request
+from dspyer.runtime.request import Request
 from dspyer.threads.owning import leases, pauses
 from dspyer.threads.starting import OwnedRun
 

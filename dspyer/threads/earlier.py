@@ -26,7 +26,7 @@ from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, ThreadRow
 
 if TYPE_CHECKING:
-    from dspyer.program import CompiledGraph
+    from dspyer.runtime.program import CompiledGraph
 
 logger = logging.getLogger("dspyer")
 

@@ -13,7 +13,7 @@ from dspyer.durable.rows import NewRow, RowKind, manual_commit_row
 from dspyer.errors import ChangedGraphError, ThreadError, suggestion
 from dspyer.graph.spec import GraphSpec
 from dspyer.patch import DELETE, Replace
-from dspyer.running.opening import RunStart
+from dspyer.runtime.session import RunStart
 from dspyer.scheduler.run_state import active_branches
 from dspyer.scheduler.schedule import amend
 from dspyer.state import ImmutableState

@@ -14,8 +14,8 @@ from dspyer.durable.rows import RowKind, digest, end_row, manual_commit_row
 from dspyer.durable.snapshots import SnapshotState, load_snapshot_head, snapshot
 from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
 from dspyer.events import Commit
-from dspyer.request import Request
-from dspyer.run import Run
+from dspyer.runtime.request import Request
+from dspyer.runtime.run import Run
 from dspyer.scheduler.topology import END, START
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Point, RunRow, ThreadRow

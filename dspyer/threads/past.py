@@ -25,7 +25,7 @@ from dspyer.threads.shape import fingerprint_of
 from dspyer.threads.starting import RunStarter
 
 if TYPE_CHECKING:
-    from dspyer.program import CompiledGraph
+    from dspyer.runtime.program import CompiledGraph
 
 Moment = int | str | Mapping[str, Any]
 """A version, the id of a commit, or a state itself."""

@@ -26,7 +26,7 @@ from dspyer.stores.content import blob_id
 from dspyer.threads.decoding import named_classes
 
 if TYPE_CHECKING:
-    from dspyer.program import CompiledGraph
+    from dspyer.runtime.program import CompiledGraph
 
 FingerprintFacts = Mapping[str, Any]
 

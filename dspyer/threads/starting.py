@@ -16,8 +16,8 @@ from dspyer.durable.snapshots import load_snapshot_head
 from dspyer.errors import ChangedGraphError, ThreadError
 from dspyer.events import Question
 from dspyer.graph.spec import GraphSpec
-from dspyer.request import Request
-from dspyer.running.opening import RunStart
+from dspyer.runtime.request import Request
+from dspyer.runtime.session import RunStart
 from dspyer.scheduler.run_state import RunState
 from dspyer.scheduler.schedule import start
 from dspyer.scheduler.topology import START

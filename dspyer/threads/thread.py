@@ -11,11 +11,11 @@ import anyio.to_thread
 from dspyer.events import Question
 from dspyer.nodes.binding import resources_of
 from dspyer.redacting import Redactor
-from dspyer.request import Request
-from dspyer.run import Counts, Run, counts_in
-from dspyer.running.observing import Observe, ignore
+from dspyer.runtime.request import Request
+from dspyer.runtime.run import Counts, Run, counts_in
+from dspyer.runtime.session import Observe, ignore
+from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.state import ImmutableState
-from dspyer.streams import AsyncEvents, Events
 from dspyer.threads.changes import AllowChanged
 from dspyer.threads.claiming import ThreadLock
 from dspyer.threads.landing import MergeOnFinish

@@ -13,9 +13,9 @@ from dspyer.errors import ThreadError
 from dspyer.events import Commit
 from dspyer.nodes.binding import resources_of
 from dspyer.policies import Conflict, Policies
-from dspyer.request import Request
-from dspyer.run import Run
-from dspyer.running.observing import log_conflict
+from dspyer.runtime.request import Request
+from dspyer.runtime.run import Run
+from dspyer.runtime.session import log_conflict
 from dspyer.scheduler.join import Deciding
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Point, RunRow, Snapshot, ThreadRow

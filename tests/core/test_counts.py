@@ -7,7 +7,7 @@ from typing import Any
 import dspy
 
 from dspyer import END, START, CompiledGraph, Graph
-from dspyer.run import Counts
+from dspyer.runtime.run import Counts
 from dspyer.testing import ScriptedLM
 
 

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Send, reducers
-from dspyer.run import Run
+from dspyer.runtime.run import Run
 from dspyer.testing import NearestLM, ScriptedLM
 from tests.nodes.kit import COLOURS
 

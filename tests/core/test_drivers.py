@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from dspyer import END, START, Command, Context, Graph, MergedConflict, Run, Send, reducers
 from dspyer.errors import CallLimitError, InputError, NodeOutputError, RouteError, StepLimitError
 from dspyer.events import Committed, Emitted, Forked, Joined, NodeFailed, NodeStarted, RunEnded, RunStarted
-from dspyer.running import crews
+from dspyer.runtime import workers as crews
 
 from .conftest import PLAYS, Play
 from .test_schedule import Plan, plans

@@ -23,7 +23,7 @@ from dspyer import (
     view,
 )
 from dspyer.errors import GraphError, RouteError
-from dspyer.run import Run
+from dspyer.runtime.run import Run
 from dspyer.testing import ScriptedLM, route, stub
 from tests.nodes.kit import COLOURS
 

@@ -27,7 +27,7 @@ from dspyer.errors import (
     annotate,
 )
 from dspyer.events import Emitted
-from dspyer.running.crews import ThreadWorkers, _tasks
+from dspyer.runtime.workers import ThreadWorkers, _tasks
 from dspyer.testing import ScriptedLM
 
 from .conftest import Play

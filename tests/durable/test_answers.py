@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from dspyer import END, START, Context, Graph, errors
-from dspyer.program import CompiledGraph
+from dspyer.runtime.program import CompiledGraph
 from dspyer.stores import Memory
 from dspyer.stores.base import Store
 

@@ -12,7 +12,7 @@ from dspyer import END, START, Context, Graph
 from dspyer.durable.journal import BATCH_SIZE, Journal
 from dspyer.durable.rows import NewRow, RowKind
 from dspyer.errors import GraphError, StoreError
-from dspyer.program import CompiledGraph
+from dspyer.runtime.program import CompiledGraph
 from dspyer.stores import Store, open_store
 from dspyer.stores.base import Change
 from dspyer.stores.memory import Memory

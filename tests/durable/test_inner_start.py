@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, Graph, reducers
-from dspyer.program import CompiledGraph
+from dspyer.runtime.program import CompiledGraph
 from dspyer.testing import ScriptedLM
 
 

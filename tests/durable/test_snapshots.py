@@ -17,7 +17,7 @@ from dspyer import END, START, Graph, ImmutableState, reducers
 from dspyer.durable.forms import CHUNK, SnapshotEncoder
 from dspyer.durable.rows import digest
 from dspyer.durable.snapshots import AT_END, EVERY, SnapshotContent, SnapshotState, latest
-from dspyer.program import CompiledGraph
+from dspyer.runtime.program import CompiledGraph
 from dspyer.stores import Store, open_store
 from dspyer.stores.base import Point, Row
 from dspyer.stores.content import Allowance

@@ -16,7 +16,7 @@ from dspyer.events import Commit, Exchange
 from dspyer.nodes.live_access import Waiter
 from dspyer.policies import Policies
 from dspyer.reducers import Updates
-from dspyer.running.waiting import LiveWaiters
+from dspyer.runtime.live import LiveWaiters
 from dspyer.scheduler.live_deadlock import Held, Origin, Reach, Waiting, released
 from dspyer.scheduler.loops import Edge
 from dspyer.scheduler.run_state import Branch, Execution, RunState, Target, Transition

@@ -25,7 +25,7 @@ from pydantic import BaseModel
 from dspyer import END, START, CompiledGraph, Context, Graph, LiveEntry, Run, Updates, live, reducers
 from dspyer.durable.memo import RecordedPost
 from dspyer.events import Commit
-from dspyer.running.board import LiveBuffer, ReaderCursor
+from dspyer.runtime.live_buffer import LiveBuffer, ReaderCursor
 from dspyer.schema.schema import Schema
 from dspyer.stores import Memory
 from dspyer.values.frozen import thaw

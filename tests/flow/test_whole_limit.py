@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from dspyer import DELETE, END, START, Command, Graph, Replace, Send, errors, limit, live, reducers
 from dspyer.events import Committed
-from dspyer.run import Run
+from dspyer.runtime.run import Run
 from dspyer.schema import limits
 from dspyer.schema.limits import total_of
 from dspyer.schema.schema import Schema

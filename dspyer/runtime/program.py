@@ -10,26 +10,25 @@ import dspy
 
 from dspyer.dspy_module.parameters import copy_tree, every_parameter, load_parameters, without_histories
 from dspyer.dspy_module.signatures import own_signatures
-from dspyer.dspy_module.source import reduce_program
+from dspyer.dspy_module.source import reduce_program, source_class
 from dspyer.dspy_module.tracing import hand_over
 from dspyer.durable.guarding import Guarded
 from dspyer.durable.replaying import replay
 from dspyer.errors import InputError, Interrupted, ThreadError
+from dspyer.graph.compile import fill_templates
 from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.answer_types import Interrupts, answering, first_of
 from dspyer.nodes.base import Call
 from dspyer.nodes.binding import check_resources, resources_of
 from dspyer.patch import DELETE
-from dspyer.request import REQUEST, Request, changes, inside, request_inside
-from dspyer.run import Run
-from dspyer.running.drivers import adrive, drive
-from dspyer.running.live import LiveSession
-from dspyer.running.observing import Observe, ignore
-from dspyer.running.opening import RunStart
-from dspyer.running.session import Session
+from dspyer.runtime.drivers import adrive, drive
+from dspyer.runtime.live import LiveSession
+from dspyer.runtime.request import REQUEST, Request, changes, inside, request_inside
+from dspyer.runtime.run import Run
+from dspyer.runtime.session import Observe, RunStart, Session, ignore
+from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.state import ImmutableState
 from dspyer.stores import Store
-from dspyer.streams import AsyncEvents, Events
 from dspyer.threads.thread import Thread
 from dspyer.values.freezing import same
 from dspyer.values.frozen import thaw
@@ -409,3 +408,35 @@ class CompiledGraph(dspy.Module):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return reduce_program(without_histories(self))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# From a blueprint to the program that runs it.
+
+
+def assemble(
+    blueprint: GraphSpec, modules: Mapping[str, dspy.Module], text: str, store: Store | None = None
+) -> CompiledGraph:
+    """Makes the program of a blueprint, with copies of the modules; modules that share a part go on sharing it.
+
+    Args:
+        blueprint: the graph.
+        modules: the user's modules by attribute.
+        text: the graph as source text.
+        store: where its threads are kept.
+
+    Returns:
+        The program.
+    """
+    copies = copy_tree(dict(modules), {})
+    for name, module in copies.items():
+        if name in blueprint.frozen and not getattr(module, "_dspyer_program", False):
+            module._compiled = True
+        if name in blueprint.thawed:
+            for _, inner in module.named_sub_modules():
+                inner._compiled = False
+    fill_templates(blueprint, copies)
+    program = source_class(blueprint.name, CompiledGraph, text)(blueprint, copies)
+    own_signatures(program, retag=True)
+    program._store = store
+    return program

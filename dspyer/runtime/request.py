@@ -16,12 +16,9 @@ from dspyer.errors import Interrupt, Interrupted, RunStoppedError, original
 from dspyer.nodes.base import Call
 from dspyer.patch import DELETE
 from dspyer.reducers import Updates
-from dspyer.run import Run
-from dspyer.running.gather import NodeRunner
-from dspyer.running.observing import Observe, ignore
-from dspyer.running.opening import RunStart
-from dspyer.running.session import Ended, Session
-from dspyer.running.stopping import StopSignal
+from dspyer.runtime.execution import NodeRunner
+from dspyer.runtime.run import Run
+from dspyer.runtime.session import Ended, Observe, RunStart, Session, StopSignal, ignore
 from dspyer.scheduler.lineage import lineage
 from dspyer.values.freezing import same
 

@@ -14,8 +14,8 @@ from dspyer.pictures.lanes import Lanes
 from dspyer.pictures.report import describe
 from dspyer.pictures.run import draw_run
 from dspyer.pictures.tokens import Count, Tokens, count_tokens
-from dspyer.running.session import Ended
-from dspyer.running.sight import Sent
+from dspyer.runtime.session import Ended
+from dspyer.runtime.session_views import Sent
 from dspyer.scheduler.lineage import LogEntry, last_writer, lineage, touches, value_at
 from dspyer.state import ImmutableState
 from dspyer.views import tokens_in

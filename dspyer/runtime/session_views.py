@@ -41,7 +41,7 @@ from dspyer.views import Look, chosen, shown
 
 if TYPE_CHECKING:
     from dspyer.graph.spec import GraphSpec
-    from dspyer.running.session import Session
+    from dspyer.runtime.session import Session
 
 EarlierCommits = Callable[[str], Behind]
 """Gives, for a field, what lies behind a run. It is asked once somebody looks there."""

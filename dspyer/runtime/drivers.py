@@ -14,11 +14,9 @@ from dspyer.errors import DspyerError, Interrupt
 from dspyer.nodes.base import Decision, Reply
 from dspyer.nodes.router import Router
 from dspyer.nodes.sync_async import async_bridge
-from dspyer.running.crews import TaskWorkers, ThreadWorkers, WorkOutcome, aattempt_here, attempt_here
-from dspyer.running.gather import NodeRunner
-from dspyer.running.scripts import CallScript, script
-from dspyer.running.session import Session
-from dspyer.running.stopping import CANCELLED
+from dspyer.runtime.execution import CallScript, NodeRunner, script
+from dspyer.runtime.session import CANCELLED, Session
+from dspyer.runtime.workers import TaskWorkers, ThreadWorkers, WorkOutcome, aattempt_here, attempt_here
 from dspyer.scheduler.run_state import Execution, Transition
 from dspyer.scheduler.schedule import plan
 

@@ -22,10 +22,9 @@ import anyio
 
 from dspyer.errors import RunStoppedError
 from dspyer.events import Event
-from dspyer.request import Request
-from dspyer.run import Run
-from dspyer.running.observing import Observe
-from dspyer.running.stopping import CANCELLED, CLOSED, DROPPED, EXITING
+from dspyer.runtime.request import Request
+from dspyer.runtime.run import Run
+from dspyer.runtime.session import CANCELLED, CLOSED, DROPPED, EXITING, Observe
 
 NOT_OVER = (
     "the run of this stream is not over: read its events to the end, or close the stream, then look at stream.run"

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from secrets import token_hex
+from threading import Lock
 from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dspyer.dspy_module.tracing import Steps, tokens_used
 from dspyer.durable.journal import Before, Journal
 from dspyer.durable.memo import MISSING, AnswerSource, ExecutionRecords, RecordKey, no_answer
-from dspyer.durable.rows import COMMITS, CommitHeader, NewRow, RowKind, end_row
+from dspyer.durable.rows import COMMITS, CommitHeader, NewRow, RowKind, commit_row, end_row
 from dspyer.durable.snapshots import SnapshotState
-from dspyer.errors import Interrupt, RunStoppedError, annotate, original
-from dspyer.events import Asked, BranchPath, Commit, ConflictFound, Event, NodeFailed, Question, RunEnded, RunStarted
+from dspyer.errors import Interrupt, RunStoppedError, annotate, brief, original
+from dspyer.events import (
+    Asked,
+    BranchPath,
+    Commit,
+    ConflictFound,
+    Event,
+    MergedConflict,
+    NodeFailed,
+    Question,
+    RunEnded,
+    RunStarted,
+)
 from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.context import Attempt
 from dspyer.nodes.live_access import NotLive, Peer
 from dspyer.nodes.map import MapNode
-from dspyer.patch import sealed
+from dspyer.patch import DELETE, Replace, diff_value, sealed
 from dspyer.redacting import Redactor
-from dspyer.running.observing import Observe, ignore, log_conflict
-from dspyer.running.opening import RunStart
-from dspyer.running.saving import PendingRows
-from dspyer.running.sight import Fields, SessionViews
-from dspyer.running.stopping import StopSignal
+from dspyer.runtime.session_views import EarlierCommits, Fields, SessionViews
 from dspyer.scheduler.lineage import lineage
 from dspyer.scheduler.run_state import (
     Asking,
@@ -34,19 +44,185 @@ from dspyer.scheduler.run_state import (
     Failure,
     Group,
     RunState,
+    Target,
     Transition,
     execution_id,
     path_text,
 )
-from dspyer.scheduler.schedule import advance, begin, limit_at, plan
+from dspyer.scheduler.schedule import advance, begin, limit_at, plan, start
+from dspyer.scheduler.topology import Topology
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Row
 from dspyer.values.freezing import same
-from dspyer.values.frozen import FrozenList
+from dspyer.values.frozen import FrozenDict, FrozenList
 from dspyer.views import Look
 
 if TYPE_CHECKING:
     import dspy
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# How a run begins.
+
+
+class RunStart(NamedTuple):
+    """How a run begins.
+
+    Attributes:
+        run: the run before its first commit; one that is taken up again has its commits already.
+        patch: the patch of its first commit.
+        state: the state after that.
+        run_id: its id.
+        label: a name of the run that is the same however often it is taken up; in front of what is named after its
+            commits. Empty for a run that is not stored.
+        earlier: what lies behind it; None for nothing.
+        taken: what stands before the ids of the commits that it has already, which are named after the part of the run
+            that has made them; with the place at which the next part begins.
+    """
+
+    run: RunState
+    patch: Mapping[str, Any]
+    state: ImmutableState
+    run_id: str
+    label: tuple[str, ...] = ()
+    earlier: EarlierCommits | None = None
+    taken: tuple[tuple[int, str], ...] = ()
+
+    @classmethod
+    def of(cls, topology: Topology, state: ImmutableState) -> RunStart:
+        """A run of its own, with the state that its inputs make."""
+        patch = {name: diff_value(DELETE, value) for name, value in state.raw_items()}
+        return cls(start(topology), patch, state, token_hex(16))
+
+    def to_replay(self) -> RunStart:
+        """The same with a patch that can be folded again: the whole values of fields with a reducer are no updates."""
+        reducer = self.run.topology.schema.reducer
+        patch = {
+            name: update if reducer(name) is None else Replace(self.state.raw(name))
+            for name, update in self.patch.items()
+        }
+        return self._replace(patch=patch)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Writing a run down as it goes on: what has happened since the last write, and when it counts.
+
+ItemsOf = Callable[[Commit], tuple[str, int] | None]
+
+
+class PendingRows:
+    """What has happened in a session since its run was last written down.
+
+    Attributes:
+        run: the run as it was written.
+        events: what was not shown yet.
+    """
+
+    def __init__(self, run: RunState) -> None:
+        self.run = run
+        self.events: list[Event] = []
+        self._overlays: dict[str, tuple[FrozenDict[str, Any] | None, ...]] = {}
+
+    def sent(self, execution_id: str, targets: Sequence[Target]) -> None:
+        """Notes what an execution sends to its targets."""
+        if len(targets) != 1 or targets[0].overlay is not None:
+            self._overlays[execution_id] = tuple([target.overlay for target in targets])
+
+    def drafts(
+        self, run: RunState, scope: tuple[str, ...], opening: Mapping[str, Any], items_of: ItemsOf
+    ) -> list[NewRow]:
+        """The rows of the commits that were not written yet.
+
+        Args:
+            run: the run as it is now.
+            scope: the executions around it.
+            opening: the patch with which it was opened.
+            items_of: the field of a map whose results have rows of their own, and how many there are.
+        """
+        found = []
+        log = run.log
+        for place in range(len(self.run.log), len(log)):
+            entry = log[place]
+            commit = entry.commit
+            overlays = self._overlays.pop(commit.id, ()) if self._overlays else ()
+            found.append(commit_row(entry, place, scope, overlays, commit.patch is opening, items_of(commit)))
+        return found
+
+    def take(self, run: RunState) -> list[Event]:
+        """Takes a run as written, and gives the events that may be shown now."""
+        events, self.events, self.run = self.events, [], run
+        return events
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Stopping a run before its end: why, and what has to hear of it.
+
+CLOSED = "its stream was closed"
+DROPPED = "the reader of its stream went away"
+EXITING = "its process ended"
+CANCELLED = "its task was cancelled"
+
+
+class StopSignal:
+    """Whether a run, with the runs inside of it, is to stop. May be used from any thread.
+
+    Attributes:
+        reason: why; None as long as it is not to stop. The first reason counts.
+    """
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self._lock = Lock()
+        self._calls: dict[int, Callable[[str], object]] = {}
+        self._last = 0
+
+    def stop(self, reason: str) -> None:
+        """Lets nothing new start."""
+        with self._lock:
+            if self.reason is not None:
+                return
+            self.reason = reason
+            calls = list(self._calls.values())
+        for call in calls:
+            call(reason)
+
+    @contextmanager
+    def calling(self, call: Callable[[str], object]) -> Iterator[None]:
+        """Calls something with the reason if the run is stopped during the block, or was before."""
+        with self._lock:
+            self._last += 1
+            key, reason = self._last, self.reason
+            self._calls[key] = call
+        try:
+            if reason is not None:
+                call(reason)
+            yield
+        finally:
+            with self._lock:
+                del self._calls[key]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Where the events of a run go.
+
+Observe = Callable[[Event], None]
+"""Gets each event as it happens."""
+
+logger = logging.getLogger("dspyer")
+
+
+def log_conflict(conflict: MergedConflict) -> None:
+    """A resolved conflict is a warning: somebody's write did not last."""
+    if conflict.winner is not None:
+        path = ".".join(map(str, conflict.path))
+        writers = ", ".join(author for author, _ in conflict.values)
+        decided = f"{brief(conflict.value)} by {conflict.winner}"
+        logger.warning("join at %s: %s wrote %r, %s kept %s", conflict.join, writers, path, conflict.policy, decided)
+
+
+def ignore(event: Event) -> None:
+    """Where events go when nobody listens."""
+
 
 GO_ON = "What it has committed is kept: continue it with t.resume()"
 START_AGAIN = (
