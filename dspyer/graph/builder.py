@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import dspy
 from pydantic import BaseModel
 
-from dspyer.durable.journal import Durability, checked
 from dspyer.errors import GraphError
 from dspyer.graph.compile import Assembly
 from dspyer.graph.declarations import (
@@ -30,6 +29,7 @@ from dspyer.graph.spec import Migrate
 from dspyer.nodes.answer_types import Interrupts
 from dspyer.nodes.build import node_name
 from dspyer.nodes.interrupt import InterruptOptions
+from dspyer.persistence.journal import Durability, checked
 from dspyer.policies import Policies
 from dspyer.redacting import Redact
 from dspyer.scheduler.topology import END, START  # noqa: F401 - for the examples below

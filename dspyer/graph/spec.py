@@ -6,13 +6,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dspyer.durable.journal import Durability
-from dspyer.durable.memo import AnswerSource, no_answer
 from dspyer.errors import InputError, RouteError, shown_names, suggestion
 from dspyer.nodes.base import Node, Send
 from dspyer.nodes.condense import Condensers
 from dspyer.nodes.function import FunctionNode
 from dspyer.nodes.router import Router
+from dspyer.persistence.execution_records import AnswerSource, no_answer
+from dspyer.persistence.journal import Durability
 from dspyer.pictures.graph import Picture, draw_mermaid, draw_svg
 from dspyer.redacting import Redact, Redaction, hiding
 from dspyer.scheduler.run_values import is_counted

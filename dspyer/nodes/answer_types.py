@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from dspyer.durable.memo import MISSING, AnswerSource, no_answer
 from dspyer.errors import InputError, brief
 from dspyer.events import Question
+from dspyer.persistence.execution_records import MISSING, AnswerSource, no_answer
 from dspyer.values.frozen import thaw
 
 Interrupts: TypeAlias = Mapping[str, Any] | Callable[[Question], Any] | None

@@ -9,9 +9,6 @@ from hashlib import blake2b
 from typing import Any, Protocol
 
 from dspyer.blocking import cancellations
-from dspyer.durable.journal import Journal
-from dspyer.durable.memo import MISSING, AnswerSource, ExecutionRecords, RecordKey, effect_row, item_row, no_answer
-from dspyer.durable.rows import NewRow
 from dspyer.errors import AttemptError, InputError, Interrupt, StateError, brief
 from dspyer.events import BranchPath, Emitted, Event, Question
 from dspyer.hints import signature_of
@@ -19,6 +16,17 @@ from dspyer.nodes.answer_types import schema_of, validated
 from dspyer.nodes.live_access import LiveHost, NotLive
 from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.view_access import NoRunViews, ViewSource
+from dspyer.persistence.execution_records import (
+    MISSING,
+    AnswerSource,
+    ExecutionRecords,
+    RecordKey,
+    effect_row,
+    item_row,
+    no_answer,
+)
+from dspyer.persistence.journal import Journal
+from dspyer.persistence.rows import NewRow
 from dspyer.scheduler.run_state import Branch
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import thaw

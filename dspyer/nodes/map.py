@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from dspyer.durable.memo import MISSING
 from dspyer.errors import Interrupt, NodeOutputError, annotate, brief
 from dspyer.events import ItemFinished, ItemStarted
 from dspyer.nodes.base import Built, Call, Context, Node, Reply
@@ -17,6 +16,7 @@ from dspyer.nodes.module import ModuleNode, module_io
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.outputs import RESULT
 from dspyer.nodes.subgraph import SubgraphNode, SubgraphProgram
+from dspyer.persistence.execution_records import MISSING
 from dspyer.schema.type_fit import item_check, misfit, value_type
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict, FrozenList

@@ -8,8 +8,6 @@ from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from dspyer.dspy_module.tracing import hand_over
-from dspyer.durable.journal import Journal
-from dspyer.durable.memo import AnswerSource, ExecutionRecords, RecordKey
 from dspyer.errors import Interrupt, RouteError, shown_names
 from dspyer.events import Question
 from dspyer.nodes.base import Call, Context, Decision, Node, Reply, Runner, Send
@@ -18,6 +16,8 @@ from dspyer.nodes.context import Attempt
 from dspyer.nodes.router import Router
 from dspyer.nodes.view_access import with_posts
 from dspyer.patch import DELETE, Replace, diff_value
+from dspyer.persistence.execution_records import AnswerSource, ExecutionRecords, RecordKey
+from dspyer.persistence.journal import Journal
 from dspyer.reducers import Updates
 from dspyer.runtime.live import LiveSession
 from dspyer.runtime.session import Observe, Session, StopSignal

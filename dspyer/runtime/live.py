@@ -18,13 +18,13 @@ from threading import RLock
 from typing import Any
 
 from dspyer.dspy_module.tracing import Steps
-from dspyer.durable.memo import RecordedPost
-from dspyer.durable.rows import post_row, withdraw_row
 from dspyer.errors import AttemptError, InputError, Interrupt, MergeConflictError
 from dspyer.events import BranchPath, Commit, Exchange, Heard, LiveConflict, Posted, Withdrawn
 from dspyer.nodes.context import Attempt
 from dspyer.nodes.live_access import LiveEntry, Source, Verdict, Waiter
 from dspyer.patch import DELETE, Replace, update_size
+from dspyer.persistence.execution_records import RecordedPost
+from dspyer.persistence.rows import post_row, withdraw_row
 from dspyer.runtime.live_buffer import LiveBuffer, Meeting, ReaderCursor, single_updates
 from dspyer.runtime.session import Session
 from dspyer.scheduler.live_deadlock import Held, Origin, Reach, Waiting, released

@@ -20,11 +20,11 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from dspyer.durable.memo import RecordedPost
 from dspyer.errors import NodeOutputError
 from dspyer.events import BranchPath, Exchange
 from dspyer.nodes.live_access import LiveEntry, latest_value
 from dspyer.patch import DELETE, Replace, single
+from dspyer.persistence.execution_records import RecordedPost
 from dspyer.reducers import Keyed, Updates
 from dspyer.scheduler.provenance import whole_parts
 from dspyer.scheduler.run_state import Branch, is_behind

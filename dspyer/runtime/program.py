@@ -12,8 +12,6 @@ from dspyer.dspy_module.parameters import copy_tree, every_parameter, load_param
 from dspyer.dspy_module.signatures import own_signatures
 from dspyer.dspy_module.source import reduce_program, source_class
 from dspyer.dspy_module.tracing import hand_over
-from dspyer.durable.guarding import Guarded
-from dspyer.durable.replaying import replay
 from dspyer.errors import InputError, Interrupted, ThreadError
 from dspyer.graph.compile import fill_templates
 from dspyer.graph.spec import GraphSpec
@@ -21,6 +19,8 @@ from dspyer.nodes.answer_types import Interrupts, answering, first_of
 from dspyer.nodes.base import Call
 from dspyer.nodes.binding import check_resources, resources_of
 from dspyer.patch import DELETE
+from dspyer.persistence.replay import replay
+from dspyer.persistence.store_errors import Guarded
 from dspyer.runtime.drivers import adrive, drive
 from dspyer.runtime.live import LiveSession
 from dspyer.runtime.request import REQUEST, Request, changes, inside, request_inside

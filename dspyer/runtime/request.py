@@ -10,11 +10,11 @@ from typing import Any
 
 import dspy
 
-from dspyer.durable.journal import Journal
-from dspyer.durable.memo import AnswerSource, ExecutionRecords, no_answer
 from dspyer.errors import Interrupt, Interrupted, RunStoppedError, original
 from dspyer.nodes.base import Call
 from dspyer.patch import DELETE
+from dspyer.persistence.execution_records import AnswerSource, ExecutionRecords, no_answer
+from dspyer.persistence.journal import Journal
 from dspyer.reducers import Updates
 from dspyer.runtime.execution import NodeRunner
 from dspyer.runtime.run import Run

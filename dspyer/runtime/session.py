@@ -12,10 +12,6 @@ from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dspyer.dspy_module.tracing import Steps, tokens_used
-from dspyer.durable.journal import Before, Journal
-from dspyer.durable.memo import MISSING, AnswerSource, ExecutionRecords, RecordKey, no_answer
-from dspyer.durable.rows import COMMITS, CommitHeader, NewRow, RowKind, commit_row, end_row
-from dspyer.durable.snapshots import SnapshotState
 from dspyer.errors import Interrupt, RunStoppedError, annotate, brief, original
 from dspyer.events import (
     Asked,
@@ -34,6 +30,10 @@ from dspyer.nodes.context import Attempt
 from dspyer.nodes.live_access import NotLive, Peer
 from dspyer.nodes.map import MapNode
 from dspyer.patch import DELETE, Replace, diff_value, sealed
+from dspyer.persistence.execution_records import MISSING, AnswerSource, ExecutionRecords, RecordKey, no_answer
+from dspyer.persistence.journal import Before, Journal
+from dspyer.persistence.rows import COMMITS, CommitHeader, NewRow, RowKind, commit_row, end_row
+from dspyer.persistence.snapshots import SnapshotState
 from dspyer.redacting import Redactor
 from dspyer.runtime.session_views import EarlierCommits, Fields, SessionViews
 from dspyer.scheduler.lineage import lineage

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from dspyer.durable.memo import ExecutionRecords, RecordKey
 from dspyer.errors import InputError, ThreadError, brief
 from dspyer.events import Question
 from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.answer_types import validated
 from dspyer.nodes.interrupt import InterruptNode
+from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
 from dspyer.values.freezing import freeze, same
 
 

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 import anyio
 
 from dspyer.blocking import cancellations, finish
-from dspyer.durable.rows import end_row
 from dspyer.errors import ConcurrentRunError, DspyerError, RunStoppedError, ThreadError
+from dspyer.persistence.rows import end_row
 from dspyer.runtime.request import Request
 from dspyer.threads.owning import leases, pauses
 from dspyer.threads.starting import OwnedRun

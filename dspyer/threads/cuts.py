@@ -7,15 +7,23 @@ from collections.abc import Callable, Mapping
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from dspyer.durable.contents import CommitContent
-from dspyer.durable.cutting import RowNumbers, left_out, outermost, spans, without
-from dspyer.durable.history import ListedCommit
-from dspyer.durable.memo import ExecutionRecords
-from dspyer.durable.reading import RunRows, read_run, read_runs
-from dspyer.durable.replaying import update_commit
-from dspyer.durable.rows import COMMITS, CommitHeader, NewRow, RowKind, digest, end_row, manual_commit_row, open_row
 from dspyer.errors import ThreadError, suggestion
 from dspyer.events import Commit
+from dspyer.persistence.execution_records import ExecutionRecords
+from dspyer.persistence.history import ListedCommit
+from dspyer.persistence.reader import RowNumbers, RunRows, left_out, outermost, read_run, read_runs, spans, without
+from dspyer.persistence.replay import update_commit
+from dspyer.persistence.rows import (
+    COMMITS,
+    CommitContent,
+    CommitHeader,
+    NewRow,
+    RowKind,
+    digest,
+    end_row,
+    manual_commit_row,
+    open_row,
+)
 from dspyer.scheduler.run_state import Branch, active_branches, execution_id
 from dspyer.scheduler.topology import END
 from dspyer.state import ImmutableState

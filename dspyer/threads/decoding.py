@@ -13,10 +13,9 @@ from typing import Any, get_args, get_type_hints
 
 from pydantic import BaseModel
 
-from dspyer.durable.contents import CommitContent
-from dspyer.durable.rows import COMMITS, CommitHeader
 from dspyer.errors import StateError
 from dspyer.patch import Replace
+from dspyer.persistence.rows import COMMITS, CommitContent, CommitHeader
 from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema
 from dspyer.stores.base import Change, Row

@@ -13,12 +13,12 @@ from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
-from dspyer.durable.blocks import Line, block_of, spans
-from dspyer.durable.history import ListedCommit
-from dspyer.durable.reading import HistoryReader
-from dspyer.durable.snapshots import load_snapshot_head
 from dspyer.graph.spec import GraphSpec
 from dspyer.patch import DELETE
+from dspyer.persistence.history import ListedCommit
+from dspyer.persistence.history_parts import Line, block_of, spans
+from dspyer.persistence.reader import HistoryReader
+from dspyer.persistence.snapshots import load_snapshot_head
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.provenance import Behind, FieldIndex, FieldIndexes, Folded
 from dspyer.scheduler.topology import START

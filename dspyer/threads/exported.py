@@ -11,9 +11,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dspyer.durable.forms import piece_id
-from dspyer.durable.snapshots import readable
 from dspyer.errors import DspyerError, StateError, StoreError
+from dspyer.persistence.snapshot_encoding import piece_id
+from dspyer.persistence.snapshots import readable
 from dspyer.stores.content import Allowance, Content, blob_id
 from dspyer.values import json as encoding
 from dspyer.values.types import Opaque

@@ -12,9 +12,9 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from dspyer.durable.journal import Journal
-from dspyer.durable.reading import goes_in_circles
 from dspyer.errors import ConcurrentRunError, StateError, StoreError
+from dspyer.persistence.journal import Journal
+from dspyer.persistence.reader import goes_in_circles
 from dspyer.stores.admission import same_row, same_run
 from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store, ThreadRow
 from dspyer.stores.content import Allowance, Content

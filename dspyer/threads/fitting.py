@@ -6,13 +6,12 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from dspyer.durable.contents import CommitContent
-from dspyer.durable.reading import HistoryReader, RunRows, rename_nodes
-from dspyer.durable.replaying import update_commit
-from dspyer.durable.rows import NewRow, RowKind, manual_commit_row
 from dspyer.errors import ChangedGraphError, ThreadError, suggestion
 from dspyer.graph.spec import GraphSpec
 from dspyer.patch import DELETE, Replace
+from dspyer.persistence.reader import HistoryReader, RunRows, rename_nodes
+from dspyer.persistence.replay import update_commit
+from dspyer.persistence.rows import CommitContent, NewRow, RowKind, manual_commit_row
 from dspyer.runtime.session import RunStart
 from dspyer.scheduler.run_state import active_branches
 from dspyer.scheduler.schedule import amend

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from threading import Lock
 
-from dspyer.durable.history import History, ListedCommit
-from dspyer.durable.reading import HistoryReader
+from dspyer.persistence.history import History, ListedCommit
+from dspyer.persistence.reader import HistoryReader
 from dspyer.stores.base import Point, ThreadRow
 
 

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from secrets import token_hex
 from typing import Any
 
-from dspyer.durable.contents import CommitContent
-from dspyer.durable.journal import Journal
-from dspyer.durable.reading import read_run
-from dspyer.durable.rows import RowKind, digest, end_row, manual_commit_row
-from dspyer.durable.snapshots import SnapshotState, load_snapshot_head, snapshot
 from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
 from dspyer.events import Commit
+from dspyer.persistence.journal import Journal
+from dspyer.persistence.reader import read_run
+from dspyer.persistence.rows import CommitContent, RowKind, digest, end_row, manual_commit_row
+from dspyer.persistence.snapshots import SnapshotState, load_snapshot_head, snapshot
 from dspyer.runtime.request import Request
 from dspyer.runtime.run import Run
 from dspyer.scheduler.topology import END, START

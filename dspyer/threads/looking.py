@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dspyer.dspy_module.tracing import add_tokens
-from dspyer.durable.reading import end_in, newest, read_runs
-from dspyer.durable.rows import CommitHeader, RowKind
+from dspyer.persistence.reader import end_in, newest, read_runs
+from dspyer.persistence.rows import CommitHeader, RowKind
 from dspyer.stores.base import Point, Row, Store
 from dspyer.threads.owning import is_alive
 

@@ -6,11 +6,10 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from dspyer.durable.contents import CommitContent
-from dspyer.durable.history import History
-from dspyer.durable.rows import NewRow, RowKind, digest, end_row, manual_commit_row
 from dspyer.events import Commit, MergedConflict
 from dspyer.patch import DELETE, Replace, diff_value, resets, single
+from dspyer.persistence.history import History
+from dspyer.persistence.rows import CommitContent, NewRow, RowKind, digest, end_row, manual_commit_row
 from dspyer.policies import Policies
 from dspyer.reducers import Updates
 from dspyer.scheduler.join import ConflictRaisedError, Deciding, Join, value_under

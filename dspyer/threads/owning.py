@@ -13,8 +13,8 @@ from pathlib import Path
 from secrets import token_hex
 from threading import Event, Lock, Thread
 
-from dspyer.durable.journal import Journal
 from dspyer.errors import ConcurrentRunError
+from dspyer.persistence.journal import Journal
 from dspyer.stores.base import Owner, ThreadRow
 
 AT = "@"

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from dspyer.durable.blocks import Block, Line, RunSpan, block_around, block_of, spans
-from dspyer.durable.reading import HistoryReader
-from dspyer.durable.rows import COMMITS, CommitHeader
-from dspyer.durable.snapshots import EVERY, load_snapshot_head
 from dspyer.events import Commit
 from dspyer.patch import Replace
+from dspyer.persistence.history_parts import Block, Line, RunSpan, block_around, block_of, spans
+from dspyer.persistence.reader import HistoryReader
+from dspyer.persistence.rows import COMMITS, CommitHeader
+from dspyer.persistence.snapshots import EVERY, load_snapshot_head
 from dspyer.scheduler.lineage import LogEntry, last_writer, lineage, value_at
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from dspyer.durable.guarding import Guarded
-from dspyer.durable.history import History, ListedCommit, inner_commits
-from dspyer.durable.reading import HistoryReader, RunRows, read_runs
-from dspyer.durable.rows import RowKind, digest
-from dspyer.durable.snapshots import latest
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import Commit
+from dspyer.persistence.history import History, ListedCommit, inner_commits
+from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
+from dspyer.persistence.rows import RowKind, digest
+from dspyer.persistence.snapshots import latest
+from dspyer.persistence.store_errors import Guarded
 from dspyer.scheduler.lineage import last_writer, lineage, touches, value_at
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Store, ThreadRow

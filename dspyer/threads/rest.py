@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dspyer.durable.forms import SnapshotEncoder
-from dspyer.durable.reading import RunRows
 from dspyer.errors import OpenRunError, StoreError
+from dspyer.persistence.reader import RunRows
+from dspyer.persistence.snapshot_encoding import SnapshotEncoder
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, ThreadRow
 

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from dspyer.durable.forms import SnapshotEncoder
-from dspyer.durable.journal import Journal
-from dspyer.durable.memo import ExecutionRecords, answer_row
-from dspyer.durable.reading import HistoryReader, RunRows, read_run
-from dspyer.durable.replaying import replay
-from dspyer.durable.rows import COMMITS, CommitHeader, NewRow, RowKind, open_row, resume_row
-from dspyer.durable.snapshots import load_snapshot_head
 from dspyer.errors import ChangedGraphError, ThreadError
 from dspyer.events import Question
 from dspyer.graph.spec import GraphSpec
+from dspyer.persistence.execution_records import ExecutionRecords, answer_row
+from dspyer.persistence.journal import Journal
+from dspyer.persistence.reader import HistoryReader, RunRows, read_run
+from dspyer.persistence.replay import replay
+from dspyer.persistence.rows import COMMITS, CommitHeader, NewRow, RowKind, open_row, resume_row
+from dspyer.persistence.snapshot_encoding import SnapshotEncoder
+from dspyer.persistence.snapshots import load_snapshot_head
 from dspyer.runtime.request import Request
 from dspyer.runtime.session import RunStart
 from dspyer.scheduler.run_state import RunState

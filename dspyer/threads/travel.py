@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Self
 
-from dspyer.durable.history import History
-from dspyer.durable.memo import ExecutionRecords
-from dspyer.durable.rows import NewRow, end_row, resume_row
 from dspyer.errors import ThreadError
 from dspyer.events import Commit
 from dspyer.nodes.binding import resources_of
+from dspyer.persistence.execution_records import ExecutionRecords
+from dspyer.persistence.history import History
+from dspyer.persistence.rows import NewRow, end_row, resume_row
 from dspyer.policies import Conflict, Policies
 from dspyer.runtime.request import Request
 from dspyer.runtime.run import Run

@@ -6,13 +6,12 @@ import os
 from functools import partial
 from typing import Any, NamedTuple
 
-from dspyer.durable.contents import CommitContent, encode_commit_content
-from dspyer.durable.forms import SnapshotEncoder
-from dspyer.durable.reading import HistoryReader, run_of
-from dspyer.durable.replaying import written_of
-from dspyer.durable.rows import COMMITS, RowKind
-from dspyer.durable.snapshots import SnapshotState, readable, snapshot
 from dspyer.errors import ConcurrentRunError, ThreadError
+from dspyer.persistence.reader import HistoryReader, run_of
+from dspyer.persistence.replay import written_of
+from dspyer.persistence.rows import COMMITS, CommitContent, RowKind, encode_commit_content
+from dspyer.persistence.snapshot_encoding import SnapshotEncoder
+from dspyer.persistence.snapshots import SnapshotState, readable, snapshot
 from dspyer.redacting import HIDDEN, Redaction
 from dspyer.stores.base import Change, DeletionReport, Row, ThreadRow
 from dspyer.threads.exported import read

@@ -7,9 +7,9 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from dspyer import Run
-from dspyer.durable.reading import read_run
-from dspyer.durable.replaying import written_of
-from dspyer.durable.rows import CommitHeader, RowKind
+from dspyer.persistence.reader import read_run
+from dspyer.persistence.replay import written_of
+from dspyer.persistence.rows import CommitHeader, RowKind
 from dspyer.stores.base import Store
 from dspyer.values import json as encoding
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from dspyer import END, START, Context, Graph
-from dspyer.durable.journal import BATCH_SIZE, Journal
-from dspyer.durable.rows import NewRow, RowKind
 from dspyer.errors import GraphError, StoreError
+from dspyer.persistence.journal import BATCH_SIZE, Journal
+from dspyer.persistence.rows import NewRow, RowKind
 from dspyer.runtime.program import CompiledGraph
 from dspyer.stores import Store, open_store
 from dspyer.stores.base import Change
@@ -67,8 +67,8 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock that stands still."""
     made = Clock()
-    monkeypatch.setattr("dspyer.durable.journal.monotonic", made)
-    monkeypatch.setattr("dspyer.durable.journal.later", made.later)
+    monkeypatch.setattr("dspyer.persistence.journal.monotonic", made)
+    monkeypatch.setattr("dspyer.persistence.journal.later", made.later)
     return made
 
 

@@ -16,8 +16,8 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, reducers
-from dspyer.durable.forms import piece_id
 from dspyer.errors import StateError, StoreError
+from dspyer.persistence.snapshot_encoding import piece_id
 from dspyer.stores import Memory, content
 from dspyer.stores.base import Change, Point, RunRow, Snapshot
 from dspyer.stores.content import Allowance, Content, blob_id

@@ -13,9 +13,9 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, reducers
-from dspyer.durable.reading import run_of
-from dspyer.durable.snapshots import behind_snapshot
 from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
+from dspyer.persistence.reader import run_of
+from dspyer.persistence.snapshots import behind_snapshot
 from dspyer.stores import SQLite, Store
 from dspyer.stores.memory import Memory
 from dspyer.threads.thread import Thread

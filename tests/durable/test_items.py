@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, reducers
-from dspyer.durable.rows import RowKind
+from dspyer.persistence.rows import RowKind
 from dspyer.stores import Store
 from dspyer.stores.base import Row
 from dspyer.stores.memory import Memory

@@ -13,9 +13,9 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, Run, reducers
-from dspyer.durable.journal import Journal
-from dspyer.durable.rows import end_row
 from dspyer.errors import ConcurrentRunError, OpenRunError, RunStoppedError
+from dspyer.persistence.journal import Journal
+from dspyer.persistence.rows import end_row
 from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Owner, Store, ThreadRow
 from dspyer.stores.memory import Memory
 from dspyer.stores.sqlite import SQLite

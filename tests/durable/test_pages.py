@@ -18,16 +18,16 @@ from dspyer.threads.paging import cut_out
 from .counting import Counting
 from .kinds import CALLS, INPUTS, KINDS
 
-MODULES = ("dspyer.durable.journal", "dspyer.durable.blocks")
+MODULES = ("dspyer.persistence.journal", "dspyer.persistence.history_parts")
 
 
 @pytest.fixture(params=[1, 4, 480], ids=lambda every: f"snapshots every {every} rows")
 def every(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     for module in MODULES:
         monkeypatch.setattr(f"{module}.EVERY", request.param)
-    monkeypatch.setattr("dspyer.durable.journal.AT_END", max(request.param // 2, 1))
-    monkeypatch.setattr("dspyer.durable.blocks.PAGE", 2)
-    monkeypatch.setattr("dspyer.durable.reading.PAGE", 2)
+    monkeypatch.setattr("dspyer.persistence.journal.AT_END", max(request.param // 2, 1))
+    monkeypatch.setattr("dspyer.persistence.history_parts.PAGE", 2)
+    monkeypatch.setattr("dspyer.persistence.reader.PAGE", 2)
     return int(request.param)
 
 

@@ -9,9 +9,9 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, reducers
-from dspyer.durable.forms import SnapshotEncoder
-from dspyer.durable.snapshots import SnapshotState, snapshot
 from dspyer.errors import StoreError
+from dspyer.persistence.snapshot_encoding import SnapshotEncoder
+from dspyer.persistence.snapshots import SnapshotState, snapshot
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Change, Row, Store
 from dspyer.stores.content import Content

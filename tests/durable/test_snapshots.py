@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from dspyer import END, START, Graph, ImmutableState, reducers
-from dspyer.durable.forms import CHUNK, SnapshotEncoder
-from dspyer.durable.rows import digest
-from dspyer.durable.snapshots import AT_END, EVERY, SnapshotContent, SnapshotState, latest
+from dspyer.persistence.rows import digest
+from dspyer.persistence.snapshot_encoding import CHUNK, SnapshotEncoder
+from dspyer.persistence.snapshots import AT_END, EVERY, SnapshotContent, SnapshotState, latest
 from dspyer.runtime.program import CompiledGraph
 from dspyer.stores import Store, open_store
 from dspyer.stores.base import Point, Row
@@ -62,9 +62,9 @@ def loop(store: Store | None) -> CompiledGraph:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes snapshots every few rows, with small pieces."""
-    monkeypatch.setattr("dspyer.durable.journal.EVERY", 5)
-    monkeypatch.setattr("dspyer.durable.journal.AT_END", 3)
-    monkeypatch.setattr("dspyer.durable.forms.CHUNK", 4)
+    monkeypatch.setattr("dspyer.persistence.journal.EVERY", 5)
+    monkeypatch.setattr("dspyer.persistence.journal.AT_END", 3)
+    monkeypatch.setattr("dspyer.persistence.snapshot_encoding.CHUNK", 4)
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -220,7 +220,7 @@ def test_pieces_are_written_once(name: str) -> None:
 
 
 def test_in_memory_nothing_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dspyer.durable.journal.AT_END", 1)
+    monkeypatch.setattr("dspyer.persistence.journal.AT_END", 1)
     with open_store(":memory:") as store:
         program = loop(store)
         t = program.thread("t")

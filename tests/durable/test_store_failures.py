@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from dspyer import END, START, Graph
-from dspyer.durable.journal import Journal
-from dspyer.durable.rows import NewRow
 from dspyer.errors import StoreError
+from dspyer.persistence.journal import Journal
+from dspyer.persistence.rows import NewRow
 from dspyer.stores.base import Change, Point, Row, RunRow, ThreadRow
 
 from .equality import finished, outcome

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, LiveEntry, Run, Updates, live, reducers
-from dspyer.durable.memo import RecordedPost
 from dspyer.events import Commit
+from dspyer.persistence.execution_records import RecordedPost
 from dspyer.runtime.live_buffer import LiveBuffer, ReaderCursor
 from dspyer.schema.schema import Schema
 from dspyer.stores import Memory

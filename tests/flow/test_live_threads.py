@@ -11,8 +11,8 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Run, live, reducers, view
-from dspyer.durable.rows import COMMITS, CommitHeader
 from dspyer.events import Posted, Withdrawn
+from dspyer.persistence.rows import COMMITS, CommitHeader
 from dspyer.stores import Memory
 from dspyer.threads.thread import Thread
 from tests.durable.failing import Crash, FailingMemory, FailingSQLite, crash

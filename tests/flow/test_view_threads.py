@@ -280,7 +280,7 @@ def test_what_is_kept_is_what_the_whole_history_says(change: str) -> None:
 
 
 def test_without_views_no_history_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dspyer.durable.history import History
+    from dspyer.persistence.history import History
 
     monkeypatch.setattr(History, "read", lambda *args: pytest.fail("nobody asked"))
     thread = Graph(Board).add_node(write).add_path(START, "write", END).compile(store=":memory:").thread("t")

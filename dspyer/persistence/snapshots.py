@@ -11,11 +11,10 @@ import zlib
 from functools import partial
 from typing import NamedTuple
 
-from dspyer.durable.contents import CommitContent, encode_commit_content
-from dspyer.durable.forms import Decode, SnapshotEncoder
-from dspyer.durable.reading import FoldedRun, HistoryReader, RunAncestry, RunRows, read_run, run_of, with_items
-from dspyer.durable.rows import COMMITS, CommitHeader, RowKind
 from dspyer.errors import StateError, StoreError
+from dspyer.persistence.reader import FoldedRun, HistoryReader, RunAncestry, RunRows, read_run, run_of, with_items
+from dspyer.persistence.rows import COMMITS, CommitContent, CommitHeader, RowKind, encode_commit_content
+from dspyer.persistence.snapshot_encoding import Decode, SnapshotEncoder
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, RunRow, Snapshot, Store
 from dspyer.stores.content import Allowance, Content, Fetch

@@ -13,11 +13,21 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from typing import NamedTuple
 
-from dspyer.durable.forms import SnapshotEncoder
-from dspyer.durable.history import PRUNED
-from dspyer.durable.reading import FoldedRun, HistoryReader, RunAncestry, RunRows, newest, read_run, run_of, with_items
-from dspyer.durable.rows import COMMITS, CommitHeader, RowKind
-from dspyer.durable.snapshots import (
+from dspyer.events import Commit
+from dspyer.persistence.history import PRUNED
+from dspyer.persistence.reader import (
+    FoldedRun,
+    HistoryReader,
+    RunAncestry,
+    RunRows,
+    newest,
+    read_run,
+    run_of,
+    with_items,
+)
+from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind
+from dspyer.persistence.snapshot_encoding import SnapshotEncoder
+from dspyer.persistence.snapshots import (
     EVERY,
     Piece,
     SnapshotHead,
@@ -28,7 +38,6 @@ from dspyer.durable.snapshots import (
     piece_of,
     pieces_before,
 )
-from dspyer.events import Commit
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dspyer.durable.contents import CommitContent, Gathered, Unreadable
-from dspyer.durable.cutting import without
-from dspyer.durable.former import former_schema
-from dspyer.durable.replaying import written_of
-from dspyer.durable.rows import COMMITS, CommitHeader, RowKind
+from pydantic.fields import FieldInfo
+
 from dspyer.errors import StoreError
 from dspyer.events import Commit
-from dspyer.patch import sealed
+from dspyer.patch import DELETE, sealed
+from dspyer.persistence.replay import written_of
+from dspyer.persistence.rows import COMMITS, CommitContent, CommitHeader, Gathered, RowKind, Unreadable
+from dspyer.reducers import BUILT_IN, Reducer
 from dspyer.scheduler.join import Join, ResolvedAs
 from dspyer.scheduler.lineage import LogEntry
+from dspyer.schema.fields import STARTS, Field
+from dspyer.schema.limits import Limit
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, RunRow, Store
 from dspyer.stores.content import Fetch
 from dspyer.values import json as encoding
 from dspyer.values.persistent import PersistentMap
+from dspyer.values.types import Opaque
 
 Decode = Callable[[Any], Any]
 
@@ -487,3 +491,149 @@ def open_row_head(head: CommitHeader, rows: Iterable[Row]) -> CommitHeader:
 
 
 _NO_TALLY: PersistentMap[Any, int] = PersistentMap()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# A run up to one of its commits, in canonical order, whatever had arrived in between.
+#
+# Rows are kept in order of arrival. So the commits up to a version are no prefix of the rows inside a fork: a part of a
+# run that goes on from there says which of the rows before it do not count. Nothing is written a second time, and a
+# commit stays the row that it is.
+
+RowNumbers = tuple[int, int]
+"""First and last of some places."""
+
+
+def left_out(rows: Sequence[Row], kept: Collection[int]) -> tuple[int, list[RowNumbers]]:
+    """Which rows do not count where a run is cut.
+
+    Args:
+        rows: the rows of the run.
+        kept: places of the commits that stay, among these rows: with each of them, those it builds on.
+
+    Returns:
+        The place of the last row that counts, and the rows before it that do not: other commits, and what executions
+        have left behind that have no commit up to there.
+    """
+    last = max(kept)
+    committed = {CommitHeader.of(rows[place].head).id: place for place in kept}
+    gone = []
+    for place, row in enumerate(rows[:last]):
+        if row.kind in COMMITS:
+            head = CommitHeader.of(row.head)
+            stays = committed.get(outermost(head.scope[0]), -1) > place if head.scope else place in kept
+        elif row.kind in (RowKind.ITEM, RowKind.ONCE, RowKind.ASK, RowKind.ANSWER):
+            stays = committed.get(outermost(str(row.head[0])), -1) > place
+        else:
+            stays = True
+        if not stays:
+            gone.append(place)
+    return last, spans(gone)
+
+
+def outermost(execution: str) -> str:
+    """The execution that another one is a part of: `"trunk:2"` of `"trunk:2[0]/trunk:1"`."""
+    return execution.partition("/")[0].partition("[")[0]
+
+
+def spans(places: Iterable[int]) -> list[RowNumbers]:
+    """Ascending places as spans."""
+    found: list[RowNumbers] = []
+    for place in places:
+        if found and found[-1][1] == place - 1:
+            found[-1] = (found[-1][0], place)
+        else:
+            found.append((place, place))
+    return found
+
+
+def without(rows: Sequence[Row], gone: Iterable[Sequence[int]]) -> tuple[list[Row], list[int]]:
+    """The rows that count, and their places; the commits among them refer to each other by their new places.
+
+    Args:
+        rows: rows of a run.
+        gone: spans of those that do not count.
+    """
+    dropped = {place for first, last in gone for place in range(max(first, 0), min(last + 1, len(rows)))}
+    moved: dict[tuple[str, ...], dict[int, int]] = {}
+    counts: dict[tuple[str, ...], int] = {}
+    found: list[Row] = []
+    places: list[int] = []
+    for place, row in enumerate(rows):
+        if row.kind in COMMITS:
+            head = CommitHeader.of(row.head)
+            old = counts.get(head.scope, 0)
+            counts[head.scope] = old + 1
+            if place in dropped:
+                continue
+            known = moved.setdefault(head.scope, {})
+            parents = head.parents if head.parents is not None else ((old - 1,) if old else ())
+            now = tuple([known[parent] for parent in parents])
+            known[old] = len(known)
+            found.append(row._replace(head=head._replace(parents=now).packed()) if now != parents else row)
+        elif place in dropped:
+            continue
+        else:
+            found.append(row)
+        places.append(place)
+    return found, places
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# How values were folded when the graph was another one, as far as the fingerprint of its schema tells.
+
+
+def former_schema(facts: Mapping[str, Any], now: Schema) -> Schema:
+    """The schema that folds the updates of runs which another graph has made.
+
+    Nothing is validated again. A field that is still there is folded by its reducer if that has the same name, any
+    other by the built-in reducer of the name; what a reducer has folded that is not there any more is opaque.
+
+    Args:
+        facts: the fingerprint of that graph: its fields, with type and name of the reducer.
+        now: the schema of the graph now.
+    """
+    if facts.get("open"):
+        return Schema.of(None, whole=now.whole)
+    fields = {
+        name: _field(name, text, reducer, Limit(*rest[0]) if rest else None, now.fields.get(name))
+        for name, (text, reducer, *rest) in facts.get("fields", {}).items()
+        if reducer
+    }
+    return Schema(now.model, MappingProxyType(fields), None, whole=now.whole)
+
+
+def _field(name: str, text: str, reducer: str, limit: Limit | None, now: Field | None) -> Field:
+    if now is not None and now.reducer is not None and now.reducer.name == reducer:
+        return replace(now, checks_result=False, limit=limit)
+    found = BUILT_IN.get(reducer) or Reducer(reducer, _lost(name, reducer), None)
+    start = found.empty
+    if found is BUILT_IN["union"]:
+        kind = text.partition("[")[0].partition(" ")[0]
+        start = next((value for cls, value in STARTS.items() if cls.__name__ == kind), start)
+    return Field(
+        name=name,
+        annotation=Any,
+        info=FieldInfo(annotation=Any),
+        required=False,
+        reducer=found,
+        whole=False,
+        constant=False,
+        exact=frozenset(),
+        validate=lambda value, _others: value,
+        validate_update=None,
+        validate_entries=None,
+        free=True,
+        merges=True,
+        model=None,
+        checks_result=False,
+        wants_others=False,
+        start=start,
+        fixed_default=DELETE,
+        limit=limit,
+    )
+
+
+def _lost(name: str, reducer: str) -> Any:
+    lost = Opaque(f"value of field {name!r}", f"it was folded by reducer {reducer!r}, which is not there", "null")
+    return lambda _current, _update: lost

@@ -7,11 +7,10 @@ from dataclasses import replace
 from sys import maxsize
 from typing import Any
 
-from dspyer.durable.contents import CommitContent, Gathered, decode_commit_content
-from dspyer.durable.rows import CommitHeader, RowKind
 from dspyer.errors import ChangedGraphError
 from dspyer.events import Commit
 from dspyer.patch import sealed
+from dspyer.persistence.rows import CommitContent, CommitHeader, Gathered, RowKind, decode_commit_content
 from dspyer.scheduler.join import ResolvedAs
 from dspyer.scheduler.run_state import Branch, Execution, Group, RunState, Target, Transition, active_branches
 from dspyer.scheduler.schedule import advance, amend, begin, plan, release

@@ -10,11 +10,11 @@ from time import monotonic
 from typing import Any, Literal, get_args
 
 from dspyer.blocking import finish
-from dspyer.durable.forms import SnapshotEncoder
-from dspyer.durable.guarding import Guarded, guarded
-from dspyer.durable.rows import NewRow
-from dspyer.durable.snapshots import AT_END, EVERY, SnapshotState, snapshot
 from dspyer.errors import ConcurrentRunError, DspyerError, GraphError, anew, suggestion
+from dspyer.persistence.rows import NewRow
+from dspyer.persistence.snapshot_encoding import SnapshotEncoder
+from dspyer.persistence.snapshots import AT_END, EVERY, SnapshotState, snapshot
+from dspyer.persistence.store_errors import Guarded, guarded
 from dspyer.stores.base import Change, Point, Row, Snapshot, Store
 
 __all__ = ["BATCH_SECONDS", "BATCH_SIZE", "Before", "Durability", "Journal", "checked", "guarded", "later"]

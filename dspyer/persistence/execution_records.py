@@ -6,10 +6,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from dspyer.durable.contents import CommitContent, decode_commit_content
-from dspyer.durable.rows import COMMITS, CommitHeader, NewRow, RowKind
 from dspyer.errors import InputError, brief
 from dspyer.events import Question
+from dspyer.persistence.rows import COMMITS, CommitContent, CommitHeader, NewRow, RowKind, decode_commit_content
 from dspyer.stores.base import Row
 from dspyer.stores.content import Content, Fetch
 from dspyer.values import json as encoding

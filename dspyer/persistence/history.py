@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from dspyer.durable.contents import Unreadable
-from dspyer.durable.reading import HistoryReader, RunRows, read_runs
-from dspyer.durable.replaying import written_of
-from dspyer.durable.rows import COMMITS, CommitHeader, RowKind
-from dspyer.durable.snapshots import latest
 from dspyer.errors import StoreError
 from dspyer.events import Commit
 from dspyer.patch import Replace, sealed
+from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
+from dspyer.persistence.replay import written_of
+from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind, Unreadable
+from dspyer.persistence.snapshots import latest
 from dspyer.scheduler.join import Join, ResolvedAs
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.state import ImmutableState
