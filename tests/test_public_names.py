@@ -52,7 +52,7 @@ def test_every_documented_name_is_public() -> None:
         "dspyer.pictures.tokens.Tokens",  # as `run.tokens()`
         "dspyer.stores.base",  # by whoever writes a store
         "dspyer.stores.postgres.Postgres",  # by its address; importing it needs a driver
-        "dspyer.threads.upkeep.StoredFailure",  # as `thread.error`
+        "dspyer.threads.thread.StoredFailure",  # as `thread.error`
         "dspyer.stores.sealed.Encrypted",  # importing it needs an extra
     }
     assert not DOCUMENTED - PUBLIC.keys() - reached

@@ -1,1 +1,1 @@
-"""Stored conversations: what a thread is asked, and what it tells."""
+"""Stored conversations: start, own, resume, read and change a thread. Not here: what a row holds (`persistence`)."""

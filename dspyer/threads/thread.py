@@ -2,25 +2,333 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from secrets import token_hex
+from typing import Any, Literal, NamedTuple
 
 import anyio.to_thread
 
-from dspyer.events import Question
+from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
+from dspyer.events import Commit, Question
 from dspyer.nodes.binding import resources_of
-from dspyer.redacting import Redactor
+from dspyer.persistence.journal import Journal
+from dspyer.persistence.reader import HistoryReader, read_run, run_of
+from dspyer.persistence.replay import written_of
+from dspyer.persistence.rows import (
+    COMMITS,
+    CommitContent,
+    RowKind,
+    digest,
+    encode_commit_content,
+    end_row,
+    manual_commit_row,
+)
+from dspyer.persistence.snapshot_encoding import SnapshotEncoder
+from dspyer.persistence.snapshots import SnapshotState, load_snapshot_head, readable, snapshot
+from dspyer.redacting import HIDDEN, Redaction, Redactor
 from dspyer.runtime.request import Request
 from dspyer.runtime.run import Counts, Run, counts_in
 from dspyer.runtime.session import Observe, ignore
 from dspyer.runtime.streams import AsyncEvents, Events
+from dspyer.scheduler.topology import END, START
 from dspyer.state import ImmutableState
-from dspyer.threads.changes import AllowChanged
-from dspyer.threads.claiming import ThreadLock
-from dspyer.threads.landing import MergeOnFinish
-from dspyer.threads.looking import status_of, usage_of
-from dspyer.threads.upkeep import Upkeep
+from dspyer.stores.base import Change, DeletionReport, Point, Row, RunRow, ThreadRow
+from dspyer.threads.changes import ManualCommit, Travel
+from dspyer.threads.export import export, load, read
+from dspyer.threads.graph_changes import AllowChanged
+from dspyer.threads.ownership import REPLACE, busy, is_alive, new_owner, pauses
+from dspyer.threads.start import OwnedRun, ThreadHead, ThreadLock
+from dspyer.threads.status import last_end, status_of, usage_of
+from dspyer.threads.time_travel import PastReader
+
+# --------------------------------------------------------------------------------------------------------------------
+# Runs that start beside others, without owning their thread, and land at their end: `on_conflict="merge"`.
+
+SNAPSHOT = 24
+"""Rows since the last snapshot after which a merge takes one."""
+
+
+class MergeOnFinish(Travel):
+    """Starts runs that own no thread, and merges what they have done into it."""
+
+    def _begin_beside(self, inputs: Mapping[str, Any], request: Request, abandon: bool) -> OwnedRun:
+        """Begins a run that goes on from where the thread stands, and leaves it to others meanwhile."""
+        starter, rest = self._starter, self._ground(abandon)
+        label = f"{self.name}.{token_hex(4)}"  # others begin at the same time
+        ahead = starter.ahead(rest, inputs, request, label)
+        rows = [draft.numbered(seq) for seq, draft in enumerate(ahead.drafts)]
+        starter.store.write(Change(run=ahead.run, rows_of=ahead.run.id, rows=rows))
+        journal = Journal(starter.store, "", 0, ahead.run.id, len(rows), starter.blueprint.durability)
+        if rest.forms is not None:
+            journal.goes_on(rest.tail + len(rows), rest.forms)
+        request.opening, request.memo, request.journal = ahead.opening, ahead.memo, journal
+        return OwnedRun(request, journal, new_owner())
+
+    def _ground(self, abandon: bool) -> ThreadHead:
+        """What a run goes on from: all that start together need one commit that they have in common."""
+        starter = self._starter
+        row = starter.store.thread(self.name)
+        if row is None or row.head is None:
+            self._found(row or ThreadRow(self.name, None, 0))
+        rest = starter.rest()
+        if rest.broken:
+            raise rest.broken_error()
+        if not rest.open or rest.row.head is None:
+            return rest
+        if not is_alive(rest.row):
+            if not abandon:
+                raise rest.open_error()
+            return rest
+        running = read_run(starter.store, rest.row.head)
+        if not running.parents:
+            raise busy(rest.row)  # there is nothing yet that both could go on from
+        at = running.parents[0]
+        found = load_snapshot_head(starter.reader, at)
+        return ThreadHead(rest.row._replace(head=at), found.last, found.state, found.first, found.tail, found.forms)
+
+    def _found(self, row: ThreadRow) -> None:
+        """Begins a thread with the defaults of its fields."""
+        starter, label = self._starter, f"{self.name}.{row.runs + 1}"
+        schema = starter.blueprint.topology.schema
+        patch, state = schema.begin(ImmutableState(), {}, keep=None, commit_id=f"{label}/trunk:0")
+        commit = Commit("trunk:0", 0, START, (), 1, 0, patch, (), route=(END,), started=time.time())
+        begun = manual_commit_row(RowKind.UPDATE, commit, CommitContent(patch), starter.fitting.beside)
+        drafts = [begun, end_row("completed", digest(state), ())]
+        self._write(
+            row, ManualCommit(RunRow(token_hex(16), self.name, (), starter.header(0, label)), drafts), self.name
+        )
+
+    def _landed(self, run: Run, request: Request, patience: float) -> Run:
+        """Brings what a run has done into the thread; one that owns its thread is there already."""
+        journal = request.journal
+        if journal is None or journal.thread or run.status in ("failed", "stopped"):
+            return run
+        try:
+            if run.status != "completed":
+                raise ThreadError(
+                    f'the run waits for answers, and a run with on_conflict="merge" is nowhere that '
+                    f'resume() could find it: use on_conflict="wait" on thread {self.name!r}, or supply the answers '
+                    "with compile(interrupts={...})"
+                )
+            self._land(Point(journal.run, journal.seq - 1), patience)
+        except Exception as error:  # noqa: BLE001 - it is the run's
+            run.status, run.error = "failed", error
+            if not isinstance(error, StoreError):
+                journal.write([end_row("failed", None, [(f"join:{self.name}", (), "", error)])], flush=True)
+        return run
+
+    def _land(self, tip: Point, patience: float) -> None:
+        for pause in pauses(patience):
+            try:
+                self._land_once(tip)
+            except ConcurrentRunError:
+                time.sleep(pause)
+            else:
+                return
+        self._land_once(tip)
+
+    def _land_once(self, tip: Point) -> None:
+        starter, store = self._starter, self._starter.store
+        row = store.thread(self.name)
+        if row is None or row.head is None:
+            raise ThreadError(f"thread {self.name!r} was removed while a run went on beside it")
+        if is_alive(row):
+            raise busy(row)
+        if row.head in read_run(store, tip).parents:
+            store.write(Change(self.name, row.epoch, row.epoch + 1, lease=0.0, head=tip, flush=True))
+            return
+        rest = starter.rest()
+        head = rest.row.head
+        if rest.open or head is None:
+            raise rest.open_error()
+        starter.fitting.check_graph(rest.last)
+        beside = row._replace(head=tip)
+        met = self._meet(rest.row, beside, self.name, self._deciding(starter.blueprint.topology.policies))
+        if met is None:
+            return
+        by_hand = self._merged(rest, (head, tip), met, self.name)
+        kept = None
+        if rest.tail >= SNAPSHOT and rest.forms is not None:
+            at = Point(by_hand.run.id, len(by_hand.drafts) - 1)
+            kept = snapshot(at, SnapshotState(met.state, 0), rest.forms)
+        self._write(rest.row, by_hand, self.name, kept)
+        self._log(met)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What is done to a thread as a whole: deleting, pruning, taking it along as a file.
+
+
+class StoredFailure(NamedTuple):
+    """A failure of a stored run, as text: nothing of the exception itself is kept.
+
+    Attributes:
+        node: the node that failed.
+        branch: the path of its branch.
+        execution: the id of the execution.
+        type: the class of the exception.
+        message: its text.
+        traceback: as Python prints it.
+    """
+
+    node: str
+    branch: tuple[int, ...]
+    execution: str
+    type: str
+    message: str
+    traceback: str
+
+    def __str__(self) -> str:
+        return f"node {self.node!r} (execution {self.execution!r}) raised {self.type}: {self.message}"
+
+
+class Upkeep(PastReader):
+    """Looks after a thread as a whole."""
+
+    @property
+    def failures(self) -> tuple[StoredFailure, ...]:
+        """The failures with which the last run ended: also in another process, days later."""
+        row = self._starter.store.thread(self.name)
+        if row is None or row.head is None:
+            return ()
+        end = last_end(self._starter.store, row.head)
+        if end is None or end.content is None:
+            return ()
+        found = end.content.value(self._starter.store.blobs, lambda plain: plain)
+        return tuple([_failure(one) for one in found])
+
+    @property
+    def error(self) -> StoredFailure | None:
+        """The first failure with which the last run ended; None if it did not fail."""
+        return next(iter(self.failures), None)
+
+    def delete(self, *, take_over: bool = False) -> DeletionReport:
+        """Removes the thread, and all of its history that no other thread reaches.
+
+        The store uses the space again; `open_store(address).vacuum()` gives it back to the system.
+
+        Args:
+            take_over: removes it from under a run that is at work, which commits nothing more.
+
+        Returns:
+            What was removed, and what stayed with the names of the threads that reach it.
+
+        Raises:
+            ConcurrentRunError: if a run is at work, or begins to work meanwhile.
+            ThreadError: if there is no such thread.
+        """
+        store = self._starter.store
+        while True:
+            row = self._row(take_over)
+            try:
+                return store.remove([self.name], {self.name: row.epoch})
+            except ConcurrentRunError:
+                if not take_over:
+                    raise  # a run has begun since
+
+    def prune(self, before: int | str, *, take_over: bool = False) -> DeletionReport:
+        """Removes history: of what came before a commit, as much as whole runs of it make up.
+
+        The runs that were left behind (abandoned, or done again) go too. State, versions and all commits from there on
+        stay as they are.
+
+        Args:
+            before: version or id of a commit; the run that it belongs to is the first one that stays.
+            take_over: does it although a run is at work, which commits nothing more.
+
+        Returns:
+            What was removed, and what stayed with the names of the threads that reach it.
+
+        Raises:
+            ConcurrentRunError: if a run is at work.
+            ThreadError: if there is no such thread, or the run goes on from two threads.
+            LookupError: if there is no such commit.
+            StoreError: if the state there is larger than is read in one piece; nothing was removed.
+        """
+        row = self._row(take_over)
+        store, listed = self._starter.store, self._known.listed()
+        history, at = listed.history, listed.runs[listed.number(before)]
+        behind = history.runs[at].parents
+        if len(behind) > 1:
+            raise ThreadError(
+                f"the run of commit {before!r} of thread {self.name!r} goes on from two threads: prune before a later "
+                "or an earlier one"
+            )
+        root = None
+        if behind and behind[0] != row.root:
+            root = behind[0]
+            first, earlier = (int(run_of(store, point.run).header.get("first", 0)) for point in (at, root))
+            rested = SnapshotState(history.state(history.runs[root].resting), first - 1 - earlier)
+            taken = snapshot(root, rested, SnapshotEncoder())
+            store.write(Change(self.name, row.epoch, snapshot=taken, flush=True))
+            if taken.content.encoded:  # all that comes before is about to go
+                readable(taken.content, self._starter.reader.fetch, self._starter.reader.decode)
+        store.write(Change(self.name, row.epoch, row.epoch + 1, root=root, flush=True))
+        return store.disown(self.name)
+
+    def export(self, path: str | os.PathLike[str]) -> str:
+        """Writes the thread to a file of JSON lines: its runs, their rows, large values, and a digest.
+
+        With `compile(redact=...)` the file shows what may be shown: patches are redacted by their paths, and answers,
+        effects, results of single items and texts of errors are left out. It is for people then, and cannot be loaded.
+
+        Args:
+            path: the file; it is replaced.
+
+        Returns:
+            The digest.
+
+        Raises:
+            ThreadError: if there is no such thread.
+        """
+        redaction = self._program.graph.redaction
+        shown = None if redaction is None else partial(_shown, redaction, self._starter.reader)
+        return export(self._starter.store, self._row(take_over=True), path, shown)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Makes this thread of a file that `export` has written, in this store or another one.
+
+        Runs that are in the store already are shared, not stored twice.
+
+        Args:
+            path: the file.
+
+        Raises:
+            ThreadError: if there is a thread of this name.
+            StoreError: if the file is not what was exported.
+        """
+        store = self._starter.store
+        if store.thread(self.name) is not None:
+            raise ThreadError(f"there is a thread {self.name!r} already: load into another name, or delete it first")
+        load(store, self.name, read(path))
+
+    def _row(self, take_over: bool) -> ThreadRow:
+        row = self._starter.store.thread(self.name)
+        if row is None:
+            raise ThreadError(f"there is no thread {self.name!r}")
+        if not take_over and is_alive(row):
+            raise busy(row, REPLACE)
+        return row
+
+
+def _shown(redaction: Redaction, reader: HistoryReader, row: Row) -> Any:
+    """What is shown of a row: patches by their paths; of what has no path, that it is there."""
+    if row.kind in (RowKind.OPEN, *COMMITS):
+        written = written_of(row.content, reader.fetch, reader.decode)
+        patch = None if written.patch is None else redaction.patch(written.patch)
+        return encode_commit_content(CommitContent(patch))
+    if row.kind == RowKind.END and row.content is not None:
+        failed = row.content.value(reader.fetch, lambda plain: plain)
+        return [{**one, "message": HIDDEN, "traceback": HIDDEN} for one in failed]
+    return HIDDEN
+
+
+def _failure(found: dict[str, Any]) -> StoredFailure:
+    return StoredFailure(**{**found, "branch": tuple(found["branch"])})
+
 
 Resources = Mapping[type, object] | Sequence[object] | None
 OnConflict = Literal["raise", "wait", "merge"]

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from dspyer import DELETE, END, START, CompiledGraph, Context, Graph, Run, reducers
 from dspyer.errors import ConcurrentRunError, NodeOutputError, OpenRunError, ThreadError
 from dspyer.stores import Memory
-from dspyer.threads.cuts import ManualCommit, at_rest
+from dspyer.threads.changes import ManualCommit, at_rest
 from dspyer.threads.thread import Thread
 
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from dspyer import END, START, CompiledGraph, Graph, reducers
 from dspyer.errors import ChangedGraphError, InputError, OpenRunError, ThreadError
-from dspyer.threads.shape import GraphFingerprint, graph_facts
+from dspyer.threads.graph_fingerprint import GraphFingerprint, graph_facts
 from dspyer.values import json as encoding
 
 

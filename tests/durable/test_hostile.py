@@ -21,7 +21,7 @@ from dspyer.persistence.snapshot_encoding import piece_id
 from dspyer.stores import Memory, content
 from dspyer.stores.base import Change, Point, RunRow, Snapshot
 from dspyer.stores.content import Allowance, Content, blob_id
-from dspyer.threads import exported
+from dspyer.threads import export as exported
 from dspyer.threads.thread import Thread
 
 

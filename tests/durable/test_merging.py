@@ -14,7 +14,7 @@ from dspyer.errors import ConcurrentRunError, MergeConflictError, OpenRunError, 
 from dspyer.scheduler.join import Join
 from dspyer.stores import Memory
 from dspyer.stores.base import Owner, Store
-from dspyer.threads.owning import LEASE
+from dspyer.threads.ownership import LEASE
 from dspyer.threads.thread import Thread
 
 

@@ -18,7 +18,7 @@ from dspyer import END, START, Context, Graph
 from dspyer.errors import StateError
 from dspyer.schema.schema import Schema
 from dspyer.stores import content
-from dspyer.threads.decoding import decoder, named_classes
+from dspyer.threads.graph_fingerprint import decoder, named_classes
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import thaw

@@ -20,7 +20,7 @@ from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Owner, Store, 
 from dspyer.stores.memory import Memory
 from dspyer.stores.sqlite import SQLite
 from dspyer.testing.store_samples import begin
-from dspyer.threads.owning import Leases, leases
+from dspyer.threads.ownership import Leases, leases
 from dspyer.threads.thread import Thread
 
 from .failing import Crash, FailingMemory, crash

@@ -13,7 +13,7 @@ from dspyer import END, START, CompiledGraph, Context, Graph, Thread, reducers
 from dspyer.errors import ThreadError
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Store
-from dspyer.threads.paging import cut_out
+from dspyer.threads.time_travel import cut_out
 
 from .counting import Counting
 from .kinds import CALLS, INPUTS, KINDS

@@ -214,7 +214,7 @@ def test_a_process_that_has_not_run_the_thread_reads_its_history_once() -> None:
 
 
 def test_what_is_kept_between_runs_is_bounded() -> None:
-    from dspyer.threads.earlier import RecentIndexes
+    from dspyer.threads.views_across_runs import RecentIndexes
 
     recent, index = RecentIndexes(most=10), FieldIndex(row_of(3))
     for number in range(8):

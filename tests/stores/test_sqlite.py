@@ -20,7 +20,7 @@ from dspyer.stores.content import blob_id
 from dspyer.stores.sqlite import PATIENCE, SQLite
 from dspyer.stores.sqlite_connections import FileConnections, checkpoint
 from dspyer.testing.store_samples import BLOB, picture
-from dspyer.threads.owning import LEASE
+from dspyer.threads.ownership import LEASE
 from tests.stores.kit import OWNER, append, begin, content, numbers, row, run, snapshot
 
 

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from dspyer.errors import ChangedGraphError, ThreadError
+import anyio
+
+from dspyer.blocking import cancellations, finish
+from dspyer.errors import (
+    ChangedGraphError,
+    ConcurrentRunError,
+    DspyerError,
+    OpenRunError,
+    RunStoppedError,
+    StoreError,
+    ThreadError,
+)
 from dspyer.events import Question
 from dspyer.graph.spec import GraphSpec
 from dspyer.persistence.execution_records import ExecutionRecords, answer_row
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.reader import HistoryReader, RunRows, read_run
 from dspyer.persistence.replay import replay
-from dspyer.persistence.rows import COMMITS, CommitHeader, NewRow, RowKind, open_row, resume_row
+from dspyer.persistence.rows import COMMITS, CommitHeader, NewRow, RowKind, end_row, open_row, resume_row
 from dspyer.persistence.snapshot_encoding import SnapshotEncoder
 from dspyer.persistence.snapshots import load_snapshot_head
 from dspyer.runtime.request import Request
@@ -23,14 +37,11 @@ from dspyer.scheduler.schedule import start
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Owner, Point, RunRow, Store, ThreadRow
-from dspyer.threads.answering import given_answers
-from dspyer.threads.changes import AllowChanged
-from dspyer.threads.earlier import EarlierRuns, Older, PreviousRuns, RecentIndexes
-from dspyer.threads.fitting import GraphCompatibility
-from dspyer.threads.looking import questions_in, resumes
-from dspyer.threads.owning import LEASE, REPLACE, WAIT_OR_REPLACE, busy, is_alive, leases, new_owner
-from dspyer.threads.rest import ThreadHead
-from dspyer.threads.shape import GraphFingerprint
+from dspyer.threads.graph_changes import AllowChanged, GraphCompatibility
+from dspyer.threads.graph_fingerprint import GraphFingerprint
+from dspyer.threads.ownership import LEASE, REPLACE, WAIT_OR_REPLACE, busy, is_alive, leases, new_owner, pauses
+from dspyer.threads.status import given_answers, questions_in, resumes
+from dspyer.threads.views_across_runs import EarlierRuns, Older, PreviousRuns, RecentIndexes
 
 
 class OwnedRun(NamedTuple):
@@ -404,3 +415,164 @@ def _taken(run: RunRows) -> tuple[tuple[int, str], ...]:
                 found.pop()
             found.append((count, prefix))
     return tuple(found)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What a thread has come to, and why nothing can go on from there.
+
+
+class ThreadHead(NamedTuple):
+    """What a thread has come to.
+
+    Attributes:
+        row: where it stands.
+        last: its last run, as far as it was read; None if it has none.
+        state: the last state that all branches of it shared.
+        first: the version that the next commit gets.
+        tail: how many rows there are since the last snapshot.
+        forms: what is known of the forms of its states.
+        broken: why a commit cannot be read; "" if all can. State and version are those before it.
+        good: the row of the last commit that can be read, if one cannot.
+    """
+
+    row: ThreadRow
+    last: RunRows | None
+    state: ImmutableState
+    first: int
+    tail: int = 0
+    forms: SnapshotEncoder | None = None
+    broken: str = ""
+    good: Point | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether its last run was not finished."""
+        return self.last is not None and self.last.status != "completed"
+
+    def open_error(self) -> OpenRunError:
+        """The error that the last run was not finished."""
+        status = self.last.status if self.last else None
+        what = {"failed": "failed", "interrupted": "waits for answers", "stopped": "was stopped"}.get(
+            str(status), "crashed"
+        )
+        return OpenRunError(
+            f"the last run of thread {self.row.name!r} {what}: go on with it, t.resume(), or leave it, "
+            "t.run(..., abandon=True)"
+        )
+
+    def broken_error(self) -> StoreError:
+        """The error that a thread has a commit that nobody can read."""
+        last = self.first - 1
+        way_on = (
+            f". What came before it can be read, t.history() and t.at(...); go on from version {last} with "
+            f"t.run(..., abandon=True), or on a copy, t.copy(to=..., at={last})"
+        )
+        return StoreError(f"thread {self.row.name!r}: {self.broken}{way_on if last >= 0 else ''}")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Holding a thread while a run works on it: got at once or once it is free, and given back whatever happens.
+
+
+class ThreadLock:
+    """The wish to own a thread for one run.
+
+    Args:
+        own: owns it, or raises `ConcurrentRunError`.
+        request: what the run is asked for.
+        on_conflict: what to do while another run owns the thread.
+        timeout: seconds to wait.
+
+    Attributes:
+        patience: seconds to wait.
+
+    Raises:
+        ThreadError: for an `on_conflict` that is none.
+    """
+
+    def __init__(self, own: Callable[[], OwnedRun], request: Request, on_conflict: str, timeout: float) -> None:
+        if on_conflict not in ("raise", "wait", "merge"):
+            raise ThreadError(f'on_conflict={on_conflict!r}: it is "raise", "wait" or "merge"')
+        self._own = own
+        self._request = request
+        self.patience = 0.0 if on_conflict == "raise" else timeout
+        self._owned: OwnedRun | None = None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Owns the thread for the block."""
+        for pause in self._pauses():
+            if self._try():
+                break
+            time.sleep(pause)
+        else:
+            self._take()
+        assert self._owned is not None
+        try:
+            yield
+        finally:
+            _give_back(self._owned)
+
+    @asynccontextmanager
+    async def aheld(self) -> AsyncIterator[None]:
+        """The same in async code. A cancellation waits until it is known whether the thread is owned."""
+        before = cancellations()
+        try:
+            for pause in self._pauses():
+                if await finish(self._try):
+                    break
+                if cancellations() > before:
+                    raise asyncio.CancelledError
+                await anyio.sleep(pause)
+            else:
+                await finish(self._take)
+            if cancellations() > before:
+                raise asyncio.CancelledError
+            yield
+        finally:
+            owned = self._owned
+            if owned is not None and _is_over(owned):
+                _give_back(owned)
+            elif owned is not None:
+                with anyio.CancelScope(shield=True):
+                    await finish(lambda: _give_back(owned))
+
+    def _take(self) -> None:
+        self._owned = self._own()
+
+    def _try(self) -> bool:
+        try:
+            self._take()
+        except ConcurrentRunError:
+            return False
+        return True
+
+    def _pauses(self) -> Iterator[float]:
+        """How long to wait before the next look, until the time is over."""
+        for pause in pauses(self.patience):
+            reason = self._request.halt.reason
+            if reason is not None:
+                raise RunStoppedError(
+                    f"the run was stopped while it waited for its thread: {reason}. Nothing was started", reason
+                )
+            yield pause
+
+
+def _is_over(owned: OwnedRun) -> bool:
+    """Whether the run has written how it ended, and with that gave the thread back."""
+    return bool(owned.request.sessions) and owned.request.sessions[-1].reported
+
+
+def _give_back(owned: OwnedRun) -> None:
+    """Ends the work on a thread.
+
+    A run that was stopped before its first step says so; one that cannot say how it ended gives the thread back only.
+    """
+    try:
+        if not owned.request.sessions:
+            with suppress(DspyerError):  # else the thread is given back below, or its lease runs out
+                owned.journal.write([end_row("stopped", None, ())], flush=True, release=True)
+        if not _is_over(owned):
+            owned.journal.leave()
+    finally:
+        leases.let_go(owned.owner.token)
