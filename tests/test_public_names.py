@@ -53,7 +53,7 @@ def test_every_documented_name_is_public() -> None:
         "dspyer.stores.base",  # by whoever writes a store
         "dspyer.stores.postgres.Postgres",  # by its address; importing it needs a driver
         "dspyer.threads.thread.StoredFailure",  # as `thread.error`
-        "dspyer.stores.sealed.Encrypted",  # importing it needs an extra
+        "dspyer.stores.encrypted.Encrypted",  # importing it needs an extra
     }
     assert not DOCUMENTED - PUBLIC.keys() - reached
 

@@ -1,8 +1,8 @@
 """Where runs are kept: the protocol of a store, and the stores."""
 
+from dspyer.stores.address import open_store
 from dspyer.stores.base import Store
 from dspyer.stores.memory import Memory
-from dspyer.stores.opening import open_store
 from dspyer.stores.sqlite import SQLite
 
 __all__ = ["Memory", "SQLite", "Store", "open_store"]

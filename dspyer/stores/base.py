@@ -182,7 +182,7 @@ class Store(ABC):
         Writing a change a second time, after an answer that got lost, does nothing: rows that are there already with
         equal content, and a run that is there already, are no error if the epoch is still the same. If it is the next
         one already, the change was written if its rows, run, owner and head are all there; a change without rows, run
-        and owner has nothing to know it by, and is refused. `dspyer.stores.admission.admit` decides so for all stores.
+        and owner has nothing to know it by, and is refused. `dspyer.stores.writes.admit` decides so for all stores.
 
         Args:
             change: what to do.
@@ -244,7 +244,7 @@ class Store(ABC):
 
         A thread reaches from its head back to its root (or to the first run), and all runs that were made for it; a
         run that only a part is reached of keeps that part. The snapshots at the roots of threads are kept. Only the
-        threads, their runs, and what is connected with these is looked at: `dspyer.stores.reach.connected`.
+        threads, their runs, and what is connected with these is looked at: `dspyer.stores.reachability.connected`.
 
         Args:
             threads: names of the threads; without any, the whole store is searched for what nothing reaches.
@@ -258,7 +258,7 @@ class Store(ABC):
     def disown(self, thread: str) -> DeletionReport:
         """Removes what was made for a thread but lies outside of what it reaches from its head back to its root.
 
-        A run that stays for others is the thread's no more. `dspyer.stores.reach` computes what goes, for all stores.
+        A run that stays for others is the thread's no more. `dspyer.stores.reachability` computes what goes, for all stores.
         """
 
     @abstractmethod

@@ -8,10 +8,10 @@ from itertools import islice
 from threading import RLock
 from typing import Any, NamedTuple
 
-from dspyer.stores.admission import Admitted, CurrentRows, admit, check_epochs
 from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Owner, Point, Row, RunRow, Snapshot, Store, ThreadRow
 from dspyer.stores.content import Content
-from dspyer.stores.reach import DeletionPlan, Ends, Extent, connected, deletion_plan, disowning
+from dspyer.stores.reachability import DeletionPlan, Ends, Extent, connected, deletion_plan, disowning
+from dspyer.stores.writes import Admitted, CurrentRows, admit, check_epochs
 
 _CONTAINERS = (list, dict, tuple)
 

@@ -18,10 +18,10 @@ from dspyer.persistence.journal import Journal
 from dspyer.persistence.reader import goes_in_circles
 from dspyer.persistence.snapshot_encoding import piece_id
 from dspyer.persistence.snapshots import readable
-from dspyer.stores.admission import same_row, same_run
 from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store, ThreadRow
 from dspyer.stores.content import Allowance, Content, blob_id
-from dspyer.stores.reach import Ends, Extent, reach
+from dspyer.stores.reachability import Ends, Extent, reach
+from dspyer.stores.writes import same_row, same_run
 from dspyer.threads.ownership import LEASE, leases, new_owner
 from dspyer.values import json as encoding
 from dspyer.values.types import Opaque

@@ -17,7 +17,7 @@ from dspyer import END, START, CompiledGraph, Graph, reducers
 from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
 from dspyer.stores import Memory, SQLite, Store
 from dspyer.stores.base import Point
-from dspyer.stores.sealed import Encrypted
+from dspyer.stores.encrypted import Encrypted
 from dspyer.threads.thread import Thread
 from tests.stores.kit import begin
 

@@ -21,7 +21,7 @@ from uuid import uuid4
 import psycopg
 from psycopg import sql
 
-from dspyer.stores.postgres_connections import split_address, with_schema
+from dspyer.stores.postgres_server import split_address, with_schema
 
 VARIABLE = "DSPYER_TEST_POSTGRES"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dspyer.errors import ConcurrentRunError
-from dspyer.stores.admission import Admitted, CurrentRows, admit
 from dspyer.stores.base import Change, Point, ThreadRow
+from dspyer.stores.writes import Admitted, CurrentRows, admit
 from tests.stores.kit import OTHER, OWNER, row, rows, run
 
 FREE = ThreadRow("t", None, 3)

@@ -18,10 +18,12 @@ import pytest
 from psycopg import sql
 
 from dspyer.errors import ConcurrentRunError, StoreError
-from dspyer.stores import open_store, postgres_schema, postgres_write
+from dspyer.stores import open_store
+from dspyer.stores import postgres as postgres_write
+from dspyer.stores import postgres_server as postgres_schema
 from dspyer.stores.base import Change, Point, Snapshot
 from dspyer.stores.postgres import Postgres
-from dspyer.stores.postgres_connections import split_address
+from dspyer.stores.postgres_server import split_address
 from dspyer.testing.store_samples import BLOB, append, begin, content, owner, picture, row, rows
 from dspyer.testing.store_samples import copy as copied
 from tests.stores.proxy import AFTER, BEFORE, Proxy, proxy

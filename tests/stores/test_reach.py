@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspyer.stores.base import Point
-from dspyer.stores.reach import DeletionPlan, Ends, Extent, RowSpan, deletion_plan, disowning
+from dspyer.stores.reachability import DeletionPlan, Ends, Extent, RowSpan, deletion_plan, disowning
 
 # t1 made a, and went on with b from a:2. t2 is a copy of t1 at a:1, t3 made c from b:0.
 RUNS = {

@@ -15,9 +15,9 @@ from dspyer import END, START, CompiledGraph, Graph, reducers
 from dspyer.errors import StoreError
 from dspyer.stores.base import Change, Row, Store
 from dspyer.stores.content import Content, blob_id
+from dspyer.stores.encrypted import VARIABLE, Encrypted
 from dspyer.stores.memory import Memory
 from dspyer.stores.postgres import Postgres
-from dspyer.stores.sealed import VARIABLE, Encrypted
 from dspyer.stores.sqlite import SQLite
 from dspyer.testing import StoreConformance
 from dspyer.values.freezing import freeze

@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 
 from dspyer.errors import ConcurrentRunError, StoreError
-from dspyer.stores import postgres_connections, sqlite_connections, sqlite_file
+from dspyer.stores import postgres_server as postgres_connections
+from dspyer.stores import sqlite_file
+from dspyer.stores import sqlite_file as sqlite_connections
 from dspyer.stores.base import Change, Point
 from dspyer.stores.content import blob_id
 from dspyer.stores.sqlite import PATIENCE, SQLite
-from dspyer.stores.sqlite_connections import FileConnections, checkpoint
+from dspyer.stores.sqlite_file import FileConnections, checkpoint
 from dspyer.testing.store_samples import BLOB, picture
 from dspyer.threads.ownership import LEASE
 from tests.stores.kit import OWNER, append, begin, content, numbers, row, run, snapshot

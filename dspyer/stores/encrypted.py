@@ -23,9 +23,9 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 from dspyer.errors import StoreError
+from dspyer.stores.address import open_store
 from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Point, Row, RunRow, Snapshot, Store, ThreadRow
 from dspyer.stores.content import Content, Fetch
-from dspyer.stores.opening import open_store
 
 VARIABLE = "DSPYER_STORE_KEY"
 """The environment variable that a store without a key looks at."""
