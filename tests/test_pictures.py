@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dspyer.pictures.graph import Picture, draw_mermaid, draw_svg
-from dspyer.pictures.layout import NodeBox, across, arrange, spread
-from dspyer.pictures.svg import SMALL, curve, escape, fmt, shorten, text_width
+from dspyer.display.graph_svg import NodeBox, Picture, across, arrange, draw_mermaid, draw_svg, spread
+from dspyer.display.svg import SMALL, curve, escape, fmt, shorten, text_width
 from dspyer.policies import Policies
 from dspyer.scheduler.loops import Edge
 from dspyer.scheduler.topology import END, START, Topology

@@ -47,9 +47,9 @@ def test_every_public_name_is_documented() -> None:
 def test_every_documented_name_is_public() -> None:
     reached = {
         "dspyer.graph.spec.GraphSpec",  # as `program.graph`
-        "dspyer.pictures.lanes.Lanes",  # as `run.lanes()`
-        "dspyer.pictures.tokens.TokenRow",  # as `run.tokens().rows`
-        "dspyer.pictures.tokens.Tokens",  # as `run.tokens()`
+        "dspyer.display.timeline.Lanes",  # as `run.lanes()`
+        "dspyer.display.tokens.TokenRow",  # as `run.tokens().rows`
+        "dspyer.display.tokens.Tokens",  # as `run.tokens()`
         "dspyer.stores.base",  # by whoever writes a store
         "dspyer.stores.postgres.Postgres",  # by its address; importing it needs a driver
         "dspyer.threads.thread.StoredFailure",  # as `thread.error`

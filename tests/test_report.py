@@ -12,9 +12,9 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import DELETE, END, START, Graph, Replace, Send, reducers
-from dspyer.pictures.history import leaves_of, seconds, writes
-from dspyer.pictures.run import draw_run
-from dspyer.pictures.svg import FONT_SIZE, SMALL, text_width
+from dspyer.display.run_rows import leaves_of, seconds, writes
+from dspyer.display.svg import FONT_SIZE, SMALL, text_width
+from dspyer.display.timeline import draw_run
 from dspyer.reducers import Updates
 from dspyer.runtime.run import Run
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import dspy
 from pydantic import BaseModel
 
+from dspyer.display.redaction import Redact
 from dspyer.errors import GraphError
 from dspyer.graph.compile import Assembly
 from dspyer.graph.declarations import (
@@ -31,7 +32,6 @@ from dspyer.nodes.build import node_name
 from dspyer.nodes.interrupt import InterruptOptions
 from dspyer.persistence.journal import Durability, checked
 from dspyer.policies import Policies
-from dspyer.redacting import Redact
 from dspyer.scheduler.topology import END, START  # noqa: F401 - for the examples below
 from dspyer.schema.limits import Limit, whole_limit
 from dspyer.schema.schema import Schema

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dspyer.display.graph_svg import Picture, draw_mermaid, draw_svg
+from dspyer.display.redaction import Redact, Redaction, hiding
 from dspyer.errors import InputError, RouteError, shown_names, suggestion
 from dspyer.nodes.base import Node, Send
 from dspyer.nodes.condense import Condensers
@@ -13,8 +15,6 @@ from dspyer.nodes.function import FunctionNode
 from dspyer.nodes.router import Router
 from dspyer.persistence.execution_records import AnswerSource, no_answer
 from dspyer.persistence.journal import Durability
-from dspyer.pictures.graph import Picture, draw_mermaid, draw_svg
-from dspyer.redacting import Redact, Redaction, hiding
 from dspyer.scheduler.run_values import is_counted
 from dspyer.scheduler.topology import END, START, Topology
 from dspyer.schema.limits import kilobytes

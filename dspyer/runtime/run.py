@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import dspy
 
+from dspyer.display.report import describe
+from dspyer.display.run_rows import DisplayRow, display_rows
+from dspyer.display.timeline import Lanes, draw_run
+from dspyer.display.tokens import Count, Tokens, count_tokens
 from dspyer.errors import Interrupted
 from dspyer.events import BranchPath, Commit, Event, MergedConflict, Question
-from dspyer.pictures.history import DisplayRow, display_rows
-from dspyer.pictures.lanes import Lanes
-from dspyer.pictures.report import describe
-from dspyer.pictures.run import draw_run
-from dspyer.pictures.tokens import Count, Tokens, count_tokens
 from dspyer.runtime.session import Ended
 from dspyer.runtime.session_views import Sent
 from dspyer.scheduler.lineage import LogEntry, last_writer, lineage, touches, value_at

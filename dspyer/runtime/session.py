@@ -11,6 +11,7 @@ from threading import Lock
 from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dspyer.display.redaction import Redactor
 from dspyer.dspy_module.tracing import Steps, tokens_used
 from dspyer.errors import Interrupt, RunStoppedError, annotate, brief, original
 from dspyer.events import (
@@ -34,7 +35,6 @@ from dspyer.persistence.execution_records import MISSING, AnswerSource, Executio
 from dspyer.persistence.journal import Before, Journal
 from dspyer.persistence.rows import COMMITS, CommitHeader, NewRow, RowKind, commit_row, end_row
 from dspyer.persistence.snapshots import SnapshotState
-from dspyer.redacting import Redactor
 from dspyer.runtime.session_views import EarlierCommits, Fields, SessionViews
 from dspyer.scheduler.lineage import lineage
 from dspyer.scheduler.run_state import (

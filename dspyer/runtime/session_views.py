@@ -7,6 +7,7 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from dspyer.display.tokens import Count, Read, Sizes
 from dspyer.errors import ThreadError
 from dspyer.nodes.base import Node
 from dspyer.nodes.function import FunctionNode
@@ -15,7 +16,6 @@ from dspyer.nodes.module import ModuleNode
 from dspyer.nodes.subgraph import SubgraphNode
 from dspyer.nodes.view_access import Changed, chosen_plainly, form_in
 from dspyer.patch import DELETE
-from dspyer.pictures.tokens import Count, Read, Sizes
 from dspyer.scheduler.lineage import Log, LogEntry
 from dspyer.scheduler.provenance import (
     Behind,

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import anyio.to_thread
 
+from dspyer.display.redaction import HIDDEN, Redaction, Redactor
 from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
 from dspyer.events import Commit, Question
 from dspyer.nodes.binding import resources_of
@@ -28,7 +29,6 @@ from dspyer.persistence.rows import (
 )
 from dspyer.persistence.snapshot_encoding import SnapshotEncoder
 from dspyer.persistence.snapshots import SnapshotState, load_snapshot_head, readable, snapshot
-from dspyer.redacting import HIDDEN, Redaction, Redactor
 from dspyer.runtime.request import Request
 from dspyer.runtime.run import Counts, Run, counts_in
 from dspyer.runtime.session import Observe, ignore

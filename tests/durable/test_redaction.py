@@ -16,9 +16,9 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from dspyer import END, START, CompiledGraph, Context, Graph, reducers
+from dspyer.display.redaction import HIDDEN, Redaction, Redactor
 from dspyer.errors import DspyerError, Interrupted, MergeConflictError, StoreError
 from dspyer.events import Committed, Emitted, Exchange
-from dspyer.redacting import HIDDEN, Redaction, Redactor
 from dspyer.stores import Memory
 from dspyer.values.freezing import freeze
 from tests.event_samples import RECORDS, event_types, sample

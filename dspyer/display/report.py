@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+from dspyer.display.run_rows import SHOWN, DisplayRow, leaves_of, outcome, row_label, seconds, written
 from dspyer.events import BranchPath, Committed, ItemFinished, NodeStarted, RunStarted
-from dspyer.pictures.history import SHOWN, DisplayRow, leaves_of, outcome, row_label, seconds, written
 from dspyer.scheduler.run_state import path_text
 
 if TYPE_CHECKING:

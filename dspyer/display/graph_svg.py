@@ -1,0 +1,725 @@
+"""Pictures of a graph: Mermaid text and SVG, from its shape alone."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right, insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+from dspyer.display.svg import SMALL, Coordinates, angular, curve, document, draw_text, escape, fmt, shorten, text_width
+from dspyer.scheduler.loops import Edge
+from dspyer.scheduler.topology import END, START, Topology
+
+LABEL_LIMIT = 28  # characters; the whole label is in the tooltip
+NAME_LIMIT = 36
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What a picture of a graph shows.
+
+    Attributes:
+        topology: the shape.
+        labels: text of a route by source and target.
+        kinds: kind of each node: function, module, subgraph, map or interrupt.
+    """
+
+    topology: Topology
+    labels: Mapping[EdgeKey, str] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """The edges, each pair of nodes once: conditional if every way between the two is."""
+        found: dict[EdgeKey, bool] = {}
+        for edge in self.topology.edges:
+            way = (edge.source, edge.target)
+            found[way] = found.get(way, True) and edge.conditional
+        return tuple(Edge(source, target, conditional) for (source, target), conditional in found.items())
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes between `START` and `END`; a loop without an end has no `END`."""
+        ends = (END,) if any(edge.target == END for edge in self.topology.edges) else ()
+        return (START, *self.topology.nodes, *ends)
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The nodes at which rounds begin."""
+        return tuple(dict.fromkeys(head for loop in self.topology.rounds.loops for head in loop.heads))
+
+    def kind(self, node: str) -> str:
+        """The kind of a node; `"end"` for `START` and `END`."""
+        return "end" if node in (START, END) else self.kinds.get(node, "function")
+
+    def goes_back(self, edge: Edge) -> bool:
+        """Whether an edge starts the next round of a loop."""
+        return self.topology.rounds.goes_back(edge.source, edge.target)
+
+
+# Also what makes a line a list in Markdown: a dash in front, or a number and a dot.
+_MARKUP = re.compile(r"[^\w ,?!:()'/.-]|^-|(?<=\d)\.")
+_SHAPES = {
+    "end": ("([", "])"),
+    "module": ("[[", "]]"),
+    "subgraph": ("[/", "/]"),
+    "map": ("[(", ")]"),
+    "interrupt": ("{{", "}}"),
+}
+
+
+def draw_mermaid(picture: Picture) -> str:
+    """The graph as a Mermaid flowchart.
+
+    Functions are boxes, modules have double sides, subgraphs are slanted, maps are drums, interrupts have six sides.
+    Routes carry their labels. Edges that go back are dashed, and the node at which a round begins has a thick border.
+
+    Args:
+        picture: the graph.
+
+    Returns:
+        A `flowchart` from the top to the bottom.
+    """
+    lines = ["flowchart TD"]
+    for node in picture.nodes:
+        opening, closing = _SHAPES.get(picture.kind(node), ("[", "]"))
+        lines.append(f'    {_id(node)}{opening}"{_mermaid_text(node)}"{closing}')
+    for edge in picture.edges:
+        arrow = "-.->" if picture.goes_back(edge) else "-->"
+        label = picture.labels.get((edge.source, edge.target), "")
+        text = f'|"{_mermaid_text(label)}"|' if label.strip() else ""
+        lines.append(f"    {_id(edge.source)} {arrow}{text} {_id(edge.target)}")
+    lines += [f"    style {_id(head)} stroke-width:3px" for head in picture.heads]
+    return "\n".join(lines)
+
+
+def _id(node: str) -> str:
+    return node if node in (START, END) else f"{node}_"  # Mermaid has reserved words, such as "end"
+
+
+def _mermaid_text(text: str) -> str:
+    """A text inside quotes: what could end it or be markup is a character code, as Mermaid wants it."""
+    return _MARKUP.sub(lambda found: f"#{ord(found[0])};", " ".join(text.split()))
+
+
+def draw_svg(picture: Picture) -> str:
+    """The graph as an SVG document that needs nothing from outside.
+
+    Args:
+        picture: the graph.
+
+    Returns:
+        The document. The same graph gives the same text.
+    """
+    edges = picture.edges
+    labels = {
+        (edge.source, edge.target): shorten(picture.labels[edge.source, edge.target], LABEL_LIMIT)
+        for edge in edges
+        if picture.labels.get((edge.source, edge.target), "").strip()
+    }
+    ahead = [(edge.source, edge.target) for edge in edges if not picture.goes_back(edge)]
+    back = [(edge.source, edge.target) for edge in edges if picture.goes_back(edge)]
+    nodes = picture.nodes
+    sizes = {node: _size(picture, node) for node in nodes}
+    widths = {way: text_width(label, SMALL) + 8 for way, label in labels.items()}
+    layout = lay_out(arrange(nodes, ahead), sizes, back, widths)
+    parts = [_edge(layout, edge, picture.goes_back(edge)) for edge in edges]
+    for way, label in labels.items():
+        parts += _label(layout.labels[way], label, picture.labels[way], widths[way])
+    for node in nodes:
+        parts.append(_node(layout.boxes[node], node, picture.kind(node), node in picture.heads))
+    parts += [_choice(layout, edge) for edge in edges if edge.conditional]
+    return document(f"graph {picture.topology.name}", layout.width, layout.height, parts)
+
+
+def _size(picture: Picture, node: str) -> tuple[float, float]:
+    kind = picture.kind(node)
+    width = text_width(shorten(node, NAME_LIMIT))
+    if kind == "end":
+        return width + 28, 28.0
+    if kind == "interrupt":
+        return max(width + 48, 96.0), 46.0
+    return max(width + 32, 72.0), 38.0 if kind == "function" else 46.0
+
+
+def _edge(layout: Layout, edge: Edge, back: bool) -> str:
+    way = (edge.source, edge.target)
+    meaning = f"{edge.source} to {edge.target}{', the next round' if back else ''}"
+    classes = "line back" if back else "line"
+    title = f"<title>{escape(meaning)}</title>"
+    return f'<path d="{layout.paths[way]}" class="{classes}" marker-end="url(#dspyer-tip)">{title}</path>'
+
+
+def _label(spot: LabelPosition, label: str, whole: str, width: float) -> list[str]:
+    """A label, on a patch of the ground that interrupts the edge."""
+    parts = []
+    if spot.anchor == "middle":
+        x, y = fmt(spot.x - width / 2), fmt(spot.y - 8)
+        parts.append(f'<rect x="{x}" y="{y}" width="{fmt(width)}" height="16" class="mask"/>')
+    words = draw_text(spot.x, spot.y, label, "quiet", spot.anchor)
+    return [*parts, f"<g><title>{escape(whole)}</title>{words}</g>"]
+
+
+def _choice(layout: Layout, edge: Edge) -> str:
+    """The mark where a route begins: one of these edges is taken, not all."""
+    x, y = layout.starts[edge.source, edge.target]
+    return f'<path d="M{fmt(x - 5)} {fmt(y)} l5 -5 l5 5 l-5 5 z" class="function frame"/>'
+
+
+def _node(box: NodeBox, node: str, kind: str, head: bool) -> str:
+    """One node: shape and colour say its kind, and so does a word."""
+    facts = [node] if kind == "end" else [f"{node}: {kind}"]
+    weight = "frame"
+    if head:
+        facts.append("a round begins here")
+        weight = "head"
+    parts = [f"<title>{escape(', '.join(facts))}</title>"]
+    if kind == "map":
+        parts += [_rect(box, "map frame", 6, shift) for shift in (6.0, 3.0)]
+    if kind == "interrupt":
+        parts.append(_hexagon(box, f"{kind} {weight}"))
+    else:
+        parts.append(_rect(box, f"{kind} {weight}", box.height / 2 if kind == "end" else 8))
+    if kind == "subgraph":
+        parts.append(_rect(NodeBox(box.x, box.y, box.width - 8, box.height - 8), "subgraph frame", 5))
+    elif kind == "module":
+        inner = f"V{fmt(box.bottom)} M{fmt(box.right - 6)} {fmt(box.top)} V{fmt(box.bottom)}"
+        parts.append(f'<path d="M{fmt(box.left + 6)} {fmt(box.top)} {inner}" class="module frame"/>')
+    name = shorten(node, NAME_LIMIT)
+    if kind in ("end", "function"):
+        parts.append(draw_text(box.x, box.y, name))
+    else:
+        parts += [draw_text(box.x, box.y - 6.5, name), draw_text(box.x, box.y + 10, kind, "quiet")]
+    return f"<g>{''.join(parts)}</g>"
+
+
+def _hexagon(box: NodeBox, classes: str) -> str:
+    tip, width = 12.0, box.width - 24.0
+    half = fmt(box.height / 2)
+    path = f"M{fmt(box.left)} {fmt(box.y)} l{fmt(tip)} -{half} h{fmt(width)} l{fmt(tip)} {half}"
+    return f'<path d="{path} l-{fmt(tip)} {half} h-{fmt(width)} z" class="{classes}"/>'
+
+
+def _rect(box: NodeBox, classes: str, radius: float, shift: float = 0.0) -> str:
+    x, y = fmt(box.left + shift), fmt(box.top + shift)
+    return (
+        f'<rect x="{x}" y="{y}" width="{fmt(box.width)}" height="{fmt(box.height)}" rx="{fmt(radius)}" '
+        f'class="{classes}"/>'
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Where the parts of a drawn graph go: rows from the top to the bottom, few crossings, straight long edges.
+#
+# The method is that of Sugiyama, Tagawa and Toda ("Methods for Visual Understanding of Hierarchical System Structures",
+# IEEE Trans. SMC 1981): a node's row is its longest way from the start; an edge over several rows passes through an empty
+# *cell* in each; rows are ordered by the barycentre of their neighbours; then each cell moves to the mean of its
+# neighbours as far as its row allows. Odd rows hold the labels of edges, so that these take part in all of it and never
+# cover each other.
+
+EdgeKey = tuple[str, str]  # an edge by source and target
+Cell = str | tuple[str, str, int]  # a node, or the place where an edge passes a row
+
+GAP = 34.0  # between neighbours in a row
+EDGE_GAP = 22.0  # the same where one of them is an edge that passes
+ROW_GAP = 21.0  # between rows
+SWEEPS = 8
+ROUNDS = 160
+
+
+class NodeBox(NamedTuple):
+    """A rectangle by its middle."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+    @property
+    def left(self) -> float:
+        """The x of the left side."""
+        return self.x - self.width / 2
+
+    @property
+    def right(self) -> float:
+        """The x of the right side."""
+        return self.x + self.width / 2
+
+    @property
+    def top(self) -> float:
+        """The y of the upper side."""
+        return self.y - self.height / 2
+
+    @property
+    def bottom(self) -> float:
+        """The y of the lower side."""
+        return self.y + self.height / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A graph in rows.
+
+    Attributes:
+        rows: the cells of each row from left to right.
+        above: the neighbours of each cell in the row above.
+        below: the same in the row below.
+    """
+
+    rows: tuple[tuple[Cell, ...], ...]
+    above: Mapping[Cell, Sequence[Cell]]
+    below: Mapping[Cell, Sequence[Cell]]
+
+    def row_of(self, node: str) -> int:
+        """The number of the row that holds a node."""
+        return next(number for number, row in enumerate(self.rows) if node in row)
+
+
+def arrange(nodes: Sequence[str], ways: Sequence[EdgeKey]) -> Grid:
+    """Puts nodes and edges into rows and orders these.
+
+    Args:
+        nodes: the nodes in the order of declaration, the start first; the end, if there is one, last.
+        ways: the edges, none of which goes back, in the order of declaration.
+    """
+    rank = _ranks(nodes, ways)
+    if all(source != nodes[-1] for source, _ in ways):
+        rank[nodes[-1]] = max(rank.values())
+    above: dict[Cell, list[Cell]] = {node: [] for node in nodes}
+    below: dict[Cell, list[Cell]] = {node: [] for node in nodes}
+    level: dict[Cell, int] = {node: 2 * rank[node] for node in nodes}
+    for source, target in ways:
+        before: Cell = source
+        for number in range(level[source] + 1, level[target] + 1):
+            cell: Cell = target if number == level[target] else (source, target, number)
+            level[cell] = number
+            below.setdefault(before, []).append(cell)
+            above.setdefault(cell, []).append(before)
+            before = cell
+    rows: list[list[Cell]] = [[] for _ in range(max(level.values()) + 1)]
+    for cell in _first_visits(nodes, below):
+        rows[level[cell]].append(cell)
+    return Grid(_uncross(rows, above, below), above, below)
+
+
+def _ranks(nodes: Sequence[str], ways: Sequence[EdgeKey]) -> dict[str, int]:
+    """The longest way to each node."""
+    rank = dict.fromkeys(nodes, 0)
+    missing = {node: sum(1 for _, target in ways if target == node) for node in nodes}
+    ready = [node for node in nodes if not missing[node]]
+    for node in ready:
+        for source, target in ways:
+            if source == node:
+                rank[target] = max(rank[target], rank[node] + 1)
+                missing[target] -= 1
+                if not missing[target]:
+                    ready.append(target)
+    return rank
+
+
+def _first_visits(nodes: Sequence[str], below: Mapping[Cell, Sequence[Cell]]) -> list[Cell]:
+    """All cells, depth first: the branches of a fork come in the order in which they were declared."""
+    seen: dict[Cell, None] = {}
+    for node in nodes:
+        stack: list[Cell] = [node]
+        while stack:
+            cell = stack.pop()
+            if cell not in seen:
+                seen[cell] = None
+                stack.extend(reversed(below.get(cell, ())))
+    return list(seen)
+
+
+def _uncross(
+    rows: list[list[Cell]], above: Mapping[Cell, Sequence[Cell]], below: Mapping[Cell, Sequence[Cell]]
+) -> tuple[tuple[Cell, ...], ...]:
+    """Orders the rows by barycentre, down and up again. Another order is taken only if fewer edges cross."""
+    best, fewest = [list(row) for row in rows], _crossings(rows, below)
+    for sweep in range(SWEEPS):
+        if not fewest:
+            break
+        down = sweep % 2 == 0
+        numbers = range(1, len(rows)) if down else range(len(rows) - 2, -1, -1)
+        rows = [list(row) for row in rows]
+        for number in numbers:
+            fixed = {cell: i for i, cell in enumerate(rows[number - 1 if down else number + 1])}
+            centre: dict[Cell, float] = {}
+            for i, cell in enumerate(rows[number]):
+                places = [fixed[other] for other in (above if down else below).get(cell, ())]
+                centre[cell] = sum(places) / len(places) if places else float(i)
+            rows[number].sort(key=centre.__getitem__)
+        crossings = _crossings(rows, below)
+        if crossings < fewest:
+            best, fewest = rows, crossings
+    return tuple(tuple(row) for row in best)
+
+
+def _crossings(rows: Sequence[Sequence[Cell]], below: Mapping[Cell, Sequence[Cell]]) -> int:
+    count = 0
+    for row, following in pairwise(rows):
+        place = {cell: i for i, cell in enumerate(following)}
+        passed: list[int] = []
+        for cell in row:
+            ends = sorted(place[other] for other in below.get(cell, ()))
+            count += sum(len(passed) - bisect_right(passed, end) for end in ends)
+            for end in ends:
+                insort(passed, end)
+    return count
+
+
+def across(grid: Grid, widths: Mapping[Cell, float]) -> dict[Cell, float]:
+    """The middle of each cell from left to right: near the mean of its neighbours, without overlap.
+
+    Cells that follow one another without a fork or join move as one, so that chains and long edges come out straight.
+
+    Args:
+        grid: the rows.
+        widths: the width of each cell; 0 for an edge without a label.
+    """
+    x: dict[Cell, float] = {}
+    for row in grid.rows:
+        at = 0.0
+        for i, cell in enumerate(row):
+            at += _distance(row[i - 1], cell, widths) if i else 0.0
+            x[cell] = at
+        for cell in row:
+            x[cell] -= at / 2
+    pulls = {cell: _pulls(grid, cell) for row in grid.rows for cell in row}
+    for sweep in range(ROUNDS):
+        for row in grid.rows if sweep % 2 == 0 else reversed(grid.rows):
+            weights = [sum(pulls[cell].values()) for cell in row]
+            wanted = [sum(x[other] * pull for other, pull in pulls[cell].items()) for cell in row]
+            wanted = [total / weight for total, weight in zip(wanted, weights, strict=True)]
+            x.update(zip(row, spread(wanted, _gaps(row, widths), weights), strict=True))
+    chains = {cell: chain for chain in _chains(grid) for cell in chain}
+    for _ in range(5 * SWEEPS):
+        for row in grid.rows:
+            wanted = [sum(x[other] for other in chains[cell]) / len(chains[cell]) for cell in row]
+            x.update(zip(row, spread(wanted, _gaps(row, widths), [len(chains[cell]) for cell in row]), strict=True))
+    return x
+
+
+def _pulls(grid: Grid, cell: Cell) -> dict[Cell, float]:
+    """How much each neighbour of a cell pulls it, and it the neighbour: less the more edges one of them has there."""
+    upper, lower = grid.above.get(cell, ()), grid.below.get(cell, ())
+    pulls = {other: 1 / max(len(upper), len(grid.below[other])) for other in upper}
+    return pulls | {other: 1 / max(len(lower), len(grid.above[other])) for other in lower}
+
+
+def _gaps(row: Sequence[Cell], widths: Mapping[Cell, float]) -> list[float]:
+    return [_distance(left, right, widths) for left, right in pairwise(row)]
+
+
+def _chains(grid: Grid) -> list[tuple[Cell, ...]]:
+    """All cells, in chains: between two cells of a chain nothing forks or joins."""
+    found = []
+    for row in grid.rows:
+        for cell in row:
+            above = grid.above.get(cell, ())
+            if len(above) == 1 and len(grid.below[above[0]]) == 1:
+                continue
+            chain = [cell]
+            while len(below := grid.below.get(chain[-1], ())) == 1 and len(grid.above[below[0]]) == 1:
+                chain.append(below[0])
+            found.append(tuple(chain))
+    return found
+
+
+def _distance(left: Cell, right: Cell, widths: Mapping[Cell, float]) -> float:
+    gap = GAP if isinstance(left, str) and isinstance(right, str) else EDGE_GAP
+    return (widths.get(left, 0.0) + widths.get(right, 0.0)) / 2 + gap
+
+
+def spread(wanted: Sequence[float], gaps: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """The places nearest to the wanted ones (least squares) that keep the order and the gaps.
+
+    Places that want to be too near form a block that moves as one: pooled adjacent violators (Ayer et al. 1955).
+
+    Example:
+        >>> spread([0.0, 0.0, 9.0], [4.0, 4.0], [1.0, 1.0, 1.0])
+        [-2.0, 2.0, 9.0]
+    """
+    offset = [0.0]
+    for gap in gaps:
+        offset.append(offset[-1] + gap)
+    blocks: list[tuple[float, float, int]] = []  # (where its first place would be without offset, weight, places)
+    for i, place in enumerate(wanted):
+        mean, weight, size = place - offset[i], weights[i], 1
+        while blocks and blocks[-1][0] > mean:
+            other, more, places = blocks.pop()
+            mean = (mean * weight + other * more) / (weight + more)
+            weight, size = weight + more, size + places
+        blocks.append((mean, weight, size))
+    flat = [mean for mean, _, size in blocks for _ in range(size)]
+    return [mean + shift for mean, shift in zip(flat, offset, strict=True)]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# How the edges of a drawn graph run: forward ones as curves through their cells, others along lanes at the side.
+
+
+LABEL_HEIGHT = 18.0
+LANE_GAP = 20.0  # from what stands in the rows to a lane, and between lanes
+CHANNEL = 12.0  # height of a way between two rows
+PORT = 16.0  # between the ends of edges at one node
+MARGIN = 22.0
+
+
+class LabelPosition(NamedTuple):
+    """Where a label stands."""
+
+    x: float
+    y: float
+    anchor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A laid out graph.
+
+    Attributes:
+        boxes: the place of each node.
+        paths: the SVG path of each edge.
+        starts: where each edge begins.
+        labels: where the label of each labelled edge stands.
+        width: of the whole picture.
+        height: of the whole picture.
+    """
+
+    boxes: Mapping[str, NodeBox]
+    paths: Mapping[EdgeKey, str]
+    starts: Mapping[EdgeKey, Coordinates]
+    labels: Mapping[EdgeKey, LabelPosition]
+    width: float
+    height: float
+
+
+@dataclass(slots=True)
+class Lane:
+    """The way of an edge that goes back: out of its source, along a lane at one side, into its target.
+
+    Attributes:
+        way: the edge.
+        side: 1 for the right side, -1 for the left one.
+        x: of the lane.
+        beside: whether it leaves its source, and enters its target, at the side; else through the gap below or above.
+        ends: the y of both ends, or of the ways through the gaps.
+    """
+
+    way: EdgeKey
+    side: int
+    x: float
+    beside: tuple[bool, bool]
+    ends: list[float] = field(default_factory=lambda: [0.0, 0.0])
+
+
+def lay_out(
+    grid: Grid, sizes: Mapping[str, Coordinates], back: Sequence[EdgeKey], labels: Mapping[EdgeKey, float]
+) -> Layout:
+    """Gives every part of a graph its place.
+
+    Args:
+        grid: nodes and forward edges in rows.
+        sizes: width and height of each node.
+        back: the edges that go back.
+        labels: the width of each edge's label.
+    """
+    widths: dict[Cell, float] = {node: width for node, (width, _) in sizes.items()}
+    widths |= {cell: labels[source, target] for (source, target), cell in _label_cells(grid, labels).items()}
+    x = across(grid, widths)
+    lanes = _lanes(grid, x, widths, back, labels)
+    edges = [
+        extent for cell, at in x.items() for extent in (at - widths.get(cell, 0) / 2, at + widths.get(cell, 0) / 2)
+    ]
+    edges += [lane.x + lane.side * _room(labels.get(lane.way)) for lane in lanes]
+    shift = MARGIN - min(edges)
+    x = {cell: at + shift for cell, at in x.items()}
+    for lane in lanes:
+        lane.x += shift
+    tops, heights, height = _down(grid, sizes, lanes, labels)
+    boxes = {
+        node: NodeBox(x[node], tops[row] + heights[row] / 2, *sizes[node])
+        for row, cells in enumerate(grid.rows)
+        for node in cells
+        if isinstance(node, str)
+    }
+    _settle_ends(grid, boxes, tops, heights, lanes)
+    layout = Layout(boxes, {}, {}, {}, max(edges) + shift + MARGIN, height)
+    return _with_lanes(_with_curves(layout, grid, x, tops, heights, labels), lanes, labels)
+
+
+def _label_cells(grid: Grid, labels: Mapping[EdgeKey, float]) -> dict[EdgeKey, Cell]:
+    """The cell in which the label of each labelled forward edge stands: the first one, close to its source."""
+    found: dict[EdgeKey, Cell] = {}
+    for cells in grid.rows:
+        for cell in cells:
+            if not isinstance(cell, str) and cell[:2] in labels:
+                found.setdefault(cell[:2], cell)
+    return found
+
+
+def _room(label: float | None) -> float:
+    return 0.0 if label is None else label + 8
+
+
+def _lanes(
+    grid: Grid,
+    x: Mapping[Cell, float],
+    widths: Mapping[Cell, float],
+    back: Sequence[EdgeKey],
+    labels: Mapping[EdgeKey, float],
+) -> list[Lane]:
+    """A lane for each edge that goes back, short ones inside; on the side where the way is shorter."""
+    rows = {node: grid.row_of(node) for way in back for node in way}
+    reach = {}
+    for side in (1, -1):
+        reach[side] = [max(side * x[cell] + widths.get(cell, 0) / 2 for cell in row) for row in grid.rows]
+    lanes = []
+    for way in sorted(back, key=lambda way: rows[way[0]] - rows[way[1]]):
+        source, target = way
+        span = range(rows[target], rows[source] + 1)
+        choices = []
+        for side in (1, -1):
+            beside = tuple(_is_outermost(grid.rows[rows[node]], node, side) for node in way)
+            place = max(reach[side][row] for row in span) + LANE_GAP
+            if source == target:
+                place = side * x[source] + widths[source] / 2 + LANE_GAP
+                beside = (True, True)
+            cost = sum(place - side * x[node] - widths[node] / 2 for node in way) + 60 * beside.count(False)
+            choices.append((cost, -side, place, side, (beside[0], beside[1])))
+        _, _, place, side, sides = min(choices)
+        lanes.append(Lane(way, side, side * place, sides))
+        for row in span:
+            reach[side][row] = max(reach[side][row], place + _room(labels.get(way)))
+    return lanes
+
+
+def _is_outermost(row: Sequence[Cell], node: str, side: int) -> bool:
+    beyond = row[row.index(node) + 1 :] if side > 0 else row[: row.index(node)]
+    return not any(isinstance(cell, str) for cell in beyond)
+
+
+def _down(
+    grid: Grid, sizes: Mapping[str, Coordinates], lanes: Sequence[Lane], labels: Mapping[EdgeKey, float]
+) -> tuple[list[float], list[float], float]:
+    """The top and height of each row, and the height of all. Gaps are higher where edges go back through them."""
+    labelled = set(_label_cells(grid, labels).values())
+    channels = [0] * (len(grid.rows) + 1)
+    for lane in lanes:
+        source, target = (grid.row_of(node) for node in lane.way)
+        channels[source + 1] += not lane.beside[0]
+        channels[target] += not lane.beside[1]
+    tops, heights, at = [], [], MARGIN
+    for number_, row in enumerate(grid.rows):
+        if number_:
+            at += ROW_GAP
+        at += CHANNEL * channels[number_]
+        tops.append(at)
+        tall = [sizes[cell][1] if isinstance(cell, str) else LABEL_HEIGHT * (cell in labelled) for cell in row]
+        heights.append(max(tall))
+        at += heights[-1]
+    return tops, heights, at + CHANNEL * channels[-1] + MARGIN
+
+
+def _settle_ends(
+    grid: Grid, boxes: Mapping[str, NodeBox], tops: Sequence[float], heights: Sequence[float], lanes: Sequence[Lane]
+) -> None:
+    """Gives the ends of lanes their heights: in the gaps, or beside a node in such an order that no two cross."""
+    beside: dict[tuple[str, int], list[tuple[tuple[int, float], Lane, int]]] = {}
+    used: dict[int, int] = {}
+    for lane in lanes:
+        for end, node in enumerate(lane.way):
+            row = grid.row_of(node)
+            if lane.beside[end]:
+                out = lane.side * lane.x
+                selfish = lane.way[0] == lane.way[1]
+                rank = (1, -end) if selfish else (0, out) if end == 0 else (2, -out)
+                beside.setdefault((node, lane.side), []).append((rank, lane, end))
+            else:
+                gap = row + 1 if end == 0 else row
+                used[gap] = used.get(gap, 0) + 1
+                if end == 0:
+                    lane.ends[end] = tops[row] + heights[row] + CHANNEL * used[gap]
+                else:
+                    lane.ends[end] = tops[row] - CHANNEL * used[gap] - 4
+    for (node, _), ends in beside.items():
+        step = min(14.0, (boxes[node].height - 12) / max(len(ends) - 1, 1))
+        for i, (_, lane, end) in enumerate(sorted(ends, key=lambda item: item[0])):
+            lane.ends[end] = boxes[node].y + step * (i - (len(ends) - 1) / 2)
+
+
+def _with_curves(
+    layout: Layout,
+    grid: Grid,
+    x: Mapping[Cell, float],
+    tops: Sequence[float],
+    heights: Sequence[float],
+    labels: Mapping[EdgeKey, float],
+) -> Layout:
+    """Adds the forward edges."""
+    chains: dict[EdgeKey, list[tuple[Cell, int]]] = {}
+    for row, cells in enumerate(grid.rows):
+        for cell in cells:
+            if not isinstance(cell, str):
+                chains.setdefault(cell[:2], []).append((cell, row))
+    named = _label_cells(grid, labels)
+    paths, starts, spots = dict(layout.paths), dict(layout.starts), dict(layout.labels)
+    for way, end in _ports(layout.boxes, chains, x).items():
+        source = layout.boxes[way[0]]
+        points = [(source.x, source.bottom)]
+        upright = [True]
+        for cell, row in chains[way]:
+            if row % 2 == 0:
+                points += [(x[cell], tops[row]), (x[cell], tops[row] + heights[row])]
+                upright += [True, True]
+            elif heights[row]:
+                points.append((x[cell], tops[row] + heights[row] / 2))
+                upright.append(False)
+            if cell == named.get(way):
+                spots[way] = LabelPosition(*points[-1], "middle")
+        starts[way] = points[0]
+        paths[way] = curve([*points, end], [*upright, True])
+    return Layout(layout.boxes, paths, starts, spots, layout.width, layout.height)
+
+
+def _ports(
+    boxes: Mapping[str, NodeBox], chains: Mapping[EdgeKey, list[tuple[Cell, int]]], x: Mapping[Cell, float]
+) -> dict[EdgeKey, Coordinates]:
+    """Where each forward edge ends at its target: side by side in the order in which they come."""
+    coming: dict[str, list[tuple[float, EdgeKey]]] = {}
+    for way, cells in chains.items():
+        coming.setdefault(way[1], []).append((x[cells[-1][0]], way))
+    ports = {}
+    for node, ways in coming.items():
+        box = boxes[node]
+        step = min(PORT, (box.width - 24) / max(len(ways) - 1, 1))
+        for i, (_, way) in enumerate(sorted(ways, key=lambda item: item[0])):
+            ports[way] = (box.x + step * (i - (len(ways) - 1) / 2), box.top)
+    return ports
+
+
+def _with_lanes(layout: Layout, lanes: Sequence[Lane], labels: Mapping[EdgeKey, float]) -> Layout:
+    """Adds the edges that go back."""
+    paths, starts, spots = dict(layout.paths), dict(layout.starts), dict(layout.labels)
+    for lane in lanes:
+        source, target = (layout.boxes[node] for node in lane.way)
+        leave, enter = lane.ends
+        points: list[Coordinates] = [(lane.x, leave), (lane.x, enter)]
+        if lane.beside[0]:
+            points.insert(0, (source.x + lane.side * source.width / 2, leave))
+        else:
+            points[:0] = [(source.x, source.bottom), (source.x, leave)]
+        if lane.beside[1]:
+            points.append((target.x + lane.side * target.width / 2, enter))
+        else:
+            at = target.x + lane.side * (target.width / 2 - 12)
+            points += [(at, enter), (at, target.top)]
+        paths[lane.way] = angular(points)
+        starts[lane.way] = points[0]
+        if lane.way in labels:
+            anchor = "start" if lane.side > 0 else "end"
+            spots[lane.way] = LabelPosition(lane.x + 7 * lane.side, (leave + enter) / 2, anchor)
+    return Layout(layout.boxes, paths, starts, spots, layout.width, layout.height)
