@@ -22,9 +22,9 @@ from dspy.streaming import StreamListener, StreamResponse
 from dspy.utils.exceptions import LMError, LMInvalidRequestError, LMServerError
 
 from dspyer import END, START, Graph
-from dspyer.testing.engine import Sampling
 from dspyer.testing.nearest import NearestWriter
 from dspyer.testing.prompt import write_answer
+from dspyer.testing.text_engine import Sampling
 from tests.dspy_contract.gates import PATIENCE
 from tests.openai_server import HTTPFailureError, Messages, OpenAIServer, prompt_of, usage
 

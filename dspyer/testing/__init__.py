@@ -5,8 +5,7 @@ and the promises of a store.
 from __future__ import annotations
 
 from dspyer.testing.nearest import NearestLM
-from dspyer.testing.script import Asks, LMCall, UnexpectedCallError
-from dspyer.testing.scripted import ScriptedLM
+from dspyer.testing.scripted import Asks, LMCall, ScriptedLM, UnexpectedCallError
 from dspyer.testing.store_conformance import StoreConformance
 from dspyer.testing.units import call_node, route, stub
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import dspy
 
-from dspyer.testing.choosing import best, condition_holds, scores, similar_demos
-from dspyer.testing.engine import Sampling, TextLM
 from dspyer.testing.prompt import Prompt, PromptField, Said, ToolCall, write_answer
-from dspyer.testing.text import content_words, index_of
-from dspyer.testing.writing import extract, written_instruction
+from dspyer.testing.text_engine import Sampling, TextLM
 
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w])")
 _SAME = 0.45  # likeness from which on the text of a demonstration is taken over
@@ -226,3 +230,507 @@ class _Answer:
                 if items and all(isinstance(item, str) and len(item) <= 60 for item in items):
                     return list(items)
         return []
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Which allowed value fits: votes of the demonstrations, and what instructions and names of the values say.
+
+
+_SHARPNESS = 2.0  # power of a likeness: near demonstrations count more than many far ones
+_FEW = 4  # so many demonstrations get half of the trust that very many would
+_NAMES = 2.0  # weight of the likeness to the bare name of a value
+_PASSAGES = 6.0  # weight that passages about the values add, at most
+_SAID = 6  # so many content words per value add half of it
+_TRUE = 0.12  # likeness to its description from which on a condition holds
+
+Noise = Mapping[str, float]
+
+
+def similar_demos(prompt: Prompt) -> list[float]:
+    """How alike the inputs of each demonstration are to the current ones: the mean over the input fields."""
+    totals = [0.0] * len(prompt.demos)
+    names = [name for name, text in prompt.inputs.items() if text]
+    for name in names:
+        index = index_of(tuple(demo.inputs.get(name, "") for demo in prompt.demos))
+        for number, value in enumerate(index.similarities(prompt.inputs[name])):
+            totals[number] += value / len(names)
+    return totals
+
+
+def scores(prompt: Prompt, field: PromptField, values: Sequence[str], likeness: Sequence[float]) -> dict[str, float]:
+    """How well each of some values fits as the value of a field.
+
+    Args:
+        prompt: the prompt.
+        field: the field that is asked for.
+        values: its allowed values.
+        likeness: of each demonstration, see `similar_demos`.
+
+    Returns:
+        A score per value, the higher the better.
+    """
+    votes = dict.fromkeys(values, 0.0)
+    seen = dict.fromkeys(values, 0)
+    for demo, like in zip(prompt.demos, likeness, strict=True):
+        value = demo.outputs.get(field.name, "").strip()
+        if value in votes:
+            votes[value] += like**_SHARPNESS
+            seen[value] += 1
+    shares = {value: vote / math.sqrt(1 + seen[value]) for value, vote in votes.items()}  # not by their number alone
+    total = sum(shares.values()) or 1.0
+    count = sum(seen.values())
+    trust = count / (count + _FEW)
+    new = 1 - max(likeness, default=0.0) ** 2  # of an input that was demonstrated itself, hints tell nothing new
+    hints, attention = hint_scores(prompt, field, values), new * attention_to_hints(prompt, field, values)
+    return {value: trust * shares[value] / total + attention * hints[value] + 1e-6 * seen[value] for value in values}
+
+
+def hint_scores(prompt: Prompt, field: PromptField, values: Sequence[str]) -> dict[str, float]:
+    """How much the inputs have in common with what the prompt says about each value."""
+    texts = hints_of(prompt.instructions, field.name, field.about, tuple(values))
+    found = index_of(texts).similarities(" \n".join(prompt.inputs.values()))
+    return dict(zip(values, found, strict=True))
+
+
+def attention_to_hints(prompt: Prompt, field: PromptField, values: Sequence[str]) -> float:
+    """How much hints count beside demonstrations: the more, the more the prompt says about the values."""
+    texts = hints_of(prompt.instructions, field.name, field.about, tuple(values))
+    said = sum(len(content_words(text)) - 1 for text in texts) / len(texts)
+    return _NAMES + _PASSAGES * said / (said + _SAID)
+
+
+@lru_cache(maxsize=512)
+def hints_of(instructions: str, name: str, about: str, values: tuple[str, ...]) -> tuple[str, ...]:
+    """What a prompt says about each value: the name of the value and the passages that speak of it."""
+    said = {value: [_spoken(value)] for value in values}
+    if values == ("True", "False"):
+        said["True"].append(f"{_spoken(name)} {about}")
+    mentions = {value: re.compile(rf"(?<!\w){_mention(value)}(?!\w)", re.IGNORECASE) for value in values}
+    for passage in [*sentences(instructions), *sentences(about)]:
+        found = sorted(
+            (match.start(), match.end(), v) for v, each in mentions.items() for match in each.finditer(passage)
+        )
+        speakers = {value for _, _, value in found}
+        if len(speakers) == 1:
+            said[speakers.pop()].append(passage)
+            continue
+        ends = [start for start, _, _ in found[1:]] + [len(passage)]
+        for (_, start, value), end in zip(found, ends if found else [], strict=True):
+            said[value].append(passage[start:end])
+    return tuple(" . ".join(said[value]) for value in values)
+
+
+def condition_holds(prompt: Prompt, field: PromptField) -> bool:
+    """Whether a bool field is true, by its name, its description and the instructions alone."""
+    true, false = hint_scores(prompt, field, ("True", "False")).values()
+    return true > max(false, _TRUE)
+
+
+def best(scored: Mapping[str, float], noise: float, seed: str) -> str:
+    """The value with the best score, the first of equals. Noise above 0 makes it vary with the seed."""
+    if noise <= 0:
+        return max(scored, key=lambda value: scored[value])
+    return max(scored, key=lambda value: scored[value] + noise * _gumbel(f"{seed}|{value}"))
+
+
+def fraction(seed: str) -> float:
+    """A number in (0, 1) that depends on the seed alone."""
+    digest = hashlib.blake2b(seed.encode(), digest_size=7).digest()
+    return (int.from_bytes(digest, "big") + 0.5) / 2**56
+
+
+def _gumbel(seed: str) -> float:
+    return -math.log(-math.log(fraction(seed)))
+
+
+def _spoken(name: str) -> str:
+    return " ".join(words(name.replace("_", " ")))
+
+
+def _mention(value: str) -> str:
+    parts = [re.escape(part) for part in re.split(r"[\s_-]+", value.strip()) if part]
+    return r"[\s_-]+".join(parts) or "(?!)"  # an empty value is never mentioned
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Free texts: sentences taken from the inputs, and instructions built from the examples that a prompt shows.
+
+
+Example = tuple[tuple[str, str], ...]  # (field, value) pairs
+Hints = dict[str, dict[str, list[str]]]  # field -> value -> words
+
+_INSTRUCTION = re.compile(r"instruction|rules?$|advice|guideline", re.IGNORECASE)
+_ACCOUNT = re.compile(r"observation|description|summary", re.IGNORECASE)
+_ATTEMPT = re.compile(r"Instruction #\d+: (.*?)\s*Resulting Score #\d+: ([\d.]+)", re.DOTALL)
+_LISTED = re.compile(r"^\s*- (?:(\w+) )?[“\"](.+?)[”\"]: ([^.\n]+)", re.MULTILINE)
+_PREFIXED = re.compile(r"^([A-Z]\w*(?: \w+){0,3}|\w+): (.*)$")
+_REPR = re.compile(r"Example\((\{.*?\})\) \(input_keys=", re.DOTALL)
+_LEADS = (
+    "Read the whole input before you decide.",
+    "Decide by what the writer wants to happen next, not by single words.",
+    "Compare the input with the words listed for each value and give the value that fits best.",
+    "Weigh every sentence, the last one most.",
+)
+_VALUE_LENGTH = 30  # characters; longer values are texts, not labels
+_LEARNED = 12  # words per value that an instruction lists
+_USUAL_LENGTH = 5  # of words; much longer ones are rare and help little
+_KEPT = 24  # words per value after several rounds
+_NOTED = 60  # words per value in an account, from which an instruction is still to be made
+
+
+def extract(prompt: Prompt, field: PromptField, count: int = 1) -> list[str]:
+    """The sentences of the inputs that have most to do with what is asked.
+
+    The longest input is the source. The other inputs, or else the field's name and the instructions, are the question.
+    """
+    longest = max(prompt.inputs, key=lambda name: len(prompt.inputs[name]), default="")
+    source = list(dict.fromkeys(sentences(_prose(prompt.inputs.get(longest, "")))))
+    if not source:
+        return [""]
+    others = " ".join(_prose(text) for name, text in prompt.inputs.items() if name != longest)
+    question = others or f"{field.name.replace('_', ' ')} {field.about} {prompt.instructions}"
+    index = index_of(tuple(source))
+    asked = index.similarities(question)
+    central = index.similarities(" ".join(source))
+    order = sorted(range(len(source)), key=lambda number: -(asked[number] + 0.2 * central[number]))
+    return [source[number] for number in sorted(order[:count])]
+
+
+def written_instruction(prompt: Prompt, field: PromptField, seed: str = "") -> str:
+    """The text for a field that asks for an instruction, or for an account of examples; empty for any other field."""
+    if _INSTRUCTION.search(field.name):
+        return write_instruction(prompt, seed)
+    return write_account(prompt) if _ACCOUNT.search(field.name) else ""
+
+
+def write_instruction(prompt: Prompt, seed: str = "") -> str:
+    """An instruction from what the prompt shows: the task as it was, and the words that speak for each value."""
+    base = _base_instruction(prompt)
+    plain = "\n".join(line for line in base.splitlines() if not _LISTED.match(line)).strip()
+    lead = _LEADS[int(fraction(f"lead|{seed}") * len(_LEADS))]
+    lines = [plain] if plain else []
+    if lead not in plain:
+        lines.append(lead)
+    keep = _LEARNED + int(fraction(f"keep|{seed}") * 5) - 2
+    learned = learn(list(examples_in(prompt)), keep)
+    return "\n".join([*lines, *_listing(_merged(hints_in(prompt), learned, _KEPT))])
+
+
+def write_account(prompt: Prompt) -> str:
+    """An account of the examples that a prompt shows, or of earlier accounts. Empty if it shows fewer than two."""
+    examples = list(examples_in(prompt))
+    learned = learn(examples, _NOTED) if len(examples) > 1 else {}
+    lines = _listing(learned or hints_in(prompt))  # what it was told before is not told again: it would count twice
+    return "\n".join(["Each value is told by words of its own.", *lines]) if lines else ""
+
+
+def _listing(hints: Hints) -> list[str]:
+    return [
+        f'- {field} "{value}": {", ".join(found)}.'
+        for field, values in hints.items()
+        for value, found in values.items()
+    ]
+
+
+def learn(examples: Sequence[Example], keep: int) -> Hints:
+    """The words, at most so many, that speak for each value of the short fields of some examples."""
+    labels = _label_fields(examples)
+    result: Hints = {}
+    for field in labels:
+        told: dict[str, Counter[str]] = {}
+        for example in examples:
+            value = dict(example).get(field)
+            if value:
+                text = " ".join(other for name, other in example if name not in labels)
+                told.setdefault(value, Counter()).update(set(content_words(text)))
+        for value, found in _telling_words(told, keep).items():
+            if found:
+                result.setdefault(field, {})[value] = found
+    return result
+
+
+def _telling_words(told: Mapping[str, Counter[str]], keep: int) -> dict[str, list[str]]:
+    """For each value the words that come with it often, and seldom with other values."""
+    spread = Counter(stem(word) for counts in told.values() for word in counts)
+    overall: Counter[str] = Counter()
+    for counts in told.values():
+        overall.update(counts)
+    common = max(1, len(told) // 2)
+
+    def rank(word: str, count: int) -> tuple[float, int, str]:
+        share = (count - 0.5) / (overall[word] + 1)  # one time proves less than two
+        return -share * math.sqrt(count), abs(len(word) - _USUAL_LENGTH), word
+
+    return {
+        value: sorted((word for word in counts if spread[stem(word)] <= common), key=lambda w: rank(w, counts[w]))[
+            :keep
+        ]
+        for value, counts in told.items()
+    }
+
+
+def hints_in(prompt: Prompt) -> Hints:
+    """The words per value that the inputs of a prompt already list, those that are listed most often first."""
+    counts: dict[str, dict[str, Counter[str]]] = {}
+    for text in prompt.inputs.values():
+        for field, value, found in _LISTED.findall(text):
+            counts.setdefault(field, {}).setdefault(value, Counter()).update(found.split(", "))
+    return {
+        field: {value: [word for word, _ in counted.most_common()] for value, counted in values.items()}
+        for field, values in counts.items()
+    }
+
+
+def examples_in(prompt: Prompt) -> Iterator[Example]:
+    """The examples that the inputs of a prompt show: as JSON, as reprs of `Example`, or as `name: value` lines."""
+    for text in prompt.inputs.values():
+        if text.startswith("[{"):
+            yield from _json_examples(text)
+        elif _REPR.search(text):
+            yield from _repr_examples(text)
+        else:
+            yield from _line_examples(text)
+    shown: dict[str, str] = {}
+    for text in prompt.inputs.values():
+        for name, value in _flat_object(text).items():
+            shown.setdefault(name, str(value))
+    if len(shown) > 1:
+        yield tuple(shown.items())
+
+
+def _flat_object(text: str) -> Mapping[str, object]:
+    """A JSON object without objects or lists in it, empty for any other text."""
+    if not text.startswith("{"):
+        return {}
+    try:
+        found = _mapping(json.loads(text))
+    except ValueError:
+        return {}
+    return {} if any(isinstance(value, dict | list) for value in found.values()) else found
+
+
+def _json_examples(text: str) -> Iterator[Example]:
+    try:
+        shown = json.loads(text)
+    except ValueError:
+        return
+    graded = [item for item in shown if isinstance(item, dict) and isinstance(item.get("Inputs"), dict)]
+    generated = {str(value) for item in graded for value in _mapping(item.get("Generated Outputs")).values()}
+    for item in graded:
+        pairs = [(name, str(value)) for name, value in item["Inputs"].items()]
+        feedback = str(item.get("Feedback", ""))
+        for name, value in _mapping(item.get("Generated Outputs")).items():
+            right = _corrected(str(value), feedback, generated)
+            if right and name != "reasoning":
+                pairs.append((name, right))
+        yield tuple(pairs)
+
+
+def _corrected(value: str, feedback: str, known: set[str]) -> str:
+    """The right value by the feedback: another value that it names, the given one if it does not object."""
+    named = [other for other in sorted(known) if other != value and re.search(rf"\b{re.escape(other)}\b", feedback)]
+    if len(named) == 1 and len(named[0]) <= _VALUE_LENGTH:
+        return named[0]
+    quoted = re.findall(r"(?:expected|correct|should be|is|was)[^\w'\"]*['\"“]?([\w-]+)", feedback, re.IGNORECASE)
+    other = next((word for word in quoted if word != value and "_" in word), "")
+    objects = re.search(r"\b(not|wrong|incorrect|instead|should|expected)\b", feedback, re.IGNORECASE)
+    return other or ("" if objects else value)
+
+
+def _repr_examples(text: str) -> Iterator[Example]:
+    for shown in _REPR.findall(text):
+        try:
+            values = ast.literal_eval(shown)
+        except (ValueError, SyntaxError):
+            continue
+        yield tuple((str(name), str(value)) for name, value in values.items())
+
+
+def _line_examples(text: str) -> Iterator[Example]:
+    """Blocks of `name: value` lines. A name that comes again begins the next example."""
+    pairs: dict[str, str] = {}
+    last = ""
+    for line in text.splitlines():
+        match = _PREFIXED.match(line)
+        if match:
+            last = match.group(1).lower().replace(" ", "_")
+            if last in pairs:
+                yield tuple(pairs.items())
+                pairs = {}
+            pairs[last] = match.group(2)
+        elif last and line.strip() and not line.startswith(("Input Fields", "Output Fields", "====")):
+            pairs[last] += f"\n{line}"
+    if len(pairs) > 1:
+        yield tuple(pairs.items())
+
+
+def _label_fields(examples: Sequence[Example]) -> list[str]:
+    """The fields whose values are short and come again, as far as that can be told from a few examples."""
+    values: dict[str, list[str]] = {}
+    for example in examples:
+        for name, value in example:
+            values.setdefault(name, []).append(value)
+    longest = max((len(value) for each in values.values() for value in each), default=0)
+    return [
+        name
+        for name, found in values.items()
+        if name != "reasoning"
+        and max(map(len, found)) <= min(_VALUE_LENGTH, max(longest - 1, 1))
+        and not all(value.isdigit() for value in found)
+        and (len(found) < 3 or len(set(found)) < len(found))
+    ]
+
+
+def _base_instruction(prompt: Prompt) -> str:
+    for name, text in prompt.inputs.items():
+        attempts = _ATTEMPT.findall(text)
+        if attempts:
+            best: str = max(attempts, key=lambda attempt: float(attempt[1]))[0]
+            return best
+        if name in ("basic_instruction", "current_instruction", "instruction"):
+            return text
+    return ""
+
+
+def _merged(old: Hints, new: Hints, keep: int) -> Hints:
+    result: Hints = {}
+    for hints in (old, new):
+        for field, values in hints.items():
+            for value, found in values.items():
+                kept = result.setdefault(field, {}).setdefault(value, [])
+                kept.extend(word for word in found if word not in kept)
+                del kept[keep:]
+    return result
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _prose(text: str) -> str:
+    """A JSON list of texts as lines, any other text as it is."""
+    if text.startswith("["):
+        try:
+            items = json.loads(text)
+        except ValueError:
+            return text
+        return "\n".join(item if isinstance(item, str) else json.dumps(item, ensure_ascii=False) for item in items)
+    return text
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Words, stems and character pieces of texts, and how alike two texts are. No model and no data beyond the texts.
+
+_WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
+_SENTENCE = re.compile(r"(?<=[.!?…])[\"'”’)]*\s+|\n+")
+_SUFFIXES = (
+    "ations",
+    "ation",
+    "ments",
+    "ment",
+    "ings",
+    "ing",
+    "edly",
+    "ions",
+    "ion",
+    "ied",
+    "ies",
+    "ed",
+    "es",
+    "ly",
+    "s",
+)
+_STOP_WORDS = """
+    a about after again all already also although always am an and any are as at be because been before being both but
+    by can could did do does doing done down each either else even ever every few for from further get gets getting got
+    had has have having he hello her here hers hi him his how i if in into is it its itself just kind let like me more
+    most much must my myself neither no nor not now of off often on once one only or other our ours out over own per
+    please quite rather really same she should since so some still such than thank thanks that the their theirs them
+    then there these they this those though through to too under until up upon us use very was we well were what when
+    where whether which while who whom whose why will with within without would yes yet you your yours
+"""
+_STOP = frozenset(_STOP_WORDS.split())
+_PIECE = 4  # characters of a piece of a word
+_PIECE_WEIGHT = 0.35
+_PAIR_WEIGHT = 0.5
+
+
+def words(text: str) -> list[str]:
+    """The words of a text in lower case, without punctuation."""
+    return [word.replace("’", "'").lower() for word in _WORD.findall(text)]
+
+
+def content_words(text: str) -> list[str]:
+    """The words that carry meaning: no articles, pronouns, prepositions and the like."""
+    return [word for word in words(text) if word not in _STOP and word.partition("'")[0] not in _STOP]
+
+
+@lru_cache(maxsize=8192)
+def stem(word: str) -> str:
+    """A rough stem: common English endings are cut off longer words."""
+    word = word.removesuffix("'s")
+    for suffix in _SUFFIXES:
+        if word.endswith(suffix) and len(word) - len(suffix) >= 4:
+            word = word[: -len(suffix)]
+            break
+    if len(word) > 4 and word[-1] == word[-2]:
+        word = word[:-1]
+    return word.rstrip("ei") if len(word) > 4 else word
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences and lines of a text."""
+    return [part.strip() for part in _SENTENCE.split(text) if part and part.strip()]
+
+
+@lru_cache(maxsize=4096)
+def features(text: str) -> Mapping[str, float]:
+    """Features of a text with their weight: stems, pairs of stems, and pieces of words (for misspellings)."""
+    stems = [stem(word) for word in words(text)]
+    counts: defaultdict[str, float] = defaultdict(float)
+    for each in stems:
+        counts[each] += 1.0
+        padded = f"^{each}$"
+        for start in range(max(1, len(padded) - _PIECE + 1)):
+            counts["~" + padded[start : start + _PIECE]] += _PIECE_WEIGHT
+    for left, right in pairwise(stems):
+        counts[f"{left} {right}"] += _PAIR_WEIGHT
+    return MappingProxyType({name: math.sqrt(count) for name, count in counts.items()})
+
+
+class TextIndex:
+    """Texts, ready to be compared with another one by the cosine of their weighted features.
+
+    A feature counts the more, the fewer of the texts have it.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        found = [features(text) for text in texts]
+        self.size = len(found)
+        spread = Counter(name for each in found for name in each)
+        self.rarity = {name: math.log(1 + self.size / count) for name, count in spread.items()}
+        self.unseen = math.log(1 + self.size)
+        self.places: dict[str, list[tuple[int, float]]] = {}
+        for number, each in enumerate(found):
+            weights = {name: weight * self.rarity[name] for name, weight in each.items()}
+            length = math.sqrt(sum(weight * weight for weight in weights.values())) or 1.0
+            for name, weight in weights.items():
+                self.places.setdefault(name, []).append((number, weight / length))
+
+    def similarities(self, text: str) -> list[float]:
+        """How alike each text is to this one: from 0, nothing in common, to 1."""
+        result = [0.0] * self.size
+        square = 0.0
+        for name, count in features(text).items():
+            weight = count * self.rarity.get(name, self.unseen)
+            square += weight * weight
+            for number, other in self.places.get(name, ()):
+                result[number] += weight * other
+        length = math.sqrt(square) or 1.0
+        return [value / length for value in result]
+
+
+@lru_cache(maxsize=256)
+def index_of(texts: tuple[str, ...]) -> TextIndex:
+    """The index of some texts. Prompts repeat their demonstrations, so recent ones are kept."""
+    return TextIndex(texts)

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import dspy
 from dspy.clients.provider import Provider, ReinforceJob, TrainingJob
 
-from dspyer.testing.engine import Sampling, TextLM
 from dspyer.testing.nearest import NearestWriter
 from dspyer.testing.prompt import Prompt, Turn, write_answer
+from dspyer.testing.text_engine import Sampling, TextLM
 
 
 class Sent(NamedTuple):

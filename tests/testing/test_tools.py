@@ -20,7 +20,7 @@ from dspy.lm15 import (
 
 from dspyer import END, START, Graph
 from dspyer.testing import Asks, NearestLM, ScriptedLM, UnexpectedCallError
-from dspyer.testing.engine import AsyncTextEngine
+from dspyer.testing.text_engine import AsyncTextEngine
 from tests.nodes.kit import COLOURS
 
 NATIVE = [dspy.ChatAdapter(use_native_function_calling=True), dspy.JSONAdapter()]
