@@ -215,8 +215,8 @@ def _rect(box: NodeBox, classes: str, radius: float, shift: float = 0.0) -> str:
 # Where the parts of a drawn graph go: rows from the top to the bottom, few crossings, straight long edges.
 #
 # The method is that of Sugiyama, Tagawa and Toda ("Methods for Visual Understanding of Hierarchical System Structures",
-# IEEE Trans. SMC 1981): a node's row is its longest way from the start; an edge over several rows passes through an empty
-# *cell* in each; rows are ordered by the barycentre of their neighbours; then each cell moves to the mean of its
+# IEEE Trans. SMC 1981): a node's row is its longest way from the start; an edge over several rows passes through an
+# empty *cell* in each; rows are ordered by the barycentre of their neighbours; then each cell moves to the mean of its
 # neighbours as far as its row allows. Odd rows hold the labels of edges, so that these take part in all of it and never
 # cover each other.
 

@@ -362,8 +362,8 @@ def withdraw_row(scope: tuple[str, ...], execution: str, node: str, seq: int, po
 # --------------------------------------------------------------------------------------------------------------------
 # What the rows of a run hold, as values and as JSON.
 #
-# A patch keeps apart what merges and what is a value: `DELETE`, `Replace`, `Updates` and mappings that merge are tagged,
-# everything else is the JSON form of a frozen value.
+# A patch keeps apart what merges and what is a value: `DELETE`, `Replace`, `Updates` and mappings that merge are
+# tagged, everything else is the JSON form of a frozen value.
 
 Decode = Callable[[Any], Any]
 """Makes a frozen value of its JSON form."""

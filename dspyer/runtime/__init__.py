@@ -1,1 +1,1 @@
-"""From `program(...)` to a `Run`: session, drivers, workers, streams. Not here: decisions (`scheduler`), rows (`persistence`)."""
+"""From `program(...)` to a `Run`: session, drivers, workers, streams. Not here: decisions (`scheduler`)."""

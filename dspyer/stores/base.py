@@ -258,7 +258,7 @@ class Store(ABC):
     def disown(self, thread: str) -> DeletionReport:
         """Removes what was made for a thread but lies outside of what it reaches from its head back to its root.
 
-        A run that stays for others is the thread's no more. `dspyer.stores.reachability` computes what goes, for all stores.
+        A run that stays for others is the thread's no more. `dspyer.stores.reachability` computes what is deleted.
         """
 
     @abstractmethod
