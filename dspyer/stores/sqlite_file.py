@@ -350,8 +350,8 @@ def unpack_content(data: bytes | None, refs: bytes | str | None) -> Content | No
 #
 # SQLite's log (the `-wal` file) is emptied into the file by a *checkpoint*. Whoever appends makes none: a thread of its
 # own does, when the log is long. SQLite before 3.51.3 can lose a commit if a checkpoint begins while all of the log is
-# in the file already and another connection commits in that moment. So the checkpoints of all processes run one after the
-# other, and each writes first.
+# in the file already and another connection commits in that moment. So the checkpoints of all processes run
+# one after the other, and each writes first.
 
 if sys.platform != "win32":
     import fcntl

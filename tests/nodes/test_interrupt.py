@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, create_model
 from dspyer import END, START, CompiledGraph, Context, Graph, ImmutableState, Send
 from dspyer.errors import GraphError, InputError, NodeOutputError, UnsetFieldError
 from dspyer.testing import call_node
-from tests.core.conftest import Play, play
+from tests.runtime.conftest import Play, play
 
 __all__ = ["play"]
 

@@ -1,0 +1,114 @@
+"""One kind of graph over one store that fails, and a second program that goes on where the first one stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dspyer import CompiledGraph, Run
+from dspyer.stores.base import Store
+from dspyer.threads.thread import Thread
+from tests.persistence.equality import Outcome, decided, finished, left_to_call, outcome
+from tests.persistence.failing import Failing, FailingMemory, FailingSQLite
+from tests.persistence.kinds import CALLS, INPUTS, Called, Kind
+
+
+class Mode(NamedTuple):
+    """In which colour nodes and driver work, over which store, and whether async writes go to a thread."""
+
+    colour: str
+    store: Callable[[Path], Failing]
+    inline: bool = True
+
+
+MODES = {
+    "sync, memory": Mode("sync", lambda path: FailingMemory()),
+    "sync, sqlite": Mode("sync", lambda path: FailingSQLite(path / "runs.db")),
+    "async, memory, writes in a thread": Mode("async", lambda path: FailingMemory(), inline=False),
+    "async, sqlite": Mode("async", lambda path: FailingSQLite(path / "runs.db")),
+}
+
+
+FEWER = ["sync, sqlite", "async, memory, writes in a thread"]
+"""Modes that show each difference once."""
+
+
+def start(thread: Thread, colour: str, inputs: dict[str, Any] = INPUTS) -> Run:
+    """Runs in a colour."""
+    return thread.run(inputs) if colour == "sync" else asyncio.run(thread.arun(inputs))
+
+
+def go_on(thread: Thread, colour: str, **options: Any) -> Run:
+    """Resumes in a colour."""
+    return thread.resume(**options) if colour == "sync" else asyncio.run(thread.aresume(**options))
+
+
+class Whole(NamedTuple):
+    """A run that nothing has happened to."""
+
+    outcome: Outcome
+    calls: Counter[Called]
+
+
+class Place:
+    """One kind of graph in one mode, with two programs.
+
+    Attributes:
+        whole: what comes of a run that nothing happens to.
+    """
+
+    def __init__(self, kind: Kind, mode: Mode, path: Path) -> None:
+        self.kind = kind
+        self.mode = mode
+        self.colour = mode.colour
+        self.store = mode.store(path)
+        self.first = kind.compile(self.colour, self.store)
+        self.second = kind.compile(self.colour, self.store)
+        CALLS.take()
+        with kind.lm():
+            self.whole = Whole(outcome(start(self.first.thread("whole"), self.colour)), CALLS.take())
+        assert self.whole.outcome.status == "completed"
+
+    def arm(self, fail: Callable[[], None], at: int, after: bool, forever: bool = True) -> None:
+        """Lets a write fail."""
+        self.store.arm(fail, at, after, forever)
+        self.store.inline = self.mode.inline
+        CALLS.take()
+
+    def check_the_rest(self, name: str) -> None:
+        """Goes on in the other program, as `check_the_rest` says."""
+        self.store.rest()
+        with self.kind.lm():
+            check_the_rest(self.second, self.store, name, self.whole, self.colour)
+
+
+def check_the_rest(program: CompiledGraph, store: Store, name: str, whole: Whole, colour: str) -> None:
+    """Goes on with a thread to the same end, with each call that is left made once and no other.
+
+    A thread that has nothing to go on with is run, one whose run is complete is looked at.
+    """
+    CALLS.take()
+    thread = program.thread(name)
+    status, done, policies = thread.status, finished(store, name), decided(store, name)
+    if status == "completed":
+        assert thread.state.to_dict() == whole.outcome.state
+        return
+    run = start(thread, colour) if status == "new" else go_on(thread, colour)
+    calls = CALLS.take()
+    assert outcome(run) == whole.outcome
+    assert (thread.state, thread.status) == (run.state, "completed")
+    assert nodes(calls) == nodes(left_to_call(whole.calls, done))
+    assert policies_of(calls) == policies_of(whole.calls) - policies
+
+
+def nodes(calls: Counter[Called]) -> Counter[Called]:
+    """The calls of all but policies, which know no execution."""
+    return Counter({call: count for call, count in calls.items() if call.what != "policy"})
+
+
+def policies_of(calls: Counter[Called]) -> int:
+    """How often a policy was called."""
+    return sum(count for call, count in calls.items() if call.what == "policy")

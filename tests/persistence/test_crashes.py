@@ -1,0 +1,81 @@
+"""A run that stops at any write comes to the same end, and calls nothing again that had finished."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from tests.persistence.equality import outcome
+from tests.persistence.failing import Crash, crash
+from tests.persistence.kinds import KINDS
+from tests.persistence.places import FEWER, MODES, Place, go_on, start
+
+
+@pytest.mark.parametrize("mode", FEWER)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_crash_at_any_write_loses_nothing_and_calls_nothing_twice(kind: str, mode: str, tmp_path: Path) -> None:
+    place = Place(KINDS[kind], MODES[mode], tmp_path)
+    for after in (False, True):
+        for at in count(1):
+            place.arm(crash, at, after)
+            name = f"t {at} {after}"
+            try:
+                with KINDS[kind].lm():
+                    run = start(place.first.thread(name), place.colour)
+            except Crash:
+                place.check_the_rest(name)
+                continue
+            assert outcome(run) == place.whole.outcome
+            assert at > 3
+            break
+
+
+@pytest.mark.parametrize("mode", FEWER)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_crashes_again_and_again_comes_to_its_end(kind: str, mode: str, tmp_path: Path) -> None:
+    """Each life replaces the owner that was there, says that it goes on, and writes one thing more."""
+    place = Place(KINDS[kind], MODES[mode], tmp_path)
+    for life in count():
+        place.arm(crash, 4 if life else 3, after=False)
+        try:
+            with KINDS[kind].lm():
+                thread = place.first.thread("t")
+                run = go_on(thread, place.colour) if life else start(thread, place.colour)
+        except Crash:
+            continue
+        break
+    assert life > 1
+    assert outcome(run) == place.whole.outcome
+
+
+@pytest.mark.parametrize("mode", FEWER)
+@pytest.mark.parametrize("kind", ["chain", "fork", "policy", "subgraph"])
+def test_a_crash_in_the_second_run_of_a_thread(kind: str, mode: str, tmp_path: Path) -> None:
+    """It goes on from the first one: its state, the numbers of its versions, its names."""
+    place = Place(KINDS[kind], MODES[mode], tmp_path)
+    whole = place.first.thread("whole")
+    expected = outcome(start(whole, place.colour))
+    for at in count(1):
+        name = f"t {at}"
+        place.store.rest()
+        start(place.first.thread(name), place.colour)
+        place.arm(crash, at, after=at % 2 == 0)
+        try:
+            run = start(place.first.thread(name), place.colour)
+        except Crash:
+            place.store.rest()
+            thread = place.second.thread(name)
+            row = place.store.thread(name)
+            assert row is not None
+            if thread.status != "completed":
+                assert outcome(go_on(thread, place.colour)) == expected
+            elif row.runs == 1:
+                assert outcome(start(thread, place.colour)) == expected
+            assert thread.state == whole.state
+            assert [commit.version for commit in thread.history()] == [commit.version for commit in whole.history()]
+            continue
+        assert outcome(run) == expected
+        break
+    assert at > 3

@@ -1,0 +1,117 @@
+"""Two processes do whatever they like with the same threads: what remains is whole, and nothing else remains."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel
+
+from dspyer import END, START, CompiledGraph, Graph, reducers
+from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
+from dspyer.persistence.reader import run_of
+from dspyer.persistence.snapshots import behind_snapshot
+from dspyer.stores import SQLite, Store
+from dspyer.stores.memory import Memory
+from dspyer.threads.thread import Thread
+from tests.persistence.processes import end_of, fork
+
+NAMES = ("a", "b", "c")
+STEPS = 30
+LONG = "a long text " * 2_000
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork()")
+
+
+class State(BaseModel):
+    log: Annotated[list[str], reducers.extend] = []
+    long: str = ""
+
+
+def work(log: list[str]) -> dict[str, Any]:
+    return {"log": [log[-1].upper()], "long": LONG + log[-1][-1]}
+
+
+def program(store: Store) -> CompiledGraph:
+    graph = Graph(State, inputs=["log"]).add_node("work", work, writes=["log", "long"])
+    return graph.add_path(START, "work", END).compile(store=store)
+
+
+def export_and_load(t: Thread, other: Thread, folder: Path) -> None:
+    path = folder / f"{os.getpid()}.jsonl"
+    t.export(path)
+    other.load(path)
+
+
+def prune(t: Thread) -> None:
+    commits = t.history()
+    if commits:
+        t.prune(before=commits[len(commits) // 2].id)
+
+
+def play(seed: int, who: str, folder: Path) -> None:
+    chance = random.Random(f"{seed} {who}")
+    with SQLite(folder / "runs.db") as store:
+        made = program(store)
+        for step in range(STEPS):
+            t, other = (made.thread(name) for name in chance.choices(NAMES, k=2))
+            acts: list[Callable[[], object]] = [
+                lambda t=t, step=step: t.run({"log": [f"{who}{step}"]}, abandon=True, take_over=step % 3 == 0),  # type: ignore[misc]
+                lambda t=t, step=step: t.run({"log": [f"{who}{step}"]}, on_conflict="merge", abandon=True),  # type: ignore[misc]
+                lambda t=t, other=other: t.copy(other.name),  # type: ignore[misc]
+                lambda t=t, step=step: t.delete(take_over=step % 2 == 0),  # type: ignore[misc]
+                lambda t=t: prune(t),  # type: ignore[misc]
+                lambda t=t, other=other: export_and_load(t, other, folder),  # type: ignore[misc]
+            ]
+            # What it looks at may be removed while it looks: then it is told, by one of these errors.
+            with suppress(ConcurrentRunError, ThreadError, StoreError, LookupError):
+                chance.choices(acts, weights=[5, 1, 2, 1, 1, 1])[0]()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_two_processes_leave_is_whole(seed: int, tmp_path: Path) -> None:
+    with SQLite(tmp_path / "runs.db") as store:
+        program(store).thread("a").run({"log": ["first"]})
+    children = [fork(lambda who=who: play(seed, who, tmp_path)) for who in "xy"]  # type: ignore[misc]
+    assert [end_of(child) for child in children] == [0, 0]
+    with SQLite(tmp_path / "runs.db") as store:
+        made = program(store)
+        for name in made.threads():
+            t = made.thread(name)
+            if store.runs(name) or t.history():
+                assert t.replay() == t.state
+                log = t.state["log"]
+                # A run that was taken over before its node committed leaves its input, which the next run goes on from.
+                answers = [place for place, said in enumerate(log) if said.isupper()]
+                assert all(place and log[place - 1].upper() == log[place] for place in answers), log
+                assert not log or t.state["long"].startswith(LONG), "a large value is lost"
+        for name in made.threads():
+            made.thread(name).delete(take_over=True)
+        store.remove()
+        connection = store._connections
+        left = connection.read(
+            lambda file: {
+                table: file.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+                for table in ("thread", "run", "entry", "snapshot", "blob", "link", "ref")
+            }
+        )
+        assert set(left.values()) == {0}, left
+
+
+def test_rows_that_are_removed_behind_a_snapshot_while_it_is_read_are_an_error_of_the_store() -> None:
+    store = Memory()
+    thread = program(store).thread("a")
+    thread.run({"log": ["one"]})
+    row = store.thread("a")
+    assert row is not None
+    assert row.head is not None
+    run = run_of(store, row.head.run)
+    assert behind_snapshot(store, run, 1, row.head.seq).rows
+    thread.delete()
+    with pytest.raises(StoreError, match=f"has no row {row.head.seq} of run"):
+        behind_snapshot(store, run, 1, row.head.seq)

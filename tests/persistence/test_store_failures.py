@@ -1,0 +1,148 @@
+"""A store that fails at any write: nothing starts that depends on it, and the run goes on where the log is."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dspyer import END, START, Graph
+from dspyer.errors import StoreError
+from dspyer.persistence.journal import Journal
+from dspyer.persistence.rows import NewRow
+from dspyer.stores.base import Change, Point, Row, RunRow, ThreadRow
+from tests.persistence.equality import finished, outcome
+from tests.persistence.failing import DiskError, Failing, FailingMemory, disk_full
+from tests.persistence.kinds import CALLS, KINDS, State
+from tests.persistence.places import FEWER, MODES, Place, start
+
+
+@pytest.mark.parametrize("mode", FEWER)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_write_that_fails_stops_what_depends_on_it_and_loses_nothing(kind: str, mode: str, tmp_path: Path) -> None:
+    place = Place(KINDS[kind], MODES[mode], tmp_path)
+    parents = {commit[0]: set(commit[7]) for commit in place.whole.outcome.commits}
+    for after in (False, True):
+        for at in count(1):
+            place.arm(disk_full, at, after, forever=after)
+            name = f"t {at} {after}"
+            if at == 1:
+                with pytest.raises(StoreError) as caught:
+                    start(place.first.thread(name), place.colour)
+                assert isinstance(caught.value.__cause__, DiskError)
+                assert not CALLS.made
+                place.check_the_rest(name)
+                continue
+            with KINDS[kind].lm():
+                run = start(place.first.thread(name), place.colour)
+            if run.error is None:
+                assert outcome(run) == place.whole.outcome
+                break
+            assert isinstance(run.error, StoreError)
+            assert isinstance(run.error.__cause__, DiskError)
+            there = finished(place.store, name)
+            made = {commit.id for commit in run.commits}
+            assert made <= there
+            assert after or made == {done for done in there if not set(done) & {"/", "["}}
+            for call in CALLS.made:
+                assert parents.get(call.execution, set()) <= made
+            place.check_the_rest(name)
+
+
+def test_running_siblings_finish_and_are_not_committed() -> None:
+    store = FailingMemory()
+    failed = threading.Event()
+
+    def fail() -> None:
+        failed.set()
+        disk_full()
+
+    finished_calls: list[str] = []
+
+    def quick(state: Any) -> dict[str, Any]:
+        finished_calls.append("quick")
+        return {"log": ["quick"]}
+
+    def slow(state: Any) -> dict[str, Any]:
+        assert failed.wait(10)
+        finished_calls.append("slow")
+        return {"log": ["slow"]}
+
+    graph = Graph(State).add_node("quick", quick).add_node("slow", slow).add_node("after", lambda state: None)
+    graph.add_edge(START, ["quick", "slow"]).add_path("quick", "after", END).add_edge("slow", END)
+    thread = graph.compile(store=store).thread("t")
+    store.arm(fail, 3, after=False)
+    run = thread.run({})
+    assert isinstance(run.error, StoreError)
+    assert [commit.node for commit in run.commits] == ["START"]
+    assert finished_calls == ["quick", "slow"]
+    store.rest()
+    assert thread.resume().state["log"] == ["quick", "slow"]
+    assert finished_calls[2:] in (["quick", "slow"], ["slow", "quick"])
+
+
+def test_what_another_branch_has_written_along_is_written_whatever_fails_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two branches write at once, one of them for both; the next write fails before the other has looked."""
+    store = FailingMemory()
+    store.write(Change("t", run=RunRow("r", "t", (), {}), rows_of="r", rows=[Row(0, "open", ())], head=Point("r", 0)))
+    store.inline = False
+    journal = Journal(store, "t", 1, "r", 1)
+
+    async def both() -> None:
+        asked, go_on = asyncio.Event(), asyncio.Event()
+
+        async def in_order(work: Callable[..., None], *args: Any, **options: Any) -> None:
+            if not asked.is_set():
+                asked.set()
+                await go_on.wait()
+            work(*args)
+
+        monkeypatch.setattr("anyio.to_thread.run_sync", in_order)
+        first = asyncio.create_task(journal.awrite([NewRow("commit", ("a",))]))
+        await asked.wait()
+        await journal.awrite([NewRow("commit", ("b",))])
+        store.arm(disk_full, 1, after=False)
+        with pytest.raises(StoreError):
+            journal.write([NewRow("commit", ("c",))])
+        go_on.set()
+        await first
+
+    asyncio.run(both())
+    assert [row.head for row in store.rows("r")] == [(), ("a",), ("b",)]
+
+
+class Unreadable(FailingMemory):
+    """A store that cannot be read."""
+
+    readable = True
+
+    def thread(self, name: str) -> ThreadRow | None:
+        if not self.readable:
+            raise DiskError("read error")
+        return super().thread(name)
+
+
+def test_a_store_that_cannot_be_read_is_a_store_error_too() -> None:
+    store: Failing = Unreadable()
+    thread = KINDS["chain"].compile("sync", store).thread("t")
+    store.readable = False  # type: ignore[attr-defined]
+    for ask in (lambda: thread.run({}), lambda: thread.state, lambda: thread.status, thread.resume):
+        with pytest.raises(StoreError, match="read error") as caught:
+            ask()
+        assert isinstance(caught.value.__cause__, DiskError)
+
+
+def test_what_a_failed_store_keeps_from_others_is_given_back() -> None:
+    """A write that failed once does not keep other processes out until the lease ends."""
+    store = FailingMemory()
+    thread = KINDS["chain"].compile("sync", store).thread("t")
+    store.arm(disk_full, 3, after=False, forever=False)
+    assert isinstance(thread.run({}).error, StoreError)
+    row = store.thread("t")
+    assert row is not None
+    assert row.owner is None

@@ -1,0 +1,512 @@
+"""Traps that other frameworks of graphs fall into, and corners of errors, streams, subgraphs and threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import anyio
+import dspy
+import pytest
+from pydantic import BaseModel
+
+from dspyer import END, START, CompiledGraph, Context, Graph, Replace, Run, Send, Updates, reducers
+from dspyer.errors import (
+    GraphError,
+    InputError,
+    MergeConflictError,
+    NodeOutputError,
+    RouteError,
+    RunStoppedError,
+    annotate,
+)
+from dspyer.events import Emitted
+from dspyer.runtime.workers import ThreadWorkers, _tasks
+from dspyer.testing import ScriptedLM
+from tests.runtime.conftest import Play
+
+
+class Log(BaseModel):
+    """A state that shows who did what."""
+
+    q: str = ""
+    label: str = ""
+    log: Annotated[list[str], reducers.extend] = []
+    tags: Annotated[list[str], reducers.append] = []
+    count: Annotated[int, reducers.increment] = 0
+    value: Any = None
+
+
+def says(name: str) -> Callable[[Any], dict[str, Any]]:
+    return lambda state: {"log": [name], "count": 1}
+
+
+def raises(error: BaseException) -> Callable[[Any], None]:
+    def work(state: Any) -> None:
+        raise error
+
+    return work
+
+
+def alone(node: Any, schema: type[BaseModel] | None = None) -> CompiledGraph:
+    """A graph of one node."""
+    return Graph(schema).add_node("a", node).add_path(START, "a", END).compile()
+
+
+def beside(left: Any, right: Any, **options: Any) -> CompiledGraph:
+    """A graph of two nodes in parallel, which join at END."""
+    graph = Graph(**options).add_node("a", left).add_node("b", right)
+    return graph.add_edge(START, ["a", "b"]).add_edge(["a", "b"], END).compile()
+
+
+# --- what LangGraph users meet; a letter and a number are those of the study that found it
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "x"),
+    [({"x": 1}, {"x": 1}, 1), ({"x": 0, "y": 5}, {"x": 0}, 0), ({"x": 2}, {"x": 0}, 2)],
+    ids=["equal values", "a state returned as it was", "only one side changed it"],
+)
+def test_a_writes_that_agree_with_each_other_or_with_the_base_are_no_conflict(
+    play: Play, left: dict[str, int], right: dict[str, int], x: int
+) -> None:
+    run = play(beside(lambda state: left, lambda state: right), {"x": 0})
+    assert (run.status, run.state["x"], run.conflicts) == ("completed", x, ())
+
+
+def test_a_conflict_names_both_and_leaves_everything_readable(play: Play) -> None:
+    run = play(beside(lambda state: {"x": 1}, lambda state: {"x": 2}), {"x": 0})
+    assert isinstance(run.error, MergeConflictError)
+    assert run.error.writers == ("a", "b")
+    assert run.state == {"x": 0}
+    assert {path: state["x"] for path, state in run.branches.items()} == {(0,): 1, (1,): 2}
+    assert [run.at(commit.id)["x"] for commit in run.commits] == [0, 1, 2]
+    assert run.blame("x").node == "START"
+
+
+def test_b_a_failing_branch_cancels_nobody_in_either_colour(play: Play) -> None:
+    failed = threading.Event()
+
+    def fails(state: Any) -> None:
+        failed.set()
+        raise RuntimeError("boom")
+
+    def slow(state: Any) -> dict[str, Any]:
+        assert failed.wait(10)
+        return {"done": True}
+
+    run = play(beside(fails, slow), {})
+    assert isinstance(run.error, RuntimeError)
+    assert run.branches[1,] == {"done": True}
+    assert run.state == {}
+
+
+def test_b3_what_a_failed_node_emitted_is_seen_and_not_committed(play: Play) -> None:
+    def work(ctx: Context) -> None:
+        ctx.emit("partial")
+        raise OSError("lost")
+
+    run = play(alone(work, Log), {})
+    assert [event.value for event in run.events if isinstance(event, Emitted)] == ["partial"]
+    assert (run.status, [commit.node for commit in run.commits]) == ("failed", ["START"])
+
+
+@pytest.mark.parametrize("names", [["n2", "n10", "n1"], ["z", "m", "a"]], ids=" ".join)
+def test_c_parallel_writes_come_in_the_order_of_declaration(play: Play, names: list[str]) -> None:
+    graph = Graph(Log)
+    for name in sorted(names):
+        graph.add_node(name, says(name))
+    graph.add_edge(START, names).add_edge(names, END)
+    assert play(graph.compile(), {}).state["log"] == names
+
+
+def test_c_sends_and_names_come_in_the_order_of_the_route(play: Play) -> None:
+    graph = Graph(Log).add_node("w", lambda n: {"log": [f"w{n}"]}).add_node("zz", says("zz")).add_node("aa", says("aa"))
+    route = lambda ctx: [Send("w", {"n": 3}), "zz", Send("w", {"n": 1}), "aa"]  # noqa: E731
+    graph.add_conditional_edges(START, route, ["w", "zz", "aa"]).add_edge(["w", "zz", "aa"], END)
+    assert play(graph.compile(), {}).state["log"] == ["w3", "zz", "w1", "aa"]
+
+
+def test_d_a_join_waits_for_no_branch_that_was_not_taken_and_keeps_nothing_for_the_next_run(play: Play) -> None:
+    graph = Graph(Log)
+    for name in "abj":
+        graph.add_node(name, says(name))
+    graph.add_conditional_edges(START, lambda value: value, ["a", "b"]).add_edge(["a", "b"], "j").add_edge("j", END)
+    program = graph.compile()
+    for only in "ab":
+        assert play(program, {"value": only}).state["log"] == [only, "j"]
+
+
+def test_d2_a_join_does_not_wait_for_an_unrelated_loop() -> None:
+    joined = threading.Event()
+
+    def loop(ctx: Context) -> dict[str, Any]:
+        assert ctx.visit == 1 or joined.wait(10), "the join waited for the loop"
+        return {"count": 1}
+
+    def j(state: Any) -> dict[str, Any]:
+        joined.set()
+        return {"log": ["j"]}
+
+    graph = Graph(Log).add_node("a", says("a")).add_node("b", says("b")).add_node("j", j).add_node("loop", loop)
+    graph.add_edge(START, ["a", "b", "loop"]).add_edge(["a", "b"], "j").add_edge("j", END)
+    graph.add_conditional_edges("loop", lambda ctx: "loop" if ctx.visit < 4 else END, ["loop", END])
+    assert graph.compile().run({}).state["log"] == ["a", "b", "j"]
+
+
+def test_f_what_a_node_does_to_its_values_is_seen_by_nobody(play: Play) -> None:
+    def spoils(box: dict[str, Any]) -> dict[str, Any]:
+        given = {"list": [1]}
+        box["evil"] = True
+        spoiled.append(given)
+        return {"kept": given}
+
+    spoiled: list[dict[str, Any]] = []
+    inputs = {"box": {"k": [1]}}
+    run = play(beside(spoils, lambda box: {"seen": dict(box)}), inputs)
+    spoiled[0]["list"].append(2)
+    run.prediction.kept["list"].append(3)
+    assert inputs == {"box": {"k": [1]}}
+    assert run.state == {"box": {"k": [1]}, "kept": {"list": [1]}, "seen": {"k": [1]}}
+    assert [dict(run.at(commit.id)["box"]) for commit in run.commits] == [{"k": [1]}] * len(run.commits)
+
+
+def test_g_nothing_unknown_is_dropped_in_silence(play: Play) -> None:
+    assert isinstance(play(alone(lambda state: {"lgo": ["x"]}, Log), {}).error, NodeOutputError)
+    with pytest.raises(InputError, match="lgo"):
+        play(alone(says("a"), Log), {"lgo": ["x"]})
+    graph = (
+        Graph(Log).add_node("a", says("a")).add_edge(START, "a").add_conditional_edges("a", lambda q: "nowhere", [END])
+    )
+    assert isinstance(play(graph.compile(), {}).error, RouteError)
+
+
+def test_h_a_bad_write_is_the_writers_fault_and_never_part_of_a_state(play: Play) -> None:
+    seen: list[str] = []
+    graph = Graph(Log).add_node("good", says("good")).add_node("bad", lambda state: {"log": ["x"], "count": "many"})
+    graph.add_node("after", lambda state: seen.append("after")).add_path(START, "good", "bad", "after", END)
+    run = play(graph.compile(), {})
+    assert isinstance(run.error, NodeOutputError)
+    assert "'bad'" in str(run.error)
+    assert seen == []
+    assert run.state["log"] == ["good"]
+    assert run.diff(0, 1) == {"log": ["good"], "count": 1}
+
+
+def test_i_a_router_that_raises_has_no_node_called_twice(play: Play) -> None:
+    calls: list[str] = []
+    graph = Graph(Log).add_node("a", lambda state: calls.append("a")).add_edge(START, "a")
+    graph.add_conditional_edges("a", raises(ConnectionError("once")), [END])
+    run = play(graph.compile(), {})
+    assert isinstance(run.error, ConnectionError)
+    assert calls == ["a"]
+
+
+def test_r_concurrent_runs_of_one_program_lose_no_update() -> None:
+    program = beside(says("a"), says("b"), schema=Log)
+
+    async def many() -> list[Run]:
+        return await asyncio.gather(*[program.arun({"count": i}) for i in range(20)])
+
+    assert [run.state["count"] for run in asyncio.run(many())] == [i + 2 for i in range(20)]
+
+
+# --- errors reach the user as they were raised
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):  # noqa: N818
+    """An exception that takes no notes."""
+
+    code: int
+
+
+class NoText(Exception):  # noqa: N818
+    """An exception that cannot be shown."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+def test_a_note_is_written_once_and_only_where_it_can_be() -> None:
+    annotate(Frozen(3), "note")
+    shared = ValueError("one object, raised again and again")
+    program = alone(raises(shared))
+    for _ in range(5):
+        assert program.run({}).error is shared
+    assert shared.__notes__ == ["in node 'a' (branch trunk, visit 1, attempt 1)"]
+
+
+def test_errors_that_cannot_be_shown_are_still_raised(play: Play) -> None:
+    run = play(beside(raises(NoText()), raises(NoText())), {})
+    assert isinstance(run.error, NoText)
+    assert [note for note in run.error.__notes__ if note.startswith("also failed: 'b' (branch 1)")]
+
+
+@pytest.mark.parametrize("where", ["node", "branch", "router"])
+def test_a_stop_iteration_is_a_failure_like_any_other(where: str) -> None:
+    """Python puts a RuntimeError in its place in generators and coroutines, and it would end a stream in silence."""
+    stop = raises(StopIteration(7))
+    if where == "router":
+        graph = Graph().add_node("a", lambda state: None).add_edge(START, "a").add_conditional_edges("a", stop, [END])
+        program = graph.compile()
+    else:
+        program = alone(stop) if where == "node" else beside(stop, lambda state: None)
+    for run in (program.run({}), asyncio.run(program.arun({}))):
+        assert isinstance(run.error, StopIteration)
+        assert run.error.value == 7
+    try:
+        program()
+    except StopIteration as error:
+        assert error.value == 7  # noqa: PT017 - pytest.raises would not let it through
+    with pytest.raises(RuntimeError, match="a node raised StopIteration"):
+        list(program.stream({}))
+
+    async def stream() -> None:
+        async for _ in program.astream({}):
+            pass
+
+    with pytest.raises(RuntimeError, match="a node raised StopIteration"):
+        asyncio.run(stream())
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["alone", "beside another"])
+def test_a_node_that_was_cancelled_by_itself_is_waited_for_by_nobody(together: bool) -> None:
+    async def work(state: Any) -> None:
+        raise asyncio.CancelledError("mine")
+
+    program = beside(work, lambda state: None) if together else alone(work)
+
+    async def call() -> None:
+        with anyio.fail_after(10):
+            await program.acall()
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(call())
+
+
+# --- streams
+
+
+def test_a_stream_that_is_through_stays_so() -> None:
+    refused = Graph(inputs=["q"]).add_node("a", says("a")).add_path(START, "a", END).compile().stream({"other": 1})
+    with pytest.raises(InputError):
+        next(refused)
+    assert list(refused) == []
+    failed = alone(raises(KeyError("x"))).stream({})
+    with pytest.raises(KeyError):
+        list(failed)
+    assert list(failed) == []
+    closed = alone(says("a")).stream({})
+    closed.close()
+    assert list(closed) == []
+    with pytest.raises(RunStoppedError, match="closed before its run had begun"):
+        _ = closed.run
+
+
+def test_an_async_stream_that_is_through_stays_so() -> None:
+    async def read() -> None:
+        stream = alone(raises(KeyError("x"))).astream({})
+        with pytest.raises(KeyError):
+            _ = [event async for event in stream]
+        assert [event async for event in stream] == []
+
+    asyncio.run(read())
+
+
+# --- subgraphs
+
+
+class Begun(BaseModel):
+    """Reducers whose defaults are not empty, so that a value folded in once more would show."""
+
+    log: Annotated[list[str], reducers.extend] = ["0"]
+    count: Annotated[int, reducers.increment] = 10
+    tags: Annotated[list[str], reducers.append] = ["t"]
+    highest: Annotated[int, reducers.max] = 3
+
+
+def test_values_that_a_subgraph_is_given_are_not_folded_into_its_defaults(play: Play) -> None:
+    def work(log: list[str], count: int, tags: list[str], highest: int) -> dict[str, Any]:
+        seen.append((log, count, tags, highest))
+        return {"log": ["x"], "count": 1, "tags": "x", "highest": 2}
+
+    seen: list[Any] = []
+    program: Any = Graph(Begun, inputs=["log", "count", "tags", "highest"]).add_node("x", work)
+    program = program.add_path(START, "x", END).compile()
+    for _ in range(3):
+        program = Graph(Begun, inputs=[]).add_node("x", program).add_path(START, "x", END).compile()
+    run = play(program, {})
+    assert seen == [(["0"], 10, ["t"], 3)]
+    assert run.state == {"log": ["0", "x"], "count": 11, "tags": ["t", "x"], "highest": 3}
+
+
+@pytest.mark.parametrize(
+    ("field", "state"),
+    [("label", {"label": "x", "tags": ["p"]}), ("tags", {"label": "", "tags": ["p", "x"]})],
+    ids=["a field", "a reducer"],
+)
+def test_what_a_router_at_start_writes_is_given_back_by_a_subgraph(field: str, state: dict[str, Any]) -> None:
+    inner = Graph(Log, name="Inner", inputs=["q", "log", "tags"]).add_node("x", lambda q: {"log": ["x"]})
+    router = dspy.Predict("q -> label: Literal['x', 'stop']")
+    inner.add_conditional_edges(START, router, {"x": "x", "stop": END}, name="router", writes={"label": field})
+    outer = Graph(Log).add_node("pre", lambda q: {"log": ["pre"], "tags": "p"})
+    outer.add_node("sub", inner.add_edge("x", END).compile()).add_path(START, "pre", "sub", END)
+    with dspy.context(lm=ScriptedLM([{"label": "x"}, {"label": "x"}])):
+        run = outer.compile().run({"q": "?"})
+        begun = inner.compile().run({"q": "?", "tags": "p"})
+    assert {name: run.state[name] for name in state} == state
+    assert run.state["log"] == ["pre", "x"]
+    if field == "tags":
+        assert begun.commits[0].patch["tags"] == Updates(Replace(["p"]), "x")
+        assert begun.at(0)["tags"] == ["p", "x"]
+
+
+# --- threads, tasks and what belongs to the caller
+
+
+class Stopped(ThreadWorkers):
+    """Threads of an event loop that shuts down as soon as it is asked for one."""
+
+    def _spawn(self, key: Any, work: Callable[[], Any]) -> None:
+        known = set(_tasks)
+        super()._spawn(key, work)
+        for task in _tasks - known:
+            task.cancel()
+
+
+def test_nobody_waits_for_work_that_a_stopped_loop_never_began() -> None:
+    def wait() -> Any:
+        with Stopped(2) as threads:
+            threads.start("work", lambda: None)
+            return threads.next()
+
+    key, (_, error, _) = asyncio.run(dspy.asyncify(wait)())
+    assert key == "work"
+    assert isinstance(error, asyncio.CancelledError)
+
+
+async def _waits(state: Any) -> None:
+    await asyncio.Event().wait()
+
+
+NESTED = beside(beside(_waits, _waits), _waits)
+
+
+@pytest.mark.parametrize("program", [alone(_waits), beside(_waits, _waits), NESTED], ids=["alone", "fork", "nested"])
+def test_a_deadline_ends_a_run(program: CompiledGraph) -> None:
+    async def with_anyio() -> None:
+        with anyio.fail_after(0.01):
+            await program.acall()
+
+    async def with_asyncio() -> None:
+        await asyncio.wait_for(program.acall(), 0.01)
+
+    for call in (with_anyio, with_asyncio):
+        with pytest.raises(TimeoutError):
+            asyncio.run(call())
+
+
+def test_a_failed_run_leaves_settings_and_threads_as_they_were(play: Play) -> None:
+    def fails(state: Any) -> None:
+        raise ValueError("x")
+
+    async def afails(state: Any) -> None:
+        raise ValueError("x")
+
+    before, threads = dict(dspy.settings.copy()), set(threading.enumerate())
+    for program in (alone(fails), beside(fails, afails), beside(beside(fails, fails), afails)):
+        assert isinstance(play(program, {}).error, ValueError)
+    assert dict(dspy.settings.copy()) == before
+    left = [thread.name for thread in set(threading.enumerate()) - threads if thread.name.startswith("dspyer")]
+    assert left == []
+
+
+def test_a_program_keeps_no_run() -> None:
+    program = beside(lambda state: {"x": 1}, lambda state: {"y": 1})
+    run = weakref.ref(program.run({}))
+    gc.collect()
+    assert run() is None
+
+
+def test_branches_do_not_see_each_others_context_variables(play: Play) -> None:
+    variable = contextvars.ContextVar("variable", default=0)
+    passing = threading.Barrier(2, timeout=10)
+
+    def node(number: int) -> Callable[[Any], dict[str, int]]:
+        def work(state: Any) -> dict[str, int]:
+            variable.set(number)
+            passing.wait()
+            return {f"n{number}": variable.get()}
+
+        return work
+
+    run = play(beside(node(1), node(2)), {})
+    assert run.state == {"n1": 1, "n2": 2}
+    assert variable.get() == 0
+
+
+def test_a_program_that_calls_itself(play: Play) -> None:
+    programs: list[Any] = []
+
+    def work(n: int, ctx: Context) -> dict[str, int]:
+        return {"out": 0 if n == 0 else 1 + again(n - 1)}
+
+    def again(n: int) -> int:
+        inner = programs[0](n=n)
+        return int(inner.out)
+
+    graph = Graph(inputs=["n"]).add_node("a", work, writes=["out"]).add_node("b", lambda state: None, writes=[])
+    programs.append(graph.add_edge(START, ["a", "b"]).add_edge(["a", "b"], END).compile())
+    assert play(programs[0], {"n": 4}).state["out"] == 4
+
+
+@pytest.mark.parametrize(("size", "left"), [(3, ["old", "old", "step"]), (0, ["old", "old", "old"])])
+def test_the_callers_trace_is_as_long_as_it_may_be(size: int, left: list[str]) -> None:
+    program = alone(dspy.Predict("q -> a"))
+    trace: list[Any] = ["old", "old", "old"]
+    with dspy.context(lm=ScriptedLM([{"a": "1"}]), trace=trace, max_trace_size=size):
+        program(q="?")
+    assert ["old" if step == "old" else "step" for step in trace] == left
+    with dspy.context(lm=ScriptedLM([{"a": "1"}]), trace=None):
+        assert len(program.run({"q": "?"}).trace) == 1
+        assert dspy.settings.trace is None
+
+
+@pytest.mark.parametrize("name", ["callbacks", "history", "START", "END"])
+def test_names_that_dspy_needs_are_refused(name: str) -> None:
+    with pytest.raises(GraphError, match="cannot name a node"):
+        Graph().add_node(name, says("a"))
+
+
+def test_names_like_those_of_the_ends_are_names() -> None:
+    graph = Graph(Log).add_node("END_", says("END_")).add_node("START2", says("START2"))
+    assert graph.add_path(START, "START2", "END_", END).compile()().log == ["START2", "END_"]
+
+
+def test_subgraphs_in_sends_loops_and_maps(play: Play) -> None:
+    inner = Graph(Log, name="Inner", inputs=["q", "log"]).add_node("x", lambda q: {"log": ["x" + q], "count": 1})
+    inner.add_node("y", lambda q: {"log": ["y" + q]}).add_edge(START, ["x", "y"]).add_edge(["x", "y"], END)
+    sub = inner.compile()
+
+    def spread(ctx: Context) -> list[Send]:
+        return [Send("sub", {"q": str(i)}) for i in range(2)]
+
+    sent = Graph(Log).add_node("sub", sub).add_conditional_edges(START, spread, ["sub"]).add_edge("sub", END).compile()
+    run = play(sent, {})
+    assert (run.state["log"], run.state["count"]) == (["x0", "y0", "x1", "y1"], 2)
+
+    loop = Graph(Log).add_node("sub", sub).add_edge(START, "sub")
+    loop.add_conditional_edges("sub", lambda ctx: "sub" if ctx.visit < 2 else END, ["sub", END])
+    assert play(loop.compile(), {"q": "!"}).state["log"] == ["x!", "y!", "x!", "y!"]
+
+    mapped = (
+        Graph(inputs=["qs"]).add_map("m", sub, over="qs", item="q", into="outs").add_path(START, "m", END).compile()
+    )
+    assert [out["log"] for out in play(mapped, {"qs": ["a", "b"]}).state["outs"]] == [["xa", "ya"], ["xb", "yb"]]

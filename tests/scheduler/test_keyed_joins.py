@@ -1,0 +1,308 @@
+"""Fields whose reducer keeps one value per key: what branches write under one key is never lost without a record."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+
+from dspyer import DELETE, END, START, Command, Conflict, Graph, Replace, Send, Updates, errors, limit, reducers
+from dspyer.scheduler.lineage import LogEntry
+from dspyer.scheduler.provenance import FieldIndexes, Folded
+from dspyer.scheduler.run_state import Execution
+from dspyer.schema.schema import Schema
+from tests.runtime.conftest import Play
+from tests.scheduler.simulation import Outcome, graph, simulate
+from tests.scheduler.test_joins import behind, layers
+
+
+class Files(BaseModel):
+    code: Annotated[dict[str, Any], reducers.update] = {}
+    said: Annotated[list[dict[str, Any]], reducers.add_messages] = []
+    plain: dict[str, Any] = {}
+
+
+def message(key: str, text: object) -> dict[str, Any]:
+    return {"id": key, "content": text}
+
+
+def entries(field: str, value: Any) -> dict[str, Any]:
+    """A field as a plain dict by key."""
+    return {each["id"]: each["content"] for each in value} if field == "said" else dict(value)
+
+
+def puts(field: str, update: Any) -> Iterator[tuple[str, Any]]:
+    """What a written update puts, by key; markers put nothing that this oracle follows."""
+    for one in update.updates if isinstance(update, Updates) else (update,):
+        if one is not DELETE and not isinstance(one, Replace):
+            yield from entries(field, one).items()
+
+
+def resets(update: Any) -> bool:
+    return any(
+        one is DELETE or isinstance(one, Replace)
+        for one in (update.updates if isinstance(update, Updates) else (update,))
+    )
+
+
+def random_update(rng: random.Random, name: str, marks: bool) -> dict[str, Any]:
+    patch: dict[str, Any] = {}
+    for field in ("code", "said", "plain"):
+        if rng.random() < 0.3:
+            continue
+        updates: list[Any] = []
+        for part in range(rng.choice((1, 1, 2) if field != "plain" else (1,))):
+            value = rng.choice([name + str(part), name + str(part), "same", "base"])
+            chosen = dict.fromkeys(rng.sample("xyz", rng.randint(1, 2)), value)
+            updates.append([message(*pair) for pair in chosen.items()] if field == "said" else chosen)
+        if marks and rng.random() < 0.2:
+            whole = [message("x", name)] if field == "said" else {"x": name}
+            updates = [rng.choice((DELETE, Replace(whole)))]
+        patch[field] = updates[0] if len(updates) == 1 else Updates(*updates)
+    return patch
+
+
+def lost(log: Sequence[LogEntry]) -> list[tuple[str, str, str, Any]]:
+    """Writes that are nowhere: not in the last state, not overwritten behind them, and in no record of a conflict."""
+    last = log[-1].state
+    ancestors = [behind(log, place) for place in range(len(log))]
+    records = [conflict for entry in log for conflict in entry.conflicts]
+    found = []
+    for place, entry in enumerate(log):
+        if entry.commit.node.startswith("join:") or entry.commit.node == START:
+            continue
+        for field, update in entry.commit.patch.items():
+            known = [entries(field, log[other].state[field]) for other in ancestors[place] - {place}]
+            for key, value in dict(puts(field, update)).items():
+                if value is DELETE or any(before.get(key) == value for before in known):
+                    continue  # it was there, or is there again: net, nothing changed
+                agree = {
+                    other for other in range(len(log)) if entries(field, log[other].state[field]).get(key) == value
+                }
+                after = [log[later].commit for later in range(len(log)) if agree & (ancestors[later] - {later})]
+                nodes = [commit for commit in after if not commit.node.startswith("join:")]
+                written = [commit.patch[field] for commit in nodes if field in commit.patch]
+                overwritten = any(resets(later) or key in dict(puts(field, later)) for later in written)
+                recorded = any(
+                    conflict.path in ((field,), (field, key))
+                    and any(value == held(field, conflict.path, kept, key) for _, kept in conflict.values)
+                    for conflict in records
+                )
+                if entries(field, last[field]).get(key) != value and not overwritten and not recorded:
+                    found.append((entry.commit.id, field, key, value))
+    return found
+
+
+def held(field: str, path: Sequence[Any], value: Any, key: str) -> Any:
+    if value is DELETE:
+        return None
+    if len(path) == 1:
+        return entries(field, value).get(key)
+    return value["content"] if field == "said" else value
+
+
+def simulated(edges: Mapping[str, str], policy: Any, seed: int, marks: bool) -> Outcome:
+    nodes = " ".join(name for name in edges if name != START)
+    base = {"code": {"x": "base"}, "said": [message("x", "base")], "plain": {"x": "base"}}
+
+    def behave(execution: Execution) -> tuple[dict[str, Any], list[str]]:
+        rng = random.Random(f"{seed}{execution.id}")
+        return (random_update(rng, execution.id, marks) if execution.node != START else {}), []
+
+    topology = graph(nodes, dict(edges), schema=Schema.of(Files), merge=policy)
+    return simulate(topology, behave, random.Random(seed).randrange, base)
+
+
+POLICIES = st.sampled_from(["last_write_wins", "first_write_wins", lambda conflict: conflict.left, "raise"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(layers(), POLICIES, st.integers(0, 2**32), st.booleans())
+def test_a_write_is_kept_overwritten_or_in_a_conflict(
+    edges: dict[str, str], policy: Any, seed: int, marks: bool
+) -> None:
+    outcome = simulated(edges, policy, seed, marks)
+    if policy == "raise":
+        assert outcome.run.ended or [failure.error for failure in outcome.run.failures]
+    else:
+        assert outcome.run.ended
+        assert lost(list(outcome.run.log)) == []
+
+
+@settings(max_examples=150, deadline=None)
+@given(layers(), POLICIES.filter(lambda policy: policy != "raise"), st.integers(0, 2**32), st.booleans())
+def test_views_and_replayed_patches_show_what_the_state_holds(
+    edges: dict[str, str], policy: Any, seed: int, marks: bool
+) -> None:
+    log = list(simulated(edges, policy, seed, marks).run.log)
+    for field, reducer in (("code", reducers.update), ("said", reducers.add_messages)):
+        parts = FieldIndexes(Folded(field, reducer, whole=True)).at(log, len(log) - 1).row
+        shown = {part.key: part.value if field == "code" else part.value["content"] for part in parts}
+        assert shown == entries(field, log[-1].state[field])
+
+
+CASES: dict[str, tuple[str, Any, Any, Any]] = {
+    "a mapping": ("code", {"a.py": "x"}, {"a.py": "y"}, ("a.py", "x", "y")),
+    "a message": ("said", message("m", "x"), [message("m", "y")], ("m", message("m", "x"), message("m", "y"))),
+    "several updates": ("code", Updates({"a": 0}, {"a": 1}), Updates({"b": 1}, {"a": 2}), ("a", 1, 2)),
+    "values are whole": ("code", {"a": {"one": 1}}, {"a": {"two": 2}}, ("a", {"one": 1}, {"two": 2})),
+}
+
+
+def forked(merge: Any, left: Any, right: Any, field: str, **inputs: Any) -> Any:
+    built = Graph(Files, inputs=["code", "said"], outputs=["code", "said"], merge=merge)
+    built.add_node("left", lambda: {field: left}, writes=[field])
+    built.add_node("right", lambda: {field: right}, writes=[field])
+    built.add_edge(START, ["left", "right"]).add_edge(["left", "right"], END)
+    return built.compile(), inputs
+
+
+@pytest.mark.parametrize(("field", "left", "right", "found"), CASES.values(), ids=CASES)
+def test_two_values_under_one_key_conflict(play: Play, field: str, left: Any, right: Any, found: Any) -> None:
+    key, ours, theirs = found
+    program, inputs = forked(None, left, right, field)
+    run = play(program, inputs)
+    assert run.status == "failed"
+    assert isinstance(run.error, errors.MergeConflictError)
+    assert (run.error.path, run.error.writers) == ((field, key), ("left", "right"))
+    for policy, kept, winner in (
+        ("last_write_wins", theirs, "right"),
+        ("first_write_wins", ours, "left"),
+        ({f"{field}.*": "first_write_wins"}, ours, "left"),
+        ({(field, key): "last_write_wins", f"{field}.*": "raise"}, theirs, "right"),
+    ):
+        run = play(*forked(policy, left, right, field))
+        (conflict,) = run.conflicts
+        assert (conflict.path, conflict.values) == ((field, key), (("left", ours), ("right", theirs)))
+        assert (conflict.value, conflict.winner) == (kept, winner)
+        assert entries(field, run.state[field])[key] == (kept if field == "code" else kept["content"])
+        assert run.blame((field, key)).node == winner or field == "said"
+
+
+def test_different_keys_and_equal_values_are_no_conflict(play: Play) -> None:
+    run = play(*forked(None, {"a": 1, "b": 2}, {"a": 1, "c": 3}, "code"))
+    assert (run.state["code"], run.conflicts) == ({"a": 1, "b": 2, "c": 3}, ())
+
+
+@pytest.mark.parametrize("order", ["left right", "right left"])
+def test_a_branch_that_writes_what_was_there_changes_nothing(order: str) -> None:
+    """A module that returns all that it was given, with one key more."""
+    built = Graph(Files, inputs=["code"], outputs=["code"])
+    built.add_node("left", lambda code: {"code": {**code, "a": 5}}, writes=["code"])
+    built.add_node("right", lambda code: {"code": {**code, "b": 1}}, writes=["code"])
+    built.add_edge(START, order.split()).add_edge(["left", "right"], END)
+    run = built.compile().run({"code": {"a": 0}})
+    assert (run.state["code"], run.conflicts) == ({"a": 5, "b": 1}, ())
+    assert (run.blame(("code", "a")).node, run.blame(("code", "b")).node) == ("left", "right")
+
+
+def test_within_one_branch_the_later_value_stands(play: Play) -> None:
+    built = Graph(Files, inputs=["code"], outputs=["code"])
+    built.add_node("one", lambda: {"code": {"a": 1}}, writes=["code"])
+    built.add_node("two", lambda: {"code": {"a": 2}}, writes=["code"])
+    built.add_path(START, "one", "two", END)
+    run = play(built.compile(), {})
+    assert (run.state["code"], run.conflicts) == ({"a": 2}, ())
+
+
+def test_branches_of_sends_conflict_by_key() -> None:
+    built = Graph(Files, inputs=["code"], outputs=["code"], merge={"code.*": "first_write_wins"})
+    built.add_node("plan", lambda: Command(goto=[Send("work", {"n": n}) for n in range(3)]), goto=["work"], writes=[])
+    built.add_node("work", lambda n: {"code": {"shared": n, str(n): n}}, writes=["code"])
+    built.add_path(START, "plan").add_edge("work", END)
+    run = built.compile().run({})
+    assert run.state["code"] == {"shared": 0, "0": 0, "1": 1, "2": 2}
+    (conflict,) = run.conflicts
+    assert [value for _, value in conflict.values] == [0, 1, 2]
+
+
+def inner(merge: Any) -> Graph:
+    built = Graph(Files, name="inner", inputs=["code"], outputs=["code"], merge=merge)
+    built.add_node("c", lambda: {"code": {"k": "c"}}, writes=["code"])
+    built.add_node("d", lambda: {"code": {"k": "d"}}, writes=["code"])
+    return built.add_edge(START, ["c", "d"]).add_edge(["c", "d"], END)
+
+
+def test_what_a_graph_inside_decided_stands_outside() -> None:
+    built = Graph(Files, inputs=["code"], outputs=["code"])
+    built.add_node("sub", inner("first_write_wins").compile())
+    built.add_path(START, "sub", END)
+    assert built.compile().run({}).state["code"] == {"k": "c"}
+    raised = Graph(Files, inputs=["code"], outputs=["code"]).add_node("sub", inner(None).compile())
+    assert isinstance(raised.add_path(START, "sub", END).compile().run({}).error, errors.MergeConflictError)
+
+
+def test_a_graph_inside_conflicts_with_its_sibling() -> None:
+    built = Graph(Files, inputs=["code"], outputs=["code"], merge="last_write_wins")
+    built.add_node("sub", inner("first_write_wins").compile())
+    built.add_node("other", lambda: {"code": {"k": "o"}}, writes=["code"])
+    built.add_edge(START, ["sub", "other"]).add_edge(["sub", "other"], END)
+    run = built.compile().run({})
+    (conflict,) = run.conflicts
+    assert (run.state["code"], conflict.values) == ({"k": "o"}, (("sub", "c"), ("other", "o")))
+
+
+def keyed_by(name: str) -> dict[str, Any]:
+    return {"code": {"k": name, name: 1}}
+
+
+def test_a_resolved_key_is_resolved_again_where_its_join_meets_another_branch() -> None:
+    built = Graph(Files, inputs=["code"], outputs=["code"], merge="first_write_wins")
+    for name in "abc":
+        built.add_node(name, partial(keyed_by, name), writes=["code"])
+    built.add_node("j", lambda: None, writes=[])
+    built.add_edge(START, ["a", "b", "c"]).add_edge(["a", "b"], "j").add_edge(["j", "c"], END)
+    run = built.compile().run({})
+    assert run.state["code"] == {"k": "a", "a": 1, "b": 1, "c": 1}
+    assert [conflict.values for conflict in run.conflicts] == [(("a", "a"), ("b", "b")), (("a", "a"), ("c", "c"))]
+    assert run.blame(("code", "k")).node == "a"
+
+
+@pytest.mark.parametrize("mark", [Replace({"z": 1}), DELETE], ids=["Replace", "DELETE"])
+def test_a_whole_value_beside_a_key_is_one_conflict_of_the_field(mark: Any) -> None:
+    program, _ = forked("first_write_wins", {"a": 1}, mark, "code")
+    run = program.run({"code": {"b": 2}})
+    (conflict,) = run.conflicts
+    assert (conflict.path, run.state["code"]) == (("code",), {"b": 2, "a": 1})
+
+
+def test_a_policy_may_remove_a_key() -> None:
+    def neither(conflict: Conflict) -> Any:
+        return DELETE
+
+    run = forked(neither, {"a": 1, "b": 1}, {"a": 2}, "code")[0].run({})
+    assert (run.state["code"], run.conflicts[0].value) == ({"b": 1}, DELETE)
+    assert run.at(run.commits[-1].id)["code"] == {"b": 1}
+    run = forked(neither, [message("m", 1), message("n", 1)], message("m", 2), "said")[0].run({})
+    assert [each["id"] for each in run.state["said"]] == ["n"]
+
+
+def test_a_policy_that_changes_an_id_is_refused() -> None:
+    def renamed(conflict: Conflict) -> Any:
+        return message("other", "x")
+
+    run = forked(renamed, message("m", 1), message("m", 2), "said")[0].run({})
+    assert "keep the id" in str(run.error)
+    assert "'renamed'" in str(run.error)
+
+
+class Small(BaseModel):
+    table: Annotated[dict[str, int], reducers.update, limit(kb=0.03, full="drop_oldest")] = {}
+    three: Annotated[dict[str, int], reducers.update, Field(max_length=3)] = {}
+
+
+def test_limits_and_constraints_hold_for_what_branches_made_together() -> None:
+    built = Graph(Small, inputs=["table", "three"], outputs=["table", "three"], merge="last_write_wins")
+    built.add_node("a", lambda: {"table": {"a": 1, "k": 1}, "three": {"a": 1, "k": 1}}, writes=["table", "three"])
+    built.add_node("b", lambda: {"table": {"b": 1, "k": 2}, "three": {"b": 1, "k": 2}}, writes=["table", "three"])
+    built.add_edge(START, ["a", "b"]).add_edge(["a", "b"], END)
+    run = built.compile().run({"table": {"old": 0}})
+    assert (run.state["table"], run.state["three"]) == ({"a": 1, "b": 1, "k": 2}, {"a": 1, "k": 2, "b": 1})
+    refused = built.compile().run({"three": {"old": 0}})
+    assert "at most 3 items" in str(refused.error)

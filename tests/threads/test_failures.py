@@ -1,0 +1,267 @@
+"""Whatever raises in a run: it is said, the thread stays readable, and goes on once the cause is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import dspy
+import pytest
+from pydantic import BaseModel
+
+from dspyer import END, START, CompiledGraph, Graph, Run, reducers
+from dspyer.errors import InputError, NodeOutputError, OpenRunError, RouteError, StepLimitError, ThreadError
+from dspyer.stores.memory import Memory
+from dspyer.testing import ScriptedLM
+from tests.persistence.equality import outcome
+from tests.persistence.kinds import CALLS, KINDS, Fault
+from tests.persistence.places import FEWER, MODES, Place, nodes, start
+
+
+@pytest.mark.parametrize("mode", FEWER)
+@pytest.mark.parametrize("kind", [name for name in KINDS if name != "LM router"])
+def test_anything_that_raises_once_is_made_up_for(kind: str, mode: str, tmp_path: Path) -> None:
+    """Each call of each node, item, router and policy raises in its turn."""
+    place = Place(KINDS[kind], MODES[mode], tmp_path)
+    for number, call in enumerate(sorted(place.whole.calls)):
+        CALLS.fault = call
+        thread = place.first.thread(f"t{number}")
+        run = start(thread, place.colour)
+        made = CALLS.take()
+        CALLS.fault = None
+        assert run.status == "failed"
+        assert isinstance(run.error, Fault)
+        assert thread.status == "failed"
+        assert thread.state == run.state
+        with pytest.raises(OpenRunError, match=r"failed.*t.resume\(\).*abandon=True"):
+            thread.run({})
+        assert not CALLS.made
+        assert nodes(made) <= nodes(place.whole.calls)
+        place.check_the_rest(thread.name)
+
+
+class Faults:
+    """What is wrong, until somebody mends it."""
+
+    def __init__(self) -> None:
+        self.there = True
+
+
+def _add(old: int, new: int) -> int:
+    if FAULTS.there:
+        raise ZeroDivisionError("no adding today")
+    return old + new
+
+
+class Added(BaseModel):
+    log: Annotated[list[str], reducers.extend] = []
+    total: Annotated[int, _add] = 0
+    size: int = 0
+
+
+FAULTS = Faults()
+
+
+def wrong_type() -> CompiledGraph:
+    graph = Graph(Added).add_node("a", lambda state: {"log": ["a"]})
+    graph.add_node("b", lambda state: {"log": ["b"], "size": "large" if FAULTS.there else 3})
+    return graph.add_path(START, "a", "b", END).compile(store=Memory())
+
+
+def unknown_field() -> CompiledGraph:
+    graph = Graph(Added).add_node("a", lambda state: {"log": ["a"]})
+    graph.add_node("b", lambda state: {"log": ["b"], "sise" if FAULTS.there else "size": 3})
+    return graph.add_path(START, "a", "b", END).compile(store=Memory())
+
+
+def unknown_target() -> CompiledGraph:
+    graph = Graph(Added).add_node("a", lambda state: {"log": ["a"]}).add_node("b", lambda state: {"log": ["b"]})
+    graph.add_edge(START, "a").add_conditional_edges("a", lambda state: "c" if FAULTS.there else "b", ["b"])
+    return graph.add_edge("b", END).compile(store=Memory())
+
+
+def reducer_in_a_node() -> CompiledGraph:
+    graph = Graph(Added).add_node("a", lambda state: {"log": ["a"]})
+    graph.add_node("b", lambda state: {"log": ["b"], "total": 3})
+    return graph.add_path(START, "a", "b", END).compile(store=Memory())
+
+
+def reducer_in_a_join() -> CompiledGraph:
+    """Two branches may write, and their join folds what one of them wrote onto the other."""
+    graph = Graph(Added).add_node("a", lambda state: _without_fault({"log": ["a"], "total": 1}))
+    graph.add_node("b", lambda state: {"log": ["b"], "total": 2})
+    return graph.add_edge(START, ["a", "b"]).add_edge(["a", "b"], END).compile(store=Memory())
+
+
+def _without_fault(update: dict[str, Any]) -> dict[str, Any]:
+    return update
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "log"),
+    [
+        (wrong_type, NodeOutputError, ["a", "b"]),
+        (unknown_field, NodeOutputError, ["a", "b"]),
+        (unknown_target, RouteError, ["a", "b"]),
+        (reducer_in_a_node, ZeroDivisionError, ["a", "b"]),
+        (reducer_in_a_join, ZeroDivisionError, ["a", "b"]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_cannot_be_committed_is_never_stored(build: Any, error: type[Exception], log: list[str]) -> None:
+    FAULTS.there = True
+    thread = build().thread("t")
+    run = thread.run({})
+    assert isinstance(run.error, error)
+    assert (thread.status, thread.state) == ("failed", run.state)
+    assert thread.state.get("size") == 0
+    FAULTS.there = False
+    run = thread.resume()
+    assert (run.status, run.state["log"]) == ("completed", log)
+    assert thread.state == run.state
+
+
+def test_a_limit_that_was_reached_is_raised_by_the_next_program(tmp_path: Path) -> None:
+    store = Memory()
+    loop = KINDS["loop"]
+    thread = loop.compile("sync", store, max_steps=3).thread("t")
+    assert isinstance(thread.run({}).error, StepLimitError)
+    CALLS.take()
+    assert isinstance(thread.resume().error, StepLimitError)
+    assert not CALLS.made
+    whole = outcome(loop.compile("sync", store).thread("whole").run({}))
+    assert outcome(loop.compile("sync", store).thread("t").resume()) == whole
+
+
+def test_a_limit_at_a_join_holds_for_whoever_goes_on() -> None:
+    store = Memory()
+    thread = KINDS["fork"].compile("sync", store, max_steps=4).thread("t")
+    assert isinstance(thread.run({}).error, StepLimitError)
+    CALLS.take()
+    assert isinstance(thread.resume().error, StepLimitError)
+    assert not CALLS.made
+    assert KINDS["fork"].compile("sync", store).thread("t").resume().status == "completed"
+
+
+# --- runs left open
+
+
+def counter(**options: Any) -> Graph:
+    class Count(BaseModel):
+        n: Annotated[int, reducers.increment] = 0
+        seen: Annotated[list[str], reducers.extend] = []
+        note: str = ""
+
+    return Graph(Count, inputs=["n", "note"], **options)
+
+
+def test_a_run_that_is_abandoned_stays_in_the_history_and_the_next_starts_from_what_all_branches_shared() -> None:
+    FAULTS.there = True
+
+    def fails(state: Any) -> dict[str, Any]:
+        if FAULTS.there:
+            raise RuntimeError("boom")
+        return {"seen": ["fails"]}
+
+    graph = counter(keep=["n", "seen"]).add_node("a", lambda state: {"seen": ["a"]})
+    graph.add_node("b", lambda state: {"seen": ["b"]}).add_node("fails", fails)
+    graph.add_edge(START, "a").add_edge("a", ["b", "fails"]).add_edge(["b", "fails"], END)
+    thread = graph.compile(store=Memory()).thread("t")
+    run = thread.run({"n": 1, "note": "first"})
+    assert (run.status, run.state["seen"]) == ("failed", ["a"])
+    with pytest.raises(OpenRunError):
+        thread.run({"n": 1})
+    FAULTS.there = False
+    run = thread.run({"n": 10}, abandon=True)
+    assert run.state.to_dict() == {"n": 11, "seen": ["a", "a", "b", "fails"], "note": ""}
+    assert [commit.version for commit in run.commits] == list(range(2, 2 + len(run.commits)))
+    assert thread.state == run.state
+    with pytest.raises(ThreadError, match="has finished its last run: there is nothing to resume"):
+        thread.resume()
+
+
+def test_there_is_nothing_to_resume_on_a_new_thread() -> None:
+    thread = KINDS["chain"].compile("sync", Memory()).thread("t")
+    assert (thread.status, thread.state.to_dict()) == ("new", {})
+    with pytest.raises(ThreadError, match="has no run yet"):
+        thread.resume()
+
+
+class Client:
+    """A resource."""
+
+
+@pytest.mark.parametrize("wrong", ["input", "resource", "on_conflict"])
+def test_what_is_wrong_with_a_call_leaves_no_open_run(wrong: str) -> None:
+    def uses(client: Client, n: int) -> dict[str, Any]:
+        return {"seen": [type(client).__name__]}
+
+    graph = counter().add_node("uses", uses).add_path(START, "uses", END)
+    thread = graph.compile(store=Memory()).thread("t")
+    calls: dict[str, Callable[[], object]] = {
+        "input": lambda: thread.run({"m": 1}, resources=[Client()]),
+        "resource": lambda: thread.run({"n": 1}),
+        "on_conflict": lambda: thread.run({"n": 1}, resources=[Client()], on_conflict="hope"),  # type: ignore[arg-type]
+    }
+    with pytest.raises((InputError, ThreadError)):
+        calls[wrong]()
+    assert thread.status == "new"
+    assert thread.run({"n": 1}, resources=[Client()]).status == "completed"
+
+
+def test_a_resume_without_its_resources_is_refused_before_it_owns_the_thread() -> None:
+    FAULTS.there = True
+
+    def uses(client: Client, n: int) -> None:
+        if FAULTS.there:
+            raise RuntimeError("boom")
+
+    graph = counter().add_node("uses", uses).add_path(START, "uses", END)
+    thread = graph.compile(store=Memory()).thread("t")
+    assert thread.run({"n": 1}, resources=[Client()]).status == "failed"
+    with pytest.raises(InputError, match="Client"):
+        thread.resume()
+    assert thread.status == "failed"
+    FAULTS.there = False
+    assert thread.resume(resources=[Client()]).status == "completed"
+
+
+def test_a_module_that_fails_and_goes_on_in_another_program_with_another_lm() -> None:
+    """A failure of the language model is the commonest of all."""
+
+    class Asked(BaseModel):
+        question: str
+        answer: str = ""
+        short: str = ""
+
+    def build() -> CompiledGraph:
+        graph = Graph(Asked).add_node("ask", dspy.Predict("question -> answer"))
+        graph.add_node("cut", dspy.Predict("answer -> short"))
+        return graph.add_path(START, "ask", "cut", END).compile(store=store)
+
+    store = Memory()
+    script = ScriptedLM([{"answer": "Paris, of course"}, TimeoutError("overloaded"), TimeoutError("overloaded")])
+    with dspy.context(lm=script):
+        assert build().thread("t").run({"question": "Capital of France?"}).status == "failed"
+    with ScriptedLM([{"short": "Paris"}]):
+        assert build().thread("t").resume().state["short"] == "Paris"
+
+
+def test_notes_say_how_often_the_run_was_resumed() -> None:
+    def bad() -> None:
+        raise ValueError("no")
+
+    def note(run: Run) -> str:
+        assert run.error is not None
+        return next(note for note in run.error.__notes__ if "'bad'" in note)
+
+    inner = Graph().add_node("bad", bad).add_path(START, "bad", END).compile()
+    thread = Graph().add_node("around", inner).add_path(START, "around", END).compile(store=":memory:").thread("t")
+    place = "in node 'bad' (branch trunk, visit 1, attempt 1"
+    assert note(thread.run({})) == f"{place})"
+    assert note(thread.resume()) == f"{place} after 1 resume)"
+    assert note(thread.resume()) == f"{place} after 2 resumes)"
+    assert note(thread.rerun(from_version=0)) == f"{place})"
+    assert note(thread.resume()) == f"{place} after 1 resume)"
+    assert note(thread.run({}, abandon=True)) == f"{place})"

@@ -1,0 +1,181 @@
+"""What can be read of a thread: whole history, blame, differences, commits inside of nodes, and a check of it all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel
+
+from dspyer import END, START, CompiledGraph, Context, Graph, reducers
+from dspyer.errors import StoreError
+from dspyer.persistence.snapshot_encoding import SnapshotEncoder
+from dspyer.persistence.snapshots import SnapshotState, snapshot
+from dspyer.stores import Memory, SQLite
+from dspyer.stores.base import Change, Row, Store
+from dspyer.stores.content import Content
+from tests.persistence.kinds import INPUTS, KINDS
+
+
+class Notes(BaseModel):
+    q: str = ""
+    log: Annotated[list[str], reducers.extend] = []
+    answer: str = ""
+    user: dict[str, Any] = {}
+
+
+def program(store: Store) -> CompiledGraph:
+    seen = []
+
+    def ask(q: str, ctx: Context) -> dict[str, Any]:
+        seen.append(ctx.execution)
+        return {"log": [f"ask {q}"], "user": {q: {"by": "ask"}}}
+
+    def tell(log: list[str], q: str) -> dict[str, Any]:
+        if q == "bad":
+            raise RuntimeError(q)
+        return {"answer": log[-1]}
+
+    return Graph(Notes).add_node(ask).add_node(tell).add_path(START, "ask", "tell", END).compile(store=store)
+
+
+def test_who_changed_what_when() -> None:
+    thread = program(Memory()).thread("t")
+    assert thread.history() == []
+    assert thread.replay() == {}
+    thread.run({"q": "a"})
+    second = thread.run({"q": "b"})
+    found = [(c.version, c.id, c.node, c.parents) for c in thread.history()]
+    assert found == [
+        (0, "t.1/trunk:0", "START", ()),
+        (1, "t.1/trunk:1", "ask", ("t.1/trunk:0",)),
+        (2, "t.1/trunk:2", "tell", ("t.1/trunk:1",)),
+        (3, "t.2/trunk:0", "START", ("t.1/trunk:2",)),
+        (4, "t.2/trunk:1", "ask", ("t.2/trunk:0",)),
+        (5, "t.2/trunk:2", "tell", ("t.2/trunk:1",)),
+    ]
+    assert all(commit.started > 0 for commit in thread.history())
+    assert thread.blame("user.a").id == "t.1/trunk:1"
+    assert thread.blame(("user", "b", "by")).id == "t.2/trunk:1"
+    assert thread.blame("q").id == "t.2/trunk:0"
+    assert thread.diff(1, 2) == {"answer": "ask a"}
+    assert thread.diff("t.1/trunk:1", thread.at(2)) == thread.diff(1, {**thread.at(1), "answer": "ask a"})
+    assert thread.at("trunk:1") == thread.at(4)  # an id without a run is one of the last run
+    with pytest.raises(LookupError, match="go from 0 to 5"):
+        thread.at(6)
+    with pytest.raises(LookupError, match=r"no commit has the id 'x'; ids look like 't.2/trunk:2'"):
+        thread.at("x")
+    with pytest.raises(LookupError, match="no commit has written 'nobody'"):
+        thread.blame("nobody")
+    with pytest.raises(LookupError, match=r"no commit of this run has written 'user.a': ask its thread, t.blame\("):
+        second.blame("user.a")
+
+
+def test_abandoned_commits_stay_where_they_were() -> None:
+    thread = program(Memory()).thread("t")
+    thread.run({"q": "a"})
+    thread.run({"q": "bad"})
+    failed = thread.history()
+    assert thread.run({"q": "b"}, abandon=True).status == "completed"
+    history = thread.history()
+    assert history[: len(failed)] == failed
+    assert [commit.id for commit in history[len(failed) :]] == [f"t.3/trunk:{i}" for i in range(3)]
+    assert [commit.version for commit in history] == list(range(len(history)))
+
+
+def test_what_a_fork_left_behind_has_an_id_and_no_version() -> None:
+    def bad(state: Any) -> None:
+        raise RuntimeError
+
+    graph = Graph().add_node("a", lambda state: {"by": "a"}).add_node(bad).add_node("j", lambda state: None)
+    graph.add_edge(START, ["a", "bad"]).add_edge(["a", "bad"], "j").add_edge("j", END)
+    thread = graph.compile(store=Memory()).thread("t")
+    thread.run({})
+    thread.run({}, abandon=True)
+    assert [(c.version, c.id) for c in thread.history()] == [
+        (0, "t.1/trunk:0"),
+        (None, "t.1/0:0"),
+        (1, "t.2/trunk:0"),
+        (None, "t.2/0:0"),
+    ]
+    assert thread.at("t.1/0:0") == {"by": "a"}
+    assert thread.state == {}
+    with pytest.raises(LookupError, match="never joined"):
+        thread.blame("by")
+
+
+@pytest.mark.parametrize("name", ["subgraph", "map of graphs", "subgraphs beside each other"])
+def test_the_commits_inside_of_a_node(name: str) -> None:
+    thread = KINDS[name].compile("sync", Memory()).thread("t")
+    thread.run(INPUTS)
+    nodes = {"subgraph": "middle", "map of graphs": "measure", "subgraphs beside each other": "left"}
+    (commit, *_) = [commit for commit in thread.history() if commit.node == nodes[name]]
+    inner = thread.history(inside=commit.id)
+    assert {found.node for found in inner} == {
+        "subgraph": {"START", "m", "inner"},
+        "map of graphs": {"START", "size", "twice"},
+        "subgraphs beside each other": {"START", "a", "b"},
+    }[name]
+    assert len({found.id for found in inner}) == len(inner)
+    assert all(found.version is None and found.id.startswith(commit.id) for found in inner)
+    if name == "subgraph":
+        deeper = thread.history(inside=next(found.id for found in inner if found.node == "inner"))
+        assert [found.node for found in deeper] == ["START", "a", "b", "join:j", "j"]
+        assert thread.history(inside=commit.version or 0) == inner
+    assert thread.history(inside="t.1/trunk:99") == []
+
+
+class Altered(Memory):
+    """Gives another patch than was stored for one row."""
+
+    alter = False
+
+    def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
+        found = super().rows(run, first, last)
+        if not self.alter:
+            return found
+        written = [row.content.value(self.blobs) for row in found if row.kind == "commit" and row.content]
+        changed = [w._replace(patch={"answer": "forged"}) if w.patch and "answer" in w.patch else w for w in written]
+        rest = iter(changed)
+        return [row._replace(content=Content(next(rest))) if row.kind == "commit" else row for row in found]
+
+
+def test_replay_names_the_first_state_that_differs() -> None:
+    store = Altered()
+    thread = program(store).thread("t")
+    thread.run({"q": "a"})
+    thread.run({"q": "b"})
+    assert thread.replay() == thread.state
+    store.alter = True
+    with pytest.raises(StoreError, match=r"state after version 2 \(commit 't.1/trunk:2'\) is not the one"):
+        program(store).thread("t").replay()
+
+
+def test_another_process_reads_the_same(tmp_path: Path) -> None:
+    with SQLite(tmp_path / "runs.db") as store:
+        thread = program(store).thread("t")
+        thread.run({"q": "a"})
+        thread.run({"q": "b"})
+        told, states = thread.history(), [thread.at(version) for version in range(6)]
+    with SQLite(tmp_path / "runs.db") as store:
+        thread = program(store).thread("t")
+        assert thread.history() == told
+        assert [thread.at(version) for version in range(6)] == states
+
+
+def test_replay_compares_snapshots_too() -> None:
+    store = Memory()
+    thread = program(store).thread("t")
+    thread.run({"q": "a"})
+    row = store.thread("t")
+    assert row is not None
+    assert row.head is not None
+    store.write(Change(snapshot=snapshot(row.head, SnapshotState(thread.state, 2), SnapshotEncoder())))
+    assert thread.replay() == thread.state
+    forged = thread.state.set("answer", "forged")
+    store.write(Change(snapshot=snapshot(row.head, SnapshotState(forged, 2), SnapshotEncoder())))
+    with pytest.raises(StoreError, match=r"state after version 2 .* in its snapshot"):
+        thread.replay()
+    store.drop_snapshots()
+    assert thread.replay()["answer"] == "ask a"

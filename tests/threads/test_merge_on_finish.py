@@ -1,0 +1,267 @@
+"""Runs beside each other on one thread, on_conflict="merge": nothing is lost, whoever is first."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel
+
+from dspyer import END, START, CompiledGraph, Context, Graph, Run, reducers
+from dspyer.errors import ConcurrentRunError, MergeConflictError, OpenRunError, ThreadError
+from dspyer.events import Commit
+from dspyer.stores import Memory, SQLite
+from dspyer.stores.base import Change, Store
+from dspyer.threads.thread import Thread
+from tests.persistence.processes import end_of, fork
+
+
+class Count(BaseModel):
+    who: str = ""
+    n: Annotated[int, reducers.increment] = 0
+    log: Annotated[list[str], reducers.extend] = []
+    said: Annotated[list[dict[str, Any]], reducers.add_messages] = []
+    best: str = ""
+
+
+Hook = Callable[[str], object]
+
+
+def program(store: Store, hook: Hook = lambda who: None, merge: object = "raise") -> CompiledGraph:
+    """Counts up; a hook is called in the node, where other runs can be made to happen."""
+
+    def count(who: str) -> dict[str, Any]:
+        hook(who)
+        return {
+            "n": 1,
+            "log": [who],
+            "said": [{"role": "user", "content": who}],
+            **({"best": who} if "!" in who else {}),
+        }
+
+    graph = Graph(Count, merge=merge, keep=["n", "log", "said", "best"])
+    return (
+        graph.add_node("count", count, writes=["n", "log", "said", "best"])
+        .add_path(START, "count", END)
+        .compile(store=store)
+    )
+
+
+def beside(thread: Thread, who: str) -> Run:
+    return thread.run({"who": who}, on_conflict="merge")
+
+
+def check(thread: Thread, n: int) -> list[Commit]:
+    """Every run is there once, and the history is whole."""
+    assert thread.state["n"] == n
+    assert len(thread.state["log"]) == len(set(thread.state["log"])) == n
+    assert len({message["id"] for message in thread.state["said"]}) == n
+    history = thread.history()
+    assert [commit.version for commit in history] == list(range(len(history)))
+    assert thread.replay() == thread.state
+    assert thread.status == "completed"
+    return history
+
+
+def test_a_run_lands_at_once_where_nothing_has_changed() -> None:
+    thread = program(Memory()).thread("t")
+    assert beside(thread, "a").status == "completed"
+    run = beside(thread, "b")
+    assert run.prediction.n == 2
+    assert run.state == thread.state
+    history = check(thread, 2)
+    assert [commit.node for commit in history] == ["START", "START", "count", "START", "count"]
+    assert run.at(4) == thread.at(4) == thread.state
+
+
+def test_runs_that_go_on_at_once_are_merged() -> None:
+    store = Memory()
+    others = iter(["b", "c"])
+
+    def hook(who: str) -> None:
+        other = next(others, None)
+        if other is not None:  # the other one starts and lands while this one is in its node
+            assert beside(program(store, hook).thread("t"), other).status == "completed"
+
+    run = beside(program(store, hook).thread("t"), "a")
+    thread = program(store).thread("t")
+    history = check(thread, 3)
+    assert run.state["log"] == ["a"]  # the run itself has its own end
+    assert thread.state["log"] == ["c", "b", "a"]
+    assert [commit.node for commit in history if commit.node.startswith("join")] == ["join:t", "join:t"]
+    assert beside(thread, "d").status == "completed"
+    check(thread, 4)
+
+
+def test_a_run_that_owns_the_thread_is_waited_for() -> None:
+    store = Memory()
+    landed: list[threading.Thread] = []
+    done: list[Run] = []
+
+    def hook(who: str) -> None:
+        if who == "owner":
+            work = threading.Thread(target=lambda: done.append(beside(program(store, hook).thread("t"), "guest")))
+            landed.append(work)
+            work.start()
+            assert inside.wait(20)
+        elif who == "guest":
+            inside.set()
+
+    inside = threading.Event()
+    thread = program(store, hook).thread("t")
+    thread.run({"who": "first"})
+    assert thread.run({"who": "owner"}).status == "completed"
+    landed[0].join(20)
+    assert [run.status for run in done] == ["completed"]
+    check(thread, 3)
+    assert thread.state["log"] == ["first", "owner", "guest"]
+
+
+def test_a_conflict_is_a_failed_run_whose_commits_stay() -> None:
+    store = Memory()
+    seen: list[Run] = []
+
+    def hook(who: str) -> None:
+        if who == "a!":
+            seen.append(beside(program(store, hook).thread("t"), "b!"))
+
+    thread = program(store, hook).thread("t")
+    run = beside(thread, "a!")
+    assert seen[0].status == "completed"
+    assert run.status == "failed"
+    assert isinstance(run.error, MergeConflictError)
+    with pytest.raises(MergeConflictError, match="'best'"):
+        run.raise_error()
+    check(thread, 1)
+    assert thread.state["best"] == "b!"
+    label = next(found.header["label"] for found in store.runs("t") if found.id == run.run_id)
+    assert thread.at(f"{label}/trunk:1")["best"] == "a!"  # what it did can be read
+    thread = program(store, hook, merge="last_write_wins").thread("t")
+    assert beside(thread, "a!").status == "completed"
+    assert thread.state["best"] == "a!"
+
+
+def test_a_failed_node_lands_nothing_and_leaves_the_thread_free() -> None:
+    def hook(who: str) -> None:
+        if who == "bad":
+            raise RuntimeError(who)
+
+    thread = program(Memory(), hook).thread("t")
+    beside(thread, "a")
+    before = thread.history()
+    assert beside(thread, "bad").status == "failed"
+    assert thread.history() == before
+    check(thread, 1)
+    assert beside(thread, "b").status == "completed"
+
+
+def test_a_run_that_asks_has_nowhere_to_wait() -> None:
+    def ask(ctx: Context) -> dict[str, Any]:
+        return {"n": int(ctx.interrupt("how many", "How many?", answer=int))}
+
+    graph = Graph(Count).add_node("ask", ask, writes=["n"]).add_path(START, "ask", END)
+    thread = graph.compile(store=Memory()).thread("t")
+    run = thread.run({}, on_conflict="merge")
+    assert run.status == "failed"
+    assert isinstance(run.error, ThreadError)
+    assert "nowhere" in str(run.error)
+    assert thread.status == "completed"
+    thread = graph.compile(store=Memory(), interrupts={"how many": 3}).thread("t")
+    assert thread.run({}, on_conflict="merge").state["n"] == 3
+    assert thread.state["n"] == 3
+
+
+def test_an_open_run_is_not_passed_over() -> None:
+    def hook(who: str) -> None:
+        if who == "bad":
+            raise RuntimeError(who)
+
+    thread = program(Memory(), hook).thread("t")
+    thread.run({"who": "bad"})
+    with pytest.raises(OpenRunError):
+        beside(thread, "a")
+    assert thread.run({"who": "a"}, on_conflict="merge", abandon=True).status == "completed"
+    check(thread, 1)
+
+
+def test_a_thread_that_is_taken_too_long() -> None:
+    store = Memory()
+
+    def hook(who: str) -> None:
+        if who == "owner":
+            found.append(program(store).thread("t").run({"who": "guest"}, on_conflict="merge", timeout=0.0))
+
+    found: list[Run] = []
+    thread = program(store, hook).thread("t")
+    thread.run({"who": "first"})
+    assert thread.run({"who": "owner"}).status == "completed"
+    assert isinstance(found[0].error, ConcurrentRunError)
+    assert found[0].status == "failed"
+    check(thread, 2)
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["one handle", "a handle each"])
+def test_many_threads_lose_nothing(shared: bool) -> None:
+    store = Memory()
+    one = program(store)
+    programs = [one if shared else program(store) for _ in range(8)]
+    handle = one.thread("t")
+
+    def work(worker: int) -> None:
+        for number in range(10):
+            thread = handle if shared else programs[worker].thread("t")
+            assert beside(thread, f"{worker}.{number}").status == "completed"
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    check(program(store).thread("t"), 80)
+
+
+def test_many_tasks_lose_nothing() -> None:
+    thread = program(Memory()).thread("t")
+
+    async def work(worker: int) -> None:
+        for number in range(5):
+            run = await thread.arun({"who": f"{worker}.{number}"}, on_conflict="merge")
+            assert run.status == "completed"
+
+    async def main() -> None:
+        await asyncio.gather(*map(work, range(8)))
+
+    asyncio.run(main())
+    check(thread, 40)
+
+
+def test_many_processes_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+
+    def work(worker: int) -> None:
+        with SQLite(path) as store:
+            thread = program(store).thread("t")
+            for number in range(12):
+                assert beside(thread, f"{worker}.{number}").status == "completed"
+
+    with SQLite(path):
+        pass
+    children = [fork(lambda worker=worker: work(worker)) for worker in range(8)]  # type: ignore[misc]
+    assert [end_of(child) for child in children] == [0] * 8
+    with SQLite(path) as store:
+        check(program(store).thread("t"), 96)
+
+
+def test_an_owned_run_is_not_disturbed_by_one_that_lands() -> None:
+    """A guest that lands between two runs moves the head: whoever started from the old one finds out."""
+    store = Memory()
+    thread = program(store).thread("t")
+    beside(thread, "a")
+    row = store.thread("t")
+    assert row is not None
+    beside(thread, "b")
+    with pytest.raises(ConcurrentRunError):
+        store.write(Change("t", row.epoch, row.epoch + 1, head=row.head, lease=0.0))
+    check(thread, 2)

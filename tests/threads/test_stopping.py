@@ -1,0 +1,432 @@
+"""A run that is ended early is stopped: nothing new starts, what was committed stays, and `resume` continues it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Annotated, Any
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from dspyer import END, START, CompiledGraph, Graph, reducers
+from dspyer.errors import ConcurrentRunError, OpenRunError, RunStoppedError
+from dspyer.events import Asked, NodeStarted, RunEnded
+from dspyer.threads.thread import Thread
+from tests.persistence.equality import outcome
+from tests.persistence.failing import FailingMemory
+from tests.persistence.kinds import CALLS, INPUTS, KINDS
+
+
+class Log(BaseModel):
+    log: Annotated[list[str], reducers.extend] = []
+
+
+class Stage:
+    """Two nodes in a row: `slow` is at work while a test leaves, `late` must not start."""
+
+    def __init__(self, colour: str) -> None:
+        self.calls: list[str] = []
+        self.inside = threading.Event()
+        self.go_on = threading.Event()
+        self.cleaned = threading.Event()
+        self.thread = self._program(colour).thread("t")
+
+    def _program(self, colour: str) -> CompiledGraph:
+        def slow(state: Any) -> dict[str, Any]:
+            self.calls.append("slow")
+            self.inside.set()
+            assert self.go_on.wait(20)
+            return {"log": ["slow"]}
+
+        async def aslow(state: Any) -> dict[str, Any]:
+            self.calls.append("slow")
+            self.inside.set()
+            try:
+                if not self.go_on.is_set():
+                    await asyncio.Event().wait()
+            finally:
+                self.cleaned.set()
+            return {"log": ["slow"]}
+
+        def late(state: Any) -> dict[str, Any]:
+            self.calls.append("late")
+            return {"log": ["late"]}
+
+        graph = Graph(Log).add_node("slow", slow if colour == "sync" else aslow).add_node("late", late)
+        return graph.add_path(START, "slow", "late", END).compile(store=":memory:")
+
+    def check(self, finished: bool) -> None:
+        """It is stopped, and goes on."""
+        assert self.thread.status == "stopped"
+        assert self.calls == ["slow"]
+        assert self.thread.state["log"] == (["slow"] if finished else [])
+        with pytest.raises(OpenRunError, match="was stopped"):
+            self.thread.run({})
+        self.go_on.set()
+        run = self.thread.resume()
+        assert run.state["log"] == ["slow", "late"]
+        assert self.calls == (["slow", "late"] if finished else ["slow", "slow", "late"])
+
+
+def reaches(stage: Stage, events: Iterator[Any]) -> None:
+    for event in events:
+        if isinstance(event, NodeStarted):
+            assert stage.inside.wait(20)
+            return
+
+
+def closes(stage: Stage) -> None:
+    stream = stage.thread.stream({})
+    reaches(stage, stream)
+    stream.close()
+    assert stream.run.status == "stopped"
+
+
+def leaves_the_block(stage: Stage) -> None:
+    with stage.thread.stream({}) as stream:
+        reaches(stage, stream)
+    assert isinstance(stream.run.error, RunStoppedError)
+    assert stream.run.error.reason == "its stream was closed"
+    with pytest.raises(RunStoppedError, match=r"its stream was closed. .* t.resume\(\)"):
+        _ = stream.run.prediction
+
+
+def breaks(stage: Stage) -> None:
+    for event in stage.thread.stream({}):
+        if isinstance(event, NodeStarted):
+            assert stage.inside.wait(20)
+            break
+
+
+def returns(stage: Stage) -> None:
+    gc.disable()
+    try:
+        reaches(stage, stage.thread.stream({}))
+    finally:
+        gc.enable()
+
+
+def raises(stage: Stage) -> None:
+    def fails() -> None:
+        with stage.thread.stream({}) as stream:
+            reaches(stage, stream)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+
+
+@pytest.mark.parametrize("leave", [closes, leaves_the_block, breaks, returns, raises])
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_sync_reader_that_goes_away(leave: Callable[[Stage], None], colour: str) -> None:
+    stage, threads = Stage(colour), threading.active_count()
+
+    def let() -> None:  # a sync node comes to its end, once the run is to stop
+        assert stage.inside.wait(20)
+        while colour == "sync" and not any(one.halt.reason for one in sessions):
+            stage.go_on.wait(0.01)
+        if colour == "sync":
+            stage.go_on.set()
+
+    sessions: list[Any] = []
+    original = CompiledGraph._open
+
+    def opened(self: CompiledGraph, *args: Any) -> Any:
+        found = original(self, *args)
+        sessions.append(found[1])
+        return found
+
+    CompiledGraph._open = opened  # type: ignore[method-assign,assignment]
+    try:
+        letting = threading.Thread(target=let)
+        letting.start()
+        leave(stage)
+        letting.join()
+    finally:
+        CompiledGraph._open = original  # type: ignore[method-assign]
+    assert stage.cleaned.is_set() == (colour == "async")
+    stage.check(finished=colour == "sync")
+    gone = [one for one in threading.enumerate() if one.name.startswith("dspyer") and "leases" not in one.name]
+    assert not gone, threads
+
+
+async def acloses(stage: Stage) -> None:
+    stream = stage.thread.astream({})
+    await areaches(stage, stream)
+    await stream.aclose()
+    assert stream.run.status == "stopped"
+
+
+async def areaches(stage: Stage, events: Any) -> None:
+    async for event in events:
+        if isinstance(event, NodeStarted):
+            await asyncio.to_thread(stage.inside.wait, 20)
+            return
+
+
+async def aleaves_the_block(stage: Stage) -> None:
+    async with stage.thread.astream({}) as stream:
+        await areaches(stage, stream)
+    assert isinstance(stream.run.error, RunStoppedError)
+
+
+async def abreaks(stage: Stage) -> None:
+    await areaches(stage, stage.thread.astream({}))
+    me = asyncio.current_task()
+    await asyncio.wait([task for task in asyncio.all_tasks() if task is not me], timeout=20)  # it ends by itself
+
+
+async def is_cancelled(stage: Stage) -> None:
+    async def read() -> None:
+        async for _ in stage.thread.astream({}):
+            pass
+
+    await _cancelled(stage, asyncio.create_task(read()))
+
+
+async def run_is_cancelled(stage: Stage) -> None:
+    await _cancelled(stage, asyncio.create_task(stage.thread.arun({})))
+
+
+async def _cancelled(stage: Stage, task: asyncio.Task[Any]) -> None:
+    await asyncio.to_thread(stage.inside.wait, 20)
+    task.cancel()
+    await asyncio.sleep(0)
+    task.cancel()  # once more, while it comes to its end
+    if isinstance(stage, SyncStage):
+        stage.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert task.cancelled()
+
+
+async def times_out(stage: Stage) -> None:
+    async def let() -> None:
+        await asyncio.to_thread(stage.inside.wait, 20)
+        inside.set()
+        if isinstance(stage, SyncStage):
+            while not limits[0].expired():  # noqa: ASYNC110 - until the run is cancelled, which sets no event
+                await asyncio.sleep(0)
+            stage.go_on.set()
+
+    async def limited() -> None:
+        async with asyncio.timeout(None) as limit:
+            limits.append(limit)
+            task = asyncio.ensure_future(inside.wait())
+            task.add_done_callback(lambda _: limit.reschedule(0))
+            await stage.thread.arun({})
+
+    inside, limits = asyncio.Event(), list[asyncio.Timeout]()
+    letting = asyncio.create_task(let())
+    with pytest.raises(TimeoutError):
+        await limited()
+    await letting
+    await asyncio.sleep(0)  # no cancellation is left over
+
+
+async def scope_is_cancelled(stage: Stage) -> None:
+    async with anyio.create_task_group() as group:
+        group.start_soon(stage.thread.arun, {})
+        await asyncio.to_thread(stage.inside.wait, 20)
+        group.cancel_scope.cancel()
+        if isinstance(stage, SyncStage):
+            stage.go_on.set()
+
+
+class SyncStage(Stage):
+    def __init__(self) -> None:
+        super().__init__("sync")
+
+
+@pytest.mark.parametrize(
+    "leave", [acloses, aleaves_the_block, abreaks, is_cancelled, run_is_cancelled, times_out, scope_is_cancelled]
+)
+def test_an_async_reader_or_caller_that_goes_away(leave: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
+    stage = Stage("async")
+    asyncio.run(leave(stage))
+    assert stage.cleaned.is_set()
+    stage.check(finished=False)
+
+
+@pytest.mark.parametrize("leave", [is_cancelled, run_is_cancelled, times_out, scope_is_cancelled])
+def test_a_sync_node_of_a_cancelled_run_is_finished_and_committed(
+    leave: Callable[[Stage], Coroutine[Any, Any, None]],
+) -> None:
+    stage = SyncStage()
+    asyncio.run(leave(stage))
+    stage.check(finished=True)
+
+
+def test_a_run_without_a_thread_says_that_it_cannot_be_continued() -> None:
+    stage = Stage("async")
+    program = stage.thread._program
+    with program.stream({}) as stream:
+        reaches(stage, stream)
+    assert stream.run.status == "stopped"
+    with pytest.raises(RunStoppedError, match="Start it again"):
+        stream.run.raise_error()
+    assert "stopped" in stream.run.report()
+
+
+def test_a_stream_that_is_never_read_starts_nothing(recwarn: pytest.WarningsRecorder) -> None:
+    stage = Stage("async")
+    for stream in (stage.thread.stream({}), stage.thread.astream({})):
+        with pytest.raises(RuntimeError, match="is not over"):
+            _ = stream.run
+        del stream
+    with stage.thread.stream({}) as closed:
+        pass
+    assert list(closed) == []
+    with pytest.raises(RunStoppedError, match="before its run had begun"):
+        _ = closed.run
+    gc.collect()
+    assert (stage.thread.status, stage.calls) == ("new", [])
+    assert not recwarn.list
+
+
+def test_two_readers_share_the_events_and_both_come_to_the_end() -> None:
+    graph = Graph(Log).add_node("a", lambda state: {"log": ["a"]}).add_path(START, "a", END)
+    stream = graph.compile().stream({})
+    found: list[list[Any]] = [[], []]
+    readers = [threading.Thread(target=events.extend, args=(stream,)) for events in found]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(20)
+        assert not reader.is_alive()
+    assert len(found[0]) + len(found[1]) == len(stream.run.events)
+
+
+def test_a_reader_that_leaves_at_the_question_finds_it() -> None:
+    graph = Graph().add_interrupt("ok", question="Go?", answer=bool, into="yes").add_path(START, "ok", END)
+    thread = graph.compile(store=":memory:").thread("t")
+    for event in thread.stream({}):
+        if isinstance(event, Asked):
+            break
+    assert thread.status == "interrupted"
+    assert thread.resume({"ok": True}).status == "completed"
+
+
+def test_an_interrupt_of_the_process_in_a_sync_run() -> None:
+    stop = [True]
+
+    def torn(state: Any) -> dict[str, Any]:
+        if stop:
+            raise KeyboardInterrupt
+        return {"log": ["torn"]}
+
+    graph = (
+        Graph(Log).add_node("a", lambda state: {"log": ["a"]}).add_node("torn", torn).add_path(START, "a", "torn", END)
+    )
+    thread = graph.compile(store=":memory:").thread("t")
+    with pytest.raises(KeyboardInterrupt):
+        thread.run({})
+    assert (thread.status, thread.state["log"]) == ("stopped", ["a"])
+    stop.clear()
+    assert thread.resume().state["log"] == ["a", "torn"]
+
+
+EXITS = """
+import asyncio, sys, threading
+from dspyer import END, START, Graph
+inside = threading.Event()
+{node}
+graph = Graph(inputs=["n"]).add_node("wait", wait, writes=["n"]).add_node("late", lambda n: print("late"), writes=[])
+thread = graph.add_path(START, "wait", "late", END).compile(store=sys.argv[1]).thread("t")
+stream = thread.stream({{"n": 0}})
+next(stream)
+inside.wait(20)
+"""
+NODES = {
+    "async": "async def wait(n):\n    inside.set()\n    await asyncio.Event().wait()",
+    "sync": """import time
+def wait(n):
+    inside.set()
+    while stream._request.halt.reason is None:  # until the process ends
+        time.sleep(0.01)
+    return {'n': 1}""",
+}
+
+
+@pytest.mark.parametrize("colour", NODES)
+def test_a_process_that_ends_with_an_open_stream_stops_its_run(colour: str, tmp_path: Any) -> None:
+    store = str(tmp_path / "runs.db")
+    code = EXITS.format(node=NODES[colour])
+    done = subprocess.run([sys.executable, "-c", code, store], timeout=60, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    graph = Graph(inputs=["n"]).add_node("wait", lambda n: {"n": 1}, writes=["n"])
+    graph.add_node("late", lambda n: None, writes=[]).add_path(START, "wait", "late", END)
+    assert graph.compile(store=store).thread("t").status == "stopped"
+
+
+def stopped_at(thread: Thread, event_number: int, colour: str) -> None:
+    """Leaves a stream after some events."""
+
+    async def aleave() -> None:
+        count = 0
+        async with thread.astream(INPUTS) as stream:
+            async for _ in stream:
+                count += 1
+                if count > event_number:
+                    return
+
+    if colour == "async":
+        asyncio.run(aleave())
+        return
+    with thread.stream(INPUTS) as stream:
+        for count, _ in enumerate(stream):
+            if count >= event_number:
+                return
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("colour", ["sync", "async"])
+@settings(max_examples=8, deadline=None)
+@given(number=st.integers(0, 30))
+def test_a_run_that_is_stopped_anywhere_and_resumed_is_the_run(kind: str, colour: str, number: int) -> None:
+    """And no node that has finished is called twice."""
+    with KINDS[kind].lm():
+        check_stopped(KINDS[kind].compile(colour, FailingMemory()), colour, number)
+
+
+def check_stopped(program: CompiledGraph, colour: str, number: int) -> None:
+    CALLS.take()
+    whole = (
+        program.thread("whole").run(INPUTS) if colour == "sync" else asyncio.run(program.thread("whole").arun(INPUTS))
+    )
+    expected = sorted(call.name for call in CALLS.take() if call.what == "node")
+    thread = program.thread("t")
+    stopped_at(thread, number, colour)
+    first = CALLS.take()
+    status = thread.status
+    if status == "completed":
+        return
+    assert status == "stopped"
+    with thread.stream_resume() as stream:
+        events = list(stream)
+    assert isinstance(events[-1], RunEnded)
+    assert outcome(stream.run) == outcome(whole)
+    if colour == "sync":  # sync nodes are finished; a subgraph's START is no call
+        assert sorted(call.name for call in (*first, *CALLS.take()) if call.what == "node") == expected
+
+
+def test_advice_of_resume_fits_resume() -> None:
+    stage = Stage("sync")
+    stream = stage.thread.stream({})
+    reaches(stage, stream)
+    with pytest.raises(ConcurrentRunError) as caught:
+        stage.thread.resume()
+    assert "on_conflict" not in str(caught.value)
+    assert "take_over=True" in str(caught.value)
+    with pytest.raises(ConcurrentRunError, match="on_conflict"):
+        stage.thread.run({})
+    stage.go_on.set()
+    list(stream)

@@ -1,0 +1,90 @@
+"""A run on a thread is a call of the program like any other: callbacks, usage and trace of DSPy."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+from dspy.utils.callback import BaseCallback
+
+from dspyer import END, START, CompiledGraph, Graph
+from dspyer.stores.base import Store
+from dspyer.stores.memory import Memory
+from dspyer.stores.sqlite import SQLite
+from dspyer.testing import ScriptedLM
+from tests.persistence.kinds import State
+from tests.persistence.processes import end_of, fork
+
+
+class Seen(BaseCallback):
+    """Notes which modules were called."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def on_module_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        self.calls.append(type(instance).__name__)
+
+
+def build(store: Store) -> CompiledGraph:
+    graph = Graph(State, name="Asking", inputs=["q"]).add_node("ask", dspy.Predict("q -> verdict"))
+    graph.add_node("again", dspy.Predict("verdict -> x"))
+    return graph.add_path(START, "ask", "again", END).compile(store=store)
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_callbacks_of_a_run_and_of_its_resume_fire_once(colour: str) -> None:
+    seen = Seen()
+    program = build(Memory())
+    thread = program.thread("t")
+    with dspy.context(callbacks=[seen], lm=ScriptedLM([{"verdict": "v"}, TimeoutError("busy")])):
+        run = thread.run({"q": "?"}) if colour == "sync" else asyncio.run(thread.arun({"q": "?"}))
+        assert "busy" in str(run.error)
+    name = type(program).__name__
+    assert seen.calls == [name, "Predict", "Predict"]
+    seen.calls.clear()
+    with dspy.context(callbacks=[seen], lm=ScriptedLM([{"x": "done"}])):
+        run = thread.resume() if colour == "sync" else asyncio.run(thread.aresume())
+    assert seen.calls == [name, "Predict"]
+    assert [step[2] for step in run.trace] == [dspy.Prediction(x="done")]
+
+
+def test_usage_is_that_of_this_process_for_a_run_and_of_all_for_its_thread(tmp_path: Path) -> None:
+    program = build(SQLite(tmp_path / "runs.db"))
+    thread = program.thread("t")
+    assert thread.usage == {}
+
+    def child() -> None:
+        with dspy.context(lm=ScriptedLM([{"verdict": "v"}, TimeoutError("busy")])):
+            assert program.thread("t").run({"q": "?"}).status == "failed"
+
+    assert end_of(fork(child)) == 0
+    first = thread.usage
+    assert first["scripted"]["total_tokens"] > 0
+    with dspy.context(lm=ScriptedLM([{"x": "done"}])):
+        run = thread.resume()
+    assert run.usage["scripted"]["total_tokens"] > 0
+    assert thread.usage["scripted"]["total_tokens"] == sum(
+        usage["scripted"]["total_tokens"] for usage in (first, run.usage)
+    )
+    with dspy.context(lm=ScriptedLM([{"verdict": "v"}, {"x": "done"}])):
+        more = thread.run({"q": "?"})
+    assert thread.usage["scripted"]["prompt_tokens"] == sum(
+        usage["scripted"]["prompt_tokens"] for usage in (first, run.usage, more.usage)
+    )
+    assert thread.replay() == more.state
+
+
+def test_a_program_that_is_called_stores_nothing() -> None:
+    store = Memory()
+    program = build(store)
+    lm = ScriptedLM([{"verdict": "v"}, {"x": "done"}] * 3)
+    with dspy.context(lm=lm):
+        program(q="?")
+        program.run({"q": "?"})
+        list(program.stream({"q": "?"}))
+    assert store.threads() == []
+    assert build(store).deepcopy()._store is store
