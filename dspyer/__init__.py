@@ -10,8 +10,8 @@ from dspyer.errors import DspyerError, short_error
 from dspyer.events import Commit, MergedConflict, Question
 from dspyer.graph.builder import Graph
 from dspyer.messages import Messages, from_chat, to_chat
-from dspyer.nodes.base import Command, Context, Send
 from dspyer.nodes.live_access import LiveEntry, Peer
+from dspyer.nodes.node import Command, Context, Send
 from dspyer.patch import DELETE, Replace
 from dspyer.policies import Conflict, prefer
 from dspyer.reducers import Updates

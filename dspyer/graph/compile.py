@@ -15,13 +15,13 @@ from dspyer.errors import GraphError, shown_names, suggestion
 from dspyer.graph.declarations import EdgeSpec, NodeSpec, RouterSpec
 from dspyer.graph.spec import Exit, GraphSpec
 from dspyer.nodes.answer_types import Interrupts, answering
-from dspyer.nodes.base import Command, Node
 from dspyer.nodes.build import build_map, build_node
 from dspyer.nodes.condense import Condenser, Condensers, plan_condenser
 from dspyer.nodes.function import FunctionNode
 from dspyer.nodes.hidden_modules import mentions
 from dspyer.nodes.interrupt import InterruptOptions
 from dspyer.nodes.module import ModuleNode
+from dspyer.nodes.node import Command, Node
 from dspyer.nodes.router import Router, build_router, lost_ways
 from dspyer.nodes.view_access import author_problems
 from dspyer.patch import DELETE

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import dspy
 
 from dspyer.errors import GraphError, shown_names, suggestion
-from dspyer.nodes.base import Node
 from dspyer.nodes.module import ModuleNode
+from dspyer.nodes.node import Node
 from dspyer.scheduler.topology import END, START
 from dspyer.schema.schema import Schema
 from dspyer.templates import Fill

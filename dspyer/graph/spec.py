@@ -9,9 +9,9 @@ from typing import Any
 from dspyer.display.graph_svg import Picture, draw_mermaid, draw_svg
 from dspyer.display.redaction import Redact, Redaction, hiding
 from dspyer.errors import InputError, RouteError, shown_names, suggestion
-from dspyer.nodes.base import Node, Send
 from dspyer.nodes.condense import Condensers
 from dspyer.nodes.function import FunctionNode
+from dspyer.nodes.node import Node, Send
 from dspyer.nodes.router import Router
 from dspyer.persistence.execution_records import AnswerSource, no_answer
 from dspyer.persistence.journal import Durability

@@ -17,9 +17,9 @@ from pydantic import BaseModel
 
 from dspyer.errors import InputError, StateError, UnsetFieldError, suggestion
 from dspyer.messages import turns_in
-from dspyer.nodes.base import NOTHING, Call, Context
 from dspyer.nodes.callables import Described, Parameter, class_of, members, wants_copy
 from dspyer.nodes.field_names import FieldNames, check_names, listed, no_field
+from dspyer.nodes.node import NOTHING, Call, Context
 from dspyer.nodes.template_plans import made_for
 from dspyer.nodes.view_access import form_of, form_problems, read_view, sent_to
 from dspyer.schema.schema import Schema

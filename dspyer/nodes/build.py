@@ -9,12 +9,12 @@ import dspy
 from pydantic import BaseModel
 
 from dspyer.errors import GraphError, brief
-from dspyer.nodes.base import Built
 from dspyer.nodes.field_names import NamesSpec, ReadsSpec
 from dspyer.nodes.function import build_function
 from dspyer.nodes.interrupt import InterruptOptions, build_interrupt
 from dspyer.nodes.map import build_map_node
 from dspyer.nodes.module import build_module
+from dspyer.nodes.node import Built
 from dspyer.nodes.options import NodeOptions, node_options
 from dspyer.nodes.subgraph import build_subgraph, is_program
 from dspyer.schema.schema import Schema

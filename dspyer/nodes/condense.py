@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 import dspy
 
 from dspyer.errors import NodeOutputError
-from dspyer.nodes.base import Call, Node, Reply
 from dspyer.nodes.callables import class_of
 from dspyer.nodes.field_names import listed, no_field
 from dspyer.nodes.module import module_io, values_of_prediction
+from dspyer.nodes.node import Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.sync_async import acall_module, call_module
 from dspyer.nodes.template_plans import filling, plan_templates

@@ -10,11 +10,11 @@ import dspy
 
 from dspyer.dspy_module.source import modules_text, reduce_program, source_class
 from dspyer.errors import NodeOutputError
-from dspyer.nodes.base import Built, Call, Command, Node, Reply, Send
 from dspyer.nodes.binding import Binding, plan_binding
 from dspyer.nodes.callables import describe
 from dspyer.nodes.field_names import FieldNames, check_names, no_patch
 from dspyer.nodes.hidden_modules import hidden_problems, mentions
+from dspyer.nodes.node import Built, Call, Command, Node, Reply, Send
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.outputs import RESULT, goto_of, is_bare, permitted, promise_of, values_of
 from dspyer.nodes.sync_async import acall_function, call_function, is_async

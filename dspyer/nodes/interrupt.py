@@ -12,11 +12,11 @@ from pydantic import ValidationError
 
 from dspyer.errors import NodeOutputError, brief
 from dspyer.nodes.answer_types import NO_ANSWER, schema_of, type_name
-from dspyer.nodes.base import Built, Call, Node, Reply
 from dspyer.nodes.binding import Binding, FieldParameter, plan_binding
 from dspyer.nodes.callables import describe
 from dspyer.nodes.context import RESERVED
 from dspyer.nodes.field_names import no_field
+from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.sync_async import is_async
 

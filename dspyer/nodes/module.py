@@ -14,10 +14,10 @@ from pydantic_core import PydanticUndefined
 from dspyer.dspy_module.prompt_templates import predictors_in
 from dspyer.errors import NodeOutputError, brief, suggestion
 from dspyer.messages import turn_of, turns_in
-from dspyer.nodes.base import Built, Call, Node, Reply
 from dspyer.nodes.binding import unset, usable
 from dspyer.nodes.callables import Described, describe
 from dspyer.nodes.field_names import FieldNames, check_names, listed, no_field
+from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.sync_async import acall_module, call_module
 from dspyer.nodes.template_plans import filling, made_for, plan_templates

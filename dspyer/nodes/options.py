@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import dspy
 
-from dspyer.nodes.base import NOTHING
 from dspyer.nodes.field_names import FieldNames, NamesSpec, ReadsSpec, as_map, made_inputs, without_views
+from dspyer.nodes.node import NOTHING
 from dspyer.nodes.view_access import view_problems
 from dspyer.schema.schema import Schema
 from dspyer.templates import Made

@@ -11,9 +11,9 @@ from typing_extensions import is_typeddict
 
 from dspyer.errors import NodeOutputError, RouteError, brief, suggestion
 from dspyer.hints import keys_of
-from dspyer.nodes.base import Command, Goto, Send
 from dspyer.nodes.callables import literals, members
 from dspyer.nodes.field_names import FieldNames, listed
+from dspyer.nodes.node import Command, Goto, Send
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, TypeAlias
 import dspy
 
 from dspyer.errors import RouteError, annotate, brief, suggestion
-from dspyer.nodes.base import Call, Command, Decision, Goto, Send
 from dspyer.nodes.binding import Binding, plan_binding, unset
 from dspyer.nodes.callables import describe, gives_literals_alone, literals, members
 from dspyer.nodes.field_names import FieldNames, NamesSpec, as_map, check_names, listed, no_field
 from dspyer.nodes.hidden_modules import hidden_problems, mentions
 from dspyer.nodes.module import Input, gather_inputs, module_io, plan_inputs, selected, taken, values_of_prediction
+from dspyer.nodes.node import Call, Command, Decision, Goto, Send
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.outputs import check_target
 from dspyer.nodes.sync_async import acall_module, call_module, is_async

@@ -8,9 +8,9 @@ from typing import Any, Protocol, cast
 
 import dspy
 
-from dspyer.nodes.base import Built, Call, Node, Reply
 from dspyer.nodes.field_names import FieldNames, check_names, listed
 from dspyer.nodes.module import Input, ModuleIO, gather_inputs, plan_inputs, taken, with_rest
+from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.template_plans import plan_templates
 from dspyer.patch import DELETE

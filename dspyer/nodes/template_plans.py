@@ -11,8 +11,8 @@ import dspy
 from dspy.adapters.utils import serialize_for_json
 
 from dspyer.dspy_module.prompt_templates import FILLING, WARNING, can_fill, own_texts, predictors_in
-from dspyer.nodes.base import Call
 from dspyer.nodes.field_names import listed, no_field
+from dspyer.nodes.node import Call
 from dspyer.nodes.options import NodeOptions
 from dspyer.scheduler.lineage import wrote
 from dspyer.scheduler.run_state import Branch, RunState

@@ -38,8 +38,8 @@ from dspyer.views import (
 )
 
 if TYPE_CHECKING:
-    from dspyer.nodes.base import Call
     from dspyer.nodes.context import Attempt
+    from dspyer.nodes.node import Call
 
 
 OPEN = Schema.of(None)

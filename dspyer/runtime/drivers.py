@@ -11,7 +11,7 @@ import anyio
 from dspyer.blocking import cancellations
 from dspyer.dspy_module.tracing import calls_in, recording
 from dspyer.errors import DspyerError, Interrupt
-from dspyer.nodes.base import Decision, Reply
+from dspyer.nodes.node import Decision, Reply
 from dspyer.nodes.router import Router
 from dspyer.nodes.sync_async import async_bridge
 from dspyer.runtime.execution import CallScript, NodeRunner, script

@@ -10,9 +10,9 @@ from typing import Any, Generic, TypeVar
 from dspyer.dspy_module.tracing import hand_over
 from dspyer.errors import Interrupt, RouteError, shown_names
 from dspyer.events import Question
-from dspyer.nodes.base import Call, Context, Decision, Node, Reply, Runner, Send
 from dspyer.nodes.condense import condensed
 from dspyer.nodes.context import Attempt
+from dspyer.nodes.node import Call, Context, Decision, Node, Reply, Runner, Send
 from dspyer.nodes.router import Router
 from dspyer.nodes.view_access import with_posts
 from dspyer.patch import DELETE, Replace, diff_value

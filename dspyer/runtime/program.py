@@ -16,8 +16,8 @@ from dspyer.errors import InputError, Interrupted, ThreadError
 from dspyer.graph.compile import fill_templates
 from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.answer_types import Interrupts, answering, first_of
-from dspyer.nodes.base import Call
 from dspyer.nodes.binding import check_resources, resources_of
+from dspyer.nodes.node import Call
 from dspyer.patch import DELETE
 from dspyer.persistence.replay import replay
 from dspyer.persistence.store_errors import Guarded

@@ -11,7 +11,7 @@ from typing import Any
 import dspy
 
 from dspyer.errors import Interrupt, Interrupted, RunStoppedError, original
-from dspyer.nodes.base import Call
+from dspyer.nodes.node import Call
 from dspyer.patch import DELETE
 from dspyer.persistence.execution_records import AnswerSource, ExecutionRecords, no_answer
 from dspyer.persistence.journal import Journal

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from dspyer.display.tokens import Count, Read, Sizes
 from dspyer.errors import ThreadError
-from dspyer.nodes.base import Node
 from dspyer.nodes.function import FunctionNode
 from dspyer.nodes.map import MapNode
 from dspyer.nodes.module import ModuleNode
+from dspyer.nodes.node import Node
 from dspyer.nodes.subgraph import SubgraphNode
 from dspyer.nodes.view_access import Changed, chosen_plainly, form_in
 from dspyer.patch import DELETE

@@ -16,9 +16,9 @@ from pydantic import BaseModel
 
 from dspyer.errors import StateError
 from dspyer.graph.spec import GraphSpec
-from dspyer.nodes.base import Node
 from dspyer.nodes.interrupt import InterruptNode
 from dspyer.nodes.map import MapNode
+from dspyer.nodes.node import Node
 from dspyer.nodes.router import Router
 from dspyer.nodes.subgraph import SubgraphNode
 from dspyer.patch import Replace

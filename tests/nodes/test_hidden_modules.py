@@ -8,10 +8,9 @@ from typing import Any, Literal
 import dspy
 import pytest
 
-from dspyer.nodes import base
-from dspyer.nodes.base import Command, Send
 from dspyer.nodes.function import NodeModules
 from dspyer.nodes.hidden_modules import find_hidden, mentions
+from dspyer.nodes.node import Command, Send
 from dspyer.nodes.router import build_router
 from tests.nodes.kit import OPEN, built
 
@@ -204,7 +203,7 @@ def sends() -> Any:
 
 
 def sends_by_module() -> Any:
-    return [base.Send("a", {})]
+    return [node.Send("a", {})]
 
 
 def sends_by_helper(docs: list[str]) -> Any:

@@ -8,9 +8,9 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer.errors import NodeOutputError, UnsetFieldError
-from dspyer.nodes.base import Built, Command, OneByOne, Reply, Send
 from dspyer.nodes.build import build_map
 from dspyer.nodes.map import MapNode
+from dspyer.nodes.node import Built, Command, OneByOne, Reply, Send
 from dspyer.schema.schema import Schema
 from tests.nodes.kit import COLOURS, OPEN, answering, call_of, good, holder, reply
 

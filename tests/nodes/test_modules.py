@@ -12,9 +12,9 @@ from dspy.utils import DummyLM
 from pydantic import BaseModel
 
 from dspyer.errors import GraphError, NodeOutputError, UnsetFieldError
-from dspyer.nodes.base import Built
 from dspyer.nodes.build import node_name, precompiled
 from dspyer.nodes.module import TABLE, module_io
+from dspyer.nodes.node import Built
 from dspyer.nodes.sync_async import uses_acall
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState

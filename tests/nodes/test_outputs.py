@@ -8,8 +8,8 @@ import typing_extensions
 from pydantic import BaseModel, ConfigDict
 
 from dspyer.errors import NodeOutputError, RouteError
-from dspyer.nodes.base import Command, Reply, Send
 from dspyer.nodes.build import build_node
+from dspyer.nodes.node import Command, Reply, Send
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from tests.nodes.kit import COLOURS, built, good, run_node

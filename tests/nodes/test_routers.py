@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer.errors import RouteError, UnsetFieldError
-from dspyer.nodes.base import Command, Decision, Send
+from dspyer.nodes.node import Command, Decision, Send
 from dspyer.nodes.router import FieldRouter, FunctionRouter, ModuleRouter, Router, build_router
 from dspyer.scheduler.topology import END
 from dspyer.schema.schema import Schema

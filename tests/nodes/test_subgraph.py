@@ -12,8 +12,8 @@ from pydantic import BaseModel
 
 from dspyer import reducers
 from dspyer.errors import UnsetFieldError
-from dspyer.nodes.base import Call, Reply
 from dspyer.nodes.build import build_map
+from dspyer.nodes.node import Call, Reply
 from dspyer.nodes.subgraph import SubgraphNode, is_program
 from dspyer.patch import DELETE
 from dspyer.reducers import Updates
