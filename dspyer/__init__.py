@@ -5,26 +5,30 @@
 
 from __future__ import annotations
 
-from dspyer import errors, events, policies, reducers, stores
-from dspyer.errors import DspyerError, short_error
-from dspyer.events import Commit, MergedConflict, Question
-from dspyer.graph.builder import Graph
-from dspyer.messages import Messages, from_chat, to_chat
-from dspyer.nodes.live_access import LiveEntry, Peer
-from dspyer.nodes.node import Command, Context, Send
-from dspyer.patch import DELETE, Replace
-from dspyer.policies import Conflict, prefer
-from dspyer.reducers import Updates
-from dspyer.runtime.program import CompiledGraph
-from dspyer.runtime.run import Run
-from dspyer.scheduler.topology import END, START
-from dspyer.schema.fields import Live, live
-from dspyer.schema.limits import limit
-from dspyer.state import ImmutableState
-from dspyer.templates import Fill, fill
-from dspyer.threads.thread import Thread
-from dspyer.values.types import register_value_type
-from dspyer.views import Delta, Entry, View, view
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dspyer import errors, events, policies, reducers, stores
+    from dspyer.errors import DspyerError, short_error
+    from dspyer.events import Commit, MergedConflict, Question
+    from dspyer.graph.builder import Graph
+    from dspyer.messages import Messages, from_chat, to_chat
+    from dspyer.nodes.live_access import LiveEntry, Peer
+    from dspyer.nodes.node import Command, Context, Send
+    from dspyer.patch import DELETE, Replace
+    from dspyer.policies import Conflict, prefer
+    from dspyer.reducers import Updates
+    from dspyer.runtime.program import CompiledGraph
+    from dspyer.runtime.run import Run
+    from dspyer.scheduler.topology import END, START
+    from dspyer.schema.fields import Live, live
+    from dspyer.schema.limits import limit
+    from dspyer.state import ImmutableState
+    from dspyer.templates import Fill, fill
+    from dspyer.threads.thread import Thread
+    from dspyer.values.types import register_value_type
+    from dspyer.views import Delta, Entry, View, view
 
 __version__ = "0.5.0"
 
@@ -70,3 +74,40 @@ __all__ = [
     "to_chat",
     "view",
 ]
+
+_HOMES = {
+    "dspyer.errors": ("DspyerError", "short_error"),
+    "dspyer.events": ("Commit", "MergedConflict", "Question"),
+    "dspyer.graph.builder": ("Graph",),
+    "dspyer.messages": ("Messages", "from_chat", "to_chat"),
+    "dspyer.nodes.live_access": ("LiveEntry", "Peer"),
+    "dspyer.nodes.node": ("Command", "Context", "Send"),
+    "dspyer.patch": ("DELETE", "Replace"),
+    "dspyer.policies": ("Conflict", "prefer"),
+    "dspyer.reducers": ("Updates",),
+    "dspyer.runtime.program": ("CompiledGraph",),
+    "dspyer.runtime.run": ("Run",),
+    "dspyer.scheduler.topology": ("END", "START"),
+    "dspyer.schema.fields": ("Live", "live"),
+    "dspyer.schema.limits": ("limit",),
+    "dspyer.state": ("ImmutableState",),
+    "dspyer.templates": ("Fill", "fill"),
+    "dspyer.threads.thread": ("Thread",),
+    "dspyer.values.types": ("register_value_type",),
+    "dspyer.views": ("Delta", "Entry", "View", "view"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+# PEP 562. Each name is imported when it is first asked for: a program that only reads a store imports no DSPy.
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'dspyer' has no attribute {name!r}")
+    home = _HOME_OF.get(name)
+    value = import_module(f"dspyer.{name}") if home is None else getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -106,3 +106,8 @@ def test_an_example_runs_without_the_extras(name: str, tmp_path: Path) -> None:
 def test_an_import_opens_no_socket_and_loads_nothing_that_it_does_not_need(tmp_path: Path) -> None:
     """Beyond what `import dspy` has loaded, and LiteLLM least of all: that takes seconds."""
     assert python(IMPORT, tmp_path).strip() == "[] []"
+
+
+def test_reading_a_store_imports_no_dspy() -> None:
+    code = "import sys, dspyer.stores; dspyer.stores.open_store(':memory:'); sys.exit('dspy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

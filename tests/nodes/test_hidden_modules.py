@@ -8,6 +8,7 @@ from typing import Any, Literal
 import dspy
 import pytest
 
+from dspyer.nodes import node as node_module
 from dspyer.nodes.function import NodeModules
 from dspyer.nodes.hidden_modules import find_hidden, mentions
 from dspyer.nodes.node import Command, Send
@@ -203,7 +204,7 @@ def sends() -> Any:
 
 
 def sends_by_module() -> Any:
-    return [node.Send("a", {})]
+    return [node_module.Send("a", {})]
 
 
 def sends_by_helper(docs: list[str]) -> Any:
