@@ -53,7 +53,7 @@ class AttemptHost(LiveHost, Protocol):
     label: str
 
     @property
-    def sight(self) -> ViewSource:
+    def views(self) -> ViewSource:
         """What can be seen of the state through views, and who may see and post what."""
 
     def record(self, event: Event) -> None:
@@ -68,7 +68,7 @@ class NoRun(NotLive):
     """
 
     def __init__(self, answer: AnswerSource = no_answer) -> None:
-        self.sight: ViewSource = NoRunViews()
+        self.views: ViewSource = NoRunViews()
         self.memo = ExecutionRecords()
         self.journal: Journal | None = None
         self.answer = answer
@@ -204,7 +204,7 @@ class Attempt:
 
     # --- questions
 
-    def asked(self, key: str) -> Question | None:
+    def earlier_question(self, key: str) -> Question | None:
         """What this execution has asked under a key before, if it has."""
         return self.host.memo.questions.get(RecordKey(self.name, key))
 
@@ -288,11 +288,11 @@ class Attempt:
 
     # --- items of a map
 
-    def kept(self) -> Any:
+    def recorded_result(self) -> Any:
         """The result of this item in an earlier attempt of the map, frozen; `MISSING` if there is none."""
         return self.host.memo.items.get(self.name, MISSING)
 
-    def let_wait(self) -> None:
+    def raise_if_unanswered(self) -> None:
         """Does not go on where a question of this execution has no answer."""
         memo = self.host.memo
         if memo.questions:
@@ -300,7 +300,7 @@ class Attempt:
             if waits:
                 raise Interrupt(waits)
 
-    def keep(self, result: object, path: tuple[Any, ...]) -> Any:
+    def record_result(self, result: object, path: tuple[Any, ...]) -> Any:
         """Keeps the result of an item, where the run is stored."""
         journal = self.host.journal
         if journal is None:
@@ -310,7 +310,7 @@ class Attempt:
         self.host.memo.items[self.name] = frozen
         return frozen
 
-    async def akeep(self, result: object, path: tuple[Any, ...]) -> Any:
+    async def arecord_result(self, result: object, path: tuple[Any, ...]) -> Any:
         """The same in async code."""
         journal = self.host.journal
         if journal is None:

@@ -53,7 +53,7 @@ class InterruptNode(Node):
     def call(self, call: Call) -> Reply:
         """Ask, or commit the answer."""
         attempt = call.context.attempt
-        asked = attempt.asked(self.name)
+        asked = attempt.earlier_question(self.name)
         value = attempt.interrupt(self.name, self._text(call) if asked is None else asked.text, self.answer)
         return Reply({} if self.into is None else {self.into: value}, None, True)
 

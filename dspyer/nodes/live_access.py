@@ -24,7 +24,7 @@ from dspyer.views import View
 if TYPE_CHECKING:
     from dspyer.nodes.context import Attempt
 
-Verdict = Literal["waits", "goes on", "closed", "late", "gives way"]
+WaitOutcome = Literal["waiting", "entry", "closed", "timeout", "abort"]
 
 
 class LiveEntry(NamedTuple):
@@ -77,31 +77,31 @@ class Waiter:
         wake: wakes it, from any thread.
 
     Attributes:
-        verdict: how the waiting has ended; it is given together with a slot of `max_concurrency`.
+        outcome: how the waiting has ended; it is given together with a slot of `max_concurrency`.
     """
 
-    __slots__ = ("execution", "field", "verdict", "wake")
+    __slots__ = ("execution", "field", "outcome", "wake")
 
     def __init__(self, execution: str, field: str, wake: Callable[[], object]) -> None:
         self.execution = execution
         self.field = field
         self.wake = wake
-        self.verdict: Verdict = "waits"
+        self.outcome: WaitOutcome = "waiting"
 
 
-class Source(Protocol):
+class EntrySource(Protocol):
     """Where the entries of one field come from, for one execution."""
 
-    def heard(self) -> LiveEntry | None:
+    def next_entry(self) -> LiveEntry | None:
         """The next entry, if it is there."""
 
     def wait(self, wake: Callable[[], object]) -> Waiter:
-        """Waits for the next entry. `wake` is called once the verdict has fallen, perhaps before this returns."""
+        """Waits for the next entry. `wake` is called once the outcome has fallen, perhaps before this returns."""
 
-    def late(self, waiter: Waiter) -> None:
+    def time_out(self, waiter: Waiter) -> None:
         """Its time is over: it is woken as soon as it may go on, with what has come until then."""
 
-    def leave(self, waiter: Waiter) -> None:
+    def stop_waiting(self, waiter: Waiter) -> None:
         """Waits no longer."""
 
 
@@ -121,28 +121,28 @@ class BranchEntries:
     def __init__(self, entries: list[LiveEntry]) -> None:
         self._entries = deque(entries)
 
-    def heard(self) -> LiveEntry | None:
+    def next_entry(self) -> LiveEntry | None:
         """The next entry."""
         return self._entries.popleft() if self._entries else None
 
     def wait(self, wake: Callable[[], object]) -> Waiter:
         """Nothing more comes."""
         waiter = Waiter("", "", wake)
-        waiter.verdict = "closed"
+        waiter.outcome = "closed"
         wake()
         return waiter
 
-    def late(self, waiter: Waiter) -> None:
+    def time_out(self, waiter: Waiter) -> None:
         """It has not waited."""
 
-    def leave(self, waiter: Waiter) -> None:
+    def stop_waiting(self, waiter: Waiter) -> None:
         """There is nothing to leave."""
 
 
 class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
     """The entries of a live field as they come, for `for` and `async for`. Made by `ctx.live`."""
 
-    def __init__(self, source: Source, field: str, timeout: float | None) -> None:
+    def __init__(self, source: EntrySource, field: str, timeout: float | None) -> None:
         self._source = source
         self._field = field
         self._timeout = timeout
@@ -155,7 +155,7 @@ class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
 
     def __next__(self) -> LiveEntry:
         source = self._source
-        while (entry := source.heard()) is None:
+        while (entry := source.next_entry()) is None:
             if _on_loop():
                 raise AttemptError(
                     f"`for entry in ctx.live({self._field!r})` would stop the event loop until somebody posts: write "
@@ -165,42 +165,42 @@ class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
             waiter = source.wait(signal.set)
             try:
                 if not signal.wait(self._timeout):
-                    source.late(waiter)
+                    source.time_out(waiter)
                     signal.wait()
             finally:
-                source.leave(waiter)
+                source.stop_waiting(waiter)
             if (last := self._after(waiter)) is not None:
                 return last
-            if waiter.verdict == "closed":
+            if waiter.outcome == "closed":
                 raise StopIteration
         return entry
 
     async def __anext__(self) -> LiveEntry:
         source = self._source
-        while (entry := source.heard()) is None:
+        while (entry := source.next_entry()) is None:
             woken = asyncio.Event()
             waiter = source.wait(partial(asyncio.get_running_loop().call_soon_threadsafe, woken.set))
             try:
-                if waiter.verdict == "waits":
+                if waiter.outcome == "waiting":
                     with suppress(TimeoutError):
                         await asyncio.wait_for(woken.wait(), self._timeout)
                     if not woken.is_set():
-                        source.late(waiter)
+                        source.time_out(waiter)
                         await woken.wait()
             finally:
-                source.leave(waiter)
+                source.stop_waiting(waiter)
             if (last := self._after(waiter)) is not None:
                 return last
-            if waiter.verdict == "closed":
+            if waiter.outcome == "closed":
                 raise StopAsyncIteration
         return entry
 
     def _after(self, waiter: Waiter) -> LiveEntry | None:
         """What has come when the waiting is over; raises for a node that gives way, or if nothing came in time."""
-        if waiter.verdict == "gives way":
+        if waiter.outcome == "abort":
             raise Interrupt(())
-        entry = self._source.heard()
-        if entry is None and waiter.verdict == "late":
+        entry = self._source.next_entry()
+        if entry is None and waiter.outcome == "timeout":
             raise TimeoutError(f"nothing came to the live field {self._field!r} for {self._timeout} seconds")
         return entry
 
@@ -216,13 +216,13 @@ def _on_loop() -> bool:
 class LiveHost(Protocol):
     """What a run offers to nodes that run beside others."""
 
-    def posted(self, attempt: Attempt, field: str, value: object) -> bool:
+    def post_live(self, attempt: Attempt, field: str, value: object) -> bool:
         """Posts to a live field, if it is one and the run is live; says whether it did."""
 
-    def source(self, attempt: Attempt, field: str) -> Source:
+    def live_entries(self, attempt: Attempt, field: str) -> EntrySource:
         """Where the entries of a field come from."""
 
-    def says(self, attempt: Attempt, text: str) -> None:
+    def set_doing(self, attempt: Attempt, text: str) -> None:
         """Notes what a node is doing."""
 
     def peers(self, attempt: Attempt) -> list[Peer]:
@@ -234,7 +234,7 @@ class NotLive:
 
     __slots__ = ()
 
-    def posted(self, attempt: Attempt, field: str, value: object) -> bool:
+    def post_live(self, attempt: Attempt, field: str, value: object) -> bool:
         """Posts to a live field, if it is one and the run is live.
 
         Returns:
@@ -243,16 +243,16 @@ class NotLive:
         del attempt, field, value
         return False
 
-    def source(self, attempt: Attempt, field: str) -> Source:
+    def live_entries(self, attempt: Attempt, field: str) -> EntrySource:
         """Where the entries of a field come from."""
-        sight, position = attempt.host.sight, attempt.position
-        if position is not None and field in sight.schema.fields and sight.schema.reducer(field) is None:
-            value = latest_value(sight.schema, position.state, field)
+        views, position = attempt.host.views, attempt.position
+        if position is not None and field in views.schema.fields and views.schema.reducer(field) is None:
+            value = latest_value(views.schema, position.state, field)
             return BranchEntries([] if value is DELETE else [LiveEntry(thaw(value), "", "", 0)])
         found = read_view(attempt, View(field), "entries")
         return BranchEntries([LiveEntry(entry.value, entry.author, entry.commit, 0, entry.key) for entry in found])
 
-    def says(self, attempt: Attempt, text: str) -> None:
+    def set_doing(self, attempt: Attempt, text: str) -> None:
         """Notes what a node is doing."""
 
     def peers(self, attempt: Attempt) -> list[Peer]:
@@ -308,13 +308,13 @@ class LiveContext:
         attempt = self.attempt
         if attempt.inside:
             raise AttemptError(f"{attempt.who}: an item of a map cannot wait for the live field {field!r}")
-        allowed = attempt.host.sight.permits(attempt.node, "reads")
+        allowed = attempt.host.views.permitted_fields(attempt.node, "reads")
         if allowed is not None and field not in allowed:
             raise InputError(
                 f"{attempt.who} listens to {field!r}, which is not among its reads ({listed(sorted(allowed))}): add it "
                 "there"
             )
-        return Entries(attempt.host.source(attempt, field), field, timeout)
+        return Entries(attempt.host.live_entries(attempt, field), field, timeout)
 
     def doing(self, text: str) -> None:
         """Says what the node is doing: an event, and shown to siblings by `peers`.
@@ -331,7 +331,7 @@ class LiveContext:
         """
         attempt = self.attempt
         attempt.host.record(Doing(attempt.node, attempt.branch, attempt.execution, text))
-        attempt.host.says(attempt, text)
+        attempt.host.set_doing(attempt, text)
 
     def peers(self) -> list[Peer]:
         """The other nodes of the graph that run at the moment, in branch order, with what they are doing.

@@ -84,7 +84,7 @@ class MapNode(Node):
         context = Context(around.run_id, around.node, around.branch, around.visit, name, attempt)
         runner = call.runner.item(index)
         inner = Call(call.state, context, call.program, overlay, call.resources, runner)
-        return _Item(self, inner, index, count, attempt.kept())
+        return _Item(self, inner, index, count, attempt.recorded_result())
 
     def _reply(self, items: Sequence[_Item], results: Iterable[object]) -> Reply:
         found = iter(results)
@@ -121,10 +121,10 @@ class _Item:
         attempt = self.call.context.attempt
         self._started()
         try:
-            attempt.let_wait()
+            attempt.raise_if_unanswered()
             result = self._checked(self.node.inner.call(self.call))
             attempt.finish()
-            kept = attempt.keep(result, (self.node.into, self.index))
+            kept = attempt.record_result(result, (self.node.into, self.index))
         except BaseException as error:
             self._failed(error)
             raise
@@ -135,10 +135,10 @@ class _Item:
         attempt = self.call.context.attempt
         self._started()
         try:
-            attempt.let_wait()
+            attempt.raise_if_unanswered()
             result = self._checked(await self.node.inner.acall(self.call))
             attempt.finish()
-            kept = await attempt.akeep(result, (self.node.into, self.index))
+            kept = await attempt.arecord_result(result, (self.node.into, self.index))
         except BaseException as error:
             self._failed(error)
             raise

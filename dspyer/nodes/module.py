@@ -70,11 +70,11 @@ class ModuleClass(NamedTuple):
 
     Attributes:
         read: reads inputs and outputs of a module of the class.
-        colours: how it can be called in DSPy 3.4, for the tests.
+        call_modes: how it can be called in DSPy 3.4, for the tests.
     """
 
     read: ReadModule
-    colours: tuple[str, ...]
+    call_modes: tuple[str, ...]
 
 
 def of_signature(signature: type[dspy.Signature]) -> ModuleIO:
@@ -467,7 +467,7 @@ class ModuleNode(Node):
         attempt = call.context.attempt
         if not self.turns.fields or attempt.position is None:
             return ""
-        return attempt.host.sight.warning(attempt.position)
+        return attempt.host.views.warning(attempt.position)
 
     def _inputs(self, call: Call) -> dict[str, Any]:
         inputs = gather_inputs(self.inputs, call, self.who)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias,
 
 from typing_extensions import TypeVar
 
-from dspyer.nodes import view_access as sight
+from dspyer.nodes import view_access
 from dspyer.nodes.context import Attempt
 from dspyer.nodes.live_access import LiveContext
 from dspyer.templates import NO_TEMPLATES, Templates
@@ -187,7 +187,7 @@ class Context(LiveContext):
         Raises:
             NodeOutputError: if the node may not write the field, or it has no reducer.
         """
-        sight.post(self.attempt, field, value)
+        view_access.post(self.attempt, field, value)
 
     def view(self, view: View) -> Any:
         """What a view shows of a field, as `reads` would give it to a parameter `list[Entry]`.
@@ -201,7 +201,7 @@ class Context(LiveContext):
         Raises:
             InputError: if the field is none of what the node reads, or the view has no sense for it.
         """
-        return sight.read_view_checked(self.attempt, view)
+        return view_access.read_view_checked(self.attempt, view)
 
     def delta(self) -> Delta:
         """What has changed since the node last ran, of the fields that it reads: on a first visit all that is set.
@@ -212,7 +212,7 @@ class Context(LiveContext):
         Returns:
             The changes, by the names of the fields in the state: `.patch` as values, `.text` for a prompt.
         """
-        return sight.delta(self.attempt)
+        return view_access.delta(self.attempt)
 
 
 class Runner(Protocol):

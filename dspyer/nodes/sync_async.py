@@ -192,7 +192,7 @@ def _nearness(module: dspy.Module, method: str) -> int:
     return _depth(type(module).__mro__, method)
 
 
-def colours(module: dspy.Module) -> frozenset[str]:
+def call_modes(module: dspy.Module) -> frozenset[str]:
     """How a module can be called: `"sync"`, `"async"` or both.
 
     Of `forward` and `aforward` the one that is defined nearer counts: a subclass of `dspy.Predict` that overrides
@@ -209,12 +209,12 @@ def colours(module: dspy.Module) -> frozenset[str]:
 
 def uses_acall(module: dspy.Module) -> bool:
     """Whether async code awaits `module.acall`; else it calls the module in a worker thread."""
-    return "async" in colours(module)
+    return "async" in call_modes(module)
 
 
 def call_module(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
     """Call a module from sync code."""
-    if "sync" in colours(module) or "async" not in colours(module):
+    if "sync" in call_modes(module) or "async" not in call_modes(module):
         return module(**inputs)
     return call_async(module.acall, inputs)
 

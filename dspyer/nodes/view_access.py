@@ -82,10 +82,10 @@ class ViewSource(Protocol):
     def changed(self, branch: Branch, reader: str, fields: frozenset[str] | None) -> list[Changed]:
         """What has changed since a node last ran, of some fields or all."""
 
-    def permits(self, node: str, option: str) -> frozenset[str] | None:
+    def permitted_fields(self, node: str, option: str) -> frozenset[str] | None:
         """The fields that a node `"reads"` or `"writes"`; None for all."""
 
-    def looked(self, look: Look) -> None:
+    def record_read(self, look: Look) -> None:
         """Counts what a view has shown. May be called from any thread."""
 
     def warning(self, branch: Branch) -> str:
@@ -113,10 +113,10 @@ class NoRunViews:
         del branch, reader, fields
         return []
 
-    def permits(self, node: str, option: str) -> frozenset[str] | None:
+    def permitted_fields(self, node: str, option: str) -> frozenset[str] | None:
         """Nobody has said what the node may do."""
 
-    def looked(self, look: Look) -> None:
+    def record_read(self, look: Look) -> None:
         """Nothing is counted."""
 
     def warning(self, branch: Branch) -> str:
@@ -143,26 +143,26 @@ def read_view(attempt: Attempt, view: View, form: ViewForm, name: str = "", sent
     Raises:
         InputError: if nobody can know what the view asks for, since the node was called without a run.
     """
-    sight, position = attempt.host.sight, attempt.position
+    views, position = attempt.host.views, attempt.position
     if sent is not DELETE:
         cut = View(view.field, tuple([step for step in view.steps if step.name in (*CUTS, "then")]))
-        return shown(cut, *chosen_plainly(cut, sent, form_in(sight.schema, view.field)), form)
+        return shown(cut, *chosen_plainly(cut, sent, form_in(views.schema, view.field)), form)
     if position is None:
         raise InputError(f"{attempt.who} reads {view!r}: there is no run that it could be a view of")
     value = position.state.raw(view.field, DELETE)
-    index = sight.index(view.field, position)
+    index = views.index(view.field, position)
     if index is None:
-        shape, selected = chosen_plainly(view, value, form_in(sight.schema, view.field))
+        shape, selected = chosen_plainly(view, value, form_in(views.schema, view.field))
     else:
-        shape = form_in(sight.schema, view.field)
+        shape = form_in(views.schema, view.field)
         if shape == "amount" and form in ("values", "text"):
             total = summed(view, index, attempt.node)
             if total is not None:
-                sight.looked(Look(attempt.node, name or view.field, view, position.head))
+                views.record_read(Look(attempt.node, name or view.field, view, position.head))
                 return text_of(total) if form == "text" else total
-        selected = chosen(view, shape, index, attempt.node, lambda: sight.news(view.field, position, attempt.node))
+        selected = chosen(view, shape, index, attempt.node, lambda: views.news(view.field, position, attempt.node))
     result = shown(view, shape, selected, form)  # a function of `.then` may raise
-    sight.looked(Look(attempt.node, name or view.field, view, position.head))
+    views.record_read(Look(attempt.node, name or view.field, view, position.head))
     return result
 
 
@@ -187,16 +187,16 @@ def read_view_checked(attempt: Attempt, view: View) -> Any:
         InputError: if the node does not read the field, or the view has no sense for it.
     """
     _check_running(attempt, "looks at a view")
-    sight = attempt.host.sight
-    allowed = sight.permits(attempt.node, "reads")
+    views = attempt.host.views
+    allowed = views.permitted_fields(attempt.node, "reads")
     if allowed is not None and view.field not in allowed:
         raise InputError(
             f"{attempt.who} looks at {view!r}, and {view.field!r} is not among its reads ({listed(sorted(allowed))}): "
             "add it there"
         )
-    schema = sight.schema
+    schema = views.schema
     problems = view_problems(view, "ctx.view", schema, attempt.who)
-    problems += author_problems(view, "ctx.view", sight.authors, attempt.who)
+    problems += author_problems(view, "ctx.view", views.authors, attempt.who)
     if not schema.open and view.field not in schema.fields:
         hint = suggestion(view.field, schema.fields)
         problems.append(f"{attempt.who} looks at {view!r}: that is no field of the state.{hint}")
@@ -208,12 +208,14 @@ def read_view_checked(attempt: Attempt, view: View) -> Any:
 def delta(attempt: Attempt) -> Delta:
     """What has changed of the fields that a node reads since it last ran."""
     _check_running(attempt, "asks for a delta")
-    sight, position = attempt.host.sight, attempt.position
+    views, position = attempt.host.views, attempt.position
     if position is None:
         return Delta({}, "")
     patch: dict[str, Any] = {}
     lines: list[str] = []
-    for field, before, after, parts in sight.changed(position, attempt.node, sight.permits(attempt.node, "reads")):
+    for field, before, after, parts in views.changed(
+        position, attempt.node, views.permitted_fields(attempt.node, "reads")
+    ):
         if parts is None:
             patch |= plain_patch({field: DELETE if after is DELETE else diff_value(before, after)})
         else:
@@ -231,13 +233,13 @@ def post(attempt: Attempt, field: str, value: object) -> None:
     if attempt.inside:
         raise NodeOutputError(f"{attempt.who} posts to {field!r} from an item of a map: return it in the item's result")
     _check_running(attempt, f"posts to {field!r}")
-    sight = attempt.host.sight
-    allowed = sight.permits(attempt.node, "writes")
+    views = attempt.host.views
+    allowed = views.permitted_fields(attempt.node, "writes")
     if allowed is not None and field not in allowed:
         raise NodeOutputError(
             f"{attempt.who} posts to {field!r}, which is not among its writes ({listed(sorted(allowed))}): add it there"
         )
-    schema = sight.schema
+    schema = views.schema
     if not schema.open and field not in schema.fields:
         hint = suggestion(field, schema.fields)
         raise NodeOutputError(f"{attempt.who} posts to {field!r}, which is no field of the schema.{hint}")
@@ -248,7 +250,7 @@ def post(attempt: Attempt, field: str, value: object) -> None:
         )
     if value is not DELETE and not isinstance(value, (Replace, Updates)):
         value = thaw(freeze(value, (field,)))  # what the node does to it afterwards is its own affair
-    if attempt.host.posted(attempt, field, value):
+    if attempt.host.post_live(attempt, field, value):
         return
     with _posting:
         if attempt.posts is None:

@@ -1,4 +1,4 @@
-"""What one execution does, as a script of calls that a driver makes in its own colour."""
+"""What one execution does, as a script of calls that a driver makes sync or async."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CallScript = Generator[tuple[Node | Router, Call], Any, Transition]
 
 
 def script(session: Session, execution: Execution, runner: Runner) -> CallScript:
-    """What one execution does: a driver makes each call in its own colour and sends the reply back.
+    """What one execution does: a driver makes each call sync or async and sends the reply back.
 
     A transition is whole: if the node, the validation or a router raises, nothing of it is committed.
     """
@@ -43,7 +43,7 @@ def _node_script(session: Session, execution: Execution, runner: Runner) -> Call
     name, state = execution.node, execution.branch.state
     call = _call(session, execution, state, runner)
     if session.memo.questions or session.blueprint.interrupt_before:
-        _let_wait(session, execution)
+        _raise_if_unanswered(session, execution)
     began, clock = time.time(), time.perf_counter()
     reply: Reply = yield session.blueprint.nodes[name], call
     attempt = call.context.attempt
@@ -98,13 +98,13 @@ def _begin_script(session: Session, execution: Execution, runner: Runner) -> Cal
         return Transition(patch, session.inputs, (Target(ways[0]),), None, began, time.perf_counter() - clock)
     call = _call(session, execution, session.inputs, runner)
     call.context.attempt.over = True
-    call.context.attempt.let_wait()
+    call.context.attempt.raise_if_unanswered()
     transition = yield from _leave(session, execution, call, patch, session.inputs, began, clock)
     call.context.attempt.finish()
     return transition
 
 
-def _let_wait(session: Session, execution: Execution) -> None:
+def _raise_if_unanswered(session: Session, execution: Execution) -> None:
     """Does not call again what has asked and has no answer, nor before its time what the program stops before."""
     name, node = session.name(execution.id), execution.node
     if node in session.blueprint.interrupt_before:

@@ -21,7 +21,7 @@ from dspyer.dspy_module.tracing import Steps
 from dspyer.errors import AttemptError, InputError, Interrupt, MergeConflictError
 from dspyer.events import BranchPath, Commit, Exchange, Heard, LiveConflict, Posted, Withdrawn
 from dspyer.nodes.context import Attempt
-from dspyer.nodes.live_access import LiveEntry, Source, Verdict, Waiter
+from dspyer.nodes.live_access import EntrySource, LiveEntry, Waiter, WaitOutcome
 from dspyer.patch import DELETE, Replace, update_size
 from dspyer.persistence.execution_records import RecordedPost
 from dspyer.persistence.rows import post_row, withdraw_row
@@ -76,7 +76,7 @@ class Listener:
         self._reader = reader
         self._field = field
 
-    def heard(self) -> LiveEntry | None:
+    def next_entry(self) -> LiveEntry | None:
         """The next entry, if it is there."""
         session, reader = self._session, self._reader
         with session.lock:
@@ -91,13 +91,13 @@ class Listener:
         """Waits for the next entry."""
         return self._session.wait(self._reader, self._field, wake)
 
-    def late(self, waiter: Waiter) -> None:
+    def time_out(self, waiter: Waiter) -> None:
         """Its time is over."""
         with self._session.lock:
-            self._session.room.release(waiter.execution, "late")
+            self._session.room.release(waiter.execution, "timeout")
             self._session.room.grant()
 
-    def leave(self, waiter: Waiter) -> None:
+    def stop_waiting(self, waiter: Waiter) -> None:
         """Waits no longer."""
         with self._session.lock:
             self._session.room.leave(waiter)
@@ -270,7 +270,7 @@ class LiveSession(Session):
 
     # --- what nodes do, from any thread
 
-    def posted(self, attempt: Attempt, field: str, value: object) -> bool:
+    def post_live(self, attempt: Attempt, field: str, value: object) -> bool:
         """Posts to a live field: siblings see it when this returns."""
         schema = self.blueprint.topology.schema
         if field not in schema.live:
@@ -334,10 +334,10 @@ class LiveSession(Session):
         """Posts what a node has returned for live fields; gives the rest."""
         live = self.blueprint.topology.schema.live
         for field in [name for name in updates if name in live]:
-            self.posted(attempt, field, updates[field])
+            self.post_live(attempt, field, updates[field])
         return {name: update for name, update in updates.items() if name not in live}
 
-    def source(self, attempt: Attempt, field: str) -> Source:
+    def live_entries(self, attempt: Attempt, field: str) -> EntrySource:
         """Where the entries of a live field come from."""
         if field not in self.blueprint.topology.schema.live:
             raise InputError(
@@ -352,11 +352,11 @@ class LiveSession(Session):
         waiter = Waiter(reader.execution, field, wake)
         with self.lock:
             if self.room.over or reader.undone or reader.execution not in self.room.running:
-                waiter.verdict = "gives way"
+                waiter.outcome = "abort"
                 wake()
                 return waiter
             if reader.next(self.board, field, take=False) is not None:
-                waiter.verdict = "goes on"
+                waiter.outcome = "entry"
                 wake()
                 return waiter
             self.room.enter(waiter)
@@ -421,7 +421,7 @@ class LiveSession(Session):
                 if name in reader.used and not reader.undone:
                     reader.undone = True
                     work.append(other)
-                    self.room.release(other, "gives way")
+                    self.room.release(other, "abort")
                     if other in self._done:
                         ended, _, steps = self._done.pop(other)
                         self._fold(ended, Interrupt(()), steps)
@@ -463,7 +463,7 @@ class LiveWaiters:
         self._reach = reach
         self._waiting: dict[str, Waiter] = {}
         self._of_field: dict[str, dict[str, Waiter]] = {}
-        self._due: deque[tuple[Waiter, Verdict]] = deque()
+        self._due: deque[tuple[Waiter, WaitOutcome]] = deque()
 
     @property
     def parked(self) -> int:
@@ -499,28 +499,28 @@ class LiveWaiters:
         """Lets an execution go that does not wait any more."""
         if self._waiting.get(waiter.execution) is waiter:
             self._out(waiter)
-        elif waiter.verdict == "waits":
+        elif waiter.outcome == "waiting":
             self._due = deque([due for due in self._due if due[0] is not waiter])
 
     def came(self, field: str, author: str) -> None:
         """An entry came to a field: those who wait for it are due, but not its author."""
         if waiters := self._of_field.get(field):
             for waiter in [waiter for name, waiter in waiters.items() if name != author]:
-                self.release(waiter.execution, "goes on")
+                self.release(waiter.execution, "entry")
             self.grant()
 
-    def release(self, execution: str, verdict: Verdict) -> None:
+    def release(self, execution: str, outcome: WaitOutcome) -> None:
         """An execution is due, if it waits for an entry."""
         waiter = self._waiting.get(execution)
         if waiter is not None:
             self._out(waiter)
-            self._due.append((waiter, verdict))
+            self._due.append((waiter, outcome))
 
     def grant(self) -> None:
         """Gives free slots to those who are due."""
         while self._due and len(self.running) - self.parked < self._slots:
-            waiter, verdict = self._due.popleft()
-            waiter.verdict = verdict
+            waiter, outcome = self._due.popleft()
+            waiter.outcome = outcome
             waiter.wake()
 
     def settle(self, run: RunState, halted: bool, held: Iterable[Held]) -> None:
@@ -549,7 +549,7 @@ class LiveWaiters:
             found = released(waiting, dict.fromkeys(able), held, self._reach)
             for one in found:
                 missed = any(self._reach.may_write(origin, one.field, one.place) for origin in stopped)
-                self.release(one.execution, "gives way" if missed else "closed")
+                self.release(one.execution, "abort" if missed else "closed")
             if not found:
                 break
             self.grant()
@@ -558,7 +558,7 @@ class LiveWaiters:
         """Lets all give way."""
         self.over = True
         for waiter in (*self._waiting.values(), *[waiter for waiter, _ in self._due]):
-            waiter.verdict = "gives way"
+            waiter.outcome = "abort"
             waiter.wake()
         self._waiting.clear()
         self._of_field.clear()

@@ -361,7 +361,7 @@ class Session(NotLive):
             self.observe(event)
 
     @property
-    def sight(self) -> SessionViews:
+    def views(self) -> SessionViews:
         """What its nodes can see through views. It refers to the session, so the session does not keep it."""
         return SessionViews(self)
 
@@ -375,7 +375,7 @@ class Session(NotLive):
         """How many threads may be needed for them."""
         return self.blueprint.max_concurrency
 
-    def says(self, attempt: Attempt, text: str) -> None:
+    def set_doing(self, attempt: Attempt, text: str) -> None:
         """Notes what a node is doing. May be called from any thread."""
         self._says[attempt.execution.partition("[")[0]] = text
 

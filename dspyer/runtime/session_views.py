@@ -191,12 +191,12 @@ class SessionViews:
                 found.append(Changed(name, before, after, parts))
         return found
 
-    def permits(self, node: str, option: str) -> frozenset[str] | None:
+    def permitted_fields(self, node: str, option: str) -> frozenset[str] | None:
         """The fields that a node `"reads"` or `"writes"`; None for all."""
         known = self._session.blueprint.nodes.get(node)
         return None if known is None else _permitted(known, option)
 
-    def looked(self, look: Look) -> None:
+    def record_read(self, look: Look) -> None:
         """Notes that a view was looked through. May be called from any thread."""
         self._session.looks.append(look)
 
@@ -246,11 +246,11 @@ class StateViews:
             found.append(Changed(name, DELETE, self._state.raw(name), parts))
         return found
 
-    def permits(self, node: str, option: str) -> frozenset[str] | None:
+    def permitted_fields(self, node: str, option: str) -> frozenset[str] | None:
         """The fields that a node `"reads"` or `"writes"`; None for all."""
         return _permitted(self._nodes[node], option)
 
-    def looked(self, look: Look) -> None:
+    def record_read(self, look: Look) -> None:
         """Nothing is counted."""
 
     def warning(self, branch: Branch) -> str:

@@ -215,7 +215,7 @@ def _call(
     _, state = schema.commit(schema.initial({}), fields, node="the state of the test", commit_id="test", whole=True)
     host = NoRun(first_of(answering(interrupts), program.graph.answer))
     now = ImmutableState(state)
-    host.sight = StateViews(program.graph, now)
+    host.views = StateViews(program.graph, now)
     attempt = Attempt(host, node, position=Branch((), ((),), now, 0, "", 0, PersistentMap()))
     return Call(now, Context("test", node, attempt=attempt), program, None, given)
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, ImmutableState, fill, reducers
 from dspyer.errors import GraphError, InputError
-from tests.nodes.kit import COLOURS
+from tests.nodes.kit import MODES
 
 
 def search(q: str, limit: int = 10) -> dict[str, Any]:
@@ -80,17 +80,17 @@ CLOSED: dict[str, tuple[Callable[[], Graph], dict[str, Any], str, str]] = {
 }
 
 
-async def call(colour: str, program: CompiledGraph, inputs: dict[str, Any]) -> dspy.Prediction:
-    return program(**inputs) if colour == "sync" else await program.acall(**inputs)
+async def call(mode: str, program: CompiledGraph, inputs: dict[str, Any]) -> dspy.Prediction:
+    return program(**inputs) if mode == "sync" else await program.acall(**inputs)
 
 
-@COLOURS
+@MODES
 @pytest.mark.parametrize("name", CLOSED)
 @pytest.mark.anyio
-async def test_an_input_that_nothing_reads_is_refused_before_anything_runs(name: str, colour: str) -> None:
+async def test_an_input_that_nothing_reads_is_refused_before_anything_runs(name: str, mode: str) -> None:
     build, inputs, wrong, text = CLOSED[name]
     with pytest.raises(InputError) as caught:
-        await call(colour, build().compile(), inputs)
+        await call(mode, build().compile(), inputs)
     assert f"has no input {wrong!r}." in str(caught.value)
     assert text in str(caught.value)
 
@@ -170,24 +170,24 @@ def got(state: ImmutableState) -> dict[str, Any]:
     return {"log": state.get("note", "none")}
 
 
-@COLOURS
+@MODES
 @pytest.mark.parametrize("node", [noted, got], ids=["parameter", "state"])
 @pytest.mark.anyio
-async def test_an_input_without_a_default_may_be_left_out(node: Any, colour: str) -> None:
+async def test_an_input_without_a_default_may_be_left_out(node: Any, mode: str) -> None:
     for inputs in (["q", "note", "limit"], None):
         program = chain(node, schema=Asked, inputs=inputs, outputs=["log"], required=["q"]).compile()
         assert "note (optional)" in program.graph.explain()
         assert "q," in program.graph.explain()
-        left_out = await call(colour, program, {"q": "a"})
+        left_out = await call(mode, program, {"q": "a"})
         assert left_out.log[0].endswith("none")
-        given = await call(colour, program, {"q": "a", "note": "b"})
+        given = await call(mode, program, {"q": "a", "note": "b"})
         assert given.log[0].endswith("b")
         run = program.run({"q": "a"})
         assert "note" not in run.state
         with pytest.raises(InputError, match="missing inputs: 'q'"):
-            await call(colour, program, {"note": "b"})
+            await call(mode, program, {"note": "b"})
         with pytest.raises(InputError, match="note"):
-            await call(colour, program, {"q": "a", "note": 3})
+            await call(mode, program, {"q": "a", "note": 3})
 
 
 def test_an_input_with_a_default_may_be_required() -> None:

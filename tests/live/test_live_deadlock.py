@@ -175,12 +175,12 @@ def test_a_timeout_does_not_count_the_wait_for_a_slot() -> None:
     waiter = Waiter("r", "f", lambda: woken.append("r"))
     room.enter(waiter)
     room.came("f", "w")
-    room.release("r", "late")
+    room.release("r", "timeout")
     room.grant()
-    assert (waiter.verdict, woken) == ("waits", [])
+    assert (waiter.outcome, woken) == ("waiting", [])
     del room.running["w"]
     room.grant()
-    assert (waiter.verdict, woken) == ("goes on", ["r"])
+    assert (waiter.outcome, woken) == ("entry", ["r"])
 
 
 def test_time_is_over_where_nothing_came() -> None:
@@ -190,6 +190,6 @@ def test_time_is_over_where_nothing_came() -> None:
     room.running["r"] = Execution("r", "r", branch, (), 1, ("r", graph.rounds.first("r")), None)
     waiter = Waiter("r", "f", lambda: None)
     room.enter(waiter)
-    room.release("r", "late")
+    room.release("r", "timeout")
     room.grant()
-    assert (waiter.verdict, room.waits) == ("late", False)
+    assert (waiter.outcome, room.waits) == ("timeout", False)

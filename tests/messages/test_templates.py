@@ -26,7 +26,7 @@ from dspyer import END, START, CompiledGraph, Graph, Send, fill, reducers
 from dspyer.errors import GraphError, InputError
 from dspyer.templates import filled, is_template, names_in
 from dspyer.testing import ScriptedLM
-from tests.nodes.kit import COLOURS
+from tests.nodes.kit import MODES
 
 # --- the text
 
@@ -304,10 +304,10 @@ def test_tuned_text_never_fails_and_is_warned_about_once(
 
 def test_loading_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     program = graph_of(dspy.Predict(Report)).compile()
-    tuned(program, "{severity} {kind} {colour}").save(str(tmp_path / "program.json"))
+    tuned(program, "{severity} {kind} {mode}").save(str(tmp_path / "program.json"))
     with caplog.at_level(logging.WARNING, "dspyer"):
         program.load(str(tmp_path / "program.json"))
-    assert caplog.messages == ["look: {colour} in its tuned instructions is nothing that it reads, and stays"]
+    assert caplog.messages == ["look: {mode} in its tuned instructions is nothing that it reads, and stays"]
 
 
 @pytest.mark.parametrize("way", ["deepcopy", "copy", "pickle", "state", "program"])
@@ -381,10 +381,10 @@ def in_thread(call: Callable[[], Any]) -> Any:
         return threads.submit(call).result()
 
 
-@COLOURS
+@MODES
 @pytest.mark.parametrize("known", [False, True], ids=["plain", "in the context of the node"])
 @pytest.mark.anyio
-async def test_a_thread_of_a_node_fills_or_refuses(colour: str, known: bool) -> None:
+async def test_a_thread_of_a_node_fills_or_refuses(mode: str, known: bool) -> None:
     def work(shorten: Any) -> dict[str, Any]:
         call = functools.partial(shorten, text="long")
         return {"notes": in_thread(functools.partial(copy_context().run, call) if known else call).short}
@@ -394,12 +394,12 @@ async def test_a_thread_of_a_node_fills_or_refuses(colour: str, known: bool) -> 
 
     graph = Graph(Noted).add_path(START, "work", END)
     graph.add_node(
-        "work", work if colour == "sync" else awork, modules={"shorten": dspy.Predict(ForReader)}, writes=["notes"]
+        "work", work if mode == "sync" else awork, modules={"shorten": dspy.Predict(ForReader)}, writes=["notes"]
     )
     lm = ScriptedLM(lambda prompt: {"short": prompt.instructions})
     program = graph.compile()
     with dspy.context(lm=lm):
-        run = program.run({}) if colour == "sync" else await program.arun({})
+        run = program.run({}) if mode == "sync" else await program.arun({})
     if known:
         assert list(run.state["notes"]) == ["Shorten for Ada."]
     else:
@@ -408,10 +408,10 @@ async def test_a_thread_of_a_node_fills_or_refuses(colour: str, known: bool) -> 
         assert lm.calls == []
 
 
-@COLOURS
+@MODES
 @pytest.mark.parametrize("sent", [False, True], ids=["state", "Send"])
 @pytest.mark.anyio
-async def test_modules_of_condense_are_filled(colour: str, sent: bool) -> None:
+async def test_modules_of_condense_are_filled(mode: str, sent: bool) -> None:
     graph = Graph(Noted)
     graph.add_node(
         "work",
@@ -423,7 +423,7 @@ async def test_modules_of_condense_are_filled(colour: str, sent: bool) -> None:
     graph.add_conditional_edges(START, lambda reader: [*ways], ["work"]).add_edge("work", END)
     program = graph.compile()
     with dspy.context(lm=ScriptedLM(lambda prompt: {"short": prompt.instructions})):
-        run = program.run({}) if colour == "sync" else await program.arun({})
+        run = program.run({}) if mode == "sync" else await program.arun({})
     assert run.error is None
     reader = "Bob" if sent else "Ada"
     assert list(run.state["notes"]) == [f"Shorten long for {reader}: 999 steps left."]

@@ -1,4 +1,4 @@
-"""What the tests of nodes share: building one node, calling it in either colour, predictors that need no network."""
+"""What the tests of nodes share: building one node, calling it in sync or async, predictors that need no network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict
 
 OPEN = Schema.of(None)
-COLOURS = pytest.mark.parametrize("colour", ["sync", "async"])
+MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 
 
 class Holder(dspy.Module):
@@ -61,19 +61,19 @@ def good(result: Built) -> Node:
     return result.node
 
 
-def reply(node: Node, call: Call, colour: str = "sync") -> Reply:
-    return node.call(call) if colour == "sync" else anyio.run(node.acall, call)
+def reply(node: Node, call: Call, mode: str = "sync") -> Reply:
+    return node.call(call) if mode == "sync" else anyio.run(node.acall, call)
 
 
-def decision(router: Router | None, call: Call, colour: str = "sync") -> Decision:
+def decision(router: Router | None, call: Call, mode: str = "sync") -> Decision:
     assert router is not None
-    return router.decide(call) if colour == "sync" else anyio.run(router.adecide, call)
+    return router.decide(call) if mode == "sync" else anyio.run(router.adecide, call)
 
 
 def run_node(
     node: object,
     state: Mapping[str, Any] | None = None,
-    colour: str = "sync",
+    mode: str = "sync",
     *,
     schema: Schema = OPEN,
     overlay: Mapping[str, Any] | None = None,
@@ -83,7 +83,7 @@ def run_node(
     """Builds a node, which must have no problems, and calls it."""
     found = built(node, schema=schema, **options)
     program = holder(node=found.module) if found.module is not None else None
-    return reply(good(found), call_of(state, program=program, overlay=overlay, resources=resources), colour)
+    return reply(good(found), call_of(state, program=program, overlay=overlay, resources=resources), mode)
 
 
 def answering(*answers: dict[str, str]) -> DummyLM:

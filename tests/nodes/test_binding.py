@@ -22,7 +22,7 @@ from dspyer.nodes.node import Context
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values.frozen import FrozenDict, FrozenList
-from tests.nodes.kit import COLOURS, OPEN, built, call_of, good, holder, reply, run_node
+from tests.nodes.kit import MODES, OPEN, built, call_of, good, holder, reply, run_node
 
 
 class Doc(BaseModel):
@@ -160,7 +160,7 @@ def traced(fn: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-@COLOURS
+@MODES
 @pytest.mark.parametrize(
     ("fn", "expected"),
     [
@@ -188,8 +188,8 @@ def traced(fn: Callable[..., Any]) -> Callable[..., Any]:
         (lambda state: see(state["question"]), ["q"]),
     ],
 )
-def test_a_parameter_gets_what_its_name_or_annotation_says(fn: Any, expected: list[Any], colour: str) -> None:
-    run_node(fn, STATE, colour, schema=RESEARCH)
+def test_a_parameter_gets_what_its_name_or_annotation_says(fn: Any, expected: list[Any], mode: str) -> None:
+    run_node(fn, STATE, mode, schema=RESEARCH)
     assert expected == SEEN
 
 
@@ -325,13 +325,13 @@ def needs_deps(deps: Deps) -> None:
     see(deps)
 
 
-@COLOURS
+@MODES
 @pytest.mark.parametrize("schema", [OPEN, RESEARCH], ids=["open", "schema"])
-def test_a_parameter_annotated_with_another_class_is_a_resource(schema: Schema, colour: str) -> None:
+def test_a_parameter_annotated_with_another_class_is_a_resource(schema: Schema, mode: str) -> None:
     client = SpecialClient()
     choices: list[dict[type, object]] = [{Client: client}, {SpecialClient: client}]
     for given in choices:
-        run_node(needs_client, STATE, colour, schema=schema, resources=given)
+        run_node(needs_client, STATE, mode, schema=schema, resources=given)
         assert ["q", client] == SEEN
     assert good(built(needs_client, schema=schema)).resources == {"client": Client}
 
@@ -478,11 +478,11 @@ def test_a_parameter_that_is_nothing_says_what_to_write(fn: Any, messages: list[
 
 
 @pytest.mark.parametrize("fn", [lambda answer: None, Searcher(1).search], ids=["lambda", "method"])
-@COLOURS
-def test_an_unset_field_raises_naming_field_and_reader(fn: Any, colour: str) -> None:
+@MODES
+def test_an_unset_field_raises_naming_field_and_reader(fn: Any, mode: str) -> None:
     field = "answer" if "answer" in describe(fn, "").parameters[0].name else "question"
     with pytest.raises(UnsetFieldError, match=f"node 'node' reads '{field}', which nothing has written yet"):
-        run_node(fn, {}, colour, schema=RESEARCH)
+        run_node(fn, {}, mode, schema=RESEARCH)
 
 
 def test_an_unset_field_read_from_the_snapshot_or_the_view_raises() -> None:

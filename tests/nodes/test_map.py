@@ -12,7 +12,7 @@ from dspyer.nodes.build import build_map
 from dspyer.nodes.map import MapNode
 from dspyer.nodes.node import Built, Command, OneByOne, Reply, Send
 from dspyer.schema.schema import Schema
-from tests.nodes.kit import COLOURS, OPEN, answering, call_of, good, holder, reply
+from tests.nodes.kit import MODES, OPEN, answering, call_of, good, holder, reply
 
 T = TypeVar("T")
 
@@ -46,9 +46,9 @@ def mapped(node: object, schema: Schema = DIGEST, **options: Any) -> Built:
     return build_map("digest", node, schema=schema, **given)
 
 
-def results(node: object, colour: str, state: dict[str, Any] = STATE, **options: Any) -> Reply:
+def results(node: object, mode: str, state: dict[str, Any] = STATE, **options: Any) -> Reply:
     found = mapped(node, **options)
-    return reply(good(found), call_of(state, program=holder(digest=found.module or dspy.Module())), colour)
+    return reply(good(found), call_of(state, program=holder(digest=found.module or dspy.Module())), mode)
 
 
 def bare(doc: str) -> str:
@@ -87,7 +87,7 @@ def prediction(doc: str) -> dspy.Prediction:
     return dspy.Prediction(text=doc)
 
 
-@COLOURS
+@MODES
 @pytest.mark.parametrize(
     ("fn", "expected"),
     [
@@ -104,19 +104,19 @@ def prediction(doc: str) -> dspy.Prediction:
         (lambda **fields: sorted(fields), [["doc", "docs", "title"]] * 2),
     ],
 )
-def test_a_map_commits_one_result_per_item_in_their_order(fn: Any, expected: list[Any], colour: str) -> None:
-    assert results(fn, colour) == Reply({"summaries": expected})
+def test_a_map_commits_one_result_per_item_in_their_order(fn: Any, expected: list[Any], mode: str) -> None:
+    assert results(fn, mode) == Reply({"summaries": expected})
 
 
-@COLOURS
-def test_an_empty_list_commits_an_empty_list(colour: str) -> None:
-    assert results(bare, colour, {"docs": []}) == Reply({"summaries": []})
+@MODES
+def test_an_empty_list_commits_an_empty_list(mode: str) -> None:
+    assert results(bare, mode, {"docs": []}) == Reply({"summaries": []})
 
 
-@COLOURS
-def test_a_module_per_item(colour: str) -> None:
+@MODES
+def test_a_module_per_item(mode: str) -> None:
     with dspy.context(lm=answering({"text": "B!"}, {"text": "A!"}), trace=[]):
-        given = results(dspy.Predict("title, doc -> text"), colour)
+        given = results(dspy.Predict("title, doc -> text"), mode)
         assert [step[1] for step in dspy.settings.trace] == [{"title": "t", "doc": "b"}, {"title": "t", "doc": "a"}]
     assert given.updates == {"summaries": ["B!", "A!"]}
 
@@ -149,10 +149,10 @@ def test_facts() -> None:
     assert good(mapped(lambda state: state["doc"])).reads is None
 
 
-@COLOURS
-def test_the_list_may_come_with_a_send(colour: str) -> None:
+@MODES
+def test_the_list_may_come_with_a_send(mode: str) -> None:
     call = call_of(STATE, overlay={"docs": ["sent"]}, program=holder())
-    assert reply(good(mapped(bare)), call, colour).updates == {"summaries": ["SENT"]}
+    assert reply(good(mapped(bare)), call, mode).updates == {"summaries": ["SENT"]}
 
 
 class Recorder(OneByOne):
@@ -170,17 +170,17 @@ class Recorder(OneByOne):
         return [await call() for call in reversed(calls)][::-1]
 
 
-@COLOURS
-def test_the_runner_of_the_call_runs_the_items(colour: str) -> None:
+@MODES
+def test_the_runner_of_the_call_runs_the_items(mode: str) -> None:
     runner = Recorder()
     node = good(mapped(bare, max_concurrency=3))
-    given = reply(node, call_of(STATE)._replace(runner=runner), colour)
+    given = reply(node, call_of(STATE)._replace(runner=runner), mode)
     assert runner.asked == [(2, 3)]
     assert given.updates == {"summaries": ["B", "A"]}
 
 
-@COLOURS
-def test_a_failing_item_is_named_and_its_error_kept(colour: str) -> None:
+@MODES
+def test_a_failing_item_is_named_and_its_error_kept(mode: str) -> None:
     error = RuntimeError("mine")
 
     def fn(doc: str) -> str:
@@ -189,7 +189,7 @@ def test_a_failing_item_is_named_and_its_error_kept(colour: str) -> None:
         return doc
 
     with pytest.raises(RuntimeError) as caught:
-        results(fn, colour)
+        results(fn, mode)
     assert caught.value is error
     assert caught.value.__notes__ == ["in docs[1] of the map 'digest' (2 items)"]
 
@@ -209,12 +209,12 @@ def goes(doc: str) -> Command[Literal["a"]]:
         (bare, {"docs": 3}, NodeOutputError, "add_map needs a list"),
     ],
 )
-@COLOURS
+@MODES
 def test_what_a_map_refuses_when_it_runs(
-    fn: Any, state: dict[str, Any], error: type[Exception], message: str, colour: str
+    fn: Any, state: dict[str, Any], error: type[Exception], message: str, mode: str
 ) -> None:
     with pytest.raises(error, match=message):
-        results(fn, colour, state, schema=OPEN)
+        results(fn, mode, state, schema=OPEN)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from dspyer.nodes.node import Built
 from dspyer.nodes.sync_async import uses_acall
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from tests.nodes.kit import COLOURS, answering, built, call_of, good, holder, reply, run_node
+from tests.nodes.kit import MODES, answering, built, call_of, good, holder, reply, run_node
 
 
 class Research(BaseModel):
@@ -98,7 +98,7 @@ def test_the_table_has_every_module_that_dspy_exports() -> None:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_inputs_outputs_and_colour_of_a_module_of_dspy(name: str) -> None:
+def test_inputs_outputs_and_call_modes_of_a_module_of_dspy(name: str) -> None:
     module = quiet(MAKERS[name])
     found = module_io(module)
     inputs = ["completions", "question"] if name == "MultiChainComparison" else ["question"]
@@ -106,7 +106,7 @@ def test_inputs_outputs_and_colour_of_a_module_of_dspy(name: str) -> None:
     assert list(found.outputs or ()) == ["answer"]
     assert found.by_products == BY_PRODUCTS.get(name, ())
     assert found.problems == ()
-    assert uses_acall(module) == ("async" in TABLE[type(module)].colours)
+    assert uses_acall(module) == ("async" in TABLE[type(module)].call_modes)
     node = good(built(module))
     assert node.reads == {field: field for field in inputs}
     assert node.writes == {"answer": "answer"}
@@ -131,18 +131,18 @@ def test_no_node_holds_its_module(name: str) -> None:
     assert not any(isinstance(part, dspy.Module) for part in parts)
 
 
-@COLOURS
+@MODES
 @pytest.mark.parametrize("name", ["Predict", "ChainOfThought", "BestOfN"])
-def test_a_module_gets_its_inputs_and_gives_its_outputs(name: str, colour: str) -> None:
+def test_a_module_gets_its_inputs_and_gives_its_outputs(name: str, mode: str) -> None:
     with dspy.context(lm=answering({"reasoning": "because", "answer": "42"}), trace=[]):
-        given = run_node(MAKERS[name](), {**STATE, "more": 1}, colour)
+        given = run_node(MAKERS[name](), {**STATE, "more": 1}, mode)
         (step,) = dspy.settings.trace
     assert (dict(given.updates), given.whole, given.goto) == ({"answer": "42"}, True, None)
     assert step[1] == {"question": "q?"}
 
 
-@COLOURS
-def test_react_runs_and_its_trajectory_is_plain(colour: str) -> None:
+@MODES
+def test_react_runs_and_its_trajectory_is_plain(mode: str) -> None:
     lm = DummyLM(
         [
             {"next_thought": "look", "next_tool_name": "tool", "next_tool_args": '{"query": "x"}'},
@@ -151,7 +151,7 @@ def test_react_runs_and_its_trajectory_is_plain(colour: str) -> None:
         ]
     )
     with dspy.context(lm=lm):
-        given = run_node(MAKERS["ReAct"](), STATE, colour, writes=["answer", "trajectory"])
+        given = run_node(MAKERS["ReAct"](), STATE, mode, writes=["answer", "trajectory"])
     assert given.updates["answer"] == "42"
     assert type(given.updates["trajectory"]) is dict
 
@@ -217,10 +217,10 @@ def test_an_input_that_is_no_field_but_has_a_default_is_left_out() -> None:
     assert good(built(dspy.Predict(Hinted), schema=Schema.of(Small))).reads == {"question": "question"}
 
 
-@COLOURS
-def test_an_unset_input_raises_naming_field_and_reader(colour: str) -> None:
+@MODES
+def test_an_unset_input_raises_naming_field_and_reader(mode: str) -> None:
     with pytest.raises(UnsetFieldError, match="node 'node' reads 'question', which nothing has written yet"):
-        run_node(dspy.Predict("question -> answer"), {}, colour)
+        run_node(dspy.Predict("question -> answer"), {}, mode)
 
 
 def test_reads_and_writes_rename() -> None:
@@ -330,23 +330,23 @@ class ChangedPredict(dspy.Predict):
         return dspy.Prediction(answer=f"changed {inputs['question']}")
 
 
-@COLOURS
-def test_any_other_module_names_its_inputs_as_parameters(colour: str) -> None:
-    given = run_node(Own(), {**STATE, "hint": "!"}, colour, schema=RESEARCH, writes=["answer"])
+@MODES
+def test_any_other_module_names_its_inputs_as_parameters(mode: str) -> None:
+    given = run_node(Own(), {**STATE, "hint": "!"}, mode, schema=RESEARCH, writes=["answer"])
     assert given.updates == {"answer": "q?!"}
     node = good(built(Own(), schema=RESEARCH, writes=["answer"]))
     assert (node.reads, node.optional) == ({"question": "question", "hint": "hint"}, frozenset({"hint"}))
 
 
-@COLOURS
-def test_without_a_schema_all_but_by_products_is_written(colour: str) -> None:
-    assert run_node(Own(), STATE, colour).updates == {"answer": "q?", "more": 1}
+@MODES
+def test_without_a_schema_all_but_by_products_is_written(mode: str) -> None:
+    assert run_node(Own(), STATE, mode).updates == {"answer": "q?", "more": 1}
     assert good(built(Own())).writes is None
 
 
-@COLOURS
-def test_a_module_with_aforward_alone(colour: str) -> None:
-    assert run_node(OnlyAsync(), STATE, colour).updates == {"answer": "q?"}
+@MODES
+def test_a_module_with_aforward_alone(mode: str) -> None:
+    assert run_node(OnlyAsync(), STATE, mode).updates == {"answer": "q?"}
 
 
 def test_with_a_schema_writes_is_required_and_the_line_is_printed() -> None:
@@ -381,9 +381,9 @@ def test_a_subclass_that_names_its_inputs_takes_those() -> None:
     assert list(node.reads or ()) == ["hint", "question"]
 
 
-@COLOURS
-def test_a_subclass_that_overrides_forward_alone_is_not_gone_past(colour: str) -> None:
-    given = run_node(ChangedPredict("question -> answer"), STATE, colour)
+@MODES
+def test_a_subclass_that_overrides_forward_alone_is_not_gone_past(mode: str) -> None:
+    given = run_node(ChangedPredict("question -> answer"), STATE, mode)
     assert given.updates == {"answer": "changed q?"}
 
 
@@ -396,7 +396,7 @@ def test_a_module_that_cannot_be_called_by_name(module: dspy.Module, message: st
     assert any(message in problem for problem in problems), problems
 
 
-@COLOURS
+@MODES
 @pytest.mark.parametrize(
     ("result", "expected"),
     [
@@ -405,16 +405,16 @@ def test_a_module_that_cannot_be_called_by_name(module: dspy.Module, message: st
         (dspy.Prediction(answer=None), {"answer": None}),
     ],
 )
-def test_what_a_module_gives_is_whole(result: object, expected: dict[str, Any], colour: str) -> None:
-    given = run_node(Gives(result), colour=colour)
+def test_what_a_module_gives_is_whole(result: object, expected: dict[str, Any], mode: str) -> None:
+    given = run_node(Gives(result), mode=mode)
     assert (given.updates, given.whole) == (expected, True)
 
 
-@COLOURS
+@MODES
 @pytest.mark.parametrize("result", ["text", ["a"], dspy.Example(answer="a"), 3])
-def test_a_module_that_gives_something_else_is_an_error(result: object, colour: str) -> None:
+def test_a_module_that_gives_something_else_is_an_error(result: object, mode: str) -> None:
     with pytest.raises(NodeOutputError, match="a module gives a dspy"):
-        run_node(Gives(result), colour=colour)
+        run_node(Gives(result), mode=mode)
 
 
 def test_a_module_that_does_not_give_what_it_writes_is_an_error() -> None:

@@ -12,7 +12,7 @@ from dspyer.nodes.build import build_node
 from dspyer.nodes.node import Command, Reply, Send
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from tests.nodes.kit import COLOURS, built, good, run_node
+from tests.nodes.kit import MODES, built, good, run_node
 
 
 class Draft(BaseModel):
@@ -38,7 +38,7 @@ class Other(TypedDict):
 DRAFT = Schema.of(Draft)
 
 
-@COLOURS
+@MODES
 @pytest.mark.parametrize(
     ("result", "expected"),
     [
@@ -59,11 +59,11 @@ DRAFT = Schema.of(Draft)
         (Command(goto=[Send("judge", {"n": 1})]), Reply({}, (Send("judge", {"n": 1}),))),
     ],
 )
-def test_what_a_function_returns_becomes_updates(result: object, expected: Reply, colour: str) -> None:
-    assert run_node(lambda: result, colour=colour, goto=["judge", "END"]) == expected
+def test_what_a_function_returns_becomes_updates(result: object, expected: Reply, mode: str) -> None:
+    assert run_node(lambda: result, mode=mode, goto=["judge", "END"]) == expected
 
 
-@COLOURS
+@MODES
 @pytest.mark.parametrize(
     ("result", "messages"),
     [
@@ -79,9 +79,9 @@ def test_what_a_function_returns_becomes_updates(result: object, expected: Reply
         (ImmutableState({"title": "a"}), ["returned the whole state", "state.diff(new)"]),
     ],
 )
-def test_anything_else_is_an_error_that_says_what_to_return(result: object, messages: list[str], colour: str) -> None:
+def test_anything_else_is_an_error_that_says_what_to_return(result: object, messages: list[str], mode: str) -> None:
     with pytest.raises(NodeOutputError) as caught:
-        run_node(lambda: result, colour=colour)
+        run_node(lambda: result, mode=mode)
     assert all(message in str(caught.value) for message in messages), caught.value
 
 
@@ -92,8 +92,8 @@ def test_a_function_that_returns_an_awaitable_is_awaited() -> None:
     def calls_later() -> Any:
         return later()
 
-    for colour in ("sync", "async"):
-        assert run_node(calls_later, colour=colour) == Reply({"title": "a"})
+    for mode in ("sync", "async"):
+        assert run_node(calls_later, mode=mode) == Reply({"title": "a"})
 
 
 # --- writes

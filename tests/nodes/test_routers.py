@@ -13,7 +13,7 @@ from dspyer.nodes.node import Command, Decision, Send
 from dspyer.nodes.router import FieldRouter, FunctionRouter, ModuleRouter, Router, build_router
 from dspyer.scheduler.topology import END
 from dspyer.schema.schema import Schema
-from tests.nodes.kit import COLOURS, OPEN, answering, call_of, decision, holder
+from tests.nodes.kit import MODES, OPEN, answering, call_of, decision, holder
 
 
 class Size(enum.Enum):
@@ -63,7 +63,7 @@ def literal_or_sends() -> Literal["END"] | list[Send]:
 LABELS = {"again": "search", "done": END, "both": ["search", "other"], True: "other", Size.BIG: "search", "small": END}
 
 
-@COLOURS
+@MODES
 @pytest.mark.parametrize(
     ("fn", "path_map", "targets"),
     [
@@ -86,10 +86,10 @@ LABELS = {"again": "search", "done": END, "both": ["search", "other"], True: "ot
         (literal_or_sends, ["worker", "END"], (Send("worker", {"n": 1}),)),
     ],
 )
-def test_what_a_function_may_give(fn: Any, path_map: Any, targets: tuple[Any, ...], colour: str) -> None:
+def test_what_a_function_may_give(fn: Any, path_map: Any, targets: tuple[Any, ...], mode: str) -> None:
     router = made(fn, path_map)
     assert isinstance(router, FunctionRouter)
-    assert decision(router, call_of(), colour) == Decision(targets)
+    assert decision(router, call_of(), mode) == Decision(targets)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_facts_of_a_router() -> None:
 # --- by a field
 
 
-@COLOURS
+@MODES
 @pytest.mark.parametrize(
     ("field", "value", "path_map", "targets"),
     [
@@ -223,12 +223,12 @@ def test_facts_of_a_router() -> None:
     ],
 )
 def test_a_fields_name_routes_by_its_value(
-    field: str, value: object, path_map: Any, targets: tuple[str, ...], colour: str
+    field: str, value: object, path_map: Any, targets: tuple[str, ...], mode: str
 ) -> None:
     router = made(field, path_map, TICKET)
     assert isinstance(router, FieldRouter)
     assert router.reads == {field: field}
-    assert decision(router, call_of({field: value}), colour) == Decision(targets)
+    assert decision(router, call_of({field: value}), mode) == Decision(targets)
 
 
 def test_a_list_in_a_field_forks() -> None:
@@ -262,13 +262,13 @@ def test_a_field_router_that_cannot_be_built(field: str, path_map: Any, message:
 CHOOSE = "question -> label: Literal['search', 'END']"
 
 
-def answer(colour: str, router: Router, module: dspy.Module, **fields: str) -> Decision:
+def answer(mode: str, router: Router, module: dspy.Module, **fields: str) -> Decision:
     with dspy.context(lm=answering(fields)):
-        return decision(router, call_of({"question": "q"}, program=holder(judge_router=module)), colour)
+        return decision(router, call_of({"question": "q"}, program=holder(judge_router=module)), mode)
 
 
-@COLOURS
-def test_a_module_with_one_literal_output_routes(colour: str) -> None:
+@MODES
+def test_a_module_with_one_literal_output_routes(mode: str) -> None:
     module = dspy.ChainOfThought(CHOOSE)
     found = build_router("judge", module, schema=TICKET)
     assert found.problems == ()
@@ -277,11 +277,11 @@ def test_a_module_with_one_literal_output_routes(colour: str) -> None:
     assert isinstance(router, ModuleRouter)
     assert (router.module_name, router.inline, router.targets) == ("judge_router", False, ("search", "END"))
     assert (router.reads, router.writes) == ({"question": "question"}, {})
-    got = answer(colour, router, module, reasoning="because", label="END")
+    got = answer(mode, router, module, reasoning="because", label="END")
     assert got == Decision(("END",), {}, "because")
 
 
-@COLOURS
+@MODES
 @pytest.mark.parametrize(
     ("writes", "updates"),
     [
@@ -291,10 +291,10 @@ def test_a_module_with_one_literal_output_routes(colour: str) -> None:
         ({"label": "category", "reasoning": "reason"}, {"category": "search", "reason": "because"}),
     ],
 )
-def test_a_module_router_commits_what_writes_names(writes: Any, updates: dict[str, str], colour: str) -> None:
+def test_a_module_router_commits_what_writes_names(writes: Any, updates: dict[str, str], mode: str) -> None:
     module = dspy.ChainOfThought(CHOOSE)
     router = made(module, None, TICKET, writes=writes)
-    got = answer(colour, router, module, reasoning="because", label="search")
+    got = answer(mode, router, module, reasoning="because", label="search")
     assert got == Decision(("search",), updates, "because")
 
 

@@ -19,7 +19,7 @@ from dspyer.patch import DELETE
 from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema
 from dspyer.values.freezing import freeze
-from tests.nodes.kit import COLOURS, OPEN, built, call_of, good, holder, reply
+from tests.nodes.kit import MODES, OPEN, built, call_of, good, holder, reply
 
 
 class Inner(BaseModel):
@@ -94,10 +94,10 @@ OUTER = Schema.of(Outer)
 STATE = {"question": "q", "topic": "t"}
 
 
-def run(program: Program, colour: str = "sync", *, schema: Schema = OUTER, **options: Any) -> Reply:
+def run(program: Program, mode: str = "sync", *, schema: Schema = OUTER, **options: Any) -> Reply:
     node = good(built(program, schema=schema, **options))
     assert isinstance(node, SubgraphNode)
-    return reply(node, call_of(STATE, program=holder(node=program)), colour)
+    return reply(node, call_of(STATE, program=holder(node=program)), mode)
 
 
 def test_a_compiled_graph_is_known_by_its_class() -> None:
@@ -105,10 +105,10 @@ def test_a_compiled_graph_is_known_by_its_class() -> None:
     assert not is_program(dspy.Predict("a -> b"))
 
 
-@COLOURS
-def test_it_gets_its_inputs_and_gives_what_changed(colour: str) -> None:
+@MODES
+def test_it_gets_its_inputs_and_gives_what_changed(mode: str) -> None:
     program = Program({"answer": "a", "scratch": "s"})
-    assert run(program, colour) == Reply({"answer": "a"}, None, True)
+    assert run(program, mode) == Reply({"answer": "a"}, None, True)
     assert program.given == [{"question": "q"}]
 
 
@@ -125,20 +125,20 @@ def test_facts() -> None:
     assert apart.writes == {"answer": "answer"}
 
 
-@COLOURS
+@MODES
 @pytest.mark.parametrize(("writes", "declared"), [(None, ["answer"]), (("question",), ["answer", "question"])])
-def test_an_input_that_changed_inside_is_given_back(writes: Any, declared: list[str], colour: str) -> None:
+def test_an_input_that_changed_inside_is_given_back(writes: Any, declared: list[str], mode: str) -> None:
     program = Program({"question": "better"}, ("answer",), writes)
-    assert run(program, colour).updates == {"question": "better"}
+    assert run(program, mode).updates == {"question": "better"}
     assert list(good(built(program, schema=OUTER)).writes or ()) == declared
-    assert run(program, colour, reads={"question": "topic"}).updates == {}
-    assert run(program, colour, writes={"question": "topic"}).updates == {"topic": "better"}
+    assert run(program, mode, reads={"question": "topic"}).updates == {}
+    assert run(program, mode, writes={"question": "topic"}).updates == {"topic": "better"}
 
 
-@COLOURS
-def test_raw_updates_go_where_the_outer_field_folds(colour: str) -> None:
+@MODES
+def test_raw_updates_go_where_the_outer_field_folds(mode: str) -> None:
     updates = Updates(freeze(["x"]), freeze(["y"]))
-    given = run(Program({"log": updates}), colour)
+    given = run(Program({"log": updates}), mode)
     assert given.updates == {"log": updates}
     patch, after = OUTER.commit(
         OUTER.initial({"question": "q", "log": ["0"]}), given.updates, node="n", commit_id="1", whole=given.whole
@@ -147,13 +147,13 @@ def test_raw_updates_go_where_the_outer_field_folds(colour: str) -> None:
     assert patch == {"log": updates}
 
 
-@COLOURS
+@MODES
 @pytest.mark.parametrize(
     ("schema", "writes", "field"), [(OUTER, {"log": "lines"}, "lines"), (OPEN, None, "log"), (OPEN, ["log"], "log")]
 )
-def test_elsewhere_the_value_goes(schema: Schema, writes: Any, field: str, colour: str) -> None:
+def test_elsewhere_the_value_goes(schema: Schema, writes: Any, field: str, mode: str) -> None:
     program = Program({"log": Updates(freeze(["x"]), freeze(["y"]))})
-    given = run(program, colour, schema=schema, writes=writes)
+    given = run(program, mode, schema=schema, writes=writes)
     assert given.updates == {field: ["x", "y"]}
 
 
@@ -218,7 +218,7 @@ def test_a_missing_input_raises() -> None:
         reply(node, call_of(program=holder(node=program)))
 
 
-@COLOURS
+@MODES
 @pytest.mark.parametrize("writes", [(), None], ids=["declared", "unknown"])
 @pytest.mark.parametrize(
     ("outputs", "expected"),
@@ -231,13 +231,13 @@ def test_a_missing_input_raises() -> None:
     ],
 )
 def test_a_worker_of_a_map_gives_the_values_of_its_outputs(
-    outputs: tuple[str, ...], expected: object, writes: Any, colour: str
+    outputs: tuple[str, ...], expected: object, writes: Any, mode: str
 ) -> None:
     changes = {"answer": "a", "scratch": "s", "notes": DELETE, "log": Updates(freeze(["x"]), freeze(["y"]))}
     program = Program(changes, outputs, writes)
     found = build_map("node", program, schema=OUTER, over="topics", item="question", into="results")
     call = call_of({"topics": ["t1", "t2"]}, program=holder(node=program))
-    given = reply(good(found), call, colour)
+    given = reply(good(found), call, mode)
     if outputs == ("notes",):
         expected = None
     assert given.updates == {"results": [expected, expected]}

@@ -14,13 +14,13 @@ from dspyer.nodes.sync_async import (
     acall_module,
     async_bridge,
     call_async,
+    call_modes,
     call_module,
-    colours,
     is_async,
     to_thread,
     uses_acall,
 )
-from tests.nodes.kit import COLOURS, run_node
+from tests.nodes.kit import MODES, run_node
 
 WHERE: ContextVar[str] = ContextVar("WHERE", default="nowhere")
 
@@ -167,8 +167,8 @@ def test_worker_threads_do_not_wait_for_each_other() -> None:
     assert anyio.run(main) == 10
 
 
-@COLOURS
-def test_functions_of_both_colours_see_the_callers_context(colour: str) -> None:
+@MODES
+def test_functions_of_both_modes_see_the_callers_context(mode: str) -> None:
     def sync_node() -> dict[str, str]:
         return {"where": WHERE.get()}
 
@@ -177,16 +177,16 @@ def test_functions_of_both_colours_see_the_callers_context(colour: str) -> None:
 
     for fn in (sync_node, async_node):
         with dspy.context(trace=[]):
-            assert run_node(fn, colour=colour).updates == {"where": "here"}
+            assert run_node(fn, mode=mode).updates == {"where": "here"}
 
 
-def test_dspy_settings_reach_both_colours() -> None:
+def test_dspy_settings_reach_both_modes() -> None:
     async def traced() -> None:
         dspy.settings.trace.append("step")
 
-    for colour in ("sync", "async"):
+    for mode in ("sync", "async"):
         with dspy.context(trace=[]):
-            run_node(traced, colour=colour)
+            run_node(traced, mode=mode)
             assert dspy.settings.trace == ["step"]
 
 
@@ -262,22 +262,22 @@ def test_the_nearer_of_forward_and_aforward_counts(
     kind: type[dspy.Module], found: set[str], sync: str, asynchronous: str
 ) -> None:
     module = kind()
-    assert colours(module) == found
+    assert call_modes(module) == found
     assert uses_acall(module) == ("async" in found)
     assert call_module(module, {}).by == sync
     assert anyio.run(acall_module, module, {}).by == asynchronous
 
 
-def test_a_module_without_either_has_no_colour() -> None:
-    assert colours(Neither()) == frozenset()
+def test_a_module_without_either_has_no_mode() -> None:
+    assert call_modes(Neither()) == frozenset()
 
 
 def test_a_forward_set_on_the_instance_counts_but_a_left_over_original_does_not() -> None:
     module = Both()
     module.__dict__["forward"] = Both.forward.__get__(module)
-    assert colours(module) == {"sync", "async"}
+    assert call_modes(module) == {"sync", "async"}
     module.__dict__["forward"] = lambda: dspy.Prediction(by="patched")
-    assert colours(module) == {"sync"}
+    assert call_modes(module) == {"sync"}
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from dspyer.errors import GraphError, NodeOutputError
 from dspyer.schema.type_fit import NEVER, fits
 from dspyer.testing import ScriptedLM
 
-from .kit import COLOURS
+from .kit import MODES
 
 
 class Point(BaseModel):
@@ -269,22 +269,22 @@ def test_results_of_a_map_that_never_fit_are_a_problem_of_the_build(node: Any) -
         graph.add_path(START, "each", END).compile()
 
 
-def mapped(work: Any, colour: str, into: str = "counts", **options: Any) -> Run:
+def mapped(work: Any, mode: str, into: str = "counts", **options: Any) -> Run:
     graph = Graph(State, inputs=["docs"]).add_map("each", work, over="docs", item="doc", into=into, **options)
     program, inputs = graph.add_path(START, "each", END).compile(), {"docs": [str(n) for n in range(50)]}
-    return program.run(inputs) if colour == "sync" else asyncio.run(program.arun(inputs))
+    return program.run(inputs) if mode == "sync" else asyncio.run(program.arun(inputs))
 
 
-@COLOURS
+@MODES
 @pytest.mark.parametrize("into", ["counts", "sums"])
-def test_the_first_bad_result_stops_a_map(colour: str, into: str) -> None:
+def test_the_first_bad_result_stops_a_map(mode: str, into: str) -> None:
     calls: list[str] = []
 
     def work(doc: str) -> Any:
         calls.append(doc)
         return "many" if doc == "2" else int(doc)
 
-    run = mapped(work, colour, into, max_concurrency=1)
+    run = mapped(work, mode, into, max_concurrency=1)
     assert isinstance(run.error, NodeOutputError)
     assert f"{into}[2], which is refused" in str(run.error)
     assert calls == ["0", "1", "2"]
@@ -312,14 +312,12 @@ class Chat(BaseModel):
     said: Annotated[list[dict[str, Any]], reducers.add_messages] = []
 
 
-@COLOURS
-def test_items_that_give_different_messages_with_one_id_are_refused(colour: str) -> None:
+@MODES
+def test_items_that_give_different_messages_with_one_id_are_refused(mode: str) -> None:
     def run(work: Any) -> Run:
         graph = Graph(Chat, inputs=["docs"]).add_map("each", work, over="docs", item="doc", into="said")
         program = graph.add_path(START, "each", END).compile()
-        return (
-            program.run({"docs": ["a", "b"]}) if colour == "sync" else asyncio.run(program.arun({"docs": ["a", "b"]}))
-        )
+        return program.run({"docs": ["a", "b"]}) if mode == "sync" else asyncio.run(program.arun({"docs": ["a", "b"]}))
 
     refused = run(lambda doc: {"id": "m", "content": doc})
     assert "different messages with the id 'm' for docs[0] and docs[1]" in str(refused.error)

@@ -17,7 +17,7 @@ from dspyer.stores import Store, open_store
 from dspyer.stores.base import Change
 from dspyer.stores.memory import Memory
 
-COLOURS = ["sync", "async"]
+MODES = ["sync", "async"]
 
 
 class Recorder(Memory):
@@ -84,10 +84,10 @@ def loop(store: Store, durability: Any, during: Callable[[int], None] = lambda n
     return graph.compile(store=store, durability=durability)
 
 
-def run(program: CompiledGraph, colour: str) -> Any:
-    """A run in a colour, from 0."""
+def run(program: CompiledGraph, mode: str) -> Any:
+    """A run in a mode, from 0."""
     t = program.thread("t")
-    return t.run({"n": 0}) if colour == "sync" else asyncio.run(t.arun({"n": 0}))
+    return t.run({"n": 0}) if mode == "sync" else asyncio.run(t.arun({"n": 0}))
 
 
 STEPS = [["commit"]] * 6
@@ -99,19 +99,19 @@ WRITTEN: dict[str, tuple[list[list[str]], list[bool]]] = {
 }
 
 
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("durability", WRITTEN)
 @pytest.mark.usefixtures("clock")
-def test_what_is_written_together_and_what_is_flushed(durability: str, colour: str) -> None:
+def test_what_is_written_together_and_what_is_flushed(durability: str, mode: str) -> None:
     store = Recorder()
-    assert run(loop(store, durability), colour).status == "completed"
+    assert run(loop(store, durability), mode).status == "completed"
     rows, flushed = WRITTEN[durability]
     assert store.rows_of() == rows
     assert [change.flush for change in store.changes if change.rows] == flushed
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_batch_is_written_when_its_time_is_over(clock: Clock, colour: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_a_batch_is_written_when_its_time_is_over(clock: Clock, mode: str) -> None:
     store = Recorder()
 
     def during(n: int) -> None:
@@ -120,7 +120,7 @@ def test_a_batch_is_written_when_its_time_is_over(clock: Clock, colour: str) -> 
         if n == 4:
             clock.now += 1.0  # the timer is late: the next transition does not wait for it
 
-    assert run(loop(store, "batch", during), colour).status == "completed"
+    assert run(loop(store, "batch", during), mode).status == "completed"
     assert store.rows_of() == [["open"], ["commit"] * 3, ["commit"] * 3, ["end"]]
     assert clock.alarms == []
 
@@ -228,9 +228,9 @@ def test_effects_and_questions_are_flushed(durability: str) -> None:
     assert seen[0]
 
 
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("durability", ["batch", "exit"])
-def test_a_late_write_that_fails_takes_back_what_waited(clock: Clock, durability: str, colour: str) -> None:
+def test_a_late_write_that_fails_takes_back_what_waited(clock: Clock, durability: str, mode: str) -> None:
     store = Recorder()
 
     def during(n: int) -> None:
@@ -247,7 +247,7 @@ def test_a_late_write_that_fails_takes_back_what_waited(clock: Clock, durability
         calls.append(n)
         during(n)
 
-    failed = run(loop(store, durability, both), colour)
+    failed = run(loop(store, durability, both), mode)
     assert isinstance(failed.error, StoreError)
     assert isinstance(failed.error.__cause__, OSError)
     assert [commit.node for commit in failed.commits] == (["START", "step", "step"] if durability == "batch" else [])

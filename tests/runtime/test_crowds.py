@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from dspyer import END, START, CompiledGraph, Context, Graph, Send, reducers
 from dspyer.runtime.run import Run
 from dspyer.testing import NearestLM, ScriptedLM
-from tests.nodes.kit import COLOURS
+from tests.nodes.kit import MODES
 
 RUNS = 500
 
@@ -53,7 +53,7 @@ class Gate:
         await asyncio.wait_for(self.tasks.wait(), 60)
 
 
-def program(colour: str, gate: Gate) -> CompiledGraph:
+def program(mode: str, gate: Gate) -> CompiledGraph:
     def enter(number: int, client: Client, ctx: Context) -> dict[str, Any]:
         gate.wait()
         return {"parts": [number], "seen": {"enter": f"{client.name} {ctx.run_id}"}}
@@ -65,7 +65,7 @@ def program(colour: str, gate: Gate) -> CompiledGraph:
     inner = Graph(Order, inputs=["number"], outputs=["said"])
     inner.add_node("speak", lambda number: {"said": f"order {number}"}, writes=["said"]).add_path(START, "speak", END)
     graph = Graph(Order, inputs=["number"])
-    graph.add_node("enter", enter if colour == "sync" else aenter, writes=["parts", "seen"])
+    graph.add_node("enter", enter if mode == "sync" else aenter, writes=["parts", "seen"])
     graph.add_node("work", lambda item, number: {"parts": [item + number]}, writes=["parts"])
     graph.add_node("inner", inner.compile())
     graph.add_node("sum", lambda parts: {"total": sum(parts)}, writes=["total"])
@@ -76,9 +76,9 @@ def program(colour: str, gate: Gate) -> CompiledGraph:
     return graph.compile(store=":memory:", max_concurrency=1)
 
 
-def run_all(colour: str, one: Callable[[int], Any], aone: Callable[[int], Any], runs: int) -> list[Any]:
+def run_all(mode: str, one: Callable[[int], Any], aone: Callable[[int], Any], runs: int) -> list[Any]:
     """The results of runs at once, in the order of their numbers."""
-    if colour == "sync":
+    if mode == "sync":
         with ThreadPoolExecutor(runs) as threads:
             return list(threads.map(one, range(runs)))
 
@@ -100,11 +100,11 @@ def check(number: int, run: Run) -> None:
     assert [commit.node for commit in run.commits if commit.node in ("enter", "sum")] == ["enter", "sum"]
 
 
-@COLOURS
+@MODES
 @pytest.mark.parametrize("stored", [False, True], ids=["plain", "threads of a store"])
-def test_runs_at_once_are_not_mixed(colour: str, stored: bool) -> None:
+def test_runs_at_once_are_not_mixed(mode: str, stored: bool) -> None:
     runs = 50 if stored else RUNS
-    made = program(colour, Gate(runs))
+    made = program(mode, Gate(runs))
 
     def one(number: int) -> Run:
         where = made.thread(f"t{number}") if stored else made
@@ -114,14 +114,14 @@ def test_runs_at_once_are_not_mixed(colour: str, stored: bool) -> None:
         where = made.thread(f"t{number}") if stored else made
         return await where.arun({"number": number}, resources=[Client(f"client {number}")])
 
-    found = run_all(colour, one, aone, runs)
+    found = run_all(mode, one, aone, runs)
     for number, run in enumerate(found):
         check(number, run)
     assert len({run.run_id for run in found}) == runs
 
 
-@COLOURS
-def test_modules_of_runs_at_once_are_not_mixed(colour: str) -> None:
+@MODES
+def test_modules_of_runs_at_once_are_not_mixed(mode: str) -> None:
     """Each run has its LM, its templates and its trace."""
     say = dspy.Predict(dspy.Signature("number: int -> said", "Say {number} as {run.count}."))
     graph = Graph(Order, inputs=["number"], outputs=["said"]).add_node("say", say).add_path(START, "say", END)
@@ -140,7 +140,7 @@ def test_modules_of_runs_at_once_are_not_mixed(colour: str) -> None:
             return said, len(dspy.settings.trace)
 
     runs = 100
-    found = run_all(colour, one, aone, runs)
+    found = run_all(mode, one, aone, runs)
     assert found == [(f"{number}: Say {number} as 0. {number}", 1) for number in range(runs)]
 
 

@@ -25,7 +25,7 @@ from dspyer import (
 from dspyer.errors import GraphError, RouteError
 from dspyer.runtime.run import Run
 from dspyer.testing import ScriptedLM, route, stub
-from tests.nodes.kit import COLOURS
+from tests.nodes.kit import MODES
 
 
 class State(BaseModel):
@@ -180,18 +180,18 @@ def sending(add: Callable[[Graph], object], brought: dict[str, Any], by: str = "
     return graph if add is routed else graph.add_edge("work", END)
 
 
-async def outcome(colour: str, graph: Graph) -> Run:
+async def outcome(mode: str, graph: Graph) -> Run:
     program = graph.compile()
-    return program.run({}) if colour == "sync" else await program.arun({})
+    return program.run({}) if mode == "sync" else await program.arun({})
 
 
-@COLOURS
+@MODES
 @pytest.mark.parametrize("name", BROUGHT)
 @pytest.mark.anyio
-async def test_what_a_send_brings_arrives(name: str, colour: str) -> None:
+async def test_what_a_send_brings_arrives(name: str, mode: str) -> None:
     add, brought, expected = BROUGHT[name]
     for by in ("router", "command"):
-        run = await outcome(colour, sending(add, brought, by))
+        run = await outcome(mode, sending(add, brought, by))
         assert run.error is None, run.error
         assert run.state["out"] == [expected]
 
@@ -199,13 +199,13 @@ async def test_what_a_send_brings_arrives(name: str, colour: str) -> None:
 ANY = {"**kwargs", "the state", "**kwargs of a module", "a graph that reads the state as a whole"}
 
 
-@COLOURS
+@MODES
 @pytest.mark.parametrize("name", [name for name in BROUGHT if name not in ANY])
 @pytest.mark.anyio
-async def test_what_nobody_reads_is_refused_where_it_is_sent(name: str, colour: str) -> None:
+async def test_what_nobody_reads_is_refused_where_it_is_sent(name: str, mode: str) -> None:
     add, brought, _ = BROUGHT[name]
     for by in ("router", "command"):
-        run = await outcome(colour, sending(add, {**brought, "wrods": 1}, by))
+        run = await outcome(mode, sending(add, {**brought, "wrods": 1}, by))
         assert isinstance(run.error, RouteError)
         text = str(run.error)
         assert "the Send from node 'plan' to node 'work' brings 'wrods'" in text

@@ -20,7 +20,7 @@ from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState, counted
 from dspyer.stores import open_store
 from dspyer.values.frozen import thaw
-from tests.nodes.kit import COLOURS
+from tests.nodes.kit import MODES
 
 
 class Pad(BaseModel):
@@ -33,9 +33,9 @@ class Pad(BaseModel):
 EMPTY = len('""""""[]')  # the defaults: three texts and a list
 
 
-def run_of(colour: str, program: Any, inputs: Mapping[str, Any]) -> Run:
-    """A run in one colour."""
-    return cast("Run", program.run(inputs) if colour == "sync" else asyncio.run(program.arun(inputs)))
+def run_of(mode: str, program: Any, inputs: Mapping[str, Any]) -> Run:
+    """A run in one mode."""
+    return cast("Run", program.run(inputs) if mode == "sync" else asyncio.run(program.arun(inputs)))
 
 
 def linear(node: Callable[..., Any], kb: float, schema: type[BaseModel] | None = Pad, **options: Any) -> Graph:
@@ -43,61 +43,61 @@ def linear(node: Callable[..., Any], kb: float, schema: type[BaseModel] | None =
     return graph.add_path(START, "node", END)
 
 
-@COLOURS
+@MODES
 @pytest.mark.parametrize("schema", [Pad, None], ids=["a schema", "none"])
-def test_a_node_that_writes_too_much_is_refused(colour: str, schema: Any) -> None:
+def test_a_node_that_writes_too_much_is_refused(mode: str, schema: Any) -> None:
     """S004-5: the error names the node, the sizes and the largest fields; nothing of the write stays."""
     program = linear(lambda: {"text": "x" * 80, "other": "y" * 30}, 0.1, schema, writes=["text", "other"]).compile()
-    run = run_of(colour, program, {"topic": "t"} if schema else {})
+    run = run_of(mode, program, {"topic": "t"} if schema else {})
     assert isinstance(run.error, errors.NodeOutputError)
     for part in ("node 'node' writes 'text', 'other'", "would hold 0.1", "at most 0.1 KB", "'text' 0.082 KB, 'other'"):
         assert part in str(run.error)
     assert len(run.commits) == 1
 
 
-@COLOURS
-def test_what_fits_exactly_is_taken(colour: str) -> None:
+@MODES
+def test_what_fits_exactly_is_taken(mode: str) -> None:
     program = linear(lambda: {"text": "x" * (100 - EMPTY)}, 0.1, writes=["text"]).compile()
-    run = run_of(colour, program, {})
+    run = run_of(mode, program, {})
     run.raise_error()
     assert [commit.size for commit in run.commits] == [EMPTY, 100]
     assert sum(run.state.sizes().values()) == 100
     program = linear(lambda: {"text": "x" * (101 - EMPTY)}, 0.1, writes=["text"]).compile()
-    assert isinstance(run_of(colour, program, {}).error, errors.NodeOutputError)
+    assert isinstance(run_of(mode, program, {}).error, errors.NodeOutputError)
 
 
-@COLOURS
+@MODES
 @pytest.mark.parametrize("schema", [Pad, None], ids=["a schema", "none"])
 @pytest.mark.parametrize("on_a_thread", [False, True], ids=["alone", "on a thread"])
-def test_inputs_that_are_too_much_are_refused_before_anything_runs(colour: str, schema: Any, on_a_thread: bool) -> None:
+def test_inputs_that_are_too_much_are_refused_before_anything_runs(mode: str, schema: Any, on_a_thread: bool) -> None:
     calls: list[int] = []
     program = linear(lambda topic: calls.append(1), 0.1, schema, writes=[]).compile(store=":memory:")
     thread = program.thread("t") if on_a_thread else program
     with pytest.raises(errors.InputError, match=r"the inputs are refused: .*'topic' 0.202 KB"):
-        run_of(colour, thread, {"topic": "x" * 200})
+        run_of(mode, thread, {"topic": "x" * 200})
     assert not calls
-    run_of(colour, thread, {"topic": "x"}).raise_error()
+    run_of(mode, thread, {"topic": "x"}).raise_error()
     assert calls == [1]
 
 
-@COLOURS
-def test_branches_that_fit_alone_may_be_too_much_together(colour: str) -> None:
+@MODES
+def test_branches_that_fit_alone_may_be_too_much_together(mode: str) -> None:
     graph = Graph(Pad, limit=limit(kb=0.1))
     graph.add_node("a", lambda: {"text": "x" * 50}, writes=["text"])
     graph.add_node("b", lambda: {"notes": "y" * 50}, writes=["notes"]).add_node("c", lambda: None, writes=[])
     graph.add_edge(START, ["a", "b"]).add_edge(["a", "b"], "c").add_edge("c", END)
-    run = run_of(colour, graph.compile(), {})
+    run = run_of(mode, graph.compile(), {})
     assert isinstance(run.error, errors.NodeOutputError)
     assert "branches joined at node 'c', where a wrote 'text'; b wrote 'notes': together" in str(run.error)
     assert [commit.node for commit in run.commits] == ["START", "a", "b"]
 
 
-@COLOURS
-def test_what_a_router_sends_and_what_a_map_makes_counts(colour: str) -> None:
+@MODES
+def test_what_a_router_sends_and_what_a_map_makes_counts(mode: str) -> None:
     graph = Graph(Pad, limit=limit(kb=0.1))
     graph.add_node("write", lambda topic: {"notes": topic * 20}, writes=["notes"])
     graph.add_conditional_edges(START, lambda: [Send("write", {"topic": name}) for name in "abcd"], ["write"])
-    run = run_of(colour, graph.add_edge("write", END).compile(), {})
+    run = run_of(mode, graph.add_edge("write", END).compile(), {})
     assert "write wrote 'notes': together the state would hold" in str(run.error)
 
     class Items(BaseModel):
@@ -105,26 +105,26 @@ def test_what_a_router_sends_and_what_a_map_makes_counts(colour: str) -> None:
         found: list[str] = []
 
     mapped = Graph(Items, limit=limit(kb=0.1)).add_map("read", lambda d: d * 20, over="docs", item="d", into="found")
-    run = run_of(colour, mapped.add_path(START, "read", END).compile(), {"docs": list("abcd")})
+    run = run_of(mode, mapped.add_path(START, "read", END).compile(), {"docs": list("abcd")})
     assert "node 'read' writes 'found', which is refused" in str(run.error)
 
 
-@COLOURS
-def test_the_node_with_a_graph_inside_is_refused_by_the_limit_outside(colour: str) -> None:
+@MODES
+def test_the_node_with_a_graph_inside_is_refused_by_the_limit_outside(mode: str) -> None:
     def inner(kb: float) -> Any:
         return linear(lambda topic: {"text": topic * 60}, kb, reads=["topic"], writes=["text"]).compile()
 
     def outer(kb: float, inside: float) -> Run:
         graph = Graph(Pad, limit=limit(kb=kb)).add_node("sub", inner(inside), reads=["topic"], writes=["text"])
-        return run_of(colour, graph.add_path(START, "sub", END).compile(), {"topic": "a"})
+        return run_of(mode, graph.add_path(START, "sub", END).compile(), {"topic": "a"})
 
     assert outer(1, 1).status == "completed"
     assert "node 'sub' writes 'text', which is refused" in str(outer(0.05, 1).error)
     assert "node 'node' writes 'text', which is refused" in str(outer(1, 0.05).error)
 
 
-@COLOURS
-def test_posts_to_live_fields_count_when_their_node_commits(colour: str) -> None:
+@MODES
+def test_posts_to_live_fields_count_when_their_node_commits(mode: str) -> None:
     class Live(BaseModel):
         notes: Annotated[list[str], reducers.append, live] = []
 
@@ -132,12 +132,12 @@ def test_posts_to_live_fields_count_when_their_node_commits(colour: str) -> None
         for _ in range(3):
             ctx.post("notes", "x" * 40)
 
-    run = run_of(colour, linear(post, 0.1, Live, writes=["notes"]).compile(), {})
+    run = run_of(mode, linear(post, 0.1, Live, writes=["notes"]).compile(), {})
     assert "node 'node' writes 'notes', which is refused" in str(run.error)
 
 
-@COLOURS
-def test_commits_and_their_events_say_the_size(colour: str) -> None:
+@MODES
+def test_commits_and_their_events_say_the_size(mode: str) -> None:
     """S004-6: in sequence, over a join, in the history, and after a replay."""
     graph = Graph(Pad, limit=limit(kb=1))
     for name in ("a", "b"):
@@ -146,7 +146,7 @@ def test_commits_and_their_events_say_the_size(colour: str) -> None:
     graph.add_edge(START, ["a", "b"]).add_edge(["a", "b"], "c").add_edge("c", END)
     thread = graph.compile(store=":memory:").thread("t")
     for size in (EMPTY, EMPTY + 2 * 12 + 1):
-        run = run_of(colour, thread, {})
+        run = run_of(mode, thread, {})
         run.raise_error()
         assert run.commits[0].size == size
         assert run.commits[-1].size == total_of(ImmutableState(run.state.to_dict())) == sum(run.state.sizes().values())

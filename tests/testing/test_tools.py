@@ -21,7 +21,7 @@ from dspy.lm15 import (
 from dspyer import END, START, Graph
 from dspyer.testing import Asks, NearestLM, ScriptedLM, UnexpectedCallError
 from dspyer.testing.text_engine import AsyncTextEngine
-from tests.nodes.kit import COLOURS
+from tests.nodes.kit import MODES
 
 NATIVE = [dspy.ChatAdapter(use_native_function_calling=True), dspy.JSONAdapter()]
 TEXT = [dspy.ChatAdapter(), dspy.JSONAdapter(use_native_function_calling=False), XMLAdapter()]
@@ -46,16 +46,16 @@ def called(name: str, **args: Any) -> dict[str, Any]:
     return {"next_thought": f"{name}!", "tool_calls": {"tool_calls": [{"name": name, "args": args}]}}
 
 
-def ask(colour: str, module: Any, question: str = "How many?") -> Any:
-    return module(question=question) if colour == "sync" else asyncio.run(module.acall(question=question))
+def ask(mode: str, module: Any, question: str = "How many?") -> Any:
+    return module(question=question) if mode == "sync" else asyncio.run(module.acall(question=question))
 
 
-@COLOURS
+@MODES
 @adapters
-def test_an_agent_follows_its_script(adapter: dspy.Adapter, colour: str) -> None:
+def test_an_agent_follows_its_script(adapter: dspy.Adapter, mode: str) -> None:
     script = [called("people", city="Rome"), called("weather", city="Rome"), called("submit", answer="4")]
     with dspy.context(adapter=adapter), ScriptedLM(script) as lm:
-        found = ask(colour, agent())
+        found = ask(mode, agent())
     assert (found.answer, found.termination_reason) == ("4", "submit")
     results = [call.prompt.inputs.get("tool_call_results", "") for call in lm.calls]
     assert results[0] == ""
@@ -91,12 +91,12 @@ def test_several_tools_may_be_called_at_once(adapter: dspy.Adapter) -> None:
     assert "rain in Rome" in lm.calls[1].prompt.inputs["tool_call_results"]
 
 
-@COLOURS
+@MODES
 @pytest.mark.parametrize("adapter", NATIVE, ids=lambda found: type(found).__name__)
-def test_the_nearest_lm_calls_the_tool_that_is_meant_and_submits(adapter: dspy.Adapter, colour: str) -> None:
+def test_the_nearest_lm_calls_the_tool_that_is_meant_and_submits(adapter: dspy.Adapter, mode: str) -> None:
     for question, expected in [("How many people live in Rome?", "people"), ("Is there rain or sun?", "weather")]:
         with dspy.context(adapter=adapter, lm=NearestLM()):
-            found = ask(colour, agent(), question)
+            found = ask(mode, agent(), question)
         names = [call.name for message in found.history.messages for call in message["tool_calls"].tool_calls]
         assert names == [expected, "submit"]
         assert found.answer
@@ -129,13 +129,13 @@ def test_an_answer_that_is_no_call_and_no_field_is_refused() -> None:
     assert isinstance(lm.calls[0].error, UnexpectedCallError)
 
 
-@COLOURS
-def test_calls_are_streamed(colour: str) -> None:
+@MODES
+def test_calls_are_streamed(mode: str) -> None:
     lm = ScriptedLM([{"text": "two words", "tool_calls": [{"name": "people", "args": {"city": "Rome"}}]}])
     request = Request(
         model="scripted", messages=(Message.user("hi"),), tools=(FunctionTool(name="people", parameters={}),)
     )
-    if colour == "sync":
+    if mode == "sync":
         response = materialize_response(lm.engine.stream(request), request)
     else:
         response = asyncio.run(amaterialize_response(AsyncTextEngine(lm.engine).stream(request), request))
@@ -147,9 +147,9 @@ def test_calls_are_streamed(colour: str) -> None:
     assert response.finish_reason == "tool_call"
 
 
-@COLOURS
-def test_an_agent_is_a_node(colour: str) -> None:
+@MODES
+def test_an_agent_is_a_node(mode: str) -> None:
     program = Graph().add_node("ask", agent()).add_path(START, "ask", END).compile()
     script = [called("people", city="Rome"), called("submit", answer="4")]
     with dspy.context(adapter=NATIVE[0]), ScriptedLM(script):
-        assert ask(colour, program).answer == "4"
+        assert ask(mode, program).answer == "4"
