@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, View, reducers, view
 from dspyer.testing import ScriptedLM
-from dspyer.views import tokens_in
+from dspyer.views import estimate_tokens
 
 
 class Team(BaseModel):
@@ -71,7 +71,7 @@ def measure(item: int, rounds: int = 30) -> Saving:
 
         def answer(prompt: Any) -> dict[str, Any]:
             nonlocal prompts
-            prompts += sum(tokens_in(turn.content) for turn in prompt.turns)
+            prompts += sum(estimate_tokens(turn.content) for turn in prompt.turns)
             asked = prompt.output_fields[0].name
             return {asked: {"findings": [text], "analysis": text, "report": "So far so good."}[asked]}
 

@@ -24,13 +24,13 @@ EXAMPLE = '{"role": "user", "content": "..."}'
 ROLES = ("user", "assistant", "tool")
 TURN = "turn"
 """The key under which the turn of a node holds the values of its signature."""
-Places = PersistentMap[Any, int]
-NO_PLACES: Places = PersistentMap()
+IdIndex = PersistentMap[Any, int]
+NO_IDS: IdIndex = PersistentMap()
 
 CACHED = 32  # long lists whose ids are known at once
 
 
-class RecentPlaces:
+class IdIndexCache:
     """The places of the ids in the long lists used last: a cache, so that adding one message to many reads one.
 
     Lists are known by identity, and are held so that no identity is used twice. The older half goes when the younger
@@ -38,13 +38,13 @@ class RecentPlaces:
     """
 
     def __init__(self) -> None:
-        self.young: dict[int, tuple[FrozenList[Any], Places]] = {}
-        self.old: dict[int, tuple[FrozenList[Any], Places]] = {}
+        self.young: dict[int, tuple[FrozenList[Any], IdIndex]] = {}
+        self.old: dict[int, tuple[FrozenList[Any], IdIndex]] = {}
 
     def __len__(self) -> int:
         return len(self.young) + len(self.old)
 
-    def get(self, messages: FrozenList[Any]) -> Places | None:
+    def get(self, messages: FrozenList[Any]) -> IdIndex | None:
         """The places of a list, None if it is not known."""
         found = self.young.get(id(messages))
         if found is None:
@@ -53,7 +53,7 @@ class RecentPlaces:
                 self.put(messages, found[1])
         return None if found is None else found[1]
 
-    def put(self, messages: FrozenList[Any], places: Places) -> None:
+    def put(self, messages: FrozenList[Any], places: IdIndex) -> None:
         """Remembers the places of a list, if it is long."""
         if len(messages) > SMALL:
             if len(self.young) >= CACHED // 2:
@@ -61,7 +61,7 @@ class RecentPlaces:
             self.young[id(messages)] = messages, places
 
 
-recent = RecentPlaces()
+index_cache = IdIndexCache()
 
 
 def item_type(annotation: Any) -> Any:
@@ -101,7 +101,7 @@ def check(update: Any) -> None:
             )
 
 
-def stamp(update: Any, commit_id: str, current: Any = DELETE) -> list[Any]:
+def assign_ids(update: Any, commit_id: str, current: Any = DELETE) -> list[Any]:
     """The messages of an update, each with an id: the same one however often its commit is made.
 
     Args:
@@ -114,27 +114,27 @@ def stamp(update: Any, commit_id: str, current: Any = DELETE) -> list[Any]:
         The messages; those without an id as copies with one.
 
     Example:
-        >>> stamp({"role": "user", "content": "Hi"}, "trunk:3")
+        >>> assign_ids({"role": "user", "content": "Hi"}, "trunk:3")
         [{'role': 'user', 'content': 'Hi', 'id': 'trunk:3/0'}]
     """
     messages = _listed(update)
     ids = [_id_of(message) for message in messages]
     if None not in ids:
         return list(messages)
-    places = _places_in(current) if isinstance(current, FrozenList) else NO_PLACES
+    places = _index_of_ids(current) if isinstance(current, FrozenList) else NO_IDS
     taken = set(ids)
-    stamped = []
+    with_ids = []
     for index, message in enumerate(messages):
         if ids[index] is None:
             new_id = _free_id(f"{commit_id}/{index}", taken, places)
             taken.add(new_id)
-            stamped.append(_with_id(message, new_id))
+            with_ids.append(_with_id(message, new_id))
         else:
-            stamped.append(message)
-    return stamped
+            with_ids.append(message)
+    return with_ids
 
 
-def _free_id(wanted: str, taken: AbstractSet[Any], places: Places) -> str:
+def _free_id(wanted: str, taken: AbstractSet[Any], places: IdIndex) -> str:
     tries = itertools.chain([wanted], (f"{wanted}~{again}" for again in itertools.count(2)))
     return next(each for each in tries if each not in taken and each not in places)
 
@@ -146,11 +146,11 @@ def parts(update: FrozenList[Any]) -> list[tuple[Any, Any]]:
 
 def find(messages: FrozenList[Any], key: Any) -> Any:
     """The message with an id; `DELETE` if there is none."""
-    place = _places_in(messages).get(key)
+    place = _index_of_ids(messages).get(key)
     return DELETE if place is None else messages.raw(place)
 
 
-def made(found: Mapping[Any, Any]) -> FrozenList[Any]:
+def make_update(found: Mapping[Any, Any]) -> FrozenList[Any]:
     """The update that adds messages, given by id."""
     return EMPTY.plus(list(found.values()))
 
@@ -170,7 +170,7 @@ def add(current: FrozenList[Any], update: FrozenList[Any]) -> FrozenList[Any]:
     Returns:
         The new list.
     """
-    before, places = len(current), _places_in(current)
+    before, places = len(current), _index_of_ids(current)
     replaced: dict[int, Any] = {}
     added: list[Any] = []
     for message in update.raw_items():
@@ -187,7 +187,7 @@ def add(current: FrozenList[Any], update: FrozenList[Any]) -> FrozenList[Any]:
         kept = [replaced.get(place, message) for place, message in enumerate(current.raw_items())]
         current = EMPTY.plus(kept)
     new = current.plus(added)
-    recent.put(new, places)
+    index_cache.put(new, places)
     return new
 
 
@@ -211,7 +211,7 @@ def check_chat(update: Any) -> None:
             raise NodeOutputError(f"the message {brief(dict(message))} has no content: give a text")
 
 
-def add_only(current: FrozenList[Any], update: FrozenList[Any]) -> FrozenList[Any]:
+def add_new(current: FrozenList[Any], update: FrozenList[Any]) -> FrozenList[Any]:
     """Adds messages to a list that only grows; one that is there already is not added again.
 
     Args:
@@ -224,7 +224,7 @@ def add_only(current: FrozenList[Any], update: FrozenList[Any]) -> FrozenList[An
     Raises:
         NodeOutputError: if another message has the id of one that is there.
     """
-    places = _places_in(current)
+    places = _index_of_ids(current)
     known: list[Any] | None = None
     new: dict[Any, Any] = {}
     for message in update.raw_items():
@@ -247,13 +247,13 @@ def _listed(update: Any) -> Any:
     return update if isinstance(update, (list, tuple, FrozenList)) else [update]
 
 
-def _places_in(messages: FrozenList[Any]) -> Places:
-    known = recent.get(messages)
+def _index_of_ids(messages: FrozenList[Any]) -> IdIndex:
+    known = index_cache.get(messages)
     if known is not None:
         return known
     ids = (_id_of(message) for message in messages.raw_items())
-    places: Places = PersistentMap({key: place for place, key in enumerate(ids) if key is not None})
-    recent.put(messages, places)
+    places: IdIndex = PersistentMap({key: place for place, key in enumerate(ids) if key is not None})
+    index_cache.put(messages, places)
     return places
 
 

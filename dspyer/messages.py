@@ -55,7 +55,7 @@ def to_chat(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{key: message[key] for key in _CHAT if key in message} for message in messages]
 
 
-def turn_of(node: str, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Any]:
+def turn_message(node: str, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Any]:
     """The message that a node's turn is. Messages among its values are kept without turns of their own.
 
     Args:

@@ -264,10 +264,10 @@ class Policies:
                 return rule.policy
         return self.default if self.otherwise is None else self.otherwise.policy_for(path)
 
-    def deciding(self, path: KeyPath) -> tuple[str, Callable[[Conflict], Any]]:
+    def decider_for(self, path: KeyPath) -> tuple[str, Callable[[Conflict], Any]]:
         """The name of the policy that holds at a path, and what it decides about a conflict of frozen values."""
         policy = self.policy_for(path)
-        return policy.name, partial(settle, policy)
+        return policy.name, partial(resolve_conflict, policy)
 
     def covers(self, field: str) -> bool:
         """Whether the user chose what holds at a field, or somewhere below it."""
@@ -288,12 +288,12 @@ class Policies:
         """
 
         def resolve(path: KeyPath, base: Any, left: Any, right: Any) -> Any:
-            return settle(self.policy_for(path), Conflict(path, base, left, right, left_author, right_author))
+            return resolve_conflict(self.policy_for(path), Conflict(path, base, left, right, left_author, right_author))
 
         return resolve
 
 
-def settle(policy: Policy, conflict: Conflict) -> Any:
+def resolve_conflict(policy: Policy, conflict: Conflict) -> Any:
     """Lets a policy decide a conflict of frozen values.
 
     Args:

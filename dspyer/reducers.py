@@ -37,12 +37,12 @@ class Keyed(NamedTuple):
 
     Attributes:
         find: gives the value under a key of the field, `DELETE` if there is none: `(value, key) -> value`.
-        made: makes one update of values by key.
+        make_update: makes one update of values by key.
         without: gives the field without a key: `(value, key) -> value`.
     """
 
     find: Callable[[Any, Any], Any]
-    made: Callable[[Mapping[Any, Any]], Any]
+    make_update: Callable[[Mapping[Any, Any]], Any]
     without: Callable[[Any, Any], Any]
 
 
@@ -54,22 +54,22 @@ class Reducer:
         name: what errors call it.
         function: the fold, `(current, update) -> new`, over frozen values.
         empty: what a field without a value starts from; `DELETE` if the first update is the value.
-        check: raises if an update has the wrong shape, naming what to return instead.
+        check: raises if an update has the wrong kind, naming what to return instead.
         update_type: the type of an update to a field of the given type; None where only the new value can be validated.
             Raises `TypeError` if the reducer does not fit the type.
-        stamp: makes an update replayable: `(update, id of its commit, current) -> update`.
+        assign_ids: makes an update replayable: `(update, id of its commit, current) -> update`.
         hint: what an error about an invalid update adds.
         folds: whether the updates of sibling branches fold. If not, they conflict like those of a field without
             reducer.
         parts: gives the parts that an update adds, as (key, part): items of a list, keys of a mapping, one amount of a
             sum; the key is None where parts have none. None if updates have no parts.
-        shape: what the parts make up: `"items"`, `"messages"`, `"keys"`, `"members"` or `"amount"`.
-        whole: gives the parts of a whole value, where they have keys that its kind does not tell.
-        keeps: whether what is there stays: nodes can neither replace nor reset the field.
+        kind: what the parts make up: `"items"`, `"messages"`, `"keys"`, `"members"` or `"amount"`.
+        parts_of_value: gives the parts of a whole value, where they have keys that its kind does not tell.
+        append_only: whether what is there stays: nodes can neither replace nor reset the field.
         keyed: how values are found by key, where a later value takes the place of an earlier one with the same key:
             sibling branches that put different values under one key conflict there. None where nothing takes the
             place of anything.
-        grows: whether the new value of a list is always the one before with more at its end.
+        appends: whether the new value of a list is always the one before with more at its end.
     """
 
     name: str
@@ -77,15 +77,15 @@ class Reducer:
     empty: Any = DELETE
     check: Callable[[Any], None] | None = None
     update_type: Callable[[Any], Any] | None = None
-    stamp: Callable[[Any, str, Any], Any] | None = None
+    assign_ids: Callable[[Any, str, Any], Any] | None = None
     hint: str = ""
     folds: bool = True
     parts: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None
-    shape: str = "items"
-    whole: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None
-    keeps: bool = False
+    kind: str = "items"
+    parts_of_value: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None
+    append_only: bool = False
     keyed: Keyed | None = None
-    grows: bool = False
+    appends: bool = False
 
     @classmethod
     def of(cls, function: object) -> Reducer:
@@ -146,8 +146,8 @@ class Reducer:
         if self.check is not None:
             self.check(update)
         frozen = current if current is DELETE else freeze(current)
-        if self.stamp is not None:
-            update = self.stamp(update, "update", frozen)
+        if self.assign_ids is not None:
+            update = self.assign_ids(update, "update", frozen)
         return self.fold(frozen, freeze(update))
 
     def __repr__(self) -> str:
@@ -221,7 +221,7 @@ def _increment_type(annotation: Any) -> Any:
 
 
 def _accept(update: Any) -> None:
-    """Any update has the right shape."""
+    """Any update has the right kind."""
     del update
 
 
@@ -318,19 +318,19 @@ ONE_ITEM = "append takes one item; for a list of items give the field reducers.e
 ONE_ENTRY = "log takes one item; for several return Updates(*items)"
 
 BY_KEY = Keyed(_value_of, FrozenDict, _without_key)
-BY_ID = Keyed(messages.find, messages.made, messages.without)
+BY_ID = Keyed(messages.find, messages.make_update, messages.without)
 
 patch = Reducer("patch", apply_value, folds=False)
 replace = Reducer("replace", _replace, folds=False)
-append = Reducer("append", _append, EMPTY_LIST, _accept, _item_of("append"), hint=ONE_ITEM, parts=_one, grows=True)
-extend = Reducer("extend", _extend, EMPTY_LIST, _check_extend, _extend_type, parts=_each, grows=True)
-log = Reducer("log", _append, EMPTY_LIST, _accept, _item_of("log"), hint=ONE_ENTRY, parts=_one, keeps=True, grows=True)
-update = Reducer(
-    "update", _update, FrozenDict(), _check_update, _update_type, parts=_by_key, shape="keys", keyed=BY_KEY
+append = Reducer("append", _append, EMPTY_LIST, _accept, _item_of("append"), hint=ONE_ITEM, parts=_one, appends=True)
+extend = Reducer("extend", _extend, EMPTY_LIST, _check_extend, _extend_type, parts=_each, appends=True)
+log = Reducer(
+    "log", _append, EMPTY_LIST, _accept, _item_of("log"), hint=ONE_ENTRY, parts=_one, append_only=True, appends=True
 )
-increment = Reducer("increment", _increment, 0, _check_increment, _increment_type, parts=_one, shape="amount")
+update = Reducer("update", _update, FrozenDict(), _check_update, _update_type, parts=_by_key, kind="keys", keyed=BY_KEY)
+increment = Reducer("increment", _increment, 0, _check_increment, _increment_type, parts=_one, kind="amount")
 union = Reducer(
-    "union", _union, freeze(set()), _check_union, _union_type, parts=_members, whole=_members, shape="members"
+    "union", _union, freeze(set()), _check_union, _union_type, parts=_members, parts_of_value=_members, kind="members"
 )
 add_messages = Reducer(
     "add_messages",
@@ -338,24 +338,24 @@ add_messages = Reducer(
     EMPTY_LIST,
     messages.check,
     _messages_type,
-    messages.stamp,
+    messages.assign_ids,
     parts=messages.parts,
-    shape="messages",
-    whole=messages.parts,
+    kind="messages",
+    parts_of_value=messages.parts,
     keyed=BY_ID,
 )
 conversation = Reducer(
     "conversation",
-    messages.add_only,
+    messages.add_new,
     EMPTY_LIST,
     messages.check_chat,
     _messages_type,
-    messages.stamp,
+    messages.assign_ids,
     parts=messages.parts,
-    shape="messages",
-    whole=messages.parts,
-    keeps=True,
-    grows=True,
+    kind="messages",
+    parts_of_value=messages.parts,
+    append_only=True,
+    appends=True,
 )
 min = Reducer("min", _lesser, DELETE, _accept, without_none)  # noqa: A001
 max = Reducer("max", _greater, DELETE, _accept, without_none)  # noqa: A001

@@ -191,12 +191,12 @@ class ImmutableState(FrozenDict[str, Any]):
         return cls(value)
 
 
-def counted(state: ImmutableState) -> int | None:
+def cached_size(state: ImmutableState) -> int | None:
     """The sum of the sizes of the fields of a state, where `keep_count` has put it; else None."""
     return getattr(state, "_total", None)
 
 
-def keep_count(state: ImmutableState, size: int) -> None:
+def cache_size(state: ImmutableState, size: int) -> None:
     """Remembers the sum of the sizes of the fields of a state as long as it lives. It is no part of the value."""
     state._total = size
 

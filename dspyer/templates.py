@@ -20,7 +20,7 @@ _NAME = r"run\.\w+(?:\.\w+)?|[^\W\d]\w*"
 _PLACE = re.compile(rf"\{{\{{({_NAME})\}}\}}|\{{({_NAME})\}}")
 
 
-class Filled(NamedTuple):
+class FilledText(NamedTuple):
     """A template with values in it.
 
     Attributes:
@@ -49,7 +49,7 @@ def is_template(text: str) -> bool:
     return "{" in text and _PLACE.search(text) is not None
 
 
-def filled(text: str, value_of: Callable[[str], str | None]) -> Filled:
+def fill_text(text: str, value_of: Callable[[str], str | None]) -> FilledText:
     """Puts values into a text, once: what a value holds is not filled again.
 
     Args:
@@ -74,7 +74,7 @@ def filled(text: str, value_of: Callable[[str], str | None]) -> Filled:
         used[name] = None
         return value
 
-    return Filled(_PLACE.sub(put, text), tuple(used), tuple(left))
+    return FilledText(_PLACE.sub(put, text), tuple(used), tuple(left))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class RunValue:
         return self.name
 
 
-Made = Fill | RunValue
+ComputedInput = Fill | RunValue
 """What an input can be made of that is no one field."""
 
 
@@ -145,13 +145,13 @@ class Templates(NamedTuple):
 
     Attributes:
         names: the fields and run values that they name.
-        may: the fields that may be filled into the instructions of its predictors; None for all.
-        inside: whether these instructions are templates at all.
+        allowed: the fields that may be filled into the instructions of its predictors; None for all.
+        in_instructions: whether these instructions are templates at all.
     """
 
     names: tuple[str, ...] = ()
-    may: frozenset[str] | None = frozenset()
-    inside: bool = False
+    allowed: frozenset[str] | None = frozenset()
+    in_instructions: bool = False
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -161,7 +161,7 @@ class Templates(NamedTuple):
     @property
     def takes(self) -> frozenset[str]:
         """The fields that may come in their place with a `Send`."""
-        return frozenset(self.fields).union(self.may or ()) if self.inside else frozenset(self.fields)
+        return frozenset(self.fields).union(self.allowed or ()) if self.in_instructions else frozenset(self.fields)
 
     def read(self, reads: Mapping[str, str]) -> dict[str, str]:
         """What a node reads, with the fields in its templates."""

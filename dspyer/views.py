@@ -168,12 +168,12 @@ def _step_text(step: ViewStep) -> str:
     return f".{step.name}({'' if step.argument is None else step.argument})"
 
 
-def chosen(view: View, shape: str, index: FieldIndex, reader: str, news: Callable[[], News]) -> list[FieldPart]:
+def select_parts(view: View, kind: str, index: FieldIndex, reader: str, news: Callable[[], News]) -> list[FieldPart]:
     """The parts that a view chooses. It costs by what that is, not by all that the field has.
 
     Args:
         view: the view.
-        shape: what the parts make up.
+        kind: what the parts make up.
         index: the parts of the field.
         reader: the node that looks.
         news: gives what the node has not seen.
@@ -191,37 +191,37 @@ def chosen(view: View, shape: str, index: FieldIndex, reader: str, news: Callabl
         if left and left[0].name == "last":
             walk = itertools.islice(walk, left[0].argument)
         elif left and left[0].name == "fit":
-            walk = _fitting(shape, walk, left[0].argument)
+            walk = _fitting(kind, walk, left[0].argument)
         found = list(walk)[::-1]
         if left and left[0].name in CUTS:
             found, left = _whole_turns(found), left[1:]
     for step in left:
-        found = _stepped(step, shape, found, reader, news)
+        found = _stepped(step, kind, found, reader, news)
     return found
 
 
-def chosen_in(view: View, shape: str, parts: Sequence[FieldPart]) -> list[FieldPart]:
+def select_plain_parts(view: View, kind: str, parts: Sequence[FieldPart]) -> list[FieldPart]:
     """The parts that a view chooses of a value whose authors are not known.
 
     Args:
         view: the view; it asks for no authors.
-        shape: what the parts make up.
+        kind: what the parts make up.
         parts: the parts, in order.
     """
     found = list(parts)
     for step in view.steps:
-        found = _stepped(step, shape, found, "", None)
+        found = _stepped(step, kind, found, "", None)
     return found
 
 
 def _stepped(
-    step: ViewStep, shape: str, parts: list[FieldPart], reader: str, news: Callable[[], News] | None
+    step: ViewStep, kind: str, parts: list[FieldPart], reader: str, news: Callable[[], News] | None
 ) -> list[FieldPart]:
     """What one step leaves of a list of parts."""
     if step.name == "last":
         return _whole_turns(parts[-step.argument :])
     if step.name == "fit":
-        return _whole_turns(list(_fitting(shape, reversed(parts), step.argument))[::-1])
+        return _whole_turns(list(_fitting(kind, reversed(parts), step.argument))[::-1])
     if step.name == "new":
         names = news().names if news is not None else frozenset()
         fresh = {part.place if part.call < 0 else part.call for part in parts if is_new(part, names)}
@@ -244,7 +244,7 @@ def _whole_turns(parts: list[FieldPart]) -> list[FieldPart]:
     return [part for part in parts if part.call < 0 or part.call in there]
 
 
-def summed(view: View, index: FieldIndex, reader: str) -> Any:
+def sum_of_amounts(view: View, index: FieldIndex, reader: str) -> Any:
     """What a view of amounts gives, if that is the sum of what some nodes brought.
 
     Args:
@@ -284,70 +284,70 @@ def change_text(field: str, after: Any, parts: Parts | None) -> str:
     name = label(field)
     if parts is None:
         return f"{name} (removed)" if after is DELETE else f"{name}: {indented(text_of(thaw(after)))}"
-    if parts.shape == "amount":
-        return f"{name}: {indented(text_of(values_in(*parts)))} more"
-    lines = [indented(f"- {label(part.author)}: {_line(parts.shape, part)}") for part in parts.parts]
+    if parts.kind == "amount":
+        return f"{name}: {indented(text_of(value_of_parts(*parts)))} more"
+    lines = [indented(f"- {label(part.author)}: {_line(parts.kind, part)}") for part in parts.parts]
     return "\n".join([f"{name}:", *lines] if lines else [f"{name} (emptied)"])
 
 
-class Look(NamedTuple):
+class ViewRead(NamedTuple):
     """That a view was looked through. What it has shown is a function of the commits, and is made again when asked for.
 
     Attributes:
         node: who looked.
         name: what the node calls it.
         view: the view.
-        place: the place of the last commit of its branch.
+        head: the index of the last commit of its branch.
     """
 
     node: str
     name: str
     view: View
-    place: int
+    head: int
 
 
-def shown(view: View, shape: str, parts: Sequence[FieldPart], form: ViewForm) -> Any:
+def render(view: View, kind: str, parts: Sequence[FieldPart], form: ViewForm) -> Any:
     """The chosen parts in the form in which they are wanted.
 
     Args:
         view: the view.
-        shape: what the parts make up.
+        kind: what the parts make up.
         parts: what it has chosen.
         form: the form.
     """
     if view.last_step == "then":
-        return view.steps[-1].argument(entries(shape, parts))
+        return view.steps[-1].argument(entries(kind, parts))
     if form == "entries":
-        return entries(shape, parts)
+        return entries(kind, parts)
     if form in ("values", "history"):
-        return values_in(shape, parts)
-    return text_in(view, shape, parts)
+        return value_of_parts(kind, parts)
+    return text_of_parts(view, kind, parts)
 
 
-def values_in(shape: str, parts: Sequence[FieldPart]) -> Any:
+def value_of_parts(kind: str, parts: Sequence[FieldPart]) -> Any:
     """Parts as the plain value that they make up."""
-    if shape == "keys":
+    if kind == "keys":
         return {part.key: thaw(part.value) for part in parts}
-    if shape == "amount":
+    if kind == "amount":
         return sum([part.value for part in parts[1:]], parts[0].value) if parts else 0
     return [thaw(part.value) for part in parts]
 
 
-def text_in(view: View, shape: str, parts: Sequence[FieldPart]) -> str:
+def text_of_parts(view: View, kind: str, parts: Sequence[FieldPart]) -> str:
     """Parts as text: one line each, with its key, or with its author where there may be several.
 
     What follows a line break inside a part is indented: a line that is not begins a part, whatever the parts say.
     """
-    if shape == "amount":
-        return text_of(values_in(shape, parts))
-    if shape == "keys":
-        return "\n".join([indented(_line(shape, part)) for part in parts])
+    if kind == "amount":
+        return text_of(value_of_parts(kind, parts))
+    if kind == "keys":
+        return "\n".join([indented(_line(kind, part)) for part in parts])
     alone = any(name == "own" or (name == "by" and len(argument) == 1) for name, argument in view.steps)
     if not alone and any(part.author for part in parts):
-        return "\n".join([indented(f"{label(part.author)}: {_line(shape, part)}") for part in parts])
+        return "\n".join([indented(f"{label(part.author)}: {_line(kind, part)}") for part in parts])
     if _is_one(view):
-        return "".join([_line(shape, part) for part in parts])
-    return "\n".join([indented(f"- {_line(shape, part)}") for part in parts])
+        return "".join([_line(kind, part) for part in parts])
+    return "\n".join([indented(f"- {_line(kind, part)}") for part in parts])
 
 
 def _is_one(view: View) -> bool:
@@ -382,16 +382,16 @@ def label(name: Any) -> str:
     return text if _PLAIN.fullmatch(text) and not text.endswith(" ") else json.dumps(text)
 
 
-def entries(shape: str, parts: Sequence[FieldPart]) -> list[Entry]:
+def entries(kind: str, parts: Sequence[FieldPart]) -> list[Entry]:
     """The parts as users see them."""
-    keyed = shape == "keys"
+    keyed = kind == "keys"
     return [Entry(thaw(part.value), part.author, part.commit, part.key if keyed else None) for part in parts]
 
 
-def _line(shape: str, part: FieldPart) -> str:
+def _line(kind: str, part: FieldPart) -> str:
     value = thaw(part.value)
-    text = said_in(value) if shape == "messages" and is_message(value) else text_of(value)
-    return f"{label(part.key)}: {text}" if shape == "keys" else text
+    text = message_text(value) if kind == "messages" and is_message(value) else text_of(value)
+    return f"{label(part.key)}: {text}" if kind == "keys" else text
 
 
 def is_message(value: Any) -> bool:
@@ -401,7 +401,7 @@ def is_message(value: Any) -> bool:
     return isinstance(value.get("content"), (str, list)) or bool(value.get("tool_calls"))
 
 
-def said_in(message: dict[str, Any]) -> str:
+def message_text(message: dict[str, Any]) -> str:
     """What a message says: its content, and the tools that it calls."""
     content = message.get("content")
     said = [] if content is None else [text_of(content)]
@@ -421,7 +421,7 @@ def text_of(value: Any) -> str:
     return json.dumps(found, ensure_ascii=False) if isinstance(found, (dict, list)) else str(found)
 
 
-def tokens_in(text: str) -> int:
+def estimate_tokens(text: str) -> int:
     """The estimated tokens of a text: the same on every machine.
 
     Example:
@@ -431,23 +431,23 @@ def tokens_in(text: str) -> int:
     return -(-len(text.encode("utf-8", "surrogatepass")) // 4)
 
 
-def tokens_of(shape: str, parts: Sequence[FieldPart], count: Callable[[str], int] = tokens_in) -> int:
+def tokens_of_parts(kind: str, parts: Sequence[FieldPart], count: Callable[[str], int] = estimate_tokens) -> int:
     """The tokens of parts.
 
     Args:
-        shape: what they make up.
+        kind: what they make up.
         parts: the parts.
         count: counts those of a text.
     """
-    if shape == "amount":
-        return count(text_of(values_in(shape, parts)))
-    return sum([count(_line(shape, part)) for part in parts])
+    if kind == "amount":
+        return count(text_of(value_of_parts(kind, parts)))
+    return sum([count(_line(kind, part)) for part in parts])
 
 
-def _fitting(shape: str, backwards: Iterable[FieldPart], budget: int) -> Iterator[FieldPart]:
+def _fitting(kind: str, backwards: Iterable[FieldPart], budget: int) -> Iterator[FieldPart]:
     """The parts that fit into a number of tokens, the last one first."""
     for part in backwards:
-        budget -= tokens_in(_line(shape, part))
+        budget -= estimate_tokens(_line(kind, part))
         if budget < 0:
             return
         yield part

@@ -24,7 +24,7 @@ from dspyer.policies import (
     policy_of,
     prefer,
     raise_,
-    settle,
+    resolve_conflict,
 )
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import thaw
@@ -113,7 +113,7 @@ def test_policies_can_be_copied_and_pickled(spec: Any) -> None:
 @settings(max_examples=200)
 @given(items, items, items)
 def test_law_combine_lists_counts_base_items_once(base: list[Any], left: list[Any], right: list[Any]) -> None:
-    result = thaw(settle(combine_lists, Conflict(("k",), freeze(base), freeze(left), freeze(right))))
+    result = thaw(resolve_conflict(combine_lists, Conflict(("k",), freeze(base), freeze(left), freeze(right))))
 
     def count(values: list[Any], item: Any) -> int:
         return sum(same(value, item) for value in values)
@@ -160,7 +160,9 @@ def test_a_function_gets_plain_values_and_its_answer_is_frozen() -> None:
         seen.append(conflict)
         return [*conflict.left, "more"]
 
-    result = settle(policy_of(keep), Conflict(("k",), DELETE, freeze(["a"]), freeze({"x": [1]}), "one", "two"))
+    result = resolve_conflict(
+        policy_of(keep), Conflict(("k",), DELETE, freeze(["a"]), freeze({"x": [1]}), "one", "two")
+    )
     assert seen == [Conflict(("k",), DELETE, ["a"], {"x": [1]}, "one", "two")]
     assert type(seen[0].left) is list
     assert type(seen[0].right["x"]) is list
@@ -171,10 +173,10 @@ def test_a_function_gets_plain_values_and_its_answer_is_frozen() -> None:
 def test_the_chosen_side_keeps_its_identity() -> None:
     left, right = freeze({"deep": [1]}), freeze([2])
     conflict = Conflict(("k",), DELETE, left, right)
-    assert settle(policy_of(lambda asked: asked.left), conflict) is left
-    assert settle(policy_of(lambda asked: asked.right), conflict) is right
-    assert settle(last_write_wins, conflict) is right
-    assert settle(first_write_wins, conflict) is left
+    assert resolve_conflict(policy_of(lambda asked: asked.left), conflict) is left
+    assert resolve_conflict(policy_of(lambda asked: asked.right), conflict) is right
+    assert resolve_conflict(last_write_wins, conflict) is right
+    assert resolve_conflict(first_write_wins, conflict) is left
 
 
 PATTERNS: dict[Any, Any] = {

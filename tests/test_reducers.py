@@ -209,11 +209,11 @@ def test_messages_with_a_known_id_take_its_place() -> None:
 
 def test_missing_ids_are_derived_from_the_commit() -> None:
     given_message = {"text": "hi"}
-    stamped = messages.stamp([given_message, {"id": "own"}], "0.1:4")
-    assert [each["id"] for each in stamped] == ["0.1:4/0", "own"]
-    assert stamped == messages.stamp([given_message, {"id": "own"}], "0.1:4")
+    with_ids = messages.assign_ids([given_message, {"id": "own"}], "0.1:4")
+    assert [each["id"] for each in with_ids] == ["0.1:4/0", "own"]
+    assert with_ids == messages.assign_ids([given_message, {"id": "own"}], "0.1:4")
     assert given_message == {"text": "hi"}
-    frozen = messages.stamp(freeze({"text": "hi"}), "c")
+    frozen = messages.assign_ids(freeze({"text": "hi"}), "c")
     assert isinstance(frozen[0], FrozenDict)
     assert frozen == [{"text": "hi", "id": "c/0"}]
 
@@ -221,8 +221,8 @@ def test_missing_ids_are_derived_from_the_commit() -> None:
 def test_a_derived_id_is_never_one_that_is_there() -> None:
     """A conversation handed from run to run, whose commits have the same ids, loses no message."""
     current = freeze([{"id": "c/0"}, {"id": "c/0~2"}])
-    stamped = messages.stamp([{"text": "a"}, {"text": "b"}, {"id": "c/1"}], "c", current)
-    assert [each["id"] for each in stamped] == ["c/0~3", "c/1~2", "c/1"]
+    with_ids = messages.assign_ids([{"text": "a"}, {"text": "b"}, {"id": "c/1"}], "c", current)
+    assert [each["id"] for each in with_ids] == ["c/0~3", "c/1~2", "c/1"]
     assert len(reducers.add_messages(current, {"text": "new"})) == 3
 
 
@@ -238,13 +238,13 @@ def test_messages_as_objects() -> None:
 
     for kind in (Message, Note):
         one = kind(text="a")
-        stamped = messages.stamp(one, "c")
-        assert [each.id for each in stamped] == ["c/0"]
+        with_ids = messages.assign_ids(one, "c")
+        assert [each.id for each in with_ids] == ["c/0"]
         assert one.id is None
-        both = reducers.add_messages(reducers.add_messages([], stamped), kind(text="A", id="c/0"))
+        both = reducers.add_messages(reducers.add_messages([], with_ids), kind(text="A", id="c/0"))
         assert [(each.id, each.text) for each in both] == [("c/0", "A")]
     with pytest.raises(NodeOutputError, match="without an id"):
-        messages.stamp(type("Odd", (), {"id": None})(), "c")
+        messages.assign_ids(type("Odd", (), {"id": None})(), "c")
 
 
 class Anonymous(TypedDict):
@@ -272,7 +272,7 @@ def test_long_lists_of_messages_are_looked_up_not_read() -> None:
     assert len(old) == 151
     assert old[70]["n"] == -1
     assert history[150][70]["n"] == 70
-    assert len(messages.recent) <= messages.CACHED
+    assert len(messages.index_cache) <= messages.CACHED
 
 
 def test_a_function_that_mutates_is_caught() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dspyer.scheduler.provenance import FieldPart, whole_parts
-from dspyer.views import label, tokens_of
+from dspyer.views import label, tokens_of_parts
 
 Count = Callable[[str], int]
 KNOWN = 1024  # values whose sizes are known at once
@@ -130,13 +130,13 @@ class Sizes:
         self._count = count
         self._last: dict[int, tuple[Any, int]] = {}
 
-    def part(self, shape: str, part: FieldPart) -> int:
+    def part(self, kind: str, part: FieldPart) -> int:
         """The tokens of a part."""
-        return tokens_of(shape, (part,), self._count)
+        return tokens_of_parts(kind, (part,), self._count)
 
-    def parts(self, shape: str, parts: Sequence[FieldPart]) -> int:
+    def parts(self, kind: str, parts: Sequence[FieldPart]) -> int:
         """The tokens of some parts."""
-        return tokens_of(shape, parts, self._count)
+        return tokens_of_parts(kind, parts, self._count)
 
     def whole(self, value: Any) -> int:
         """The tokens of a whole frozen value."""
@@ -144,8 +144,8 @@ class Sizes:
         if known is None:
             if len(self._last) >= KNOWN:
                 self._last.clear()
-            shape, parts = whole_parts(value)
-            known = self._last[id(value)] = value, self.parts(shape, parts)
+            kind, parts = whole_parts(value)
+            known = self._last[id(value)] = value, self.parts(kind, parts)
         return known[1]
 
 

@@ -13,7 +13,7 @@ from dspyer.dspy_module.prompt_templates import check_template
 from dspyer.errors import InputError, suggestion
 
 
-def every_parameter(program: dspy.Module) -> list[tuple[str, Any]]:
+def all_parameters(program: dspy.Module) -> list[tuple[str, Any]]:
     """The parameters of a program by name: those that DSPy lists, then those of modules that an optimizer has compiled.
 
     DSPy leaves out the parameters of a compiled sub-module, which is right for tuning, but would lose them when the
@@ -51,7 +51,7 @@ def load_parameters(program: dspy.Module, state: dict[str, Any], allow_unsafe_lm
         InputError: if the state lacks a parameter of the program that is open to optimizers, or has one that the
         program lacks.
     """
-    parameters = dict(every_parameter(program))
+    parameters = dict(all_parameters(program))
     tuned = {name for name, _ in program.named_parameters()}
     missing = [name for name in parameters if name not in state and name in tuned]
     extra = [name for name in state if name not in parameters and name != "metadata"]
@@ -64,7 +64,7 @@ def load_parameters(program: dspy.Module, state: dict[str, Any], allow_unsafe_lm
             f"this state belongs to another graph: {'; '.join(parts)}.{hints} Give the nodes the names that "
             "they had then"
         )
-    for target in (dict(every_parameter(program.deepcopy())), parameters):
+    for target in (dict(all_parameters(program.deepcopy())), parameters):
         for name, parameter in target.items():
             if name not in state:
                 continue

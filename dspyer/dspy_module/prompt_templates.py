@@ -17,18 +17,18 @@ from dspy.utils.exceptions import AdapterParseError
 
 from dspyer.dspy_module.paths import parts_with_paths
 from dspyer.errors import InputError
-from dspyer.templates import filled, is_template, names_in
+from dspyer.templates import fill_text, is_template, names_in
 
-FILLING = "dspyer_filling"
+VALUES_SETTING = "dspyer_filling"
 """The setting of DSPy that carries the values of a node: its threads inherit it."""
 
-WARNING = "dspyer_warning"
+WARNING_SETTING = "dspyer_warning"
 """The setting that carries the warning for a node that runs near the limit of its run."""
 
 logger = logging.getLogger("dspyer")
 
 
-class Filling(Protocol):
+class TemplateValues(Protocol):
     """The values of one call of a node."""
 
     def text(self, name: str) -> str | None:
@@ -45,14 +45,14 @@ class PredictorTemplate:
         path: the predictor, as DSPy names it.
         text: its instructions.
         names: the names in them that are filled in.
-        may: all names that would be; None for any.
+        allowed: all names that would be; None for any.
     """
 
-    def __init__(self, path: str, text: str, names: tuple[str, ...], may: frozenset[str] | None) -> None:
+    def __init__(self, path: str, text: str, names: tuple[str, ...], allowed: frozenset[str] | None) -> None:
         self.path = path
         self.text = text
         self.names = names
-        self.may = may
+        self.allowed = allowed
         self._said: set[tuple[str, str]] = set()
 
     def check(self, text: str) -> None:
@@ -61,7 +61,7 @@ class PredictorTemplate:
             return
         known = names_in(self.text)
         for name in names_in(text):
-            if self.may is not None and name not in known and name not in self.may:
+            if self.allowed is not None and name not in known and name not in self.allowed:
                 self._say("unknown", name, "%s: {%s} in its tuned instructions is nothing that it reads, and stays")
         for name in self.names:
             if name not in names_in(text):
@@ -90,7 +90,7 @@ class PredictorTemplate:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PredictorTemplate, (self.path, self.text, self.names, self.may)
+        return PredictorTemplate, (self.path, self.text, self.names, self.allowed)
 
 
 class _Called:
@@ -103,28 +103,28 @@ class _Called:
         if turns is not None:
             demos = kwargs.get("demos", predictor.demos)
             kwargs["demos"] = [_shortened(demo, _histories(predictor), turns) for demo in demos]
-        filling: Filling | None = dspy.settings.get(FILLING)
+        filling: TemplateValues | None = dspy.settings.get(VALUES_SETTING)
         template: PredictorTemplate | None = vars(predictor).get("template")
         if template is not None:
             if filling is None:
                 template.refuse()
             else:
                 kwargs["signature"] = self._filled(filling, template)
-        warning = dspy.settings.get(WARNING)
+        warning = dspy.settings.get(WARNING_SETTING)
         if warning:
             signature = dspy.ensure_signature(kwargs.get("signature", self.own))
             kwargs["signature"] = signature.with_instructions(f"{signature.instructions}\n\n{warning}")
 
-    def _filled(self, filling: Filling, template: PredictorTemplate) -> Any:
+    def _filled(self, filling: TemplateValues, template: PredictorTemplate) -> Any:
         """The signature with values in its instructions."""
         signature = dspy.ensure_signature(self.own)
         text = signature.instructions
         template.check(text)
 
         def value_of(name: str) -> str | None:
-            return filling.text(name) if template.may is None or name in template.may else None
+            return filling.text(name) if template.allowed is None or name in template.allowed else None
 
-        new, used, _ = filled(text, value_of)
+        new, used, _ = fill_text(text, value_of)
         lost = {name: value_of(name) for name in template.names if name not in used}
         ends = [f"{name}: {value}" for name, value in lost.items() if value is not None]
         if ends:
@@ -150,7 +150,7 @@ class _Called:
 
 
 @functools.lru_cache(maxsize=256)
-def filling_class(base: Any) -> Any:
+def template_class(base: Any) -> Any:
     """The subclass of a class of predictors that fills templates in.
 
     Args:
@@ -186,11 +186,11 @@ def filling_class(base: Any) -> Any:
 
 
 def _bare(base: Any) -> Any:
-    made = filling_class(base)
+    made = template_class(base)
     return made.__new__(made)
 
 
-def can_fill(predictor: dspy.Predict) -> bool:
+def can_convert(predictor: dspy.Predict) -> bool:
     """Whether instructions of a predictor can be filled in: one with a `forward` of its own decides itself."""
     kind = type(predictor)
     if hasattr(kind, "filled_from"):
@@ -198,25 +198,25 @@ def can_fill(predictor: dspy.Predict) -> bool:
     return kind.forward is dspy.Predict.forward and kind.aforward is dspy.Predict.aforward
 
 
-def fill_in(path: str, module: dspy.Module, may: frozenset[str] | None) -> None:
+def enable_templates(path: str, module: dspy.Module, allowed: frozenset[str] | None) -> None:
     """Lets the predictors of a module fill in their instructions, in place.
 
     Args:
         path: where the program has the module.
         module: the module.
-        may: the names that are filled in; None for any.
+        allowed: the names that are filled in; None for any.
     """
     for inner, predictor in predictors_in(module):
         text = predictor.signature.instructions
-        if is_template(text) and can_fill(predictor):
+        if is_template(text) and can_convert(predictor):
             where = f"{path}.{inner}" if inner else path
             held = vars(predictor)
-            filled_in = tuple(name for name in names_in(text) if may is None or name in may)
-            held["template"] = PredictorTemplate(where, text, filled_in, may)
+            filled_in = tuple(name for name in names_in(text) if allowed is None or name in allowed)
+            held["template"] = PredictorTemplate(where, text, filled_in, allowed)
             _convert(predictor)
 
 
-def let_warn(module: dspy.Module) -> list[str]:
+def enable_warnings(module: dspy.Module) -> list[str]:
     """Prepares the predictors of a module for a warning at the end of their instructions, in place.
 
     Args:
@@ -227,9 +227,9 @@ def let_warn(module: dspy.Module) -> list[str]:
     """
     found = list(predictors_in(module))
     for _, predictor in found:
-        if can_fill(predictor):
+        if can_convert(predictor):
             _convert(predictor)
-    return [path or type(predictor).__name__ for path, predictor in found if not can_fill(predictor)]
+    return [path or type(predictor).__name__ for path, predictor in found if not can_convert(predictor)]
 
 
 def shorten_demos(module: dspy.Module, turns: int) -> list[str]:
@@ -244,16 +244,16 @@ def shorten_demos(module: dspy.Module, turns: int) -> list[str]:
     """
     found = [(path, predictor) for path, predictor in predictors_in(module) if _histories(predictor)]
     for _, predictor in found:
-        if can_fill(predictor):
+        if can_convert(predictor):
             vars(predictor)["demo_turns"] = turns
             _convert(predictor)
-    return [path or type(predictor).__name__ for path, predictor in found if not can_fill(predictor)]
+    return [path or type(predictor).__name__ for path, predictor in found if not can_convert(predictor)]
 
 
 def _convert(predictor: Any) -> None:
     if not hasattr(type(predictor), "filled_from"):
         kind: Any = type(predictor)
-        predictor.__class__ = filling_class(kind)
+        predictor.__class__ = template_class(kind)
 
 
 def _histories(predictor: dspy.Predict) -> list[str]:
@@ -296,7 +296,7 @@ def predictors_in(value: object, path: str = "", seen: set[int] | None = None) -
         yield from predictors_in(part, name, seen)
 
 
-def own_texts(module: dspy.Module) -> Iterator[str]:
+def user_instructions(module: dspy.Module) -> Iterator[str]:
     """The instructions that the user wrote: not what a module of DSPy adds to them, such as the texts of its tools."""
     signature = getattr(module, "signature", None)
     of_dspy = type(module).__module__.partition(".")[0] == "dspy" and not isinstance(module, dspy.Predict)

@@ -33,7 +33,7 @@ class recording:  # noqa: N801  read as `with recording() as steps`
         self._context.__exit__(*raised)
 
 
-def hand_over(steps: Steps) -> None:
+def append_to_trace(steps: Steps) -> None:
     """Appends to the trace around a run, in place, as DSPy itself does: `max_trace_size` drops the oldest steps."""
     trace = dspy.settings.trace
     limit = dspy.settings.max_trace_size
@@ -45,7 +45,7 @@ def hand_over(steps: Steps) -> None:
         trace.append(step)
 
 
-def calls_in(steps: Steps) -> tuple[int, int]:
+def count_calls(steps: Steps) -> tuple[int, int]:
     """How often predictors were called, and how often tools: as `ReAct` and `ReActV2` say in their predictions."""
     tools = 0
     for _, _, prediction in steps:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Union, cast, get_args, get_origin
 import dspy
 from pydantic import BaseModel
 
-from dspyer.dspy_module.prompt_templates import fill_in, let_warn, shorten_demos
+from dspyer.dspy_module.prompt_templates import enable_templates, enable_warnings, shorten_demos
 from dspyer.dspy_module.source import EdgeText, FunctionText, InterruptText, MapText, graph_text
 from dspyer.errors import GraphError, shown_names, suggestion
 from dspyer.graph.declarations import EdgeSpec, NodeSpec, RouterSpec
@@ -621,16 +621,16 @@ def fill_templates(blueprint: GraphSpec, modules: Mapping[str, dspy.Module]) -> 
     run_values += [f"{RUN}{node}.{name}" for node in blueprint.nodes for name in OF_NODE]
     run_values = [name for name in run_values if blueprint.counts or not is_counted(name)]
     for attribute, templates in named:
-        if templates.inside and attribute in modules:
-            may = None if templates.may is None else templates.may.union(run_values)
-            fill_in(attribute, modules[attribute], may)
+        if templates.in_instructions and attribute in modules:
+            may = None if templates.allowed is None else templates.allowed.union(run_values)
+            enable_templates(attribute, modules[attribute], may)
     if blueprint.warn_at is not None:
         problems = [
             f"warn_at: node {name!r}: nothing can be added to the instructions of {path!r}, since its class has a "
             "`forward` of its own: use dspy.Predict"
             for name, node in blueprint.nodes.items()
             if isinstance(node, ModuleNode) and node.turns.fields and name in modules
-            for path in let_warn(modules[name])
+            for path in enable_warnings(modules[name])
         ]
         if problems:
             raise GraphError(problems)

@@ -24,7 +24,7 @@ from dspyer.nodes.template_plans import made_for
 from dspyer.nodes.view_access import form_of, form_problems, read_view, sent_to
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.templates import Made
+from dspyer.templates import ComputedInput
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 from dspyer.values.types import Opaque, opaque_in, registered
 from dspyer.views import View, ViewForm
@@ -53,7 +53,7 @@ class FieldParameter(NamedTuple):
     readable: bool = True
     view: View | None = None
     form: ViewForm = "values"
-    made: Made | None = None
+    made: ComputedInput | None = None
 
 
 class ResourceParameter(NamedTuple):
@@ -249,7 +249,7 @@ def plan_binding(
     modules: tuple[str, ...] = (),
     overlay: frozenset[str] = frozenset(),
     views: Mapping[str, View] = NOTHING,
-    made: Mapping[str, Made] = NOTHING,
+    made: Mapping[str, ComputedInput] = NOTHING,
 ) -> Plan:
     """Decide what each parameter of a function gets.
 
@@ -283,7 +283,7 @@ class _Planner:
         overlay: frozenset[str],
         described: Described,
         views: Mapping[str, View],
-        made: Mapping[str, Made],
+        made: Mapping[str, ComputedInput],
     ) -> None:
         self.views, self.made = views, made
         self.who, self.schema, self.reads, self.modules, self.overlay = who, schema, reads, modules, overlay

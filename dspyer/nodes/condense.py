@@ -33,14 +33,14 @@ class Condenser(Node):
         node: the name of the node whose writes it shortens.
         field: the field.
         given: the name of its input.
-        shape: what the entries of an update are: of a list `"items"`, of a mapping `"keys"`, else `""`.
+        kind: what the entries of an update are: of a list `"items"`, of a mapping `"keys"`, else `""`.
         several: whether it takes a whole update and not one entry.
     """
 
     node: str
     field: str
     given: str
-    shape: str
+    kind: str
     several: bool
 
     def __post_init__(self) -> None:
@@ -102,12 +102,12 @@ def condensed(condensers: Mapping[str, Condenser], updates: Mapping[str, object]
 def _shorter(condenser: Condenser, value: Any, call: Call) -> CondenserCalls:
     if value is DELETE or value is None:
         return value
-    if condenser.shape == "keys" and isinstance(value, Mapping) and not condenser.several:
+    if condenser.kind == "keys" and isinstance(value, Mapping) and not condenser.several:
         short = {}
         for key, entry in value.items():
             short[key] = yield from _one(condenser, entry, call)
         return short
-    if condenser.shape == "items" and isinstance(value, LISTS) and not condenser.several:
+    if condenser.kind == "items" and isinstance(value, LISTS) and not condenser.several:
         entries: list[Any] = []
         for entry in value:
             one = yield from _one(condenser, entry, call)
@@ -155,8 +155,8 @@ def plan_condenser(
         return None, [
             f"{who}: the module for {field!r} {has}: it takes one value, gives one, dspy.Predict('text -> short')"
         ]
-    shape = _shape(schema, field)
-    if shape == "messages":
+    kind = _kind(schema, field)
+    if kind == "messages":
         return None, [f"{who} names {field!r}: messages are kept as they were said; shorten a text and then say it"]
     taken = class_of(without_none(found.inputs[inputs[0]]))
     several = taken is not None and issubclass(taken, (list, tuple, Mapping))
@@ -170,16 +170,16 @@ def plan_condenser(
         writes=outputs,
         field=field,
         given=inputs[0],
-        shape=shape,
+        kind=kind,
         several=several,
         templates=templates,
     )
     return condenser, [*problems, *unknown]
 
 
-def _shape(schema: Schema, field: str) -> str:
+def _kind(schema: Schema, field: str) -> str:
     """What the entries of one update of a field are."""
     reducer = schema.reducer(field)
     if reducer is None or reducer.parts is None or reducer.name == "append":  # one update of these is one entry
         return ""
-    return {"members": "items", "amount": ""}.get(reducer.shape, reducer.shape)
+    return {"members": "items", "amount": ""}.get(reducer.kind, reducer.kind)

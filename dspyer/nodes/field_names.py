@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from dspyer.errors import shown_names, suggestion
 from dspyer.schema.schema import Schema
-from dspyer.templates import RUN, Fill, Made, RunValue
+from dspyer.templates import RUN, ComputedInput, Fill, RunValue
 from dspyer.views import View
 
 FieldNames: TypeAlias = Mapping[str, str]
@@ -41,11 +41,11 @@ def without_views(spec: Mapping[str, str | View] | Iterable[str] | None) -> tupl
     return {name: right.field if isinstance(right, View) else right for name, right in spec.items()}, views
 
 
-def made_inputs(spec: ReadsSpec | None) -> dict[str, Made]:
+def made_inputs(spec: ReadsSpec | None) -> dict[str, ComputedInput]:
     """Of what a node reads, the templates and run values, by the node's own names."""
     if not isinstance(spec, Mapping):
         return {}
-    made: dict[str, Made] = {}
+    made: dict[str, ComputedInput] = {}
     for name, right in spec.items():
         if isinstance(right, Fill):
             made[name] = right

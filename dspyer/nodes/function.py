@@ -64,14 +64,14 @@ class FunctionNode(Node):
 
     def call(self, call: Call) -> Reply:
         """Bind the parameters and call the function."""
-        if not self.templates.inside:
+        if not self.templates.in_instructions:
             return self.reply(call_function(self.fn, self.binding.bind(call), self.asynchronous))
         with filling(self.templates, call):
             return self.reply(call_function(self.fn, self.binding.bind(call), self.asynchronous))
 
     async def acall(self, call: Call) -> Reply:
         """The same from async code."""
-        if not self.templates.inside:
+        if not self.templates.in_instructions:
             return self.reply(await acall_function(self.fn, self.binding.bind(call), self.asynchronous))
         with filling(self.templates, call):
             return self.reply(await acall_function(self.fn, self.binding.bind(call), self.asynchronous))

@@ -247,7 +247,7 @@ def _field_problems(spec: NodeOptions, over: str, into: str) -> list[str]:
 def _ids(spec: NodeOptions, into: str) -> Callable[[Any], Iterable[tuple[Any, Any]]] | None:
     """What gives the ids of results, where the reducer of the field replaces messages by id."""
     reducer = spec.schema.reducer(into)
-    by_id = reducer is not None and reducer.keyed is not None and reducer.stamp is not None
+    by_id = reducer is not None and reducer.keyed is not None and reducer.assign_ids is not None
     return reducer.parts if by_id and reducer is not None else None
 
 

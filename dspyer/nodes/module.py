@@ -13,7 +13,7 @@ from pydantic_core import PydanticUndefined
 
 from dspyer.dspy_module.prompt_templates import predictors_in
 from dspyer.errors import NodeOutputError, brief, suggestion
-from dspyer.messages import turn_of, turns_in
+from dspyer.messages import turn_message, turns_in
 from dspyer.nodes.binding import unset, usable
 from dspyer.nodes.callables import Described, describe
 from dspyer.nodes.field_names import FieldNames, check_names, listed, no_field
@@ -24,7 +24,7 @@ from dspyer.nodes.template_plans import filling, made_for, plan_templates
 from dspyer.nodes.view_access import form_of, form_problems, is_conversation, read_view, sent_to
 from dspyer.reducers import Updates, without_none
 from dspyer.schema.type_fit import misfit, shown_type, update_type
-from dspyer.templates import Made
+from dspyer.templates import ComputedInput
 from dspyer.values.frozen import thaw
 from dspyer.values.types import Opaque
 from dspyer.views import View, ViewForm
@@ -234,7 +234,7 @@ class Turns(NamedTuple):
             return {}
         told = {name: inputs[name] for name in self.inputs if name in inputs}
         said = {name: values[name] for name in (*self.beside, *self.answers) if name in values}
-        return dict.fromkeys(self.fields, turn_of(node, told, said))
+        return dict.fromkeys(self.fields, turn_message(node, told, said))
 
 
 NO_TURNS = Turns()
@@ -354,7 +354,7 @@ class Input(NamedTuple):
     readable: bool = True
     view: View | None = None
     form: ViewForm = "values"
-    made: Made | None = None
+    made: ComputedInput | None = None
 
 
 def gather_inputs(inputs: tuple[Input, ...], call: Call, reader: str) -> dict[str, Any]:

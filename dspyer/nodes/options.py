@@ -11,7 +11,7 @@ from dspyer.nodes.field_names import FieldNames, NamesSpec, ReadsSpec, as_map, m
 from dspyer.nodes.node import NOTHING
 from dspyer.nodes.view_access import view_problems
 from dspyer.schema.schema import Schema
-from dspyer.templates import Made
+from dspyer.templates import ComputedInput
 from dspyer.views import View
 
 
@@ -38,7 +38,7 @@ class NodeOptions(NamedTuple):
     goto: tuple[str, ...] = ()
     overlay: frozenset[str] = frozenset()
     views: Mapping[str, View] = NOTHING
-    made: Mapping[str, Made] = NOTHING
+    made: Mapping[str, ComputedInput] = NOTHING
 
     @property
     def who(self) -> str:
@@ -83,7 +83,7 @@ def node_options(
     ), problems
 
 
-def _named(reads: ReadsSpec | None, made: Mapping[str, Made]) -> Any:
+def _named(reads: ReadsSpec | None, made: Mapping[str, ComputedInput]) -> Any:
     """What a node reads, with texts in the place of what is made for it."""
     if not made or not isinstance(reads, Mapping):
         return reads

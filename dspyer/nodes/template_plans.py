@@ -10,14 +10,20 @@ from typing import Any, NamedTuple
 import dspy
 from dspy.adapters.utils import serialize_for_json
 
-from dspyer.dspy_module.prompt_templates import FILLING, WARNING, can_fill, own_texts, predictors_in
+from dspyer.dspy_module.prompt_templates import (
+    VALUES_SETTING,
+    WARNING_SETTING,
+    can_convert,
+    predictors_in,
+    user_instructions,
+)
 from dspyer.nodes.field_names import listed, no_field
 from dspyer.nodes.node import Call
 from dspyer.nodes.options import NodeOptions
 from dspyer.scheduler.lineage import wrote
 from dspyer.scheduler.run_state import Branch, RunState
 from dspyer.scheduler.run_values import run_value, run_value_problem
-from dspyer.templates import NO_TEMPLATES, RUN, Fill, Made, Templates, filled, is_template, names_in
+from dspyer.templates import NO_TEMPLATES, RUN, ComputedInput, Fill, Templates, fill_text, is_template, names_in
 from dspyer.values.frozen import thaw
 from dspyer.views import ViewForm
 
@@ -104,7 +110,7 @@ def _never_written(field: str, call: Call) -> bool:
     return wrote(field) not in branch.tally
 
 
-def made_for(source: Made, form: ViewForm, call: Call) -> Any:
+def made_for(source: ComputedInput, form: ViewForm, call: Call) -> Any:
     """What an input gets that is no field.
 
     Args:
@@ -113,7 +119,7 @@ def made_for(source: Made, form: ViewForm, call: Call) -> Any:
         call: the call.
     """
     if isinstance(source, Fill):
-        return filled(source.text, Filler(call, None).text).text
+        return fill_text(source.text, Filler(call, None).text).text
     found = value_of_run(source.name, call)
     return ("" if found is None else str(found)) if form == "text" else found
 
@@ -126,11 +132,11 @@ def filling(templates: Templates, call: Call, warning: str = "") -> AbstractCont
         call: its call.
         warning: a text at the end of the instructions of its predictors; "" for none.
     """
-    if not templates.inside and not warning:
+    if not templates.in_instructions and not warning:
         return NOTHING_TO_FILL
-    settings: dict[str, Any] = {WARNING: warning}
-    if templates.inside:
-        settings[FILLING] = Filler(call, templates.may)
+    settings: dict[str, Any] = {WARNING_SETTING: warning}
+    if templates.in_instructions:
+        settings[VALUES_SETTING] = Filler(call, templates.allowed)
     context: AbstractContextManager[Any] = dspy.context(**settings)
     return context
 
@@ -172,7 +178,7 @@ def plan_templates(modules: Iterable[object], spec: NodeOptions, reads: Collecti
     for module in modules:
         if not isinstance(module, dspy.Module):
             continue
-        texts = [text for text in own_texts(module) if is_template(text)]
+        texts = [text for text in user_instructions(module) if is_template(text)]
         named = tuple(dict.fromkeys(name for text in texts for name in names_in(text)))
         known = [name for name in named if _is_known(name, spec)]
         inside = inside or bool(texts)
@@ -202,7 +208,7 @@ def _unknown(names: Iterable[str], where: str, spec: NodeOptions, who: str) -> l
 
 def _cannot(module: dspy.Module, names: list[str], who: str) -> list[str]:
     """Predictors with templates in whose call nothing can be filled."""
-    kinds = [type(predictor).__name__ for _, predictor in predictors_in(module) if not can_fill(predictor)]
+    kinds = [type(predictor).__name__ for _, predictor in predictors_in(module) if not can_convert(predictor)]
     return [
         f"{who}: its instructions name {listed(names)}, and nothing is filled into those of a {kind}, which has a "
         "`forward` of its own: use dspy.Predict, or give the text as an input, reads={'name': fill('...')}"

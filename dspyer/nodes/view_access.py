@@ -25,16 +25,16 @@ from dspyer.views import (
     CUTS,
     Delta,
     Entry,
-    Look,
     View,
     ViewForm,
+    ViewRead,
     change_text,
-    chosen,
-    chosen_in,
-    shown,
-    summed,
+    render,
+    select_parts,
+    select_plain_parts,
+    sum_of_amounts,
     text_of,
-    values_in,
+    value_of_parts,
 )
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class ViewSource(Protocol):
     def permitted_fields(self, node: str, option: str) -> frozenset[str] | None:
         """The fields that a node `"reads"` or `"writes"`; None for all."""
 
-    def record_read(self, look: Look) -> None:
+    def record_read(self, read: ViewRead) -> None:
         """Counts what a view has shown. May be called from any thread."""
 
     def warning(self, branch: Branch) -> str:
@@ -116,7 +116,7 @@ class NoRunViews:
     def permitted_fields(self, node: str, option: str) -> frozenset[str] | None:
         """Nobody has said what the node may do."""
 
-    def record_read(self, look: Look) -> None:
+    def record_read(self, read: ViewRead) -> None:
         """Nothing is counted."""
 
     def warning(self, branch: Branch) -> str:
@@ -146,38 +146,40 @@ def read_view(attempt: Attempt, view: View, form: ViewForm, name: str = "", sent
     views, position = attempt.host.views, attempt.position
     if sent is not DELETE:
         cut = View(view.field, tuple([step for step in view.steps if step.name in (*CUTS, "then")]))
-        return shown(cut, *chosen_plainly(cut, sent, form_in(views.schema, view.field)), form)
+        return render(cut, *chosen_plainly(cut, sent, kind_of_parts(views.schema, view.field)), form)
     if position is None:
         raise InputError(f"{attempt.who} reads {view!r}: there is no run that it could be a view of")
     value = position.state.raw(view.field, DELETE)
     index = views.index(view.field, position)
     if index is None:
-        shape, selected = chosen_plainly(view, value, form_in(views.schema, view.field))
+        parts_kind, selected = chosen_plainly(view, value, kind_of_parts(views.schema, view.field))
     else:
-        shape = form_in(views.schema, view.field)
-        if shape == "amount" and form in ("values", "text"):
-            total = summed(view, index, attempt.node)
+        parts_kind = kind_of_parts(views.schema, view.field)
+        if parts_kind == "amount" and form in ("values", "text"):
+            total = sum_of_amounts(view, index, attempt.node)
             if total is not None:
-                views.record_read(Look(attempt.node, name or view.field, view, position.head))
+                views.record_read(ViewRead(attempt.node, name or view.field, view, position.head))
                 return text_of(total) if form == "text" else total
-        selected = chosen(view, shape, index, attempt.node, lambda: views.news(view.field, position, attempt.node))
-    result = shown(view, shape, selected, form)  # a function of `.then` may raise
-    views.record_read(Look(attempt.node, name or view.field, view, position.head))
+        selected = select_parts(
+            view, parts_kind, index, attempt.node, lambda: views.news(view.field, position, attempt.node)
+        )
+    result = render(view, parts_kind, selected, form)  # a function of `.then` may raise
+    views.record_read(ViewRead(attempt.node, name or view.field, view, position.head))
     return result
 
 
-def chosen_plainly(view: View, value: Any, shape: str) -> tuple[str, list[FieldPart]]:
+def chosen_plainly(view: View, value: Any, parts_kind: str) -> tuple[str, list[FieldPart]]:
     """What a view chooses of a value whose authors are not known, and what that makes up.
 
     Args:
         view: the view; it asks for no authors.
         value: the frozen value, `DELETE` if there is none.
-        shape: what the parts make up if there is none.
+        parts_kind: what the parts make up if there is none.
     """
     if isinstance(value, FrozenList) and view.steps and view.steps[0].name == "last":
         value = value[-view.steps[0].argument :]
-    shape, parts = whole_parts(value, shape)
-    return shape, chosen_in(view, shape, parts)
+    parts_kind, parts = whole_parts(value, parts_kind)
+    return parts_kind, select_plain_parts(view, parts_kind, parts)
 
 
 def read_view_checked(attempt: Attempt, view: View) -> Any:
@@ -219,7 +221,7 @@ def delta(attempt: Attempt) -> Delta:
         if parts is None:
             patch |= plain_patch({field: DELETE if after is DELETE else diff_value(before, after)})
         else:
-            patch[field] = values_in(*parts)
+            patch[field] = value_of_parts(*parts)
         lines.append(change_text(field, after, parts))
     return Delta(patch, "\n".join(lines))
 
@@ -343,13 +345,13 @@ def _may_write(author: str, nodes: Collection[str]) -> bool:
     return author in nodes or author == BY_HAND or (author.startswith("join:") and author[5:] in nodes)
 
 
-def form_in(schema: Schema, name: str) -> str:
+def kind_of_parts(schema: Schema, name: str) -> str:
     """What the parts of a field make up, so far as its type tells."""
     field = schema.fields.get(name)
     if field is None:
         return "items"
     if field.reducer is not None and field.reducer.parts is not None:
-        return field.reducer.shape
+        return field.reducer.kind
     kind = class_of(without_none(field.annotation))
     return "keys" if kind is not None and issubclass(kind, Mapping) else "items"
 
@@ -404,22 +406,22 @@ def form_problems(view: View, annotation: Any, name: str, schema: Schema, who: s
         return [f"{why}, str for a text, list[Entry] for the parts with their authors, or the type of the values"]
     if any(Entry in (member, *get_args(member)) and _form_of(member) != "entries" for member in alternatives):
         return [f"{start}, and it is annotated with {shown}: entries come as a list, annotate it with list[Entry]"]
-    shape = form_in(schema, view.field)
-    if form_of(annotation) != "values" or view.field not in schema.fields or not _is_refused(shape, alternatives):
+    parts_kind = kind_of_parts(schema, view.field)
+    if form_of(annotation) != "values" or view.field not in schema.fields or not _is_refused(parts_kind, alternatives):
         return []
-    what = {"keys": "a dict of keys", "amount": "one amount"}.get(shape, "a list")
+    what = {"keys": "a dict of keys", "amount": "one amount"}.get(parts_kind, "a list")
     why = f"{start}, which gives {what}, and it is annotated with {shown}: annotate it with what it gets"
     return [f"{why}, with str for a text, or with list[Entry] for the parts with their authors"]
 
 
-def _is_refused(shape: str, alternatives: list[Any]) -> bool:
+def _is_refused(parts_kind: str, alternatives: list[Any]) -> bool:
     """Whether no alternative of an annotation takes the plain values of a view."""
     kinds = [get_origin(member) or member for member in alternatives]
     if not kinds or Any in kinds or not all(isinstance(kind, type) for kind in kinds):
         return False  # Any, a type variable: it says nothing
-    if shape == "amount":
+    if parts_kind == "amount":
         return all(issubclass(kind, (*CONTAINERS, Sequence, Mapping, AbstractSet, BaseModel)) for kind in kinds)
-    given = dict if shape == "keys" else list
+    given = dict if parts_kind == "keys" else list
     return not any(_takes(kind, given) or (is_typeddict(kind) and given is dict) for kind in kinds)
 
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, cast
 import anyio
 
 from dspyer.blocking import cancellations
-from dspyer.dspy_module.tracing import calls_in, recording
+from dspyer.dspy_module.tracing import count_calls, recording
 from dspyer.errors import DspyerError, Interrupt
 from dspyer.nodes.node import Decision, Reply
 from dspyer.nodes.router import Router
@@ -256,5 +256,5 @@ def settle(session: Session, execution: Execution | None, outcome: WorkOutcome) 
             save(session)  # what has finished beside it
         raise error
     if steps and error is None:
-        transition = transition._replace(calls=calls_in(steps))
+        transition = transition._replace(calls=count_calls(steps))
     session.finish(execution, transition if error is None else error, steps)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from dspyer.dspy_module.tracing import hand_over
+from dspyer.dspy_module.tracing import append_to_trace
 from dspyer.errors import Interrupt, RouteError, shown_names
 from dspyer.events import Question
 from dspyer.nodes.condense import condensed
@@ -332,7 +332,7 @@ class Batch(Generic[T]):
         """
         ordered = [self._outcomes.pop(index) for index in sorted(self._outcomes)]
         for _, _, steps in ordered:
-            hand_over(steps)
+            append_to_trace(steps)
         cut_off = self._halt.reason is not None and len(ordered) < self._count
         errors = [error for _, error, _ in ordered if error is not None]
         results = [result for result, _, _ in ordered]

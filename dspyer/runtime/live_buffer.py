@@ -219,7 +219,7 @@ class LiveBuffer:
                 merged[key] = value
         if keyed is not None and merged:
             values = {key: keyed.find(update, key) for key in self._keys(field, update)}
-            update = self._merged[post.seq] = keyed.made({**values, **merged})
+            update = self._merged[post.seq] = keyed.make_update({**values, **merged})
         return update
 
     def commit(self, execution: str) -> None:
@@ -286,7 +286,7 @@ class LiveBuffer:
         reducer = self._schema.reducer(field)
         if reducer is None or reducer.keyed is None:
             return False
-        return reducer.shape == "keys" or self._schema.live[field].on_conflict != "reject"
+        return reducer.kind == "keys" or self._schema.live[field].on_conflict != "reject"
 
     def _keyed(self, field: str) -> Keyed | None:
         reducer = self._schema.reducer(field)

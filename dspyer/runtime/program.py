@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import dspy
 
-from dspyer.dspy_module.parameters import copy_tree, every_parameter, load_parameters, without_histories
+from dspyer.dspy_module.parameters import all_parameters, copy_tree, load_parameters, without_histories
 from dspyer.dspy_module.signatures import own_signatures
 from dspyer.dspy_module.source import reduce_program, source_class
-from dspyer.dspy_module.tracing import hand_over
+from dspyer.dspy_module.tracing import append_to_trace
 from dspyer.errors import InputError, Interrupted, ThreadError
 from dspyer.graph.compile import fill_templates
 from dspyer.graph.spec import GraphSpec
@@ -345,7 +345,7 @@ class CompiledGraph(dspy.Module):
 
     def _close(self, request: Request, session: Session) -> None:
         """Hands the trace over to whoever reads it, also when a node has failed."""
-        hand_over(session.trace())
+        append_to_trace(session.trace())
         request.ended = session.end()
 
     def _answer(self, request: Request, session: Session) -> dspy.Prediction:
@@ -381,13 +381,13 @@ class CompiledGraph(dspy.Module):
 
     def set_lm(self, lm: dspy.LM | None) -> None:
         """Sets the language model of every predictor, frozen ones too."""
-        for _, parameter in every_parameter(self):
+        for _, parameter in all_parameters(self):
             if isinstance(parameter, dspy.Module):
                 parameter.lm = lm
 
     def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
         """The parameters by name, frozen ones too, in the form of `dspy.Module.dump_state`."""
-        return {name: parameter.dump_state(json_mode=json_mode) for name, parameter in every_parameter(self)}
+        return {name: parameter.dump_state(json_mode=json_mode) for name, parameter in all_parameters(self)}
 
     def load_state(self, state: dict[str, Any], *, allow_unsafe_lm_state: bool = False) -> None:
         """Loads parameters. If they are another graph's, the error names what differs and nothing is changed."""

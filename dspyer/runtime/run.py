@@ -17,7 +17,7 @@ from dspyer.runtime.session import Ended
 from dspyer.runtime.session_views import Sent
 from dspyer.scheduler.lineage import LogEntry, last_writer, lineage, touches, value_at
 from dspyer.state import ImmutableState
-from dspyer.views import tokens_in
+from dspyer.views import estimate_tokens
 
 
 class Counts(NamedTuple):
@@ -238,7 +238,7 @@ class Run:
             The counts, a table as text.
         """
         nodes, log, first = self._made_here
-        sent = Sent(self._fields, log, count or tokens_in)
+        sent = Sent(self._fields, log, count or estimate_tokens)
         reads = (*sent.looked(self._looks), *sent.read(nodes, first))
         return count_tokens(nodes, reads, self.usage, "by estimate" if count is None else "by tokenizer")
 

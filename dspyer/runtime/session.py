@@ -55,7 +55,7 @@ from dspyer.state import ImmutableState
 from dspyer.stores.base import Row
 from dspyer.values.freezing import same
 from dspyer.values.frozen import FrozenDict, FrozenList
-from dspyer.views import Look
+from dspyer.views import ViewRead
 
 if TYPE_CHECKING:
     import dspy
@@ -329,7 +329,7 @@ class Session(NotLive):
         self.unsaved = PendingRows(opening.run) if journal is not None else None
         self.broken: BaseException | None = None
         self.reported = False
-        self.looks: list[Look] = []
+        self.looks: list[ViewRead] = []
         given = journal is None or bool(scope)
         self.fields = Fields(blueprint.topology.schema, given, self._prefix, opening.earlier, opening.taken)
         self._taken_up = list(opening.run.running.values())

@@ -14,7 +14,7 @@ from dspyer.nodes.map import MapNode
 from dspyer.nodes.module import ModuleNode
 from dspyer.nodes.node import Node
 from dspyer.nodes.subgraph import SubgraphNode
-from dspyer.nodes.view_access import Changed, chosen_plainly, form_in
+from dspyer.nodes.view_access import Changed, chosen_plainly, kind_of_parts
 from dspyer.patch import DELETE
 from dspyer.scheduler.lineage import Log, LogEntry
 from dspyer.scheduler.provenance import (
@@ -37,7 +37,7 @@ from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
 from dspyer.values.persistent import PersistentVector
-from dspyer.views import Look, chosen, shown
+from dspyer.views import ViewRead, render, select_parts
 
 if TYPE_CHECKING:
     from dspyer.graph.spec import GraphSpec
@@ -186,7 +186,7 @@ class SessionViews:
                 continue
             before, after = base.raw(name, DELETE), branch.state.raw(name, DELETE)
             of = self._session.fields.folded(name)
-            parts = None if of is None else Parts(of.reducer.shape, tuple(self.news(name, branch, reader).parts))
+            parts = None if of is None else Parts(of.reducer.kind, tuple(self.news(name, branch, reader).parts))
             if not same(before, after) if parts is None else _is_news(parts, before, after):
                 found.append(Changed(name, before, after, parts))
         return found
@@ -196,9 +196,9 @@ class SessionViews:
         known = self._session.blueprint.nodes.get(node)
         return None if known is None else _permitted(known, option)
 
-    def record_read(self, look: Look) -> None:
+    def record_read(self, read: ViewRead) -> None:
         """Notes that a view was looked through. May be called from any thread."""
-        self._session.looks.append(look)
+        self._session.looks.append(read)
 
     def warning(self, branch: Branch) -> str:
         """The warning for a node that runs near the limit of its run; "" if it is not near."""
@@ -242,7 +242,7 @@ class StateViews:
         found = []
         for name in [name for name in self._state if fields is None or name in fields]:
             of = self._fields.folded(name)
-            parts = of and Parts(of.reducer.shape, tuple(self._fields.news(name, self._log, 0, reader).parts))
+            parts = of and Parts(of.reducer.kind, tuple(self._fields.news(name, self._log, 0, reader).parts))
             found.append(Changed(name, DELETE, self._state.raw(name), parts))
         return found
 
@@ -250,7 +250,7 @@ class StateViews:
         """The fields that a node `"reads"` or `"writes"`; None for all."""
         return _permitted(self._nodes[node], option)
 
-    def record_read(self, look: Look) -> None:
+    def record_read(self, read: ViewRead) -> None:
         """Nothing is counted."""
 
     def warning(self, branch: Branch) -> str:
@@ -273,20 +273,22 @@ class Sent:
         self._fields = fields.fresh(self._sizes.part)
         self._log = log
 
-    def looked(self, looks: Iterable[Look]) -> Iterator[Read]:
+    def looked(self, looks: Iterable[ViewRead]) -> Iterator[Read]:
         """What views have shown."""
         for node, name, view, place in looks:
             index = self._fields.index(view.field, self._log, place)
-            shape = form_in(self._fields.schema, view.field)
+            kind = kind_of_parts(self._fields.schema, view.field)
             value = self._log[place].state.raw(view.field, DELETE)
             if index is None:
-                shape, parts = chosen_plainly(view, value, shape)
+                kind, parts = chosen_plainly(view, value, kind)
             else:
-                parts = chosen(view, shape, index, node, partial(self._fields.news, view.field, self._log, place, node))
+                parts = select_parts(
+                    view, kind, index, node, partial(self._fields.news, view.field, self._log, place, node)
+                )
             if view.last_step == "then":
-                sent = self._sizes.whole(_kept(shown(view, shape, parts, "entries")))
-            elif index is None or shape == "amount":
-                sent = self._sizes.parts(shape, parts)
+                sent = self._sizes.whole(_kept(render(view, kind, parts, "entries")))
+            elif index is None or kind == "amount":
+                sent = self._sizes.parts(kind, parts)
             else:
                 sent = sum([part.weight for part in parts])
             yield Read(node, name, repr(view), sent, self._whole(view.field, place, value))
@@ -311,7 +313,7 @@ class Sent:
     def _whole(self, field: str, place: int, value: Any) -> int:
         """The tokens of a whole field."""
         of = self._fields.folded(field)
-        if of is None or of.reducer.shape == "amount":
+        if of is None or of.reducer.kind == "amount":
             return self._sizes.whole(value)
         index = self._fields.index(field, self._log, place)
         return 0 if index is None else index.weight
@@ -342,7 +344,7 @@ def _plain_inputs(node: Node, state: ImmutableState) -> list[tuple[str, str]]:
 
 def _is_news(parts: Parts, before: Any, after: Any) -> bool:
     """Whether something came, or all of it went."""
-    if parts.shape == "amount":
+    if parts.kind == "amount":
         return any(part.value for part in parts.parts)
     return bool(parts.parts) or (before is not DELETE and bool(before) and not after)
 

@@ -285,7 +285,7 @@ class Join:
                 update[key] = new
             elif value is not DELETE:
                 value = keyed.without(value, key)
-        return self._replay(field, value, keyed.made(update))
+        return self._replay(field, value, keyed.make_update(update))
 
     def _index(self, field: str, items: list[Own]) -> None:
         """Notes the commits of one more branch by the keys that they have put values under."""
@@ -313,7 +313,7 @@ class Join:
             self.winners[path], self.resolved[path] = writers[0], left
             return left
         value = self._resolver(lambda *_: writers)(path, base, left, right)
-        if value is not DELETE and value_under(keyed, keyed.made({path[1]: value}), path[1]) is DELETE:
+        if value is not DELETE and value_under(keyed, keyed.make_update({path[1]: value}), path[1]) is DELETE:
             policy = self.conflicts[path].policy
             wrong = (
                 f"merge policy {policy!r} gave a value for {path!r} that does not have the id {path[1]!r}: keep the id"
@@ -326,7 +326,7 @@ class Join:
     def _valid_answer(self, keyed: Keyed, path: KeyPath, value: Any) -> Any:
         """What a policy made up for a key, validated like an update of a node."""
         try:
-            valid = self.schema.valid_update(path[0], keyed.made({path[1]: value}))
+            valid = self.schema.valid_update(path[0], keyed.make_update({path[1]: value}))
         except Exception as error:
             raise self._failed(error, path[0]) from error
         valid = value_under(keyed, valid, path[1])
@@ -524,7 +524,9 @@ class Join:
         for field, values in by_key.items():
             keyed, gone = self._keyed(field), any(value is DELETE for value in values.values())
             assert keyed is not None
-            patch[field] = Replace(state.raw(field)) if gone else keyed.made(values)  # no update takes a key away
+            patch[field] = (
+                Replace(state.raw(field)) if gone else keyed.make_update(values)
+            )  # no update takes a key away
         return patch
 
     def _tally(self, own: list[Own]) -> LineageCounts:

@@ -57,11 +57,11 @@ class Parts(NamedTuple):
     """The parts of a field.
 
     Attributes:
-        shape: what they make up: `"items"`, `"messages"`, `"keys"`, `"members"` or `"amount"`.
+        kind: what they make up: `"items"`, `"messages"`, `"keys"`, `"members"` or `"amount"`.
         parts: in the order in which they were folded; of a mapping, in the order in which its keys were last written.
     """
 
-    shape: str
+    kind: str
     parts: tuple[FieldPart, ...]
 
 
@@ -170,16 +170,16 @@ def last_visits(log: Log, fresh: set[int], heads: Sequence[int], reader: str) ->
     return [place for place in found if place not in behind]
 
 
-def whole_parts(value: Any, shape: str = "items") -> Parts:
+def whole_parts(value: Any, kind: str = "items") -> Parts:
     """The parts of a value whose authors are not known.
 
     Args:
         value: the frozen value, `DELETE` if there is none.
-        shape: what they make up if there is none.
+        kind: what they make up if there is none.
     """
     if isinstance(value, FrozenDict):
-        shape = "keys"
-    return Parts(shape, tuple([FieldPart(part, key, "", "") for key, part in whole_of(value)]))
+        kind = "keys"
+    return Parts(kind, tuple([FieldPart(part, key, "", "") for key, part in whole_of(value)]))
 
 
 def whole_of(value: Any, reducer: Reducer | None = None) -> Iterable[tuple[Any, Any]]:
@@ -191,8 +191,8 @@ def whole_of(value: Any, reducer: Reducer | None = None) -> Iterable[tuple[Any, 
     """
     if value is DELETE or value is None:
         return ()
-    if reducer is not None and reducer.whole is not None:
-        return reducer.whole(value)
+    if reducer is not None and reducer.parts_of_value is not None:
+        return reducer.parts_of_value(value)
     if isinstance(value, FrozenDict):
         return value.raw_items()
     if isinstance(value, FrozenList):
@@ -414,7 +414,7 @@ class _Making:
 
     def __init__(self, of: Folded, index: FieldIndex) -> None:
         self._of = of
-        self._shape = of.reducer.shape
+        self._kind = of.reducer.kind
         self.row, self.end, self.owners, self.keys, self.sums, self.calls, self.results, self.weight = index
 
     def done(self) -> FieldIndex:
@@ -484,10 +484,10 @@ class _Making:
         """A part with a key that is there: a key of a mapping moves to the end, what is the same stays as it is."""
         there = self.row.get(known)
         assert there is not None
-        if self._shape == "keys":
+        if self._kind == "keys":
             self._drop(there)
             self._put(FieldPart(value, there.key, author.node, name, (), author.node, self.end))
-        elif self._shape == "members" or self._of.reducer.keeps or same(there.value, value):
+        elif self._kind == "members" or self._of.reducer.append_only or same(there.value, value):
             if parallel:
                 self._drop(there, gone=False)
                 self._put(there._replace(again=(*there.again, name)))
@@ -497,17 +497,17 @@ class _Making:
 
     def _put(self, part: FieldPart) -> None:
         place = part.place
-        if self._shape == "messages":
+        if self._kind == "messages":
             part = self._in_its_turn(part)
         if self._of.weigh is not None:
-            part = part._replace(weight=self._of.weigh(self._shape, part))
+            part = part._replace(weight=self._of.weigh(self._kind, part))
             self.weight += part.weight
         if part.key is not None:
             self.keys = self.keys.set(part.key, place)
         self.row = self.row.set(place, part)
         self.owners = self.owners.set(part.owner, self.owners.get(part.owner, _NO_PARTS).set(place, part))
         self.end = max(self.end, place + 1)
-        if self._shape == "amount":
+        if self._kind == "amount":
             sums, author = self.sums, part.author
             self.sums = sums.set(author, sums[author] + part.value if author in sums else part.value)
 
@@ -549,7 +549,7 @@ class _Making:
             value: what the field holds, frozen.
             once: whether that was one update, which drops nothing that it brings again.
         """
-        held = [] if once or self._shape not in ("keys", "messages") else list(whole_of(value, self._of.reducer))
+        held = [] if once or self._kind not in ("keys", "messages") else list(whole_of(value, self._of.reducer))
         if not held:
             for part in list(itertools.islice(self.row, max(len(self.row) - _count(value), 0))):
                 self._drop(part)

@@ -245,7 +245,7 @@ def _join(run: RunState, group: Group, deciding: Deciding | None) -> tuple[RunSt
     node = group.place[0]
     index = len(run.log)
     topology = run.topology
-    join = Join(run.log, node, topology.schema, deciding or topology.policies_at(node).deciding, index)
+    join = Join(run.log, node, topology.schema, deciding or topology.policies_at(node).decider_for, index)
     merged = join.merge([branch.head for branch in branches], [branch.state for branch in branches])
     if not isinstance(join.deciding, ResolvedAs):  # what is replayed is never refused
         join.check_whole(merged)

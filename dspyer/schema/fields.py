@@ -216,8 +216,8 @@ class Field:
             update = update.open()
         if self.reducer.check is not None:
             self.reducer.check(update)
-        if self.reducer.stamp is not None:
-            update = self.reducer.stamp(update, commit_id, current)
+        if self.reducer.assign_ids is not None:
+            update = self.reducer.assign_ids(update, commit_id, current)
         return self.valid_update(update)
 
     def valid_update(self, update: Any) -> Any:
@@ -621,7 +621,7 @@ class Write(NamedTuple):
             raise NodeOutputError(
                 f"{self.author} field {field.name!r}, which is frozen in the schema: only inputs of a run set it"
             )
-        if field.reducer is not None and field.reducer.keeps and self.node is not None:
+        if field.reducer is not None and field.reducer.append_only and self.node is not None:
             self._check_kept(field, update)
         try:
             if field.reducer is None:

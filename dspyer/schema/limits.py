@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from dspyer.errors import GraphError, NodeOutputError, brief
 from dspyer.patch import DELETE, resets
 from dspyer.reducers import Reducer, Updates
-from dspyer.state import ImmutableState, counted, keep_count
+from dspyer.state import ImmutableState, cache_size, cached_size
 from dspyer.values import json as encoding
 from dspyer.values.frozen import FrozenDict, FrozenList, measure, measured
 
@@ -220,7 +220,7 @@ def grown(current: Any, updates: Sequence[Any], new: Any, reducer: Reducer | Non
     before = None if current is DELETE else known_size(current)
     if before is None or reducer is None or type(current) is not type(new):
         return size_of(new)
-    if reducer.grows:
+    if reducer.appends:
         added = [new.raw(place) for place in range(len(current), len(new))]
         change = sum([entry_size(None, item) + 2 for item in added])
     elif reducer.keyed is not None:
@@ -229,7 +229,7 @@ def grown(current: Any, updates: Sequence[Any], new: Any, reducer: Reducer | Non
         for key in dict.fromkeys(key for update in updates for key, _ in reducer.parts(update)):
             old, now = reducer.keyed.find(current, key), reducer.keyed.find(new, key)
             change += _size_under(reducer, key, now) - _size_under(reducer, key, old)
-    elif reducer.shape == "members":
+    elif reducer.kind == "members":
         change = sum([entry_size(None, item) + 2 for item in new.difference(current)]) if new is not current else 0
     else:
         return size_of(new)
@@ -239,7 +239,7 @@ def grown(current: Any, updates: Sequence[Any], new: Any, reducer: Reducer | Non
 
 def _size_under(reducer: Reducer, key: Any, value: Any) -> int:
     """The bytes that an entry takes; an entry of a list has no key of its own."""
-    return 0 if value is DELETE else entry_size(key if reducer.shape == "keys" else None, value) + 2
+    return 0 if value is DELETE else entry_size(key if reducer.kind == "keys" else None, value) + 2
 
 
 def _without_oldest(value: Any, size: int, most: int) -> Any:
@@ -273,10 +273,10 @@ _SHOWN = 3  # fields that an error names
 
 def total_of(state: ImmutableState) -> int:
     """The bytes of the JSON forms of all fields of a state."""
-    size = counted(state)
+    size = cached_size(state)
     if size is None:
         size = sum([_size(value) for _, value in state.raw_items()])
-        keep_count(state, size)
+        cache_size(state, size)
     return size
 
 
@@ -291,8 +291,8 @@ def total_after(
         after: the state after them.
         reducers: what folds the updates of a field, for those that have a reducer.
     """
-    size = counted(before)
-    if counted(after) is not None or size is None:
+    size = cached_size(before)
+    if cached_size(after) is not None or size is None:
         return total_of(after)
     for name in dict.fromkeys(name for patch in patches for name in patch):
         old, new = before.raw(name, DELETE), after.raw(name, DELETE)
@@ -300,7 +300,7 @@ def total_after(
             continue
         size -= _size(old)  # first: what was inside of it is known then
         size += _size_after(old, [patch[name] for patch in patches if name in patch], new, reducers.get(name))
-    keep_count(after, size)
+    cache_size(after, size)
     return size
 
 

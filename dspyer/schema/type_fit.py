@@ -79,7 +79,7 @@ def update_type(schema: Schema, name: str) -> Any:
     if field.reducer.update_type is None:
         return Any
     found = field.reducer.update_type(field.annotation)
-    if field.reducer.stamp is None:
+    if field.reducer.assign_ids is None:
         return found
     return found | get_args(found)[0]  # a message alone is as good as a list of one
 

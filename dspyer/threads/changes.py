@@ -234,7 +234,7 @@ class Travel(PastReader):
         """What decides conflicts; what does not outlive a run is none between two of them."""
 
         def deciding(path: tuple[Any, ...]) -> tuple[str, Callable[[Conflict], Any]]:
-            return policies.deciding(path) if self._keeps(path[0]) else ("last_write_wins", _right)
+            return policies.decider_for(path) if self._keeps(path[0]) else ("last_write_wins", _right)
 
         return deciding
 
@@ -694,4 +694,4 @@ def _by_key(schema: Schema, field: str, updates: list[Any], new: Any) -> Any:
         return None
     keys = dict.fromkeys(key for update in updates for one in single(update) for key, _ in reducer.parts(one))
     kept = {key: value_under(reducer.keyed, new, key) for key in keys}
-    return None if DELETE in kept.values() else reducer.keyed.made(kept)
+    return None if DELETE in kept.values() else reducer.keyed.make_update(kept)

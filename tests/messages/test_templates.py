@@ -24,7 +24,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, Send, fill, reducers
 from dspyer.errors import GraphError, InputError
-from dspyer.templates import filled, is_template, names_in
+from dspyer.templates import fill_text, is_template, names_in
 from dspyer.testing import ScriptedLM
 from tests.nodes.kit import MODES
 
@@ -48,12 +48,12 @@ from tests.nodes.kit import MODES
 )
 def test_only_known_names_are_filled(text: str, values: dict[str, str], expected: str) -> None:
     """S003-22, S003-23."""
-    assert filled(text, values.get).text == expected
+    assert fill_text(text, values.get).text == expected
 
 
 @given(st.text(alphabet='{}ab." :1\n'), st.dictionaries(st.sampled_from("ab"), st.text(alphabet="{}ab")))
 def test_no_text_fails_and_what_is_no_name_stays(text: str, values: dict[str, str]) -> None:
-    found = filled(text, values.get)
+    found = fill_text(text, values.get)
     assert set(found.used) | set(found.left) == set(names_in(text))
     if not is_template(text):
         assert found.text == text

@@ -17,7 +17,7 @@ from dspyer.runtime.run import Run
 from dspyer.schema import limits
 from dspyer.schema.limits import total_of
 from dspyer.schema.schema import Schema
-from dspyer.state import ImmutableState, counted
+from dspyer.state import ImmutableState, cached_size
 from dspyer.stores import open_store
 from dspyer.values.frozen import thaw
 from tests.nodes.kit import MODES
@@ -298,7 +298,7 @@ def test_a_size_that_grew_with_its_commits_is_the_size_of_the_state(model: Any, 
     for number, given_patch in enumerate(patches):
         patch, after = schema.commit(state, given_patch, node="node", commit_id=f"trunk:{number}")
         assert not schema.excess(state, (patch,), after)
-        assert counted(after) == total_of(ImmutableState(thaw(after))) == sum(after.sizes().values())
+        assert cached_size(after) == total_of(ImmutableState(thaw(after))) == sum(after.sizes().values())
         state = after
 
 

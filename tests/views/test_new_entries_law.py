@@ -48,7 +48,7 @@ def folded(field: str) -> Folded:
 
 def looked(indexes: FieldIndexes, outcome: Outcome, place: int) -> Parts:
     """The parts of a field at a commit."""
-    return Parts(indexes.of.reducer.shape, tuple(indexes.at(outcome.run.log, place).row))
+    return Parts(indexes.of.reducer.kind, tuple(indexes.at(outcome.run.log, place).row))
 
 
 def new_to(indexes: FieldIndexes, outcome: Outcome, place: int, reader: str) -> list[FieldPart]:
@@ -77,11 +77,11 @@ def seen_by(outcome: Outcome, place: int, reader: str) -> set[int]:
 
 def value_of(parts: Parts) -> Any:
     plain = [(thaw(part.value), part.key) for part in parts.parts]
-    if parts.shape == "keys":
+    if parts.kind == "keys":
         return {key: value for value, key in plain}
-    if parts.shape == "amount":
+    if parts.kind == "amount":
         return sum(value for value, _ in plain)
-    return {value for value, _ in plain} if parts.shape == "members" else [value for value, _ in plain]
+    return {value for value, _ in plain} if parts.kind == "members" else [value for value, _ in plain]
 
 
 def message(name: str, text: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from dspyer import END, START, Context, Graph, Messages, reducers, view
 from dspyer.scheduler.provenance import FieldPart, Parts
 from dspyer.values.freezing import freeze
-from dspyer.views import change_text, label, text_in, text_of
+from dspyer.views import change_text, label, text_of, text_of_parts
 
 BREAK = r"\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]"
 NASTY = st.sampled_from(
@@ -44,7 +44,7 @@ def named(entry: str) -> tuple[str, str]:
 @given(ENTRIES)
 def test_authors_and_what_they_said_can_be_read_back(entries: list[tuple[str, str]]) -> None:
     parts = [FieldPart(freeze(text), None, author, "trunk:1") for author, text in entries]
-    text = text_in(view("log").new(), "items", parts)
+    text = text_of_parts(view("log").new(), "items", parts)
     if any(author for author, _ in entries):
         assert [named(entry) for entry in split(text)] == entries
     else:
@@ -56,7 +56,7 @@ def test_authors_and_what_they_said_can_be_read_back(entries: list[tuple[str, st
 @given(st.dictionaries(TEXT.filter(bool), TEXT, max_size=5))
 def test_keys_and_their_values_can_be_read_back(found: dict[str, str]) -> None:
     parts = [FieldPart(freeze(text), key, "ann", "trunk:1") for key, text in found.items()]
-    assert dict(map(named, split(text_in(view("owners"), "keys", parts)))) == found
+    assert dict(map(named, split(text_of_parts(view("owners"), "keys", parts)))) == found
 
 
 @settings(max_examples=300, deadline=None)
@@ -64,7 +64,7 @@ def test_keys_and_their_values_can_be_read_back(found: dict[str, str]) -> None:
 def test_the_entries_of_one_author_can_be_read_back(said: list[str]) -> None:
     parts = [FieldPart(freeze(text), None, "ann", "trunk:1") for text in said]
     for read in (view("log").own(), view("log").by("ann")):
-        assert [entry.removeprefix("- ") for entry in split(text_in(read, "items", parts))] == said
+        assert [entry.removeprefix("- ") for entry in split(text_of_parts(read, "items", parts))] == said
 
 
 @settings(max_examples=300, deadline=None)

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, Context, Entry, Graph, Replace, Send, View, errors, reducers, view
 from dspyer.testing import ScriptedLM
-from dspyer.views import text_of, tokens_in
+from dspyer.views import estimate_tokens, text_of
 
 
 class Finding(BaseModel):
@@ -473,6 +473,6 @@ def test_a_router_gets_no_views_and_no_posts() -> None:
 
 
 def test_the_estimate_of_tokens_is_the_same_everywhere() -> None:
-    assert [tokens_in(text) for text in ("", "a", "abcd", "abcde", "äää", "\ud800")] == [0, 1, 1, 2, 2, 1]
+    assert [estimate_tokens(text) for text in ("", "a", "abcd", "abcde", "äää", "\ud800")] == [0, 1, 1, 2, 2, 1]
     assert text_of([Finding(text="ä")]) == '[{"text": "ä", "page": 1}]'
     assert text_of(True) == "True"
