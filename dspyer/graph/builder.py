@@ -30,7 +30,7 @@ from dspyer.graph.spec import Migrate
 from dspyer.nodes.answer_types import Interrupts
 from dspyer.nodes.build import node_name
 from dspyer.nodes.interrupt import InterruptOptions
-from dspyer.persistence.journal import Durability, checked
+from dspyer.persistence.journal import Durability, check_durability
 from dspyer.policies import Policies
 from dspyer.scheduler.topology import END, START  # noqa: F401 - for the examples below
 from dspyer.schema.limits import Limit, whole_limit
@@ -336,10 +336,10 @@ class Graph:
                 those that are gone leave the state with a warning, and values that do not fit are refused.
             redact: what events, logs, errors and exports do not show: patterns of paths (`["user.email", "**.token"]`),
                 or a function of a path and a plain value that gives what is shown. States and stores hold all.
-            durability: when runs on threads are written. `"sync"`: each transition, before what depends on it starts;
-                a crash of the process loses none, a power cut perhaps the last ones. `"flush"`: each is flushed to the
-                disk too. `"batch"`: the last 50 ms or 100 transitions may be lost. `"exit"`: the run is written at its
-                end. What was reported is flushed always: ends, failures, questions, answers, effects.
+            durability: what a run on a thread may lose. `"sync"`: each transition is written before anything that
+                depends on it starts; a crash of the process loses nothing, a power cut perhaps the last transitions.
+                `"flush"`: each is also flushed to the disk, and a power cut loses nothing. Ends, failures, questions,
+                answers and effects are flushed before they are reported with either.
             max_demo_turns: how many turns of a `dspy.History` a demo shows, the last ones; None for all.
             warn_at: where at most so many steps are left after a module node of a conversation, its instructions say so
                 in that call, and a user message with the same text comes before its turn.
@@ -384,7 +384,7 @@ class Graph:
         warn_of_shadowed(self._name, blueprint.outputs or ())
         blueprint = replace(blueprint, migrate=migrate, max_demo_turns=max_demo_turns, warn_at=warn_at)
         blueprint = replace(blueprint, named=self._named, shares_threads_with=frozenset(listed(shares_threads_with)))
-        blueprint = replace(blueprint, durability=checked(durability)).hiding(redact)
+        blueprint = replace(blueprint, durability=check_durability(durability)).hiding(redact)
         return assemble(blueprint, modules, text, None if store is None else open_store(store))
 
     def __repr__(self) -> str:

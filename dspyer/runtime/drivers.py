@@ -196,7 +196,7 @@ def save(session: Session) -> bool:
     drafts = session.drafts()
     try:
         if drafts:
-            session.journal.write(drafts, session.rested(drafts), session.before)
+            session.journal.write(drafts, session.rested(drafts))
     except DspyerError as error:
         session.lose(error)
         return False
@@ -210,7 +210,7 @@ async def asave(session: Session) -> bool:
     drafts = session.drafts()
     try:
         if drafts:
-            await session.journal.awrite(drafts, session.rested(drafts), session.before)
+            await session.journal.awrite(drafts, session.rested(drafts))
     except DspyerError as error:
         session.lose(error)
         return False
@@ -224,7 +224,7 @@ def end(session: Session) -> None:
         return
     try:
         drafts = session.last_drafts()
-        session.journal.write(drafts, session.rested(drafts), session.before, flush=True, release=True)
+        session.journal.write(drafts, session.rested(drafts), flush=True, release=True)
         session.reported = True
     except DspyerError as error:
         session.lose(error)
@@ -236,7 +236,7 @@ async def aend(session: Session) -> None:
         return
     try:
         drafts = session.last_drafts()
-        await session.journal.awrite(drafts, session.rested(drafts), session.before, flush=True, release=True)
+        await session.journal.awrite(drafts, session.rested(drafts), flush=True, release=True)
         session.reported = True
     except DspyerError as error:
         session.lose(error)

@@ -32,7 +32,7 @@ from dspyer.nodes.live_access import NotLive, Peer
 from dspyer.nodes.map import MapNode
 from dspyer.patch import DELETE, Replace, diff_value, sealed
 from dspyer.persistence.execution_records import MISSING, AnswerSource, ExecutionRecords, RecordKey, no_answer
-from dspyer.persistence.journal import Before, Journal
+from dspyer.persistence.journal import Journal
 from dspyer.persistence.rows import COMMITS, CommitHeader, NewRow, RowKind, commit_row, end_row
 from dspyer.persistence.snapshots import SnapshotState
 from dspyer.runtime.session_views import EarlierCommits, Fields, SessionViews
@@ -517,12 +517,6 @@ class Session(NotLive):
             shown = [failure._replace(error=veil.error(failure.error)) for failure in self.run.failures]
             self.run = self.run._replace(failures=tuple(shown))
 
-    @property
-    def before(self) -> Before:
-        """The run as it was before what is to be written next."""
-        assert self.unsaved is not None
-        return self.scope, self.unsaved.run
-
     def rested(self, drafts: Sequence[NewRow]) -> SnapshotState | None:
         """What the run comes to with some rows, where that is to be kept as a snapshot."""
         run, journal = self.run, self.journal
@@ -554,11 +548,7 @@ class Session(NotLive):
     def lose(self, error: BaseException) -> None:
         """Goes back to what was written: the store failed, or refused a value. Nothing new starts."""
         assert self.unsaved is not None
-        assert self.journal is not None
-        waits = (
-            {} if self.journal.broken is None else self.journal.lost
-        )  # beside a refused value, what waits is written
-        self.run = waits.get(self.scope, self.unsaved.run)
+        self.run = self.unsaved.run
         self.broken = error
         self.unsaved.take(self.run)
 

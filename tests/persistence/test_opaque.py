@@ -225,7 +225,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Graph], str]] = {
 }
 
 
-@pytest.mark.parametrize("durability", ["sync", "batch", "exit"])
+@pytest.mark.parametrize("durability", ["sync", "flush"])
 @pytest.mark.parametrize("colour", ["sync", "async"])
 @pytest.mark.parametrize("where", REFUSED)
 def test_a_run_that_is_refused_a_value_has_failed_and_says_so_to_other_processes(
