@@ -62,7 +62,7 @@ def deleting(make: Callable[[Path, int], Store]) -> Callable[[int], float]:
                 store.write(begin(f"t{number}", f"r{number}", 2))
             start = perf_counter()
             for number in range(DELETED):
-                store.remove([f"t{number}"])
+                store.delete([f"t{number}"])
             return (perf_counter() - start) / DELETED
 
     return measure

@@ -294,7 +294,7 @@ def resume_row(count: int, executions: Iterable[str], beside: Mapping[str, bytes
         executions: what is called again.
         beside: the fingerprint of the graph by its id, if it is another one than before.
     """
-    return NewRow(RowKind.RESUME, (count, list(executions)), Content(None, beside=beside) if beside else None)
+    return NewRow(RowKind.RESUME, (count, list(executions)), Content(None, extra_blobs=beside) if beside else None)
 
 
 def open_row(
@@ -434,9 +434,9 @@ class Gathered(Content):
         self.items = items
 
     @property
-    def encoded(self) -> bool:
+    def is_encoded(self) -> bool:
         """Whether the bytes are there already."""
-        return self.own.encoded
+        return self.own.is_encoded
 
     @property
     def data(self) -> bytes:

@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from dspyer.state import ImmutableState
-from dspyer.stores.content import BLOBS, INLINE, Allowance, Fetch, blob_of, with_blobs, without_blobs
+from dspyer.stores.content import BLOB_TAGS, MAX_INLINE, Fetch, ReadBudget, extract_blob, extract_blobs, insert_blobs
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import SCALARS, FrozenDict, FrozenList
@@ -91,7 +91,7 @@ class SnapshotEncoder:
         return {name: zlib.compress(data) if pressed else data for name, (data, pressed) in fresh.items()}
 
     def loaded(
-        self, form: Any, refs: Sequence[str], fetch: Fetch, decode: Decode, allowance: Allowance
+        self, form: Any, refs: Sequence[str], fetch: Fetch, decode: Decode, budget: ReadBudget
     ) -> ImmutableState:
         """The state of a form that was stored; what is in the store already is not written again.
 
@@ -100,7 +100,7 @@ class SnapshotEncoder:
             refs: ids of the blobs that it refers to.
             fetch: where they come from.
             decode: what makes frozen values of their JSON form.
-            allowance: what may still be read.
+            budget: what may still be read.
 
         Raises:
             LookupError: if a blob is missing.
@@ -111,29 +111,27 @@ class SnapshotEncoder:
         if missing:
             raise LookupError(f"blob {missing[0]} is not there")
         self._sent.update(refs)
-        return ImmutableState(self._load(form, (), blobs, decode, allowance))
+        return ImmutableState(self._load(form, (), blobs, decode, budget))
 
-    def _load(
-        self, form: Any, keys: FieldKeys, blobs: Mapping[str, bytes], decode: Decode, allowance: Allowance
-    ) -> Any:
+    def _load(self, form: Any, keys: FieldKeys, blobs: Mapping[str, bytes], decode: Decode, budget: ReadBudget) -> Any:
         if type(form) is not dict:
-            return decode(with_blobs(form, blobs, allowance) if blobs else form) if type(form) is list else form
+            return decode(insert_blobs(form, blobs, budget) if blobs else form) if type(form) is list else form
         tag = form.get(TAG)
         if tag is None:
-            return freeze({key: self._load(item, (*keys, key), blobs, decode, allowance) for key, item in form.items()})
+            return freeze({key: self._load(item, (*keys, key), blobs, decode, budget) for key, item in form.items()})
         refs: tuple[str, ...] = ()
         pieces: tuple[tuple[str, ...], ...] = ()
         if tag in (LIST, MAPPING):
             pieces = tuple([tuple(piece) for piece in form["value"]])
             items: FrozenList[Any] = FrozenList()
-            for part in (*(json.loads(allowance.inflate(blobs[piece[0]])) for piece in pieces), form["rest"]):
-                plain = with_blobs(part, blobs, allowance) if len(blobs) > len(pieces) else part
+            for part in (*(json.loads(budget.inflate(blobs[piece[0]])) for piece in pieces), form["rest"]):
+                plain = insert_blobs(part, blobs, budget) if len(blobs) > len(pieces) else part
                 items += decode([_flat(item) for item in plain])
             value: Any = items if tag == LIST else _pairs(items.raw_items())
             refs = tuple([name for piece in pieces for name in piece])
         else:
-            value = decode(with_blobs(form, blobs, allowance))
-            refs = (form["value"],) if tag in BLOBS else ()
+            value = decode(insert_blobs(form, blobs, budget))
+            refs = (form["value"],) if tag in BLOB_TAGS else ()
         if refs:
             self._parts[keys] = EncodedPart(value, form, (*refs, *_refs_of(form.get("rest"))), pieces)
         return value
@@ -204,12 +202,12 @@ class SnapshotEncoder:
     def _small(self, value: Any) -> tuple[Any, tuple[str, ...]]:
         """The form of a value, or of each in a list, with long texts and bytes as blobs."""
         blobs: dict[str, bytes] = {}
-        if type(value) is bytes and len(value) > INLINE:
-            form: Any = blob_of(value, blobs)
+        if type(value) is bytes and len(value) > MAX_INLINE:
+            form: Any = extract_blob(value, blobs)
         elif type(value) is list:
-            form = without_blobs([encoding.encode(item) for item in value], blobs)
+            form = extract_blobs([encoding.encode(item) for item in value], blobs)
         else:
-            form = without_blobs(encoding.encode(value), blobs)
+            form = extract_blobs(encoding.encode(value), blobs)
         for name, data in blobs.items():
             self._keep(name, data, False)
         return form, tuple(blobs)
@@ -242,7 +240,7 @@ def _refs_of(form: Any) -> Iterator[str]:
         for item in form:
             yield from _refs_of(item)
     elif type(form) is dict:
-        if form.get(TAG) in BLOBS:
+        if form.get(TAG) in BLOB_TAGS:
             yield form["value"]
         else:
             for item in form.values():

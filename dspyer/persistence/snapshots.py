@@ -17,7 +17,7 @@ from dspyer.persistence.rows import COMMITS, CommitContent, CommitHeader, RowKin
 from dspyer.persistence.snapshot_encoding import Decode, SnapshotEncoder
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, RunRow, Snapshot, Store
-from dspyer.stores.content import Allowance, Content, Fetch
+from dspyer.stores.content import Content, Fetch, ReadBudget
 
 EVERY = 480
 """Rows after which a run takes a snapshot, as soon as one branch is live."""
@@ -113,15 +113,15 @@ def readable(content: Content, fetch: Fetch, decode: Decode) -> None:
 
 
 def _rested(content: Content, fetch: Fetch, decode: Decode, forms: SnapshotEncoder) -> SnapshotState:
-    if not content.encoded:
+    if not content.is_encoded:
         rested: SnapshotState = content.value(fetch)
         return rested
-    allowance = Allowance()
+    budget = ReadBudget()
     try:
-        version, place, form = json.loads(allowance.inflate(content.data))
+        version, place, form = json.loads(budget.inflate(content.data))
         if version != VERSION:
             raise StateError(f"its form has version {version}, this dspyer knows version {VERSION}")
-        return SnapshotState(forms.loaded(form, content.refs, fetch, decode, allowance), place)
+        return SnapshotState(forms.loaded(form, content.refs, fetch, decode, budget), place)
     except RecursionError:
         raise StateError("its form is nested too deep") from None
 

@@ -110,13 +110,13 @@ class Guarded(Store):
         """The last snapshot at or before a row."""
         return guarded(self.store, lambda: self.store.snapshot(at))
 
-    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
+    def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
         """Removes threads."""
-        return guarded(self.store, lambda: self.store.remove(threads, epochs))
+        return guarded(self.store, lambda: self.store.delete(threads, epochs))
 
-    def disown(self, thread: str) -> DeletionReport:
+    def delete_unreachable(self, thread: str) -> DeletionReport:
         """Removes what a thread does not reach."""
-        return guarded(self.store, lambda: self.store.disown(thread))
+        return guarded(self.store, lambda: self.store.delete_unreachable(thread))
 
     def drop_snapshots(self) -> None:
         """Removes the cache."""

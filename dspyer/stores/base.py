@@ -239,7 +239,7 @@ class Store(ABC):
         """The last snapshot of a run at or before a row; None if there is none."""
 
     @abstractmethod
-    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
+    def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
         """Removes threads and, in the same transaction, all that they had and nothing else reaches.
 
         A thread reaches from its head back to its root (or to the first run), and all runs that were made for it; a
@@ -255,7 +255,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def disown(self, thread: str) -> DeletionReport:
+    def delete_unreachable(self, thread: str) -> DeletionReport:
         """Removes what was made for a thread but lies outside of what it reaches from its head back to its root.
 
         A run that stays for others is the thread's no more. `dspyer.stores.reachability` computes what is deleted.

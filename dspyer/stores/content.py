@@ -19,17 +19,17 @@ from dspyer.values import json as encoding
 from dspyer.values.json import TAG
 from dspyer.values.refusals import MAX_DEPTH
 
-INLINE = 16 * 1024
+MAX_INLINE = 16 * 1024
 """Bytes of a text or of bytes that stay in their row."""
 
-LARGEST = 1 << 28
+MAX_JSON_BYTES = 1 << 28
 """Bytes of JSON that are read at most for one content, or one snapshot with all its pieces: 256 MiB. The long texts and
 bytes that are stored apart are not counted."""
 
-MOST = 4_000_000
+MAX_VALUES = 4_000_000
 """Values that are read at most for one of them: each takes some hundred bytes of memory, however short its text is."""
 
-EXPANDED = 1 << 30
+MAX_EXPANDED_BYTES = 1 << 30
 """Bytes of long texts and bytes that one content may refer to, each as often as it is referred to: 1 GiB."""
 
 _FEW = 100_000
@@ -38,22 +38,22 @@ _FEW = 100_000
 Fetch = Callable[[Collection[str]], Mapping[str, bytes]]
 """Gives blobs by id."""
 
-BLOBS = ("blob text", "blob bytes")
+BLOB_TAGS = ("blob text", "blob bytes")
 """The tags of references to blobs."""
 
 _NO_BLOBS: Mapping[str, bytes] = MappingProxyType({})
 _UNREAD = object()
 
 
-class Allowance:
+class ReadBudget:
     """What may still be read for one content or one snapshot. It is asked before anything is decompressed or parsed."""
 
     def __init__(self) -> None:
-        self._bytes = LARGEST
-        self._values = MOST
-        self._expanded = EXPANDED
+        self._bytes = MAX_JSON_BYTES
+        self._values = MAX_VALUES
+        self._expanded = MAX_EXPANDED_BYTES
 
-    def take(self, data: bytes, few: int = 0) -> bytes:
+    def spend(self, data: bytes, few: int = 0) -> bytes:
         """The same bytes of JSON, which are read now.
 
         Args:
@@ -66,14 +66,15 @@ class Allowance:
         self._bytes -= len(data)
         if self._bytes < 0:
             raise StateError(
-                f"it has {LARGEST - self._bytes:,} bytes of JSON beside its long texts and bytes; {LARGEST:,} are "
-                "stored and read at most"
+                f"it has {MAX_JSON_BYTES - self._bytes:,} bytes of JSON besides its long texts and bytes; "
+                f"{MAX_JSON_BYTES:,} are stored and read at most"
             )
         if len(data) > few:
             self._values -= data.count(b",") + data.count(b"[") + data.count(b"{")
         if self._values < 0:
             raise StateError(
-                f"it has about {MOST - self._values:,} values; {MOST:,} are stored and read at most in one piece"
+                f"it has about {MAX_VALUES - self._values:,} values; "
+                f"{MAX_VALUES:,} are stored and read at most in one piece"
             )
         return data
 
@@ -88,11 +89,11 @@ class Allowance:
         found = reader.decompress(data, self._bytes + 1)
         if len(found) > self._bytes:
             raise StateError(
-                f"compressed bytes hold more than the {LARGEST:,} bytes that are read at most in one piece"
+                f"compressed bytes hold more than the {MAX_JSON_BYTES:,} bytes that are read at most in one piece"
             )
         if not reader.eof:
             raise StateError("compressed bytes end too early")
-        return self.take(found)
+        return self.spend(found)
 
     def expand(self, data: bytes) -> bytes:
         """The same long text or bytes, which stand in the place of a reference now.
@@ -102,7 +103,9 @@ class Allowance:
         """
         self._expanded -= len(data)
         if self._expanded < 0:
-            raise StateError(f"its references bring in more than the {EXPANDED:,} bytes that are read at most")
+            raise StateError(
+                f"its references bring in more than the {MAX_EXPANDED_BYTES:,} bytes that are read at most"
+            )
         return data
 
 
@@ -112,20 +115,20 @@ class Content:
     Args:
         value: what nobody can change.
         encode: what makes JSON values of it.
-        beside: blobs that are kept with it, though its bytes do not name them.
+        extra_blobs: blobs that are kept with it, though its bytes do not name them.
     """
 
-    __slots__ = ("_blobs", "_data", "_encode", "_refs", "_value", "beside")
+    __slots__ = ("_blobs", "_data", "_encode", "_refs", "_value", "extra_blobs")
 
     def __init__(
         self,
         value: Any,
         encode: Callable[[Any], Any] = encoding.encode,
-        beside: Mapping[str, bytes] = _NO_BLOBS,
+        extra_blobs: Mapping[str, bytes] = _NO_BLOBS,
     ) -> None:
         self._value = value
         self._encode = encode
-        self.beside = beside
+        self.extra_blobs = extra_blobs
         self._data: bytes | None = None
         self._refs: tuple[str, ...] = ()
         self._blobs: Mapping[str, bytes] = _NO_BLOBS
@@ -146,12 +149,12 @@ class Content:
         return content
 
     @property
-    def encoded(self) -> bool:
+    def is_encoded(self) -> bool:
         """Whether the bytes are there already."""
         return self._data is not None
 
     @property
-    def fresh(self) -> Any:
+    def original(self) -> Any:
         """The value that it was made of; None for what comes from a store."""
         return None if self._value is _UNREAD else self._value
 
@@ -165,12 +168,12 @@ class Content:
         if self._data is None:
             encoded = self._encode(self._value)
             data = _dump(encoded)
-            if len(data) > INLINE:
+            if len(data) > MAX_INLINE:
                 blobs: dict[str, bytes] = {}
-                data = Allowance().take(_dump(without_blobs(encoded, blobs)), _FEW)
+                data = ReadBudget().spend(_dump(extract_blobs(encoded, blobs)), _FEW)
                 self._refs, self._blobs = tuple(blobs), blobs
-            if self.beside:
-                self._refs, self._blobs = (*self._refs, *self.beside), {**self._blobs, **self.beside}
+            if self.extra_blobs:
+                self._refs, self._blobs = (*self._refs, *self.extra_blobs), {**self._blobs, **self.extra_blobs}
             self._data = data
         return self._data
 
@@ -200,12 +203,12 @@ class Content:
         if self._value is not _UNREAD:
             return self._value
         data = self.data
-        allowance = Allowance()
+        budget = ReadBudget()
         try:
-            plain = json.loads(allowance.take(data, _FEW))
+            plain = json.loads(budget.spend(data, _FEW))
             if self._refs:
                 named = [name for name in self._refs if name.encode() in data]
-                plain = with_blobs(plain, fetch(named), allowance) if named else plain
+                plain = insert_blobs(plain, fetch(named), budget) if named else plain
         except RecursionError:
             raise StateError(f"the value is nested deeper than {MAX_DEPTH} levels") from None
         except ValueError as error:
@@ -231,20 +234,20 @@ def _dump(encoded: Any) -> bytes:
     return _json(encoded).encode()
 
 
-def without_blobs(encoded: Any, blobs: dict[str, bytes]) -> Any:
+def extract_blobs(encoded: Any, blobs: dict[str, bytes]) -> Any:
     """The same JSON with references in the place of long texts and bytes, which go to `blobs`."""
     if type(encoded) is str:
-        return encoded if len(encoded) <= INLINE else blob_of(encoded, blobs)
+        return encoded if len(encoded) <= MAX_INLINE else extract_blob(encoded, blobs)
     if type(encoded) is list:
-        return [without_blobs(item, blobs) for item in encoded]
+        return [extract_blobs(item, blobs) for item in encoded]
     if type(encoded) is not dict:
         return encoded
-    if encoded.get(TAG) == "bytes" and len(encoded["value"]) > INLINE:
-        return blob_of(base64.b64decode(encoded["value"]), blobs)
-    return {key: without_blobs(item, blobs) for key, item in encoded.items()}
+    if encoded.get(TAG) == "bytes" and len(encoded["value"]) > MAX_INLINE:
+        return extract_blob(base64.b64decode(encoded["value"]), blobs)
+    return {key: extract_blobs(item, blobs) for key, item in encoded.items()}
 
 
-def blob_of(value: str | bytes, blobs: dict[str, bytes]) -> dict[str, str]:
+def extract_blob(value: str | bytes, blobs: dict[str, bytes]) -> dict[str, str]:
     """The reference to a long text or to bytes, which go to `blobs`."""
     data, kind = (value.encode(), "text") if isinstance(value, str) else (value, "bytes")
     known = _named.get(id(value))
@@ -257,7 +260,7 @@ def blob_of(value: str | bytes, blobs: dict[str, bytes]) -> dict[str, str]:
     return {TAG: f"blob {kind}", "value": name}
 
 
-NAMED = 32 * 1024 * 1024
+REMEMBERED_CHARACTERS = 32 * 1024 * 1024
 """Characters of the last long values whose names are remembered: what stays in a state is not hashed again."""
 
 _named: dict[int, tuple[str | bytes, str]] = {}
@@ -265,35 +268,35 @@ _naming = Lock()
 
 
 def _remember(value: str | bytes, name: str) -> None:
-    if len(value) > NAMED:
+    if len(value) > REMEMBERED_CHARACTERS:
         return
     with _naming:
         _named.pop(id(value), None)
         _named[id(value)] = (value, name)
         size = sum([len(one) for one, _ in _named.values()])
-        while size > NAMED:
+        while size > REMEMBERED_CHARACTERS:
             size -= len(_named.pop(next(iter(_named)))[0])
 
 
-def with_blobs(plain: Any, blobs: Mapping[str, bytes], allowance: Allowance) -> Any:
+def insert_blobs(plain: Any, blobs: Mapping[str, bytes], budget: ReadBudget) -> Any:
     """The JSON form with the blobs in their places again.
 
     Args:
         plain: the form.
         blobs: by id.
-        allowance: what may still be read.
+        budget: what may still be read.
 
     Raises:
         StateError: if they are more than may be read.
         LookupError: if one is missing.
     """
     if type(plain) is list:
-        return [with_blobs(item, blobs, allowance) for item in plain]
+        return [insert_blobs(item, blobs, budget) for item in plain]
     if type(plain) is not dict:
         return plain
     tag = plain.get(TAG)
     if tag == "blob text":
-        return allowance.expand(blobs[plain["value"]]).decode()
+        return budget.expand(blobs[plain["value"]]).decode()
     if tag == "blob bytes":
-        return {TAG: "bytes", "value": base64.b64encode(allowance.expand(blobs[plain["value"]])).decode()}
-    return {key: with_blobs(item, blobs, allowance) for key, item in plain.items()}
+        return {TAG: "bytes", "value": base64.b64encode(budget.expand(blobs[plain["value"]])).decode()}
+    return {key: insert_blobs(item, blobs, budget) for key, item in plain.items()}

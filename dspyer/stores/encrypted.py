@@ -169,13 +169,13 @@ class Encrypted(Store):
             return None
         return Snapshot(found.at, self._opened(found.content, _at(found.at.run, found.at.seq, "snapshot")))
 
-    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
+    def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
         """Removes threads, and all that they had and nothing else reaches."""
-        return self.store.remove(threads, epochs)
+        return self.store.delete(threads, epochs)
 
-    def disown(self, thread: str) -> DeletionReport:
+    def delete_unreachable(self, thread: str) -> DeletionReport:
         """Removes what was made for a thread and lies outside of what it reaches from its head."""
-        return self.store.disown(thread)
+        return self.store.delete_unreachable(thread)
 
     def drop_snapshots(self) -> None:
         """Removes all snapshots but those at the roots of threads."""
@@ -260,7 +260,7 @@ class _DecryptedContent(Content):
         self._open = unseal
 
     @property
-    def encoded(self) -> bool:
+    def is_encoded(self) -> bool:
         return True
 
     @property

@@ -10,8 +10,15 @@ from typing import Any, NamedTuple
 
 from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Owner, Point, Row, RunRow, Snapshot, Store, ThreadRow
 from dspyer.stores.content import Content
-from dspyer.stores.reachability import DeletionPlan, Ends, Extent, connected, deletion_plan, disowning
-from dspyer.stores.writes import Admitted, CurrentRows, admit, check_epochs
+from dspyer.stores.reachability import (
+    DeletionPlan,
+    RunSummary,
+    ThreadBounds,
+    plan_delete_unreachable,
+    plan_deletion,
+    relevant_subgraph,
+)
+from dspyer.stores.writes import CurrentRows, WritePlan, check_epochs, plan_write
 
 _CONTAINERS = (list, dict, tuple)
 
@@ -55,7 +62,7 @@ class Memory(Store):
         self._snapshots: dict[str, dict[int, Snapshot]] = {}
         self._blobs: dict[str, bytes] = {}
         self._holders: dict[str, set[_ContentPlace]] = {}  # by blob, where the contents are that refer to it
-        self._network = _MemoryReferences(self._threads, self._runs, self._rows)
+        self._references = _MemoryReferences(self._threads, self._runs, self._rows)
         self._fence = 0
 
     @property
@@ -75,7 +82,7 @@ class Memory(Store):
             thread = self._threads.get(change.thread)
             if thread is not None and self._appends(change, thread):
                 return thread.epoch
-            admitted = admit(change, self._found(change, thread))
+            admitted = plan_write(change, self._found(change, thread))
             if admitted is None:
                 return thread.epoch if thread is not None else 0
             self._check(change)
@@ -83,7 +90,7 @@ class Memory(Store):
                 self._runs[change.run.id] = _own_run(change.run)
                 self._rows[change.run.id] = {}
                 self._snapshots[change.run.id] = {}
-                self._network.begin(change.run)
+                self._references.add_run(change.run)
             if admitted.rows:
                 self._rows[change.rows_of].update((row.seq, _own_row(row)) for row in admitted.rows)
                 for row in admitted.rows:
@@ -100,7 +107,7 @@ class Memory(Store):
                 return 0
             self._threads.pop(change.thread, None)  # the last one that was written to is at the end
             self._threads[change.thread] = changed = self._changed(change, thread, admitted)
-            self._network.move(change.thread, thread and thread.head, changed.head)
+            self._references.move_head(change.thread, thread and thread.head, changed.head)
             self._keep_limits(change)
             return admitted.epoch
 
@@ -119,12 +126,12 @@ class Memory(Store):
             return False
         known[row.seq] = _own_row(row)
         content = row.content
-        if content is not None and (content.encoded or content.beside):
+        if content is not None and (content.is_encoded or content.extra_blobs):
             self._keep_blobs(content, _ContentPlace(rows_of, row.seq))
         del self._threads[name]  # the last one that was written to is at the end
         self._threads[name] = ThreadRow(name, head, epoch, thread.owner, thread.lease, thread.root, thread.runs)
         if thread.head is None or thread.head[0] != rows_of:
-            self._network.move(name, thread.head, head)
+            self._references.move_head(name, thread.head, head)
         return True
 
     def write_now(self, change: Change) -> bool:
@@ -153,7 +160,7 @@ class Memory(Store):
     def runs(self, thread: str) -> list[RunRow]:
         """The runs that were made for a thread, in the order in which they were begun."""
         with self._lock:
-            return [_own_run(self._runs[run]) for run in self._network.made(thread)]
+            return [_own_run(self._runs[run]) for run in self._references.runs_of(thread)]
 
     def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
         """Rows of a run in order."""
@@ -170,7 +177,7 @@ class Memory(Store):
             missing = set(ids) - self._blobs.keys()
             if missing:  # somebody may have encoded a content since it was written
                 for place, content in self._contents():
-                    if content.encoded and not missing.isdisjoint(content.refs):
+                    if content.is_encoded and not missing.isdisjoint(content.refs):
                         self._keep_blobs(content, place)
             return {name: self._blobs[name] for name in ids if name in self._blobs}
 
@@ -181,18 +188,18 @@ class Memory(Store):
             seq = max((seq for seq in found if seq <= at.seq), default=None)
             return None if seq is None else found[seq]
 
-    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
+    def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
         """Removes threads, and all that they had and nothing else reaches."""
         with self._lock:
             check_epochs({name: self._threads[name].epoch for name in epochs if name in self._threads}, epochs)
             gone = frozenset(threads)
-            near = connected(self._network, gone) if gone else (self._ends(), self._extents())
-            return self._sweep(deletion_plan(*near, gone))
+            near = relevant_subgraph(self._references, gone) if gone else (self._ends(), self._extents())
+            return self._delete_planned(plan_deletion(*near, gone))
 
-    def disown(self, thread: str) -> DeletionReport:
+    def delete_unreachable(self, thread: str) -> DeletionReport:
         """Removes what was made for a thread and lies outside of what it reaches from its head."""
         with self._lock:
-            return self._sweep(disowning(*connected(self._network, [thread]), thread))
+            return self._delete_planned(plan_delete_unreachable(*relevant_subgraph(self._references, [thread]), thread))
 
     def drop_snapshots(self) -> None:
         """Removes all snapshots but those at the roots of threads."""
@@ -225,7 +232,7 @@ class Memory(Store):
         there = [rows[row.seq] for row in change.rows if row.seq in rows] if change.rows[0].seq <= last else []
         return CurrentRows(thread, run, last, there, self._fence)
 
-    def _changed(self, change: Change, thread: ThreadRow | None, admitted: Admitted) -> ThreadRow:
+    def _changed(self, change: Change, thread: ThreadRow | None, admitted: WritePlan) -> ThreadRow:
         found = thread or ThreadRow(change.thread, None, admitted.epoch)
         owner: Owner | None = found.owner
         lease = found.lease
@@ -243,16 +250,16 @@ class Memory(Store):
 
     def _keep_blobs(self, content: Content | None, place: _ContentPlace) -> None:
         if content is not None:
-            self._blobs.update(content.blobs if content.encoded else content.beside)
-            for name in content.refs if content.encoded else content.beside:
+            self._blobs.update(content.blobs if content.is_encoded else content.extra_blobs)
+            for name in content.refs if content.is_encoded else content.extra_blobs:
                 self._holders.setdefault(name, set()).add(place)
 
     def _drop_blobs(self, content: Content | None, place: _ContentPlace, successor: Content | None = None) -> None:
         """Removes the blobs to which nothing refers but a content that goes, nor the one that comes in its place."""
         if content is None:
             return
-        stay = successor.refs if successor is not None and successor.encoded else ()
-        for name in content.refs if content.encoded else content.beside:
+        stay = successor.refs if successor is not None and successor.is_encoded else ()
+        for name in content.refs if content.is_encoded else content.extra_blobs:
             holders = self._holders.get(name, set())
             holders.discard(place)
             if not holders and name not in stay:
@@ -278,32 +285,32 @@ class Memory(Store):
         for run, shots in self._snapshots.items():
             yield from ((_ContentPlace(run, seq, "snapshot"), shot.content) for seq, shot in shots.items())
 
-    def _ends(self) -> Mapping[str, Ends]:
-        return {name: Ends(thread.head, thread.root) for name, thread in self._threads.items()}
+    def _ends(self) -> Mapping[str, ThreadBounds]:
+        return {name: ThreadBounds(thread.head, thread.root) for name, thread in self._threads.items()}
 
-    def _extents(self) -> Mapping[str, Extent]:
+    def _extents(self) -> Mapping[str, RunSummary]:
         return {
-            name: Extent(run.thread, run.parents, next(reversed(self._rows[name]), -1))
+            name: RunSummary(run.thread, run.parents, next(reversed(self._rows[name]), -1))
             for name, run in self._runs.items()
         }
 
-    def _sweep(self, gone: DeletionPlan) -> DeletionReport:
+    def _delete_planned(self, gone: DeletionPlan) -> DeletionReport:
         """Removes what was decided, and the blobs that nothing refers to then."""
         rows = 0
         for name in gone.threads:
             thread = self._threads.pop(name)
             self._fence = max(self._fence, thread.epoch)
-            self._network.move(name, thread.head, None)
+            self._references.move_head(name, thread.head, None)
         for run in gone.runs:
             rows += self._drop_rows(run, 0, next(reversed(self._rows[run]), -1))
             for seq in list(self._snapshots[run]):  # one of rows that were never there
                 self._drop_snapshot(run, seq)
             del self._rows[run], self._snapshots[run]
-            self._network.end(self._runs.pop(run))
+            self._references.remove_run(self._runs.pop(run))
         for run, first, last in gone.rows:
             rows += self._drop_rows(run, first, last)
         for run in gone.orphans:
-            self._network.disown(self._runs[run])
+            self._references.clear_thread(self._runs[run])
             self._runs[run] = self._runs[run]._replace(thread="")
         return DeletionReport(gone.threads, len(gone.runs), rows, gone.kept)
 
@@ -312,14 +319,14 @@ class Memory(Store):
         max_threads, max_commits = self._limits
         if max_threads is not None and len(self._threads) > max_threads:
             resting = (name for name, row in self._threads.items() if row.owner is None and name != change.thread)
-            self.remove(tuple(islice(resting, len(self._threads) - max_threads)))
+            self.delete(tuple(islice(resting, len(self._threads) - max_threads)))
         thread = self._threads[change.thread]
         if max_commits is None or thread.head is None or change.lease is None or thread.owner is not None:
             return
         root = self._later_root(thread.head, thread.root, max_commits)
         if root is not None:
             self._threads[change.thread] = thread._replace(root=root)
-            self.disown(change.thread)
+            self.delete_unreachable(change.thread)
 
     def _later_root(self, head: Point, root: Point | None, limit: int) -> Point | None:
         """The row on the way back from the head at which the history may begin; None if it is short enough as it is.
@@ -368,17 +375,17 @@ class _MemoryReferences:
         self._children: dict[str, dict[str, None]] = {}
         self._heads: dict[str, dict[str, None]] = {}
 
-    def ends(self, thread: str) -> Ends | None:
+    def bounds(self, thread: str) -> ThreadBounds | None:
         """Head and root of a thread."""
         found = self._threads.get(thread)
-        return None if found is None else Ends(found.head, found.root)
+        return None if found is None else ThreadBounds(found.head, found.root)
 
-    def extent(self, run: str) -> Extent | None:
+    def summary(self, run: str) -> RunSummary | None:
         """A run."""
         found = self._runs.get(run)
-        return None if found is None else Extent(found.thread, found.parents, next(reversed(self._rows[run]), -1))
+        return None if found is None else RunSummary(found.thread, found.parents, next(reversed(self._rows[run]), -1))
 
-    def made(self, thread: str) -> list[str]:
+    def runs_of(self, thread: str) -> list[str]:
         """The runs that were made for a thread, in the order in which they were begun."""
         return list(self._made.get(thread, ()))
 
@@ -386,28 +393,28 @@ class _MemoryReferences:
         """The runs that have a run as a parent."""
         return list(self._children.get(run, ()))
 
-    def heads(self, run: str) -> list[str]:
+    def threads_at(self, run: str) -> list[str]:
         """The threads whose head is in a run."""
         return list(self._heads.get(run, ()))
 
-    def begin(self, run: RunRow) -> None:
+    def add_run(self, run: RunRow) -> None:
         """Notes a new run."""
         if run.thread:
             self._made.setdefault(run.thread, {})[run.id] = None
         for parent in run.parents:
             self._children.setdefault(parent.run, {})[run.id] = None
 
-    def end(self, run: RunRow) -> None:
+    def remove_run(self, run: RunRow) -> None:
         """Forgets a run that was removed."""
-        self.disown(run)
+        self.clear_thread(run)
         for parent in run.parents:
             _take(self._children, parent.run, run.id)
 
-    def disown(self, run: RunRow) -> None:
+    def clear_thread(self, run: RunRow) -> None:
         """Forgets for which thread a run was made."""
         _take(self._made, run.thread, run.id)
 
-    def move(self, thread: str, before: Point | None, head: Point | None) -> None:
+    def move_head(self, thread: str, before: Point | None, head: Point | None) -> None:
         """Notes where the head of a thread is."""
         if before is not None and (head is None or head.run != before.run):
             _take(self._heads, before.run, thread)

@@ -13,8 +13,8 @@ from psycopg import sql
 from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Owner, Point, Row, RunRow, Snapshot, Store, ThreadRow
 from dspyer.stores.content import Content
 from dspyer.stores.postgres_server import PATIENCE, Connection, ServerConnections, prepare, split_address, with_schema
-from dspyer.stores.reachability import DeletionPlan, Ends, Extent, deletion_plan, disowning
-from dspyer.stores.writes import Admitted, CurrentRows, admit, check_epochs
+from dspyer.stores.reachability import DeletionPlan, RunSummary, ThreadBounds, plan_delete_unreachable, plan_deletion
+from dspyer.stores.writes import CurrentRows, WritePlan, check_epochs, plan_write
 
 SCHEMA = "dspyer"
 CONNECTIONS = 8
@@ -108,17 +108,19 @@ class Postgres(Store):
             return None if content is None else Snapshot(Point(at.run, seq), content)
         return None
 
-    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
+    def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
         gone = frozenset(threads)
-        return self._run(lambda connection: sweep_threads(connection, self._sql, gone, epochs))
+        return self._run(lambda connection: delete_threads(connection, self._sql, gone, epochs))
 
-    def disown(self, thread: str) -> DeletionReport:
+    def delete_unreachable(self, thread: str) -> DeletionReport:
         return self._run(
-            lambda connection: sweep(connection, self._sql, [thread], lambda ends, runs: disowning(ends, runs, thread))
+            lambda connection: delete_planned(
+                connection, self._sql, [thread], lambda ends, runs: plan_delete_unreachable(ends, runs, thread)
+            )
         )
 
     def drop_snapshots(self) -> None:
-        self._run(lambda connection: sweep_snapshots(connection, self._sql))
+        self._run(lambda connection: delete_snapshots(connection, self._sql))
 
     def vacuum(self) -> None:
         """Writes the tables anew without what was removed. Everybody else waits meanwhile."""
@@ -248,9 +250,9 @@ def unpack_run(name: str, thread: bytes, parents: bytes, header: bytes) -> RunRo
 # what it removes, and reads again what it had read before it had the locks. Others go on meanwhile.
 
 
-Decide = Callable[[Mapping[str, Ends], Mapping[str, Extent]], DeletionPlan]
+Decide = Callable[[Mapping[str, ThreadBounds], Mapping[str, RunSummary]], DeletionPlan]
 Statement = Callable[[str], sql.Composed]
-Near = tuple[dict[str, Ends], dict[str, Extent]]
+Near = tuple[dict[str, ThreadBounds], dict[str, RunSummary]]
 
 TRIES = 5
 """How often a removal reads again what others have connected with it meanwhile; then it has the tables alone."""
@@ -303,7 +305,7 @@ _DROP_BLOBS = """
 _LAST_ROW = 2**63 - 1
 
 
-def sweep_threads(
+def delete_threads(
     connection: Connection, statement: Statement, gone: Collection[str], epochs: Mapping[str, int]
 ) -> DeletionReport:
     """Removes threads and what only they reach; without any, all that nothing reaches.
@@ -318,10 +320,10 @@ def sweep_threads(
         check_epochs(found, epochs)
         execute(_RAISE, [max([found[name] for name in gone if name in found], default=0)])
 
-    return sweep(connection, statement, gone, lambda threads, runs: deletion_plan(threads, runs, gone), check)
+    return delete_planned(connection, statement, gone, lambda threads, runs: plan_deletion(threads, runs, gone), check)
 
 
-def sweep(
+def delete_planned(
     connection: Connection,
     statement: Statement,
     names: Collection[str],
@@ -357,7 +359,7 @@ def sweep(
     raise AssertionError("the last turn has the tables alone")
 
 
-def sweep_snapshots(connection: Connection, statement: Statement) -> None:
+def delete_snapshots(connection: Connection, statement: Statement) -> None:
     """Removes the snapshots that are at no thread's root."""
     with connection.transaction():
         execute = _executor(connection, statement)
@@ -370,11 +372,11 @@ def _near(execute: Execute, names: Collection[str]) -> Near:
     """The threads and runs that decide what goes; all for no names."""
     packed = [pack_text(name) for name in names]
     found = execute(_NEAR, {"names": packed}) if names else execute(_EXTENTS)
-    runs = {run: Extent(unpack_text(thread), unpack_points(parents), last) for run, thread, parents, last in found}
+    runs = {run: RunSummary(unpack_text(thread), unpack_points(parents), last) for run, thread, parents, last in found}
     owners = {pack_text(extent.thread) for extent in runs.values() if extent.thread}
     some = {"names": [*{*packed, *owners}], "runs": list(runs)}
     threads = {
-        unpack_text(name): Ends(unpack_point(*points[:2]), unpack_point(*points[2:]))
+        unpack_text(name): ThreadBounds(unpack_point(*points[:2]), unpack_point(*points[2:]))
         for name, *points in (execute(_SOME_ENDS, some) if names else execute(_ENDS))
     }
     return threads, runs
@@ -574,7 +576,7 @@ class ChangeWriter:
         execute(f"SELECT {_DURABILITY}, {BOUNDED}", written.values)
         thread, fence = self._thread(execute, change, written)
         held = {run for (run,) in execute(_HOLD_RUNS, (sorted(_runs_of(change)),))}
-        admitted = admit(change, self._found(execute, change, written)._replace(thread=thread, fence=fence))
+        admitted = plan_write(change, self._found(execute, change, written)._replace(thread=thread, fence=fence))
         if admitted is None:
             return 0 if thread is None else thread.epoch
         if admitted.begins and change.run is not None:
@@ -617,7 +619,7 @@ class ChangeWriter:
         rows = [Row(seq, kind, tuple(unpack(head)), unpack_content(*content)) for seq, kind, head, *content in there]
         return CurrentRows(None, run_row, last, rows)
 
-    def _add(self, execute: _Execute, change: Change, written: EncodedChange, admitted: Admitted) -> None:
+    def _add(self, execute: _Execute, change: Change, written: EncodedChange, admitted: WritePlan) -> None:
         packed, snapshot = written.rows, written.snapshot
         if packed.blobs:
             # In one order by all: two that bring the same blobs wait for each other, and not in a circle.

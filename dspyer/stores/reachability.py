@@ -19,7 +19,7 @@ Spans = dict[str, list[tuple[int, int]]]
 """By run, the first and last rows of what is reached of it; none of a run that is reached and has no rows."""
 
 
-class Ends(NamedTuple):
+class ThreadBounds(NamedTuple):
     """Between what a thread lies.
 
     Attributes:
@@ -31,7 +31,7 @@ class Ends(NamedTuple):
     root: Point | None = None
 
 
-class Extent(NamedTuple):
+class RunSummary(NamedTuple):
     """What must be known of a run.
 
     Attributes:
@@ -48,19 +48,19 @@ class Extent(NamedTuple):
 class References(Protocol):
     """What refers to what in a store."""
 
-    def ends(self, thread: str) -> Ends | None:
+    def bounds(self, thread: str) -> ThreadBounds | None:
         """Head and root of a thread; None if there is none of this name."""
 
-    def extent(self, run: str) -> Extent | None:
+    def summary(self, run: str) -> RunSummary | None:
         """A run; None if there is none of this id."""
 
-    def made(self, thread: str) -> Iterable[str]:
+    def runs_of(self, thread: str) -> Iterable[str]:
         """The runs that were made for a thread."""
 
     def children(self, run: str) -> Iterable[str]:
         """The runs that have a run as a parent."""
 
-    def heads(self, run: str) -> Iterable[str]:
+    def threads_at(self, run: str) -> Iterable[str]:
         """The threads whose head is in a run."""
 
 
@@ -90,7 +90,9 @@ class DeletionPlan(NamedTuple):
     kept: Mapping[str, tuple[str, ...]]
 
 
-def connected(network: References, names: Collection[str]) -> tuple[dict[str, Ends], dict[str, Extent]]:
+def relevant_subgraph(
+    network: References, names: Collection[str]
+) -> tuple[dict[str, ThreadBounds], dict[str, RunSummary]]:
     """The threads and runs that decide what may go when threads are removed, or give something up.
 
     These are the runs behind the threads, all runs that go on from one of those, and the threads that have their head
@@ -105,30 +107,30 @@ def connected(network: References, names: Collection[str]) -> tuple[dict[str, En
     Returns:
         The threads and the runs, by name and id.
     """
-    threads: dict[str, Ends] = {}
-    behind: dict[str, Extent] = {}
+    threads: dict[str, ThreadBounds] = {}
+    behind: dict[str, RunSummary] = {}
     for name in names:
-        ends = network.ends(name)
+        ends = network.bounds(name)
         if ends is not None:
             threads[name] = ends
-        waiting = [*network.made(name), *([ends.head.run] if ends is not None and ends.head is not None else [])]
+        waiting = [*network.runs_of(name), *([ends.head.run] if ends is not None and ends.head is not None else [])]
         while waiting:
             run = waiting.pop()
-            extent = None if run in behind else network.extent(run)
+            extent = None if run in behind else network.summary(run)
             if extent is not None and not _is_held(network, extent.thread, names):
                 behind[run] = extent
                 waiting.extend(parent.run for parent in extent.parents)
-    runs: dict[str, Extent] = {}
+    runs: dict[str, RunSummary] = {}
     waiting = list(behind)
     while waiting:
         run = waiting.pop()
-        extent = None if run in runs else behind.get(run) or network.extent(run)
+        extent = None if run in runs else behind.get(run) or network.summary(run)
         if extent is None:
             continue
         runs[run] = extent
         waiting.extend(network.children(run))
-        for name in (extent.thread, *network.heads(run)):
-            ends = network.ends(name) if name and name not in threads else None
+        for name in (extent.thread, *network.threads_at(run)):
+            ends = network.bounds(name) if name and name not in threads else None
             if ends is not None:
                 threads[name] = ends
     return threads, runs
@@ -136,11 +138,13 @@ def connected(network: References, names: Collection[str]) -> tuple[dict[str, En
 
 def _is_held(network: References, thread: str, names: Collection[str]) -> bool:
     """Whether a run that was made for a thread stays as a whole, with all that is behind it."""
-    ends = network.ends(thread) if thread and thread not in names else None
+    ends = network.bounds(thread) if thread and thread not in names else None
     return ends is not None and ends.root is None
 
 
-def deletion_plan(threads: Mapping[str, Ends], runs: Mapping[str, Extent], gone: Collection[str] = ()) -> DeletionPlan:
+def plan_deletion(
+    threads: Mapping[str, ThreadBounds], runs: Mapping[str, RunSummary], gone: Collection[str] = ()
+) -> DeletionPlan:
     """What goes when threads are removed: they, and all that nothing else reaches.
 
     Args:
@@ -150,12 +154,14 @@ def deletion_plan(threads: Mapping[str, Ends], runs: Mapping[str, Extent], gone:
     """
     stays = {name: ends for name, ends in threads.items() if name not in gone}
     made = _made_for(runs)
-    reached = {name: reach(ends, runs, made.get(name, ())) for name, ends in stays.items()}
+    reached = {name: reachable_rows(ends, runs, made.get(name, ())) for name, ends in stays.items()}
     candidates = {run: [(0, extent.last)] for run, extent in runs.items() if extent.thread in gone}
     return _removal(tuple(sorted(threads.keys() - stays.keys())), runs, reached, candidates, candidates)
 
 
-def disowning(threads: Mapping[str, Ends], runs: Mapping[str, Extent], thread: str) -> DeletionPlan:
+def plan_delete_unreachable(
+    threads: Mapping[str, ThreadBounds], runs: Mapping[str, RunSummary], thread: str
+) -> DeletionPlan:
     """What goes when a thread gives up what was made for it and lies outside of what it reaches from its head.
 
     Args:
@@ -165,14 +171,14 @@ def disowning(threads: Mapping[str, Ends], runs: Mapping[str, Extent], thread: s
     """
     made = _made_for(runs)
     own = made.pop(thread, []) if thread in threads else []
-    reached = {name: reach(ends, runs, made.get(name, ())) for name, ends in threads.items()}
+    reached = {name: reachable_rows(ends, runs, made.get(name, ())) for name, ends in threads.items()}
     inside = reached.get(thread, {})
     candidates = {run: list(_gaps(inside.get(run, ()), runs[run].last)) for run in own}
     outside = {run: spans for run, spans in candidates.items() if spans or run not in inside}
     return _removal((), runs, reached, outside, outside.keys() - inside.keys())
 
 
-def reach(ends: Ends, runs: Mapping[str, Extent], made: Iterable[str] = ()) -> Spans:
+def reachable_rows(ends: ThreadBounds, runs: Mapping[str, RunSummary], made: Iterable[str] = ()) -> Spans:
     """What a thread reaches.
 
     Args:
@@ -202,7 +208,7 @@ def reach(ends: Ends, runs: Mapping[str, Extent], made: Iterable[str] = ()) -> S
     return spans
 
 
-def _made_for(runs: Mapping[str, Extent]) -> dict[str, list[str]]:
+def _made_for(runs: Mapping[str, RunSummary]) -> dict[str, list[str]]:
     made: dict[str, list[str]] = {}
     for run, extent in runs.items():
         if extent.thread:
@@ -212,7 +218,7 @@ def _made_for(runs: Mapping[str, Extent]) -> dict[str, list[str]]:
 
 def _removal(
     threads: tuple[str, ...],
-    runs: Mapping[str, Extent],
+    runs: Mapping[str, RunSummary],
     reached: Mapping[str, Spans],
     candidates: Mapping[str, list[tuple[int, int]]],
     given_up: Collection[str],

@@ -13,7 +13,14 @@ from typing import Any, NamedTuple
 
 from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Point, Row, RunRow, Snapshot, Store, ThreadRow
 from dspyer.stores.content import Content
-from dspyer.stores.reachability import DeletionPlan, Ends, Extent, connected, deletion_plan, disowning
+from dspyer.stores.reachability import (
+    DeletionPlan,
+    RunSummary,
+    ThreadBounds,
+    plan_delete_unreachable,
+    plan_deletion,
+    relevant_subgraph,
+)
 from dspyer.stores.sqlite_file import (
     MASK,
     SHIFT,
@@ -32,7 +39,7 @@ from dspyer.stores.sqlite_file import (
     unpack_points,
     unpack_refs,
 )
-from dspyer.stores.writes import Admitted, CurrentRows, admit, check_epochs
+from dspyer.stores.writes import CurrentRows, WritePlan, check_epochs, plan_write
 
 PATIENCE = 15.0
 """Seconds that a call waits for a lock: half of a lease, so that an owner that waits is not taken for gone."""
@@ -80,15 +87,15 @@ class SQLite(Store):
 
     def write(self, change: Change) -> int:
         """Applies a change in one transaction; waits for whoever else is writing."""
-        contents = packed(change)
+        contents = encode_change(change)
         return self._connections.write(partial(self._apply, change, contents), change.flush, contents.size)
 
     def write_now(self, change: Change) -> bool:
         """Applies a change, unless somebody else is writing at this moment."""
-        contents = packed(change)
+        contents = encode_change(change)
         return self._connections.write_now(partial(self._apply, change, contents), change.flush, contents.size)
 
-    def _apply(self, change: Change, contents: PackedChange, connection: sqlite3.Connection) -> int:
+    def _apply(self, change: Change, contents: EncodedChange, connection: sqlite3.Connection) -> int:
         if change.flush:
             self._opener.check_same()
         return write(connection, change, contents, self._clock())
@@ -122,14 +129,16 @@ class SQLite(Store):
         """The last snapshot of a run at or before a row."""
         return self._connections.read(lambda connection: read_snapshot(connection, at))
 
-    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
+    def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
         """Removes threads, and all that they had and nothing else reaches."""
-        return self._erased(lambda connection: sweep_threads(connection, frozenset(threads), epochs))
+        return self._erased(lambda connection: delete_threads(connection, frozenset(threads), epochs))
 
-    def disown(self, thread: str) -> DeletionReport:
+    def delete_unreachable(self, thread: str) -> DeletionReport:
         """Removes what was made for a thread and lies outside of what it reaches from its head."""
         return self._erased(
-            lambda connection: sweep(connection, [thread], lambda found, runs: disowning(found, runs, thread))
+            lambda connection: delete_planned(
+                connection, [thread], lambda found, runs: plan_delete_unreachable(found, runs, thread)
+            )
         )
 
     def _erased(self, work: Callable[[sqlite3.Connection], DeletionReport]) -> DeletionReport:
@@ -141,7 +150,7 @@ class SQLite(Store):
 
     def drop_snapshots(self) -> None:
         """Removes all snapshots but those at the roots of threads."""
-        self._connections.write(sweep_snapshots)
+        self._connections.write(delete_snapshots)
 
     def vacuum(self) -> None:
         """Writes the file anew, without gaps and without any trace of what was removed, while no other writes."""
@@ -237,7 +246,7 @@ def _run_row(name: bytes | str, thread: str | None, parents: bytes | None, heade
 # --------------------------------------------------------------------------------------------------------------------
 # Removing from a SQLite store what `dspyer.stores.reachability` says, in the caller's transaction.
 
-Decide = Callable[[Mapping[str, Ends], Mapping[str, Extent]], DeletionPlan]
+Decide = Callable[[Mapping[str, ThreadBounds], Mapping[str, RunSummary]], DeletionPlan]
 
 _ENDS = """
     SELECT name, head.id, head_seq, root.id, root_seq FROM thread
@@ -261,15 +270,15 @@ class FileReferences:
         self.keys: dict[str, int] = {}
         self._execute = connection.execute
 
-    def ends(self, thread: str) -> Ends | None:
+    def bounds(self, thread: str) -> ThreadBounds | None:
         """Head and root of a thread."""
         return next((ends for _, ends in self._ends(f"{_ENDS} WHERE name = ?", thread)), None)
 
-    def extent(self, run: str) -> Extent | None:
+    def summary(self, run: str) -> RunSummary | None:
         """A run."""
         return next((extent for _, extent in self._extents(f"{_EXTENT} WHERE id = ?", pack_id(run))), None)
 
-    def made(self, thread: str) -> list[str]:
+    def runs_of(self, thread: str) -> list[str]:
         """The runs that were made for a thread."""
         return [unpack_id(run) for (run,) in self._execute("SELECT id FROM run WHERE thread = ?", (thread,))]
 
@@ -278,27 +287,27 @@ class FileReferences:
         found = self._execute("SELECT id FROM link JOIN run ON key = child WHERE parent = ?", (pack_id(run),))
         return [unpack_id(child) for (child,) in found]
 
-    def heads(self, run: str) -> list[str]:
+    def threads_at(self, run: str) -> list[str]:
         """The threads whose head is in a run."""
         key = self.keys.get(run)
         return [name for (name,) in self._execute("SELECT name FROM thread WHERE head_run = ?", (key,))]
 
-    def whole(self) -> tuple[dict[str, Ends], dict[str, Extent]]:
+    def whole(self) -> tuple[dict[str, ThreadBounds], dict[str, RunSummary]]:
         """All threads and runs."""
         return dict(self._ends(_ENDS)), dict(self._extents(_EXTENT))
 
-    def _ends(self, statement: str, *values: object) -> Iterable[tuple[str, Ends]]:
+    def _ends(self, statement: str, *values: object) -> Iterable[tuple[str, ThreadBounds]]:
         for name, head, head_seq, root, root_seq in self._execute(statement, values):
-            yield name, Ends(unpack_point(head, head_seq), unpack_point(root, root_seq))
+            yield name, ThreadBounds(unpack_point(head, head_seq), unpack_point(root, root_seq))
 
-    def _extents(self, statement: str, *values: object) -> Iterable[tuple[str, Extent]]:
+    def _extents(self, statement: str, *values: object) -> Iterable[tuple[str, RunSummary]]:
         for key, stored, thread, parents, last in self._execute(statement, values):
             name = unpack_id(stored)
             self.keys[name] = key
-            yield name, Extent(thread or "", unpack_points(parents), -1 if last is None else last & MASK)
+            yield name, RunSummary(thread or "", unpack_points(parents), -1 if last is None else last & MASK)
 
 
-def sweep_threads(connection: sqlite3.Connection, gone: Collection[str], epochs: Mapping[str, int]) -> DeletionReport:
+def delete_threads(connection: sqlite3.Connection, gone: Collection[str], epochs: Mapping[str, int]) -> DeletionReport:
     """Removes threads, and what only they reach; without any, all that nothing reaches.
 
     Raises:
@@ -307,10 +316,10 @@ def sweep_threads(connection: sqlite3.Connection, gone: Collection[str], epochs:
     check_epochs(_epochs(connection, epochs), epochs)
     largest = max(_epochs(connection, gone).values(), default=0)
     connection.execute("UPDATE fence SET largest = max(largest, ?)", (largest,))
-    return sweep(connection, gone, lambda threads, runs: deletion_plan(threads, runs, gone))
+    return delete_planned(connection, gone, lambda threads, runs: plan_deletion(threads, runs, gone))
 
 
-def sweep(connection: sqlite3.Connection, names: Collection[str], decide: Decide) -> DeletionReport:
+def delete_planned(connection: sqlite3.Connection, names: Collection[str], decide: Decide) -> DeletionReport:
     """Removes what is decided, and the blobs that nothing refers to then.
 
     Args:
@@ -319,7 +328,7 @@ def sweep(connection: sqlite3.Connection, names: Collection[str], decide: Decide
         decide: says what goes.
     """
     network = FileReferences(connection)
-    near = connected(network, names) if names else network.whole()
+    near = relevant_subgraph(network, names) if names else network.whole()
     gone, keys, runs = decide(*near), network.keys, near[1]
     connection.executemany("DELETE FROM thread WHERE name = ?", [(name,) for name in gone.threads])
     spans = [(keys[run] << SHIFT, (keys[run] << SHIFT) + MASK) for run in gone.runs]
@@ -332,7 +341,7 @@ def sweep(connection: sqlite3.Connection, names: Collection[str], decide: Decide
     return DeletionReport(gone.threads, len(gone.runs), rows, gone.kept)
 
 
-def sweep_snapshots(connection: sqlite3.Connection) -> None:
+def delete_snapshots(connection: sqlite3.Connection) -> None:
     """Removes the snapshots that are at no thread's root."""
     found = connection.execute(
         f"SELECT id FROM snapshot WHERE id NOT IN "
@@ -394,7 +403,7 @@ APPEND = f"""
     FROM thread, run WHERE name = ? AND run.id = ?"""
 
 
-class PackedChange(NamedTuple):
+class EncodedChange(NamedTuple):
     """What a change brings, as the columns hold it: encoded before a lock is taken.
 
     Attributes:
@@ -410,7 +419,7 @@ class PackedChange(NamedTuple):
     size: int
 
 
-def packed(change: Change) -> PackedChange:
+def encode_change(change: Change) -> EncodedChange:
     """Encodes what a change brings."""
     rows: dict[int, tuple[str, bytes | None, bytes | None, Refs]] = {}
     blobs: list[tuple[bytes | str, bytes]] = []
@@ -421,7 +430,7 @@ def packed(change: Change) -> PackedChange:
         size += len(data or b"")
     snapshot = None if change.snapshot is None else _packed_content(change.snapshot.content, blobs)
     size += len(snapshot[0]) if snapshot else 0
-    return PackedChange(rows, snapshot, blobs, size + sum(len(blob) for _, blob in blobs))
+    return EncodedChange(rows, snapshot, blobs, size + sum(len(blob) for _, blob in blobs))
 
 
 def _packed_content(content: Content, blobs: list[tuple[bytes | str, bytes]]) -> tuple[bytes, Refs]:
@@ -431,7 +440,7 @@ def _packed_content(content: Content, blobs: list[tuple[bytes | str, bytes]]) ->
     return data, pack_refs(refs)
 
 
-def write(connection: sqlite3.Connection, change: Change, contents: PackedChange, now: float) -> int:
+def write(connection: sqlite3.Connection, change: Change, contents: EncodedChange, now: float) -> int:
     """Applies a change, unless that was done before, and says the epoch that its thread has afterwards.
 
     Raises:
@@ -442,7 +451,7 @@ def write(connection: sqlite3.Connection, change: Change, contents: PackedChange
         return change.epoch
     key, last = key_and_last(connection, change.rows_of) if change.rows else (None, None)
     found = _found(connection, change, last, now)
-    admitted = admit(change, found)
+    admitted = plan_write(change, found)
     if admitted is None:
         return found.thread.epoch if found.thread is not None else 0
     if admitted.begins and change.run is not None:
@@ -462,7 +471,7 @@ def write(connection: sqlite3.Connection, change: Change, contents: PackedChange
     return admitted.epoch
 
 
-def _appends(connection: sqlite3.Connection, change: Change, contents: PackedChange) -> bool:
+def _appends(connection: sqlite3.Connection, change: Change, contents: EncodedChange) -> bool:
     """Does the usual: the next rows of a run, by the owner of the thread. Says whether it was that."""
     name, epoch, next_epoch, owner, lease, head, root, run, rows_of, rows, snapshot, _, runs = change
     if (next_epoch, owner, lease, root, run, snapshot) != _NOTHING or head is None or not rows or runs:
@@ -527,7 +536,7 @@ def _found(connection: sqlite3.Connection, change: Change, last: int | None, now
 
 
 def _write_thread(
-    connection: sqlite3.Connection, change: Change, new: bool, admitted: Admitted, key: int | None, now: float
+    connection: sqlite3.Connection, change: Change, new: bool, admitted: WritePlan, key: int | None, now: float
 ) -> None:
     values = _thread_columns(connection, change, key, now)
     if new:

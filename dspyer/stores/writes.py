@@ -28,7 +28,7 @@ class CurrentRows(NamedTuple):
     fence: int = 0
 
 
-class Admitted(NamedTuple):
+class WritePlan(NamedTuple):
     """What is to be written.
 
     Attributes:
@@ -42,7 +42,7 @@ class Admitted(NamedTuple):
     rows: Sequence[Row]
 
 
-def admit(change: Change, found: CurrentRows) -> Admitted | None:
+def plan_write(change: Change, found: CurrentRows) -> WritePlan | None:
     """What of a change is to be written; None if all of it was written before, by a call whose answer got lost.
 
     Args:
@@ -61,7 +61,7 @@ def admit(change: Change, found: CurrentRows) -> Admitted | None:
     begins = change.run is not None and found.run is None
     if change.run is not None and found.run is not None and not same_run(change.run, found.run):
         raise ConcurrentRunError(f"run {change.run.id!r} is there already, begun by somebody else: nothing was written")
-    return Admitted(_epoch_after(change, found.fence), begins, _new_rows(change, found))
+    return WritePlan(_epoch_after(change, found.fence), begins, _new_rows(change, found))
 
 
 def check_epochs(found: Mapping[str, int], epochs: Mapping[str, int]) -> None:

@@ -106,7 +106,7 @@ class Racing(ReopenedData):
 
             def work(who: int, name: str = name, run: str = run) -> bool:
                 if who:
-                    store.remove([name])
+                    store.delete([name])
                     return True
                 try:
                     store.write(copy(f"copy of {name}", Point(run, 1)))
@@ -129,7 +129,7 @@ class Racing(ReopenedData):
 
             def work(who: int, change: Change = change) -> None:
                 if who:
-                    store.remove(["goes"])
+                    store.delete(["goes"])
                 else:
                     store.write(change)
 

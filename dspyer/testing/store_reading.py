@@ -57,7 +57,7 @@ class Reading(ReopenedData):
         assert store.blobs(()) == {}
         assert store.blobs(["none"]) == {}
         assert store.snapshot(Point("none", 3)) is None
-        for swept in (store.remove(), store.remove(["nobody"]), store.disown("nobody")):
+        for swept in (store.delete(), store.delete(["nobody"]), store.delete_unreachable("nobody")):
             assert (tuple(swept.threads), swept.runs, swept.rows, dict(swept.kept)) == ((), 0, 0, {})
         store.drop_snapshots()
         store.vacuum()

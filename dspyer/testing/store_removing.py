@@ -31,16 +31,16 @@ class Removing:
         store.write(begin("t", "r", 3))
         store.write(begin("t", "s", 2, Point("r", 2), epoch=1))
         store.write(Change("t", 2, snapshot=Snapshot(Point("s", 1), content({"v": 1}))))
-        assert _swept(store.remove(["t", "nobody"])) == (("t",), 2, 5, {})
+        assert _swept(store.delete(["t", "nobody"])) == (("t",), 2, 5, {})
         assert picture(store, "r", "s") == {**before, "runs": {**before["runs"], "r": None, "s": None}}
         assert store.rows("r") == store.rows("s") == []
         assert store.snapshot(Point("s", 1)) is None
-        assert _swept(store.remove(["t"])) == ((), 0, 0, {})
+        assert _swept(store.delete(["t"])) == ((), 0, 0, {})
 
     def test_its_name_is_free_again(self, store: Store) -> None:
         """And nothing of the old thread is in the new one."""
         store.write(begin("t", "r", 3))
-        store.remove(["t"])
+        store.delete(["t"])
         store.write(begin("t", "new", 1))
         thread = store.thread("t")
         assert thread is not None
@@ -54,23 +54,23 @@ class Removing:
         store.write(Change("t", 1, 2, owner("second"), 30.0))
         before = picture(store)
         with refused(ConcurrentRunError, "a thread was removed under the epoch of an earlier owner"):
-            store.remove(["u", "t"], {"t": 1, "u": 1})
+            store.delete(["u", "t"], {"t": 1, "u": 1})
         assert picture(store) == before
-        assert store.remove(["t", "nobody"], {"t": 2, "nobody": 1}).threads == ("t",)
+        assert store.delete(["t", "nobody"], {"t": 2, "nobody": 1}).threads == ("t",)
         assert store.threads() == ["u"]
 
     def test_what_a_copy_reaches_stays(self, store: Store) -> None:
         """The rows up to its head, of a run that belongs to nobody then; the rest goes with the last one."""
         store.write(begin("t", "r", 5))
         store.write(copy("copy", Point("r", 2)))
-        assert _swept(store.remove(["t"])) == (("t",), 0, 2, {"copy": ("r",)})
+        assert _swept(store.delete(["t"])) == (("t",), 0, 2, {"copy": ("r",)})
         assert store.rows("r") == rows(3)
         run = store.run("r")
         assert run is not None
         assert run.thread == ""
         store.write(begin("copy", "s", 1, Point("r", 2), epoch=1))
-        assert _swept(store.remove()) == ((), 0, 0, {})
-        assert _swept(store.remove(["copy"])) == (("copy",), 2, 4, {})
+        assert _swept(store.delete()) == ((), 0, 0, {})
+        assert _swept(store.delete(["copy"])) == (("copy",), 2, 4, {})
         assert store.run("r") is None
 
     def test_both_parents_stay(self, store: Store) -> None:
@@ -78,7 +78,7 @@ class Removing:
         store.write(begin("t", "left", 3))
         store.write(begin("u", "right", 3))
         store.write(begin("v", "both", 1, Point("left", 1), Point("right", 2)))
-        swept = store.remove(["t", "u"])
+        swept = store.delete(["t", "u"])
         assert _swept(swept) == (("t", "u"), 0, 1, {"v": ("left", "right")})
         assert (store.rows("left"), store.rows("right")) == (rows(2), rows(3))
 
@@ -89,18 +89,18 @@ class Removing:
         store.write(begin("v", "w", 2, Point("s", 1), Point("r", 3)))
         store.write(copy("x", Point("w", 0)))
         store.write(Change("u", 1, root=Point("s", 0), snapshot=Snapshot(Point("s", 0), content({}))))
-        store.disown("u")
-        assert _swept(store.remove(["t"])) == (("t",), 0, 0, {"v": ("r",), "x": ("r",)})
-        assert _swept(store.remove(["v"])) == (("v",), 0, 1, {"x": ("w",)})
-        assert _swept(store.remove(["x"])) == (("x",), 2, 5, {})
+        store.delete_unreachable("u")
+        assert _swept(store.delete(["t"])) == (("t",), 0, 0, {"v": ("r",), "x": ("r",)})
+        assert _swept(store.delete(["v"])) == (("v",), 0, 1, {"x": ("w",)})
+        assert _swept(store.delete(["x"])) == (("x",), 2, 5, {})
         assert (store.rows("s"), store.run("r"), store.run("w")) == (rows(3), None, None)
-        assert _swept(store.remove()) == ((), 0, 0, {})
+        assert _swept(store.delete()) == ((), 0, 0, {})
 
     def test_what_no_thread_reaches_goes(self, store: Store) -> None:
         """Runs that were begun for nobody."""
         store.write(begin("t", "r", 2))
         store.write(Change(run=RunRow("lost", "", (Point("r", 1),), {}), rows_of="lost", rows=rows(2)))
-        assert _swept(store.remove()) == ((), 1, 2, {})
+        assert _swept(store.delete()) == ((), 1, 2, {})
         assert store.run("lost") is None
         assert store.rows("r") == rows(2)
 
@@ -111,11 +111,11 @@ class Removing:
         store.write(begin("t", "kept", 2, Point("r", 3), epoch=2))
         store.write(copy("copy", Point("kept", 1)))
         store.write(begin("t", "again", 1, Point("r", 1), epoch=3))
-        assert _swept(store.disown("t")) == ((), 1, 3, {"copy": ("kept", "r")})
+        assert _swept(store.delete_unreachable("t")) == ((), 1, 3, {"copy": ("kept", "r")})
         assert store.rows("r") == rows(4)
         assert [run.id for run in store.runs("t")] == ["r", "again"]
         assert (store.run("abandoned"), store.rows("kept")) == (None, rows(2))
-        assert _swept(store.disown("nobody")) == ((), 0, 0, {})
+        assert _swept(store.delete_unreachable("nobody")) == ((), 0, 0, {})
 
     def test_older_history_goes_and_the_root_stays(self, store: Store) -> None:
         """Rows before the root go, with their snapshots; the root's row and snapshot stay, and the run goes on."""
@@ -124,7 +124,7 @@ class Removing:
         for seq in (1, 3):
             store.write(Change("t", 2, snapshot=Snapshot(Point("r", seq), content({"at": seq}))))
         store.write(Change("t", 2, root=Point("r", 3)))
-        assert _swept(store.disown("t")) == ((), 1, 5, {})
+        assert _swept(store.delete_unreachable("t")) == ((), 1, 5, {})
         assert store.rows("r") == rows(2, 3)
         assert store.run("old") is None
         assert store.snapshot(Point("r", 2)) is None
@@ -144,12 +144,12 @@ class Removing:
         store.write(begin("t", "r", 1)._replace(rows=[row(0, [BLOB, OTHER_BLOB])]))
         store.write(begin("u", "s", 1)._replace(rows=[row(0, {"other": BLOB})]))
         store.write(Change("u", 1, snapshot=Snapshot(Point("s", 0), content({"v": OTHER_BLOB}))))
-        store.remove(["t"])
+        store.delete(["t"])
         assert _readable(store, Point("s", 0)) == [{text}, {data}]
         store.drop_snapshots()
         assert _readable(store, Point("s", 0)) == [{text}]
         assert store.blobs([data]) == {}
-        store.remove(["u"])
+        store.delete(["u"])
         assert store.blobs([text, data]) == {}
         store.write(begin("v", "w", 1)._replace(rows=[row(0, BLOB)]))
         assert _readable(store, Point("w", 0)) == [{text}]
@@ -158,7 +158,7 @@ class Removing:
         """Also when the space was given back."""
         store.write(begin("t", "r", 50)._replace(rows=[row(seq, [BLOB, seq]) for seq in range(50)]))
         store.write(begin("u", "s", 1))
-        store.remove(["t"])
+        store.delete(["t"])
         store.vacuum()
         store.write(append("u", "s", 1, value=BLOB))
         assert [entry.seq for entry in store.rows("s")] == [0, 1]

@@ -14,13 +14,13 @@ from typing import Any
 from uuid import UUID
 
 from dspyer.stores.base import Change, Owner, Point, Row, RunRow, Store
-from dspyer.stores.content import INLINE, Content
+from dspyer.stores.content import MAX_INLINE, Content
 from dspyer.values.freezing import freeze
 
-BLOB = "blob \x00 \u2603 " * INLINE
+BLOB = "blob \x00 \u2603 " * MAX_INLINE
 """A text that is too long for its row."""
 
-OTHER_BLOB = bytes(range(256)) * INLINE
+OTHER_BLOB = bytes(range(256)) * MAX_INLINE
 """Bytes that are too long for their row."""
 
 NAMES = (
@@ -76,7 +76,7 @@ VALUES: Mapping[str, Any] = MappingProxyType(
         "deep": _nested(90),
         "long text": BLOB,
         "long bytes": OTHER_BLOB,
-        "long text of surrogates": "\ud800" * (INLINE + 1),
+        "long text of surrogates": "\ud800" * (MAX_INLINE + 1),
         "long ones inside": {"a": [BLOB, {"b": OTHER_BLOB}], "c": BLOB, "d": "short"},
     }
 )

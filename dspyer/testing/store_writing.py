@@ -183,7 +183,7 @@ class Owning:
     def test_an_owner_whose_thread_was_removed(self, store: Store) -> None:
         """Learns that it owns nothing any more, whether the name is taken again or not."""
         store.write(begin("t", "r", 2))
-        store.remove(["t"])
+        store.delete(["t"])
         for change in (append("t", "r", 2), Change("t", 1, lease=0.0), begin("t", "s", 1, Point("r", 1), epoch=1)):
             with refused(ConcurrentRunError, "the owner of a thread that was removed has written"):
                 store.write(change)
@@ -217,8 +217,8 @@ class Owning:
                     with refused(ConcurrentRunError, "the owner of a removed thread has written to its successor"):
                         store.write(change)
             assert picture(store) == before
-            store.remove(["t"])
-            store.remove(["other", "keeps the rows"])
+            store.delete(["t"])
+            store.delete(["other", "keeps the rows"])
 
     def test_a_write_says_the_epoch(self, store: Store) -> None:
         """That of the thread afterwards, also when it was written before; 0 without a thread."""

@@ -19,8 +19,8 @@ from dspyer.persistence.reader import goes_in_circles
 from dspyer.persistence.snapshot_encoding import piece_id
 from dspyer.persistence.snapshots import readable
 from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store, ThreadRow
-from dspyer.stores.content import Allowance, Content, blob_id
-from dspyer.stores.reachability import Ends, Extent, reach
+from dspyer.stores.content import Content, ReadBudget, blob_id
+from dspyer.stores.reachability import RunSummary, ThreadBounds, reachable_rows
 from dspyer.stores.writes import same_row, same_run
 from dspyer.threads.ownership import LEASE, leases, new_owner
 from dspyer.values import json as encoding
@@ -55,9 +55,10 @@ def reached(store: Store, row: ThreadRow) -> list[Reached]:
             runs[name], rows[name] = run, store.rows(name)
             waiting += [parent.run for parent in run.parents]
     extents = {
-        name: Extent(run.thread, run.parents, rows[name][-1].seq if rows[name] else -1) for name, run in runs.items()
+        name: RunSummary(run.thread, run.parents, rows[name][-1].seq if rows[name] else -1)
+        for name, run in runs.items()
     }
-    spans = reach(Ends(row.head, row.root), extents, own)
+    spans = reachable_rows(ThreadBounds(row.head, row.root), extents, own)
     kept = {
         name: Reached(
             runs[name], [part for part in rows[name] if any(first <= part.seq <= last for first, last in found)]
@@ -163,7 +164,7 @@ def _blob_lines(store: Store, content: Content, told: set[str]) -> Iterator[dict
 def _content_line(content: Content) -> dict[str, Any]:
     refs = {"refs": content.refs} if content.refs else {}
     try:
-        plain = json.loads(Allowance().take(content.data))
+        plain = json.loads(ReadBudget().spend(content.data))
     except (ValueError, RecursionError, StateError):
         return {"base64": base64.b64encode(content.data).decode(), **refs}
     if dump(plain) != content.data:
@@ -202,7 +203,7 @@ def load(store: Store, name: str, found: Exported) -> None:
             _fill(store, name, epoch, found, moved)
         except BaseException:
             with suppress(ConcurrentRunError):  # another has it, who knows that it is not whole
-                store.remove([name], {name: epoch})
+                store.delete([name], {name: epoch})
             raise
     finally:
         leases.let_go(owner.token)
@@ -281,7 +282,7 @@ FORMAT = 1
 """Of the files that this dspyer writes and reads."""
 
 LONGEST = 1 << 30
-"""Bytes of a line that are read at most, 1 GiB: one with a long text or bytes. For others see `Allowance`."""
+"""Bytes of a line that are read at most, 1 GiB: one with a long text or bytes. For others see `ReadBudget`."""
 
 VALUES = 32_000_000
 """Values that are read at most in all lines of a file."""
@@ -368,13 +369,13 @@ class _Lines:
         self._rows: list[Mapping[str, Any]] = []
         self._elsewhere: set[str] = set()  # parents of runs whose lines have not come
         self._values = VALUES
-        self._pieces = Allowance()
+        self._pieces = ReadBudget()
 
     def parsed(self, data: bytes) -> dict[str, Any]:
         """A line, parsed if it is not too large."""
         _require(len(data) <= LONGEST, f"it has more than the {LONGEST:,} bytes that are read at most")
         if not data.startswith(b'{"blob":'):
-            Allowance().take(data)
+            ReadBudget().spend(data)
         self._values -= data.count(b",") + data.count(b"[")
         _require(self._values >= 0, f"up to here there are more than the {VALUES:,} values that are read at most")
         line = json.loads(data)
@@ -436,10 +437,10 @@ class _Lines:
         return bool(rows) and rows[0]["row"] <= seq <= rows[-1]["row"]
 
 
-def _piece(data: bytes, allowance: Allowance) -> str:
+def _piece(data: bytes, budget: ReadBudget) -> str:
     """The id of a piece of a snapshot, which is compressed; `""` for what is none."""
     try:
-        return piece_id(allowance.inflate(data))
+        return piece_id(budget.inflate(data))
     except zlib.error:
         return ""
 

@@ -252,7 +252,7 @@ class Unnamed:
         """
         for row in change.rows:
             content = row.content
-            value = None if content is None else content.fresh
+            value = None if content is None else content.original
             if content is None or value is None or _CLASS not in content.data:
                 continue
             for name in dict.fromkeys(_CLASSES.findall(content.data)):

@@ -224,7 +224,7 @@ class Upkeep(PastReader):
         while True:
             row = self._row(take_over)
             try:
-                return store.remove([self.name], {self.name: row.epoch})
+                return store.delete([self.name], {self.name: row.epoch})
             except ConcurrentRunError:
                 if not take_over:
                     raise  # a run has begun since
@@ -264,10 +264,10 @@ class Upkeep(PastReader):
             rested = SnapshotState(history.state(history.runs[root].resting), first - 1 - earlier)
             taken = snapshot(root, rested, SnapshotEncoder())
             store.write(Change(self.name, row.epoch, snapshot=taken, flush=True))
-            if taken.content.encoded:  # all that comes before is about to go
+            if taken.content.is_encoded:  # all that comes before is about to go
                 readable(taken.content, self._starter.reader.fetch, self._starter.reader.decode)
         store.write(Change(self.name, row.epoch, row.epoch + 1, root=root, flush=True))
-        return store.disown(self.name)
+        return store.delete_unreachable(self.name)
 
     def export(self, path: str | os.PathLike[str]) -> str:
         """Writes the thread to a file of JSON lines: its runs, their rows, large values, and a digest.

@@ -20,7 +20,7 @@ from dspyer.errors import StateError, StoreError
 from dspyer.persistence.snapshot_encoding import piece_id
 from dspyer.stores import Memory, content
 from dspyer.stores.base import Change, Point, RunRow, Snapshot
-from dspyer.stores.content import Allowance, Content, blob_id
+from dspyer.stores.content import Content, ReadBudget, blob_id
 from dspyer.threads import export as exported
 from dspyer.threads.thread import Thread
 
@@ -139,8 +139,8 @@ FILES: list[tuple[Callable[[list[Line]], None], str]] = [
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits that a test can reach."""
-    monkeypatch.setattr(content, "LARGEST", 100_000)
-    monkeypatch.setattr(content, "MOST", 10_000)
+    monkeypatch.setattr(content, "MAX_JSON_BYTES", 100_000)
+    monkeypatch.setattr(content, "MAX_VALUES", 10_000)
     monkeypatch.setattr(content, "_FEW", 1_000)
     monkeypatch.setattr(exported, "VALUES", 50_000)
     monkeypatch.setattr(exported, "LONGEST", 400_000)
@@ -164,7 +164,7 @@ def test_a_file_that_no_thread_was_exported_to_is_refused(
     with pytest.raises(StoreError, match=rf"line \d+: .*{words}.*Nothing was loaded"):
         program(store).thread("t").load(path)
     assert store.threads() == []
-    assert store.remove().runs == 0
+    assert store.delete().runs == 0
 
 
 @pytest.mark.usefixtures("small")
@@ -223,7 +223,7 @@ def test_runs_that_go_on_from_themselves_are_told(length: int, segments: bool, a
     t = program(store).thread("t")
     with suppress(StoreError):
         ASKED[asked](t)
-    store.remove(["copy"])
+    store.delete(["copy"])
     assert t.delete().threads == ("t",)
     assert store._runs == {}
 
@@ -289,12 +289,12 @@ def test_what_could_not_be_read_again_is_refused_when_it_is_written(value: Any, 
 
 def test_references_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long text that many references name is not brought in more often than fits."""
-    monkeypatch.setattr(content, "EXPANDED", 100_000)
+    monkeypatch.setattr(content, "MAX_EXPANDED_BYTES", 100_000)
     data = b"x" * 30_000
     form = json.dumps([{"$type": "blob bytes", "value": blob_id(data)}] * 4).encode()
     with pytest.raises(StateError, match="more than the 100,000 bytes"):
         Content.stored(form, [blob_id(data)]).value(lambda ids: {blob_id(data): data})
-    assert Allowance().expand(data) == data
+    assert ReadBudget().expand(data) == data
 
 
 @pytest.mark.usefixtures("small")

@@ -92,7 +92,7 @@ def test_what_two_processes_leave_is_whole(seed: int, tmp_path: Path) -> None:
                 assert not log or t.state["long"].startswith(LONG), "a large value is lost"
         for name in made.threads():
             made.thread(name).delete(take_over=True)
-        store.remove()
+        store.delete()
         connection = store._connections
         left = connection.read(
             lambda file: {

@@ -251,7 +251,7 @@ def test_a_run_whose_commit_is_too_large_has_failed(tmp_path: Path, monkeypatch:
     graph = refused_node(lambda: made[0])
     run = graph.compile(store=tmp_path / "runs.db").thread("t").run({"ns": []})
     assert run.status == "completed"
-    monkeypatch.setattr(content, "LARGEST", 20_000)
+    monkeypatch.setattr(content, "MAX_JSON_BYTES", 20_000)
     t = graph.compile(store=tmp_path / "runs.db").thread("u")
     assert (t.run({"ns": []}).status, t.status) == ("failed", "failed")
     assert t.error is not None
@@ -283,11 +283,11 @@ class Secret:
 
 
 def test_sizes_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(content, "LARGEST", 1_000)
-    with pytest.raises(StateError, match=r"1,002 bytes of JSON beside .*; 1,000 are stored and read at most"):
+    monkeypatch.setattr(content, "MAX_JSON_BYTES", 1_000)
+    with pytest.raises(StateError, match=r"1,002 bytes of JSON besides .*; 1,000 are stored and read at most"):
         content.Content.stored(b'"' + b"a" * 1_000 + b'"').value(lambda ids: {})
     with pytest.raises(StateError, match="more than the 1,000 bytes"):
-        content.Allowance().inflate(zlib.compress(b"a" * 1_001))
-    assert content.Allowance().inflate(zlib.compress(b"a" * 1_000)) == b"a" * 1_000
+        content.ReadBudget().inflate(zlib.compress(b"a" * 1_001))
+    assert content.ReadBudget().inflate(zlib.compress(b"a" * 1_000)) == b"a" * 1_000
     with pytest.raises(StateError, match="end too early"):
-        content.Allowance().inflate(zlib.compress(b"a" * 1_000)[:-3])
+        content.ReadBudget().inflate(zlib.compress(b"a" * 1_000)[:-3])

@@ -20,7 +20,7 @@ from dspyer.persistence.snapshots import AT_END, EVERY, SnapshotContent, Snapsho
 from dspyer.runtime.program import CompiledGraph
 from dspyer.stores import Store, open_store
 from dspyer.stores.base import Point, Row
-from dspyer.stores.content import Allowance
+from dspyer.stores.content import ReadBudget
 from dspyer.values import json as encoding
 
 
@@ -165,7 +165,7 @@ def stored(
     again = SnapshotEncoder()
     _, _, form = json.loads(zlib.decompress(content.data))
     found = {name: blobs[name] for name in content.refs}
-    return again.loaded(form, content.refs, lambda _: found, encoding.decode, Allowance()), again
+    return again.loaded(form, content.refs, lambda _: found, encoding.decode, ReadBudget()), again
 
 
 VALUES = st.recursive(

@@ -213,38 +213,38 @@ class LeasesForEver(Memory):
 
 
 class RemovesWhatCopiesNeed(Memory):
-    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
+    def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
         own = [run.id for name in threads for run in self.runs(name)]
-        swept = super().remove(threads, epochs)
+        swept = super().delete(threads, epochs)
         for run in own:
             self._rows.get(run, {}).clear()
         return swept
 
 
 class RemovesNothing(Memory):
-    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
+    def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
         for name in threads:
             self._threads.pop(name, None)
         return DeletionReport(tuple(threads), 0, 0, {})
 
 
 class DisownsNothing(Memory):
-    def disown(self, thread: str) -> DeletionReport:
+    def delete_unreachable(self, thread: str) -> DeletionReport:
         return DeletionReport((), 0, 0, {})
 
 
 class BeginsEpochsAgain(Memory):
     """A thread that is made again begins with the epoch with which every thread begins."""
 
-    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
-        swept = super().remove(threads, epochs)
+    def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
+        swept = super().delete(threads, epochs)
         self._fence = 0
         return swept
 
 
 class RemovesUnderAnyEpoch(Memory):
-    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
-        return super().remove(threads)
+    def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
+        return super().delete(threads)
 
 
 class SaysTheEpochBefore(Memory):
@@ -264,8 +264,8 @@ class KeepsBlobs(Memory):
 
 
 class RemovesBlobsOfOthers(Memory):
-    def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
-        swept = super().remove(threads, epochs)
+    def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
+        swept = super().delete(threads, epochs)
         if threads:
             for rows in self._rows.values():
                 for seq, row in rows.items():

@@ -89,7 +89,7 @@ class Model:
             and all(rows.get(row.seq) == _plain(row) for row in change.rows)
         )
 
-    def remove(self, name: str | None, epoch: int | None = None) -> None:
+    def delete(self, name: str | None, epoch: int | None = None) -> None:
         """Removes a thread and what only it reaches; without a name, all that nothing reaches."""
         near = set(self.runs) if name is None else self._near(name)
         thread = self.threads.get(name or "")
@@ -126,7 +126,7 @@ class Model:
         thread = self.threads.get(self.runs[run]["thread"])
         return thread is not None and self.runs[run]["thread"] != name and thread["root"] is None
 
-    def disown(self, name: str) -> None:
+    def delete_unreachable(self, name: str) -> None:
         near = self._near(name)
         thread = self.threads.get(name, {"head": None, "root": None})
         inside = self._walk(thread["head"], thread["root"])

@@ -85,9 +85,9 @@ def fitting(draw: st.DrawFn) -> Callable[[Model], Change]:
 
 steps = st.lists(
     st.tuples(st.just("write"), changes.map(lambda change: lambda model: change) | fitting() | fitting() | fitting())
-    | st.tuples(st.sampled_from(["remove", "disown"]), st.sampled_from([*THREADS, "nobody"]))
-    | st.tuples(st.just("remove at"), st.tuples(st.sampled_from([*THREADS, "nobody"]), st.integers(1, 4)))
-    | st.tuples(st.just("sweep"), st.none())
+    | st.tuples(st.sampled_from(["delete", "delete_unreachable"]), st.sampled_from([*THREADS, "nobody"]))
+    | st.tuples(st.just("delete at"), st.tuples(st.sampled_from([*THREADS, "nobody"]), st.integers(1, 4)))
+    | st.tuples(st.just("collect"), st.none())
     | st.tuples(st.just("root"), st.sampled_from(THREADS))
     | st.tuples(st.sampled_from(["again", "drop"]), st.none()),
     max_size=14,
@@ -108,19 +108,19 @@ def play(store: Store, script: list[tuple[str, Any]]) -> None:
         elif kind == "drop":
             model.drop_snapshots()
             store.drop_snapshots()
-        elif kind == "remove":
-            model.remove(value)
-            store.remove([value])
-        elif kind == "remove at":
+        elif kind == "delete":
+            model.delete(value)
+            store.delete([value])
+        elif kind == "delete at":
             name, epoch = value
-            refused = _raised(lambda: model.remove(name, epoch)), _raised(lambda: store.remove([name], {name: epoch}))
+            refused = _raised(lambda: model.delete(name, epoch)), _raised(lambda: store.delete([name], {name: epoch}))
             assert refused[0] == refused[1]
-        elif kind == "sweep":
-            model.remove(None)
-            store.remove()
+        elif kind == "collect":
+            model.delete(None)
+            store.delete()
         else:
-            model.disown(value)
-            store.disown(value)
+            model.delete_unreachable(value)
+            store.delete_unreachable(value)
         assert _seen(store) == _said(model), (kind, last if kind == "write" else value)
 
 

@@ -28,7 +28,7 @@ def test_values_stay_as_they_are() -> None:
     rows = (row(0)._replace(content=kept),)
     store.write(Change("t", run=run("r", "t"), rows_of="r", rows=rows, head=Point("r", 0)))
     store.write(Change("t", 1, snapshot=Snapshot(Point("r", 0), kept)))
-    store.disown("t")
+    store.delete_unreachable("t")
     (found,) = store.rows("r")
     assert found.content is kept
     assert found.content.value(store.blobs) is value
@@ -43,7 +43,7 @@ def test_blobs_of_what_is_encoded_later() -> None:
     assert long is not None
     (name,) = long.refs
     assert store.blobs([name, "none"]) == {name: b"x" * 20_000}
-    store.remove(["t"])
+    store.delete(["t"])
     assert store.blobs([name]) == {}
 
 
@@ -105,7 +105,7 @@ def test_a_copy_keeps_what_its_source_gave_up() -> None:
     begin(store, "t", "r1", 1, head, epoch=1)
     store.write(Change("t", 1, lease=0.0))
     assert numbers(store, "r0") == [0, 1, 2, 3]
-    store.remove(["copy"])
+    store.delete(["copy"])
     assert numbers(store, "r0") == [3]
 
 

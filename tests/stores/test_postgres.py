@@ -183,7 +183,7 @@ def test_a_connection_that_is_lost_otherwise(far: Postgres, between: Proxy, name
         "rows": lambda: far.rows("r") == before,
         "thread": lambda: far.thread("t") is not None,
         "blobs": lambda: far.blobs(["x"]) == {},
-        "remove": lambda: far.remove(["t"]) is not None and far.threads() == [],
+        "remove": lambda: far.delete(["t"]) is not None and far.threads() == [],
     }
     assert work[name]()
     assert not between.armed
@@ -243,7 +243,7 @@ def test_nothing_is_kept_in_a_session(store: Postgres, postgres: str, monkeypatc
     store.write(append("t", "r", 5, value=BLOB))
     store.write(Change("t", 1, snapshot=Snapshot(Point("r", 1), content({"v": 1}))))
     assert [found.seq for found in store.rows("r")] == [0, 1, 2, 3, 4, 5]
-    assert store.remove(["t"]).rows == 6
+    assert store.delete(["t"]).rows == 6
     assert len(opened) == 6
     plain = _execute(postgres, "SELECT count(*) FROM pg_settings WHERE source = 'session'")[0][0]
     assert set(opened) == {(0, 0, 0, plain)}
@@ -385,9 +385,9 @@ def test_tables_of_version_1_become_todays(postgres: str) -> None:
         _execute(postgres, sql.SQL(statement).format(s=schema))
     with Postgres(postgres) as store:
         assert picture(store) == before
-        assert store.remove(["t"]).kept == {"u": ("r",)}
+        assert store.delete(["t"]).kept == {"u": ("r",)}
         assert store.write(Change("t")) == 8
-        assert store.remove(["u"]).runs == 2
+        assert store.delete(["u"]).runs == 2
 
 
 def test_removals_of_threads_that_share_a_run_wait_for_each_other(store: Postgres) -> None:
@@ -399,18 +399,18 @@ def test_removals_of_threads_that_share_a_run_wait_for_each_other(store: Postgre
 
         def work(number: int, turn: int = turn) -> None:
             if number == 6:
-                store.remove([f"base {turn}"])
+                store.delete([f"base {turn}"])
             elif number > 6:
                 with suppress(ValueError):
                     store.write(copied(f"copy {turn}-{number}", Point(f"b{turn}", 1)))
             else:
-                store.remove([f"t{turn}-{number}"])
+                store.delete([f"t{turn}-{number}"])
 
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(work, range(8)))
         there = f"copy {turn}-7" in store.threads()
         assert len(store.rows(f"b{turn}")) == (2 if there else 0)
-    assert store.remove().runs == 0
+    assert store.delete().runs == 0
 
 
 def test_a_removal_waits_for_no_thread_that_has_nothing_to_do_with_it(store: Postgres, postgres: str) -> None:
@@ -421,7 +421,7 @@ def test_a_removal_waits_for_no_thread_that_has_nothing_to_do_with_it(store: Pos
         other.execute(sql.SQL("SELECT FROM {}.thread WHERE name = 'u' FOR UPDATE").format(schema))
         other.execute(sql.SQL("SELECT FROM {}.run WHERE id = 's' FOR UPDATE").format(schema))
         other.execute(sql.SQL("DELETE FROM {}.entry WHERE run = 's'").format(schema))
-        assert store.remove(["t"]).rows == 2
+        assert store.delete(["t"]).rows == 2
         other.rollback()
     assert len(store.rows("s")) == 2
 
@@ -463,7 +463,7 @@ def test_a_user_who_may_not_make_tables_can_use_them(store: Postgres, postgres: 
     whole, _, _ = split_address(postgres)
     with Postgres(f"{whole}&user=user_{schema}", schema=schema) as other:
         other.write(append("t", "r", 1))
-        assert other.remove(["t"]).rows == 2
+        assert other.delete(["t"]).rows == 2
     _execute(postgres, sql.SQL("DROP OWNED BY {u}; DROP ROLE {u}").format(u=user))
 
 

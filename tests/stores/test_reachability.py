@@ -9,17 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspyer.stores.base import Point
-from dspyer.stores.reachability import DeletionPlan, Ends, Extent, RowSpan, deletion_plan, disowning
+from dspyer.stores.reachability import (
+    DeletionPlan,
+    RowSpan,
+    RunSummary,
+    ThreadBounds,
+    plan_delete_unreachable,
+    plan_deletion,
+)
 
 # t1 made a, and went on with b from a:2. t2 is a copy of t1 at a:1, t3 made c from b:0.
 RUNS = {
-    "a": Extent("t1", (), 4),
-    "b": Extent("t1", (Point("a", 2),), 3),
-    "c": Extent("t3", (Point("b", 0),), 1),
+    "a": RunSummary("t1", (), 4),
+    "b": RunSummary("t1", (Point("a", 2),), 3),
+    "c": RunSummary("t3", (Point("b", 0),), 1),
 }
-T1 = Ends(Point("b", 3))
-T2 = Ends(Point("a", 1))
-T3 = Ends(Point("c", 1))
+T1 = ThreadBounds(Point("b", 3))
+T2 = ThreadBounds(Point("a", 1))
+T3 = ThreadBounds(Point("c", 1))
 NOTHING = DeletionPlan((), (), (), (), {})
 
 
@@ -44,21 +51,21 @@ def in_order(found: DeletionPlan) -> DeletionPlan:
             id="others keep a part",
         ),
         pytest.param(
-            {"t1": Ends(Point("b", 3), Point("b", 1)), "t3": Ends(Point("c", 1), Point("c", 0))},
+            {"t1": ThreadBounds(Point("b", 3), Point("b", 1)), "t3": ThreadBounds(Point("c", 1), Point("c", 0))},
             (),
             DeletionPlan((), (), (RowSpan("b", 0, 0),), (), {}),
             id="before the root, but whole runs that were made for it stay",
         ),
         pytest.param(
-            {"t2": Ends(Point("b", 3), Point("b", 2)), "t4": Ends(Point("b", 0), Point("b", 0))},
+            {"t2": ThreadBounds(Point("b", 3), Point("b", 2)), "t4": ThreadBounds(Point("b", 0), Point("b", 0))},
             (),
             DeletionPlan((), ("a", "c"), (RowSpan("b", 1, 1),), (), {}),
             id="a gap between two parts",
         ),
     ],
 )
-def test_removal(threads: Mapping[str, Ends], gone: Collection[str], expected: DeletionPlan) -> None:
-    assert in_order(deletion_plan(threads, RUNS, gone)) == expected
+def test_plan_deletion(threads: Mapping[str, ThreadBounds], gone: Collection[str], expected: DeletionPlan) -> None:
+    assert in_order(plan_deletion(threads, RUNS, gone)) == expected
 
 
 @pytest.mark.parametrize(
@@ -66,47 +73,47 @@ def test_removal(threads: Mapping[str, Ends], gone: Collection[str], expected: D
     [
         pytest.param({"t1": T1, "t3": T3}, DeletionPlan((), (), (RowSpan("a", 3, 4),), (), {}), id="what it went past"),
         pytest.param(
-            {"t1": Ends(Point("b", 3), Point("b", 1)), "t2": T2},
+            {"t1": ThreadBounds(Point("b", 3), Point("b", 1)), "t2": T2},
             DeletionPlan((), ("c",), (RowSpan("a", 2, 4), RowSpan("b", 0, 0)), ("a",), {"t2": ("a",)}),
             id="before its root, but what a copy reaches",
         ),
         pytest.param(
-            {"t1": Ends(Point("b", 3), Point("b", 3))},
+            {"t1": ThreadBounds(Point("b", 3), Point("b", 3))},
             DeletionPlan((), ("a", "c"), (RowSpan("b", 0, 2),), (), {}),
             id="all but its head",
         ),
         pytest.param(
-            {"t1": Ends(Point("b", 1)), "t3": T3},
+            {"t1": ThreadBounds(Point("b", 1)), "t3": T3},
             DeletionPlan((), (), (RowSpan("a", 3, 4), RowSpan("b", 2, 3)), (), {}),
             id="behind its head",
         ),
     ],
 )
-def test_disowning(threads: Mapping[str, Ends], expected: DeletionPlan) -> None:
-    assert in_order(disowning(threads, RUNS, "t1")) == expected
+def test_plan_delete_unreachable(threads: Mapping[str, ThreadBounds], expected: DeletionPlan) -> None:
+    assert in_order(plan_delete_unreachable(threads, RUNS, "t1")) == expected
 
 
 def test_a_way_around_the_root_is_kept() -> None:
     """A merge has two parents; the root cuts one of the two ways."""
     runs = {
-        "a": Extent("", (), 3),
-        "b": Extent("", (Point("a", 1),), 0),
-        "m": Extent("t", (Point("a", 3), Point("b", 0)), 0),
+        "a": RunSummary("", (), 3),
+        "b": RunSummary("", (Point("a", 1),), 0),
+        "m": RunSummary("t", (Point("a", 3), Point("b", 0)), 0),
     }
-    found = disowning({"t": Ends(Point("m", 0), Point("a", 3))}, runs, "t")
+    found = plan_delete_unreachable({"t": ThreadBounds(Point("m", 0), Point("a", 3))}, runs, "t")
     assert found.rows == (RowSpan("a", 2, 2),)
 
 
 def test_a_run_without_rows_belongs_to_its_thread() -> None:
-    runs = {"a": Extent("t", (), -1)}
-    assert deletion_plan({"t": Ends()}, runs) == NOTHING
-    assert deletion_plan({"t": Ends()}, runs, ["t"]).runs == ("a",)
+    runs = {"a": RunSummary("t", (), -1)}
+    assert plan_deletion({"t": ThreadBounds()}, runs) == NOTHING
+    assert plan_deletion({"t": ThreadBounds()}, runs, ["t"]).runs == ("a",)
 
 
 @st.composite
-def stores(draw: st.DrawFn) -> tuple[dict[str, Ends], dict[str, Extent]]:
+def stores(draw: st.DrawFn) -> tuple[dict[str, ThreadBounds], dict[str, RunSummary]]:
     names = [f"t{number}" for number in range(draw(st.integers(1, 4)))]
-    runs: dict[str, Extent] = {}
+    runs: dict[str, RunSummary] = {}
 
     def point() -> Point:
         run = draw(st.sampled_from(sorted(runs)))
@@ -115,15 +122,15 @@ def stores(draw: st.DrawFn) -> tuple[dict[str, Ends], dict[str, Extent]]:
     for number in range(draw(st.integers(1, 6))):
         count = min(len(runs), draw(st.integers(0, 2)))
         parents = tuple(point() for _ in range(count))
-        runs[f"r{number}"] = Extent(draw(st.sampled_from(["", *names])), parents, draw(st.integers(-1, 4)))
+        runs[f"r{number}"] = RunSummary(draw(st.sampled_from(["", *names])), parents, draw(st.integers(-1, 4)))
     ends = {}
     for name in names:
         head = point() if draw(st.booleans()) else None
-        ends[name] = Ends(head, point() if head and draw(st.booleans()) else None)
+        ends[name] = ThreadBounds(head, point() if head and draw(st.booleans()) else None)
     return ends, runs
 
 
-def walk(ends: Ends, runs: Mapping[str, Extent], starts: Collection[Point]) -> set[Point]:
+def walk(ends: ThreadBounds, runs: Mapping[str, RunSummary], starts: Collection[Point]) -> set[Point]:
     """Row by row: the row before, or where the run goes on from."""
     found: set[Point] = set()
     waiting = list(starts)
@@ -137,22 +144,22 @@ def walk(ends: Ends, runs: Mapping[str, Extent], starts: Collection[Point]) -> s
     return found
 
 
-def rows_of(runs: Mapping[str, Extent]) -> set[Point]:
+def rows_of(runs: Mapping[str, RunSummary]) -> set[Point]:
     return {Point(name, seq) for name, extent in runs.items() for seq in range(extent.last + 1)}
 
 
-def left(runs: Mapping[str, Extent], gone: DeletionPlan) -> set[Point]:
+def left(runs: Mapping[str, RunSummary], gone: DeletionPlan) -> set[Point]:
     cut = {Point(span.run, seq) for span in gone.rows for seq in range(span.first, span.last + 1)}
     return {at for at in rows_of(runs) if at.run not in gone.runs} - cut
 
 
 @given(stores(), st.data())
 def test_exactly_what_nobody_reaches_goes(
-    store: tuple[dict[str, Ends], dict[str, Extent]], data: st.DataObject
+    store: tuple[dict[str, ThreadBounds], dict[str, RunSummary]], data: st.DataObject
 ) -> None:
     threads, runs = store
     gone = data.draw(st.sets(st.sampled_from(sorted(threads))))
-    found = deletion_plan(threads, runs, gone)
+    found = plan_deletion(threads, runs, gone)
     reached: set[Point] = set()
     for name, ends in threads.items():
         if name not in gone:
@@ -163,12 +170,12 @@ def test_exactly_what_nobody_reaches_goes(
 
 
 @given(stores())
-def test_removing_again_finds_nothing(store: tuple[dict[str, Ends], dict[str, Extent]]) -> None:
+def test_removing_again_finds_nothing(store: tuple[dict[str, ThreadBounds], dict[str, RunSummary]]) -> None:
     threads, runs = store
-    first = disowning(threads, runs, "t0")
+    first = plan_delete_unreachable(threads, runs, "t0")
     kept = {name: extent for name, extent in runs.items() if name not in first.runs}
     for run in first.orphans:
         kept[run] = kept[run]._replace(thread="")
-    again = deletion_plan(threads, kept)
+    again = plan_deletion(threads, kept)
     assert not again.runs
     assert left(kept, again) >= left(runs, first)

@@ -341,7 +341,7 @@ def test_space_comes_back(store: SQLite, path: Path) -> None:
         store.write(big(seq))
     connections(store).erase()
     before = path.stat().st_size
-    assert store.remove(["t"]).rows == 10
+    assert store.delete(["t"]).rows == 10
     store.vacuum()
     assert path.stat().st_size < before / 20
 
@@ -355,7 +355,7 @@ def secrets(path: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("length", [1, 100, 30_000], ids=["small", "a page", "a blob"])
-@pytest.mark.parametrize("how", ["remove", "disown"])
+@pytest.mark.parametrize("how", ["delete", "delete_unreachable"])
 def test_what_is_removed_is_in_no_file(store: SQLite, path: Path, length: int, how: str) -> None:
     """Neither in the log nor in free pages of the file."""
     text = SECRET.decode() + " again" * length
@@ -364,11 +364,11 @@ def test_what_is_removed_is_in_no_file(store: SQLite, path: Path, length: int, h
     store.write(Change("t", 1, snapshot=snapshot("r", 2, text)))
     begin(store, "u", "s", 1)
     assert sum(secrets(path).values())
-    if how == "remove":
-        assert store.remove(["t"]).erased
+    if how == "delete":
+        assert store.delete(["t"]).erased
     else:
         begin(store, "t", "again", 1, head, epoch=1)
-        assert store.disown("t").erased
+        assert store.delete_unreachable("t").erased
     assert not sum(secrets(path).values()), secrets(path)
 
 
@@ -382,7 +382,7 @@ def test_a_reader_keeps_what_is_removed_in_the_log(
     reader = sqlite3.connect(path, isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT * FROM entry").fetchall()
-    assert store.remove(["t"]).erased is False
+    assert store.delete(["t"]).erased is False
     assert "still in its log" in caplog.text
     assert sum(secrets(path).values())
     reader.close()
@@ -398,7 +398,7 @@ def test_vacuum_leaves_no_copy_of_a_row_that_was_moved(store: SQLite, path: Path
         for number in range(12):
             text = "x" * (37 * seq * (number + 1) % 900) + (SECRET.decode() if number % 3 == 0 else "")
             store.write(append(f"t{number}", f"r{number}", seq, text))
-    store.remove([f"t{number}" for number in range(0, 12, 3)])
+    store.delete([f"t{number}" for number in range(0, 12, 3)])
     store.vacuum()
     assert not sum(secrets(path).values())
     assert all(len(store.rows(f"r{number}")) == 40 for number in (1, 2, 4))
@@ -483,11 +483,11 @@ def test_a_file_of_version_1_becomes_todays(path: Path) -> None:
     connection.close()
     with SQLite(path) as store:
         assert picture(store) == before
-        assert store.remove(["t"]).kept == {"u": ("r",)}
+        assert store.delete(["t"]).kept == {"u": ("r",)}
         assert numbers(store, "r") == [0, 1]
         assert store.blobs([blob_id(BLOB.encode())]) == {}
         assert store.write(Change("t")) == 8
-        assert store.remove(["u"]).runs == 2
+        assert store.delete(["u"]).runs == 2
 
 
 def test_a_program_of_version_1_writes_nothing_more(path: Path) -> None:

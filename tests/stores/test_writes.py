@@ -6,7 +6,7 @@ import pytest
 
 from dspyer.errors import ConcurrentRunError
 from dspyer.stores.base import Change, Point, ThreadRow
-from dspyer.stores.writes import Admitted, CurrentRows, admit
+from dspyer.stores.writes import CurrentRows, WritePlan, plan_write
 from tests.stores.kit import OTHER, OWNER, row, rows, run
 
 FREE = ThreadRow("t", None, 3)
@@ -18,17 +18,17 @@ TAKE = Change("t", 3, 4, OWNER, 30.0)
 @pytest.mark.parametrize(
     ("change", "found", "expected"),
     [
-        pytest.param(Change("t"), CurrentRows(), Admitted(1, False, ()), id="a new thread"),
+        pytest.param(Change("t"), CurrentRows(), WritePlan(1, False, ()), id="a new thread"),
         pytest.param(
-            Change("t", 0, 7), CurrentRows(fence=4), Admitted(5, False, ()), id="a new thread after removed ones"
+            Change("t", 0, 7), CurrentRows(fence=4), WritePlan(5, False, ()), id="a new thread after removed ones"
         ),
-        pytest.param(Change("t", 3), CurrentRows(FREE), Admitted(3, False, ()), id="the epoch stays"),
-        pytest.param(TAKE, CurrentRows(FREE), Admitted(4, False, ()), id="the epoch rises"),
+        pytest.param(Change("t", 3), CurrentRows(FREE), WritePlan(3, False, ()), id="the epoch stays"),
+        pytest.param(TAKE, CurrentRows(FREE), WritePlan(4, False, ()), id="the epoch rises"),
         pytest.param(TAKE, CurrentRows(TAKEN._replace(owner=OWNER)), None, id="taken by the same owner: a repeat"),
-        pytest.param(Change(run=run("r")), CurrentRows(), Admitted(1, True, ()), id="a run without a thread"),
-        pytest.param(Change("t", 3, run=run("r")), CurrentRows(FREE), Admitted(3, True, ()), id="a run"),
+        pytest.param(Change(run=run("r")), CurrentRows(), WritePlan(1, True, ()), id="a run without a thread"),
+        pytest.param(Change("t", 3, run=run("r")), CurrentRows(FREE), WritePlan(3, True, ()), id="a run"),
         pytest.param(
-            Change("t", 3, run=run("r")), CurrentRows(FREE, run("r")), Admitted(3, False, ()), id="a run, repeated"
+            Change("t", 3, run=run("r")), CurrentRows(FREE, run("r")), WritePlan(3, False, ()), id="a run, repeated"
         ),
         pytest.param(
             Change("t", 2, 3, run=run("r")), CurrentRows(FREE, run("r")), None, id="a run and an epoch, repeated"
@@ -36,29 +36,34 @@ TAKE = Change("t", 3, 4, OWNER, 30.0)
         pytest.param(
             Change("t", run=run("r", "t")), CurrentRows(ThreadRow("t", None, 1), run("r", "t")), None, id="a start"
         ),
-        pytest.param(Change(run=run("r", "t")), CurrentRows(run=run("r")), Admitted(1, False, ()), id="disowned since"),
+        pytest.param(
+            Change(run=run("r", "t")),
+            CurrentRows(run=run("r")),
+            WritePlan(1, False, ()),
+            id="orphaned since",
+        ),
         pytest.param(
             Change("t", 3, rows_of="r", rows=rows(0, 1), run=run("r")),
             CurrentRows(FREE),
-            Admitted(3, True, rows(0, 1)),
+            WritePlan(3, True, rows(0, 1)),
             id="a run with rows",
         ),
         pytest.param(
             Change("t", 3, rows_of="r", rows=rows(6, 7)),
             CurrentRows(OWNED, last=5),
-            Admitted(3, False, rows(6, 7)),
+            WritePlan(3, False, rows(6, 7)),
             id="rows",
         ),
         pytest.param(
             Change("t", 3, rows_of="r", rows=rows(4, 5)),
             CurrentRows(OWNED, last=5, rows=rows(4, 5)),
-            Admitted(3, False, ()),
+            WritePlan(3, False, ()),
             id="rows, repeated",
         ),
         pytest.param(
             Change("t", 3, rows_of="r", rows=rows(5, 7)),
             CurrentRows(OWNED, last=5, rows=rows(5, 5)),
-            Admitted(3, False, rows(6, 7)),
+            WritePlan(3, False, rows(6, 7)),
             id="rows of which some are there",
         ),
         pytest.param(
@@ -69,8 +74,8 @@ TAKE = Change("t", 3, 4, OWNER, 30.0)
         ),
     ],
 )
-def test_admitted(change: Change, found: CurrentRows, expected: Admitted | None) -> None:
-    assert admit(change, found) == expected
+def test_admitted(change: Change, found: CurrentRows, expected: WritePlan | None) -> None:
+    assert plan_write(change, found) == expected
 
 
 @pytest.mark.parametrize(
@@ -121,7 +126,7 @@ def test_admitted(change: Change, found: CurrentRows, expected: Admitted | None)
 )
 def test_refused(change: Change, found: CurrentRows, words: str) -> None:
     with pytest.raises(ConcurrentRunError) as caught:
-        admit(change, found)
+        plan_write(change, found)
     assert words in str(caught.value)
     assert "othing was written" in str(caught.value)
 
@@ -139,5 +144,5 @@ def test_refused(change: Change, found: CurrentRows, words: str) -> None:
 )
 def test_gaps_are_errors(change: Change, last: int | None, words: str) -> None:
     with pytest.raises(ValueError) as caught:
-        admit(change, CurrentRows(last=last))
+        plan_write(change, CurrentRows(last=last))
     assert words in str(caught.value)

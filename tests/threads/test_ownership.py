@@ -724,11 +724,11 @@ def test_a_thread_that_a_run_has_got_since_is_not_deleted() -> None:
     begun: list[Beside] = []
 
     class Late(Memory):
-        def remove(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
+        def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
             if not begun:
                 begun.append(Beside(lambda: gated(gate, self).thread("t").run({"n": 1}, abandon=True)))
                 assert gate.inside.wait(10)
-            return super().remove(threads, epochs)
+            return super().delete(threads, epochs)
 
     store = Late()
     thread = gated(gate, store).thread("t")
