@@ -36,10 +36,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from dspyer.events import Question
+
+class AskedQuestion(Protocol):
+    """What `dspyer.events.Question` looks like from here: events lie above errors, so this module cannot name it."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def answer(self) -> Mapping[str, Any] | None: ...
+    @property
+    def node(self) -> str: ...
+    @property
+    def branch(self) -> tuple[int, ...]: ...
+    @property
+    def execution(self) -> str: ...
+    @property
+    def run(self) -> str: ...
+    def to_dict(self) -> dict[str, Any]: ...
 
 
 class DspyerError(Exception):
@@ -184,7 +203,7 @@ class Interrupt(BaseException):
         questions: what is asked.
     """
 
-    def __init__(self, questions: Sequence[Question]) -> None:
+    def __init__(self, questions: Sequence[AskedQuestion]) -> None:
         super().__init__(", ".join(question.id for question in questions))
         self.questions = tuple(questions)
 
@@ -196,12 +215,12 @@ class Interrupted(DspyerError):  # noqa: N818 - the name of a status, raised whe
         questions: the open ones.
     """
 
-    def __init__(self, text: str, questions: Sequence[Question] = ()) -> None:
+    def __init__(self, text: str, questions: Sequence[AskedQuestion] = ()) -> None:
         super().__init__(text)
         self.questions = tuple(questions)
 
     @classmethod
-    def of(cls, questions: Sequence[Question], graph: str, stored: bool) -> Interrupted:
+    def of(cls, questions: Sequence[AskedQuestion], graph: str, stored: bool) -> Interrupted:
         """The error for a run whose result is wanted and that waits for answers.
 
         Args:
@@ -219,7 +238,7 @@ class Interrupted(DspyerError):  # noqa: N818 - the name of a status, raised whe
         count = f"{len(questions)} answer{'s' if len(questions) > 1 else ''}"
         return cls(f"graph {graph!r} waits for {count}: {asked}. What to do: {fix}", questions)
 
-    def __reduce__(self) -> tuple[type[Interrupted], tuple[str, tuple[Question, ...]]]:
+    def __reduce__(self) -> tuple[type[Interrupted], tuple[str, tuple[AskedQuestion, ...]]]:
         return type(self), (str(self), self.questions)
 
 

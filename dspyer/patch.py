@@ -15,14 +15,13 @@ from dspyer.values.frozen import (
     CopyOnRead,
     FrozenDict,
     FrozenList,
-    KeyPath,
     check_depth,
     depth_of,
     thaw,
 )
 from dspyer.values.json import TAG
 from dspyer.values.persistent import as_map
-from dspyer.values.refusals import MAX_DEPTH, TooDeepError, advise, refuse_depth
+from dspyer.values.refusals import MAX_DEPTH, KeyPath, TooDeepError, advise, refuse_depth
 from dspyer.values.types import kind_of
 
 

@@ -19,6 +19,7 @@ from dspyer.hints import signature_of
 from dspyer.patch import DELETE
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
+from dspyer.values.refusals import KeyPath
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +336,6 @@ def _side(value: Any) -> str:
 #
 # Nothing here knows of graphs or policies. A conflict is handed to `resolve`, which says what becomes of it.
 
-KeyPath = tuple[Any, ...]
 Resolve = Callable[[KeyPath, Any, Any, Any], Any]
 
 EMPTY: FrozenDict[Any, Any] = FrozenDict()

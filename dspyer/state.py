@@ -10,8 +10,8 @@ from dspyer.patch import apply, diff, plain_patch
 from dspyer.policies import Policies, merge_values
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
-from dspyer.values.frozen import FrozenDict, KeyPath, entries_of, thaw
-from dspyer.values.refusals import refuse_key
+from dspyer.values.frozen import FrozenDict, entries_of, thaw
+from dspyer.values.refusals import KeyPath, refuse_key
 
 _EMPTY: Any = freeze({})
 _STR = frozenset({str})

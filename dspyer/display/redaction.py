@@ -16,10 +16,11 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from dspyer.errors import DspyerError, MergeConflictError, brief
 from dspyer.events import Commit, Committed, ConflictFound, Emitted, Event, MergedConflict, Posted
 from dspyer.patch import DELETE, Replace, SealedPatch
-from dspyer.policies import Conflict, KeyPath, Pattern, Policies, Policy, raise_
+from dspyer.policies import Conflict, Pattern, Policies, Policy, raise_
 from dspyer.reducers import Updates
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
+from dspyer.values.refusals import KeyPath
 
 HIDDEN = "[redacted]"
 """What stands for a value that a pattern names."""

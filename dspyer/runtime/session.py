@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from secrets import token_hex
 from threading import Lock
 from traceback import format_exception_only
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dspyer.display.redaction import Redactor
 from dspyer.dspy_module.tracing import Steps, tokens_used
@@ -455,7 +455,7 @@ class Session(NotLive):
             self.steps[execution.id] = steps
         found: Transition | Asking | BaseException = outcome
         if isinstance(outcome, Interrupt):
-            found = Asking(outcome.questions)
+            found = Asking(cast("tuple[Question, ...]", outcome.questions))  # errors names no class of events
         elif isinstance(outcome, BaseException):
             found = original(outcome)
             resumes = self.memo.resumes  # attempts count within one process: a resume begins with 1 again

@@ -11,7 +11,6 @@ from dspyer.patch import DELETE, Replace, apply_value, resets, single
 from dspyer.policies import Conflict, Resolve, merge_values
 from dspyer.reducers import Keyed
 from dspyer.scheduler.lineage import (
-    KeyPath,
     LineageCounts,
     Log,
     Obstacle,
@@ -28,6 +27,7 @@ from dspyer.state import ImmutableState
 from dspyer.values.freezing import same
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 from dspyer.values.persistent import PersistentMap
+from dspyer.values.refusals import KeyPath
 
 Writers = Callable[[KeyPath, Any, Any], tuple[int, int]]
 """Who wrote the left and the right value of a path: `(path, left, right)`."""

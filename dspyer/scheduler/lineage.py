@@ -20,8 +20,7 @@ from dspyer.state import ImmutableState
 from dspyer.values.freezing import same
 from dspyer.values.frozen import FrozenDict
 from dspyer.values.persistent import PersistentMap
-
-KeyPath = tuple[Any, ...]
+from dspyer.values.refusals import KeyPath
 
 
 class Resolution(NamedTuple):

@@ -14,7 +14,6 @@ from dspyer.values.frozen import (
     FrozenDict,
     FrozenList,
     FrozenSet,
-    KeyPath,
     check_depth,
     depth_of,
     freeze_key,
@@ -24,7 +23,7 @@ from dspyer.values.frozen import (
     scalar_identity,
 )
 from dspyer.values.persistent import MapData, as_map, as_sequence
-from dspyer.values.refusals import MAX_DEPTH, TooDeepError, refuse_depth, refuse_value
+from dspyer.values.refusals import MAX_DEPTH, KeyPath, TooDeepError, refuse_depth, refuse_value
 from dspyer.values.types import BUNDLE, kind_of
 
 _FROZEN: frozenset[type] = frozenset({FrozenDict, FrozenList, FrozenSet, CopyOnRead})

@@ -19,7 +19,7 @@ from pydantic_core import core_schema
 
 from dspyer.errors import UnsupportedValueError, with_article
 from dspyer.values.persistent import MapData, SequenceData, as_map, as_sequence, extended, with_key, without_key
-from dspyer.values.refusals import MAX_DEPTH, TooDeepError, refuse_change, refuse_key, refuse_missing
+from dspyer.values.refusals import MAX_DEPTH, KeyPath, TooDeepError, refuse_change, refuse_key, refuse_missing
 
 ADDRESSES = (IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network)
 PATHS = (PosixPath, PurePosixPath, PureWindowsPath, WindowsPath)
@@ -41,7 +41,7 @@ def is_scalar(value: object) -> bool:
     return cls in SCALARS or isinstance(value, Enum) or scalar_base(cls) is not None or is_array_scalar(value)
 
 
-def freeze_key(key: Any, path: tuple[Hashable, ...]) -> Hashable:
+def freeze_key(key: Any, path: KeyPath) -> Hashable:
     """A key of a mapping: a scalar, or a tuple of scalars.
 
     Raises:
@@ -112,7 +112,6 @@ _BASE_REPR: dict[type | None, Any] = {base: base.__repr__ for base in _BASES}
 # Frozen values that need work to be read: the base of all containers, and boxes for what is read as a copy.
 
 
-KeyPath = tuple[Hashable, ...]
 Same = Callable[[object, object], bool]
 
 

@@ -18,6 +18,9 @@ from dspyer.errors import (
     suggestion,
 )
 
+KeyPath = tuple[Any, ...]
+"""The keys that lead from a state down to a value, each of them hashable: `("user", "tags", 0)`."""
+
 MAX_DEPTH = 100  # levels of nesting: each takes several frames of Python's stack to read, compare, copy or encode
 
 _ADVICE: list[tuple[tuple[type, ...], str]] = [
@@ -45,7 +48,7 @@ def advise(kinds: tuple[type, ...], advice: str) -> None:
     _ADVICE.insert(0, (kinds, advice))
 
 
-def show_path(path: tuple[Hashable, ...]) -> str:
+def show_path(path: KeyPath) -> str:
     """A path for people: `user.tags.0`, shortened where it is long."""
     parts = [str(part) for part in path]
     if len(parts) > 12:
@@ -54,7 +57,7 @@ def show_path(path: tuple[Hashable, ...]) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def refuse_value(value: object, path: tuple[Hashable, ...]) -> NoReturn:
+def refuse_value(value: object, path: KeyPath) -> NoReturn:
     """Say what a value is and what to do instead of storing it."""
     cls = type(value)
     for kinds, known in _ADVICE:
@@ -71,7 +74,7 @@ def refuse_value(value: object, path: tuple[Hashable, ...]) -> NoReturn:
     )
 
 
-def refuse_key(key: object, path: tuple[Hashable, ...], advice: str) -> NoReturn:
+def refuse_key(key: object, path: KeyPath, advice: str) -> NoReturn:
     """Say that a mapping cannot have this key."""
     raise UnsupportedValueError(f"{_place('mapping', path)} has a key of type {_name(type(key))}: {advice}")
 
@@ -91,7 +94,7 @@ def refuse_change(what: str, advice: str) -> NoReturn:
     raise ImmutableError(f"{what} cannot be changed in place: {advice}")
 
 
-def refuse_depth(value: object, path: tuple[Hashable, ...], error: type[StateError]) -> NoReturn:
+def refuse_depth(value: object, path: KeyPath, error: type[StateError]) -> NoReturn:
     """Say whether a value contains itself or is only nested too deep, and where."""
     cycle = _find_cycle(value)
     if cycle is not None:
@@ -105,11 +108,11 @@ def refuse_depth(value: object, path: tuple[Hashable, ...], error: type[StateErr
     )
 
 
-def _find_cycle(value: object) -> tuple[Hashable, ...] | None:
+def _find_cycle(value: object) -> KeyPath | None:
     """The path at which a container is met again inside itself."""
     seen: set[int] = set()
     done: set[int] = set()
-    stack: list[tuple[Any, tuple[Hashable, ...], bool]] = [(value, (), False)]
+    stack: list[tuple[Any, KeyPath, bool]] = [(value, (), False)]
     while stack:
         item, path, leaving = stack.pop()
         if leaving:
@@ -140,5 +143,5 @@ def _name(cls: type) -> str:
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _place(what: str, path: tuple[Hashable, ...]) -> str:
+def _place(what: str, path: KeyPath) -> str:
     return f"the {what} at {show_path(path)!r}" if path else f"the {what}"
