@@ -17,11 +17,8 @@ from dspyer.graph.spec import Exit, GraphSpec
 from dspyer.nodes.answer_types import Interrupts, answering
 from dspyer.nodes.build import build_map, build_node
 from dspyer.nodes.condense import Condenser, Condensers, plan_condenser
-from dspyer.nodes.function import FunctionNode
-from dspyer.nodes.hidden_modules import mentions
 from dspyer.nodes.interrupt import InterruptOptions
-from dspyer.nodes.module import ModuleNode
-from dspyer.nodes.node import Command, Node
+from dspyer.nodes.node import Node
 from dspyer.nodes.router import Router, build_router, lost_ways
 from dspyer.nodes.view_access import author_problems
 from dspyer.patch import DELETE
@@ -167,9 +164,7 @@ class Assembly(NamedTuple):
         ways = [Edge(router.source, target, True) for router in lost for target in router.targets or (*names, END)]
         every = [*edges, *(way for way in ways if way not in edges)]
         commands = [
-            name
-            for name, node in nodes.items()
-            if isinstance(node, FunctionNode) and not exits[name] and not node.goto and mentions(node.fn, Command)
+            name for name, node in nodes.items() if not exits[name] and not node.goto and node.may_return_command
         ]
         facts = GraphFacts(names, tuple(every), {}, {}, {}, (), (), (), commands)
         problems += check_targets(facts)
@@ -629,7 +624,7 @@ def fill_templates(blueprint: GraphSpec, modules: Mapping[str, dspy.Module]) -> 
             f"warn_at: node {name!r}: nothing can be added to the instructions of {path!r}, since its class has a "
             "`forward` of its own: use dspy.Predict"
             for name, node in blueprint.nodes.items()
-            if isinstance(node, ModuleNode) and node.turns.fields and name in modules
+            if node.conversations and name in modules
             for path in enable_warnings(modules[name])
         ]
         if problems:

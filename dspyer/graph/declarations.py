@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import dspy
 
 from dspyer.errors import GraphError, shown_names, suggestion
-from dspyer.nodes.module import ModuleNode
 from dspyer.nodes.node import Node
 from dspyer.scheduler.topology import END, START
 from dspyer.schema.schema import Schema
@@ -139,7 +138,7 @@ def check_turns(nodes: Iterable[Node]) -> None:
     Raises:
         GraphError: if no node commits its turns.
     """
-    if not any(isinstance(node, ModuleNode) and node.turns.fields for node in nodes):
+    if not any(node.conversations for node in nodes):
         raise GraphError(
             "warn_at: no node commits turns that a warning could stand in: give the schema a field of Messages and "
             'a module node writes=[..., "messages"], or show it {run.remaining}'

@@ -10,7 +10,6 @@ from dspyer.display.graph_svg import Picture, draw_mermaid, draw_svg
 from dspyer.display.redaction import Redact, Redaction, hiding
 from dspyer.errors import InputError, RouteError, shown_names, suggestion
 from dspyer.nodes.condense import Condensers
-from dspyer.nodes.function import FunctionNode
 from dspyer.nodes.node import Node, Send
 from dspyer.nodes.router import Router
 from dspyer.persistence.execution_records import AnswerSource, no_answer
@@ -192,7 +191,7 @@ class GraphSpec:
         readers = [name for name, node in self.nodes.items() if field in (node.reads or {}).values()]
         if not readers:
             return repr(field)
-        alone = isinstance(self.nodes[readers[0]], FunctionNode) and len(self.nodes[readers[0]].reads or {}) == 1
+        alone = self.nodes[readers[0]].kind == "function" and len(self.nodes[readers[0]].reads or {}) == 1
         other = self.topology.schema.open and extra and not any(suggestion(name, [field]) for name in extra)
         hint = "; for the state as a whole name the parameter `state`" if alone and other else ""
         return f"{field!r}, read by {shown_names(readers)}{hint}"
@@ -292,7 +291,7 @@ class GraphSpec:
 
     def _picture(self) -> Picture:
         labels = {(name, target): text for name in self.exits for target, text in self._labels(name).items()}
-        kinds = {name: type(node).__name__.removesuffix("Node").lower() for name, node in self.nodes.items()}
+        kinds = {name: node.kind for name, node in self.nodes.items()}
         return Picture(self.topology, labels, kinds)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphSpec:

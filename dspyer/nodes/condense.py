@@ -33,14 +33,14 @@ class Condenser(Node):
         node: the name of the node whose writes it shortens.
         field: the field.
         given: the name of its input.
-        kind: what the entries of an update are: of a list `"items"`, of a mapping `"keys"`, else `""`.
+        entry_kind: what the entries of an update are: of a list `"items"`, of a mapping `"keys"`, else `""`.
         several: whether it takes a whole update and not one entry.
     """
 
     node: str
     field: str
     given: str
-    kind: str
+    entry_kind: str
     several: bool
 
     def __post_init__(self) -> None:
@@ -102,12 +102,12 @@ def condensed(condensers: Mapping[str, Condenser], updates: Mapping[str, object]
 def _shorter(condenser: Condenser, value: Any, call: Call) -> CondenserCalls:
     if value is DELETE or value is None:
         return value
-    if condenser.kind == "keys" and isinstance(value, Mapping) and not condenser.several:
+    if condenser.entry_kind == "keys" and isinstance(value, Mapping) and not condenser.several:
         short = {}
         for key, entry in value.items():
             short[key] = yield from _one(condenser, entry, call)
         return short
-    if condenser.kind == "items" and isinstance(value, LISTS) and not condenser.several:
+    if condenser.entry_kind == "items" and isinstance(value, LISTS) and not condenser.several:
         entries: list[Any] = []
         for entry in value:
             one = yield from _one(condenser, entry, call)
@@ -170,7 +170,7 @@ def plan_condenser(
         writes=outputs,
         field=field,
         given=inputs[0],
-        kind=kind,
+        entry_kind=kind,
         several=several,
         templates=templates,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import dspy
 
@@ -19,6 +19,7 @@ from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.outputs import RESULT, goto_of, is_bare, permitted, promise_of, values_of
 from dspyer.nodes.sync_async import acall_function, call_function, is_async
 from dspyer.nodes.template_plans import filling, plan_templates
+from dspyer.state import ImmutableState
 
 OF_DSPY = {"forward", "aforward", "history", "callbacks", "_compiled"}
 """Attributes that DSPy gives to instances of modules."""
@@ -61,6 +62,25 @@ class FunctionNode(Node):
         """The names that a `Send` to it may bring; None for any."""
         own = self.binding.takes
         return None if own is None else own | self.templates.takes
+
+    @property
+    def may_return_command(self) -> bool:
+        """Whether its code mentions `Command`."""
+        return mentions(self.fn, Command)
+
+    def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
+        """The fields that its code may read or write through `ctx`; None for all.
+
+        `self.reads` lists the parameters of a function that declares no reads; through `ctx` it may read any field.
+        """
+        names = self.binding.reads if option == "reads" else self.writes
+        return None if names is None else frozenset(names.values())
+
+    def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
+        """The fields that a call reads whole, without a view, each as the node's own name and the field."""
+        found = [(one.name, one.field) for one in self.binding.fields if one.readable and not one.view and not one.made]
+        found += [(name, name) for name in state] if self.whole_state and self.reads is None else []
+        return [(name, field) for name, field in found if field in state]
 
     def call(self, call: Call) -> Reply:
         """Bind the parameters and call the function."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from string import Formatter
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import ValidationError
 
@@ -40,6 +40,8 @@ class InterruptNode(Node):
         into: the field for the answer; None if there is none.
     """
 
+    kind: ClassVar[str] = "interrupt"
+
     text: Callable[..., object]
     binding: Binding
     answer: Any
@@ -49,6 +51,11 @@ class InterruptNode(Node):
     def takes(self) -> frozenset[str] | None:
         """The names that a `Send` to it may bring; None for any."""
         return self.binding.takes
+
+    @property
+    def answer_types(self) -> Mapping[str, Any]:
+        """The type of the answer to its question, whose key is the name of the node."""
+        return {self.name: self.answer}
 
     def call(self, call: Call) -> Reply:
         """Ask, or commit the answer."""

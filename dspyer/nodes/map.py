@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, Literal, cast
 
 from dspyer.errors import Interrupt, NodeOutputError, annotate, brief
 from dspyer.events import ItemFinished, ItemStarted
@@ -18,6 +18,7 @@ from dspyer.nodes.outputs import RESULT
 from dspyer.nodes.subgraph import SubgraphNode, SubgraphProgram
 from dspyer.persistence.execution_records import MISSING
 from dspyer.schema.type_fit import item_check, misfit, value_type
+from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict, FrozenList
 
@@ -36,6 +37,8 @@ class MapNode(Node):
         parts: where one result may take the place of another one, as messages with one id do: gives the ids.
     """
 
+    kind: ClassVar[str] = "map"
+
     inner: Node
     over: str
     item: str
@@ -49,6 +52,25 @@ class MapNode(Node):
         """The names that a `Send` to it may bring; None for any."""
         own = self.inner.takes
         return None if own is None else (own - {self.item}) | {self.over}
+
+    @property
+    def is_subgraph(self) -> bool:
+        """Whether it runs a compiled graph per item."""
+        return self.inner.is_subgraph
+
+    @property
+    def map_fields(self) -> tuple[str, str, str]:
+        """The field with the items, the name of one item, the field for the results."""
+        return self.over, self.item, self.into
+
+    def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
+        """The fields that the code of the inner node may read or write through `ctx`; None for all."""
+        return self.inner.permitted_fields(option)
+
+    def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
+        """The fields that all calls of the inner node read whole."""
+        items = state.raw(self.over, None)
+        return self.inner.whole_fields(state) * (len(items) if isinstance(items, Sized) else 0)
 
     def call(self, call: Call) -> Reply:
         """Run the inner node per item, as the driver's runner does it."""

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import dspy
 from pydantic_core import PydanticUndefined
@@ -24,6 +24,7 @@ from dspyer.nodes.template_plans import filling, made_for, plan_templates
 from dspyer.nodes.view_access import form_of, form_problems, is_conversation, read_view, sent_to
 from dspyer.reducers import Updates, without_none
 from dspyer.schema.type_fit import misfit, shown_type, update_type
+from dspyer.state import ImmutableState
 from dspyer.templates import ComputedInput
 from dspyer.values.frozen import thaw
 from dspyer.values.types import Opaque
@@ -381,6 +382,13 @@ def gather_inputs(inputs: tuple[Input, ...], call: Call, reader: str) -> dict[st
     return found
 
 
+def whole_inputs(inputs: tuple[Input, ...], state: ImmutableState) -> list[tuple[str, str]]:
+    """The inputs that come from whole fields, not through a view, each as its name and the field."""
+    return [
+        (one.name, one.field) for one in inputs if one.readable and not one.view and not one.made and one.field in state
+    ]
+
+
 def taken(inputs: tuple[Input, ...]) -> frozenset[str]:
     """The names that an overlay may bring for some inputs."""
     return frozenset([item.field for item in inputs if item.made is None])
@@ -439,6 +447,8 @@ class ModuleNode(Node):
         turns: how it takes part in conversations.
     """
 
+    kind: ClassVar[str] = "module"
+
     inputs: tuple[Input, ...] = ()
     known: bool = True
     gives: FieldNames | None = None
@@ -449,6 +459,15 @@ class ModuleNode(Node):
     def takes(self) -> frozenset[str] | None:
         """The names that a `Send` to it may bring; None for any."""
         return None if self.takes_all else self.templates.takes | taken(self.inputs)
+
+    @property
+    def conversations(self) -> tuple[str, ...]:
+        """The message fields to which each call adds its turn."""
+        return self.turns.fields
+
+    def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
+        """The fields that a call reads whole, without a view, each as the node's own name and the field."""
+        return whole_inputs(self.inputs, state)
 
     def call(self, call: Call) -> Reply:
         """Call the program's module with its inputs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeAlias, overload
 
 from typing_extensions import TypeVar
 
@@ -305,6 +305,7 @@ class Node:
     """The declared facts of a node. The subclasses say how it is called; none of them holds a `dspy.Module`.
 
     Attributes:
+        kind: what pictures call it.
         name: the node's name, under which the program holds its modules.
         reads: fields of the state by the node's own names; None for the whole state.
         optional: fields among `reads` that may be unset.
@@ -316,6 +317,8 @@ class Node:
         templates: the templates in its inputs and in the instructions of its predictors.
         who: what errors call it.
     """
+
+    kind: ClassVar[str] = "function"
 
     name: str
     reads: Mapping[str, str] | None = None
@@ -340,6 +343,41 @@ class Node:
     def takes(self) -> frozenset[str] | None:
         """The names that a `Send` to it may bring; None for any."""
         return self.templates.takes
+
+    @property
+    def conversations(self) -> tuple[str, ...]:
+        """The message fields to which each call adds its turn."""
+        return ()
+
+    @property
+    def may_return_command(self) -> bool:
+        """Whether its code mentions `Command`."""
+        return False
+
+    @property
+    def is_subgraph(self) -> bool:
+        """Whether it runs a compiled graph, per call or per item."""
+        return False
+
+    @property
+    def map_fields(self) -> tuple[str, str, str] | None:
+        """Of a map: the field with the items, the name of one item, the field for the results. Else None."""
+        return None
+
+    @property
+    def answer_types(self) -> Mapping[str, Any]:
+        """The types of the answers to its questions, by key, where they are known before it runs."""
+        return NOTHING
+
+    def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
+        """The fields that its code may read or write through `ctx`; None for all."""
+        names = self.reads if option == "reads" else self.writes
+        return None if names is None else frozenset(names.values())
+
+    def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
+        """The fields that a call reads whole, without a view, each as the node's own name and the field."""
+        del state
+        return []
 
     def call(self, call: Call) -> Reply:
         """Run the node from sync code."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import dspy
 
 from dspyer.nodes.field_names import FieldNames, check_names, listed
-from dspyer.nodes.module import Input, ModuleIO, gather_inputs, plan_inputs, taken, with_rest
+from dspyer.nodes.module import Input, ModuleIO, gather_inputs, plan_inputs, taken, whole_inputs, with_rest
 from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.template_plans import plan_templates
@@ -17,6 +17,7 @@ from dspyer.patch import DELETE
 from dspyer.scheduler.topology import Topology
 from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import misfit, update_type, value_type
+from dspyer.state import ImmutableState
 
 
 class GraphView(Protocol):
@@ -83,6 +84,8 @@ class SubgraphNode(Node):
         takes_all: whether a node in it reads the state as a whole, so that it gets all that a `Send` brings.
     """
 
+    kind: ClassVar[str] = "subgraph"
+
     inputs: tuple[Input, ...] = ()
     gives: FieldNames | None = None
     folds: frozenset[str] = frozenset()
@@ -93,6 +96,15 @@ class SubgraphNode(Node):
     def takes(self) -> frozenset[str] | None:
         """The names that a `Send` to it may bring; None for any."""
         return None if self.takes_all else self.templates.takes | taken(self.inputs)
+
+    @property
+    def is_subgraph(self) -> bool:
+        """Whether it runs a compiled graph: always."""
+        return True
+
+    def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
+        """The fields that a call reads whole, without a view, each as the node's own name and the field."""
+        return whole_inputs(self.inputs, state)
 
     def call(self, call: Call) -> Reply:
         """Run the graph as a part of the run."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from threading import Lock
 from types import NoneType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args, get_origin, is_typeddict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args, get_origin, is_typeddict
 
 import dspy
 from pydantic import BaseModel
@@ -82,7 +82,7 @@ class ViewSource(Protocol):
     def changed(self, branch: Branch, reader: str, fields: frozenset[str] | None) -> list[Changed]:
         """What has changed since a node last ran, of some fields or all."""
 
-    def permitted_fields(self, node: str, option: str) -> frozenset[str] | None:
+    def permitted_fields(self, node: str, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that a node `"reads"` or `"writes"`; None for all."""
 
     def record_read(self, read: ViewRead) -> None:
@@ -113,7 +113,7 @@ class NoRunViews:
         del branch, reader, fields
         return []
 
-    def permitted_fields(self, node: str, option: str) -> frozenset[str] | None:
+    def permitted_fields(self, node: str, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """Nobody has said what the node may do."""
 
     def record_read(self, read: ViewRead) -> None:

@@ -29,7 +29,6 @@ from dspyer.events import (
 from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.context import Attempt
 from dspyer.nodes.live_access import NotLive, Peer
-from dspyer.nodes.map import MapNode
 from dspyer.patch import DELETE, Replace, diff_value, sealed
 from dspyer.persistence.execution_records import MISSING, AnswerSource, ExecutionRecords, RecordKey, no_answer
 from dspyer.persistence.journal import Journal
@@ -488,15 +487,16 @@ class Session(NotLive):
     def _items_of(self, commit: Commit) -> tuple[str, int] | None:
         """The field of a map and the number of its results, if they are what the rows of its items hold."""
         node = self.blueprint.nodes.get(commit.node)
-        if not isinstance(node, MapNode):
+        if node is None or node.map_fields is None:
             return None
-        results = commit.patch.get(node.into)
+        *_, into = node.map_fields
+        results = commit.patch.get(into)
         if not isinstance(results, FrozenList) or not results:
             return None
         name = self.name(commit.id)
         items = [self.memo.items.get(f"{name}[{index}]", MISSING) for index in range(len(results))]
         fits = all(one is two or same(one, two) for one, two in zip(items, results.raw_items(), strict=True))
-        return (node.into, len(items)) if fits else None
+        return (into, len(items)) if fits else None
 
     def last_drafts(self) -> list[NewRow]:
         """The rows that end the run."""

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dspyer.display.tokens import Count, Read, Sizes
 from dspyer.errors import ThreadError
-from dspyer.nodes.function import FunctionNode
-from dspyer.nodes.map import MapNode
-from dspyer.nodes.module import ModuleNode
 from dspyer.nodes.node import Node
-from dspyer.nodes.subgraph import SubgraphNode
 from dspyer.nodes.view_access import Changed, chosen_plainly, kind_of_parts
 from dspyer.patch import DELETE
 from dspyer.scheduler.lineage import Log, LogEntry
@@ -191,10 +187,10 @@ class SessionViews:
                 found.append(Changed(name, before, after, parts))
         return found
 
-    def permitted_fields(self, node: str, option: str) -> frozenset[str] | None:
+    def permitted_fields(self, node: str, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that a node `"reads"` or `"writes"`; None for all."""
         known = self._session.blueprint.nodes.get(node)
-        return None if known is None else _permitted(known, option)
+        return None if known is None else known.permitted_fields(option)
 
     def record_read(self, read: ViewRead) -> None:
         """Notes that a view was looked through. May be called from any thread."""
@@ -246,9 +242,9 @@ class StateViews:
             found.append(Changed(name, DELETE, self._state.raw(name), parts))
         return found
 
-    def permitted_fields(self, node: str, option: str) -> frozenset[str] | None:
+    def permitted_fields(self, node: str, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that a node `"reads"` or `"writes"`; None for all."""
-        return _permitted(self._nodes[node], option)
+        return self._nodes[node].permitted_fields(option)
 
     def record_read(self, read: ViewRead) -> None:
         """Nothing is counted."""
@@ -306,7 +302,7 @@ class Sent:
             if node is not None and entry.parents:
                 before = entry.parents[0]
                 state = self._log[before].state
-                for name, field in _plain_inputs(node, state):
+                for name, field in node.whole_fields(state):
                     size = self._whole(field, before, state.raw(field))
                     yield Read(node.name, name, None, size, size)
 
@@ -327,31 +323,8 @@ def _kept(result: object) -> Any:
         return repr(result)
 
 
-def _plain_inputs(node: Node, state: ImmutableState) -> list[tuple[str, str]]:
-    """What a node has read of a state without a view: its own name and the field."""
-    if isinstance(node, MapNode):
-        over = state.raw(node.over, None)
-        return _plain_inputs(node.inner, state) * (len(over) if isinstance(over, Sized) else 0)
-    if isinstance(node, FunctionNode):
-        given = [(one.name, one.field) for one in node.binding.fields if one.readable and not one.view and not one.made]
-        given += [(name, name) for name in state] if node.whole_state and node.reads is None else []
-    elif isinstance(node, (ModuleNode, SubgraphNode)):
-        given = [(one.name, one.field) for one in node.inputs if one.readable and not one.view and not one.made]
-    else:
-        given = []
-    return [(name, field) for name, field in given if field in state]
-
-
 def _is_news(parts: Parts, before: Any, after: Any) -> bool:
     """Whether something came, or all of it went."""
     if parts.kind == "amount":
         return any(part.value for part in parts.parts)
     return bool(parts.parts) or (before is not DELETE and bool(before) and not after)
-
-
-def _permitted(node: Node, option: str) -> frozenset[str] | None:
-    """A function that takes `ctx` and says nothing about what it reads may look at all of it, as by parameters."""
-    if isinstance(node, MapNode):
-        return _permitted(node.inner, option)
-    names = node.binding.reads if option == "reads" and isinstance(node, FunctionNode) else getattr(node, option)
-    return None if names is None else frozenset(names.values())

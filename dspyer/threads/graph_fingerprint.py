@@ -16,11 +16,8 @@ from pydantic import BaseModel
 
 from dspyer.errors import StateError
 from dspyer.graph.spec import GraphSpec
-from dspyer.nodes.interrupt import InterruptNode
-from dspyer.nodes.map import MapNode
 from dspyer.nodes.node import Node
 from dspyer.nodes.router import Router
-from dspyer.nodes.subgraph import SubgraphNode
 from dspyer.patch import Replace
 from dspyer.persistence.rows import COMMITS, CommitContent, CommitHeader
 from dspyer.policies import Policies
@@ -180,14 +177,12 @@ def _node_facts(node: Node, program: CompiledGraph) -> dict[str, Any]:
         "reads": None if node.reads is None else sorted(set(node.reads.values())),
         "writes": None if node.writes is None else sorted(set(node.writes.values())),
     }
-    if isinstance(node, MapNode):
-        inner = _node_facts(node.inner, program)
-        facts["map"] = [node.over, node.item, node.into]
-        facts |= {name: inner[name] for name in ("graph",) if name in inner}
-    elif isinstance(node, SubgraphNode):
+    if node.map_fields is not None:
+        facts["map"] = [*node.map_fields]
+    if node.is_subgraph:
         facts["graph"] = graph_facts(getattr(program, node.name))
-    elif isinstance(node, InterruptNode):
-        facts["asks"] = "nothing" if node.answer is None else type_text(node.answer)
+    for answer in node.answer_types.values():
+        facts["asks"] = "nothing" if answer is None else type_text(answer)
     return facts
 
 

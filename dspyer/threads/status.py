@@ -10,7 +10,6 @@ from dspyer.errors import InputError, ThreadError, brief
 from dspyer.events import Question
 from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.answer_types import validated
-from dspyer.nodes.interrupt import InterruptNode
 from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
 from dspyer.persistence.reader import end_in, newest, read_runs
 from dspyer.persistence.rows import CommitHeader, RowKind
@@ -149,8 +148,8 @@ def given_answers(memo: ExecutionRecords, answers: Mapping[str, Any], blueprint:
                 f"{brief(frozen)}. Nothing was taken: give it one"
             )
         node = None if "/" in question.execution else blueprint.nodes.get(question.node)
-        if isinstance(node, InterruptNode) and question.key == node.name:
-            validated(node.answer, frozen, question)
+        if node is not None and question.key in node.answer_types:
+            validated(node.answer_types[question.key], frozen, question)
         elif question.answer is None:
             validated(None, frozen, question)
         found[key] = frozen
