@@ -96,28 +96,28 @@ class ExecutionRecords:
         for row in rows:
             content = row.content
             if row.kind in COMMITS:
-                self._commits.setdefault(CommitHeader.of(row.head).scope, []).append(row)
+                self._commits.setdefault(CommitHeader.of(row.header).scope, []).append(row)
             elif row.kind == RowKind.ASK:
-                execution, key, node, branch, *run = row.head  # without a run where an earlier version has written it
+                execution, key, node, branch, *run = row.header  # without a run where an earlier version has written it
                 text, answer = read_question(content, fetch)
                 self._ask(Question(key, text, answer, node, tuple(branch), execution, *run))
             elif row.kind in (RowKind.POST, RowKind.WITHDRAW):
                 self._read_posts(row, fetch, decode)
             elif row.kind == RowKind.RESUME:
-                self.resumes = self.resumes + 1 if row.head[0] else 0
+                self.resumes = self.resumes + 1 if row.header[0] else 0
             elif row.kind == RowKind.ANSWER and content is None:
-                self.answers.pop(RecordKey(*row.head), None)
+                self.answers.pop(RecordKey(*row.header), None)
             elif content is None:
                 continue
             elif row.kind == RowKind.ANSWER:
-                self.answers[RecordKey(*row.head)] = content.value(fetch, decode)
+                self.answers[RecordKey(*row.header)] = content.value(fetch, decode)
             elif row.kind == RowKind.ONCE:
-                self.effects[RecordKey(*row.head)] = content.value(fetch, decode)
+                self.effects[RecordKey(*row.header)] = content.value(fetch, decode)
             elif row.kind == RowKind.ITEM:
-                self.items[row.head[0]] = content.value(fetch, decode)
+                self.items[row.header[0]] = content.value(fetch, decode)
 
     def _read_posts(self, row: Row, fetch: Fetch, decode: Callable[[Any], Any]) -> None:
-        execution, scope, node, *rest = row.head
+        execution, scope, node, *rest = row.header
         posts = self.posts.setdefault(tuple(scope), {})
         if row.kind == RowKind.WITHDRAW:
             seq, withdrawn = rest

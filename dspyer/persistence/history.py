@@ -159,7 +159,7 @@ class History:
                 self.log.append(self._moved(entry, name, row, heads, places, found))
                 self.points.append(point)
                 self.steps.append(entry.commit.step)
-                self.alone.append(row.kind == RowKind.OPEN or CommitHeader.of(row.head).settled)
+                self.alone.append(row.kind == RowKind.OPEN or CommitHeader.of(row.header).settled)
                 self._places[point] = place
             places.append(place)
         resting = places[told.settled] if told.settled >= 0 else (before[0] if before else None)
@@ -205,7 +205,7 @@ class History:
 
 def _own_rows(found: RunRows) -> Iterator[tuple[Row, Point]]:
     for row, point in zip(found.rows, found.points, strict=True):
-        if row.kind in COMMITS and not CommitHeader.of(row.head).scope:
+        if row.kind in COMMITS and not CommitHeader.of(row.header).scope:
             yield row, point
 
 
@@ -224,7 +224,7 @@ def inner_commits(reader: HistoryReader, found: RunRows, scope: tuple[str, ...])
     """
     commits: dict[tuple[str, ...], list[Commit]] = {}
     for row, point in zip(found.rows, found.points, strict=True):
-        head = CommitHeader.of(row.head) if row.kind in COMMITS else None
+        head = CommitHeader.of(row.header) if row.kind in COMMITS else None
         if head is None or len(head.scope) != len(scope) or not all(map(_is_in, head.scope, scope)):
             continue
         siblings = commits.setdefault(head.scope, [])

@@ -149,7 +149,7 @@ def _names(part: RunRows, told: FoldedRun) -> list[str]:
     runs = [
         point.run
         for number, (row, point) in enumerate(zip(part.rows, part.points, strict=True))
-        if not number or (row.kind in COMMITS and not CommitHeader.of(row.head).scope)
+        if not number or (row.kind in COMMITS and not CommitHeader.of(row.header).scope)
     ]
     if len(runs) > len(told.entries):  # the first row is no commit
         runs = runs[1:]
@@ -181,10 +181,10 @@ def tip_of(store: Store, at: Point, root: Point | None = None) -> str:
         if at == root:
             return f"{run.header.get('label', run.id)}/{PRUNED}"
         for run, row in newest(store, at):
-            head = CommitHeader.of(row.head) if row.kind in COMMITS else None
+            head = CommitHeader.of(row.header) if row.kind in COMMITS else None
             if head is not None and head.settled and not head.scope:
                 return f"{run.header.get('label', run.id)}/{head.id}"
-        if row is not None and row.kind == RowKind.OPEN and row.head[0] != START:
+        if row is not None and row.kind == RowKind.OPEN and row.header[0] != START:
             return f"{run.header.get('label', run.id)}/trunk:0"  # made in the name of a node, and not resumed yet
         if not run.parents:
             return ""
@@ -287,7 +287,7 @@ def _snapshot_before(reader: HistoryReader, run: str, wanted: int, last: int) ->
     low, high = min(wanted - 1, last), last
     best = latest(reader.store, Point(run, low), reader.decode)
     near = reader.store.rows(run, wanted + 1, wanted + 1)
-    head = CommitHeader.of(near[0].head) if near and near[0].kind in COMMITS else None
+    head = CommitHeader.of(near[0].header) if near and near[0].kind in COMMITS else None
     if head is not None and not head.scope and head.step == wanted:
         return best
     while high - low > EVERY:
@@ -315,7 +315,7 @@ def _rows_until(store: Store, begin: Point, last: int, commits: int, behind: boo
     while first <= last:
         for row in store.rows(begin.run, first, min(first + count - 1, last)):
             rows.append(row)
-            head = CommitHeader.of(row.head) if row.kind in COMMITS else None
+            head = CommitHeader.of(row.header) if row.kind in COMMITS else None
             if head is not None and not head.scope:
                 commits -= 1
                 if head.settled and commits <= 0:

@@ -59,13 +59,13 @@ class RunRows(NamedTuple):
     def status(self) -> str | None:
         """How it ended: `"completed"`, `"failed"`, `"interrupted"` or `"stopped"`; None if it has not ended."""
         end = end_in(reversed(self.rows))
-        return None if end is None else str(end.head[0])
+        return None if end is None else str(end.header[0])
 
     def main(self) -> Iterator[tuple[Row, CommitHeader]]:
         """The rows of its own commits, without those of the graphs inside of it."""
         for row in self.rows:
             if row.kind in COMMITS:
-                head = CommitHeader.of(row.head)
+                head = CommitHeader.of(row.header)
                 if not head.scope:
                     yield row, head
 
@@ -159,16 +159,16 @@ def with_items(rows: Sequence[Row], earlier: Callable[[], Sequence[Row]] = tuple
         rows: rows of a run.
         earlier: gives those before them, if they do not begin with the first.
     """
-    items = {str(row.head[0]): row.content for row in rows if row.kind == RowKind.ITEM}
+    items = {str(row.header[0]): row.content for row in rows if row.kind == RowKind.ITEM}
     found: list[Row] = []
     for row in rows:
-        head = CommitHeader.of(row.head) if row.kind in COMMITS and len(row.head) > _PLACE_OF_ITEMS else None
+        head = CommitHeader.of(row.header) if row.kind in COMMITS and len(row.header) > _PLACE_OF_ITEMS else None
         if head is None or head.items is None or row.content is None:
             found.append(row)
             continue
         names = head.item_names if head.items[1] <= len(items) else []
         if head.items[1] > len(items) or not all(name in items for name in names):
-            items = {**{str(one.head[0]): one.content for one in earlier() if one.kind == RowKind.ITEM}, **items}
+            items = {**{str(one.header[0]): one.content for one in earlier() if one.kind == RowKind.ITEM}, **items}
             names = head.item_names if head.items[1] <= len(items) else [""]
         results = [content for name in names if (content := items.get(name)) is not None]
         if len(results) < len(names):
@@ -188,16 +188,16 @@ def rename_nodes(row: Row, names: Mapping[str, str]) -> Row:
         names: new names of nodes by their old ones.
     """
     if row.kind == RowKind.OPEN:
-        return row._replace(head=(names.get(row.head[0], row.head[0]), *row.head[1:]))
+        return row._replace(header=(names.get(row.header[0], row.header[0]), *row.header[1:]))
     if row.kind not in COMMITS:
         return row
-    head = CommitHeader.of(row.head)
+    head = CommitHeader.of(row.header)
     if head.scope:
         return row
     author, _, node = head.node.rpartition(":")
     now = names.get(node, node)
     route = tuple([names.get(target, target) for target in head.route])
-    return row._replace(head=head._replace(node=f"{author}:{now}" if author else now, route=route).packed())
+    return row._replace(header=head._replace(node=f"{author}:{now}" if author else now, route=route).packed())
 
 
 def run_of(store: Store, run: str) -> RunRow:
@@ -344,7 +344,7 @@ class HistoryReader:
         for row in rows:
             if row.kind == RowKind.OPEN:
                 patch = written_of(row.content, self.fetch, self.decode).patch
-                return str(row.head[0]), patch or {}
+                return str(row.header[0]), patch or {}
         return None
 
     def tell(self, of: RunRows, before: ImmutableState, broken: str = "") -> FoldedRun:
@@ -486,7 +486,7 @@ class HistoryReader:
 
 def open_row_head(head: CommitHeader, rows: Iterable[Row]) -> CommitHeader:
     """The head of a run's first commit: what somebody made by hand has the time at which it was made."""
-    made = next((row.head[1] for row in rows if row.kind == RowKind.OPEN and len(row.head) > 1), None)
+    made = next((row.header[1] for row in rows if row.kind == RowKind.OPEN and len(row.header) > 1), None)
     return head if made is None else head._replace(started=made, duration=0)
 
 
@@ -516,14 +516,14 @@ def left_out(rows: Sequence[Row], kept: Collection[int]) -> tuple[int, list[RowN
         have left behind that have no commit up to there.
     """
     last = max(kept)
-    committed = {CommitHeader.of(rows[place].head).id: place for place in kept}
+    committed = {CommitHeader.of(rows[place].header).id: place for place in kept}
     gone = []
     for place, row in enumerate(rows[:last]):
         if row.kind in COMMITS:
-            head = CommitHeader.of(row.head)
+            head = CommitHeader.of(row.header)
             stays = committed.get(outermost(head.scope[0]), -1) > place if head.scope else place in kept
         elif row.kind in (RowKind.ITEM, RowKind.ONCE, RowKind.ASK, RowKind.ANSWER):
-            stays = committed.get(outermost(str(row.head[0])), -1) > place
+            stays = committed.get(outermost(str(row.header[0])), -1) > place
         else:
             stays = True
         if not stays:
@@ -561,7 +561,7 @@ def without(rows: Sequence[Row], gone: Iterable[Sequence[int]]) -> tuple[list[Ro
     places: list[int] = []
     for place, row in enumerate(rows):
         if row.kind in COMMITS:
-            head = CommitHeader.of(row.head)
+            head = CommitHeader.of(row.header)
             old = counts.get(head.scope, 0)
             counts[head.scope] = old + 1
             if place in dropped:
@@ -570,7 +570,7 @@ def without(rows: Sequence[Row], gone: Iterable[Sequence[int]]) -> tuple[list[Ro
             parents = head.parents if head.parents is not None else ((old - 1,) if old else ())
             now = tuple([known[parent] for parent in parents])
             known[old] = len(known)
-            found.append(row._replace(head=head._replace(parents=now).packed()) if now != parents else row)
+            found.append(row._replace(header=head._replace(parents=now).packed()) if now != parents else row)
         elif place in dropped:
             continue
         else:

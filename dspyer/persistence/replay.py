@@ -57,12 +57,12 @@ def replay(
         if schema is not run.topology.schema:
             run = run._replace(topology=replace(run.topology, schema=schema))
         if row.kind == RowKind.JOIN:
-            run = _joined(run, CommitHeader.of(row.head), written_of(row.content, fetch, decode))
+            run = _joined(run, CommitHeader.of(row.header), written_of(row.content, fetch, decode))
         elif row.kind == RowKind.UPDATE:
-            run = _updated(run, CommitHeader.of(row.head), written_of(row.content, fetch, decode))
+            run = _updated(run, CommitHeader.of(row.header), written_of(row.content, fetch, decode))
         elif row.kind == RowKind.COMMIT:
-            run = _committed(run, CommitHeader.of(row.head), written_of(row.content, fetch, decode), opening)
-        elif row.kind == RowKind.END and row.head[0] == "completed":
+            run = _committed(run, CommitHeader.of(row.header), written_of(row.content, fetch, decode), opening)
+        elif row.kind == RowKind.END and row.header[0] == "completed":
             ready = [place for place, group in enumerate(plan(run)) if group.place[0] == END_NODE]
             run = begin(run, ready[0])[0] if ready else run
     return run._replace(topology=topology)

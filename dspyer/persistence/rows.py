@@ -71,12 +71,12 @@ class NewRow(NamedTuple):
     """A row that has no number yet."""
 
     kind: str
-    head: tuple[Any, ...]
+    header: tuple[Any, ...]
     content: Content | None = None
 
     def numbered(self, seq: int) -> Row:
         """The row."""
-        return Row(seq, self.kind, self.head, self.content)
+        return Row(seq, self.kind, self.header, self.content)
 
 
 _USUAL: tuple[Any, ...] = (0, 1, None, (), None, None, (0, 0))

@@ -290,7 +290,7 @@ def _last_good(part: RunRows, settled: int, cut: bool) -> Point | None:
     points += [
         point
         for row, point in zip(part.rows, part.points, strict=True)
-        if row.kind in COMMITS and not CommitHeader.of(row.head).scope and point not in points
+        if row.kind in COMMITS and not CommitHeader.of(row.header).scope and point not in points
     ]
     if settled >= 0:
         return points[settled]
@@ -305,15 +305,15 @@ def _after(part: RunRows, place: int) -> RunRows:
     """The rows of a run from a snapshot on, as rows of a run that begins there: with an empty commit."""
     began, *rest = part.rows
     shifted = [_shifted(row, place) if row.kind in COMMITS else row for row in rest]
-    name, node = ("", "") if began.kind not in COMMITS else CommitHeader.of(began.head)[:2]
+    name, node = ("", "") if began.kind not in COMMITS else CommitHeader.of(began.header)[:2]
     head = CommitHeader(name or "trunk:0", node or "START", 0, 1, True, (), None, (), 0, 0)
     opening = Row(began.seq, RowKind.COMMIT, head.packed(), Content(CommitContent({}), encode_commit_content))
-    ended = [Row(began.seq, RowKind.END, began.head, began.content)] if began.kind == RowKind.END else []
+    ended = [Row(began.seq, RowKind.END, began.header, began.content)] if began.kind == RowKind.END else []
     return part._replace(rows=(opening, *ended, *shifted))
 
 
 def _shifted(row: Row, place: int) -> Row:
-    head = CommitHeader.of(row.head)
+    head = CommitHeader.of(row.header)
     if head.scope or head.parents is None:
         return row
-    return row._replace(head=head._replace(parents=tuple([parent - place for parent in head.parents])).packed())
+    return row._replace(header=head._replace(parents=tuple([parent - place for parent in head.parents])).packed())

@@ -261,8 +261,8 @@ class Ended(NamedTuple):
 def _place(row: Row) -> tuple[str, BranchPath, str]:
     """The node, branch and execution that a row is of."""
     if row.kind not in COMMITS:
-        return row.kind, (), str(row.head[0])
-    head = CommitHeader.of(row.head)
+        return row.kind, (), str(row.header[0])
+    head = CommitHeader.of(row.header)
     return head.node, head.branch, "/".join((*head.scope, head.id))
 
 

@@ -86,13 +86,13 @@ class Row(NamedTuple):
     Attributes:
         seq: its number within the run.
         kind: a short word.
-        head: its structure, JSON values only, never encrypted.
+        header: its structure, JSON values only, never encrypted.
         content: what it holds; None for nothing.
     """
 
     seq: int
     kind: str
-    head: tuple[Any, ...]
+    header: tuple[Any, ...]
     content: Content | None = None
 
 

@@ -436,9 +436,9 @@ def _own_run(run: RunRow) -> RunRow:
 
 def _own_row(row: Row) -> Row:
     """The same row; what can be changed in it is not shared."""
-    for part in row.head:
+    for part in row.header:
         if isinstance(part, _CONTAINERS):
-            return row._replace(head=tuple(map(_own, row.head)))
+            return row._replace(header=tuple(map(_own, row.header)))
     return row
 
 

@@ -181,7 +181,7 @@ def pack_rows(rows: Iterable[Row]) -> ContentColumns:
         data, refs = pack_content(row.content, packed.blobs)
         packed.seqs.append(row.seq)
         packed.kinds.append(row.kind)
-        packed.heads.append(pack(row.head))
+        packed.heads.append(pack(row.header))
         packed.datas.append(data)
         packed.refs.append(None if refs is None else " ".join(refs))
     return packed

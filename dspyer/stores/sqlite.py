@@ -426,7 +426,7 @@ def encode_change(change: Change) -> EncodedChange:
     size = 0
     for row in change.rows:
         data, refs = (None, None) if row.content is None else _packed_content(row.content, blobs)
-        rows[row.seq] = (pack_kind(row.kind), pack(row.head) if row.head else None, data, refs)
+        rows[row.seq] = (pack_kind(row.kind), pack(row.header) if row.header else None, data, refs)
         size += len(data or b"")
     snapshot = None if change.snapshot is None else _packed_content(change.snapshot.content, blobs)
     size += len(snapshot[0]) if snapshot else 0

@@ -102,7 +102,7 @@ def same_run(left: RunRow, right: RunRow) -> bool:
 def same_row(left: Row, right: Row) -> bool:
     """Whether two rows are equal as they are stored."""
     return (left.seq, left.kind) == (right.seq, right.kind) and (
-        _same_json(left.head, right.head) and left.content == right.content
+        _same_json(left.header, right.header) and left.content == right.content
     )
 
 

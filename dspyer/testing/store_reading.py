@@ -83,7 +83,7 @@ class Reading(ReopenedData):
         bare = [Row(0, "ask", ()), Row(1, "end", (None, "\x00", "\U0001f600", [], {}, 2**70, -0.5))]
         store.write(begin("t", "r", 0)._replace(rows=bare))
         assert store.rows("r") == bare
-        assert [type(entry.head) for entry in store.rows("r")] == [tuple, tuple]
+        assert [type(entry.header) for entry in store.rows("r")] == [tuple, tuple]
 
     def test_values_of_every_kind(self, store: Store) -> None:
         """Each value is the same afterwards, in a row and in a snapshot, for whoever opens the store again."""
@@ -209,7 +209,7 @@ class Reading(ReopenedData):
         assert picture(store) == before, "what was given can still be changed"
         read, run = store.rows("r"), store.run("r")
         assert run is not None
-        attempt(lambda: read[0].head[1].append("spoilt"))
+        attempt(lambda: read[0].header[1].append("spoilt"))
         attempt(lambda: run.header["nodes"].append("spoilt"))
         attempt(lambda: setitem(cast("Any", run.header), "spoilt", True))
         attempt(lambda: store.runs("t")[0].header["nodes"].append("spoilt"))

@@ -173,7 +173,7 @@ def picture(store: Store, *runs: str) -> dict[str, Any]:
         seen[name] = None
         if run is not None:
             entries = [
-                (entry.seq, entry.kind, entry.head, readable(store, entry.content)) for entry in store.rows(name)
+                (entry.seq, entry.kind, entry.header, readable(store, entry.content)) for entry in store.rows(name)
             ]
             shots = {entry[0]: _shot(store, Point(name, entry[0])) for entry in entries}
             seen[name] = (run.thread, run.parents, dict(run.header), entries, shots)

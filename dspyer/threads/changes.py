@@ -384,7 +384,9 @@ def prefix_here(starter: RunStarter, head: Point) -> HistoryPrefix:
 
 
 def _commit_rows(of: RunRows) -> list[int]:
-    found = [place for place, row in enumerate(of.rows) if row.kind in COMMITS and not CommitHeader.of(row.head).scope]
+    found = [
+        place for place, row in enumerate(of.rows) if row.kind in COMMITS and not CommitHeader.of(row.header).scope
+    ]
     return found or [place for place, row in enumerate(of.rows) if row.kind == RowKind.OPEN]
 
 
@@ -435,7 +437,7 @@ def _check_not_begun(starter: RunStarter, cut: HistoryPrefix, branch: Branch) ->
 
 
 def _heads(cut: HistoryPrefix) -> list[tuple[Any, ...]]:
-    return [row.head for row in cut.run.rows if row.kind in COMMITS]
+    return [row.header for row in cut.run.rows if row.kind in COMMITS]
 
 
 def nearest(listed: ListedCommit, number: int) -> str:

@@ -133,7 +133,7 @@ def _lines(store: Store, thread: ThreadRow, shown: ShowRow | None) -> Iterator[d
             "header": dict(run.header),
         }
         for row in rows:
-            line: dict[str, Any] = {"row": row.seq, "kind": row.kind, "head": row.head}
+            line: dict[str, Any] = {"row": row.seq, "kind": row.kind, "head": row.header}
             if row.content is not None and shown is not None:
                 line["content"] = shown(row)
             elif row.content is not None:

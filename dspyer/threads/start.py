@@ -408,7 +408,7 @@ def _taken(run: RunRows) -> tuple[tuple[int, str], ...]:
     found: list[tuple[int, str]] = []
     count = 0
     for row, point in zip(run.rows, run.points, strict=True):
-        if row.kind in COMMITS and not CommitHeader.of(row.head).scope:
+        if row.kind in COMMITS and not CommitHeader.of(row.header).scope:
             count += 1
             prefix = f"{run.labels[point.run]}/"
             if found and found[-1][1] == prefix:

@@ -32,7 +32,7 @@ def status_of(store: Store, thread: str) -> str:
     while row is not None and row.head is not None:
         end = last_end(store, row.head)
         if end is not None:
-            return str(end.head[0])
+            return str(end.header[0])
         if is_alive(row):
             return "running"
         now = store.thread(thread)
@@ -71,7 +71,7 @@ def _questions(store: Store, at: Point) -> Iterator[Row]:
         elif row.kind == RowKind.OPEN:
             return
         elif row.kind in (RowKind.COMMIT, RowKind.JOIN):
-            head = CommitHeader.of(row.head)
+            head = CommitHeader.of(row.header)
             if head.settled and not head.scope:
                 return
 
@@ -88,8 +88,8 @@ def usage_of(store: Store, thread: str) -> dict[str, dict[str, Any]]:
     if row is not None and row.head is not None:
         for run in read_runs(store, [row.head], row.root):
             for end in run.rows:
-                if end.kind == RowKind.END and len(end.head) > 2:
-                    add_tokens(total, end.head[2])
+                if end.kind == RowKind.END and len(end.header) > 2:
+                    add_tokens(total, end.header[2])
     return total
 
 
@@ -101,7 +101,7 @@ def resumes(rows: Sequence[Row]) -> int:
     """
     count = 0
     for row in reversed(rows):
-        if row.kind in PROGRESS or (row.kind == RowKind.RESUME and not row.head[0]):
+        if row.kind in PROGRESS or (row.kind == RowKind.RESUME and not row.header[0]):
             break
         count += row.kind == RowKind.RESUME
     return count

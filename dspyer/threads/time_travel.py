@@ -216,7 +216,7 @@ class PastReader:
             place = told.places[rested.place] if rested.place >= 0 else told.resting
             if place is not None and history.log[place].state != rested.state:
                 yield place, "in its snapshot (t.resume() and t.run() go on from that one)"
-        noted = {end.head[1] for end in found.rows if end.kind == RowKind.END and len(end.head) > 1} - {None}
+        noted = {end.header[1] for end in found.rows if end.kind == RowKind.END and len(end.header) > 1} - {None}
         if told.resting is not None and noted and noted != {digest(history.state(told.resting))}:
             yield told.resting, "that its run ended with"
 
@@ -326,13 +326,13 @@ class Pages:
         store, run, last = self._reader.store, span.run.id, span.at.seq
         near = store.rows(run, least, min(least + 1, last))
         for row in near:
-            head = CommitHeader.of(row.head) if row.kind in COMMITS else None
+            head = CommitHeader.of(row.header) if row.kind in COMMITS else None
             if head is not None and head.id == name and not head.scope and head.step == least and not head.branch:
                 return least  # the run has not forked before, nor made anything but commits of its own
         place = -1
         for row in store.rows(run, 0, last):
             if row.kind in COMMITS:
-                head = CommitHeader.of(row.head)
+                head = CommitHeader.of(row.header)
                 place += not head.scope
                 if head.id == name and not head.scope:
                     return place

@@ -84,7 +84,7 @@ def rows_of(program: CompiledGraph, t: Thread) -> list[tuple[str, Any]]:
     assert row is not None
     assert row.head is not None
     rows = program._store.rows(row.head.run, 0, row.head.seq)
-    return [(one.kind, one.head) for one in rows if one.kind in ("post", "withdraw")]
+    return [(one.kind, one.header) for one in rows if one.kind in ("post", "withdraw")]
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -198,7 +198,7 @@ class Watched(Memory):
         self.together: list[list[str]] = []
 
     def write(self, change: Any) -> Any:
-        names = [CommitHeader.of(row.head).node for row in change.rows if row.kind in COMMITS]
+        names = [CommitHeader.of(row.header).node for row in change.rows if row.kind in COMMITS]
         self.together += [names] if names else []
         return super().write(change)
 

@@ -43,10 +43,10 @@ def finished(store: Store, thread: str) -> set[str]:
         return found
     for entry in read_run(store, row.head).rows:
         if entry.kind in (RowKind.COMMIT, RowKind.JOIN):
-            head = CommitHeader.of(entry.head)
+            head = CommitHeader.of(entry.header)
             found.add("/".join((*head.scope, head.id)))
         elif entry.kind == RowKind.ITEM:
-            found.add(str(entry.head[0]))
+            found.add(str(entry.header[0]))
     return found
 
 

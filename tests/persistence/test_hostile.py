@@ -326,7 +326,7 @@ def test_rows_that_are_none_are_told(spoiled: tuple[Any, ...] | None, words: str
     if spoiled is None:
         store.write(Change("t", 1, head=Point(made.id, 99)))
     else:
-        store._rows[made.id][1] = store._rows[made.id][1]._replace(head=spoiled)
+        store._rows[made.id][1] = store._rows[made.id][1]._replace(header=spoiled)
     store._snapshots[made.id].clear()
     t = program(store).thread("t")
     for ask in (lambda: t.state, t.history, lambda: t.run({"q": "b"})):

@@ -80,7 +80,7 @@ def test_the_commit_of_a_map_refers_to_its_items(
     run = mapping(into, node, opened()).thread("t").run({"docs": ["a", "b"]})
     assert run.state[into] == expected
     items, commits = rows(opened(), RowKind.ITEM), rows(opened(), RowKind.COMMIT)
-    assert [row.head[0] for row in items] == ["trunk:1[0]", "trunk:1[1]"]
+    assert [row.header[0] for row in items] == ["trunk:1[0]", "trunk:1[1]"]
     assert (into not in stored(commits[1])) is refers
     thread = mapping(into, node, opened()).thread("t")
     assert thread.state == run.state

@@ -113,7 +113,7 @@ def test_what_another_branch_has_written_along_is_written_whatever_fails_next(mo
         await first
 
     asyncio.run(both())
-    assert [row.head for row in store.rows("r")] == [(), ("a",), ("b",)]
+    assert [row.header for row in store.rows("r")] == [(), ("a",), ("b",)]
 
 
 class Unreadable(FailingMemory):

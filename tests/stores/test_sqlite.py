@@ -45,7 +45,7 @@ def connections(store: SQLite) -> FileConnections:
 def test_any_name_comes_back(store: SQLite, path: Path, name: str) -> None:
     long = content("🙂" * 20_000)
     begun = run(name, name, Point(name, 0))
-    rows = (row(0, name)._replace(kind=name), row(1)._replace(head=(name, [name]), content=long))
+    rows = (row(0, name)._replace(kind=name), row(1)._replace(header=(name, [name]), content=long))
     store.write(Change(name, run=begun, rows_of=name, rows=rows, head=Point(name, 1)))
     store.close()
     with SQLite(path) as again:

@@ -111,8 +111,8 @@ def test_admitted(change: Change, found: CurrentRows, expected: WritePlan | None
             id="another content",
         ),
         pytest.param(
-            Change("t", 3, rows_of="r", rows=(row(5)._replace(head=(True,)),)),
-            CurrentRows(OWNED, last=5, rows=(row(5)._replace(head=(1,)),)),
+            Change("t", 3, rows_of="r", rows=(row(5)._replace(header=(True,)),)),
+            CurrentRows(OWNED, last=5, rows=(row(5)._replace(header=(1,)),)),
             "row 5",
             id="another head of a row: 1 is not true",
         ),

@@ -127,7 +127,7 @@ def test_a_question_that_an_earlier_version_has_stored_keeps_its_id() -> None:
     (run,) = store.runs("t")
     for seq, row in store._rows[run.id].items():
         if row.kind == "ask":
-            store._rows[run.id][seq] = row._replace(head=row.head[:4])
+            store._rows[run.id][seq] = row._replace(header=row.header[:4])
     thread = approving(store).thread("t")
     assert [question.id for question in thread.questions] == ["trunk:1/approve"]
     assert thread.resume({"trunk:1/approve": True}).state["ok"] is True
