@@ -19,7 +19,7 @@ from pydantic_core import to_jsonable_python
 from dspyer.errors import GraphError
 from dspyer.message_list import ROLES
 from dspyer.patch import DELETE
-from dspyer.scheduler.provenance import FieldIndex, FieldPart, News, Parts, is_new
+from dspyer.scheduler.provenance import FieldIndex, FieldPart, FieldParts, UnseenParts, is_new
 from dspyer.values.frozen import thaw
 
 CUTS = ("last", "fit")
@@ -168,7 +168,7 @@ def _step_text(step: ViewStep) -> str:
     return f".{step.name}({'' if step.argument is None else step.argument})"
 
 
-def select_parts(view: View, kind: str, index: FieldIndex, reader: str, news: Callable[[], News]) -> list[FieldPart]:
+def select_parts(view: View, kind: str, index: FieldIndex, reader: str, news: Callable[[], UnseenParts]) -> list[FieldPart]:
     """The parts that a view chooses. It costs by what that is, not by all that the field has.
 
     Args:
@@ -215,7 +215,7 @@ def select_plain_parts(view: View, kind: str, parts: Sequence[FieldPart]) -> lis
 
 
 def _stepped(
-    step: ViewStep, kind: str, parts: list[FieldPart], reader: str, news: Callable[[], News] | None
+    step: ViewStep, kind: str, parts: list[FieldPart], reader: str, news: Callable[[], UnseenParts] | None
 ) -> list[FieldPart]:
     """What one step leaves of a list of parts."""
     if step.name == "last":
@@ -273,7 +273,7 @@ class Delta(NamedTuple):
     text: str
 
 
-def change_text(field: str, after: Any, parts: Parts | None) -> str:
+def change_text(field: str, after: Any, parts: FieldParts | None) -> str:
     """A change in words: the new parts of a field, each with its author, or its new value.
 
     Args:

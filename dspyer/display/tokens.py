@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dspyer.scheduler.provenance import FieldPart, whole_parts
+from dspyer.scheduler.provenance import FieldPart, unattributed_parts
 from dspyer.views import label, tokens_of_parts
 
 Count = Callable[[str], int]
@@ -144,7 +144,7 @@ class Sizes:
         if known is None:
             if len(self._last) >= KNOWN:
                 self._last.clear()
-            kind, parts = whole_parts(value)
+            kind, parts = unattributed_parts(value)
             known = self._last[id(value)] = value, self.parts(kind, parts)
         return known[1]
 

@@ -24,7 +24,7 @@ from dspyer.nodes.view_access import author_problems
 from dspyer.patch import DELETE
 from dspyer.policies import Policies
 from dspyer.scheduler.loops import Edge, Rounds
-from dspyer.scheduler.run_values import OF_NODE, OF_RUN, is_counted, run_value_problem
+from dspyer.scheduler.run_values import NODE_VALUES, RUN_VALUES, is_counted, run_value_problem
 from dspyer.scheduler.topology import END, START, Topology
 from dspyer.scheduler.validation import (
     GraphFacts,
@@ -33,9 +33,9 @@ from dspyer.scheduler.validation import (
     check_paths,
     check_reads,
     check_targets,
-    mended,
-    unwritten,
-    with_starts,
+    repaired_edges,
+    unwritten_reason,
+    with_missing_starts,
 )
 from dspyer.schema.schema import Schema
 from dspyer.templates import RUN
@@ -108,7 +108,7 @@ class Assembly(NamedTuple):
         for name, texts in unknown.items():
             if name not in sent:
                 problems += [f"{text}{_SENT if name in routed else ''}" for text in texts]
-        rounds = Rounds.of((START, *names, END), mended(edges, names))
+        rounds = Rounds.of((START, *names, END), repaired_edges(edges, names))
         inputs, required = self._check(nodes, exits, lost, edges, sent, rounds, condensers, problems)
         if problems:
             raise GraphError(problems)
@@ -168,12 +168,12 @@ class Assembly(NamedTuple):
         ]
         facts = GraphFacts(names, tuple(every), {}, {}, {}, (), (), (), commands)
         problems += check_targets(facts)
-        facts = facts._replace(edges=tuple(mended(every, names)))
+        facts = facts._replace(edges=tuple(repaired_edges(every, names)))
         problems += check_paths(facts)
-        facts = facts._replace(edges=tuple(with_starts(facts.edges, names)))
+        facts = facts._replace(edges=tuple(with_missing_starts(facts.edges, names)))
         inputs, required = self._declared_inputs(nodes, exits, list(facts.edges), sent, problems)
         facts = self._facts(facts, nodes, exits, inputs, required, sent)
-        problems += check_parallel_writers(facts._replace(edges=tuple(mended(edges, names))), rounds)
+        problems += check_parallel_writers(facts._replace(edges=tuple(repaired_edges(edges, names))), rounds)
         declared = self.inputs is not None or self.required is not None or not self.schema.open
         problems += check_reads(facts) if declared else ()
         problems += self._check_outputs(nodes, exits, inputs)
@@ -596,7 +596,7 @@ def template_problems(
                 earlier = earlier or WritesBefore(facts.edges, facts.writes)
                 own = isinstance(part, Router) and name in (facts.writes.get(place) or ())
                 if place in facts.reads and not own and not earlier.unknown(place) and not earlier.wrote(place, name):
-                    yield f"{part.who} is filled with {{{name}}}, {unwritten(facts, place, name)}"
+                    yield f"{part.who} is filled with {{{name}}}, {unwritten_reason(facts, place, name)}"
 
 
 def fill_templates(blueprint: GraphSpec, modules: Mapping[str, dspy.Module]) -> None:
@@ -612,8 +612,8 @@ def fill_templates(blueprint: GraphSpec, modules: Mapping[str, dspy.Module]) -> 
     named = [(name, node.templates) for name, node in blueprint.nodes.items()]
     named += [(router.module_name or "", router.templates) for router in blueprint.routers()]
     named += [(part.name, part.templates) for parts in blueprint.condensers.values() for part in parts.values()]
-    run_values = [f"{RUN}{name}" for name in OF_RUN]
-    run_values += [f"{RUN}{node}.{name}" for node in blueprint.nodes for name in OF_NODE]
+    run_values = [f"{RUN}{name}" for name in RUN_VALUES]
+    run_values += [f"{RUN}{node}.{name}" for node in blueprint.nodes for name in NODE_VALUES]
     run_values = [name for name in run_values if blueprint.counts or not is_counted(name)]
     for attribute, templates in named:
         if templates.in_instructions and attribute in modules:

@@ -20,7 +20,7 @@ from dspyer.dspy_module.prompt_templates import (
 from dspyer.nodes.field_names import listed, no_field
 from dspyer.nodes.node import Call
 from dspyer.nodes.options import NodeOptions
-from dspyer.scheduler.lineage import wrote
+from dspyer.scheduler.lineage import written_key
 from dspyer.scheduler.run_state import Branch, RunState
 from dspyer.scheduler.run_values import run_value, run_value_problem
 from dspyer.templates import NO_TEMPLATES, RUN, ComputedInput, Fill, Templates, fill_text, is_template, names_in
@@ -107,7 +107,7 @@ def _never_written(field: str, call: Call) -> bool:
     known = run.topology.schema.fields.get(field)
     if known is None or known.fixed_default is not None:
         return False  # somebody has given it
-    return wrote(field) not in branch.tally
+    return written_key(field) not in branch.tally
 
 
 def made_for(source: ComputedInput, form: ViewForm, call: Call) -> Any:

@@ -16,7 +16,7 @@ from dspyer.nodes.callables import class_of, members
 from dspyer.nodes.field_names import listed
 from dspyer.patch import DELETE, Replace, diff_value, plain_patch
 from dspyer.reducers import Updates, conversation, without_none
-from dspyer.scheduler.provenance import FieldIndex, FieldPart, News, Parts, whole_parts
+from dspyer.scheduler.provenance import FieldIndex, FieldPart, FieldParts, UnseenParts, unattributed_parts
 from dspyer.scheduler.run_state import Branch
 from dspyer.schema.schema import Schema
 from dspyer.values.freezing import freeze
@@ -59,7 +59,7 @@ class Changed(NamedTuple):
     field: str
     before: Any
     after: Any
-    parts: Parts | None
+    parts: FieldParts | None
 
 
 class ViewSource(Protocol):
@@ -76,7 +76,7 @@ class ViewSource(Protocol):
     def index(self, field: str, branch: Branch) -> FieldIndex | None:
         """Who brought what to a field, up to the last commit of a branch; None if the field has no parts."""
 
-    def news(self, field: str, branch: Branch, reader: str) -> News:
+    def news(self, field: str, branch: Branch, reader: str) -> UnseenParts:
         """What of such a field a node has not seen."""
 
     def changed(self, branch: Branch, reader: str, fields: frozenset[str] | None) -> list[Changed]:
@@ -103,10 +103,10 @@ class NoRunViews:
         del field, branch
         return None
 
-    def news(self, field: str, branch: Branch, reader: str) -> News:
+    def news(self, field: str, branch: Branch, reader: str) -> UnseenParts:
         """Nothing is known to be new."""
         del field, branch, reader
-        return News(frozenset(), [])
+        return UnseenParts(frozenset(), [])
 
     def changed(self, branch: Branch, reader: str, fields: frozenset[str] | None) -> list[Changed]:
         """Nothing is known to have changed."""
@@ -178,7 +178,7 @@ def chosen_plainly(view: View, value: Any, parts_kind: str) -> tuple[str, list[F
     """
     if isinstance(value, FrozenList) and view.steps and view.steps[0].name == "last":
         value = value[-view.steps[0].argument :]
-    parts_kind, parts = whole_parts(value, parts_kind)
+    parts_kind, parts = unattributed_parts(value, parts_kind)
     return parts_kind, select_plain_parts(view, parts_kind, parts)
 
 

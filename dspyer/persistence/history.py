@@ -12,7 +12,7 @@ from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
 from dspyer.persistence.replay import written_of
 from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind, Unreadable
 from dspyer.persistence.snapshots import latest
-from dspyer.scheduler.join import Join, ResolvedAs
+from dspyer.scheduler.join import Join, RecordedResolutions
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row
@@ -180,7 +180,7 @@ class History:
         if row.kind == RowKind.MERGE and len(heads) > 1 and not found.run.header.get("base"):
             written = written_of(row.content, self.reader.fetch, self.reader.decode)
             node = commit.node.removeprefix("join:")
-            join = Join(self.log, node, self.reader.schema, ResolvedAs(written.resolutions), len(self.log))
+            join = Join(self.log, node, self.reader.schema, RecordedResolutions(written.resolutions), len(self.log))
             merged = join.merge(heads, [self.log[head].state for head in heads])
             return entry._replace(
                 commit=commit._replace(patch=merged.patch),

@@ -16,7 +16,7 @@ from dspyer.patch import DELETE, sealed
 from dspyer.persistence.replay import written_of
 from dspyer.persistence.rows import COMMITS, CommitContent, CommitHeader, Gathered, RowKind, Unreadable
 from dspyer.reducers import BUILT_IN, Reducer
-from dspyer.scheduler.join import Join, ResolvedAs
+from dspyer.scheduler.join import Join, RecordedResolutions
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.schema.fields import STARTS, Field
 from dspyer.schema.limits import Limit
@@ -445,7 +445,7 @@ class HistoryReader:
         self, log: list[LogEntry], head: CommitHeader, written: CommitContent, parents: tuple[int, ...], schema: Schema
     ) -> LogEntry:
         node = head.node.removeprefix("join:")
-        join = Join(log, node, schema, ResolvedAs(written.resolutions), len(log))
+        join = Join(log, node, schema, RecordedResolutions(written.resolutions), len(log))
         merged = join.merge(parents, [log[parent].state for parent in parents])
         commit = self._commit(head, written, parents, log)._replace(patch=merged.patch)
         commit = join.measured(commit, merged)

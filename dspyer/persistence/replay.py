@@ -11,9 +11,9 @@ from dspyer.errors import ChangedGraphError
 from dspyer.events import Commit
 from dspyer.patch import sealed
 from dspyer.persistence.rows import CommitContent, CommitHeader, Gathered, RowKind, decode_commit_content
-from dspyer.scheduler.join import ResolvedAs
+from dspyer.scheduler.join import RecordedResolutions
 from dspyer.scheduler.run_state import Branch, Execution, Group, RunState, Target, Transition, active_branches
-from dspyer.scheduler.schedule import advance, amend, begin, plan, release
+from dspyer.scheduler.schedule import advance, append_commit, begin, force_ready, plan
 from dspyer.scheduler.topology import END as END_NODE
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
@@ -86,7 +86,7 @@ def _joined(run: RunState, head: CommitHeader, written: CommitContent) -> RunSta
     run, place = _place_of(run, meant)
     if place is None:
         raise _unknown(head)
-    run, _, _ = begin(run, place, ResolvedAs(written.resolutions))
+    run, _, _ = begin(run, place, RecordedResolutions(written.resolutions))
     if run.failures:
         raise run.failures[0].error
     return run
@@ -100,7 +100,7 @@ def _place_of(run: RunState, meant: Callable[[Group], bool]) -> tuple[RunState, 
     wanted = [group.place for group in run.waiting.values() if meant(group)]
     if not wanted:
         return run, None
-    run = release(run, wanted[0])
+    run = force_ready(run, wanted[0])
     return run, next(place for place, group in enumerate(plan(run)) if meant(group))
 
 
@@ -112,7 +112,7 @@ def _updated(run: RunState, head: CommitHeader, written: CommitContent) -> RunSt
     patch = written.patch or {}
     times = (head.started / 1_000, head.duration / 1_000_000)
     commit = update_commit(branch, run.first + len(run.log), head.node, patch, *times)
-    return amend(run, commit, run.topology.schema.replay(branch.state, patch))
+    return append_commit(run, commit, run.topology.schema.replay(branch.state, patch))
 
 
 def update_commit(

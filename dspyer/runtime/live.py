@@ -27,7 +27,7 @@ from dspyer.persistence.execution_records import RecordedPost
 from dspyer.persistence.rows import post_row, withdraw_row
 from dspyer.runtime.live_buffer import LiveBuffer, Meeting, ReaderCursor, single_updates
 from dspyer.runtime.session import Session
-from dspyer.scheduler.live_deadlock import Held, Origin, Reach, Waiting, released
+from dspyer.scheduler.live_deadlock import HeldCommit, PossibleWriter, WaitingReader, WriteReach, readers_to_release
 from dspyer.scheduler.run_state import Branch, Execution, RunState, Transition
 from dspyer.scheduler.schedule import plan
 from dspyer.state import ImmutableState
@@ -120,7 +120,7 @@ class LiveSession(Session):
             name: [field for field in (node.writes or {}).values() if field in topology.schema.live]
             for name, node in blueprint.nodes.items()
         }
-        self.room = LiveWaiters(blueprint.max_concurrency, Reach(topology, writes))
+        self.room = LiveWaiters(blueprint.max_concurrency, WriteReach(topology, writes))
         self.board = LiveBuffer(topology.schema, self.opening.state, self.memo.posts.get(self.scope, {}))
         self._readers: dict[str, ReaderCursor] = {}
         self._done: dict[str, tuple[Execution, Transition, Steps]] = {}
@@ -263,7 +263,7 @@ class LiveSession(Session):
         if not self.room.waits:
             return
         held = [
-            Held(name, execution.place, execution.path, frozenset(self._needs(name)))
+            HeldCommit(name, execution.place, execution.path, frozenset(self._needs(name)))
             for name, (execution, _, _) in self._done.items()
         ]
         self.room.settle(self.run, self.stopped or self._stands or bool(self.run.failures), held)
@@ -456,7 +456,7 @@ class LiveWaiters:
         over: whether nothing waits any more: the run is left.
     """
 
-    def __init__(self, slots: int, reach: Reach) -> None:
+    def __init__(self, slots: int, reach: WriteReach) -> None:
         self.running: dict[str, Execution] = {}
         self.over = False
         self._slots = slots
@@ -493,7 +493,7 @@ class LiveWaiters:
         """Whether a node that works may write the field of a listener."""
         field, place, waiting = waiter.field, self.running[waiter.execution].place, self._waiting
         works = [execution for name, execution in self.running.items() if name not in waiting]
-        return any(self._reach.may_write(Origin(one.place), field, place) for one in works)
+        return any(self._reach.may_write(PossibleWriter(one.place), field, place) for one in works)
 
     def leave(self, waiter: Waiter) -> None:
         """Lets an execution go that does not wait any more."""
@@ -523,7 +523,7 @@ class LiveWaiters:
             waiter.outcome = outcome
             waiter.wake()
 
-    def settle(self, run: RunState, halted: bool, held: Iterable[Held]) -> None:
+    def settle(self, run: RunState, halted: bool, held: Iterable[HeldCommit]) -> None:
         """Releases the listeners to which no entry comes.
 
         Args:
@@ -535,18 +535,20 @@ class LiveWaiters:
             waiting = []
             for name, waiter in self._waiting.items():
                 execution = self.running[name]
-                waiting.append(Waiting(name, execution.place, execution.path, waiter.field))
-            able = [Origin(execution.place) for name, execution in self.running.items() if name not in self._waiting]
-            stopped = [Origin(execution.place) for execution, _ in run.asked.values()]
-            stopped += [Origin(failure.place) for failure in run.failures]
+                waiting.append(WaitingReader(name, execution.place, execution.path, waiter.field))
+            able = [
+                PossibleWriter(execution.place) for name, execution in self.running.items() if name not in self._waiting
+            ]
+            stopped = [PossibleWriter(execution.place) for execution, _ in run.asked.values()]
+            stopped += [PossibleWriter(failure.place) for failure in run.failures]
             ended = {one.execution for one in held}
             stopped += [  # those that were cut off
-                Origin(execution.place)
+                PossibleWriter(execution.place)
                 for name, execution in run.running.items()
                 if name not in self.running and name not in ended
             ]
-            (stopped if halted else able).extend([Origin(group.place) for group in run.ready])
-            found = released(waiting, dict.fromkeys(able), held, self._reach)
+            (stopped if halted else able).extend([PossibleWriter(group.place) for group in run.ready])
+            found = readers_to_release(waiting, dict.fromkeys(able), held, self._reach)
             for one in found:
                 missed = any(self._reach.may_write(origin, one.field, one.place) for origin in stopped)
                 self.release(one.execution, "abort" if missed else "closed")

@@ -26,8 +26,8 @@ from dspyer.nodes.live_access import LiveEntry, latest_value
 from dspyer.patch import DELETE, Replace, single
 from dspyer.persistence.execution_records import RecordedPost
 from dspyer.reducers import Keyed, Updates
-from dspyer.scheduler.provenance import whole_parts
-from dspyer.scheduler.run_state import Branch, is_behind
+from dspyer.scheduler.provenance import unattributed_parts
+from dspyer.scheduler.run_state import Branch, contains_commit
 from dspyer.scheduler.topology import START
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
@@ -81,7 +81,7 @@ class ReaderCursor:
 
     def knows(self, post: RecordedPost) -> bool:
         """Whether it has a post without reading it: its own, or one in its lineage."""
-        return post.execution == self.execution or is_behind(self.position, post.execution)
+        return post.execution == self.execution or contains_commit(self.position, post.execution)
 
     def next(self, board: LiveBuffer, field: str, take: bool = True) -> LiveEntry | None:
         """The next entry of a field that is there.
@@ -119,7 +119,7 @@ class ReaderCursor:
         """Whether it does not hear a post: one that was withdrawn, its own, or one of an earlier visit of its node."""
         if post.seq in board.withdrawn or post.execution == self.execution:
             return True
-        return post.node == self.node and is_behind(self.position, post.execution)
+        return post.node == self.node and contains_commit(self.position, post.execution)
 
     def exchange(self) -> Exchange | None:
         """What belongs to the outcome of the execution."""
@@ -260,7 +260,7 @@ class LiveBuffer:
         """Keys and values of what was there when the run began."""
         if self._schema.reducer(post.field) is None:
             return () if post.update is DELETE else ((None, post.update),)
-        return [(part.key, part.value) for part in whole_parts(post.update).parts]
+        return [(part.key, part.value) for part in unattributed_parts(post.update).parts]
 
     def _tracked(self, field: str) -> bool:
         """Whether two posts to a field may be in conflict."""

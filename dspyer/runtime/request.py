@@ -19,7 +19,7 @@ from dspyer.reducers import Updates
 from dspyer.runtime.execution import NodeRunner
 from dspyer.runtime.run import Run
 from dspyer.runtime.session import Ended, Observe, RunStart, Session, StopSignal, ignore
-from dspyer.scheduler.lineage import lineage
+from dspyer.scheduler.lineage import ancestry
 from dspyer.values.freezing import same
 
 REQUEST = "dspyer_request"
@@ -111,7 +111,7 @@ def changes(session: Session) -> dict[str, object]:
     log = session.run.log
     schema = session.blueprint.topology.schema
     before, after = session.inputs, session.run.resting
-    begun, *order = lineage(log, [len(log) - 1])
+    begun, *order = ancestry(log, [len(log) - 1])
     found: dict[str, Any] = {}
     for name, update in log[begun].commit.patch.items():  # the inputs, and what a router at START wrote
         if schema.reducer(name) is None:

@@ -15,7 +15,7 @@ from dspyer.errors import Interrupted
 from dspyer.events import BranchPath, Commit, Event, MergedConflict, Question
 from dspyer.runtime.session import Ended
 from dspyer.runtime.session_views import Sent
-from dspyer.scheduler.lineage import LogEntry, last_writer, lineage, touches, value_at
+from dspyer.scheduler.lineage import LogEntry, ancestry, last_writer, touches, value_at
 from dspyer.state import ImmutableState
 from dspyer.views import estimate_tokens
 
@@ -200,7 +200,7 @@ class Run:
         """
         keys: tuple[Any, ...] = tuple(path.split(".")) if isinstance(path, str) else tuple(path)
         head = [self._head]
-        writer = last_writer(self._entries, lineage(self._entries, head), head, keys, value_at(self.state, keys))
+        writer = last_writer(self._entries, ancestry(self._entries, head), head, keys, value_at(self.state, keys))
         if writer is not None:
             return self._entries[writer].commit
         known = ", ".join(self.state)

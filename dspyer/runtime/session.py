@@ -35,20 +35,20 @@ from dspyer.persistence.journal import Journal
 from dspyer.persistence.rows import COMMITS, CommitHeader, NewRow, RowKind, commit_row, end_row
 from dspyer.persistence.snapshots import SnapshotState
 from dspyer.runtime.session_views import EarlierCommits, Fields, SessionViews
-from dspyer.scheduler.lineage import lineage
+from dspyer.scheduler.lineage import ancestry
 from dspyer.scheduler.run_state import (
-    Asking,
     Branch,
     Execution,
     Failure,
     Group,
     RunState,
+    Suspended,
     Target,
     Transition,
     execution_id,
     path_text,
 )
-from dspyer.scheduler.schedule import advance, begin, limit_at, plan, start
+from dspyer.scheduler.schedule import advance, begin, limit_error, plan, start
 from dspyer.scheduler.topology import Topology
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Row
@@ -437,7 +437,7 @@ class Session(NotLive):
         found = []
         before = self.run.calls - len(executions)
         for count, execution in enumerate(executions):
-            limit = limit_at(self.run._replace(calls=before + count), execution.branch, execution.node)
+            limit = limit_error(self.run._replace(calls=before + count), execution.branch, execution.node)
             if limit is None:
                 found.append(execution)
             else:
@@ -452,9 +452,9 @@ class Session(NotLive):
             return  # nothing can be written any more: what ran beside is not committed
         if steps:
             self.steps[execution.id] = steps
-        found: Transition | Asking | BaseException = outcome
+        found: Transition | Suspended | BaseException = outcome
         if isinstance(outcome, Interrupt):
-            found = Asking(cast("tuple[Question, ...]", outcome.questions))  # errors names no class of events
+            found = Suspended(cast("tuple[Question, ...]", outcome.questions))  # errors names no class of events
         elif isinstance(outcome, BaseException):
             found = original(outcome)
             resumes = self.memo.resumes  # attempts count within one process: a resume begins with 1 again
@@ -674,7 +674,7 @@ class Session(NotLive):
         heads, failed = self._heads()
         steps: list[Any] = []
         done: set[str] = set()
-        for index in lineage(self.run.log, heads):
+        for index in ancestry(self.run.log, heads):
             done.add(self.run.log[index].commit.id)
             steps += self.steps.get(self.run.log[index].commit.id, ())
         for failure in failed:

@@ -14,17 +14,17 @@ from dspyer.nodes.view_access import Changed, chosen_plainly, kind_of_parts
 from dspyer.patch import DELETE
 from dspyer.scheduler.lineage import Log, LogEntry
 from dspyer.scheduler.provenance import (
-    Behind,
     FieldIndex,
     FieldIndexes,
     FieldPart,
-    Folded,
-    News,
-    Parts,
-    Spanning,
+    FieldParts,
+    IndexedField,
+    PriorHistory,
+    ThreadLog,
+    UnseenParts,
     last_visits,
-    news,
-    unseen,
+    unseen_commits,
+    unseen_parts,
 )
 from dspyer.scheduler.run_state import Branch
 from dspyer.scheduler.run_values import run_value
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dspyer.graph.spec import GraphSpec
     from dspyer.runtime.session import Session
 
-EarlierCommits = Callable[[str], Behind]
+EarlierCommits = Callable[[str], PriorHistory]
 """Gives, for a field, what lies behind a run. It is asked once somebody looks there."""
 
 
@@ -85,9 +85,9 @@ class Fields:
         """A copy for another process looks again; the history of a thread stays with its store."""
         return Fields, (self.schema, self._given, self._prefix, self._earlier and _left_behind, self._taken)
 
-    def folded(self, field: str) -> Folded | None:
+    def folded(self, field: str) -> IndexedField | None:
         """How a field comes about; None if it has no parts."""
-        return Folded.of(self.schema.fields.get(field), self._given, self._prefix, self._taken, self._weigh)
+        return IndexedField.of(self.schema.fields.get(field), self._given, self._prefix, self._taken, self._weigh)
 
     def log(self, log: Log, field: str) -> Log:
         """The commits of the run, with those behind it.
@@ -97,7 +97,7 @@ class Fields:
             field: the field that is looked for; `""` for none.
         """
         earlier = self._earlier
-        return log if earlier is None else Spanning(log, lambda: earlier(field))
+        return log if earlier is None else ThreadLog(log, lambda: earlier(field))
 
     def index(self, field: str, log: Log, place: int) -> FieldIndex | None:
         """The parts of a field after a commit; None if it has none. May be called from any thread.
@@ -117,7 +117,7 @@ class Fields:
                 found = self._indexes[field] = FieldIndexes(of, base)
             return found.at(self.log(log, field), place)
 
-    def news(self, field: str, log: Log, place: int, reader: str) -> News:
+    def news(self, field: str, log: Log, place: int, reader: str) -> UnseenParts:
         """What of a field a node has not seen.
 
         Args:
@@ -129,10 +129,10 @@ class Fields:
         index, of, spanning = self.index(field, log, place), self.folded(field), self.log(log, field)
         assert index is not None
         assert of is not None
-        return news(index, spanning, unseen(spanning, [place], reader), of)
+        return unseen_parts(index, spanning, unseen_commits(spanning, [place], reader), of)
 
 
-def _left_behind(field: str) -> Behind:
+def _left_behind(field: str) -> PriorHistory:
     raise ThreadError(
         f"what earlier runs of the thread wrote to {field!r} is not in a copy of the run: ask for run.tokens() in the "
         "process that ran it"
@@ -163,14 +163,14 @@ class SessionViews:
         """Who brought what to a field, up to the last commit of a branch; None if the field has no parts."""
         return self._session.fields.index(field, self._session.run.log, branch.head)
 
-    def news(self, field: str, branch: Branch, reader: str) -> News:
+    def news(self, field: str, branch: Branch, reader: str) -> UnseenParts:
         """What of such a field a node has not seen."""
         return self._session.fields.news(field, self._session.run.log, branch.head, reader)
 
     def changed(self, branch: Branch, reader: str, fields: frozenset[str] | None) -> list[Changed]:
         """What has changed since a node last ran, of some fields or all."""
         log = self._session.fields.log(self._session.run.log, "")
-        fresh = unseen(log, [branch.head], reader)
+        fresh = unseen_commits(log, [branch.head], reader)
         touched = {name for place in fresh for name in log[place].commit.patch}
         visits = last_visits(log, fresh, [branch.head], reader)
         base = log[visits[0]].state if len(visits) == 1 else ImmutableState()
@@ -182,7 +182,7 @@ class SessionViews:
                 continue
             before, after = base.raw(name, DELETE), branch.state.raw(name, DELETE)
             of = self._session.fields.folded(name)
-            parts = None if of is None else Parts(of.reducer.kind, tuple(self.news(name, branch, reader).parts))
+            parts = None if of is None else FieldParts(of.reducer.kind, tuple(self.news(name, branch, reader).parts))
             if not same(before, after) if parts is None else _is_news(parts, before, after):
                 found.append(Changed(name, before, after, parts))
         return found
@@ -220,14 +220,14 @@ class StateViews:
         self.schema = self._fields.schema
         self._nodes = blueprint.nodes
         self._state = state
-        self._log = Behind.state(state, START).log
+        self._log = PriorHistory.state(state, START).log
 
     def index(self, field: str, branch: Branch) -> FieldIndex | None:
         """Who brought what to a field; None if the field has no parts."""
         del branch
         return self._fields.index(field, self._log, 0)
 
-    def news(self, field: str, branch: Branch, reader: str) -> News:
+    def news(self, field: str, branch: Branch, reader: str) -> UnseenParts:
         """What of such a field a node has not seen."""
         del branch
         return self._fields.news(field, self._log, 0, reader)
@@ -238,7 +238,7 @@ class StateViews:
         found = []
         for name in [name for name in self._state if fields is None or name in fields]:
             of = self._fields.folded(name)
-            parts = of and Parts(of.reducer.kind, tuple(self._fields.news(name, self._log, 0, reader).parts))
+            parts = of and FieldParts(of.reducer.kind, tuple(self._fields.news(name, self._log, 0, reader).parts))
             found.append(Changed(name, DELETE, self._state.raw(name), parts))
         return found
 
@@ -323,7 +323,7 @@ def _kept(result: object) -> Any:
         return repr(result)
 
 
-def _is_news(parts: Parts, before: Any, after: Any) -> bool:
+def _is_news(parts: FieldParts, before: Any, after: Any) -> bool:
     """Whether something came, or all of it went."""
     if parts.kind == "amount":
         return any(part.value for part in parts.parts)

@@ -14,12 +14,12 @@ from dspyer.scheduler.lineage import (
     LineageCounts,
     Log,
     Obstacle,
-    Own,
+    ReachableCommit,
     Resolution,
-    divergence,
+    existing_prefix,
+    extra_counts,
     last_writer,
-    noted,
-    reach,
+    merge_base,
     value_at,
 )
 from dspyer.schema.schema import Schema
@@ -29,14 +29,14 @@ from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 from dspyer.values.persistent import PersistentMap
 from dspyer.values.refusals import KeyPath
 
-Writers = Callable[[KeyPath, Any, Any], tuple[int, int]]
+FindWriters = Callable[[KeyPath, Any, Any], tuple[int, int]]
 """Who wrote the left and the right value of a path: `(path, left, right)`."""
 
-Deciding = Callable[[KeyPath], tuple[str, Callable[[Conflict], Any]]]
+PolicyLookup = Callable[[KeyPath], tuple[str, Callable[[Conflict], Any]]]
 """Gives, for the path of a conflict, the name of a policy and what it decides."""
 
 
-class ResolvedAs:
+class RecordedResolutions:
     """Decides conflicts as a join has decided them before: no policy is called again.
 
     Args:
@@ -61,7 +61,7 @@ class _UnresolvedError(StoreError):
     """A log has fewer resolutions than its join has conflicts."""
 
 
-class Merged(NamedTuple):
+class JoinResult(NamedTuple):
     """What a join makes of its branches."""
 
     state: ImmutableState
@@ -72,7 +72,7 @@ class Merged(NamedTuple):
     resolutions: tuple[Resolution, ...] = ()
 
 
-class ConflictRaisedError(Exception):
+class JoinFailedError(Exception):
     """A policy or a reducer raised; carries its error and what was found until then."""
 
     def __init__(self, error: Exception, conflicts: tuple[MergedConflict, ...]) -> None:
@@ -81,12 +81,12 @@ class ConflictRaisedError(Exception):
         self.conflicts = conflicts
 
 
-def value_under(keyed: Keyed, value: Any, key: Any) -> Any:
+def value_at_key(keyed: Keyed, value: Any, key: Any) -> Any:
     """The value under a key of a field; `DELETE` if there is none."""
     return keyed.find(value, key) if isinstance(value, (FrozenDict, FrozenList)) else DELETE
 
 
-def last_without(items: Sequence[Own], bit: int) -> Own | None:
+def last_not_in(items: Sequence[ReachableCommit], bit: int) -> ReachableCommit | None:
     """The last of some commits that does not lie behind a branch; None if all do."""
     return next((item for item in reversed(items) if not item.mask >> bit & 1), None)
 
@@ -95,7 +95,7 @@ class Join:
     """One join of branches, folded left to right in the order in which they are given."""
 
     def __init__(
-        self, log: Log, node: str, schema: Schema, deciding: Deciding, index: int, by_key: bool = True
+        self, log: Log, node: str, schema: Schema, deciding: PolicyLookup, index: int, by_key: bool = True
     ) -> None:
         self.log = log
         self.node = node
@@ -110,7 +110,7 @@ class Join:
         self.resolved: dict[KeyPath, Any] = {}
         self.merged: set[str] = set()
 
-    def merge(self, heads: Sequence[int], states: Sequence[ImmutableState]) -> Merged:
+    def merge(self, heads: Sequence[int], states: Sequence[ImmutableState]) -> JoinResult:
         """Merges the states of branches.
 
         Args:
@@ -118,24 +118,26 @@ class Join:
             states: the state of each branch.
 
         Raises:
-            ConflictRaisedError: if a policy raises.
+            JoinFailedError: if a policy raises.
             StoreError: if a log does not say how the conflicts were resolved.
         """
         try:
             return self._merge(heads, states)
         except _UnresolvedError:
             # A log of 0.4: there two values under one key were no conflict, the one of the later branch was kept.
-            assert isinstance(self.deciding, ResolvedAs)
-            earlier = Join(self.log, self.node, self.schema, ResolvedAs(self.deciding.resolutions), self.index, False)
+            assert isinstance(self.deciding, RecordedResolutions)
+            earlier = Join(
+                self.log, self.node, self.schema, RecordedResolutions(self.deciding.resolutions), self.index, False
+            )
             return earlier._merge(heads, states)
 
-    def _merge(self, heads: Sequence[int], states: Sequence[ImmutableState]) -> Merged:
-        base, own = divergence(self.log, heads)
+    def _merge(self, heads: Sequence[int], states: Sequence[ImmutableState]) -> JoinResult:
+        base, own = merge_base(self.log, heads)
         self.base = self.log[base]
         self.heads = heads
         self.own = own
         disjoint = True
-        first: list[list[Own]] = [[] for _ in heads]
+        first: list[list[ReachableCommit]] = [[] for _ in heads]
         for item in own:
             lowest = item.mask & -item.mask
             disjoint = disjoint and item.mask == lowest
@@ -143,12 +145,12 @@ class Join:
         self.disjoint = disjoint
         self.first = first
         state = states[0]
-        seen: dict[str, list[Own]] = {}
+        seen: dict[str, list[ReachableCommit]] = {}
         live = self._live_updates(own)
-        self.resets: dict[str, list[Own]] = {}
-        self.keys: dict[str, dict[Any, list[Own]]] = {}
+        self.resets: dict[str, list[ReachableCommit]] = {}
+        self.keys: dict[str, dict[Any, list[ReachableCommit]]] = {}
         for bit, items in enumerate(first):
-            touched: dict[str, list[Own]] = {}
+            touched: dict[str, list[ReachableCommit]] = {}
             for item in items:
                 for field in self.log[item.place].commit.patch:
                     touched.setdefault(field, []).append(item)
@@ -156,7 +158,7 @@ class Join:
                 for field in self._in_order_of(states[bit], touched):
                     if field in live:
                         continue
-                    left = last_without(seen.get(field, ()), bit)
+                    left = last_not_in(seen.get(field, ()), bit)
                     state = self._field(state, states[bit], field, left, touched[field], bit)
             for field, items_of_field in touched.items():
                 seen.setdefault(field, []).extend(items_of_field)
@@ -169,17 +171,17 @@ class Join:
             state = state.set(field, self._by_arrival(field, updates))
         self._overtaken(state)
         conflicts, resolutions = tuple(self.conflicts.values()), tuple(self.chosen)
-        return Merged(state, self._resolutions(state), conflicts, self.winners, self._tally(own), resolutions)
+        return JoinResult(state, self._resolutions(state), conflicts, self.winners, self._tally(own), resolutions)
 
-    def measured(self, commit: Commit, merged: Merged) -> Commit:
+    def measured(self, commit: Commit, merged: JoinResult) -> Commit:
         """The commit of this join with the sizes that it says."""
         return self.schema.measured(commit, self.base.state, self._patches(merged), merged.state)
 
-    def check_whole(self, merged: Merged) -> None:
+    def check_whole(self, merged: JoinResult) -> None:
         """Refuses a joined state that is too large for the limit on the whole.
 
         Raises:
-            ConflictRaisedError: with the error that names the writers.
+            JoinFailedError: with the error that names the writers.
         """
         if self.schema.whole is None:
             return
@@ -192,16 +194,16 @@ class Join:
                     wrote.setdefault(commit.node, {}).update(dict.fromkeys(commit.patch))
             authors = "; ".join(f"{node} wrote {', '.join(map(repr, names))}" for node, names in wrote.items())
             error = NodeOutputError(f"branches joined at node {self.node!r}, where {authors}: together {why}")
-            raise ConflictRaisedError(error, merged.conflicts)
+            raise JoinFailedError(error, merged.conflicts)
 
-    def _patches(self, merged: Merged) -> list[Mapping[str, Any]]:
+    def _patches(self, merged: JoinResult) -> list[Mapping[str, Any]]:
         """What the branches wrote, and where a field is as none of them left it, its value."""
         values = {path[0]: merged.state.raw(path[0], DELETE) for path in merged.winners if len(path) == 1}
         anew = {field: value if value is DELETE else Replace(value) for field, value in values.items()}
         return [*[self.log[item.place].commit.patch for item in self.own], anew]
 
     @staticmethod
-    def _in_order_of(state: ImmutableState, touched: dict[str, list[Own]]) -> list[str]:
+    def _in_order_of(state: ImmutableState, touched: dict[str, list[ReachableCommit]]) -> list[str]:
         if len(touched) == 1:
             return list(touched)
         return [key for key in state if key in touched] + [key for key in touched if key not in state]
@@ -211,8 +213,8 @@ class Join:
         left: ImmutableState,
         right: ImmutableState,
         field: str,
-        left_last: Own | None,
-        right_only: list[Own],
+        left_last: ReachableCommit | None,
+        right_only: list[ReachableCommit],
         bit: int,
     ) -> ImmutableState:
         """Folds what only the right branch did to one field into the left state."""
@@ -232,8 +234,8 @@ class Join:
         left: ImmutableState,
         right: ImmutableState,
         field: str,
-        left_last: Own | None,
-        right_only: list[Own],
+        left_last: ReachableCommit | None,
+        right_only: list[ReachableCommit],
         bit: int,
     ) -> Any:
         """Replays updates of a reducer; a reset beside a sibling's update is a conflict: only one can be meant."""
@@ -258,7 +260,7 @@ class Join:
         reducer = self.schema.reducer(field)
         return None if reducer is None or not self.by_key else reducer.keyed
 
-    def _keys(self, field: str, item: Own) -> Iterator[Any]:
+    def _keys(self, field: str, item: ReachableCommit) -> Iterator[Any]:
         """The keys under which a commit has put values, in its order."""
         reducer, update = self.schema.reducer(field), self.log[item.place].commit.patch.get(field, DELETE)
         assert reducer is not None
@@ -267,7 +269,9 @@ class Join:
             if one is not DELETE and type(one) is not Replace:
                 yield from (key for key, _ in reducer.parts(one))
 
-    def _by_key(self, keyed: Keyed, left: Any, right: Any, field: str, right_only: list[Own], bit: int) -> Any:
+    def _by_key(
+        self, keyed: Keyed, left: Any, right: Any, field: str, right_only: list[ReachableCommit], bit: int
+    ) -> Any:
         """Folds what the right branch has put under its keys into the left value, as one update.
 
         Two branches that put different values under one key conflict there; one that has put back what was there has
@@ -278,32 +282,34 @@ class Join:
         base = self._base(field, bit) if ours else DELETE
         value, update = left, {}
         for key, item in theirs.items():
-            mine, new = value_under(keyed, left, key), value_under(keyed, right, key)
+            mine, new = value_at_key(keyed, left, key), value_at_key(keyed, right, key)
             if key in ours and not same(mine, new):
-                new = self._of_key(keyed, (field, key), (value_under(keyed, base, key), mine, new), ours[key], item)
+                new = self._of_key(keyed, (field, key), (value_at_key(keyed, base, key), mine, new), ours[key], item)
             if new is not DELETE:
                 update[key] = new
             elif value is not DELETE:
                 value = keyed.without(value, key)
         return self._replay(field, value, keyed.make_update(update))
 
-    def _index(self, field: str, items: list[Own]) -> None:
+    def _index(self, field: str, items: list[ReachableCommit]) -> None:
         """Notes the commits of one more branch by the keys that they have put values under."""
         known = self.keys.setdefault(field, {})
         for item in items:
             for key in self._keys(field, item):
                 known.setdefault(key, []).append(item)
 
-    def _left_of(self, field: str, keys: Iterable[Any], bit: int) -> dict[Any, Own]:
+    def _left_of(self, field: str, keys: Iterable[Any], bit: int) -> dict[Any, ReachableCommit]:
         """The last commit under each key that lies behind a branch before `bit`, and not behind that one."""
         known, found = self.keys.get(field, {}), {}
         for key in keys:
-            last = last_without(known.get(key, ()), bit)
+            last = last_not_in(known.get(key, ()), bit)
             if last is not None:
                 found[key] = last
         return found
 
-    def _of_key(self, keyed: Keyed, path: KeyPath, values: tuple[Any, Any, Any], ours: Own, theirs: Own) -> Any:
+    def _of_key(
+        self, keyed: Keyed, path: KeyPath, values: tuple[Any, Any, Any], ours: ReachableCommit, theirs: ReachableCommit
+    ) -> Any:
         """The value under a key that both sides have written differently."""
         base, left, right = values
         writers = self.winners.get(path, self._winner(ours, path)), self._winner(theirs, path)
@@ -313,7 +319,7 @@ class Join:
             self.winners[path], self.resolved[path] = writers[0], left
             return left
         value = self._resolver(lambda *_: writers)(path, base, left, right)
-        if value is not DELETE and value_under(keyed, keyed.make_update({path[1]: value}), path[1]) is DELETE:
+        if value is not DELETE and value_at_key(keyed, keyed.make_update({path[1]: value}), path[1]) is DELETE:
             policy = self.conflicts[path].policy
             wrong = (
                 f"merge policy {policy!r} gave a value for {path!r} that does not have the id {path[1]!r}: keep the id"
@@ -329,15 +335,15 @@ class Join:
             valid = self.schema.valid_update(path[0], keyed.make_update({path[1]: value}))
         except Exception as error:
             raise self._failed(error, path[0]) from error
-        valid = value_under(keyed, valid, path[1])
+        valid = value_at_key(keyed, valid, path[1])
         self.resolved[path] = valid
         self.conflicts[path] = self.conflicts[path]._replace(value=thaw(valid))
         return valid
 
-    def _winner(self, item: Own, path: KeyPath) -> int:
+    def _winner(self, item: ReachableCommit, path: KeyPath) -> int:
         return self.log[item.place].winners.get(path, item.place)
 
-    def _live_updates(self, own: list[Own]) -> dict[str, list[tuple[int, Any]]]:
+    def _live_updates(self, own: list[ReachableCommit]) -> dict[str, list[tuple[int, Any]]]:
         """What came to each live field after the base, with the number of its arrival: each update once.
 
         In an isolated run no update has such a number: there the field is joined like any other.
@@ -382,14 +388,14 @@ class Join:
                 self.winners[field,] = self.index
         return state
 
-    def _failed(self, error: Exception, field: str = "") -> ConflictRaisedError:
+    def _failed(self, error: Exception, field: str = "") -> JoinFailedError:
         wrote = [self.log[item.place].commit for item in self.own] if field else []
         authors = dict.fromkeys(commit.node for commit in wrote if field in commit.patch and commit.node[:5] != "join:")
         about = f", where {', '.join(authors)} had written {field!r}" if authors else ""
         annotate(error, f"raised when branches joined at node {self.node!r}{about}")
-        return ConflictRaisedError(error, tuple(self.conflicts.values()))
+        return JoinFailedError(error, tuple(self.conflicts.values()))
 
-    def _resets(self, items: list[Own], field: str) -> list[Own]:
+    def _resets(self, items: list[ReachableCommit], field: str) -> list[ReachableCommit]:
         """The commits that put a value in the place of what was there."""
         return [item for item in items if resets(self.log[item.place].commit.patch[field])]
 
@@ -413,7 +419,7 @@ class Join:
                     value = self._replay(field, value, patch[field])
         return value
 
-    def _writers(self, left_last: Own, right_only: list[Own], bit: int) -> Writers:
+    def _writers(self, left_last: ReachableCommit, right_only: list[ReachableCommit], bit: int) -> FindWriters:
         def find(path: KeyPath, left: Any, right: Any) -> tuple[int, int]:
             known = self.winners.get(path)
             if known is None or not same(self.resolved[path], left):
@@ -439,7 +445,7 @@ class Join:
     def _name(self, index: int) -> str:
         return self.author if index == self.index else self.log[index].commit.node
 
-    def _resolver(self, writers: Writers) -> Resolve:
+    def _resolver(self, writers: FindWriters) -> Resolve:
         def resolve(path: KeyPath, base: Any, left: Any, right: Any) -> Any:
             left_index, right_index = writers(path, left, right)
             policy, decide = self.deciding(path)
@@ -479,7 +485,7 @@ class Join:
                 holds = [head for head in self.heads if same(value_at(self.log[head].state, path), final)]
                 writer = last_writer(self.log, [item.place for item in self.own], holds, path, final)
                 winner = self.index if writer is None else writer
-                at = reach(state, path)
+                at = existing_prefix(state, path)
             del self.winners[path]
             self.winners[at] = winner
             name, record = self._name(winner), self.conflicts.get(path)
@@ -492,7 +498,7 @@ class Join:
         """Whether a path is a key of a field whose reducer keeps one value per key."""
         return len(path) == 2 and self._keyed(path[0]) is not None
 
-    def _puts(self, item: Own, path: KeyPath) -> bool:
+    def _puts(self, item: ReachableCommit, path: KeyPath) -> bool:
         """Whether a commit has put a value under such a key, or in the place of the whole field."""
         field, key = path
         written = field in self.log[item.place].commit.patch
@@ -501,7 +507,7 @@ class Join:
     def _value_at(self, state: ImmutableState, path: KeyPath) -> Any:
         """The frozen value at a path, which may be a key of a field with a reducer."""
         keyed = self._keyed(path[0]) if len(path) == 2 else None
-        return value_at(state, path) if keyed is None else value_under(keyed, state.raw(path[0], DELETE), path[1])
+        return value_at(state, path) if keyed is None else value_at_key(keyed, state.raw(path[0], DELETE), path[1])
 
     def _resolutions(self, state: ImmutableState) -> dict[str, Any]:
         """The resolved values as one patch: of a field with a reducer, an update. What a later conflict above a path
@@ -529,7 +535,7 @@ class Join:
             )  # no update takes a key away
         return patch
 
-    def _tally(self, own: list[Own]) -> LineageCounts:
+    def _tally(self, own: list[ReachableCommit]) -> LineageCounts:
         assert self.base.tally is not None  # branches that join have parted at the base
         tally = parted = self.base.tally
         grown: dict[Any, Any] = {}
@@ -541,7 +547,7 @@ class Join:
             commit = self.log[item.place].commit
             for key in (commit.node, commit.branch):
                 grown[key] = (grown.get(key) or tally.get(key, 0)) + 1
-            grown |= noted(commit, self.schema.nullable, before)
+            grown |= extra_counts(commit, self.schema.nullable, before)
         if len(grown) > len(tally):
             return PersistentMap({**dict(tally.items()), **grown})
         for key, count in grown.items():

@@ -70,14 +70,14 @@ class Log(Protocol):
     def __getitem__(self, index: int, /) -> LogEntry: ...
 
 
-class Own(NamedTuple):
+class ReachableCommit(NamedTuple):
     """A commit by its place in the log, which not all joining branches need have. Bit i of `mask`: branch i has it."""
 
     place: int
     mask: int
 
 
-def divergence(log: Log, heads: Sequence[int]) -> tuple[int, list[Own]]:
+def merge_base(log: Log, heads: Sequence[int]) -> tuple[int, list[ReachableCommit]]:
     """Finds the last commit that every branch went through alone, and all commits after it.
 
     Args:
@@ -103,10 +103,10 @@ def divergence(log: Log, heads: Sequence[int]) -> tuple[int, list[Own]]:
             if parent not in masks:
                 heappush(heap, (-log[parent].commit.step, parent))
             masks[parent] = masks.get(parent, 0) | mask
-    return heap[0][1], [Own(index, masks[index]) for index in lineage(log, heads, after)]
+    return heap[0][1], [ReachableCommit(index, masks[index]) for index in ancestry(log, heads, after)]
 
 
-def lineage(log: Log, heads: Sequence[int], within: Container[int] | None = None) -> list[int]:
+def ancestry(log: Log, heads: Sequence[int], within: Container[int] | None = None) -> list[int]:
     """The commits behind some heads, in lineage order: what a commit builds on comes first, a left branch before a
     right one.
 
@@ -160,7 +160,7 @@ def value_at(state: FrozenDict[Any, Any], path: KeyPath) -> Any:
     return value
 
 
-def reach(state: FrozenDict[Any, Any], path: KeyPath) -> KeyPath:
+def existing_prefix(state: FrozenDict[Any, Any], path: KeyPath) -> KeyPath:
     """The path as far as it can be followed: to its end, to something in its way, or to a key that is not there."""
     value: Any = state
     for depth, key in enumerate(path):
@@ -216,22 +216,22 @@ def last_writer(log: Log, places: Iterable[int], heads: Iterable[int], path: Key
 LineageCounts = PersistentMap[Any, Any]
 """By node and by branch path the number of their commits; and the keys of this module."""
 
-CALLS = ("calls", "tool_calls")
-REASON = ("reason",)
-NONE = (0, 0)
+CALL_KINDS = ("calls", "tool_calls")
+REASON_KEY = ("reason",)
+NO_CALLS = (0, 0)
 
 
-def calls_of(kind: str, node: str) -> tuple[str, str]:
+def calls_key(kind: str, node: str) -> tuple[str, str]:
     """The key of how often a node has called predictors (`"calls"`) or tools (`"tool_calls"`)."""
     return kind, node
 
 
-def wrote(field: str) -> tuple[str, str]:
+def written_key(field: str) -> tuple[str, str]:
     """The key of whether a field that may be None was written by a commit that is not the first."""
     return "wrote", field
 
 
-def noted(commit: Commit, nullable: AbstractSet[str], before: Callable[[Any, int], Any]) -> dict[Any, Any]:
+def extra_counts(commit: Commit, nullable: AbstractSet[str], before: Callable[[Any, int], Any]) -> dict[Any, Any]:
     """What a commit adds to a tally beside its counts.
 
     Args:
@@ -240,14 +240,14 @@ def noted(commit: Commit, nullable: AbstractSet[str], before: Callable[[Any, int
         before: gives what a key had before, `(key, default)`.
     """
     found: dict[Any, Any] = {}
-    if commit.calls == NONE and commit.reason is None and not nullable:
+    if commit.calls == NO_CALLS and commit.reason is None and not nullable:
         return found
-    for kind, count in zip(CALLS, commit.calls, strict=True):
+    for kind, count in zip(CALL_KINDS, commit.calls, strict=True):
         if count:
-            key = calls_of(kind, commit.node)
+            key = calls_key(kind, commit.node)
             found[key] = before(key, 0) + count
     if commit.reason is not None:
-        found[REASON] = commit.reason
+        found[REASON_KEY] = commit.reason
     if commit.step and nullable and not nullable.isdisjoint(commit.patch):
-        found |= {wrote(field): True for field in nullable if field in commit.patch}
+        found |= {written_key(field): True for field in nullable if field in commit.patch}
     return found

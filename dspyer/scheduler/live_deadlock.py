@@ -24,14 +24,14 @@ from dspyer.scheduler.topology import Topology
 _MOST = 4096
 
 
-class Origin(NamedTuple):
+class PossibleWriter(NamedTuple):
     """A branch that may write. `works`: whether the node at its place is still to write, not only those behind it."""
 
     place: Position
     works: bool = True
 
 
-class Waiting(NamedTuple):
+class WaitingReader(NamedTuple):
     """An execution that waits for the next entry of a live field."""
 
     execution: str
@@ -40,7 +40,7 @@ class Waiting(NamedTuple):
     field: str
 
 
-class Held(NamedTuple):
+class HeldCommit(NamedTuple):
     """An execution that has ended, and commits when the executions have whose posts it has used."""
 
     execution: str
@@ -49,7 +49,7 @@ class Held(NamedTuple):
     needs: frozenset[str]
 
 
-class Reach:
+class WriteReach:
     """What a branch may write before a listener ends.
 
     Args:
@@ -66,7 +66,7 @@ class Reach:
         self._anywhere: dict[str, frozenset[str]] = {}
         self._before: dict[tuple[Position, Position, bool], frozenset[str]] = {}
 
-    def may_write(self, origin: Origin, field: str, listener: Position, sends: bool = True) -> bool:
+    def may_write(self, origin: PossibleWriter, field: str, listener: Position, sends: bool = True) -> bool:
         """Whether an entry may come from a branch before a listener at some place ends.
 
         Args:
@@ -126,9 +126,9 @@ class Reach:
         return place != listener and self._rounds.can_reach(listener[0], listener[1], place[0], place[1])
 
 
-def released(
-    waiting: Sequence[Waiting], origins: Iterable[Origin], held: Iterable[Held], reach: Reach
-) -> list[Waiting]:
+def readers_to_release(
+    waiting: Sequence[WaitingReader], origins: Iterable[PossibleWriter], held: Iterable[HeldCommit], reach: WriteReach
+) -> list[WaitingReader]:
     """The listeners to which no entry comes unless they go on, of a ring the first.
 
     Args:
@@ -144,10 +144,10 @@ def released(
         going = {
             one.execution for one in stuck if any(reach.may_write(origin, one.field, one.place) for origin in fresh)
         }
-        fresh = [Origin(one.place) for one in stuck if one.execution in going]
+        fresh = [PossibleWriter(one.place) for one in stuck if one.execution in going]
         stuck = [one for one in stuck if one.execution not in going]
         behind = _behind(stuck, kept)
-        fresh += [Origin(one.place, False) for one in kept if one.execution not in behind]
+        fresh += [PossibleWriter(one.place, False) for one in kept if one.execution not in behind]
         kept = [one for one in kept if one.execution in behind]
     if not stuck:
         return []
@@ -163,7 +163,7 @@ def released(
     return found
 
 
-def _behind(stuck: Sequence[Waiting], kept: Sequence[Held]) -> set[str]:
+def _behind(stuck: Sequence[WaitingReader], kept: Sequence[HeldCommit]) -> set[str]:
     """Those that have ended and cannot commit before one that is stuck. Any others commit: also those that need each
     other, once all that they need besides has ended.
     """
@@ -180,7 +180,9 @@ def _behind(stuck: Sequence[Waiting], kept: Sequence[Held]) -> set[str]:
     return found
 
 
-def _holders(stuck: Sequence[Waiting], kept: Sequence[Held], reach: Reach, sends: bool) -> dict[str, list[str]]:
+def _holders(
+    stuck: Sequence[WaitingReader], kept: Sequence[HeldCommit], reach: WriteReach, sends: bool
+) -> dict[str, list[str]]:
     """Who holds whom up, of those that cannot go on: those who may write what it waits for, or whose posts it used."""
     names = {one.execution for one in stuck} | {one.execution for one in kept}
     needs = {one.execution: [name for name in sorted(one.needs) if name in names] for one in kept}
@@ -189,19 +191,19 @@ def _holders(stuck: Sequence[Waiting], kept: Sequence[Held], reach: Reach, sends
         holders = [
             other.execution
             for other in stuck
-            if other is not one and reach.may_write(Origin(other.place), one.field, one.place, sends)
+            if other is not one and reach.may_write(PossibleWriter(other.place), one.field, one.place, sends)
         ]
         holders += [
             other.execution
             for other in kept
             if not _needs(other.execution, one.execution, needs)
-            and reach.may_write(Origin(other.place, False), one.field, one.place, sends)
+            and reach.may_write(PossibleWriter(other.place, False), one.field, one.place, sends)
         ]
         found[one.execution] = holders
     return found
 
 
-def _order(one: Waiting | Held) -> tuple[BranchPath, str]:
+def _order(one: WaitingReader | HeldCommit) -> tuple[BranchPath, str]:
     return one.path, one.execution
 
 

@@ -18,7 +18,7 @@ from dspyer.events import Commit
 from dspyer.message_list import TURN
 from dspyer.patch import DELETE, Replace, resets, single
 from dspyer.reducers import Reducer, Updates
-from dspyer.scheduler.lineage import Log, LogEntry, Own, divergence, lineage
+from dspyer.scheduler.lineage import Log, LogEntry, ReachableCommit, ancestry, merge_base
 from dspyer.scheduler.topology import START
 from dspyer.schema.fields import Field
 from dspyer.state import ImmutableState
@@ -53,7 +53,7 @@ class FieldPart(NamedTuple):
     weight: int = 0
 
 
-class Parts(NamedTuple):
+class FieldParts(NamedTuple):
     """The parts of a field.
 
     Attributes:
@@ -65,13 +65,13 @@ class Parts(NamedTuple):
     parts: tuple[FieldPart, ...]
 
 
-class PriorCommits(Log, Protocol):
+class PriorLog(Log, Protocol):
     """The commits of earlier runs by place: from 0 on, as many as it is long."""
 
     def __len__(self) -> int: ...
 
 
-class Behind(NamedTuple):
+class PriorHistory(NamedTuple):
     """What lies behind a run.
 
     Attributes:
@@ -80,21 +80,21 @@ class Behind(NamedTuple):
         known: the parts of the field that was asked for, as they are there; None where they must be made from the log.
     """
 
-    log: PriorCommits
+    log: PriorLog
     heads: tuple[int, ...]
     known: FieldIndex | None = None
 
     @classmethod
-    def state(cls, state: ImmutableState, author: str) -> Behind:
+    def state(cls, state: ImmutableState, author: str) -> PriorHistory:
         """A state of which nothing more is known than who brought it."""
         patch = {name: Replace(value) for name, value in state.raw_items()}
         return cls([LogEntry(Commit("", None, author, (), 1, 0, patch, ()), state, (), None)], (0,))
 
 
-NOWHERE = Behind((), ())
+NO_HISTORY = PriorHistory((), ())
 
 
-class Spanning:
+class ThreadLog:
     """The commits of a run, and behind them, at places below 0, those of the runs before it.
 
     Args:
@@ -102,7 +102,7 @@ class Spanning:
         behind: gives what lies behind it; it is asked once somebody looks there.
     """
 
-    def __init__(self, log: Log, behind: Callable[[], Behind]) -> None:
+    def __init__(self, log: Log, behind: Callable[[], PriorHistory]) -> None:
         self._log = log
         self._behind = behind
 
@@ -118,7 +118,7 @@ class Spanning:
         return entry._replace(parents=tuple([parent - count for parent in entry.parents]), winners=winners)
 
 
-def unseen(log: Log, heads: Sequence[int], reader: str) -> set[int]:
+def unseen_commits(log: Log, heads: Sequence[int], reader: str) -> set[int]:
     """The places of the commits that are not behind a commit of a node. It looks no further back than it must.
 
     Args:
@@ -166,11 +166,11 @@ def last_visits(log: Log, fresh: set[int], heads: Sequence[int], reader: str) ->
     if len(found) < 2:
         return found
     near = range(found[0], found[-1] + 1)  # what a commit builds on is at a lower place
-    behind = {place for visit in found for place in lineage(log, log[visit].parents, near)}
+    behind = {place for visit in found for place in ancestry(log, log[visit].parents, near)}
     return [place for place in found if place not in behind]
 
 
-def whole_parts(value: Any, kind: str = "items") -> Parts:
+def unattributed_parts(value: Any, kind: str = "items") -> FieldParts:
     """The parts of a value whose authors are not known.
 
     Args:
@@ -179,10 +179,10 @@ def whole_parts(value: Any, kind: str = "items") -> Parts:
     """
     if isinstance(value, FrozenDict):
         kind = "keys"
-    return Parts(kind, tuple([FieldPart(part, key, "", "") for key, part in whole_of(value)]))
+    return FieldParts(kind, tuple([FieldPart(part, key, "", "") for key, part in parts_of_value(value)]))
 
 
-def whole_of(value: Any, reducer: Reducer | None = None) -> Iterable[tuple[Any, Any]]:
+def parts_of_value(value: Any, reducer: Reducer | None = None) -> Iterable[tuple[Any, Any]]:
     """The parts of a whole value, as (key, part).
 
     Args:
@@ -212,7 +212,7 @@ def whole_of(value: Any, reducer: Reducer | None = None) -> Iterable[tuple[Any, 
 _NONE: PersistentMap[Any, Any] = PersistentMap()
 
 
-class Folded(NamedTuple):
+class IndexedField(NamedTuple):
     """How a field comes about.
 
     Attributes:
@@ -246,7 +246,7 @@ class Folded(NamedTuple):
         prefix: str = "",
         taken: tuple[tuple[int, str], ...] = (),
         weigh: Callable[[str, FieldPart], int] | None = None,
-    ) -> Folded | None:
+    ) -> IndexedField | None:
         """How a field of a schema comes about; None if it has no parts."""
         if field is None or field.reducer is None or field.reducer.parts is None:
             return None
@@ -290,7 +290,7 @@ class FieldIndex(NamedTuple):
         return rows[0].backwards() if len(rows) == 1 else _merged([row.backwards() for row in rows])
 
 
-EMPTY = FieldIndex()
+EMPTY_INDEX = FieldIndex()
 
 
 def _merged(walks: Sequence[Iterator[FieldPart]]) -> Iterator[FieldPart]:
@@ -316,7 +316,7 @@ class FieldIndexes:
         base: gives the index of what lies behind the run; None, or if it gives None, the log has that too.
     """
 
-    def __init__(self, of: Folded, base: Callable[[], FieldIndex | None] | None = None) -> None:
+    def __init__(self, of: IndexedField, base: Callable[[], FieldIndex | None] | None = None) -> None:
         self.of = of
         self._base = base
         self._known: dict[int, FieldIndex] = {}
@@ -339,13 +339,13 @@ class FieldIndexes:
         """
         known = self._known
         chain: list[int] = []
-        here, index, behind = place, EMPTY, None
+        here, index, behind = place, EMPTY_INDEX, None
         while here not in known:
             chain.append(here)
             behind = self._base() if not here and self._base is not None else None
             parents = () if behind is not None else log[here].parents
             if not parents:
-                index = behind or EMPTY
+                index = behind or EMPTY_INDEX
                 break
             here = parents[0]
         else:
@@ -367,7 +367,7 @@ class FieldIndexes:
         touched = field in entry.commit.patch
         if len(parents) < 2 and not touched:
             return index
-        made = _Making(self.of, index)
+        made = _IndexBuilder(self.of, index)
         if len(parents) > 1:
             made = self._joined(log, place, parents, made)
         if touched:
@@ -377,23 +377,23 @@ class FieldIndexes:
             made.keep(entry.state.raw(field, DELETE), once)
         return made.done()
 
-    def _joined(self, log: Log, place: int, parents: tuple[int, ...], made: _Making) -> _Making:
+    def _joined(self, log: Log, place: int, parents: tuple[int, ...], made: _IndexBuilder) -> _IndexBuilder:
         """The parts behind a join: as the join folded them, without what it did itself."""
         field = self.of.field
         if self.of.live and len({_run_of(log[one].commit.id) for one in (place, *parents)}) == 1:
-            base, own = divergence(log, parents)
+            base, own = merge_base(log, parents)
             posted = [item.place for item in own if field in log[item.place].commit.patch]
             if any(log[one].commit.live is not None for one in posted):
-                made = _Making(self.of, self.at(log, base))
+                made = _IndexBuilder(self.of, self.at(log, base))
                 made.by_arrival(log, posted)
                 return made
-        own = apart(log, parents)
-        firsts: list[list[Own]] = [[] for _ in parents]
+        own = unshared_commits(log, parents)
+        firsts: list[list[ReachableCommit]] = [[] for _ in parents]
         for item in own:
             if field in log[item.place].commit.patch:
                 lowest = item.mask & -item.mask
                 firsts[lowest.bit_length() - 1].append(item)
-        before: list[Own] = []
+        before: list[ReachableCommit] = []
         for bit, items in enumerate(firsts):
             beside = [item for item in before if not item.mask >> bit & 1]
             reset = any(resets(log[item.place].commit.patch[field]) for item in (*beside, *items))
@@ -404,7 +404,7 @@ class FieldIndexes:
         return made
 
 
-class _Making:
+class _IndexBuilder:
     """An index in the making.
 
     Args:
@@ -412,7 +412,7 @@ class _Making:
         index: what it begins with.
     """
 
-    def __init__(self, of: Folded, index: FieldIndex) -> None:
+    def __init__(self, of: IndexedField, index: FieldIndex) -> None:
         self._of = of
         self._kind = of.reducer.kind
         self.row, self.end, self.owners, self.keys, self.sums, self.calls, self.results, self.weight = index
@@ -460,8 +460,8 @@ class _Making:
             parallel: whether it belongs to another branch than what is here.
         """
         of = self._of
-        reset, found = parts_in(of, update, first)
-        winners, here = log[place].winners, name_at(log, place, of)
+        reset, found = parts_of_update(of, update, first)
+        winners, here = log[place].winners, global_id_at(log, place, of)
         before = {part.key: part for part in self.row} if reset and winners else {}
         if reset:
             self._clear()
@@ -473,7 +473,7 @@ class _Making:
                 continue
             if winners:  # who has seen the commit that won has seen the value
                 winner = winners.get((of.field, key), winners.get((of.field,), place))
-                author, name = log[winner].commit, name_at(log, winner, of)
+                author, name = log[winner].commit, global_id_at(log, winner, of)
             known = None if key is None else self.keys.get(key)
             if known is None:
                 self._put(FieldPart(value, key, author.node, name, (), author.node, self.end))
@@ -549,7 +549,7 @@ class _Making:
             value: what the field holds, frozen.
             once: whether that was one update, which drops nothing that it brings again.
         """
-        held = [] if once or self._kind not in ("keys", "messages") else list(whole_of(value, self._of.reducer))
+        held = [] if once or self._kind not in ("keys", "messages") else list(parts_of_value(value, self._of.reducer))
         if not held:
             for part in list(itertools.islice(self.row, max(len(self.row) - _count(value), 0))):
                 self._drop(part)
@@ -560,13 +560,13 @@ class _Making:
                 self._put((parts.get(key) or FieldPart(item, key, "", ""))._replace(place=self.end))
 
     def _clear(self) -> None:
-        self.row, self.end, self.owners, self.keys, self.sums, self.calls, self.results, self.weight = EMPTY
+        self.row, self.end, self.owners, self.keys, self.sums, self.calls, self.results, self.weight = EMPTY_INDEX
 
 
 _NO_PARTS: PersistentRow[FieldPart] = PersistentRow()
 
 
-def parts_in(of: Folded, update: Any, first: bool) -> tuple[bool, Iterable[tuple[Any, Any]]]:
+def parts_of_update(of: IndexedField, update: Any, first: bool) -> tuple[bool, Iterable[tuple[Any, Any]]]:
     """Whether an update throws away what was there, and the parts that it brings, as (key, part).
 
     Args:
@@ -575,7 +575,7 @@ def parts_in(of: Folded, update: Any, first: bool) -> tuple[bool, Iterable[tuple
         first: whether it is a whole value.
     """
     if first or update is DELETE or isinstance(update, Replace):
-        return True, whole_of(_value(of, update), of.reducer)
+        return True, parts_of_value(_value(of, update), of.reducer)
     assert of.reducer.parts is not None  # fields without parts have no index
     return False, of.reducer.parts(update)
 
@@ -584,12 +584,12 @@ def _count(value: Any) -> int:
     return 0 if value is DELETE or value is None else len(value)
 
 
-def _value(of: Folded, update: Any) -> Any:
+def _value(of: IndexedField, update: Any) -> Any:
     value = of.default if update is DELETE else update.value if isinstance(update, Replace) else update
     return value if value is DELETE else freeze(value)
 
 
-def name_at(log: Log, place: int, of: Folded) -> str:
+def global_id_at(log: Log, place: int, of: IndexedField) -> str:
     """The id of a commit among those of all runs of a thread.
 
     Args:
@@ -617,7 +617,7 @@ def _run_of(commit_id: str) -> str:
     return commit_id.rpartition("/")[0]
 
 
-def apart(log: Log, heads: Sequence[int]) -> list[Own]:
+def unshared_commits(log: Log, heads: Sequence[int]) -> list[ReachableCommit]:
     """The commits behind some heads that are not behind all of them, in lineage order.
 
     Args:
@@ -646,10 +646,10 @@ def apart(log: Log, heads: Sequence[int]) -> list[Own]:
             else:
                 partial -= before != everyone and before | mask == everyone
             masks[parent] = (before or 0) | mask
-    return [Own(place, found[place]) for place in lineage(log, heads, found)]
+    return [ReachableCommit(place, found[place]) for place in ancestry(log, heads, found)]
 
 
-class News(NamedTuple):
+class UnseenParts(NamedTuple):
     """What of a field a node has not seen.
 
     Attributes:
@@ -661,7 +661,7 @@ class News(NamedTuple):
     parts: list[FieldPart]
 
 
-def news(index: FieldIndex, log: Log, fresh: AbstractSet[int], of: Folded) -> News:
+def unseen_parts(index: FieldIndex, log: Log, fresh: AbstractSet[int], of: IndexedField) -> UnseenParts:
     """What of a field a node has not seen. It costs by what that is.
 
     Args:
@@ -670,7 +670,7 @@ def news(index: FieldIndex, log: Log, fresh: AbstractSet[int], of: Folded) -> Ne
         fresh: the places of the commits that the node has not seen.
         of: the field.
     """
-    names = {name_at(log, place, of) for place in fresh}
+    names = {global_id_at(log, place, of) for place in fresh}
     found: dict[int, FieldPart] = {}
     unkeyed = 0
     for place in fresh:
@@ -678,7 +678,7 @@ def news(index: FieldIndex, log: Log, fresh: AbstractSet[int], of: Folded) -> Ne
         if of.field not in patch:
             continue
         for number, one in enumerate(single(patch[of.field])):
-            for key, _ in parts_in(of, one, of.whole and not place and not number)[1]:
+            for key, _ in parts_of_update(of, one, of.whole and not place and not number)[1]:
                 part = None if key is None else index.row.get(index.keys.get(key, index.end))
                 if part is not None and is_new(part, names):
                     found[part.place] = part
@@ -694,7 +694,7 @@ def news(index: FieldIndex, log: Log, fresh: AbstractSet[int], of: Folded) -> Ne
         for part in map(index.row.get, (call, *index.results.get(call, ()))):
             if part is not None:
                 found[part.place] = part
-    return News(names, [found[place] for place in sorted(found)])
+    return UnseenParts(names, [found[place] for place in sorted(found)])
 
 
 def is_new(part: FieldPart, names: AbstractSet[str]) -> bool:

@@ -92,7 +92,7 @@ class Failure(NamedTuple):
     conflicts: tuple[MergedConflict, ...] = ()
 
 
-class Asking(NamedTuple):
+class Suspended(NamedTuple):
     """An execution that has asked and gives way until it is answered. It is no transition: its branch stays."""
 
     questions: tuple[Question, ...]
@@ -119,14 +119,14 @@ class RunState(NamedTuple):
     topology: Topology
     log: PersistentVector[LogEntry]
     waiting: PersistentMap[Position, Group]
-    ready: Ready
+    ready: ReadyQueue
     running: PersistentMap[str, Execution]
     live: PersistentMap[Position, int]
     calls: int = 0
     failures: tuple[Failure, ...] = ()
     resting: ImmutableState = ImmutableState()
     ended: bool = False
-    asked: PersistentMap[str, tuple[Execution, Asking]] = PersistentMap()
+    asked: PersistentMap[str, tuple[Execution, Suspended]] = PersistentMap()
     first: int = 0
 
 
@@ -143,7 +143,7 @@ def execution_id(path: BranchPath, index: int) -> str:
     return f"{path_text(path)}:{index}" if path else f"trunk:{index}"
 
 
-def is_behind(branch: Branch, execution: str) -> bool:
+def contains_commit(branch: Branch, execution: str) -> bool:
     """Whether a commit is in the lineage of a branch. The commits of one path are a chain, which `tally` counts.
 
     Args:
@@ -166,7 +166,7 @@ def path_of(spots: tuple[tuple[ForkPoint, ...], ...]) -> BranchPath:
     return tuple([child for child, _ in spots[0]])
 
 
-def collapse(spots: Iterable[tuple[ForkPoint, ...]]) -> tuple[tuple[ForkPoint, ...], ...]:
+def collapse_forks(spots: Iterable[tuple[ForkPoint, ...]]) -> tuple[tuple[ForkPoint, ...], ...]:
     """Puts all children of a fork together as their parent, as often as it goes."""
     held = set(spots)
     while True:
@@ -190,7 +190,7 @@ def collapse(spots: Iterable[tuple[ForkPoint, ...]]) -> tuple[tuple[ForkPoint, .
 Heap: TypeAlias = "tuple[BranchPath, Group, int, Heap | None, Heap | None]"
 
 
-class Ready:
+class ReadyQueue:
     """Groups by the smallest path among their branches, the smallest first.
 
     Groups come and go in logarithmic time; of those that came together, the first goes in constant time.
@@ -202,18 +202,18 @@ class Ready:
         self._heap = heap
 
     @classmethod
-    def of(cls, groups: Iterable[Group]) -> Ready:
+    def of(cls, groups: Iterable[Group]) -> ReadyQueue:
         """A queue of some groups, in any order."""
         heap: Heap | None = None
         for path, group in sorted([(_first_path(group), group) for group in groups], key=_path, reverse=True):
             heap = (path, group, 1, heap, None)
         return cls(heap)
 
-    def added(self, groups: Iterable[Group]) -> Ready:
+    def added(self, groups: Iterable[Group]) -> ReadyQueue:
         """A queue with further groups, in any order."""
-        return Ready(_merged(self._heap, Ready.of(groups)._heap))
+        return ReadyQueue(_merged(self._heap, ReadyQueue.of(groups)._heap))
 
-    def taken(self, position: int = 0) -> tuple[Group, Ready]:
+    def taken(self, position: int = 0) -> tuple[Group, ReadyQueue]:
         """The group at a position, and the queue without it.
 
         Raises:
@@ -222,13 +222,13 @@ class Ready:
         heap = self._heap
         if not position and heap is not None:
             rest = _merged(heap[3], heap[4])
-            return heap[1], NONE_READY if rest is None else Ready(rest)
+            return heap[1], NOTHING_READY if rest is None else ReadyQueue(rest)
         before: list[Group] = []
         while heap is not None:
             _, group, _, left, right = heap
             heap = _merged(left, right)
             if len(before) == position:
-                return group, Ready(heap).added(before) if before else Ready(heap)
+                return group, ReadyQueue(heap).added(before) if before else ReadyQueue(heap)
             before.append(group)
         raise IndexError(f"no group at {position}: {len(before)} may start")
 
@@ -242,18 +242,18 @@ class Ready:
         return self._heap is not None
 
     def __eq__(self, other: object) -> bool:
-        return list(self) == list(other) if isinstance(other, Ready) else NotImplemented
+        return list(self) == list(other) if isinstance(other, ReadyQueue) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"Ready.of({list(self)!r})"
+        return f"ReadyQueue.of({list(self)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Ready.of, (list(self),)
+        return ReadyQueue.of, (list(self),)
 
 
-NONE_READY = Ready()
+NOTHING_READY = ReadyQueue()
 
 
 def _merged(one: Heap | None, two: Heap | None) -> Heap | None:

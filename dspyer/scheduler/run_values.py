@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from dspyer.errors import suggestion
-from dspyer.scheduler.lineage import CALLS, REASON, calls_of
+from dspyer.scheduler.lineage import CALL_KINDS, REASON_KEY, calls_key
 from dspyer.scheduler.run_state import Branch
 from dspyer.scheduler.topology import Topology
 
-OF_RUN = ("count", "remaining", "routing_reason")
-OF_NODE = ("visits", *CALLS)
+RUN_VALUES = ("count", "remaining", "routing_reason")
+NODE_VALUES = ("visits", *CALL_KINDS)
 
 
 def is_counted(name: str) -> bool:
@@ -41,12 +41,12 @@ def run_value(name: str, topology: Topology, branch: Branch) -> int | str | None
     if rest:
         if rest[0] == "visits":
             return int(branch.tally.get(first, 0))
-        return int(branch.tally.get(calls_of(rest[0], first), 0))
+        return int(branch.tally.get(calls_key(rest[0], first), 0))
     if first == "count":
         return int(sum([branch.tally.get(node, 0) for node in topology.nodes]))
     if first == "remaining":
         return max(topology.max_steps - branch.step - 1, 0)
-    reason: str | None = branch.tally.get(REASON)
+    reason: str | None = branch.tally.get(REASON_KEY)
     return reason
 
 
@@ -59,12 +59,14 @@ def run_value_problem(name: str, nodes: Collection[str]) -> str | None:
     """
     _, first, *rest = name.split(".")
     if not rest:
-        if first in OF_RUN:
+        if first in RUN_VALUES:
             return None
-        known = ", ".join([f"run.{each}" for each in OF_RUN] + [f"run.NODE.{each}" for each in OF_NODE])
-        return f"is no run value.{suggestion(first, OF_RUN)} There are {known}"
+        known = ", ".join([f"run.{each}" for each in RUN_VALUES] + [f"run.NODE.{each}" for each in NODE_VALUES])
+        return f"is no run value.{suggestion(first, RUN_VALUES)} There are {known}"
     if first not in nodes:
         return f"names no node {first!r}.{suggestion(first, nodes)}"
-    if rest[0] not in OF_NODE:
-        return f"is nothing that is known of a node.{suggestion(rest[0], OF_NODE)} There are {', '.join(OF_NODE)}"
+    if rest[0] not in NODE_VALUES:
+        return (
+            f"is nothing that is known of a node.{suggestion(rest[0], NODE_VALUES)} There are {', '.join(NODE_VALUES)}"
+        )
     return None

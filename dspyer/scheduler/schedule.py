@@ -23,22 +23,22 @@ from dspyer.events import (
     NodeStarted,
 )
 from dspyer.patch import sealed
-from dspyer.scheduler.join import ConflictRaisedError, Deciding, Join, ResolvedAs
-from dspyer.scheduler.lineage import LogEntry, noted
+from dspyer.scheduler.join import Join, JoinFailedError, PolicyLookup, RecordedResolutions
+from dspyer.scheduler.lineage import LogEntry, extra_counts
 from dspyer.scheduler.run_state import (
-    NONE_READY,
-    Asking,
+    NOTHING_READY,
     Branch,
     Execution,
     Failure,
     Group,
     Position,
-    Ready,
+    ReadyQueue,
     RunState,
+    Suspended,
     Target,
     Transition,
     active_branches,
-    collapse,
+    collapse_forks,
     execution_id,
     path_of,
     path_text,
@@ -48,7 +48,7 @@ from dspyer.state import ImmutableState
 from dspyer.values.persistent import PersistentMap, PersistentVector
 
 Advanced = tuple[RunState, list[Event]]
-NOWHERE: PersistentMap[Position, int] = PersistentMap()
+NO_POSITIONS: PersistentMap[Position, int] = PersistentMap()
 _NONE: PersistentMap[Any, Any] = PersistentMap()
 _EMPTY = ImmutableState()
 _TRUNK = Branch((), ((),), _EMPTY, -1, "", -1, _NONE)
@@ -64,18 +64,18 @@ def start(topology: Topology, state: ImmutableState = _EMPTY, first: int = 0, no
         node: its first execution: `START`, or a node that somebody commits by hand.
     """
     place: Position = (node, topology.rounds.first(node))
-    ready = Ready.of([Group(place, (_TRUNK._replace(state=state),))])
-    live = NOWHERE.set(place, 1)
+    ready = ReadyQueue.of([Group(place, (_TRUNK._replace(state=state),))])
+    live = NO_POSITIONS.set(place, 1)
     return RunState(topology, PersistentVector(), _NONE, ready, _NONE, live, resting=state, first=first)
 
 
-def plan(run: RunState) -> Ready:
+def plan(run: RunState) -> ReadyQueue:
     """What may start now, in path order. After a failure nothing does."""
-    return NONE_READY if run.failures else run.ready
+    return NOTHING_READY if run.failures else run.ready
 
 
 def begin(
-    run: RunState, position: int = 0, deciding: Deciding | None = None
+    run: RunState, position: int = 0, deciding: PolicyLookup | None = None
 ) -> tuple[RunState, Execution | None, list[Event]]:
     """Starts a group of `plan`: joins its branches and makes an execution.
 
@@ -96,7 +96,7 @@ def begin(
         run = run._replace(ready=ready)
         try:
             run, branch, events = _join(run, group, deciding)
-        except ConflictRaisedError as raised:
+        except JoinFailedError as raised:
             return _join_failed(run, group, raised)  # the traceback refers to this frame, which keeps no exception
     if node == END:
         return (
@@ -109,7 +109,7 @@ def begin(
     execution = Execution(name, node, branch, path, tally.get(node, 0) + 1, group.place, group.overlay)
     calls = run.calls
     if node != START:
-        limit = limit_at(run, branch, node)
+        limit = limit_error(run, branch, node)
         if limit is not None:
             failure = Failure(path, node, name, limit, (branch,), group.place)
             run, failed = _fail(run._replace(ready=ready), failure)
@@ -122,7 +122,7 @@ def begin(
     return run, execution, events
 
 
-def advance(run: RunState, execution_id: str, outcome: Transition | Asking | BaseException) -> Advanced:
+def advance(run: RunState, execution_id: str, outcome: Transition | Suspended | BaseException) -> Advanced:
     """Folds one finished execution in.
 
     Args:
@@ -136,7 +136,7 @@ def advance(run: RunState, execution_id: str, outcome: Transition | Asking | Bas
     execution = run.running[execution_id]
     topology, log, waiting, ready, running, live, calls, failures, resting, ended, asked, first = run
     running = running.discard(execution_id)
-    if isinstance(outcome, Asking):
+    if isinstance(outcome, Suspended):
         events: list[Event] = [Asked(question) for question in outcome.questions]
         return run._replace(running=running, asked=asked.set(execution_id, (execution, outcome))), events
     if isinstance(outcome, BaseException):
@@ -165,7 +165,7 @@ def advance(run: RunState, execution_id: str, outcome: Transition | Asking | Bas
         outcome.calls,
     )
     commit = topology.schema.measured(commit, branch.state, (outcome.patch,), outcome.state)
-    more = noted(commit, topology.schema.nullable, tally.get)
+    more = extra_counts(commit, topology.schema.nullable, tally.get)
     if more:
         tally = tally.update(more)
     entry = LogEntry(commit, outcome.state, (branch.head,) if step else (), tally if len(targets) > 1 else None)
@@ -177,8 +177,8 @@ def advance(run: RunState, execution_id: str, outcome: Transition | Asking | Bas
         if len(targets) == 1 and targets[0].overlay is None:
             spot = _move(topology, execution.place, targets[0])
             group = Group(spot, (moved,))
-            live = live if spot == execution.place else NOWHERE.set(spot, 1)
-            ready = Ready((path, group, 1, None, None))
+            live = live if spot == execution.place else NO_POSITIONS.set(spot, 1)
+            ready = ReadyQueue((path, group, 1, None, None))
             run = RunState(topology, log, waiting, ready, running, live, calls, failures, resting, ended, asked, first)
             return run, events
     children = [moved] if len(targets) == 1 else _fork(moved, len(targets))
@@ -189,7 +189,7 @@ def advance(run: RunState, execution_id: str, outcome: Transition | Asking | Bas
     return _arrive(run, execution.place, zip(targets, children, strict=True)), events
 
 
-def release(run: RunState, place: Position) -> RunState:
+def force_ready(run: RunState, place: Position) -> RunState:
     """Lets a group start that still waits: a run that was cut may lack what had settled that nobody else comes.
 
     Args:
@@ -199,7 +199,7 @@ def release(run: RunState, place: Position) -> RunState:
     return run._replace(waiting=run.waiting.discard(place), ready=run.ready.added([run.waiting[place]]))
 
 
-def amend(run: RunState, commit: Commit, state: ImmutableState) -> RunState:
+def append_commit(run: RunState, commit: Commit, state: ImmutableState) -> RunState:
     """Puts a commit behind the last one of the only live branch. Where the branch goes stays as it is.
 
     Args:
@@ -209,18 +209,18 @@ def amend(run: RunState, commit: Commit, state: ImmutableState) -> RunState:
     """
     (branch,) = active_branches(run)
     commit = run.topology.schema.measured(commit, branch.state, (commit.patch,), state)
-    tally = branch.tally.update(noted(commit, run.topology.schema.nullable, branch.tally.get))
+    tally = branch.tally.update(extra_counts(commit, run.topology.schema.nullable, branch.tally.get))
     moved = branch._replace(state=state, head=len(run.log), id=commit.id, step=commit.step, tally=tally)
     running = {name: execution._replace(branch=moved) for name, execution in run.running.items()}
     return run._replace(
         log=run.log.append(LogEntry(commit, state, (branch.head,), None)),
-        ready=Ready.of([group._replace(branches=(moved,)) for group in run.ready]),
+        ready=ReadyQueue.of([group._replace(branches=(moved,)) for group in run.ready]),
         running=PersistentMap(running),
         resting=state,
     )
 
 
-def limit_at(run: RunState, branch: Branch, node: str) -> Exception | None:
+def limit_error(run: RunState, branch: Branch, node: str) -> Exception | None:
     """The error of the limit that a run has reached where a branch would start a node; None if there is none."""
     topology = run.topology
     if branch.step >= topology.max_steps:
@@ -239,7 +239,7 @@ def limit_at(run: RunState, branch: Branch, node: str) -> Exception | None:
     return None
 
 
-def _join(run: RunState, group: Group, deciding: Deciding | None) -> tuple[RunState, Branch, list[Event]]:
+def _join(run: RunState, group: Group, deciding: PolicyLookup | None) -> tuple[RunState, Branch, list[Event]]:
     """Merges the branches of a group into one and commits the resolutions."""
     branches = tuple(sorted(group.branches, key=lambda branch: branch.path))
     node = group.place[0]
@@ -247,9 +247,9 @@ def _join(run: RunState, group: Group, deciding: Deciding | None) -> tuple[RunSt
     topology = run.topology
     join = Join(run.log, node, topology.schema, deciding or topology.policies_at(node).decider_for, index)
     merged = join.merge([branch.head for branch in branches], [branch.state for branch in branches])
-    if not isinstance(join.deciding, ResolvedAs):  # what is replayed is never refused
+    if not isinstance(join.deciding, RecordedResolutions):  # what is replayed is never refused
         join.check_whole(merged)
-    spots = collapse([spot for branch in branches for spot in branch.spots])
+    spots = collapse_forks([spot for branch in branches for spot in branch.spots])
     path = path_of(spots)
     alone = not run.waiting and not run.ready and not run.running and not run.failures and not run.asked
     count, visit = merged.tally.get(path, 0), merged.tally.get(join.author, 0) + 1
@@ -277,7 +277,7 @@ def _join(run: RunState, group: Group, deciding: Deciding | None) -> tuple[RunSt
     return run, Branch(path, spots, merged.state, index, commit_id, step, tally), events
 
 
-def _join_failed(run: RunState, group: Group, raised: ConflictRaisedError) -> tuple[RunState, None, list[Event]]:
+def _join_failed(run: RunState, group: Group, raised: JoinFailedError) -> tuple[RunState, None, list[Event]]:
     found: list[Event] = [ConflictFound(conflict) for conflict in raised.conflicts]
     path = min(branch.path for branch in group.branches)
     name = f"join:{group.place[0]}"

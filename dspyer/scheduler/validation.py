@@ -54,7 +54,7 @@ def check_targets(facts: GraphFacts) -> Iterator[str]:
                 yield f"the edge {edge.source!r} -> {edge.target!r} names no node {end!r}.{hint}"
 
 
-def mended(edges: Collection[Edge], nodes: Collection[str]) -> list[Edge]:
+def repaired_edges(edges: Collection[Edge], nodes: Collection[str]) -> list[Edge]:
     """The edges of a graph as they may have been meant, so that one wrong edge hides no problem of the others.
 
     Args:
@@ -82,7 +82,7 @@ def _nearest(name: str, nodes: Collection[str], other: str) -> str:
     return near[0] if near and near[0] != (END if other == START else START) else other
 
 
-def with_starts(edges: Collection[Edge], nodes: Sequence[str]) -> list[Edge]:
+def with_missing_starts(edges: Collection[Edge], nodes: Sequence[str]) -> list[Edge]:
     """The edges, and one from `START` to the first of the nodes that no branch can come to, until there is none."""
     found = list(edges)
     entered = {edge.target for edge in edges}
@@ -99,12 +99,12 @@ def with_starts(edges: Collection[Edge], nodes: Sequence[str]) -> list[Edge]:
 def check_paths(facts: GraphFacts) -> Iterator[str]:
     """Nodes that no branch can come to, and nodes that no branch can leave."""
     starts = any(edge.source == START for edge in facts.edges)
-    reached = reach(facts.edges, START) if starts else set(facts.nodes)
+    reached = reachable(facts.edges, START) if starts else set(facts.nodes)
     sources = {edge.source for edge in facts.edges}
     backwards = [Edge(edge.target, edge.source) for edge in facts.edges]
     # A dead end is reported itself: the nodes that lead to it have a way out as soon as it has one.
     backwards += [Edge(END, node) for node in facts.nodes if node not in sources]
-    ends = reach(backwards, END)
+    ends = reachable(backwards, END)
     for node in facts.nodes:
         if node not in reached:
             yield f"node {node!r} is never reached: add an edge to it, or leave it out"
@@ -191,10 +191,10 @@ def check_reads(facts: GraphFacts) -> Iterator[str]:
             continue
         for field in missing:
             if not earlier.wrote(node, field):
-                yield f"node {node!r} reads {field!r}, {unwritten(facts, node, field)}"
+                yield f"node {node!r} reads {field!r}, {unwritten_reason(facts, node, field)}"
 
 
-def unwritten(facts: GraphFacts, node: str, field: str) -> str:
+def unwritten_reason(facts: GraphFacts, node: str, field: str) -> str:
     """Why a field is unset at a node, and what to do."""
     if field in facts.left_out:
         return (
@@ -249,7 +249,7 @@ class WritesBefore:
         return field in self._bits and bool(self._before.get(node, 0) >> self._bits[field] & 1)
 
 
-def reach(edges: Collection[Edge], start: str) -> set[str]:
+def reachable(edges: Collection[Edge], start: str) -> set[str]:
     """The nodes that can be reached from one by at least one edge."""
     return _reached(_successors(edges), [start], set())
 

@@ -32,8 +32,8 @@ from dspyer.reducers import Updates
 from dspyer.runtime.request import Request
 from dspyer.runtime.run import Run
 from dspyer.runtime.session import log_conflict
-from dspyer.scheduler.join import ConflictRaisedError, Deciding, Join, value_under
-from dspyer.scheduler.lineage import Resolution, lineage
+from dspyer.scheduler.join import Join, JoinFailedError, PolicyLookup, value_at_key
+from dspyer.scheduler.lineage import Resolution, ancestry
 from dspyer.scheduler.run_state import Branch, active_branches, execution_id
 from dspyer.scheduler.topology import END
 from dspyer.schema.schema import Schema
@@ -210,7 +210,7 @@ class Travel(PastReader):
         self._write(rest.row, self._merged(rest, heads, met, other.name, base is not None), self.name)
         return self._known.listed().commits[-1]
 
-    def _meet(self, left: ThreadRow, right: ThreadRow, name: str, deciding: Deciding) -> Met | None:
+    def _meet(self, left: ThreadRow, right: ThreadRow, name: str, deciding: PolicyLookup) -> Met | None:
         """What two threads make together; None if the left one has all that the right one has."""
         history, ours, theirs = self._both(left, right)
         related, known = common(history, ours, theirs)
@@ -230,7 +230,7 @@ class Travel(PastReader):
         history = self._known.extended(left, right)
         return history, history.runs[left.head].resting, history.runs[right.head].resting
 
-    def _deciding(self, policies: Policies) -> Deciding:
+    def _deciding(self, policies: Policies) -> PolicyLookup:
         """What decides conflicts; what does not outlive a run is none between two of them."""
 
         def deciding(path: tuple[Any, ...]) -> tuple[str, Callable[[Conflict], Any]]:
@@ -596,12 +596,12 @@ class Met(NamedTuple):
 
 def common(history: History, left: int | None, right: int | None) -> tuple[bool, bool]:
     """Whether two commits have any commit in common behind them, and whether the left one has the right one."""
-    ours = set(lineage(history.log, [] if left is None else [left]))
-    theirs = lineage(history.log, [] if right is None else [right])
+    ours = set(ancestry(history.log, [] if left is None else [left]))
+    theirs = ancestry(history.log, [] if right is None else [right])
     return any(place in ours for place in theirs), right is None or right in ours
 
 
-def meet(history: History, left: int, right: int, name: str, deciding: Deciding) -> Met:
+def meet(history: History, left: int, right: int, name: str, deciding: PolicyLookup) -> Met:
     """Merges two commits as a join merges branches: by what only one of them has behind it.
 
     Args:
@@ -619,7 +619,7 @@ def meet(history: History, left: int, right: int, name: str, deciding: Deciding)
     try:
         merged = join.merge([left, right], [log[left].state, log[right].state])
         join.check_whole(merged)
-    except ConflictRaisedError as raised:
+    except JoinFailedError as raised:
         raise raised.error from None
     updates: dict[str, list[Any]] = {}
     for item in join.own:
@@ -695,5 +695,5 @@ def _by_key(schema: Schema, field: str, updates: list[Any], new: Any) -> Any:
     if any(map(resets, updates)):
         return None
     keys = dict.fromkeys(key for update in updates for one in single(update) for key, _ in reducer.parts(one))
-    kept = {key: value_under(reducer.keyed, new, key) for key in keys}
+    kept = {key: value_at_key(reducer.keyed, new, key) for key in keys}
     return None if DELETE in kept.values() else reducer.keyed.make_update(kept)

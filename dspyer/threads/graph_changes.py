@@ -18,7 +18,7 @@ from dspyer.persistence.rows import CommitContent, NewRow, RowKind, manual_commi
 from dspyer.reducers import Updates
 from dspyer.runtime.session import RunStart
 from dspyer.scheduler.run_state import active_branches
-from dspyer.scheduler.schedule import amend
+from dspyer.scheduler.schedule import append_commit
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.threads.graph_fingerprint import FingerprintFacts, GraphFingerprint, in_common
@@ -421,7 +421,7 @@ class GraphCompatibility:
                 [f"field {name!r} has changed" for name in fields],
             )
         commit = update_commit(branches[0], run.first + len(run.log), AUTHOR, patches[0], time.time())
-        moved = amend(run, commit, schema.replay(branches[0].state, patches[0]))
+        moved = append_commit(run, commit, schema.replay(branches[0].state, patches[0]))
         return opening._replace(run=moved), [manual_commit_row(RowKind.UPDATE, commit, CommitContent(patches[0]))]
 
     def _made_by(self, last: RunRows) -> GraphFingerprint | None:

@@ -17,7 +17,7 @@ from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
 from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind, digest
 from dspyer.persistence.snapshots import EVERY, latest, load_snapshot_head
 from dspyer.persistence.store_errors import Guarded
-from dspyer.scheduler.lineage import LogEntry, last_writer, lineage, touches, value_at
+from dspyer.scheduler.lineage import LogEntry, ancestry, last_writer, touches, value_at
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Store, ThreadRow
 from dspyer.stores.memory import Memory
@@ -162,7 +162,7 @@ class PastReader:
         listed, log = self._known.listed(), self._known.history.log
         rest = [] if listed.rest is None else [listed.rest]
         state = self._known.history.state(listed.rest)
-        writer = last_writer(log, lineage(log, rest), rest, keys, value_at(state, keys))
+        writer = last_writer(log, ancestry(log, rest), rest, keys, value_at(state, keys))
         if writer is not None:
             return listed.commits[listed.places.index(writer)]
         name = ".".join(map(str, keys))
@@ -449,7 +449,7 @@ def _writer_in(block: Block, keys: tuple[Any, ...], value: Any) -> int | None:
     log = {before: LogEntry(Commit("", None, "", (), 1, 0, patch, ()), block.state, (), None)}
     log |= dict(enumerate(block.line, block.first))
     head = [block.end - 1]
-    writer = last_writer(log, [before, *lineage(log, head, range(block.first, block.end))], head, keys, value)
+    writer = last_writer(log, [before, *ancestry(log, head, range(block.first, block.end))], head, keys, value)
     return None if writer == before else writer
 
 

@@ -20,7 +20,7 @@ from dspyer.persistence.history_parts import Line, block_of, spans
 from dspyer.persistence.reader import HistoryReader
 from dspyer.persistence.snapshots import load_snapshot_head
 from dspyer.scheduler.lineage import LogEntry
-from dspyer.scheduler.provenance import Behind, FieldIndex, FieldIndexes, Folded
+from dspyer.scheduler.provenance import FieldIndex, FieldIndexes, IndexedField, PriorHistory
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, ThreadRow
@@ -196,7 +196,7 @@ class EarlierLog:
 
     def _unknown(self, state: ImmutableState, why: str) -> LogEntry:
         self._graphs.warn(self._field, why)
-        return Behind.state(state, "").log[0]
+        return PriorHistory.state(state, "").log[0]
 
 
 class EarlierRuns:
@@ -221,10 +221,10 @@ class EarlierRuns:
         self._lock = Lock()
         self._line: Line | None = None
         self._begun = False
-        self._found: dict[str, Behind] = {}
+        self._found: dict[str, PriorHistory] = {}
         self._graphs = EarlierGraphs(reader, past)
 
-    def __call__(self, field: str) -> Behind:
+    def __call__(self, field: str) -> PriorHistory:
         """The commits of earlier runs, and the parts of a field there.
 
         Args:
@@ -236,17 +236,17 @@ class EarlierRuns:
                 found = self._found[field] = self._behind(field)
             return found
 
-    def _behind(self, field: str) -> Behind:
+    def _behind(self, field: str) -> PriorHistory:
         keep, past = self._blueprint.keep, self._past
         if field and keep is not None and field not in keep:  # each run begins with its default
             default = self._blueprint.topology.schema.fields[field].fixed_default
-            return Behind.state(ImmutableState({} if default is DELETE else {field: default}), START)
+            return PriorHistory.state(ImmutableState({} if default is DELETE else {field: default}), START)
         if not past.first:
-            return Behind((), ())
+            return PriorHistory((), ())
         if not self._begun:
             self._begun, self._line = True, self._newest()
         log = EarlierLog(past, self._line, self._older, self._graphs, field)
-        return Behind(log, (past.first - 1,), self._index(field, log) if field else None)
+        return PriorHistory(log, (past.first - 1,), self._index(field, log) if field else None)
 
     def _newest(self) -> Line | None:
         root = self._past.row.root
@@ -255,7 +255,7 @@ class EarlierRuns:
 
     def _index(self, field: str, log: EarlierLog) -> FieldIndex | None:
         """The parts of a field where the run goes on from: made from those where an earlier run did."""
-        of, past = Folded.of(self._blueprint.topology.schema.fields.get(field)), self._past
+        of, past = IndexedField.of(self._blueprint.topology.schema.fields.get(field)), self._past
         if of is None:
             return None
         known = self._recent.get(past.head, field, past.row.root)

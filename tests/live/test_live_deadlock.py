@@ -17,7 +17,7 @@ from dspyer.nodes.live_access import Waiter
 from dspyer.policies import Policies
 from dspyer.reducers import Updates
 from dspyer.runtime.live import LiveWaiters
-from dspyer.scheduler.live_deadlock import Held, Origin, Reach, Waiting, released
+from dspyer.scheduler.live_deadlock import HeldCommit, PossibleWriter, WaitingReader, WriteReach, readers_to_release
 from dspyer.scheduler.loops import Edge
 from dspyer.scheduler.run_state import Branch, Execution, RunState, Target, Transition
 from dspyer.scheduler.schedule import advance, begin, plan, start
@@ -57,12 +57,12 @@ def told(waiting: str, able: str, writes: dict[str, str], graph: Topology | None
         node = text[0]
         place = (node, graph.rounds.first(node))
         if text[1] == ":":
-            waiters.append(Waiting(node, place, (ord(node),), text[2:]))
+            waiters.append(WaitingReader(node, place, (ord(node),), text[2:]))
         else:
-            held.append(Held(node, place, (ord(node),), frozenset(text[2:])))
-    origins = [Origin((node, graph.rounds.first(node))) for node in able.split()]
-    reach = Reach(graph, {node: fields.split() for node, fields in writes.items()})
-    return {one.execution for one in released(waiters, origins, held, reach)}
+            held.append(HeldCommit(node, place, (ord(node),), frozenset(text[2:])))
+    origins = [PossibleWriter((node, graph.rounds.first(node))) for node in able.split()]
+    reach = WriteReach(graph, {node: fields.split() for node, fields in writes.items()})
+    return {one.execution for one in readers_to_release(waiters, origins, held, reach)}
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -167,7 +167,7 @@ def test_a_join_folds_by_arrival_whoever_ends_first(authors: list[str]) -> None:
 def test_a_timeout_does_not_count_the_wait_for_a_slot() -> None:
     """An entry came while another node held the only slot: time is over meanwhile, and the entry is given."""
     graph = topology("rw")
-    room = LiveWaiters(1, Reach(graph, {"w": ["f"]}))
+    room = LiveWaiters(1, WriteReach(graph, {"w": ["f"]}))
     for name in "rw":
         branch = Branch((), ((),), ImmutableState(), 0, "", 0, PersistentMap())
         room.running[name] = Execution(name, name, branch, (), 1, (name, graph.rounds.first(name)), None)
@@ -185,7 +185,7 @@ def test_a_timeout_does_not_count_the_wait_for_a_slot() -> None:
 
 def test_time_is_over_where_nothing_came() -> None:
     graph = topology("rw")
-    room = LiveWaiters(2, Reach(graph, {"w": ["f"]}))
+    room = LiveWaiters(2, WriteReach(graph, {"w": ["f"]}))
     branch = Branch((), ((),), ImmutableState(), 0, "", 0, PersistentMap())
     room.running["r"] = Execution("r", "r", branch, (), 1, ("r", graph.rounds.first("r")), None)
     waiter = Waiter("r", "f", lambda: None)

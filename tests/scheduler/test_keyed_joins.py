@@ -14,12 +14,14 @@ from pydantic import BaseModel, Field
 
 from dspyer import DELETE, END, START, Command, Conflict, Graph, Replace, Send, Updates, errors, limit, reducers
 from dspyer.scheduler.lineage import LogEntry
-from dspyer.scheduler.provenance import FieldIndexes, Folded
+from dspyer.scheduler.provenance import FieldIndexes, IndexedField
 from dspyer.scheduler.run_state import Execution
 from dspyer.schema.schema import Schema
-from tests.runtime.conftest import Play
+from tests.runtime.conftest import Play, play
 from tests.scheduler.simulation import Outcome, graph, simulate
 from tests.scheduler.test_joins import behind, layers
+
+__all__ = ["play"]  # the fixture of the runtime tests
 
 
 class Files(BaseModel):
@@ -142,7 +144,7 @@ def test_views_and_replayed_patches_show_what_the_state_holds(
 ) -> None:
     log = list(simulated(edges, policy, seed, marks).run.log)
     for field, reducer in (("code", reducers.update), ("said", reducers.add_messages)):
-        parts = FieldIndexes(Folded(field, reducer, whole=True)).at(log, len(log) - 1).row
+        parts = FieldIndexes(IndexedField(field, reducer, whole=True)).at(log, len(log) - 1).row
         shown = {part.key: part.value if field == "code" else part.value["content"] for part in parts}
         assert shown == entries(field, log[-1].state[field])
 

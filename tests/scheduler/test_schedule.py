@@ -18,7 +18,7 @@ from dspyer import reducers
 from dspyer.errors import CallLimitError, MergeConflictError, StepLimitError
 from dspyer.patch import DELETE
 from dspyer.scheduler.loops import Edge, Rounds
-from dspyer.scheduler.run_state import Execution, RunState, Target, collapse
+from dspyer.scheduler.run_state import Execution, RunState, Target, collapse_forks
 from dspyer.scheduler.schedule import advance, begin, plan, start
 from dspyer.scheduler.topology import END, START, Topology
 from dspyer.schema.schema import Schema
@@ -381,9 +381,9 @@ def values(state: RunState) -> tuple[Any, ...]:
 
 
 def test_collapse_puts_all_children_together() -> None:
-    assert collapse([((0, 2),), ((1, 2),)]) == ((),)
-    assert collapse([((0, 3),), ((1, 3),)]) == (((0, 3),), ((1, 3),))
-    assert collapse([((0, 2), (0, 2)), ((0, 2), (1, 2)), ((1, 2),)]) == ((),)
+    assert collapse_forks([((0, 2),), ((1, 2),)]) == ((),)
+    assert collapse_forks([((0, 3),), ((1, 3),)]) == (((0, 3),), ((1, 3),))
+    assert collapse_forks([((0, 2), (0, 2)), ((0, 2), (1, 2)), ((1, 2),)]) == ((),)
 
 
 # --- confluence: random graphs, random writes, random orders

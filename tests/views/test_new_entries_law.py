@@ -12,7 +12,16 @@ from pydantic import BaseModel
 
 from dspyer import Messages, Replace, limit, reducers
 from dspyer.patch import DELETE
-from dspyer.scheduler.provenance import FieldIndexes, FieldPart, Folded, Parts, is_new, name_at, news, unseen
+from dspyer.scheduler.provenance import (
+    FieldIndexes,
+    FieldPart,
+    FieldParts,
+    IndexedField,
+    global_id_at,
+    is_new,
+    unseen_commits,
+    unseen_parts,
+)
 from dspyer.scheduler.run_state import Execution, Target
 from dspyer.scheduler.topology import START
 from dspyer.schema.schema import Schema
@@ -40,21 +49,21 @@ FIELDS = ("items", "single", "keys", "names", "count", "short", "recent", "said"
 SHARED = ("names", "said")  # what two branches may both bring: who has seen it once has seen it
 
 
-def folded(field: str) -> Folded:
+def folded(field: str) -> IndexedField:
     known = SCHEMA.fields[field]
     assert known.reducer is not None
-    return Folded(field, known.reducer, known.fixed_default, True, limited=known.limit is not None)
+    return IndexedField(field, known.reducer, known.fixed_default, True, limited=known.limit is not None)
 
 
-def looked(indexes: FieldIndexes, outcome: Outcome, place: int) -> Parts:
+def looked(indexes: FieldIndexes, outcome: Outcome, place: int) -> FieldParts:
     """The parts of a field at a commit."""
-    return Parts(indexes.of.reducer.kind, tuple(indexes.at(outcome.run.log, place).row))
+    return FieldParts(indexes.of.reducer.kind, tuple(indexes.at(outcome.run.log, place).row))
 
 
 def new_to(indexes: FieldIndexes, outcome: Outcome, place: int, reader: str) -> list[FieldPart]:
     """What of a field is new to a reader that stands behind a commit."""
     log = outcome.run.log
-    return news(indexes.at(log, place), log, unseen(log, [place], reader), indexes.of).parts
+    return unseen_parts(indexes.at(log, place), log, unseen_commits(log, [place], reader), indexes.of).parts
 
 
 def behind(outcome: Outcome, place: int) -> set[int]:
@@ -75,7 +84,7 @@ def seen_by(outcome: Outcome, place: int, reader: str) -> set[int]:
     return {at for visit in own for at in behind(outcome, visit)}
 
 
-def value_of(parts: Parts) -> Any:
+def value_of(parts: FieldParts) -> Any:
     plain = [(thaw(part.value), part.key) for part in parts.parts]
     if parts.kind == "keys":
         return {key: value for value, key in plain}
@@ -127,9 +136,11 @@ def check(outcome: Outcome, resets: bool, seed: int) -> None:
                 check_reader(indexes, outcome, place, reader, whole, resets)
 
 
-def check_reader(indexes: FieldIndexes, outcome: Outcome, place: int, reader: str, whole: Parts, resets: bool) -> None:
+def check_reader(
+    indexes: FieldIndexes, outcome: Outcome, place: int, reader: str, whole: FieldParts, resets: bool
+) -> None:
     log = outcome.run.log
-    names = {name_at(log, at, indexes.of) for at in unseen(log, [place], reader)}
+    names = {global_id_at(log, at, indexes.of) for at in unseen_commits(log, [place], reader)}
     seen = seen_by(outcome, place, reader)
     assert names == {log[at].commit.id for at in behind(outcome, place) - seen}
     new = new_to(indexes, outcome, place, reader)
@@ -194,6 +205,6 @@ def test_what_is_new_costs_by_what_is_new(length: int) -> None:
     indexes.at(outcome.run.log, 2 * length - 3)
     log = Counting()
     index = indexes.at(log, 2 * length - 1)
-    found = news(index, log, unseen(log, [2 * length - 1], "b"), indexes.of)
+    found = unseen_parts(index, log, unseen_commits(log, [2 * length - 1], "b"), indexes.of)
     assert [part.author for part in found.parts] == ["a"]
     assert len(asked) < 25

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from dspyer import END, START, Context, Graph, Messages, reducers, view
-from dspyer.scheduler.provenance import FieldPart, Parts
+from dspyer.scheduler.provenance import FieldPart, FieldParts
 from dspyer.values.freezing import freeze
 from dspyer.views import change_text, label, text_of, text_of_parts
 
@@ -76,7 +76,7 @@ def test_a_delta_can_be_read_back(fields: dict[str, Any]) -> None:
             lines.append(change_text(field, freeze(found), None))
         else:
             parts = tuple(FieldPart(freeze(text), None, author, "trunk:1") for author, text in found)
-            lines.append(change_text(field, None, Parts("items", parts)))
+            lines.append(change_text(field, None, FieldParts("items", parts)))
     read: dict[str, Any] = {}
     for line in split("\n".join(lines)):
         if line.startswith("- "):
