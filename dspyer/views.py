@@ -224,8 +224,8 @@ def _stepped(
         return _whole_turns(list(_fitting(kind, reversed(parts), step.argument))[::-1])
     if step.name == "new":
         names = news().names if news is not None else frozenset()
-        fresh = {part.place if part.call < 0 else part.call for part in parts if is_new(part, names)}
-        return [part for part in parts if (part.place if part.call < 0 else part.call) in fresh]
+        fresh = {part.slot if part.call < 0 else part.call for part in parts if is_new(part, names)}
+        return [part for part in parts if (part.slot if part.call < 0 else part.call) in fresh]
     if step.name == "then":
         return parts
     return [part for part in parts if _passes(step, part.owner, reader)]
@@ -240,7 +240,7 @@ def _whole_turns(parts: list[FieldPart]) -> list[FieldPart]:
     """Parts without the results of tools whose call was cut off: no provider takes them."""
     if all(part.call < 0 for part in parts):
         return parts
-    there = {part.place for part in parts}
+    there = {part.slot for part in parts}
     return [part for part in parts if part.call < 0 or part.call in there]
 
 

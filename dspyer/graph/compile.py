@@ -389,7 +389,7 @@ class Assembly(NamedTuple):
 
     def _settled(self, name: str) -> bool:
         """Whether parallel writes of a field fold, merge by key, are live, or are covered by what the user said."""
-        if self.schema.reducer(name) is not None or name in self.schema.live:
+        if self.schema.reducer(name) is not None or name in self.schema.live_fields:
             return True
         field = self.schema.fields.get(name)
         covered = any(policies.covers(name) for policies in (self.policies, *self.join_policies.values()))
@@ -548,9 +548,9 @@ def live_problems(schema: Schema, nodes: Mapping[str, Node], routers: Iterable[t
         nodes: the nodes by name.
         routers: the routers, with the nodes at which they decide.
     """
-    if not schema.live:
+    if not schema.live_fields:
         return
-    named = ", ".join(map(repr, schema.live))
+    named = ", ".join(map(repr, schema.live_fields))
     for name, node in nodes.items():
         if node.writes is None:
             yield (
@@ -559,7 +559,7 @@ def live_problems(schema: Schema, nodes: Mapping[str, Node], routers: Iterable[t
             )
     for source, router in routers:
         for field in router.writes.values():
-            if field in schema.live:
+            if field in schema.live_fields:
                 yield (
                     f"the router at {source!r} writes the live field {field!r}: let a node post to it, or write the "
                     "label to a field of its own"

@@ -139,7 +139,7 @@ def plan_condenser(
         return None, [f"{who} names {field!r}, which {no_field(field, schema)}"]
     if writes is not None and field not in writes.values():
         return None, [f"{who} names {field!r}, which it does not write: its writes are {listed(writes.values())}"]
-    if field in schema.live:
+    if field in schema.live_fields:
         return None, [
             f"{who} names {field!r}, a live field, whose posts are seen as they are made: shorten in the node"
         ]

@@ -107,7 +107,7 @@ def _never_written(field: str, call: Call) -> bool:
     known = run.topology.schema.fields.get(field)
     if known is None or known.fixed_default is not None:
         return False  # somebody has given it
-    return written_key(field) not in branch.tally
+    return written_key(field) not in branch.counts
 
 
 def made_for(source: ComputedInput, form: ViewForm, call: Call) -> Any:

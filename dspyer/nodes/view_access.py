@@ -245,7 +245,7 @@ def post(attempt: Attempt, field: str, value: object) -> None:
     if not schema.open and field not in schema.fields:
         hint = suggestion(field, schema.fields)
         raise NodeOutputError(f"{attempt.who} posts to {field!r}, which is no field of the schema.{hint}")
-    if schema.reducer(field) is None and field not in schema.live and attempt.position is not None:
+    if schema.reducer(field) is None and field not in schema.live_fields and attempt.position is not None:
         raise NodeOutputError(
             f"{attempt.who} posts to {field!r}, which has no reducer to fold the post: give the field one, for example "
             f"Annotated[list[str], reducers.append], or return {{{field!r}: ...}}"

@@ -63,7 +63,7 @@ def replay(
         elif row.kind == RowKind.COMMIT:
             run = _committed(run, CommitHeader.of(row.header), written_of(row.content, fetch, decode), opening)
         elif row.kind == RowKind.END and row.header[0] == "completed":
-            ready = [place for place, group in enumerate(plan(run)) if group.place[0] == END_NODE]
+            ready = [place for place, group in enumerate(plan(run)) if group.position[0] == END_NODE]
             run = begin(run, ready[0])[0] if ready else run
     return run._replace(topology=topology)
 
@@ -81,7 +81,7 @@ def _joined(run: RunState, head: CommitHeader, written: CommitContent) -> RunSta
 
     def meant(group: Group) -> bool:
         heads = {branch.head for branch in group.branches}
-        return len(group.branches) > 1 and group.place[0] == node and heads == parents
+        return len(group.branches) > 1 and group.position[0] == node and heads == parents
 
     run, place = _place_of(run, meant)
     if place is None:
@@ -97,7 +97,7 @@ def _place_of(run: RunState, meant: Callable[[Group], bool]) -> tuple[RunState, 
     for place, group in enumerate(plan(run)):
         if meant(group):
             return run, place
-    wanted = [group.place for group in run.waiting.values() if meant(group)]
+    wanted = [group.position for group in run.waiting.values() if meant(group)]
     if not wanted:
         return run, None
     run = force_ready(run, wanted[0])

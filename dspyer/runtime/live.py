@@ -61,7 +61,7 @@ class Visits:
         if head != branch.head:
             found = {}
             for path, places in self.places.items():
-                count = bisect_left(places, branch.tally.get(path, 0))
+                count = bisect_left(places, branch.counts.get(path, 0))
                 if count:
                     found = _later(found, self.reads[path][count - 1])
             self.latest = branch.head, found
@@ -83,7 +83,7 @@ class Listener:
             if reader.undone:
                 raise Interrupt(())
             entry = reader.next(session.board, self._field)
-            if entry is not None and session.blueprint.topology.schema.live[self._field].show_reads:
+            if entry is not None and session.blueprint.topology.schema.live_fields[self._field].show_reads:
                 session.record(Heard(self._field, reader.node, reader.path, reader.execution, entry.seq, entry.author))
             return entry
 
@@ -117,7 +117,7 @@ class LiveSession(Session):
         blueprint, topology = self.blueprint, self.blueprint.topology
         self.lock = RLock()
         writes = {
-            name: [field for field in (node.writes or {}).values() if field in topology.schema.live]
+            name: [field for field in (node.writes or {}).values() if field in topology.schema.live_fields]
             for name, node in blueprint.nodes.items()
         }
         self.room = LiveWaiters(blueprint.max_concurrency, WriteReach(topology, writes))
@@ -263,7 +263,7 @@ class LiveSession(Session):
         if not self.room.waits:
             return
         held = [
-            HeldCommit(name, execution.place, execution.path, frozenset(self._needs(name)))
+            HeldCommit(name, execution.position, execution.path, frozenset(self._needs(name)))
             for name, (execution, _, _) in self._done.items()
         ]
         self.room.settle(self.run, self.stopped or self._stands or bool(self.run.failures), held)
@@ -273,7 +273,7 @@ class LiveSession(Session):
     def post_live(self, attempt: Attempt, field: str, value: object) -> bool:
         """Posts to a live field: siblings see it when this returns."""
         schema = self.blueprint.topology.schema
-        if field not in schema.live:
+        if field not in schema.live_fields:
             return False
         for update in single_updates(schema, attempt.node, field, value):
             with self.lock:
@@ -312,7 +312,7 @@ class LiveSession(Session):
     def _meet(self, attempt: Attempt, reader: ReaderCursor, field: str, meeting: Meeting) -> None:
         """Says that a post meets what its author has not read; refuses it where that is the rule of the field."""
         schema = self.blueprint.topology.schema
-        rule = schema.live[field].on_conflict
+        rule = schema.live_fields[field].on_conflict
         by_key = self.board.by_key(field)
         for key, posts in meeting.unread.items():
             named = key if by_key else None
@@ -332,14 +332,14 @@ class LiveSession(Session):
 
     def returned(self, attempt: Attempt, updates: Mapping[str, object]) -> dict[str, object]:
         """Posts what a node has returned for live fields; gives the rest."""
-        live = self.blueprint.topology.schema.live
+        live = self.blueprint.topology.schema.live_fields
         for field in [name for name in updates if name in live]:
             self.post_live(attempt, field, updates[field])
         return {name: update for name, update in updates.items() if name not in live}
 
     def live_entries(self, attempt: Attempt, field: str) -> EntrySource:
         """Where the entries of a live field come from."""
-        if field not in self.blueprint.topology.schema.live:
+        if field not in self.blueprint.topology.schema.live_fields:
             raise InputError(
                 f"node {attempt.node!r} listens to {field!r}, which is not live: write Annotated[..., {field}'s "
                 "reducer, live] in the schema, or read it with ctx.view"
@@ -491,9 +491,9 @@ class LiveWaiters:
 
     def is_open(self, waiter: Waiter) -> bool:
         """Whether a node that works may write the field of a listener."""
-        field, place, waiting = waiter.field, self.running[waiter.execution].place, self._waiting
+        field, place, waiting = waiter.field, self.running[waiter.execution].position, self._waiting
         works = [execution for name, execution in self.running.items() if name not in waiting]
-        return any(self._reach.may_write(PossibleWriter(one.place), field, place) for one in works)
+        return any(self._reach.may_write(PossibleWriter(one.position), field, place) for one in works)
 
     def leave(self, waiter: Waiter) -> None:
         """Lets an execution go that does not wait any more."""
@@ -535,19 +535,21 @@ class LiveWaiters:
             waiting = []
             for name, waiter in self._waiting.items():
                 execution = self.running[name]
-                waiting.append(WaitingReader(name, execution.place, execution.path, waiter.field))
+                waiting.append(WaitingReader(name, execution.position, execution.path, waiter.field))
             able = [
-                PossibleWriter(execution.place) for name, execution in self.running.items() if name not in self._waiting
+                PossibleWriter(execution.position)
+                for name, execution in self.running.items()
+                if name not in self._waiting
             ]
-            stopped = [PossibleWriter(execution.place) for execution, _ in run.asked.values()]
-            stopped += [PossibleWriter(failure.place) for failure in run.failures]
+            stopped = [PossibleWriter(execution.position) for execution, _ in run.suspended.values()]
+            stopped += [PossibleWriter(failure.position) for failure in run.failures]
             ended = {one.execution for one in held}
             stopped += [  # those that were cut off
-                PossibleWriter(execution.place)
+                PossibleWriter(execution.position)
                 for name, execution in run.running.items()
                 if name not in self.running and name not in ended
             ]
-            (stopped if halted else able).extend([PossibleWriter(group.place) for group in run.ready])
+            (stopped if halted else able).extend([PossibleWriter(group.position) for group in run.ready])
             found = readers_to_release(waiting, dict.fromkeys(able), held, self._reach)
             for one in found:
                 missed = any(self._reach.may_write(origin, one.field, one.place) for origin in stopped)

@@ -176,7 +176,7 @@ class LiveBuffer:
         self._merged: dict[int, Any] = {}
         self._history: dict[tuple[str, Any], list[RecordedPost]] = {}
         self._heads: dict[tuple[str, Any], dict[int, RecordedPost]] = {}
-        for field in schema.live:
+        for field in schema.live_fields:
             latest = schema.reducer(field) is None
             value = latest_value(schema, state, field) if latest else state.raw(field, DELETE)
             self.posts[field] = [RecordedPost(0, field, START, "", value)]
@@ -206,7 +206,7 @@ class LiveBuffer:
         self.posts[field].append(post)
         self.pending.setdefault(post.execution, []).append(post)
         update = post.update
-        keyed = self._keyed(field) if self._schema.live[field].on_conflict == "merge" else None
+        keyed = self._keyed(field) if self._schema.live_fields[field].on_conflict == "merge" else None
         merged: dict[Any, Any] = {}
         for key in self._keys(field, post.update):
             self._history.setdefault((field, key), []).append(post)
@@ -264,7 +264,7 @@ class LiveBuffer:
 
     def _tracked(self, field: str) -> bool:
         """Whether two posts to a field may be in conflict."""
-        rule = self._schema.live[field].on_conflict
+        rule = self._schema.live_fields[field].on_conflict
         return rule == "reject" or self._schema.reducer(field) is None or self.by_key(field)
 
     def _keys(self, field: str, update: Any) -> Iterable[Any]:
@@ -286,7 +286,7 @@ class LiveBuffer:
         reducer = self._schema.reducer(field)
         if reducer is None or reducer.keyed is None:
             return False
-        return reducer.kind == "keys" or self._schema.live[field].on_conflict != "reject"
+        return reducer.kind == "keys" or self._schema.live_fields[field].on_conflict != "reject"
 
     def _keyed(self, field: str) -> Keyed | None:
         reducer = self._schema.reducer(field)

@@ -301,7 +301,7 @@ class CompiledGraph(dspy.Module):
         request = asked or Request(keeps=False)
         opening = request.opening or self._opening(inputs, request)
         resources = self._check_resources(request)
-        kind = LiveSession if blueprint.topology.schema.live and request.live else Session
+        kind = LiveSession if blueprint.topology.schema.live_fields and request.live else Session
         session = kind(
             self,
             blueprint,
@@ -360,7 +360,7 @@ class CompiledGraph(dspy.Module):
                 del ended  # the traceback refers to this frame
         if ended.questions:
             raise Interrupted.of(ended.questions, self._blueprint.name, session.journal is not None)
-        state, outputs = session.run.resting, self._blueprint.outputs
+        state, outputs = session.run.trunk_state, self._blueprint.outputs
         if outputs is None:
             found = {
                 name: value for name, value in state.raw_items() if not same(value, session.inputs.raw(name, DELETE))

@@ -110,7 +110,7 @@ def changes(session: Session) -> dict[str, object]:
     """What the commits of a completed run changed: raw updates of fields with a reducer, net change of others."""
     log = session.run.log
     schema = session.blueprint.topology.schema
-    before, after = session.inputs, session.run.resting
+    before, after = session.inputs, session.run.trunk_state
     begun, *order = ancestry(log, [len(log) - 1])
     found: dict[str, Any] = {}
     for name, update in log[begun].commit.patch.items():  # the inputs, and what a router at START wrote

@@ -82,7 +82,7 @@ class Run:
         session, run = ended.session, ended.run
         self.run_id = session.run_id
         self.status = ended.status
-        self.state: ImmutableState = run.resting
+        self.state: ImmutableState = run.trunk_state
         self.error = ended.error
         self.questions: tuple[Question, ...] = ended.questions
         self._interrupted = (

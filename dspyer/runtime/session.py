@@ -253,7 +253,7 @@ class Ended(NamedTuple):
     def branches(self) -> dict[BranchPath, ImmutableState]:
         """The state of each live branch; of a completed run, the trunk's."""
         if self.run.ended:
-            return {(): self.run.resting}
+            return {(): self.run.trunk_state}
         live = _live(self.run)
         return {path: live[path].state for path in sorted(live)}
 
@@ -269,7 +269,7 @@ def _place(row: Row) -> tuple[str, BranchPath, str]:
 def _live(run: RunState) -> dict[BranchPath, Branch]:
     branches = [branch for group in (*run.waiting.values(), *run.ready) for branch in group.branches]
     branches += [execution.branch for execution in run.running.values()]
-    branches += [execution.branch for execution, _ in run.asked.values()]
+    branches += [execution.branch for execution, _ in run.suspended.values()]
     branches += [branch for failure in run.failures for branch in failure.branches]
     return {branch.path: branch for branch in branches}
 
@@ -507,7 +507,7 @@ class Session(NotLive):
         if self.broken is not None and refused is not None:
             failures.append((*_place(refused), self.broken))
         status = self.status
-        fingerprint = self.journal.forms.digest(self.run.resting) if ended and self.journal is not None else None
+        fingerprint = self.journal.forms.digest(self.run.trunk_state) if ended and self.journal is not None else None
         return [*self.drafts(), end_row(status, fingerprint, failures, tokens_used())]
 
     def _veil_failures(self) -> None:
@@ -525,7 +525,7 @@ class Session(NotLive):
             return None
         place = len(run.log) - 1
         if ended:
-            return SnapshotState(run.resting, place) if run.ended else None
+            return SnapshotState(run.trunk_state, place) if run.ended else None
         alone = drafts[-1].kind in COMMITS and run.log[place].commit.version is not None
         return SnapshotState(run.log[place].state, place) if alone else None
 
@@ -567,7 +567,7 @@ class Session(NotLive):
     def _fail(self, group: Group, error: Exception) -> None:
         branch = group.branches[0]
         node = self.run.log[branch.head].commit.node
-        failure = Failure(branch.path, node, branch.id, error, tuple(group.branches), group.place)
+        failure = Failure(branch.path, node, branch.id, error, tuple(group.branches), group.position)
         self.run = self.run._replace(failures=(*self.run.failures, failure))
         self._tell([NodeFailed(node, branch.path, branch.id, error)])
 
@@ -644,7 +644,7 @@ class Session(NotLive):
             asked: the executions with open questions.
         """
         answers = self.memo.answers
-        for _, asking in self.run.asked.values():
+        for _, asking in self.run.suspended.values():
             if all(RecordKey(question.execution, question.key) in answers for question in asking.questions):
                 return True
         return any(not any(self.name(branch.id) in asked for branch in group.branches) for group in self.run.ready)

@@ -68,7 +68,7 @@ class JoinResult(NamedTuple):
     patch: dict[str, Any]
     conflicts: tuple[MergedConflict, ...]
     winners: dict[KeyPath, int]
-    tally: LineageCounts
+    counts: LineageCounts
     resolutions: tuple[Resolution, ...] = ()
 
 
@@ -152,7 +152,7 @@ class Join:
         for bit, items in enumerate(first):
             touched: dict[str, list[ReachableCommit]] = {}
             for item in items:
-                for field in self.log[item.place].commit.patch:
+                for field in self.log[item.log_index].commit.patch:
                     touched.setdefault(field, []).append(item)
             if bit:
                 for field in self._in_order_of(states[bit], touched):
@@ -169,9 +169,9 @@ class Join:
         state = self._validated(state)
         for field, updates in live.items():
             state = state.set(field, self._by_arrival(field, updates))
-        self._overtaken(state)
+        self._drop_stale_resolutions(state)
         conflicts, resolutions = tuple(self.conflicts.values()), tuple(self.chosen)
-        return JoinResult(state, self._resolutions(state), conflicts, self.winners, self._tally(own), resolutions)
+        return JoinResult(state, self._resolutions(state), conflicts, self.winners, self._counts(own), resolutions)
 
     def measured(self, commit: Commit, merged: JoinResult) -> Commit:
         """The commit of this join with the sizes that it says."""
@@ -189,7 +189,7 @@ class Join:
         if why:
             wrote: dict[str, dict[str, None]] = {}
             for item in self.own:
-                commit = self.log[item.place].commit
+                commit = self.log[item.log_index].commit
                 if commit.patch and not commit.node.startswith("join:"):
                     wrote.setdefault(commit.node, {}).update(dict.fromkeys(commit.patch))
             authors = "; ".join(f"{node} wrote {', '.join(map(repr, names))}" for node, names in wrote.items())
@@ -200,7 +200,7 @@ class Join:
         """What the branches wrote, and where a field is as none of them left it, its value."""
         values = {path[0]: merged.state.raw(path[0], DELETE) for path in merged.winners if len(path) == 1}
         anew = {field: value if value is DELETE else Replace(value) for field, value in values.items()}
-        return [*[self.log[item.place].commit.patch for item in self.own], anew]
+        return [*[self.log[item.log_index].commit.patch for item in self.own], anew]
 
     @staticmethod
     def _in_order_of(state: ImmutableState, touched: dict[str, list[ReachableCommit]]) -> list[str]:
@@ -253,7 +253,7 @@ class Join:
         if keyed is not None and left_last is not None:
             return self._by_key(keyed, value, right.raw(field, DELETE), field, right_only, bit)
         for item in right_only:
-            value = self._replay(field, value, self.log[item.place].commit.patch[field])
+            value = self._replay(field, value, self.log[item.log_index].commit.patch[field])
         return value
 
     def _keyed(self, field: str) -> Keyed | None:
@@ -262,7 +262,7 @@ class Join:
 
     def _keys(self, field: str, item: ReachableCommit) -> Iterator[Any]:
         """The keys under which a commit has put values, in its order."""
-        reducer, update = self.schema.reducer(field), self.log[item.place].commit.patch.get(field, DELETE)
+        reducer, update = self.schema.reducer(field), self.log[item.log_index].commit.patch.get(field, DELETE)
         assert reducer is not None
         assert reducer.parts is not None  # what has keys has parts
         for one in single(update):
@@ -341,7 +341,7 @@ class Join:
         return valid
 
     def _winner(self, item: ReachableCommit, path: KeyPath) -> int:
-        return self.log[item.place].winners.get(path, item.place)
+        return self.log[item.log_index].winners.get(path, item.log_index)
 
     def _live_updates(self, own: list[ReachableCommit]) -> dict[str, list[tuple[int, Any]]]:
         """What came to each live field after the base, with the number of its arrival: each update once.
@@ -350,7 +350,7 @@ class Join:
         """
         found: dict[str, list[tuple[int, Any]]] = {}
         for item in own:
-            commit = self.log[item.place].commit
+            commit = self.log[item.log_index].commit
             if commit.live is not None:
                 for field, seqs in commit.live.posts.items():
                     update = commit.patch[field]
@@ -389,7 +389,7 @@ class Join:
         return state
 
     def _failed(self, error: Exception, field: str = "") -> JoinFailedError:
-        wrote = [self.log[item.place].commit for item in self.own] if field else []
+        wrote = [self.log[item.log_index].commit for item in self.own] if field else []
         authors = dict.fromkeys(commit.node for commit in wrote if field in commit.patch and commit.node[:5] != "join:")
         about = f", where {', '.join(authors)} had written {field!r}" if authors else ""
         annotate(error, f"raised when branches joined at node {self.node!r}{about}")
@@ -397,14 +397,14 @@ class Join:
 
     def _resets(self, items: list[ReachableCommit], field: str) -> list[ReachableCommit]:
         """The commits that put a value in the place of what was there."""
-        return [item for item in items if resets(self.log[item.place].commit.patch[field])]
+        return [item for item in items if resets(self.log[item.log_index].commit.patch[field])]
 
     def _base(self, field: str, bit: int) -> Any:
         """The value of a field after the last common commits: each path as its last common writer left it."""
         if self.disjoint:
             return self.base.state.raw(field, DELETE)
         before = (1 << bit) - 1
-        common = [item.place for item in self.own if item.mask >> bit & 1 and item.mask & before]
+        common = [item.log_index for item in self.own if item.mask >> bit & 1 and item.mask & before]
         inner = {parent for place in common for parent in self.log[place].parents}
         last = [place for place in common if place not in inner]
         if len(last) == 1:
@@ -424,9 +424,9 @@ class Join:
             known = self.winners.get(path)
             if known is None or not same(self.resolved[path], left):
                 known = self._left_writer(bit, path, left)
-            theirs = [item.place for item in self.first[bit]]
+            theirs = [item.log_index for item in self.first[bit]]
             other = last_writer(self.log, theirs, self.heads[bit : bit + 1], path, right)
-            return left_last.place if known is None else known, right_only[-1].place if other is None else other
+            return left_last.log_index if known is None else known, right_only[-1].log_index if other is None else other
 
         return find
 
@@ -434,12 +434,12 @@ class Join:
         """Who wrote a value of the branches before one; where none of them crossed, a look at each finds it."""
         for other in reversed(range(bit if self.disjoint else 0)):
             if same(value_at(self.log[self.heads[other]].state, path), left):
-                places = [item.place for item in self.first[other]]
+                places = [item.log_index for item in self.first[other]]
                 writer = last_writer(self.log, places, [self.heads[other]], path, left)
                 if writer is not None:
                     return writer
         before = (1 << bit) - 1
-        ours = [item.place for item in self.own if item.mask & before and not item.mask >> bit & 1]
+        ours = [item.log_index for item in self.own if item.mask & before and not item.mask >> bit & 1]
         return last_writer(self.log, ours, self.heads[:bit], path, left)
 
     def _name(self, index: int) -> str:
@@ -471,7 +471,7 @@ class Join:
 
         return resolve
 
-    def _overtaken(self, state: ImmutableState) -> None:
+    def _drop_stale_resolutions(self, state: ImmutableState) -> None:
         """A later branch may change what was resolved without a conflict: if it builds on the value that was kept."""
         resolved = set(self.winners)
         for path, value in self.resolved.items():
@@ -483,7 +483,7 @@ class Join:
                 winner = self._winner([item for item in self.own if self._puts(item, path)][-1], path)
             else:
                 holds = [head for head in self.heads if same(value_at(self.log[head].state, path), final)]
-                writer = last_writer(self.log, [item.place for item in self.own], holds, path, final)
+                writer = last_writer(self.log, [item.log_index for item in self.own], holds, path, final)
                 winner = self.index if writer is None else writer
                 at = existing_prefix(state, path)
             del self.winners[path]
@@ -501,7 +501,7 @@ class Join:
     def _puts(self, item: ReachableCommit, path: KeyPath) -> bool:
         """Whether a commit has put a value under such a key, or in the place of the whole field."""
         field, key = path
-        written = field in self.log[item.place].commit.patch
+        written = field in self.log[item.log_index].commit.patch
         return written and (bool(self._resets([item], field)) or key in self._keys(field, item))
 
     def _value_at(self, state: ImmutableState, path: KeyPath) -> Any:
@@ -535,21 +535,21 @@ class Join:
             )  # no update takes a key away
         return patch
 
-    def _tally(self, own: list[ReachableCommit]) -> LineageCounts:
-        assert self.base.tally is not None  # branches that join have parted at the base
-        tally = parted = self.base.tally
+    def _counts(self, own: list[ReachableCommit]) -> LineageCounts:
+        assert self.base.counts is not None  # branches that join have parted at the base
+        counts = parted = self.base.counts
         grown: dict[Any, Any] = {}
 
         def before(key: Any, none: int) -> Any:
             return grown.get(key) or parted.get(key, none)
 
         for item in own:
-            commit = self.log[item.place].commit
+            commit = self.log[item.log_index].commit
             for key in (commit.node, commit.branch):
-                grown[key] = (grown.get(key) or tally.get(key, 0)) + 1
+                grown[key] = (grown.get(key) or counts.get(key, 0)) + 1
             grown |= extra_counts(commit, self.schema.nullable, before)
-        if len(grown) > len(tally):
-            return PersistentMap({**dict(tally.items()), **grown})
+        if len(grown) > len(counts):
+            return PersistentMap({**dict(counts.items()), **grown})
         for key, count in grown.items():
-            tally = tally.set(key, count)
-        return tally
+            counts = counts.set(key, count)
+        return counts

@@ -48,7 +48,7 @@ class LogEntry(NamedTuple):
         commit: the commit as users see it.
         state: the state after it.
         parents: places of the parents in the log.
-        tally: how often each node has committed in this lineage, how many commits each branch path has, and what else
+        counts: how often each node has committed in this lineage, how many commits each branch path has, and what else
             is known of it; kept where branches part, since only a join needs it.
         winners: for a join, the place in the log of the commit that wrote each resolved value.
         conflicts: for a join, the conflicts that were resolved.
@@ -58,7 +58,7 @@ class LogEntry(NamedTuple):
     commit: Commit
     state: ImmutableState
     parents: tuple[int, ...]
-    tally: LineageCounts | None
+    counts: LineageCounts | None
     winners: Mapping[KeyPath, int] = FrozenDict()
     conflicts: tuple[MergedConflict, ...] = ()
     resolutions: tuple[Resolution, ...] = ()
@@ -73,7 +73,7 @@ class Log(Protocol):
 class ReachableCommit(NamedTuple):
     """A commit by its place in the log, which not all joining branches need have. Bit i of `mask`: branch i has it."""
 
-    place: int
+    log_index: int
     mask: int
 
 
@@ -232,7 +232,7 @@ def written_key(field: str) -> tuple[str, str]:
 
 
 def extra_counts(commit: Commit, nullable: AbstractSet[str], before: Callable[[Any, int], Any]) -> dict[Any, Any]:
-    """What a commit adds to a tally beside its counts.
+    """What a commit adds to a counts beside its counts.
 
     Args:
         commit: the commit.

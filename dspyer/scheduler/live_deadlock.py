@@ -25,9 +25,9 @@ _MOST = 4096
 
 
 class PossibleWriter(NamedTuple):
-    """A branch that may write. `works`: whether the node at its place is still to write, not only those behind it."""
+    """A branch that may write. `works`: whether the node at its position is still to write, not only those behind it."""
 
-    place: Position
+    position: Position
     works: bool = True
 
 
@@ -35,7 +35,7 @@ class WaitingReader(NamedTuple):
     """An execution that waits for the next entry of a live field."""
 
     execution: str
-    place: Position
+    position: Position
     path: BranchPath
     field: str
 
@@ -44,7 +44,7 @@ class HeldCommit(NamedTuple):
     """An execution that has ended, and commits when the executions have whose posts it has used."""
 
     execution: str
-    place: Position
+    position: Position
     path: BranchPath
     needs: frozenset[str]
 
@@ -67,18 +67,18 @@ class WriteReach:
         self._before: dict[tuple[Position, Position, bool], frozenset[str]] = {}
 
     def may_write(self, origin: PossibleWriter, field: str, listener: Position, sends: bool = True) -> bool:
-        """Whether an entry may come from a branch before a listener at some place ends.
+        """Whether an entry may come from a branch before a listener at some position ends.
 
         Args:
             origin: the branch.
             field: what the listener waits for.
-            listener: the place of the listener.
+            listener: the position of the listener.
             sends: whether routers may answer with a `Send`, which starts at once and waits at no join.
         """
-        node = origin.place[0]
+        node = origin.position[0]
         if origin.works and field in self._writes.get(node, ()):
             return True
-        return field in self._behind(node) and field in self._until(origin.place, listener, sends)
+        return field in self._behind(node) and field in self._until(origin.position, listener, sends)
 
     def _behind(self, node: str) -> frozenset[str]:
         """The fields that nodes behind a node write."""
@@ -96,16 +96,16 @@ class WriteReach:
             known = self._anywhere[node] = frozenset(found)
         return known
 
-    def _until(self, place: Position, listener: Position, sends: bool) -> frozenset[str]:
+    def _until(self, position: Position, listener: Position, sends: bool) -> frozenset[str]:
         """The same, up to the nodes that wait for a listener. It is enough to look at the least round of each node:
         what waits for the listener in one round waits in later ones too.
         """
-        key = (place, listener, sends)
+        key = (position, listener, sends)
         known = self._before.get(key)
         if known is None:
             found: set[str] = set()
             least: dict[str, Round] = {}
-            work = [place]
+            work = [position]
             while work:
                 node, at = work.pop()
                 for target, conditional in self._out.get(node, ()):
@@ -121,9 +121,9 @@ class WriteReach:
             known = self._before[key] = frozenset(found)
         return known
 
-    def _waits(self, place: Position, listener: Position) -> bool:
-        """Whether a group at a place waits for a listener: the scheduler's own rule for joins."""
-        return place != listener and self._rounds.can_reach(listener[0], listener[1], place[0], place[1])
+    def _waits(self, position: Position, listener: Position) -> bool:
+        """Whether a group at a position waits for a listener: the scheduler's own rule for joins."""
+        return position != listener and self._rounds.can_reach(listener[0], listener[1], position[0], position[1])
 
 
 def readers_to_release(
@@ -142,12 +142,12 @@ def readers_to_release(
     fresh = list(origins)
     while fresh:
         going = {
-            one.execution for one in stuck if any(reach.may_write(origin, one.field, one.place) for origin in fresh)
+            one.execution for one in stuck if any(reach.may_write(origin, one.field, one.position) for origin in fresh)
         }
-        fresh = [PossibleWriter(one.place) for one in stuck if one.execution in going]
+        fresh = [PossibleWriter(one.position) for one in stuck if one.execution in going]
         stuck = [one for one in stuck if one.execution not in going]
         behind = _behind(stuck, kept)
-        fresh += [PossibleWriter(one.place, False) for one in kept if one.execution not in behind]
+        fresh += [PossibleWriter(one.position, False) for one in kept if one.execution not in behind]
         kept = [one for one in kept if one.execution in behind]
     if not stuck:
         return []
@@ -191,13 +191,13 @@ def _holders(
         holders = [
             other.execution
             for other in stuck
-            if other is not one and reach.may_write(PossibleWriter(other.place), one.field, one.place, sends)
+            if other is not one and reach.may_write(PossibleWriter(other.position), one.field, one.position, sends)
         ]
         holders += [
             other.execution
             for other in kept
             if not _needs(other.execution, one.execution, needs)
-            and reach.may_write(PossibleWriter(other.place, False), one.field, one.place, sends)
+            and reach.may_write(PossibleWriter(other.position, False), one.field, one.position, sends)
         ]
         found[one.execution] = holders
     return found

@@ -48,7 +48,7 @@ class FieldPart(NamedTuple):
     commit: str
     again: tuple[str, ...] = ()
     owner: str = ""
-    place: int = -1
+    slot: int = -1
     call: int = -1
     weight: int = 0
 
@@ -295,14 +295,14 @@ EMPTY_INDEX = FieldIndex()
 
 def _merged(walks: Sequence[Iterator[FieldPart]]) -> Iterator[FieldPart]:
     """Parts of several rows, the one at the highest place first."""
-    heap = [(-part.place, number, part) for number, walk in enumerate(walks) for part in [next(walk, None)] if part]
+    heap = [(-part.slot, number, part) for number, walk in enumerate(walks) for part in [next(walk, None)] if part]
     heapify(heap)
     while heap:
         _, number, part = heappop(heap)
         yield part
         following = next(walks[number], None)
         if following is not None:
-            heappush(heap, (-following.place, number, following))
+            heappush(heap, (-following.slot, number, following))
 
 
 class FieldIndexes:
@@ -382,7 +382,7 @@ class FieldIndexes:
         field = self.of.field
         if self.of.live and len({_run_of(log[one].commit.id) for one in (place, *parents)}) == 1:
             base, own = merge_base(log, parents)
-            posted = [item.place for item in own if field in log[item.place].commit.patch]
+            posted = [item.log_index for item in own if field in log[item.log_index].commit.patch]
             if any(log[one].commit.live is not None for one in posted):
                 made = _IndexBuilder(self.of, self.at(log, base))
                 made.by_arrival(log, posted)
@@ -390,16 +390,16 @@ class FieldIndexes:
         own = unshared_commits(log, parents)
         firsts: list[list[ReachableCommit]] = [[] for _ in parents]
         for item in own:
-            if field in log[item.place].commit.patch:
+            if field in log[item.log_index].commit.patch:
                 lowest = item.mask & -item.mask
                 firsts[lowest.bit_length() - 1].append(item)
         before: list[ReachableCommit] = []
         for bit, items in enumerate(firsts):
             beside = [item for item in before if not item.mask >> bit & 1]
-            reset = any(resets(log[item.place].commit.patch[field]) for item in (*beside, *items))
+            reset = any(resets(log[item.log_index].commit.patch[field]) for item in (*beside, *items))
             if bit and not (beside and reset):  # else both sides agree, or the join has decided, which is its patch
                 for item in items:
-                    made.commit(log, item.place, parallel=True)
+                    made.commit(log, item.log_index, parallel=True)
             before += items
         return made
 
@@ -469,7 +469,7 @@ class _IndexBuilder:
         for key, value in found:
             there = None if key is None else before.get(key)
             if there is not None and same(there.value, value):  # the join has left it as it was
-                self._put(there._replace(place=self.end))
+                self._put(there._replace(slot=self.end))
                 continue
             if winners:  # who has seen the commit that won has seen the value
                 winner = winners.get((of.field, key), winners.get((of.field,), place))
@@ -496,7 +496,7 @@ class _IndexBuilder:
             self._put(FieldPart(value, there.key, author.node, name, (), author.node, known))
 
     def _put(self, part: FieldPart) -> None:
-        place = part.place
+        place = part.slot
         if self._kind == "messages":
             part = self._in_its_turn(part)
         if self._of.weigh is not None:
@@ -524,20 +524,20 @@ class _IndexBuilder:
         calls = value.raw("tool_calls", None)
         for call in calls.raw_items() if isinstance(calls, FrozenList) else ():
             if isinstance(call, FrozenDict) and isinstance(call.raw("id", None), str):
-                self.calls = self.calls.set(call.raw("id"), part.place)
+                self.calls = self.calls.set(call.raw("id"), part.slot)
         if value.raw("role", None) != "tool":
             return part
         called = self.calls.get(value.raw("tool_call_id", None), -1)
         of = self.row.get(called) if called >= 0 else None
         if of is None:
             return part
-        if part.place not in self.results.get(called, ()):
-            self.results = self.results.set(called, (*self.results.get(called, ()), part.place))
+        if part.slot not in self.results.get(called, ()):
+            self.results = self.results.set(called, (*self.results.get(called, ()), part.slot))
         return part._replace(owner=of.owner, call=called)
 
     def _drop(self, part: FieldPart, *, gone: bool = True) -> None:
-        self.row = self.row.discard(part.place)
-        self.owners = self.owners.set(part.owner, self.owners[part.owner].discard(part.place))
+        self.row = self.row.discard(part.slot)
+        self.owners = self.owners.set(part.owner, self.owners[part.owner].discard(part.slot))
         self.weight -= part.weight
         if gone and part.key is not None:
             self.keys = self.keys.discard(part.key)
@@ -557,7 +557,7 @@ class _IndexBuilder:
             parts = {part.key: part for part in self.row}
             self._clear()
             for key, item in held:
-                self._put((parts.get(key) or FieldPart(item, key, "", ""))._replace(place=self.end))
+                self._put((parts.get(key) or FieldPart(item, key, "", ""))._replace(slot=self.end))
 
     def _clear(self) -> None:
         self.row, self.end, self.owners, self.keys, self.sums, self.calls, self.results, self.weight = EMPTY_INDEX
@@ -681,11 +681,11 @@ def unseen_parts(index: FieldIndex, log: Log, fresh: AbstractSet[int], of: Index
             for key, _ in parts_of_update(of, one, of.whole and not place and not number)[1]:
                 part = None if key is None else index.row.get(index.keys.get(key, index.end))
                 if part is not None and is_new(part, names):
-                    found[part.place] = part
+                    found[part.slot] = part
                 unkeyed += key is None
     for part in index.backwards() if unkeyed else ():
         if part.key is None and part.commit in names:
-            found[part.place] = part
+            found[part.slot] = part
             unkeyed -= 1
             if not unkeyed:
                 break
@@ -693,7 +693,7 @@ def unseen_parts(index: FieldIndex, log: Log, fresh: AbstractSet[int], of: Index
     for call in calls - {-1}:  # a call and its results are shown together
         for part in map(index.row.get, (call, *index.results.get(call, ()))):
             if part is not None:
-                found[part.place] = part
+                found[part.slot] = part
     return UnseenParts(names, [found[place] for place in sorted(found)])
 
 

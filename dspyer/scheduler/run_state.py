@@ -42,27 +42,27 @@ class Branch(NamedTuple):
 
     Attributes:
         path: its name: the smallest of the paths that it united.
-        spots: these paths, smallest first, with the width of each fork.
+        fork_children: these paths, smallest first, with the width of each fork.
         state: its state.
-        head: place of its last commit in the log, -1 before the first.
+        head: index of its last commit in the log, -1 before the first.
         id: the id of that commit.
         step: the step of that commit, -1 before the first.
-        tally: commits per node and per path in its lineage, and what else is known of that.
+        counts: commits per node and per path in its lineage, and what else is known of that.
     """
 
     path: BranchPath
-    spots: tuple[tuple[ForkPoint, ...], ...]
+    fork_children: tuple[tuple[ForkPoint, ...], ...]
     state: ImmutableState
     head: int
     id: str
     step: int
-    tally: LineageCounts
+    counts: LineageCounts
 
 
 class Group(NamedTuple):
-    """Branches at one place. A `Send` branch is a group of its own; `blocker` is a place from which more may come."""
+    """Branches at one position. A `Send` branch is a group of its own; `blocker` is a position from which more may come."""
 
-    place: Position
+    position: Position
     branches: tuple[Branch, ...] | PersistentVector[Branch]  # the vector where many wait: it grows without a copy
     overlay: FrozenDict[str, Any] | None = None
     blocker: Position | None = None
@@ -76,24 +76,24 @@ class Execution(NamedTuple):
     branch: Branch
     path: BranchPath
     visit: int
-    place: Position
+    position: Position
     overlay: FrozenDict[str, Any] | None
 
 
 class Failure(NamedTuple):
-    """A node, router or join that raised, the branches that it stopped, and their place."""
+    """A node, router or join that raised, the branches that it stopped, and their position."""
 
     path: BranchPath
     node: str
     execution: str
     error: BaseException
     branches: tuple[Branch, ...]
-    place: Position
+    position: Position
     conflicts: tuple[MergedConflict, ...] = ()
 
 
 class Suspended(NamedTuple):
-    """An execution that has asked and gives way until it is answered. It is no transition: its branch stays."""
+    """An execution that has suspended and gives way until it is answered. It is no transition: its branch stays."""
 
     questions: tuple[Question, ...]
 
@@ -104,15 +104,15 @@ class RunState(NamedTuple):
     Attributes:
         topology: the graph.
         log: the commits in order of arrival.
-        waiting: branches that have arrived at a place where more may come.
+        waiting: branches that have arrived at a position where more may come.
         ready: groups that may start, in path order.
         running: executions by id.
-        live: how many groups stand at each place; those that wait at one place count once.
+        positions: how many groups stand at each position; those that wait at one position count once.
         calls: nodes that were started.
         failures: what raised.
-        resting: the last state that all branches shared.
+        trunk_state: the last state that all branches shared.
         ended: whether all branches have come to `END`.
-        asked: executions that wait for an answer, with their questions, by id.
+        suspended: executions that wait for an answer, with their questions, by id.
         first: the version of the first commit: runs of a thread go on counting.
     """
 
@@ -121,12 +121,12 @@ class RunState(NamedTuple):
     waiting: PersistentMap[Position, Group]
     ready: ReadyQueue
     running: PersistentMap[str, Execution]
-    live: PersistentMap[Position, int]
+    positions: PersistentMap[Position, int]
     calls: int = 0
     failures: tuple[Failure, ...] = ()
-    resting: ImmutableState = ImmutableState()
+    trunk_state: ImmutableState = ImmutableState()
     ended: bool = False
-    asked: PersistentMap[str, tuple[Execution, Suspended]] = PersistentMap()
+    suspended: PersistentMap[str, tuple[Execution, Suspended]] = PersistentMap()
     first: int = 0
 
 
@@ -134,7 +134,7 @@ def active_branches(run: RunState) -> list[Branch]:
     """The branches that have not come to their end, in path order. None has failed."""
     branches = [branch for group in (*run.waiting.values(), *run.ready) for branch in group.branches]
     branches += [execution.branch for execution in run.running.values()]
-    branches += [execution.branch for execution, _ in run.asked.values()]
+    branches += [execution.branch for execution, _ in run.suspended.values()]
     return sorted(branches, key=lambda branch: branch.path)
 
 
@@ -144,7 +144,7 @@ def execution_id(path: BranchPath, index: int) -> str:
 
 
 def contains_commit(branch: Branch, execution: str) -> bool:
-    """Whether a commit is in the lineage of a branch. The commits of one path are a chain, which `tally` counts.
+    """Whether a commit is in the lineage of a branch. The commits of one path are a chain, which `counts` counts.
 
     Args:
         branch: the branch.
@@ -152,7 +152,7 @@ def contains_commit(branch: Branch, execution: str) -> bool:
     """
     text, _, index = execution.rpartition(":")
     path = () if text == "trunk" else tuple(map(int, text.split(".")))
-    known: int = branch.tally.get(path, 0)
+    known: int = branch.counts.get(path, 0)
     return int(index) < known
 
 
@@ -161,14 +161,14 @@ def path_text(path: BranchPath) -> str:
     return ".".join(map(str, path)) or "trunk"
 
 
-def path_of(spots: tuple[tuple[ForkPoint, ...], ...]) -> BranchPath:
+def path_of(fork_children: tuple[tuple[ForkPoint, ...], ...]) -> BranchPath:
     """The path that names a branch: the smallest of those that it united."""
-    return tuple([child for child, _ in spots[0]])
+    return tuple([child for child, _ in fork_children[0]])
 
 
-def collapse_forks(spots: Iterable[tuple[ForkPoint, ...]]) -> tuple[tuple[ForkPoint, ...], ...]:
+def collapse_forks(fork_children: Iterable[tuple[ForkPoint, ...]]) -> tuple[tuple[ForkPoint, ...], ...]:
     """Puts all children of a fork together as their parent, as often as it goes."""
-    held = set(spots)
+    held = set(fork_children)
     while True:
         families: dict[tuple[ForkPoint, ...], list[tuple[ForkPoint, ...]]] = {}
         for spot in held:

@@ -40,13 +40,13 @@ def run_value(name: str, topology: Topology, branch: Branch) -> int | str | None
     _, first, *rest = name.split(".")
     if rest:
         if rest[0] == "visits":
-            return int(branch.tally.get(first, 0))
-        return int(branch.tally.get(calls_key(rest[0], first), 0))
+            return int(branch.counts.get(first, 0))
+        return int(branch.counts.get(calls_key(rest[0], first), 0))
     if first == "count":
-        return int(sum([branch.tally.get(node, 0) for node in topology.nodes]))
+        return int(sum([branch.counts.get(node, 0) for node in topology.nodes]))
     if first == "remaining":
         return max(topology.max_steps - branch.step - 1, 0)
-    reason: str | None = branch.tally.get(REASON_KEY)
+    reason: str | None = branch.counts.get(REASON_KEY)
     return reason
 
 

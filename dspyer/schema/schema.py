@@ -59,7 +59,18 @@ class Schema:
         {'words': 12}
     """
 
-    __slots__ = ("_reducers", "_view", "fields", "limited", "live", "model", "nullable", "shapes", "shown", "whole")
+    __slots__ = (
+        "_reducers",
+        "_view",
+        "fields",
+        "limited",
+        "live_fields",
+        "model",
+        "nullable",
+        "shapes",
+        "shown",
+        "whole",
+    )
 
     def __init__(
         self,
@@ -73,7 +84,9 @@ class Schema:
         self.whole = whole
         self.model = model
         self.fields = fields
-        self.live: Mapping[str, Live] = {name: field.live for name, field in fields.items() if field.live is not None}
+        self.live_fields: Mapping[str, Live] = {
+            name: field.live for name, field in fields.items() if field.live is not None
+        }
         self.limited = frozenset(name for name, field in fields.items() if field.limit is not None)
         self.nullable = frozenset(name for name, field in fields.items() if field.fixed_default is None)
         self.shapes = tuple([_shape(field) for field in fields.values()])

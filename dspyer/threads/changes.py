@@ -285,7 +285,7 @@ class Travel(PastReader):
                 opening, moved = starter.fitting.going_on(opening, cut.run)
             part = starter.next_part(rest, cut.run.run, cut.point, cut.gone, names)
             opening = opening._replace(run_id=part.id, label=(part.header["label"],))
-            running = sorted(opening.run.running) or [group.place[0] for group in opening.run.ready]
+            running = sorted(opening.run.running) or [group.position[0] for group in opening.run.ready]
             beside = None if names is None else starter.fitting.beside
             return FirstWrite(part, 0, [resume_row(0, running, beside), *moved], opening, memo)
 
@@ -427,7 +427,7 @@ def lone_branch(starter: RunStarter, listed: Callable[[], ListedCommit], cut: Hi
 def _check_not_begun(starter: RunStarter, cut: HistoryPrefix, branch: Branch) -> None:
     """A node that has done a part of its work has done it with the state as it is."""
     memo = memo_of(starter, cut)
-    comes = execution_id(branch.path, branch.tally.get(branch.path, 0))
+    comes = execution_id(branch.path, branch.counts.get(branch.path, 0))
     begun = [*memo.items, *[head.scope[0] for head in map(CommitHeader.of, _heads(cut)) if head.scope]]
     if any(outermost(name) == comes for name in begun):
         raise ThreadError(
@@ -624,7 +624,7 @@ def meet(history: History, left: int, right: int, name: str, deciding: PolicyLoo
     updates: dict[str, list[Any]] = {}
     for item in join.own:
         if item.mask == _RIGHT_ONLY:
-            for field, update in log[item.place].commit.patch.items():
+            for field, update in log[item.log_index].commit.patch.items():
                 updates.setdefault(field, []).append(update)
     patch = _between(schema, log[left].state, merged.state, updates)
     return Met(patch, schema.replay(log[left].state, patch), merged.conflicts, merged.resolutions)

@@ -242,7 +242,7 @@ class RunStarter:
         if names is not None:
             opening, moved = self.fitting.going_on(opening, last)
         count = 1 + resumes(last.rows)
-        running = sorted(opening.run.running) or [group.place[0] for group in opening.run.ready]
+        running = sorted(opening.run.running) or [group.position[0] for group in opening.run.ready]
         if count > max_resumes:
             raise ThreadError(
                 f"the last run of thread {self.thread!r} was taken up {max_resumes} times and came no further; open: "

@@ -159,7 +159,9 @@ def order_of(commit: Commit) -> tuple[int, tuple[int, ...]]:
 def test_a_join_folds_by_arrival_whoever_ends_first(authors: list[str]) -> None:
     posts = {name: [seq for seq, author in enumerate(authors, 1) if author == name] for name in "abc"}
     ends = [played(posts, order) for order in itertools.permutations("abc")]
-    assert [run.resting.to_dict()["notes"] for run in ends] == [[str(seq) for seq in range(1, len(authors) + 1)]] * 6
+    assert [run.trunk_state.to_dict()["notes"] for run in ends] == [
+        [str(seq) for seq in range(1, len(authors) + 1)]
+    ] * 6
     commits = [sorted((entry.commit._replace(version=None) for entry in run.log), key=order_of) for run in ends]
     assert all(each == commits[0] for each in commits)
 

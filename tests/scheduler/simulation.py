@@ -66,7 +66,7 @@ class Outcome:
         states = [
             entry.state.to_dict() for entry in sorted(self.run.log, key=lambda e: (e.commit.step, e.commit.branch))
         ]
-        return self.run.ended, self.run.resting.to_dict(), commits, states, self.conflicts, sorted(self.calls)
+        return self.run.ended, self.run.trunk_state.to_dict(), commits, states, self.conflicts, sorted(self.calls)
 
 
 def simulate(

@@ -155,7 +155,7 @@ def test_where_branches_have_met_before_their_base_is_what_they_made_of_it() -> 
     table = {"B": ["a", "x"], "C": ["a", "y"], "C2": ["a"], "L": ["a", "x", "l"], "R": ["a", "x", "r"]}
     topology = graph("B C C2 T J L R Z", edges, merge="combine_lists")
     outcome = simulate(topology, writes(table), inputs={"x": ["a"]})
-    assert outcome.run.resting["x"] == ["a", "x", "l", "r"]
+    assert outcome.run.trunk_state["x"] == ["a", "x", "l", "r"]
     (conflict,) = outcome.conflicts
     assert conflict.base == ["a", "x"]
 
@@ -165,7 +165,7 @@ def test_a_conflict_that_a_later_branch_builds_on_says_so() -> None:
     edges = {START: "B C D", "B": END, "C": END, "D": END}
     topology = graph("B C D", edges, merge=lambda conflict: conflict.base)
     outcome = simulate(topology, writes({"B": 1, "C": 2, "D": 3}), inputs={"x": 0})
-    assert outcome.run.resting["x"] == 3
+    assert outcome.run.trunk_state["x"] == 3
     (conflict,) = outcome.conflicts
     assert (conflict.values, conflict.value, conflict.winner) == ((("B", 1), ("C", 2), ("D", 3)), 3, "D")
 
@@ -228,6 +228,6 @@ def test_crossing_branches_fold_each_update_once(edges: dict[str, str], seed: in
         return ({"log": [execution.id], "count": 1} if execution.node != START else {}), []
 
     outcome = simulate(topology, update, random.Random(seed).randrange)
-    assert outcome.run.resting["count"] == len(outcome.calls)
+    assert outcome.run.trunk_state["count"] == len(outcome.calls)
     made = [commit.id for commit in outcome.commits if commit.node in nodes.split()]
-    assert sorted(outcome.run.resting["log"]) == sorted(made)
+    assert sorted(outcome.run.trunk_state["log"]) == sorted(made)

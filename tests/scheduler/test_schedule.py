@@ -195,7 +195,7 @@ def test_join_rule(case: Case) -> None:
         assert " ".join(f"{name}{outcome.counts[name]}" for name in sorted(outcome.counts)) == " ".join(
             sorted(case.calls.split())
         )
-        assert len(outcome.run.resting["seen"]) == sum(outcome.counts.values()), "every write is in the final state"
+        assert len(outcome.run.trunk_state["seen"]) == sum(outcome.counts.values()), "every write is in the final state"
         if case.heads:
             assert sorted(topology.rounds.loops[0].heads) == case.heads.split()
 
@@ -263,8 +263,8 @@ def test_updates_fold_in_branch_order_exactly_once() -> None:
         "A B B2 C J", {START: "A", "A": "B C", "B": "B2", "B2": "J", "C": "J", "J": "END"}, schema=schema, merge="raise"
     )
     outcome = orders(topology, lambda e: ({"log": [e.node], "count": 1} if e.node != START else {}, []))
-    assert outcome.run.resting["log"] == ["A", "B", "B2", "C", "J"]
-    assert outcome.run.resting["count"] == 5
+    assert outcome.run.trunk_state["log"] == ["A", "B", "B2", "C", "J"]
+    assert outcome.run.trunk_state["count"] == 5
 
 
 def test_criss_cross_applies_each_update_once() -> None:
@@ -272,8 +272,8 @@ def test_criss_cross_applies_each_update_once() -> None:
     edges = {START: "A B", "A": "J K", "B": "J K", "J": "Z", "K": "Z", "Z": "END"}
     topology = graph("A B J K Z", edges, schema=schema, merge="raise")
     outcome = orders(topology, lambda e: ({"log": [e.node], "count": 1} if e.node != START else {}, []))
-    assert outcome.run.resting["log"] == ["A", "B", "J", "K", "Z"]
-    assert outcome.run.resting["count"] == 5
+    assert outcome.run.trunk_state["log"] == ["A", "B", "J", "K", "Z"]
+    assert outcome.run.trunk_state["count"] == 5
 
 
 def test_conflict_names_both_writers_and_stops_the_run() -> None:
@@ -303,7 +303,7 @@ def test_a_value_written_and_restored_is_unchanged() -> None:
 
     edges = {START: "A", "A": "B C", "B": "B2", "B2": "J", "C": "J", "J": "END"}
     outcome = orders(graph("A B B2 C J", edges, merge="raise"), behave)
-    assert outcome.run.resting["x"] == 2
+    assert outcome.run.trunk_state["x"] == 2
     assert outcome.conflicts == []
 
 
@@ -320,7 +320,7 @@ def test_failure_lets_siblings_finish_and_starts_nothing() -> None:
         outcome = simulate(topology, behave, lambda n, rng=rng: rng.randrange(n))  # type: ignore[misc]
         assert [failure.node for failure in outcome.run.failures] == ["B", "D"]
         assert sorted(outcome.calls) == ["A", "B", "C", "D"]
-        assert outcome.run.resting.to_dict() == {"A": 1}
+        assert outcome.run.trunk_state.to_dict() == {"A": 1}
         assert [entry.commit.node for entry in outcome.run.log] == ["START", "A", "C"]
 
 
@@ -353,7 +353,7 @@ def test_wide_fan_out_is_one_step_and_keeps_order() -> None:
 
     rng = random.Random(1)
     outcome = simulate(topology, behave, rng.randrange)
-    assert outcome.run.resting["log"] == [str(i) for i in range(200)]
+    assert outcome.run.trunk_state["log"] == [str(i) for i in range(200)]
     assert max(commit.step for commit in outcome.commits) == 4
 
 
@@ -377,7 +377,13 @@ def test_a_run_is_a_value_that_pickles_at_every_step() -> None:
 
 
 def values(state: RunState) -> tuple[Any, ...]:
-    return list(state.log), state.ready, dict(state.waiting.items()), dict(state.running.items()), state.live.items()
+    return (
+        list(state.log),
+        state.ready,
+        dict(state.waiting.items()),
+        dict(state.running.items()),
+        state.positions.items(),
+    )
 
 
 def test_collapse_puts_all_children_together() -> None:
@@ -467,8 +473,10 @@ def test_confluence(plan: Plan, seed: int) -> None:
         else:
             assert other.run.failures
     if first.run.ended:
-        assert first.run.resting["count"] == len(first.calls), "each increment is applied exactly once"
-        assert sorted(first.run.resting["log"]) == sorted(commit.id for commit in first.commits if commit.node in NODES)
+        assert first.run.trunk_state["count"] == len(first.calls), "each increment is applied exactly once"
+        assert sorted(first.run.trunk_state["log"]) == sorted(
+            commit.id for commit in first.commits if commit.node in NODES
+        )
         assert len({(c.step, c.branch) for c in first.commits}) == len(first.commits)
         assert len({c.id for c in first.commits}) == len(first.commits)
         assert first.commits[-1].branch == (), "at the end all branches are the trunk again"

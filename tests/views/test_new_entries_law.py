@@ -131,7 +131,7 @@ def check(outcome: Outcome, resets: bool, seed: int) -> None:
             assert value_of(whole) == entry.state.to_dict()[field], field
             if field in ("items", "single", "short", "said", "chat", "late"):
                 assert [thaw(part.value) for part in whole.parts] == entry.state.to_dict()[field]
-            assert sorted(part.place for part in whole.parts) == [part.place for part in whole.parts]
+            assert sorted(part.slot for part in whole.parts) == [part.slot for part in whole.parts]
             for reader in nodes:
                 check_reader(indexes, outcome, place, reader, whole, resets)
 
