@@ -168,7 +168,9 @@ def _step_text(step: ViewStep) -> str:
     return f".{step.name}({'' if step.argument is None else step.argument})"
 
 
-def select_parts(view: View, kind: str, index: FieldIndex, reader: str, news: Callable[[], UnseenParts]) -> list[FieldPart]:
+def select_parts(
+    view: View, kind: str, index: FieldIndex, reader: str, news: Callable[[], UnseenParts]
+) -> list[FieldPart]:
     """The parts that a view chooses. It costs by what that is, not by all that the field has.
 
     Args:

@@ -552,7 +552,7 @@ class LiveWaiters:
             (stopped if halted else able).extend([PossibleWriter(group.position) for group in run.ready])
             found = readers_to_release(waiting, dict.fromkeys(able), held, self._reach)
             for one in found:
-                missed = any(self._reach.may_write(origin, one.field, one.place) for origin in stopped)
+                missed = any(self._reach.may_write(origin, one.field, one.position) for origin in stopped)
                 self.release(one.execution, "abort" if missed else "closed")
             if not found:
                 break

@@ -25,7 +25,7 @@ _MOST = 4096
 
 
 class PossibleWriter(NamedTuple):
-    """A branch that may write. `works`: whether the node at its position is still to write, not only those behind it."""
+    """A branch that may write the field. `works`: whether its own node may, and not only the nodes after it."""
 
     position: Position
     works: bool = True

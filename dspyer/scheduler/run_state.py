@@ -60,7 +60,7 @@ class Branch(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Branches at one position. A `Send` branch is a group of its own; `blocker` is a position from which more may come."""
+    """Branches at one position. A `Send` branch is a group of its own; from `blocker` more branches may come."""
 
     position: Position
     branches: tuple[Branch, ...] | PersistentVector[Branch]  # the vector where many wait: it grows without a copy

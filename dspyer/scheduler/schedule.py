@@ -356,7 +356,7 @@ def _settle(
 ) -> tuple[PersistentMap[Position, Group], list[Group]]:
     """Takes groups that no other live branch can reach any more out of those that wait.
 
-    A group remembers one position that blocks it and is looked at again only when that position is left: what blocks can
+    A group remembers one position that blocks it and is checked again only when that position is left: what blocks can
     only move on, and whatever it could reach before includes what it can reach then.
     """
     released = [] if left in positions else [position for position, group in waiting.items() if group.blocker == left]
@@ -373,7 +373,7 @@ def _settle(
 
 
 def _blocker(topology: Topology, positions: PersistentMap[Position, int], position: Position) -> Position | None:
-    """A position of another positions group from which `position` can still be reached, in its round or an earlier one."""
+    """The position of another group from which `position` can be reached, in its round or an earlier one."""
     can_reach = topology.rounds.can_reach
     for other in positions:
         if other != position and can_reach(other[0], other[1], position[0], position[1]):
