@@ -1,7 +1,11 @@
-"""Merge policies: what becomes of a path that both sides of a merge changed.
+"""Conflicts between two sides of a merge, the three-way merge that finds them, and the policies that decide them.
 
-A policy is a function from a `Conflict` to the value to keep; `DELETE` stands for "absent", in what it is asked and as
-its answer. First and last mean branch order, never time. `Policies` says which policy holds at which path.
+The merge is that of version control (diff3), on nested mappings instead of lines: what only one side changed since the
+common base is kept, and what both changed to different values is a `Conflict`. A merge policy is a function from a
+`Conflict` to the value to keep. `Policies` says which policy holds at which path; its patterns are `Pattern`s.
+
+`DELETE` stands for "absent", in a conflict and as the answer of a policy. Left and right, first and last mean the order
+of branches, never time.
 """
 
 from __future__ import annotations
@@ -21,15 +25,147 @@ from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 from dspyer.values.refusals import KeyPath
 
+__all__ = [
+    "Conflict",
+    "Pattern",
+    "Policies",
+    "Policy",
+    "combine_lists",
+    "first_write_wins",
+    "last_write_wins",
+    "merge_values",
+    "policy_of",
+    "prefer",
+    "raise_",
+    "resolve_conflict",
+]
+
+Resolve = Callable[[KeyPath, Any, Any, Any], Any]
+"""Decides a conflict in `merge_values`: `(path, base, left, right) -> value to keep`, all frozen, or `DELETE`."""
+
+
+# --- conflicts
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A path that both sides of a merge changed, to different values: the argument of a merge policy.
+
+    Attributes:
+        path: keys from the state down to the value.
+        base: the value that both sides started from, `DELETE` if there was none.
+        left: the value of the side that is first in branch order, `DELETE` if that side removed it.
+        right: the value of the other side, `DELETE` if that side removed it.
+        left_author: the node that wrote the left value; `"left"` in `ImmutableState.merge`, which knows no nodes.
+        right_author: the node that wrote the right value, or `"right"`.
+
+    Example:
+        >>> def longest(conflict):
+        ...     return max(conflict.left, conflict.right, key=len)
+        >>> longest(Conflict(("title",), "", "Tides", "On tides"))
+        'On tides'
+    """
+
+    path: KeyPath
+    base: Any
+    left: Any
+    right: Any
+    left_author: str = "left"
+    right_author: str = "right"
+
+
+def _conflict_text(conflict: Conflict) -> str:
+    """The text of a `MergeConflictError`: the path, both sides, and how to avoid or decide the conflict."""
+    name = ".".join(str(key) for key in conflict.path)
+    pattern = repr(name) if not any("." in str(key) for key in conflict.path) else repr(conflict.path)
+    return (
+        f"Conflict detected at key {name!r}: {conflict.left_author} has {_side_text(conflict.left)}, "
+        f"{conflict.right_author} has {_side_text(conflict.right)}; both started from {_side_text(conflict.base)}. "
+        "Let one node alone write it, give the field a reducer that keeps both, or choose a merge policy for this "
+        f'path, for example {{{pattern}: "last_write_wins"}}.'
+    )
+
+
+def _side_text(value: Any) -> str:
+    return "nothing" if value is DELETE else brief(value)
+
+
+# --- the three-way merge
+
+_EMPTY: FrozenDict[Any, Any] = FrozenDict()
+
+
+def merge_values(base: Any, left: Any, right: Any, path: KeyPath, resolve: Resolve) -> Any:
+    """Merges two frozen values that were made from one base.
+
+    Only net change counts: a side that holds what the base holds has changed nothing, and equal values are no
+    conflict. Two mappings are merged key by key; a base that is no mapping counts as empty there. Any other value that
+    both sides changed is one conflict, at this path and with whole values.
+
+    Args:
+        base: the value that both sides started from. Like `left` and `right`, `DELETE` stands for "absent".
+        left: the value of the first side; its keys keep their order.
+        right: the value of the second side; its new keys follow, in its order.
+        path: where the values are.
+        resolve: called as `(path, base, left, right)` for each conflict; returns the value to keep, or `DELETE`.
+
+    Returns:
+        The merged value: `left` itself if the right side adds nothing to it, `DELETE` if nothing is left.
+
+    Example:
+        >>> from dspyer.values.freezing import freeze
+        >>> base, left, right = freeze({"a": 1, "b": 2}), freeze({"a": 1}), freeze({"a": 5, "b": 2})
+        >>> merge_values(base, left, right, (), lambda path, base, left, right: right)
+        FrozenDict({'a': 5})
+    """
+    # Identity is tested before `same`, which compares whole values: branches share what they did not change.
+    if left is right or right is base:
+        return left
+    if isinstance(left, FrozenDict) and isinstance(right, FrozenDict):
+        return _merge_mappings(base if isinstance(base, FrozenDict) else _EMPTY, left, right, path, resolve)
+    if same(right, base) or same(left, right):
+        return left
+    if left is base or same(left, base):
+        return right
+    return resolve(path, base, left, right)
+
+
+def _merge_mappings(
+    base: FrozenDict[Any, Any], left: FrozenDict[Any, Any], right: FrozenDict[Any, Any], path: KeyPath, resolve: Resolve
+) -> FrozenDict[Any, Any]:
+    merged = left
+    for key in _changed_keys(base, right):
+        left_value = left.raw(key, DELETE)
+        value = merge_values(base.raw(key, DELETE), left_value, right.raw(key, DELETE), (*path, key), resolve)
+        if value is not left_value:
+            merged = merged.discard(key) if value is DELETE else merged.set(key, value)
+    return merged
+
+
+def _changed_keys(before: FrozenDict[Any, Any], after: FrozenDict[Any, Any]) -> list[Any]:
+    """The keys whose values may differ: those of `after` in their order, then the removed ones."""
+    changed = [key for key, value in after.raw_items() if before.raw(key, DELETE) is not value]
+    changed.extend(key for key in before if key not in after)
+    return changed
+
+
+# --- merge policies
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     """A named merge policy. Call it with a `Conflict` to get the value to keep.
 
     Attributes:
-        name: how it is called in records and errors.
+        name: its name in records and errors.
         decide: the function that decides.
-        built_in: whether `decide` may be given frozen values; a user's function gets plain ones.
+        built_in: whether `decide` may get frozen values; a user's function gets plain copies.
+
+    Example:
+        >>> last_write_wins(Conflict(("n",), 0, 1, 2))
+        2
+        >>> Policy("sum", lambda conflict: conflict.left + conflict.right)(Conflict(("n",), 0, 1, 2))
+        3
     """
 
     name: str
@@ -57,90 +193,82 @@ def _first(conflict: Conflict) -> Any:
 
 
 def _combine(conflict: Conflict) -> Any:
+    """The base's items that both sides kept, then the items that each side added; not for lists: the right value.
+
+    Lists are merged as multisets: an item that the base has n times is kept as often as the side with fewer has it.
+    """
     left, right = conflict.left, conflict.right
     if not (isinstance(left, (list, FrozenList)) and isinstance(right, (list, FrozenList))):
         return right
     base = conflict.base if isinstance(conflict.base, (list, FrozenList)) else []
-    was = _count(base)
-    ours, theirs = _count(left), _count(right)
+    in_base, in_left, in_right = _count(base), _count(left), _count(right)
     kept: list[Any] = []
     seen: Counter[Hashable] = Counter()
     for item in base:
-        key = _Same(item)
+        key = _ItemKey(item)
         seen[key] += 1
-        if seen[key] <= min(was[key], ours[key], theirs[key]):
+        if seen[key] <= min(in_base[key], in_left[key], in_right[key]):
             kept.append(item)
-    return [*kept, *_additions(left, was), *_additions(right, was)]
+    return [*kept, *_additions(left, in_base), *_additions(right, in_base)]
 
 
 def _count(items: Iterable[Any]) -> Counter[Hashable]:
-    return Counter(_Same(item) for item in items)
+    return Counter(_ItemKey(item) for item in items)
 
 
-def _additions(items: Iterable[Any], base: Counter[Hashable]) -> list[Any]:
-    """The items that a side has beyond those of the base, counting equal ones."""
+def _additions(items: Iterable[Any], in_base: Counter[Hashable]) -> list[Any]:
+    """The items of a side that exceed their count in the base."""
     seen: Counter[Hashable] = Counter()
     added: list[Any] = []
     for item in items:
-        key = _Same(item)
+        key = _ItemKey(item)
         seen[key] += 1
-        if seen[key] > base[key]:
+        if seen[key] > in_base[key]:
             added.append(item)
     return added
 
 
-class _Same:
-    """An item as a dictionary key: equal when `same` says so (1, 1.0 and True differ)."""
+class _ItemKey:
+    """An item as a dictionary key, equal when `same` says so: 1, 1.0 and True differ, and lists can be keys."""
 
-    __slots__ = ("item", "number")
+    __slots__ = ("hash", "item")
 
     def __init__(self, item: Any) -> None:
         self.item = item
         try:
-            self.number = hash(item)
-        except TypeError:  # not hashable: every such item of this type meets the comparison
-            self.number = hash(type(item))
+            self.hash = hash(item)
+        except TypeError:  # not hashable: `same` compares all such items of one type
+            self.hash = hash(type(item))
 
     def __hash__(self) -> int:
-        return self.number
+        return self.hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and same(self.item, other.item)
+        return isinstance(other, _ItemKey) and same(self.item, other.item)
 
 
-@dataclass(frozen=True, slots=True)
-class _Prefer:
-    """Decides for the value of the first of `nodes` that wrote one."""
-
-    nodes: tuple[str, ...]
-
-    def __call__(self, conflict: Conflict) -> Any:
-        for node in self.nodes:
-            if conflict.left_author == node:
-                return conflict.left
-            if conflict.right_author == node:
-                return conflict.right
-        return _raise(conflict)
-
-
+# The table of built-in policies. A new one is a row here, and a row of the table in tests/test_policies.py.
 raise_ = Policy("raise", _raise, built_in=True)
 last_write_wins = Policy("last_write_wins", _last, built_in=True)
 first_write_wins = Policy("first_write_wins", _first, built_in=True)
 combine_lists = Policy("combine_lists", _combine, built_in=True)
 
-KNOWN: Mapping[str, Policy] = MappingProxyType(
+_BUILT_IN: Mapping[str, Policy] = MappingProxyType(
     {policy.name: policy for policy in (raise_, last_write_wins, first_write_wins, combine_lists)}
 )
 
 
 def prefer(*nodes: str) -> Policy:
-    """The policy that keeps what the earliest named node wrote.
+    """A policy that keeps the value of the most trusted node.
 
     Args:
-        nodes: names of nodes, the most trusted first. If none of them wrote, the conflict is raised.
+        nodes: names of nodes, the most trusted first. If none of them wrote a side, the conflict is raised.
 
     Returns:
         The policy.
+
+    Raises:
+        ValueError: if no names are given.
 
     Example:
         >>> prefer("editor", "writer")(Conflict(("title",), "-", "A", "B", "writer", "editor"))
@@ -155,6 +283,21 @@ def prefer(*nodes: str) -> Policy:
 
 def _is_name(node: object) -> bool:
     return isinstance(node, str) and node != ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefer:
+    """The function of a `prefer` policy: a class, since a closure could not be pickled."""
+
+    nodes: tuple[str, ...]
+
+    def __call__(self, conflict: Conflict) -> Any:
+        for node in self.nodes:
+            if conflict.left_author == node:
+                return conflict.left
+            if conflict.right_author == node:
+                return conflict.right
+        return _raise(conflict)
 
 
 def policy_of(spec: object) -> Policy:
@@ -176,22 +319,25 @@ def policy_of(spec: object) -> Policy:
     if isinstance(spec, Policy):
         return spec
     if isinstance(spec, str):
-        if spec in KNOWN:
-            return KNOWN[spec]
-        raise ValueError(f"unknown merge policy {spec!r}.{suggestion(spec, KNOWN)} {_known()}")
+        if spec in _BUILT_IN:
+            return _BUILT_IN[spec]
+        raise ValueError(f"unknown merge policy {spec!r}.{suggestion(spec, _BUILT_IN)} {_known_policies()}")
     if spec is prefer:
-        raise ValueError("prefer is given the names of nodes: write prefer('editor', 'writer')")
+        raise ValueError("prefer takes the names of nodes and returns a policy: write prefer('editor', 'writer')")
     if inspect.iscoroutinefunction(spec):
-        raise ValueError(f"merge policy {spec.__name__!r} is async: a join decides at once; await in a node before it")
+        raise ValueError(
+            f"merge policy {spec.__name__!r} is async, and a join cannot await: make it a plain function, and await in "
+            "a node before the join"
+        )
     if not isinstance(spec, type) and callable(spec):
         _check_arity(spec)
         return Policy(str(getattr(spec, "__name__", type(spec).__name__)), spec)
-    raise ValueError(f"{brief(spec)} is no merge policy. {_known()}")
+    raise ValueError(f"{brief(spec)} is no merge policy. {_known_policies()}")
 
 
-def _known() -> str:
-    names = ", ".join(repr(name) for name in KNOWN)
-    return f"Known policies: {names}, prefer(*nodes), or a function that is given a Conflict and returns the value."
+def _known_policies() -> str:
+    names = ", ".join(repr(name) for name in _BUILT_IN)
+    return f"Known policies: {names}, prefer(*nodes), or a function that takes a Conflict and returns a value."
 
 
 def _check_arity(function: Callable[..., Any]) -> None:
@@ -206,18 +352,53 @@ def _check_arity(function: Callable[..., Any]) -> None:
         return
 
 
-class _Rule(NamedTuple):
-    """One row of a policy table."""
+def resolve_conflict(policy: Policy, conflict: Conflict) -> Any:
+    """Decides a conflict of frozen values by a policy.
 
+    Args:
+        policy: the policy. A user's function gets plain copies of the values.
+        conflict: the conflict, with frozen values.
+
+    Returns:
+        The value to keep, frozen, or `DELETE`. An answer that equals a side is that side's value itself.
+
+    Raises:
+        MergeConflictError: if the policy is to raise.
+
+    Example:
+        >>> from dspyer.values.freezing import freeze
+        >>> resolve_conflict(combine_lists, Conflict(("tags",), freeze(["a"]), freeze(["a", "b"]), freeze(["a", "c"])))
+        FrozenList(['a', 'b', 'c'])
+    """
+    argument = conflict
+    if not policy.built_in:
+        plain = (thaw(conflict.base), thaw(conflict.left), thaw(conflict.right))
+        argument = Conflict(conflict.path, *plain, conflict.left_author, conflict.right_author)
+    answer = policy(argument)
+    answer = answer if answer is DELETE else freeze(answer, conflict.path)
+    # A side's own value keeps what it shares with other states, and lets records say which side won.
+    if same(answer, conflict.right):
+        return conflict.right
+    return conflict.left if same(answer, conflict.left) else answer
+
+
+# --- which policy holds at which path
+
+
+class _Rule(NamedTuple):
     pattern: Pattern
     policy: Policy
 
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """Which merge policy holds at which path.
+    """Which merge policy holds at which path. Make one with `Policies.of`.
 
-    Build one with `Policies.of`.
+    Attributes:
+        rules: the patterns with their policies; the first that matches holds.
+        default: the policy at paths that no pattern matches, if there is no `otherwise`.
+        given: whether a user chose the default.
+        otherwise: the table that decides at paths that no pattern matches.
 
     Example:
         >>> policies = Policies.of({"draft.*": "first_write_wins", "tags": "combine_lists"})
@@ -232,20 +413,23 @@ class Policies:
 
     @classmethod
     def of(cls, spec: object = None, otherwise: object = "raise") -> Policies:
-        """Reads what a user gave as `merge=` or `policy=`.
+        """Reads the value of `merge=` or `policy=`.
 
         Args:
             spec: a name, a policy or a function for every path, or a dict from path pattern to one of these. In a
-                pattern dots
-                separate segments, `*` stands for one segment, `**` for any number; a tuple is a path as it stands.
-                Where several match, the one with the longest literal prefix wins.
-            otherwise: what holds at paths that no pattern matches: a policy, or the `Policies` to ask then.
+                pattern dots separate segments, `*` stands for one segment, `**` for any number; a tuple is a literal
+                path. Where several match, the one with the longest literal prefix holds.
+            otherwise: the policy at paths that no pattern matches, or the `Policies` that decide there.
 
         Returns:
             The table.
 
         Raises:
             ValueError: for an unknown policy or a malformed pattern.
+
+        Example:
+            >>> Policies.of("combine_lists").policy_for(("tags",))
+            combine_lists
         """
         if isinstance(spec, Policies):
             return spec
@@ -255,37 +439,67 @@ class Policies:
         if not isinstance(spec, Mapping):
             return cls((), policy_of(spec))
         rules = [_Rule(Pattern.of(pattern), policy_of(policy)) for pattern, policy in spec.items()]
-        rules.sort(key=lambda rule: rule.pattern.rank, reverse=True)
+        rules.sort(key=lambda rule: rule.pattern.rank, reverse=True)  # stable: of equal ranks the first declared holds
         return cls(tuple(rules), rest.default, rest.given, rest)
 
     def policy_for(self, path: KeyPath) -> Policy:
-        """The policy that holds at a path."""
+        """The policy that holds at a path.
+
+        Args:
+            path: keys from the state down to a value.
+
+        Example:
+            >>> Policies.of({"draft": "first_write_wins"}).policy_for(("title",))
+            raise
+        """
         for rule in self.rules:
             if rule.pattern.matches(path):
                 return rule.policy
         return self.default if self.otherwise is None else self.otherwise.policy_for(path)
 
     def decider_for(self, path: KeyPath) -> tuple[str, Callable[[Conflict], Any]]:
-        """The name of the policy that holds at a path, and what it decides about a conflict of frozen values."""
+        """The name of the policy that holds at a path, and the function that decides a conflict of frozen values.
+
+        Args:
+            path: keys from the state down to a value.
+
+        Example:
+            >>> name, decide = Policies.of("last_write_wins").decider_for(("n",))
+            >>> name, decide(Conflict(("n",), 0, 1, 2))
+            ('last_write_wins', 2)
+        """
         policy = self.policy_for(path)
         return policy.name, partial(resolve_conflict, policy)
 
     def covers(self, field: str) -> bool:
-        """Whether the user chose what holds at a field, or somewhere below it."""
+        """Whether a user chose the policy of a field, or of a path below it.
+
+        Args:
+            field: name of the field.
+
+        Example:
+            >>> policies = Policies.of({"draft.title": "raise"})
+            >>> policies.covers("draft"), policies.covers("tags")
+            (True, False)
+        """
         if any(rule.pattern.covers((field,)) for rule in self.rules):
             return True
         return self.given if self.otherwise is None else self.otherwise.covers(field)
 
     def resolver(self, left_author: str = "left", right_author: str = "right") -> Resolve:
-        """The function that `merge_values` asks when two named sides are merged.
+        """The `resolve` function of a `merge_values` of two named sides.
 
         Args:
             left_author: who wrote the left side.
             right_author: who wrote the right side.
 
         Returns:
-            A function that lets the policy of the path decide and gives the frozen answer: the very value of a side
-            where the policy chose that side's.
+            A function that decides each conflict by the policy of its path, see `resolve_conflict`.
+
+        Example:
+            >>> resolve = Policies.of(prefer("editor")).resolver("writer", "editor")
+            >>> resolve(("title",), "-", "A", "B")
+            'B'
         """
 
         def resolve(path: KeyPath, base: Any, left: Any, right: Any) -> Any:
@@ -294,139 +508,17 @@ class Policies:
         return resolve
 
 
-def resolve_conflict(policy: Policy, conflict: Conflict) -> Any:
-    """Lets a policy decide a conflict of frozen values.
+# --- patterns of paths
 
-    Args:
-        policy: the policy. A user's function is asked with plain copies.
-        conflict: the conflict, with frozen values.
-
-    Returns:
-        The frozen answer, or `DELETE`: the very value of a side where the policy chose that side's.
-    """
-    if not policy.built_in:
-        plain = (thaw(conflict.base), thaw(conflict.left), thaw(conflict.right))
-        asked = Conflict(conflict.path, *plain, conflict.left_author, conflict.right_author)
-    else:
-        asked = conflict
-    answer = policy(asked)
-    answer = answer if answer is DELETE else freeze(answer, conflict.path)
-    if same(answer, conflict.right):
-        return conflict.right
-    return conflict.left if same(answer, conflict.left) else answer
-
-
-def _conflict_text(conflict: Conflict) -> str:
-    name = ".".join(str(key) for key in conflict.path)
-    pattern = repr(name) if not any("." in str(key) for key in conflict.path) else repr(conflict.path)
-    return (
-        f"Conflict detected at key {name!r}: {conflict.left_author} has {_side(conflict.left)}, "
-        f"{conflict.right_author} has {_side(conflict.right)}; both started from {_side(conflict.base)}. "
-        "Let one node alone write it, give the field a reducer that keeps both, or choose a merge policy for this "
-        f'path, for example {{{pattern}: "last_write_wins"}}.'
-    )
-
-
-def _side(value: Any) -> str:
-    return "nothing" if value is DELETE else brief(value)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The three-way merge of frozen values: what both sides changed since their base, and nothing else.
-#
-# Nothing here knows of graphs or policies. A conflict is handed to `resolve`, which says what becomes of it.
-
-Resolve = Callable[[KeyPath, Any, Any, Any], Any]
-
-EMPTY: FrozenDict[Any, Any] = FrozenDict()
-
-
-@dataclass(frozen=True, slots=True)
-class Conflict:
-    """One path that both sides of a merge changed, to different values. What a merge policy is asked about.
-
-    Attributes:
-        path: keys from the state down to the value.
-        base: the value that both sides started from, `DELETE` if there was none.
-        left: the value of the side that comes first in branch order, `DELETE` if it removed it.
-        right: the value of the other side, `DELETE` if it removed it.
-        left_author: who wrote the left value: a node, or `"left"` where two states are merged by hand.
-        right_author: who wrote the right value.
-    """
-
-    path: KeyPath
-    base: Any
-    left: Any
-    right: Any
-    left_author: str = "left"
-    right_author: str = "right"
-
-
-def merge_values(base: Any, left: Any, right: Any, path: KeyPath, resolve: Resolve) -> Any:
-    """Merges two frozen values that were made from one base.
-
-    Only net change counts: a side that holds what the base holds has changed nothing, and equal values are no
-    conflict. Two mappings are merged key by key, where a base that is no mapping counts as empty. Anything else that
-    both sides changed is one conflict, at this path and with whole values.
-
-    Args:
-        base: the value that both sides started from. Like `left` and `right`, `DELETE` stands for "absent".
-        left: the value of the first side; its keys keep their order.
-        right: the value of the second side; its new keys follow, in its order.
-        path: where the values are.
-        resolve: called as `(path, base, left, right)` for each conflict, gives the value to keep, or `DELETE`.
-
-    Returns:
-        The merged value: `left` itself if the right side adds nothing to it. `DELETE` if nothing is left.
-
-    Example:
-        >>> from dspyer.values.freezing import freeze
-        >>> base, left, right = freeze({"a": 1, "b": 2}), freeze({"a": 1}), freeze({"a": 5, "b": 2})
-        >>> merge_values(base, left, right, (), lambda path, base, left, right: right) == {"a": 5}
-        True
-    """
-    if left is right or right is base:
-        return left
-    if isinstance(left, FrozenDict) and isinstance(right, FrozenDict):
-        return _merge_mappings(base if isinstance(base, FrozenDict) else EMPTY, left, right, path, resolve)
-    if same(right, base) or same(left, right):
-        return left
-    if left is base or same(left, base):
-        return right
-    return resolve(path, base, left, right)
-
-
-def _merge_mappings(
-    base: FrozenDict[Any, Any], left: FrozenDict[Any, Any], right: FrozenDict[Any, Any], path: KeyPath, resolve: Resolve
-) -> FrozenDict[Any, Any]:
-    merged = left
-    for key in _changed_keys(base, right):
-        ours = left.raw(key, DELETE)
-        value = merge_values(base.raw(key, DELETE), ours, right.raw(key, DELETE), (*path, key), resolve)
-        if value is not ours:
-            merged = merged.discard(key) if value is DELETE else merged.set(key, value)
-    return merged
-
-
-def _changed_keys(before: FrozenDict[Any, Any], after: FrozenDict[Any, Any]) -> list[Any]:
-    """The keys under which a mapping may hold something new: its own in their order, then the removed ones."""
-    changed = [key for key, value in after.raw_items() if before.raw(key, DELETE) is not value]
-    changed.extend(key for key in before if key not in after)
-    return changed
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Patterns of paths: `draft.*`, `**.title`, `("a.b", "c")`.
-
-ONE, MANY = "*", "**"
+ONE, MANY = "*", "**"  # the wildcards: any one key, any number of keys
 
 
 class Pattern(NamedTuple):
-    """A pattern of paths.
+    """A pattern of paths, such as `draft.*`, `**.title` or `("a.b", "c")`.
 
     Attributes:
         segments: keys, `*` for any one key, `**` for any number of keys.
-        literal: whether the segments are a path as they stand.
+        literal: whether the segments are a path without wildcards.
 
     Example:
         >>> Pattern.of("draft.*").matches(("draft", "title")), Pattern.of("draft.*").matches(("draft",))
@@ -441,18 +533,22 @@ class Pattern(NamedTuple):
         """Reads a pattern.
 
         Args:
-            spec: text with dots between segments, or a tuple of keys, which is a path as it stands.
+            spec: text with dots between segments, or a tuple of keys, which is a literal path.
 
         Returns:
             The pattern.
 
         Raises:
             ValueError: if it is malformed.
+
+        Example:
+            >>> Pattern.of("**.title")
+            Pattern(segments=('**', 'title'), literal=False)
         """
         if isinstance(spec, tuple) and spec:
             return cls(spec, True)
         if not isinstance(spec, str):
-            raise ValueError(  # noqa: TRY004  # like every other mistake in a policy table
+            raise ValueError(  # noqa: TRY004  # a ValueError, as for every other mistake in a policy table
                 f"a pattern is text such as 'draft.*', or a tuple of keys, not {brief(spec)}; write '**' for every path"
             )
         segments = tuple(spec.split("."))
@@ -464,32 +560,50 @@ class Pattern(NamedTuple):
         )
 
     def matches(self, path: KeyPath) -> bool:
-        """Whether a path is one of the pattern's. Keys that are no strings are compared as text."""
-        return self.segments == path if self.literal else len(self.segments) in self._reached(path)
+        """Whether the pattern matches a path. Keys that are no strings are compared as text.
+
+        Args:
+            path: keys from the state down to a value.
+
+        Example:
+            >>> Pattern.of("notes.**.text").matches(("notes", "a", 1, "text"))
+            True
+        """
+        return self.segments == path if self.literal else len(self.segments) in self._positions_after(path)
 
     def covers(self, path: KeyPath) -> bool:
-        """Whether it matches the path, or may match one below it."""
-        return self.segments[: len(path)] == path if self.literal else bool(self._reached(path))
+        """Whether the pattern matches a path, or can match one below it.
+
+        Args:
+            path: keys from the state down to a value.
+
+        Example:
+            >>> Pattern.of("draft.title").covers(("draft",))
+            True
+        """
+        return self.segments[: len(path)] == path if self.literal else bool(self._positions_after(path))
 
     @property
     def rank(self) -> tuple[int, int, int, int]:
-        """What decides between patterns: the longest literal prefix, then more literals, fewer `**`, more segments."""
+        """What decides between patterns: longest literal prefix, then more literals, fewer `**`, more segments."""
         if self.literal:
-            return len(self.segments), len(self.segments), 1, len(self.segments)
+            return len(self.segments), len(self.segments), 1, len(self.segments)  # 1: before any number of `**`
         wild = [segment in (ONE, MANY) for segment in self.segments]
         prefix = wild.index(True) if True in wild else len(wild)
         return prefix, len(wild) - sum(wild), -self.segments.count(MANY), len(wild)
 
-    def _reached(self, path: KeyPath) -> set[int]:
-        """How many of its segments a path may have used up."""
-        reached = self._skip({0})
-        for key in path:
-            reached = self._skip({after for at in reached for after in self._step(at, str(key))})
-        return reached
+    # The segments are matched as a nondeterministic automaton: a position is the number of segments that are used up.
 
-    def _skip(self, reached: set[int]) -> set[int]:
-        """Adds what is reached where `**` stands for no key at all."""
-        result = set(reached)
+    def _positions_after(self, path: KeyPath) -> set[int]:
+        """The positions that can be reached by a path."""
+        positions = self._with_skips({0})
+        for key in path:
+            positions = self._with_skips({after for at in positions for after in self._step(at, str(key))})
+        return positions
+
+    def _with_skips(self, positions: set[int]) -> set[int]:
+        """Adds the positions behind each `**` that stands for no key at all."""
+        result = set(positions)
         for at, segment in enumerate(self.segments):
             if at in result and segment == MANY:
                 result.add(at + 1)
