@@ -31,7 +31,7 @@ def result_of(outcome: Outcome) -> Any:
         del outcome, error  # the traceback refers to this frame
 
 
-def cancellations() -> int:
+def cancellation_count() -> int:
     """How many cancellations of the current task were asked for and not taken back."""
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()
@@ -122,7 +122,7 @@ def _end(ended: asyncio.Future[None]) -> None:
         ended.set_result(None)
 
 
-async def finish(work: Callable[..., T], /, **kwargs: Any) -> T:
+async def run_in_thread(work: Callable[..., T], /, **kwargs: Any) -> T:
     """The result of sync work that runs in an AnyIO worker thread; see the module about cancellation.
 
     Raises:

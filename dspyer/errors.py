@@ -298,7 +298,7 @@ def annotate(error: BaseException, note: str) -> None:
             error.add_note(note)
 
 
-def anew(error: DspyerError) -> DspyerError:
+def without_traceback(error: DspyerError) -> DspyerError:
     """The same error without traceback, cause and notes, to be kept by an object and raised again.
 
     A traceback refers to the object whose method raised: the two would wait for the cyclic garbage collector.
@@ -308,7 +308,7 @@ def anew(error: DspyerError) -> DspyerError:
     return found
 
 
-def original(error: BaseException) -> BaseException:
+def unwrap_stop_iteration(error: BaseException) -> BaseException:
     """What was raised, where Python has put a `RuntimeError` in the place of a `StopIteration` (PEP 479)."""
     cause = error.__cause__
     if isinstance(cause, StopIteration) and str(error).endswith("raised StopIteration"):
@@ -388,7 +388,7 @@ def brief(value: object, limit: int = 60) -> str:
     return text if len(text) <= limit else f"{text[: limit // 2]}... ({name})"
 
 
-def shown_names(found: Iterable[object], limit: int = 12) -> str:
+def list_names(found: Iterable[object], limit: int = 12) -> str:
     """Names for a message, in order: all where they are few, else the first ones and how many there are.
 
     Example:

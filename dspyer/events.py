@@ -495,10 +495,10 @@ def event_dict(event: Any) -> dict[str, Any]:
 
 def error_dict(error: BaseException) -> dict[str, Any]:
     """Class, text and notes of an exception."""
-    return {"type": type(error).__name__, "message": text_of(error), "notes": list(getattr(error, "__notes__", ()))}
+    return {"type": type(error).__name__, "message": error_text(error), "notes": list(getattr(error, "__notes__", ()))}
 
 
-def text_of(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """The text of an exception, of one that cannot say it too."""
     try:
         return str(error)

@@ -18,7 +18,7 @@ if sys.version_info >= (3, 14):
         """A function's parameters; what cannot be evaluated in their annotations is a `ForwardRef`."""
         return inspect.signature(function, annotation_format=Format.FORWARDREF)
 
-    def keys_of(typed_dict: Any) -> list[str]:
+    def typed_dict_keys(typed_dict: Any) -> list[str]:
         """The keys of a `TypedDict`, inherited ones first."""
         return list(get_annotations(typed_dict, format=Format.FORWARDREF))
 
@@ -28,6 +28,6 @@ else:
         """A function's parameters; annotations may be texts."""
         return inspect.signature(function)
 
-    def keys_of(typed_dict: Any) -> list[str]:
+    def typed_dict_keys(typed_dict: Any) -> list[str]:
         """The keys of a `TypedDict`, inherited ones first."""
         return list(typed_dict.__annotations__)

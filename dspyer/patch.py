@@ -21,7 +21,7 @@ from dspyer.values.frozen import (
 )
 from dspyer.values.json import TAG
 from dspyer.values.persistent import as_map
-from dspyer.values.refusals import MAX_DEPTH, KeyPath, TooDeepError, advise, refuse_depth
+from dspyer.values.refusals import MAX_DEPTH, KeyPath, TooDeepError, add_advice, refuse_depth
 from dspyer.values.types import kind_of
 
 
@@ -72,7 +72,7 @@ class SealedPatch(dict[Any, Any]):
 _MAPPINGS = (dict, FrozenDict, SealedPatch)
 
 
-def sealed(patch: Mapping[Any, Any]) -> SealedPatch:
+def seal(patch: Mapping[Any, Any]) -> SealedPatch:
     """A patch of frozen values as one that nobody can change.
 
     Example:
@@ -84,7 +84,7 @@ def sealed(patch: Mapping[Any, Any]) -> SealedPatch:
         return patch
     for update in patch.values():
         if type(update) is dict:
-            return SealedPatch({key: sealed(part) if type(part) is dict else part for key, part in patch.items()})
+            return SealedPatch({key: seal(part) if type(part) is dict else part for key, part in patch.items()})
     return SealedPatch(patch)
 
 
@@ -131,7 +131,7 @@ class Replace:
         return Replace, (self.frozen,)
 
 
-advise((_Delete, Replace), "the markers DELETE and Replace have a meaning in the mappings of a patch only")
+add_advice((_Delete, Replace), "the markers DELETE and Replace have a meaning in the mappings of a patch only")
 
 _EMPTY: FrozenDict[Any, Any] = freeze({})
 _ABSENT: Any = object()
@@ -153,7 +153,7 @@ class Updates:
     def __init__(self, *updates: Any) -> None:
         flat: list[Any] = []
         for update in updates:
-            flat.extend(single(update))
+            flat.extend(each_update(update))
         self.updates: tuple[Any, ...] = tuple(flat)
 
     def __eq__(self, other: object) -> bool:
@@ -169,17 +169,17 @@ class Updates:
         return Updates, self.updates
 
 
-def single(update: Any) -> tuple[Any, ...]:
+def each_update(update: Any) -> tuple[Any, ...]:
     """The updates of a field in a patch, one by one."""
     return update.updates if isinstance(update, Updates) else (update,)
 
 
 def resets(update: Any) -> bool:
     """Whether an update of a field with a reducer replaces or deletes what was there."""
-    return any(one is DELETE or isinstance(one, Replace) for one in single(update))
+    return any(one is DELETE or isinstance(one, Replace) for one in each_update(update))
 
 
-advise((Updates,), "Updates(...) stands for the value of a field with a reducer, nowhere else")
+add_advice((Updates,), "Updates(...) stands for the value of a field with a reducer, nowhere else")
 
 
 def apply(

@@ -10,7 +10,7 @@ from dspyer.patch import apply, diff, plain_patch
 from dspyer.policies import Policies, merge_values
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
-from dspyer.values.frozen import FrozenDict, entries_of, thaw
+from dspyer.values.frozen import FrozenDict, dict_of_pairs, thaw
 from dspyer.values.refusals import KeyPath, refuse_key
 
 _EMPTY: Any = freeze({})
@@ -46,7 +46,7 @@ class ImmutableState(FrozenDict[str, Any]):
 
     def __new__(cls, mapping: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> Self:
         """Freeze a mapping."""
-        plain = mapping if type(mapping) is dict or isinstance(mapping, Mapping) else entries_of(mapping, cls)
+        plain = mapping if type(mapping) is dict or isinstance(mapping, Mapping) else dict_of_pairs(mapping, cls)
         if not _STR.issuperset(map(type, plain)):
             plain = {_field_name(key, ()): value for key, value in plain.items()}
         frozen = plain if isinstance(plain, FrozenDict) else cls._freeze(plain)

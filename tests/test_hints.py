@@ -10,7 +10,7 @@ import pytest
 from pydantic import create_model
 
 from dspyer import END, START, Graph
-from dspyer.hints import keys_of, signature_of
+from dspyer.hints import signature_of, typed_dict_keys
 
 LATE = """
 def node(question: Unknown) -> Unknown:
@@ -39,7 +39,7 @@ class Found(Base):
 
 
 def test_keys_of_a_typed_dict() -> None:
-    assert keys_of(Found) == ["title", "tags"]
+    assert typed_dict_keys(Found) == ["title", "tags"]
 
 
 def test_a_signature_with_texts() -> None:

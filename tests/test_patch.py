@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from dspyer.errors import ImmutableError, PatchError, UnsupportedValueError
-from dspyer.patch import DELETE, Replace, apply, apply_value, diff, diff_value, plain_patch, sealed, written_paths
+from dspyer.patch import DELETE, Replace, apply, apply_value, diff, diff_value, plain_patch, seal, written_paths
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 from dspyer.values.refusals import MAX_DEPTH
@@ -349,7 +349,7 @@ def test_thawed_results_are_plain() -> None:
     ],
 )
 def test_a_committed_patch_cannot_be_changed(change: Callable[[Any], object]) -> None:
-    patch = sealed({"n": 1, "user": {"theme": "dark"}})
+    patch = seal({"n": 1, "user": {"theme": "dark"}})
     with pytest.raises(ImmutableError, match="make a copy"):
         change(patch)
     assert patch == {"n": 1, "user": {"theme": "dark"}}

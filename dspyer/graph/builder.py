@@ -33,7 +33,7 @@ from dspyer.nodes.interrupt import InterruptOptions
 from dspyer.persistence.journal import Durability, check_durability
 from dspyer.policies import Policies
 from dspyer.scheduler.topology import END, START  # noqa: F401 - for the examples below
-from dspyer.schema.limits import Limit, whole_limit
+from dspyer.schema.limits import Limit, checked_state_limit
 from dspyer.schema.schema import Schema
 from dspyer.stores import Store, open_store
 from dspyer.templates import Fill
@@ -88,7 +88,7 @@ class Graph:
         required: Iterable[str] | None = None,
         limit: Limit | None = None,
     ) -> None:
-        self._schema = Schema.of(schema, whole=None if limit is None else whole_limit(limit))
+        self._schema = Schema.of(schema, whole=None if limit is None else checked_state_limit(limit))
         self._named = bool(name)
         self._name = name or (schema.__name__ if schema is not None else "Graph")
         self._inputs = None if inputs is None else listed(inputs)

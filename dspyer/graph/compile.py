@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from dspyer.dspy_module.prompt_templates import enable_templates, enable_warnings, shorten_demos
 from dspyer.dspy_module.source import EdgeText, FunctionText, InterruptText, MapText, graph_text
-from dspyer.errors import GraphError, shown_names, suggestion
+from dspyer.errors import GraphError, list_names, suggestion
 from dspyer.graph.declarations import EdgeSpec, NodeSpec, RouterSpec
 from dspyer.graph.spec import Exit, GraphSpec
 from dspyer.nodes.answer_types import Interrupts, answering
@@ -298,7 +298,7 @@ class Assembly(NamedTuple):
         if self.required is None:
             return frozenset(needed)
         problems += [
-            f"required names {name!r}, which is no input of {self.name} ({shown_names(inputs)})."
+            f"required names {name!r}, which is no input of {self.name} ({list_names(inputs)})."
             f"{suggestion(name, inputs)}"
             for name in self.required
             if name not in inputs

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import dspy
 
-from dspyer.errors import GraphError, shown_names, suggestion
+from dspyer.errors import GraphError, list_names, suggestion
 from dspyer.nodes.node import Node
 from dspyer.scheduler.topology import END, START
 from dspyer.schema.schema import Schema
@@ -75,7 +75,7 @@ def fields_of(names: Iterable[str], schema: Schema) -> tuple[str, ...]:
     if unknown:
         hints = "".join(suggestion(name, schema.fields) for name in unknown)
         raise GraphError(
-            f"keep names {shown_names(unknown)}, no field of the schema.{hints} Fields: {shown_names(schema.fields)}"
+            f"keep names {list_names(unknown)}, no field of the schema.{hints} Fields: {list_names(schema.fields)}"
         )
     return found
 

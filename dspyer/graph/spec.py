@@ -8,7 +8,7 @@ from typing import Any
 
 from dspyer.display.graph_svg import Picture, draw_mermaid, draw_svg
 from dspyer.display.redaction import Redact, Redaction, hiding
-from dspyer.errors import InputError, RouteError, shown_names, suggestion
+from dspyer.errors import InputError, RouteError, list_names, suggestion
 from dspyer.nodes.condense import Condensers
 from dspyer.nodes.node import Node, Send
 from dspyer.nodes.router import Router
@@ -16,7 +16,7 @@ from dspyer.persistence.execution_records import AnswerSource, no_answer
 from dspyer.persistence.journal import Durability
 from dspyer.scheduler.run_values import is_counted
 from dspyer.scheduler.topology import END, START, Topology
-from dspyer.schema.limits import kilobytes
+from dspyer.schema.limits import as_kilobytes
 
 Exit = str | Router
 """A way out of a node: the target of an edge, or a router."""
@@ -147,14 +147,14 @@ class GraphSpec:
         if extra:
             hints = "".join(suggestion(name, dict.fromkeys((*known, *sorted(self.also)))) for name in extra[:3])
             problems.append(
-                f"graph {self.name!r} has no input {shown_names(extra)}.{hints} Its inputs are {shown_names(known)}; "
+                f"graph {self.name!r} has no input {list_names(extra)}.{hints} Its inputs are {list_names(known)}; "
                 "name others with Graph(inputs=[...])"
             )
         missing = [name for name in known if name in self.required and name not in inputs and name not in kept]
         if missing:
             listed = ", ".join(self._wanted(name, extra) for name in missing[:6])
             listed += f", ... ({len(missing)} in all)" if len(missing) > 6 else ""
-            problems.append(f"missing inputs: {listed} (given: {shown_names(inputs)})")
+            problems.append(f"missing inputs: {listed} (given: {list_names(inputs)})")
         if problems:
             raise InputError(". ".join(problems))
 
@@ -180,7 +180,7 @@ class GraphSpec:
             )
         raise RouteError(
             f"the Send from node {sender!r} to node {send.node!r} brings {key!r}, which the latter does not read: it "
-            f"reads {shown_names(sorted(taken)) if taken else 'nothing'}.{hint or ' Leave it out, or read it there.'}"
+            f"reads {list_names(sorted(taken)) if taken else 'nothing'}.{hint or ' Leave it out, or read it there.'}"
         )
 
     def _wanted(self, field: str, extra: Collection[str]) -> str:
@@ -194,7 +194,7 @@ class GraphSpec:
         alone = self.nodes[readers[0]].kind == "function" and len(self.nodes[readers[0]].reads or {}) == 1
         other = self.topology.schema.open and extra and not any(suggestion(name, [field]) for name in extra)
         hint = "; for the state as a whole name the parameter `state`" if alone and other else ""
-        return f"{field!r}, read by {shown_names(readers)}{hint}"
+        return f"{field!r}, read by {list_names(readers)}{hint}"
 
     def explain(self) -> str:
         """The graph in words: what each node reads and writes, where it goes, where rounds begin, what cannot be
@@ -211,7 +211,7 @@ class GraphSpec:
             f"  outputs: {'every field that is no input' if self.outputs is None else ', '.join(self.outputs)}"
         )
         if self.topology.schema.whole is not None:
-            lines.append(f"  limit: the state holds at most {kilobytes(self.topology.schema.whole.most)}")
+            lines.append(f"  limit: the state holds at most {as_kilobytes(self.topology.schema.whole.most)}")
         for name in (START, *self.nodes):
             node = self.nodes.get(name)
             facts = [] if node is None else [f"reads {_fields(node.reads)}", f"writes {_fields(node.writes)}"]

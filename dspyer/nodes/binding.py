@@ -26,7 +26,7 @@ from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.templates import ComputedInput
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
-from dspyer.values.types import Opaque, opaque_in, registered
+from dspyer.values.types import Opaque, find_opaque, registered_kind
 from dspyer.views import View, ViewForm
 
 ABSENT: Any = object()
@@ -180,7 +180,7 @@ def usable(value: Any, field: str, reader: str) -> Any:
     Raises:
         StateError: if the class of something in it is unknown here.
     """
-    found = opaque_in(value)
+    found = find_opaque(value)
     if found is not None:
         raise StateError(f"{reader} reads {field!r}: {found.refusal}")
     return value
@@ -446,7 +446,7 @@ def is_value_class(kind: type) -> bool:
     if issubclass(kind, _SCALARS) or kind.__module__ in _NO_CLIENTS:
         return True
     try:
-        registered(kind)
+        registered_kind(kind)
     except LookupError:
         return False
     return True

@@ -16,7 +16,7 @@ from dspyer.nodes.node import Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.sync_async import acall_module, call_module
 from dspyer.nodes.template_plans import filling, plan_templates
-from dspyer.patch import DELETE, Replace, single
+from dspyer.patch import DELETE, Replace, each_update
 from dspyer.reducers import Updates, without_none
 from dspyer.schema.schema import Schema
 from dspyer.values.freezing import freeze
@@ -91,7 +91,7 @@ def condensed(condensers: Mapping[str, Condenser], updates: Mapping[str, object]
             continue
         update = found[field]
         short = []
-        for part in single(update):
+        for part in each_update(update):
             whole = isinstance(part, Replace)
             value = yield from _shorter(condenser, part.value if isinstance(part, Replace) else part, call)
             short.append(Replace(value) if whole else value)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from dspyer.blocking import cancellations
+from dspyer.blocking import cancellation_count
 from dspyer.errors import AttemptError, InputError, Interrupt, StateError, brief
 from dspyer.events import BranchPath, Emitted, Event, Question
 from dspyer.hints import signature_of
@@ -170,11 +170,11 @@ class Attempt:
         if known is not MISSING:
             return thaw(known)
         frozen, draft = self._recorded(place, await fn(**self._identity(place, fn)))
-        before = cancellations()
+        before = cancellation_count()
         if self.host.journal is not None:
             await self.host.journal.awrite([draft], flush=True)
         self.host.memo.effects[place] = frozen
-        if cancellations() > before:
+        if cancellation_count() > before:
             raise asyncio.CancelledError  # it was held back until the effect was recorded
         return thaw(frozen)
 

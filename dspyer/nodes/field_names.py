@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import TypeAlias
 
-from dspyer.errors import shown_names, suggestion
+from dspyer.errors import list_names, suggestion
 from dspyer.schema.schema import Schema
 from dspyer.templates import RUN, ComputedInput, Fill, RunValue
 from dspyer.views import View
@@ -17,7 +17,7 @@ ReadsSpec: TypeAlias = Mapping[str, str | View | Fill] | Iterable[str]
 
 def listed(names: Iterable[object]) -> str:
     """Names for a message, in order."""
-    return shown_names(names)
+    return list_names(names)
 
 
 def as_map(spec: NamesSpec | None, option: str, who: str) -> tuple[dict[str, str] | None, list[str]]:

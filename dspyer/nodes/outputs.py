@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from typing_extensions import is_typeddict
 
 from dspyer.errors import NodeOutputError, RouteError, brief, suggestion
-from dspyer.hints import keys_of
+from dspyer.hints import typed_dict_keys
 from dspyer.nodes.callables import literals, members
 from dspyer.nodes.field_names import FieldNames, listed
 from dspyer.nodes.node import Command, Goto, Send
@@ -129,7 +129,7 @@ def promise_of(annotation: Any, schema: Schema) -> Promise:
         elif writes is None or member in (None, type(None)):
             continue
         elif is_typeddict(kind):
-            writes.update(dict.fromkeys(keys_of(kind)))
+            writes.update(dict.fromkeys(typed_dict_keys(kind)))
         elif isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not schema.model:
             writes.update(dict.fromkeys(kind.model_fields))
         else:

@@ -16,7 +16,7 @@ import dspy
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from anyio.from_thread import run as run_on_host_loop
 
-from dspyer.blocking import Outcome, finish, result_of
+from dspyer.blocking import Outcome, result_of, run_in_thread
 from dspyer.nodes.callables import own_call
 
 T = TypeVar("T")
@@ -143,7 +143,7 @@ async def to_thread(fn: Callable[..., T], kwargs: Mapping[str, Any]) -> T:
     The call comes to its end whatever is cancelled: see `dspyer.blocking`. How many nodes run at once is the
     driver's to bound.
     """
-    return await finish(fn, **kwargs)
+    return await run_in_thread(fn, **kwargs)
 
 
 def is_async(fn: Callable[..., Any]) -> bool:

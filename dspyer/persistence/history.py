@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from dspyer.errors import StoreError
 from dspyer.events import Commit
-from dspyer.patch import Replace, sealed
+from dspyer.patch import Replace, seal
 from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
 from dspyer.persistence.replay import written_of
 from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind, Unreadable
@@ -94,7 +94,7 @@ class History:
         version = int(found.run.header.get("first", 0)) + place
         name = f"{found.labels[root.run]}/{PRUNED}"
         patch = {field: Replace(value) for field, value in state.raw_items()}
-        commit = Commit(name, None, PRUNED, (), 1, 0, sealed(patch), ())
+        commit = Commit(name, None, PRUNED, (), 1, 0, seal(patch), ())
         self.runs[root] = RunOfHistory((), (len(self.log),), 1, len(self.log))
         self.roots[root] = version
         self.points.append(root)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Literal, get_args
 
-from dspyer.blocking import finish
-from dspyer.errors import ConcurrentRunError, DspyerError, GraphError, anew, suggestion
+from dspyer.blocking import run_in_thread
+from dspyer.errors import ConcurrentRunError, DspyerError, GraphError, suggestion, without_traceback
 from dspyer.persistence.rows import NewRow
 from dspyer.persistence.snapshot_encoding import SnapshotEncoder
 from dspyer.persistence.snapshots import AT_END, EVERY, SnapshotState, snapshot
@@ -137,7 +137,7 @@ class Journal:
         A cancellation that arrives meanwhile is held back until the rows are written: see `dspyer.blocking`.
         """
         if not self._lock.acquire(blocking=False):
-            await finish(lambda: self.write(drafts, rested, flush=flush, release=release))
+            await run_in_thread(lambda: self.write(drafts, rested, flush=flush, release=release))
             return
         try:
             self._accept(drafts, rested, flush, release)
@@ -146,7 +146,7 @@ class Journal:
         finally:
             self._lock.release()
         if not done:
-            await finish(lambda: self._send_up_to(end))
+            await run_in_thread(lambda: self._send_up_to(end))
 
     def _accept(self, drafts: Sequence[NewRow], rested: SnapshotState | None, flush: bool, release: bool) -> None:
         """Numbers rows and adds them to the pending change. The lock is held."""
@@ -210,7 +210,7 @@ class Journal:
     def release_error(self) -> None:
         """Keeps no traceback of what has failed, once the run is over: it refers to the journal. Writes still raise."""
         if self.broken is not None:
-            self.broken = anew(self.broken)
+            self.broken = without_traceback(self.broken)
 
     def renew(self, lease: float) -> None:
         """Renews the lease, from any thread; nothing is renewed that was given back.

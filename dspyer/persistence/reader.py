@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from dspyer.errors import StoreError
 from dspyer.events import Commit
-from dspyer.patch import DELETE, sealed
+from dspyer.patch import DELETE, seal
 from dspyer.persistence.replay import written_of
 from dspyer.persistence.rows import COMMITS, CommitContent, CommitHeader, Gathered, RowKind, Unreadable
 from dspyer.reducers import BUILT_IN, Reducer
@@ -472,7 +472,7 @@ class HistoryReader:
             head.branch,
             head.visit,
             head.step,
-            sealed({} if written.patch is None else written.patch),
+            seal({} if written.patch is None else written.patch),
             tuple(parents),
             1,
             head.route,

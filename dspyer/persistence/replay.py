@@ -9,7 +9,7 @@ from typing import Any
 
 from dspyer.errors import ChangedGraphError
 from dspyer.events import Commit
-from dspyer.patch import sealed
+from dspyer.patch import seal
 from dspyer.persistence.rows import CommitContent, CommitHeader, Gathered, RowKind, decode_commit_content
 from dspyer.scheduler.join import RecordedResolutions
 from dspyer.scheduler.run_state import Branch, Execution, Group, RunState, Target, Transition, active_branches
@@ -131,7 +131,7 @@ def update_commit(
         branch.path,
         number,
         branch.step + 1,
-        sealed(patch),
+        seal(patch),
         (branch.id,),
         started=started,
         duration=duration,

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, cast
 
 import anyio
 
-from dspyer.blocking import cancellations
+from dspyer.blocking import cancellation_count
 from dspyer.dspy_module.tracing import count_calls, recording
 from dspyer.errors import DspyerError, Interrupt
 from dspyer.nodes.node import Decision, Reply
@@ -96,7 +96,7 @@ async def adrive(session: Session, **overrides: Any) -> None:
         session: the run.
         overrides: DSPy settings for it.
     """
-    before = cancellations()
+    before = cancellation_count()
     with recording(**overrides) as steps:
         async with TaskWorkers() as tasks:
             with session.driven(tasks.nudge):
@@ -106,7 +106,7 @@ async def adrive(session: Session, **overrides: Any) -> None:
             await aend(session)
     if raised:
         reraise(raised.pop())
-    if cancellations() > before:  # held back while a thread worked or the store wrote
+    if cancellation_count() > before:  # held back while a thread worked or the store wrote
         raise asyncio.CancelledError
 
 
@@ -124,7 +124,9 @@ async def _until_end(session: Session, tasks: TaskWorkers, steps: list[Any], bef
         await _adrive(session, tasks, steps, before)
     except BaseException as error:  # noqa: BLE001 - raised by the caller, once what runs has come to its end
         cancelled = isinstance(error, asyncio.CancelledError)
-        if not (cancelled and session.stopped and cancellations() <= before):  # else a call cut off by the stop itself
+        if not (
+            cancelled and session.stopped and cancellation_count() <= before
+        ):  # else a call cut off by the stop itself
             raised.append(error)
         session.stop(CANCELLED if cancelled else f"{type(error).__name__} was raised")
     else:
@@ -135,19 +137,19 @@ async def _until_end(session: Session, tasks: TaskWorkers, steps: list[Any], bef
             tasks.cancel()
             # a further cancellation goes to the async nodes; sync ones come to their end nevertheless
             with suppress(asyncio.CancelledError, SystemExit):
-                await _adrive(session, tasks, steps, cancellations())
+                await _adrive(session, tasks, steps, cancellation_count())
                 going = False
     return raised
 
 
 async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], before: int) -> None:
     while True:
-        if cancellations() > before:
+        if cancellation_count() > before:
             raise asyncio.CancelledError  # it was held back while a sync node worked
         started = session.start_ready()
         if session.unsaved is not None:
             saved = await asave(session)
-            held_back = cancellations() > before
+            held_back = cancellation_count() > before
             if held_back:
                 session.stop(CANCELLED)
             if started_in_vain(session, started, saved):

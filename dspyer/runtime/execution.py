@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from dspyer.dspy_module.tracing import append_to_trace
-from dspyer.errors import Interrupt, RouteError, shown_names
+from dspyer.errors import Interrupt, RouteError, list_names
 from dspyer.events import Question
 from dspyer.nodes.condense import condensed
 from dspyer.nodes.context import Attempt
@@ -173,7 +173,7 @@ def _targets(session: Session, name: str, goto: Sequence[str | Send]) -> tuple[T
             raise RouteError(f"node {name!r} sent a branch to END: return END to finish the branch, not Send(END)")
         if node not in allowed:
             raise RouteError(
-                f"node {name!r} went to {node!r}, which is none of its targets: {shown_names(allowed)}. "
+                f"node {name!r} went to {node!r}, which is none of its targets: {list_names(allowed)}. "
                 "Declare it with an edge, in the path map of the router, or with add_node(goto=[...])"
             )
         if isinstance(way, str):

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from dspyer.errors import NodeOutputError
 from dspyer.events import BranchPath, Exchange
 from dspyer.nodes.live_access import LiveEntry, latest_value
-from dspyer.patch import DELETE, Replace, single
+from dspyer.patch import DELETE, Replace, each_update
 from dspyer.persistence.execution_records import RecordedPost
 from dspyer.reducers import Keyed, Updates
 from dspyer.scheduler.provenance import unattributed_parts
@@ -306,7 +306,7 @@ def single_updates(schema: Schema, node: str, field: str, value: object) -> tupl
     Raises:
         NodeOutputError: for a value that would throw away what others have posted.
     """
-    updates = single(value)
+    updates = each_update(value)
     latest = schema.reducer(field) is None
     if any(update is DELETE or (isinstance(update, Replace) and not latest) for update in updates):
         instead = "post a value" if latest else "post updates"

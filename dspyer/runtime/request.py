@@ -10,7 +10,7 @@ from typing import Any
 
 import dspy
 
-from dspyer.errors import Interrupt, Interrupted, RunStoppedError, original
+from dspyer.errors import Interrupt, Interrupted, RunStoppedError, unwrap_stop_iteration
 from dspyer.nodes.node import Call
 from dspyer.patch import DELETE
 from dspyer.persistence.execution_records import AnswerSource, ExecutionRecords, no_answer
@@ -67,7 +67,7 @@ class Request:
         ended = self.ended
         if ended is None:
             return False
-        return ended.error is original(error) or (isinstance(error, Interrupted) and bool(ended.questions))
+        return ended.error is unwrap_stop_iteration(error) or (isinstance(error, Interrupted) and bool(ended.questions))
 
     def stop(self, reason: str) -> None:
         """Lets nothing new start. May be called from any thread."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dspyer.display.redaction import Redactor
 from dspyer.dspy_module.tracing import Steps, tokens_used
-from dspyer.errors import Interrupt, RunStoppedError, annotate, brief, original
+from dspyer.errors import Interrupt, RunStoppedError, annotate, brief, unwrap_stop_iteration
 from dspyer.events import (
     Asked,
     BranchPath,
@@ -29,7 +29,7 @@ from dspyer.events import (
 from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.context import Attempt
 from dspyer.nodes.live_access import NotLive, Peer
-from dspyer.patch import DELETE, Replace, diff_value, sealed
+from dspyer.patch import DELETE, Replace, diff_value, seal
 from dspyer.persistence.execution_records import MISSING, AnswerSource, ExecutionRecords, RecordKey, no_answer
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.rows import COMMITS, CommitHeader, NewRow, RowKind, commit_row, end_row
@@ -311,7 +311,7 @@ class Session(NotLive):
     ) -> None:
         self.program = program
         self.blueprint = blueprint
-        self.opening = opening = opening._replace(patch=sealed(opening.patch))
+        self.opening = opening = opening._replace(patch=seal(opening.patch))
         self.inputs = opening.state
         self.resources = resources
         self.observe = observe
@@ -456,7 +456,7 @@ class Session(NotLive):
         if isinstance(outcome, Interrupt):
             found = Suspended(cast("tuple[Question, ...]", outcome.questions))  # errors names no class of events
         elif isinstance(outcome, BaseException):
-            found = original(outcome)
+            found = unwrap_stop_iteration(outcome)
             resumes = self.memo.resumes  # attempts count within one process: a resume begins with 1 again
             after = "" if not resumes else f" after {resumes} resume{'s' if resumes > 1 else ''}"
             place = f"branch {path_text(execution.path)}, visit {execution.visit}, attempt 1{after}"

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from dspyer.errors import NodeOutputError, StoreError, annotate
 from dspyer.events import Commit, MergedConflict
-from dspyer.patch import DELETE, Replace, apply_value, resets, single
+from dspyer.patch import DELETE, Replace, apply_value, each_update, resets
 from dspyer.policies import Conflict, Resolve, merge_values
 from dspyer.reducers import Keyed
 from dspyer.scheduler.lineage import (
@@ -265,7 +265,7 @@ class Join:
         reducer, update = self.schema.reducer(field), self.log[item.log_index].commit.patch.get(field, DELETE)
         assert reducer is not None
         assert reducer.parts is not None  # what has keys has parts
-        for one in single(update):
+        for one in each_update(update):
             if one is not DELETE and type(one) is not Replace:
                 yield from (key for key, _ in reducer.parts(one))
 
@@ -354,7 +354,7 @@ class Join:
             if commit.live is not None:
                 for field, seqs in commit.live.posts.items():
                     update = commit.patch[field]
-                    found.setdefault(field, []).extend(zip(seqs, single(update), strict=True))
+                    found.setdefault(field, []).extend(zip(seqs, each_update(update), strict=True))
         return found
 
     def _by_arrival(self, field: str, updates: list[tuple[int, Any]]) -> Any:

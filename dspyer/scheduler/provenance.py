@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from dspyer.events import Commit
 from dspyer.message_list import TURN
-from dspyer.patch import DELETE, Replace, resets, single
+from dspyer.patch import DELETE, Replace, each_update, resets
 from dspyer.reducers import Reducer, Updates
 from dspyer.scheduler.lineage import Log, LogEntry, ReachableCommit, ancestry, merge_base
 from dspyer.scheduler.topology import START
@@ -24,7 +24,7 @@ from dspyer.schema.fields import Field
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict, FrozenList
-from dspyer.values.persistent import PersistentMap, PersistentRow
+from dspyer.values.persistent import PersistentMap, SparseVector
 
 
 class FieldPart(NamedTuple):
@@ -269,9 +269,9 @@ class FieldIndex(NamedTuple):
         weight: the sizes of all parts.
     """
 
-    row: PersistentRow[FieldPart] = PersistentRow()
+    row: SparseVector[FieldPart] = SparseVector()
     end: int = 0
-    owners: PersistentMap[str, PersistentRow[FieldPart]] = _NONE
+    owners: PersistentMap[str, SparseVector[FieldPart]] = _NONE
     keys: PersistentMap[Any, int] = _NONE
     sums: PersistentMap[str, Any] = _NONE
     calls: PersistentMap[str, int] = _NONE
@@ -430,7 +430,7 @@ class _IndexBuilder:
             parallel: whether it belongs to another branch than what is here.
         """
         of = self._of
-        for number, one in enumerate(single(log[place].commit.patch[of.field])):
+        for number, one in enumerate(each_update(log[place].commit.patch[of.field])):
             self.add(log, place, one, first=of.whole and not place and not number, parallel=parallel)
 
     def by_arrival(self, log: Log, places: Iterable[int]) -> None:
@@ -439,7 +439,7 @@ class _IndexBuilder:
         latest = 0
         for place in places:
             commit = log[place].commit
-            updates = single(commit.patch[self._of.field])
+            updates = each_update(commit.patch[self._of.field])
             seqs = commit.live.posts.get(self._of.field, ()) if commit.live is not None else ()
             for number, one in enumerate(updates):
                 seq = seqs[number] if seqs else latest
@@ -563,7 +563,7 @@ class _IndexBuilder:
         self.row, self.end, self.owners, self.keys, self.sums, self.calls, self.results, self.weight = EMPTY_INDEX
 
 
-_NO_PARTS: PersistentRow[FieldPart] = PersistentRow()
+_NO_PARTS: SparseVector[FieldPart] = SparseVector()
 
 
 def parts_of_update(of: IndexedField, update: Any, first: bool) -> tuple[bool, Iterable[tuple[Any, Any]]]:
@@ -677,7 +677,7 @@ def unseen_parts(index: FieldIndex, log: Log, fresh: AbstractSet[int], of: Index
         patch = log[place].commit.patch
         if of.field not in patch:
             continue
-        for number, one in enumerate(single(patch[of.field])):
+        for number, one in enumerate(each_update(patch[of.field])):
             for key, _ in parts_of_update(of, one, of.whole and not place and not number)[1]:
                 part = None if key is None else index.row.get(index.keys.get(key, index.end))
                 if part is not None and is_new(part, names):

@@ -22,7 +22,7 @@ from dspyer.events import (
     NodeFailed,
     NodeStarted,
 )
-from dspyer.patch import sealed
+from dspyer.patch import seal
 from dspyer.scheduler.join import Join, JoinFailedError, PolicyLookup, RecordedResolutions
 from dspyer.scheduler.lineage import LogEntry, extra_counts
 from dspyer.scheduler.run_state import (
@@ -160,7 +160,7 @@ def advance(run: RunState, execution_id: str, outcome: Transition | Suspended | 
         path,
         execution.visit,
         step,
-        sealed(outcome.patch),
+        seal(outcome.patch),
         (branch.id,) if step else (),
         1,
         route,
@@ -272,7 +272,7 @@ def _join(run: RunState, group: Group, deciding: PolicyLookup | None) -> tuple[R
         path,
         visit,
         step,
-        sealed(merged.patch),
+        seal(merged.patch),
         tuple([branch.id for branch in branches]),
         route=(node,),
         started=max([run.log[branch.head].commit.ended for branch in branches]),

@@ -40,8 +40,8 @@ from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import CopyOnRead, FrozenDict, FrozenList, thaw
 
 Check = Callable[[Any], Any]
-CheckBeside = Callable[[Any, Mapping[str, Any]], Any]
-NO_OTHERS: Mapping[str, Any] = {}
+FieldCheck = Callable[[Any, Mapping[str, Any]], Any]
+NO_OTHER_FIELDS: Mapping[str, Any] = {}
 EMPTY_DICT: FrozenDict[Any, Any] = FrozenDict()
 
 
@@ -81,7 +81,7 @@ class Field:
     whole: bool
     constant: bool
     exact: frozenset[type]
-    validate: CheckBeside
+    validate: FieldCheck
     validate_update: Check | None
     validate_entries: Check | None
     free: bool
@@ -95,7 +95,7 @@ class Field:
     limit: Limit | None = None
     validate_item: Check | None = None
 
-    def default(self, others: Mapping[str, Any] = NO_OTHERS) -> Any:
+    def default(self, others: Mapping[str, Any] = NO_OTHER_FIELDS) -> Any:
         """The frozen default, `DELETE` if the field has none.
 
         Args:
@@ -113,7 +113,7 @@ class Field:
             return self.reducer is other.reducer
         return self.reducer.name == other.reducer.name and self.limit == other.limit
 
-    def place(self, old: Any, update: Any, whole: bool, others: Mapping[str, Any] = NO_OTHERS) -> Any:
+    def place(self, old: Any, update: Any, whole: bool, others: Mapping[str, Any] = NO_OTHER_FIELDS) -> Any:
         """The new value of a field without reducer.
 
         Args:
@@ -162,7 +162,7 @@ class Field:
         written = {key: new.raw(key) for key in update if key in new and new.raw(key) is not before.raw(key, DELETE)}
         return self._with_valid_entries(new, written)
 
-    def joined(self, value: Any, sides: Iterable[Any], others: Mapping[str, Any] = NO_OTHERS) -> Any:
+    def joined(self, value: Any, sides: Iterable[Any], others: Mapping[str, Any] = NO_OTHER_FIELDS) -> Any:
         """The validated value that a join made of those of its branches. Of a mapping, only the entries that no branch
         has are validated, unless its type says something about the whole.
 
@@ -210,7 +210,7 @@ class Field:
         if update is DELETE:
             return DELETE if self.info.default_factory is None else Replace(self.default())
         if isinstance(update, Replace):
-            return Replace(self._valid(update.frozen, NO_OTHERS))
+            return Replace(self._valid(update.frozen, NO_OTHER_FIELDS))
         assert self.reducer is not None  # only such fields have updates
         if type(update) is CopyOnRead:
             update = update.open()
@@ -256,7 +256,7 @@ class Field:
         if self.limit is not None:
             new = self.limit.held(self.name, current, update, new, self.reducer)
         if self.checks_result and type(new) not in self.exact:
-            return self._keep(new, self.validate(thaw(new), NO_OTHERS))
+            return self._keep(new, self.validate(thaw(new), NO_OTHER_FIELDS))
         return new
 
 
@@ -490,7 +490,7 @@ def _plainly(check: Check) -> Check:
     return validate
 
 
-def _plain_validator(annotation: Any, config: ConfigDict) -> CheckBeside:
+def _plain_validator(annotation: Any, config: ConfigDict) -> FieldCheck:
     check = _adapter(annotation, config)
 
     def validate(value: Any, _others: Mapping[str, Any]) -> Any:
@@ -499,7 +499,7 @@ def _plain_validator(annotation: Any, config: ConfigDict) -> CheckBeside:
     return validate
 
 
-def _model_validator(checker: type[BaseModel], name: str) -> CheckBeside:
+def _model_validator(checker: type[BaseModel], name: str) -> FieldCheck:
     """Validates through the model, so that constraints and validators of the field hold."""
     assign = checker.__pydantic_validator__.validate_assignment
     strict = checker.model_config.get("strict")
@@ -517,7 +517,7 @@ def _model_validator(checker: type[BaseModel], name: str) -> CheckBeside:
     return validate
 
 
-def _fixed_default(info: FieldInfo, place: str, validate: CheckBeside, config: ConfigDict) -> Any:
+def _fixed_default(info: FieldInfo, place: str, validate: FieldCheck, config: ConfigDict) -> Any:
     if info.default is PydanticUndefined or info.default_factory is not None:
         return DELETE
     value = info.default
@@ -592,12 +592,12 @@ ShowPath = Callable[[tuple[Any, ...], Any], str]
 """How errors show a value, by its path."""
 
 
-def plainly(_path: tuple[Any, ...], value: Any) -> str:
+def show_brief(_path: tuple[Any, ...], value: Any) -> str:
     """A value as errors show it where nothing is hidden."""
     return brief(value)
 
 
-class Write(NamedTuple):
+class FieldWriter(NamedTuple):
     """Who writes, for errors, and how: a node, or the caller who gives the inputs (None)."""
 
     node: str | None
@@ -625,11 +625,11 @@ class Write(NamedTuple):
             self._check_kept(field, update)
         try:
             if field.reducer is None:
-                return update, field.place(old, update, self.whole, state if field.wants_others else NO_OTHERS)
+                return update, field.place(old, update, self.whole, state if field.wants_others else NO_OTHER_FIELDS)
             stored = field.prepare(old, update, self.commit_id)
             return stored, field.fold(old, stored)
         except ValidationError as refusal:
-            raise self._refusal(field, update, reasons(refusal, field.name)) from None
+            raise self._refusal(field, update, validation_reasons(refusal, field.name)) from None
         except NodeOutputError as refusal:
             raise self._refusal(field, update, str(refusal)) from None
 
@@ -650,7 +650,7 @@ class Write(NamedTuple):
         return self.error(text)
 
 
-def reasons(refusal: ValidationError, name: str) -> str:
+def validation_reasons(refusal: ValidationError, name: str) -> str:
     """Why pydantic refuses a value of a field, in one line."""
     found = []
     for problem in refusal.errors(include_url=False, include_context=False, include_input=False)[:3]:

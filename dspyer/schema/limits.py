@@ -11,7 +11,7 @@ from dspyer.patch import DELETE, resets
 from dspyer.reducers import Reducer, Updates
 from dspyer.state import ImmutableState, cache_size, cached_size
 from dspyer.values import json as encoding
-from dspyer.values.frozen import FrozenDict, FrozenList, measure, measured
+from dspyer.values.frozen import FrozenDict, FrozenList, measured_size, store_size
 
 Full = Literal["refuse", "drop_oldest"]
 KEPT = 64  # sets whose sizes are known at once
@@ -53,22 +53,22 @@ class Limit:
         if isinstance(update, FrozenDict) and isinstance(new, FrozenDict) and self.full == "drop_oldest":
             for key in update:  # what was written last comes last
                 new = new.discard(key).set(key, new.raw(key)) if key in new else new
-        size = grown(current, (update,), new, reducer)
+        size = size_after_updates(current, (update,), new, reducer)
         most = self.most
         if size <= most:
-            remember(new, size)
+            remember_size(new, size)
             return new
         for key, value in _entries(new) if _count(new) < 2 or self.full == "drop_oldest" else ():
             alone = entry_size(key, value) + 2
             if alone > most:
                 raise NodeOutputError(
-                    f"one entry of field {name!r} takes {kilobytes(alone)} alone, and the field holds at most "
-                    f"{kilobytes(most)}: write less, for example with add_node(..., condense={{{name!r}: module}}), or "
+                    f"one entry of field {name!r} takes {as_kilobytes(alone)} alone, and the field holds at most "
+                    f"{as_kilobytes(most)}: write less, for example with add_node(..., condense={{{name!r}: module}}), or "
                     f"raise limit(kb=...); it is {brief(value)}"
                 )
         if self.full == "refuse":
             raise NodeOutputError(
-                f"field {name!r} would hold {kilobytes(size)}, at most {kilobytes(most)}: write less, for example with "
+                f"field {name!r} would hold {as_kilobytes(size)}, at most {as_kilobytes(most)}: write less, for example with "
                 f"add_node(..., condense={{{name!r}: module}}), raise limit(kb=...), or let the oldest entries go with "
                 "limit(full='drop_oldest')"
             )
@@ -123,7 +123,7 @@ def limit_problem(found: Limit, reducer: str, origin: Any) -> str:
     return ""
 
 
-def whole_limit(found: object) -> Limit:
+def checked_state_limit(found: object) -> Limit:
     """A limit on a whole state.
 
     Raises:
@@ -141,13 +141,13 @@ def whole_limit(found: object) -> Limit:
 
 def size_of(value: Any) -> int:
     """The bytes of the JSON form of a frozen container."""
-    known = known_size(value)
+    known = size_if_known(value)
     if known is None:
         if isinstance(value, frozenset):  # its form names its type
             known = len(_encoded(value))
         else:
             known = max(2, sum([entry_size(key, entry) + 2 for key, entry in _entries(value)]))
-        remember(value, known)
+        remember_size(value, known)
     return known
 
 
@@ -173,17 +173,17 @@ class _Sizes:
 sizes = _Sizes()
 
 
-def known_size(value: Any) -> int | None:
+def size_if_known(value: Any) -> int | None:
     """The size of a container, where it has been measured."""
-    return sizes.get(value) if isinstance(value, frozenset) else measured(value)
+    return sizes.get(value) if isinstance(value, frozenset) else measured_size(value)
 
 
-def remember(value: Any, size: int) -> None:
+def remember_size(value: Any, size: int) -> None:
     """Keeps the size of a container, as long as it lives; of a set, while it is among those measured last."""
     if isinstance(value, frozenset):
         sizes.put(value, size)
     else:
-        measure(value, size)
+        store_size(value, size)
 
 
 def _entries(value: Any) -> list[tuple[Any, Any]]:
@@ -208,7 +208,7 @@ def _encoded(value: Any) -> bytes:
     return encoding.to_json(value).encode("utf-8", "surrogatepass")
 
 
-def grown(current: Any, updates: Sequence[Any], new: Any, reducer: Reducer | None) -> int:
+def size_after_updates(current: Any, updates: Sequence[Any], new: Any, reducer: Reducer | None) -> int:
     """The size of a value: what it was before, where that is known, and what the updates have changed.
 
     Args:
@@ -217,7 +217,7 @@ def grown(current: Any, updates: Sequence[Any], new: Any, reducer: Reducer | Non
         new: the value after them.
         reducer: what folded them in; None if nothing is known of that.
     """
-    before = None if current is DELETE else known_size(current)
+    before = None if current is DELETE else size_if_known(current)
     if before is None or reducer is None or type(current) is not type(new):
         return size_of(new)
     if reducer.appends:
@@ -254,11 +254,11 @@ def _without_oldest(value: Any, size: int, most: int) -> Any:
         kept = value
         for key, _ in entries[:gone]:
             kept = kept.discard(key)
-    remember(kept, max(2, size))
+    remember_size(kept, max(2, size))
     return kept
 
 
-def kilobytes(size: int) -> str:
+def as_kilobytes(size: int) -> str:
     """A size as errors show it."""
     return f"{size / 1000:.3g} KB"
 
@@ -271,7 +271,7 @@ Patches = Sequence[Mapping[str, Any]]
 _SHOWN = 3  # fields that an error names
 
 
-def total_of(state: ImmutableState) -> int:
+def state_size(state: ImmutableState) -> int:
     """The bytes of the JSON forms of all fields of a state."""
     size = cached_size(state)
     if size is None:
@@ -280,7 +280,7 @@ def total_of(state: ImmutableState) -> int:
     return size
 
 
-def total_after(
+def state_size_after(
     before: ImmutableState, patches: Patches, after: ImmutableState, reducers: Mapping[str, Reducer | None]
 ) -> int:
     """The bytes of a state after some patches: what it had before, where that is known, and what they changed.
@@ -293,7 +293,7 @@ def total_after(
     """
     size = cached_size(before)
     if cached_size(after) is not None or size is None:
-        return total_of(after)
+        return state_size(after)
     for name in dict.fromkeys(name for patch in patches for name in patch):
         old, new = before.raw(name, DELETE), after.raw(name, DELETE)
         if old is new:
@@ -313,12 +313,12 @@ def excess(limit: Limit, before: ImmutableState, after: ImmutableState, size: in
         after: the state.
         size: the bytes of the state.
     """
-    if size <= limit.most or size <= total_of(before):
+    if size <= limit.most or size <= state_size(before):
         return ""
     largest = sorted([(-_size(value), name) for name, value in after.raw_items()])[:_SHOWN]
-    fields = ", ".join(f"{name!r} {kilobytes(-held)}" for held, name in largest)
+    fields = ", ".join(f"{name!r} {as_kilobytes(-held)}" for held, name in largest)
     return (
-        f"the state would hold {kilobytes(size)}, at most {kilobytes(limit.most)}; its largest fields: {fields}. Write "
+        f"the state would hold {as_kilobytes(size)}, at most {as_kilobytes(limit.most)}; its largest fields: {fields}. Write "
         "less, delete what is no longer needed, limit single fields with limit(full='drop_oldest'), or raise "
         "Graph(limit=limit(kb=...))"
     )
@@ -332,14 +332,14 @@ def _size(value: Any) -> int:
 
 def _size_after(old: Any, updates: Sequence[Any], new: Any, reducer: Reducer | None) -> int:
     """The size of a value after some updates, counted by what they name where the size before is known."""
-    known = known_size(new)
+    known = size_if_known(new)
     if known is not None or not isinstance(new, (FrozenDict, FrozenList, frozenset)):
         return _size(new) if known is None else known
     ones = Updates(*updates).updates
     if any(map(resets, updates)):
         return size_of(new)
     if reducer is not None:
-        size = grown(old, ones, new, reducer)
+        size = size_after_updates(old, ones, new, reducer)
     elif type(old) is type(new) is FrozenDict and all(isinstance(one, Mapping) for one in ones):
         size = size_of(old) if len(old) else 0
         for key in dict.fromkeys(key for one in ones for key in one):
@@ -356,7 +356,7 @@ def _size_after(old: Any, updates: Sequence[Any], new: Any, reducer: Reducer | N
         size = max(2, size)
     else:
         return size_of(new)
-    remember(new, size)
+    remember_size(new, size)
     return size
 
 

@@ -20,14 +20,23 @@ from dspyer.errors import (
     InputError,
     NodeOutputError,
     UnsetFieldError,
-    shown_names,
+    list_names,
     suggestion,
 )
 from dspyer.events import Commit, FieldShape
 from dspyer.patch import DELETE, Replace, apply, apply_value, diff_value
 from dspyer.reducers import Reducer, Updates
-from dspyer.schema.fields import NO_OTHERS, Field, Live, ShowPath, Write, plainly, read_model, reasons
-from dspyer.schema.limits import Limit, Patches, excess, size_of, total_after
+from dspyer.schema.fields import (
+    NO_OTHER_FIELDS,
+    Field,
+    FieldWriter,
+    Live,
+    ShowPath,
+    read_model,
+    show_brief,
+    validation_reasons,
+)
+from dspyer.schema.limits import Limit, Patches, excess, size_of, state_size_after
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import same
 from dspyer.values.frozen import SCALARS, FrozenDict, thaw
@@ -77,7 +86,7 @@ class Schema:
         model: type[BaseModel] | None,
         fields: Mapping[str, Field],
         view: type[BaseModel] | None,
-        shown: ShowPath = plainly,
+        shown: ShowPath = show_brief,
         whole: Limit | None = None,
     ) -> None:
         self.shown = shown
@@ -94,7 +103,7 @@ class Schema:
         self._reducers = {name: field.reducer for name, field in fields.items()}
 
     @classmethod
-    def of(cls, model: type[BaseModel] | None, shown: ShowPath = plainly, whole: Limit | None = None) -> Schema:
+    def of(cls, model: type[BaseModel] | None, shown: ShowPath = show_brief, whole: Limit | None = None) -> Schema:
         """Reads a pydantic model.
 
         Args:
@@ -110,7 +119,7 @@ class Schema:
         """
         if model is None:
             return cls(None, MappingProxyType({}), None, shown, whole)
-        return cls(model, MappingProxyType(read_model(model)), view_class(model), shown, whole)
+        return cls(model, MappingProxyType(read_model(model)), read_only_class(model), shown, whole)
 
     def showing(self, shown: ShowPath) -> Schema:
         """The same schema, whose errors show values in another way."""
@@ -147,7 +156,7 @@ class Schema:
         if self.limited:
             commit = commit._replace(sizes=self.sizes({name: None for patch in patches for name in patch}, after))
         if self.whole is not None:
-            commit = commit._replace(size=total_after(before, patches, after, self._reducers))
+            commit = commit._replace(size=state_size_after(before, patches, after, self._reducers))
         return commit
 
     def excess(self, before: ImmutableState, patches: Patches, after: ImmutableState) -> str:
@@ -162,7 +171,7 @@ class Schema:
         """
         if self.whole is None:
             return ""
-        return excess(self.whole, before, after, total_after(before, patches, after, self._reducers))
+        return excess(self.whole, before, after, state_size_after(before, patches, after, self._reducers))
 
     def check_whole(
         self, node: str | None, before: ImmutableState, patch: Mapping[str, Any], after: ImmutableState
@@ -183,7 +192,7 @@ class Schema:
         if why:
             if node is None:
                 raise InputError(f"the inputs are refused: {why}")
-            raise NodeOutputError(f"node {node!r} writes {shown_names(patch)}, which is refused: {why}")
+            raise NodeOutputError(f"node {node!r} writes {list_names(patch)}, which is refused: {why}")
 
     def initial(
         self, inputs: Mapping[str, object], required: Iterable[str] | None = None, *, commit_id: str = "inputs"
@@ -203,7 +212,7 @@ class Schema:
         """
         missing = [name for name in required or () if name not in inputs]
         if missing:
-            raise InputError(f"missing inputs: {shown_names(missing)} (given: {shown_names(inputs)})")
+            raise InputError(f"missing inputs: {list_names(missing)} (given: {list_names(inputs)})")
         state = ImmutableState()
         if self.model is None:
             return state.apply_patch(_as_whole(inputs))
@@ -211,7 +220,7 @@ class Schema:
             value = field.default(state)
             if value is not DELETE:
                 state = state.set(name, value)
-        _, state = self._commit(state, inputs, Write(None, commit_id, True, self.shown))
+        _, state = self._commit(state, inputs, FieldWriter(None, commit_id, True, self.shown))
         if self.fields:
             state = ImmutableState({name: state.raw(name) for name in self.fields if name in state})
         return state
@@ -245,7 +254,7 @@ class Schema:
                 if not same(old, new):
                     resets[name] = DELETE if new is DELETE else Replace(new)
                     state = state.discard(name) if new is DELETE else state.set(name, new)
-        updates, after = self._commit(state, inputs, Write(None, commit_id, True, self.shown))
+        updates, after = self._commit(state, inputs, FieldWriter(None, commit_id, True, self.shown))
         patch = {}
         for name in self.fields:
             if self.reducer(name) is None:
@@ -298,7 +307,7 @@ class Schema:
         """
         if self.model is None:
             return _commit_open(state, updates, whole)
-        return self._commit(state, updates, Write(node, commit_id, whole, self.shown))
+        return self._commit(state, updates, FieldWriter(node, commit_id, whole, self.shown))
 
     def fold(self, name: str, current: Any, update: Any) -> Any:
         """Folds one stored update into a field with a reducer, as when it was committed.
@@ -315,7 +324,7 @@ class Schema:
             return self.fields[name].fold(current, update)
         except ValidationError as refusal:
             raise NodeOutputError(
-                f"the updates of field {name!r} fold to a value that it refuses: {reasons(refusal, name)}. Each of "
+                f"the updates of field {name!r} fold to a value that it refuses: {validation_reasons(refusal, name)}. Each of "
                 "them was valid where it was written: loosen the field's constraint, or give it a reducer that keeps it"
             ) from None
 
@@ -335,11 +344,11 @@ class Schema:
         if field is None or value is DELETE:
             return value
         try:
-            return field.joined(value, sides, state if field.wants_others else NO_OTHERS)
+            return field.joined(value, sides, state if field.wants_others else NO_OTHER_FIELDS)
         except ValidationError as refusal:
             raise NodeOutputError(
                 f"field {name!r} refuses what branches made of it together, {self.shown((name,), value)}: "
-                f"{reasons(refusal, name)}. What each of them wrote was valid: loosen the field's constraint, let one "
+                f"{validation_reasons(refusal, name)}. What each of them wrote was valid: loosen the field's constraint, let one "
                 "node alone write it, or choose a merge policy that keeps it"
             ) from None
 
@@ -358,7 +367,7 @@ class Schema:
         except ValidationError as refusal:
             shown = self.shown((name,), update)
             raise NodeOutputError(
-                f"field {name!r} refuses {shown}, which a merge policy gave: {reasons(refusal, name)}"
+                f"field {name!r} refuses {shown}, which a merge policy gave: {validation_reasons(refusal, name)}"
             ) from None
 
     def view(self, state: Mapping[str, Any], readable: Iterable[str] | None = None) -> BaseModel:
@@ -375,10 +384,10 @@ class Schema:
             raise GraphError("a typed view needs a schema: write Graph(Research), with a pydantic model")
         names = self.fields if readable is None else frozenset(readable)
         values = {name: state[name] for name in self.fields if name in names and name in state}
-        return fill(self._view, values)
+        return instance_with(self._view, values)
 
     def _commit(
-        self, state: ImmutableState, updates: Mapping[str, Any], write: Write
+        self, state: ImmutableState, updates: Mapping[str, Any], write: FieldWriter
     ) -> tuple[dict[str, Any], ImmutableState]:
         patch: dict[str, Any] = {}
         for name, update in updates.items():
@@ -402,8 +411,8 @@ class Schema:
             state = state.discard(name) if new is DELETE else state.set(name, new)
         return patch, state
 
-    def _refuse_key(self, name: object, write: Write) -> NoReturn:
-        hint, known = suggestion(name, self.fields), shown_names(self.fields)
+    def _refuse_key(self, name: object, write: FieldWriter) -> NoReturn:
+        hint, known = suggestion(name, self.fields), list_names(self.fields)
         raise write.error(f"{write.author} {name!r}, which is no field of the schema.{hint} Fields: {known}")
 
     def __repr__(self) -> str:
@@ -476,7 +485,7 @@ def _add_net_change(patch: dict[Any, Any], key: Any, old: Any, new: Any, update:
 # Typed, read-only views: a state as an instance of its schema's model.
 
 
-def view_class(model: type[BaseModel]) -> type[BaseModel]:
+def read_only_class(model: type[BaseModel]) -> type[BaseModel]:
     """A subclass of a model for instances made by `fill`: methods and properties work, nothing can be set.
 
     Args:
@@ -501,7 +510,7 @@ def view_class(model: type[BaseModel]) -> type[BaseModel]:
         )
 
     def plain(view: BaseModel) -> BaseModel:
-        return fill(model, {key: thaw(value) for key, value in view.__dict__.items() if key in fields})
+        return instance_with(model, {key: thaw(value) for key, value in view.__dict__.items() if key in fields})
 
     def model_dump(view: BaseModel, *args: Any, **options: Any) -> dict[str, Any]:
         return plain(view).model_dump(*args, **options)
@@ -523,7 +532,7 @@ def view_class(model: type[BaseModel]) -> type[BaseModel]:
     return view
 
 
-def fill(cls: type[BaseModel], values: Mapping[str, Any]) -> BaseModel:
+def instance_with(cls: type[BaseModel], values: Mapping[str, Any]) -> BaseModel:
     """An instance of a model with these values alone, unvalidated.
 
     No field counts as set, so that a node that returns `view.model_copy(update={...})` writes the update alone.

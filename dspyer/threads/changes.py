@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 from dspyer.errors import ThreadError, suggestion
 from dspyer.events import Commit, MergedConflict
 from dspyer.nodes.binding import resources_of
-from dspyer.patch import DELETE, Replace, diff_value, resets, single
+from dspyer.patch import DELETE, Replace, diff_value, each_update, resets
 from dspyer.persistence.execution_records import ExecutionRecords
 from dspyer.persistence.history import History, ListedCommit
 from dspyer.persistence.reader import RowNumbers, RunRows, left_out, outermost, read_run, read_runs, spans, without
@@ -694,6 +694,6 @@ def _by_key(schema: Schema, field: str, updates: list[Any], new: Any) -> Any:
     assert reducer.parts is not None  # what has keys has parts
     if any(map(resets, updates)):
         return None
-    keys = dict.fromkeys(key for update in updates for one in single(update) for key, _ in reducer.parts(one))
+    keys = dict.fromkeys(key for update in updates for one in each_update(update) for key, _ in reducer.parts(one))
     kept = {key: value_at_key(reducer.keyed, new, key) for key in keys}
     return None if DELETE in kept.values() else reducer.keyed.make_update(kept)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from dspyer.errors import ChangedGraphError, StateError, ThreadError, brief, shown_names, suggestion
+from dspyer.errors import ChangedGraphError, StateError, ThreadError, brief, list_names, suggestion
 from dspyer.graph.spec import GraphSpec, Migrate
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.persistence.reader import HistoryReader, RunRows, rename_nodes
@@ -542,7 +542,7 @@ def _migrated(thread: str, state: ImmutableState, schema: Schema, migrate: Migra
         hints = "".join(suggestion(name, schema.fields) for name in unknown)
         raise ChangedGraphError(
             f"migrate= gave {', '.join(map(repr, unknown))} for thread {thread!r}, which the schema has not.{hints} "
-            f"Its fields are {shown_names(schema.fields)}",
+            f"Its fields are {list_names(schema.fields)}",
             [f"migrate= gave {name!r}, which is no field" for name in unknown],
         )
     return {name: freeze(value, (name,)) for name, value in new.items()}, set(new)

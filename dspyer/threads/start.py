@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import anyio
 
-from dspyer.blocking import cancellations, finish
+from dspyer.blocking import cancellation_count, run_in_thread
 from dspyer.errors import (
     ChangedGraphError,
     ConcurrentRunError,
@@ -516,17 +516,17 @@ class ThreadLock:
     @asynccontextmanager
     async def aheld(self) -> AsyncIterator[None]:
         """The same in async code. A cancellation waits until it is known whether the thread is owned."""
-        before = cancellations()
+        before = cancellation_count()
         try:
             for pause in self._pauses():
-                if await finish(self._try):
+                if await run_in_thread(self._try):
                     break
-                if cancellations() > before:
+                if cancellation_count() > before:
                     raise asyncio.CancelledError
                 await anyio.sleep(pause)
             else:
-                await finish(self._take)
-            if cancellations() > before:
+                await run_in_thread(self._take)
+            if cancellation_count() > before:
                 raise asyncio.CancelledError
             yield
         finally:
@@ -535,7 +535,7 @@ class ThreadLock:
                 _give_back(owned)
             elif owned is not None:
                 with anyio.CancelScope(shield=True):
-                    await finish(lambda: _give_back(owned))
+                    await run_in_thread(lambda: _give_back(owned))
 
     def _take(self) -> None:
         self._owned = self._own()

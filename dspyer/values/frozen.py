@@ -132,7 +132,7 @@ class Container:
         return self
 
 
-class Levels(Container):
+class NestedContainer(Container):
     """Base of the mappings and lists, which know how deep they are."""
 
     __slots__ = ("_depth", "_measured")
@@ -144,15 +144,15 @@ class Levels(Container):
         raise NotImplementedError
 
 
-def measured(value: object) -> int | None:
+def measured_size(value: object) -> int | None:
     """The size that `measure` has put on a mapping or list; None if there is none."""
     size: int | None = getattr(value, "_measured", None)
     return size
 
 
-def measure(value: object, size: int) -> None:
+def store_size(value: object, size: int) -> None:
     """Remembers the size of a mapping or list as long as it lives. It is no part of the value."""
-    if isinstance(value, Levels):
+    if isinstance(value, NestedContainer):
         value._measured = size
 
 
@@ -284,7 +284,7 @@ def depth_of(frozen: Any) -> int:
     """At least the number of levels of a frozen value: none for a scalar; a box is a level of its own."""
     if type(frozen) in SCALARS:
         return 0
-    if isinstance(frozen, Levels):
+    if isinstance(frozen, NestedContainer):
         return frozen._depth
     if isinstance(frozen, CopyOnRead):
         return 1 + depth_of(frozen.content)
@@ -321,11 +321,11 @@ def _correct(frozen: Any, seen: set[int]) -> None:
     seen.add(id(frozen))
     if isinstance(frozen, CopyOnRead):
         _correct(frozen.content, seen)
-    elif isinstance(frozen, Levels | tuple | frozenset):
-        parts = frozen._parts() if isinstance(frozen, Levels) else frozen
+    elif isinstance(frozen, NestedContainer | tuple | frozenset):
+        parts = frozen._parts() if isinstance(frozen, NestedContainer) else frozen
         for part in parts:
             _correct(part, seen)
-        if isinstance(frozen, Levels):
+        if isinstance(frozen, NestedContainer):
             frozen._depth = 1 + _deepest(parts)
 
 
@@ -339,7 +339,7 @@ _ABSENT: Any = object()
 _new = object.__new__
 
 
-class FrozenDict(Levels, Mapping[K, V_co]):
+class FrozenDict(NestedContainer, Mapping[K, V_co]):
     """An immutable mapping in insertion order; equal to the plain dict with the same items.
 
     Args:
@@ -362,7 +362,7 @@ class FrozenDict(Levels, Mapping[K, V_co]):
 
     def __new__(cls, mapping: Mapping[K, V_co] | Iterable[tuple[K, V_co]] = ()) -> Self:
         """Freeze a mapping."""
-        frozen = cls._freeze(mapping if isinstance(mapping, Mapping) else entries_of(mapping, cls))
+        frozen = cls._freeze(mapping if isinstance(mapping, Mapping) else dict_of_pairs(mapping, cls))
         return cls._of(frozen._map, frozen._depth)
 
     @classmethod
@@ -486,7 +486,7 @@ class FrozenDict(Levels, Mapping[K, V_co]):
         return container_schema(cls, dict, source, handler)
 
 
-def entries_of(pairs: Any, cls: type) -> dict[Any, Any]:
+def dict_of_pairs(pairs: Any, cls: type) -> dict[Any, Any]:
     """The dict of pairs that a mapping is built from."""
     try:
         return dict(pairs)
@@ -523,7 +523,7 @@ def _restore_dict(cls: Any, entries: dict[Any, Any], depth: int) -> Any:
 T_co = TypeVar("T_co", covariant=True)
 
 
-class FrozenList(Levels, Sequence[T_co]):
+class FrozenList(NestedContainer, Sequence[T_co]):
     """An immutable list; equal to the plain list with the same items. `+` with a list, on either side, gives a new one.
 
     Args:

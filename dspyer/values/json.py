@@ -38,11 +38,11 @@ from dspyer.values.types import (
     BUNDLE,
     OPAQUE,
     Opaque,
-    Registered,
+    RegisteredKind,
     class_name,
     known_class,
     record_kind,
-    registered,
+    registered_kind,
 )
 
 TAG = "$type"
@@ -142,7 +142,7 @@ def _encode_box(box: CopyOnRead) -> Any:
         return _tagged("namedtuple", members, **{"class": class_name(box.cls)})
     if box.kind is OPAQUE:
         return json.loads(box.content.text)
-    if isinstance(box.kind, Registered):
+    if isinstance(box.kind, RegisteredKind):
         return _tagged("registered", encode(freeze(box.kind.encode(box.content))), **{"class": class_name(box.cls)})
     return _tagged(box.kind.name, encode(box.content), **{"class": class_name(box.cls)})
 
@@ -215,7 +215,7 @@ def _encode_dtype(dtype: Any) -> Any:
     return dtype.str if dtype.names is None else encode(freeze(dtype.descr))
 
 
-Unknown = Callable[[dict[str, Any], Exception], Any]
+OnUnknown = Callable[[dict[str, Any], Exception], Any]
 """What stands for a tagged value that cannot be read: it gets the JSON form and the reason."""
 
 
@@ -223,16 +223,16 @@ class _Known(NamedTuple):
     """What the JSON form may name, and what becomes of the rest."""
 
     types: Mapping[str, type]
-    unknown: Unknown
+    unknown: OnUnknown
 
 
-def refuse(tagged: dict[str, Any], error: Exception) -> NoReturn:
+def raise_unknown(tagged: dict[str, Any], error: Exception) -> NoReturn:
     """Reads nothing that is unknown."""
     del tagged
     raise error
 
 
-def decoder(types: Iterable[type] = (), unknown: Unknown = refuse) -> Callable[[Any], Any]:
+def decoder(types: Iterable[type] = (), unknown: OnUnknown = raise_unknown) -> Callable[[Any], Any]:
     """What makes frozen values of what `encode` gave.
 
     Args:
@@ -309,7 +309,7 @@ def _refuse_opaque(members: Iterable[Any]) -> None:
 
 def _decode_class(name: str, cls: Any, parts: Any) -> Any:
     if name == "registered":
-        return registered(cls).decode(parts)
+        return registered_kind(cls).decode(parts)
     if name == "enum":
         return cls(parts) if issubclass(cls, Flag) else cls[parts]
     if name == "namedtuple":

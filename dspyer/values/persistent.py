@@ -383,7 +383,7 @@ _ROW_MASK = _WIDTH - 1
 RowNode = list[Any]  # of the lowest level: items, elsewhere nodes; None is empty
 
 
-class PersistentRow(Generic[T]):
+class SparseVector(Generic[T]):
     """Items by place, in the order of their places. A change gives a new row that shares what did not change.
 
     Example:
@@ -403,12 +403,12 @@ class PersistentRow(Generic[T]):
         self._root, self._depth, self.count = None, 0, 0
 
     @classmethod
-    def _of(cls, root: RowNode | None, depth: int, count: int) -> PersistentRow[T]:
-        new: PersistentRow[T] = object.__new__(cls)
+    def _of(cls, root: RowNode | None, depth: int, count: int) -> SparseVector[T]:
+        new: SparseVector[T] = object.__new__(cls)
         new._root, new._depth, new.count = root, depth, count
         return new
 
-    def set(self, place: int, item: T) -> PersistentRow[T]:
+    def set(self, place: int, item: T) -> SparseVector[T]:
         """A row with an item at a place."""
         root, depth = self._root, self._depth
         if root is None:
@@ -427,9 +427,9 @@ class PersistentRow(Generic[T]):
             node = below
         grown = node[place & _ROW_MASK] is None
         node[place & _ROW_MASK] = item
-        return PersistentRow._of(root, depth, self.count + grown)
+        return SparseVector._of(root, depth, self.count + grown)
 
-    def discard(self, place: int) -> PersistentRow[T]:
+    def discard(self, place: int) -> SparseVector[T]:
         """A row with nothing at a place; the same row where nothing is."""
         if self.get(place) is None:
             return self
@@ -447,7 +447,7 @@ class PersistentRow(Generic[T]):
             if any(one is not None for one in above[index]):
                 break
             above[index] = None
-        return PersistentRow._of(root, self._depth, self.count - 1)
+        return SparseVector._of(root, self._depth, self.count - 1)
 
     def get(self, place: int) -> T | None:
         """The item at a place; None for nothing."""

@@ -43,7 +43,7 @@ class TooDeepError(UnsupportedValueError):
         super().__init__(text)
 
 
-def advise(kinds: tuple[type, ...], advice: str) -> None:
+def add_advice(kinds: tuple[type, ...], advice: str) -> None:
     """Say what to do instead of storing values of these types."""
     _ADVICE.insert(0, (kinds, advice))
 

@@ -145,7 +145,7 @@ class _Bundle(_NamedKind):
         return same(a, b)
 
 
-class Registered:
+class RegisteredKind:
     """A type that the user taught with `register_value_type`."""
 
     name = "registered"
@@ -169,12 +169,12 @@ class Registered:
         return same(self.encode(a), self.encode(b))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return registered, (self.cls,)
+        return registered_kind, (self.cls,)
 
 
 DATACLASS, MODEL, EXAMPLE, ARRAY, BUNDLE = _Dataclass(), _Model(), _Example(), _Array(), _Bundle()
 
-_registered: dict[type, Registered] = {}
+_registered: dict[type, RegisteredKind] = {}
 _known: dict[str, type] = {}
 
 
@@ -211,8 +211,8 @@ def register_value_type(
     if not isinstance(type_, type) or type_ in SCALARS or type_ in (dict, list, set, frozenset, tuple):
         raise TypeError(f"register_value_type takes a class that states do not know yet, not {type_!r}")
     if encode is not None and decode is not None:
-        _registered[type_] = Registered(encode, decode, copy, type_)
-    elif encode is not None or decode is not None or not is_open(type_):
+        _registered[type_] = RegisteredKind(encode, decode, copy, type_)
+    elif encode is not None or decode is not None or not is_rebuildable(type_):
         raise TypeError(
             f"register_value_type({type_.__qualname__}) needs both `encode` (from an instance to a plain value) and "
             f"`decode` (the way back)"
@@ -220,7 +220,7 @@ def register_value_type(
     _known[class_name(type_)] = type_
 
 
-def registered(cls: type) -> Registered:
+def registered_kind(cls: type) -> RegisteredKind:
     """How a registered type is kept; an error that says what to do for one that is not."""
     try:
         return _registered[cls]
@@ -228,7 +228,7 @@ def registered(cls: type) -> Registered:
         raise LookupError(f"{class_name(cls)} is not registered here: call register_value_type first") from None
 
 
-def is_open(cls: type) -> bool:
+def is_rebuildable(cls: type) -> bool:
     """Whether values of a class can be taken apart and rebuilt without help."""
     return (
         dataclasses.is_dataclass(cls)
@@ -429,7 +429,7 @@ class _OpaqueKind:
 OPAQUE = _OpaqueKind()
 
 
-def opaque_in(value: Any) -> Opaque | None:
+def find_opaque(value: Any) -> Opaque | None:
     """The first opaque value in a plain or frozen one. Costs nothing in a process that has met none."""
     if not Opaque.made:
         return None
@@ -441,4 +441,4 @@ def opaque_in(value: Any) -> Opaque | None:
         parts = value
     else:
         parts = vars(value).values() if hasattr(type(value), "model_fields") else ()
-    return next((found for part in parts if (found := opaque_in(part)) is not None), None)
+    return next((found for part in parts if (found := find_opaque(part)) is not None), None)

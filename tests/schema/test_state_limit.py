@@ -15,7 +15,7 @@ from dspyer import DELETE, END, START, Command, Graph, Replace, Send, errors, li
 from dspyer.events import Committed
 from dspyer.runtime.run import Run
 from dspyer.schema import limits
-from dspyer.schema.limits import total_of
+from dspyer.schema.limits import state_size
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState, cached_size
 from dspyer.stores import open_store
@@ -149,7 +149,9 @@ def test_commits_and_their_events_say_the_size(mode: str) -> None:
         run = run_of(mode, thread, {})
         run.raise_error()
         assert run.commits[0].size == size
-        assert run.commits[-1].size == total_of(ImmutableState(run.state.to_dict())) == sum(run.state.sizes().values())
+        assert (
+            run.commits[-1].size == state_size(ImmutableState(run.state.to_dict())) == sum(run.state.sizes().values())
+        )
         assert [c.size for c in run.commits] == [e.commit.size for e in run.events if isinstance(e, Committed)]
         assert run.commits[-1].to_dict()["size"] == run.commits[-1].size
         assert [c.size for c in run.commits] == [c.size for c in thread.history()][-len(run.commits) :]
@@ -294,11 +296,11 @@ some_patches = st.one_of(
 def test_a_size_that_grew_with_its_commits_is_the_size_of_the_state(model: Any, patches: list[dict[str, Any]]) -> None:
     schema = Schema.of(model, whole=limit(kb=1000))
     state = schema.initial({})
-    total_of(state)
+    state_size(state)
     for number, given_patch in enumerate(patches):
         patch, after = schema.commit(state, given_patch, node="node", commit_id=f"trunk:{number}")
         assert not schema.excess(state, (patch,), after)
-        assert cached_size(after) == total_of(ImmutableState(thaw(after))) == sum(after.sizes().values())
+        assert cached_size(after) == state_size(ImmutableState(thaw(after))) == sum(after.sizes().values())
         state = after
 
 
@@ -314,7 +316,7 @@ def test_counting_costs_by_what_a_commit_changes(monkeypatch: pytest.MonkeyPatch
     inner = {name: {"a": dict.fromkeys(many, 1)} for name in many[:3]}
     inputs = {"table": inner, "items": Replace(many), "pages": {name: {"x": 1} for name in many}}
     state = schema.initial(inputs)
-    total_of(state)
+    state_size(state)
     monkeypatch.setattr(limits, "entry_size", counting)
     monkeypatch.setattr("dspyer.schema.limits.entry_size", counting)
     for update in ({"table": {"1": {"a": {"7": 2}}}}, {"items": "x"}, {"pages": {"9": {"x": 2}}}):
@@ -357,4 +359,4 @@ def test_a_join_says_the_size_of_its_state(first: Any, left: Any, right: Any) ->
         assert [c.size for c in run.commits] == [c.size for c in thread.history()][-len(run.commits) :]
         for commit in run.commits:
             if commit.version is not None:
-                assert commit.size == total_of(ImmutableState(thread.at(commit.version).to_dict())), commit.node
+                assert commit.size == state_size(ImmutableState(thread.at(commit.version).to_dict())), commit.node

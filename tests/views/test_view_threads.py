@@ -12,7 +12,7 @@ from dspyer import END, START, CompiledGraph, Context, Entry, Graph, Thread, red
 from dspyer.scheduler.provenance import FieldIndex, FieldPart
 from dspyer.stores import open_store
 from dspyer.stores.base import Point, Store
-from dspyer.values.persistent import PersistentRow as PartRow
+from dspyer.values.persistent import SparseVector as PartRow
 from tests.persistence.counting import Counting
 
 
