@@ -16,7 +16,7 @@ from dspyer.persistence.execution_records import AnswerSource, no_answer
 from dspyer.persistence.journal import Durability
 from dspyer.scheduler.run_values import is_counted
 from dspyer.scheduler.topology import END, START, Topology
-from dspyer.schema.limits import as_kilobytes
+from dspyer.schema.limits import kilobytes
 
 Exit = str | Router
 """A way out of a node: the target of an edge, or a router."""
@@ -211,7 +211,7 @@ class GraphSpec:
             f"  outputs: {'every field that is no input' if self.outputs is None else ', '.join(self.outputs)}"
         )
         if self.topology.schema.whole is not None:
-            lines.append(f"  limit: the state holds at most {as_kilobytes(self.topology.schema.whole.most)}")
+            lines.append(f"  limit: the state holds at most {kilobytes(self.topology.schema.whole.most)}")
         for name in (START, *self.nodes):
             node = self.nodes.get(name)
             facts = [] if node is None else [f"reads {_fields(node.reads)}", f"writes {_fields(node.writes)}"]

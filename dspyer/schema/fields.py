@@ -629,7 +629,7 @@ class FieldWriter(NamedTuple):
             stored = field.prepare(old, update, self.commit_id)
             return stored, field.fold(old, stored)
         except ValidationError as refusal:
-            raise self._refusal(field, update, validation_reasons(refusal, field.name)) from None
+            raise self._refusal(field, update, refusal_text(refusal, field.name)) from None
         except NodeOutputError as refusal:
             raise self._refusal(field, update, str(refusal)) from None
 
@@ -650,7 +650,7 @@ class FieldWriter(NamedTuple):
         return self.error(text)
 
 
-def validation_reasons(refusal: ValidationError, name: str) -> str:
+def refusal_text(refusal: ValidationError, name: str) -> str:
     """Why pydantic refuses a value of a field, in one line."""
     found = []
     for problem in refusal.errors(include_url=False, include_context=False, include_input=False)[:3]:

@@ -62,13 +62,13 @@ class Limit:
             alone = entry_size(key, value) + 2
             if alone > most:
                 raise NodeOutputError(
-                    f"one entry of field {name!r} takes {as_kilobytes(alone)} alone, and the field holds at most "
-                    f"{as_kilobytes(most)}: write less, for example with add_node(..., condense={{{name!r}: module}}), or "
+                    f"one entry of field {name!r} takes {kilobytes(alone)} alone, and the field holds at most "
+                    f"{kilobytes(most)}: write less, for example with add_node(..., condense={{{name!r}: module}}), or "
                     f"raise limit(kb=...); it is {brief(value)}"
                 )
         if self.full == "refuse":
             raise NodeOutputError(
-                f"field {name!r} would hold {as_kilobytes(size)}, at most {as_kilobytes(most)}: write less, for example with "
+                f"field {name!r} would hold {kilobytes(size)}, at most {kilobytes(most)}: write less, for example with "
                 f"add_node(..., condense={{{name!r}: module}}), raise limit(kb=...), or let the oldest entries go with "
                 "limit(full='drop_oldest')"
             )
@@ -258,7 +258,7 @@ def _without_oldest(value: Any, size: int, most: int) -> Any:
     return kept
 
 
-def as_kilobytes(size: int) -> str:
+def kilobytes(size: int) -> str:
     """A size as errors show it."""
     return f"{size / 1000:.3g} KB"
 
@@ -316,9 +316,9 @@ def excess(limit: Limit, before: ImmutableState, after: ImmutableState, size: in
     if size <= limit.most or size <= state_size(before):
         return ""
     largest = sorted([(-_size(value), name) for name, value in after.raw_items()])[:_SHOWN]
-    fields = ", ".join(f"{name!r} {as_kilobytes(-held)}" for held, name in largest)
+    fields = ", ".join(f"{name!r} {kilobytes(-held)}" for held, name in largest)
     return (
-        f"the state would hold {as_kilobytes(size)}, at most {as_kilobytes(limit.most)}; its largest fields: {fields}. Write "
+        f"the state would hold {kilobytes(size)}, at most {kilobytes(limit.most)}; its largest fields: {fields}. Write "
         "less, delete what is no longer needed, limit single fields with limit(full='drop_oldest'), or raise "
         "Graph(limit=limit(kb=...))"
     )

@@ -33,8 +33,8 @@ from dspyer.schema.fields import (
     Live,
     ShowPath,
     read_model,
+    refusal_text,
     show_brief,
-    validation_reasons,
 )
 from dspyer.schema.limits import Limit, Patches, excess, size_of, state_size_after
 from dspyer.state import ImmutableState
@@ -324,8 +324,8 @@ class Schema:
             return self.fields[name].fold(current, update)
         except ValidationError as refusal:
             raise NodeOutputError(
-                f"the updates of field {name!r} fold to a value that it refuses: {validation_reasons(refusal, name)}. Each of "
-                "them was valid where it was written: loosen the field's constraint, or give it a reducer that keeps it"
+                f"the updates of field {name!r} fold to a value that it refuses: {refusal_text(refusal, name)}. Each "
+                "of them was valid where it was written: loosen the field's constraint, or give it a reducer that keeps it"
             ) from None
 
     def joined(self, name: str, value: Any, sides: Iterable[Any], state: ImmutableState) -> Any:
@@ -348,8 +348,8 @@ class Schema:
         except ValidationError as refusal:
             raise NodeOutputError(
                 f"field {name!r} refuses what branches made of it together, {self.shown((name,), value)}: "
-                f"{validation_reasons(refusal, name)}. What each of them wrote was valid: loosen the field's constraint, let one "
-                "node alone write it, or choose a merge policy that keeps it"
+                f"{refusal_text(refusal, name)}. What each of them wrote was valid: loosen the field's constraint, let "
+                "one node alone write it, or choose a merge policy that keeps it"
             ) from None
 
     def valid_update(self, name: str, update: Any) -> Any:
@@ -367,7 +367,7 @@ class Schema:
         except ValidationError as refusal:
             shown = self.shown((name,), update)
             raise NodeOutputError(
-                f"field {name!r} refuses {shown}, which a merge policy gave: {validation_reasons(refusal, name)}"
+                f"field {name!r} refuses {shown}, which a merge policy gave: {refusal_text(refusal, name)}"
             ) from None
 
     def view(self, state: Mapping[str, Any], readable: Iterable[str] | None = None) -> BaseModel:

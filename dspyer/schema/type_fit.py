@@ -18,7 +18,7 @@ from typing_extensions import is_typeddict
 
 from dspyer.errors import NodeOutputError
 from dspyer.reducers import UNIONS
-from dspyer.schema.fields import validation_reasons
+from dspyer.schema.fields import refusal_text
 from dspyer.schema.schema import Schema
 
 LISTS = ("list", "tuple", "set", "frozenset")
@@ -124,7 +124,8 @@ class ItemCheck:
             validate(item)
         except ValidationError as refusal:
             shown = self.schema.shown((self.name, place), item)
-            text = f"{self.who} gives {shown} for {self.name}[{place}], which is refused: {validation_reasons(refusal, self.name)}"
+            why = refusal_text(refusal, self.name)
+            text = f"{self.who} gives {shown} for {self.name}[{place}], which is refused: {why}"
             raise NodeOutputError(f"{text}. No further item was started") from None
 
 
