@@ -325,7 +325,8 @@ class Schema:
         except ValidationError as refusal:
             raise NodeOutputError(
                 f"the updates of field {name!r} fold to a value that it refuses: {refusal_text(refusal, name)}. Each "
-                "of them was valid where it was written: loosen the field's constraint, or give it a reducer that keeps it"
+                "of them was valid where it was written: loosen the field's constraint, or give it a reducer that "
+                "keeps it"
             ) from None
 
     def joined(self, name: str, value: Any, sides: Iterable[Any], state: ImmutableState) -> Any:
