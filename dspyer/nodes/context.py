@@ -87,7 +87,7 @@ class Attempt:
         node: name of the node.
         branch: path of its branch.
         execution: id of the execution, as events name it.
-        name: the same with the executions around it.
+        local_id: the same with the executions of the graphs around it.
         position: the branch itself, for what it has behind it.
         inside: whether it is one item of a map.
 
@@ -97,8 +97,8 @@ class Attempt:
     """
 
     __slots__ = (
-        *("_open", "_refusal", "_used", "branch", "execution", "host", "inside", "name", "node", "over", "position"),
-        "posts",
+        *("_open", "_refusal", "_used", "branch", "execution", "host", "inside"),
+        *("local_id", "node", "over", "position", "posts"),
     )
 
     def __init__(
@@ -107,7 +107,7 @@ class Attempt:
         node: str = "",
         branch: BranchPath = (),
         execution: str = "",
-        name: str = "",
+        local_id: str = "",
         position: Branch | None = None,
         inside: bool = False,
     ) -> None:
@@ -115,7 +115,7 @@ class Attempt:
         self.node = node
         self.branch = branch
         self.execution = execution
-        self.name = name
+        self.local_id = local_id
         self.position = position
         self.inside = inside
         self.posts: list[tuple[str, Any]] | None = None
@@ -127,7 +127,9 @@ class Attempt:
     def item(self, index: int) -> Attempt:
         """The attempt of one item of a map, which is an execution of its own."""
         mark = f"[{index}]"
-        return Attempt(self.host, self.node, self.branch, self.execution + mark, self.name + mark, self.position, True)
+        return Attempt(
+            self.host, self.node, self.branch, self.execution + mark, self.local_id + mark, self.position, True
+        )
 
     def emit(self, value: object) -> None:
         """Puts a value into the stream of events."""
@@ -146,7 +148,7 @@ class Attempt:
             A value that belongs to the caller; for an async function an awaitable of it.
         """
         self._use("once", key)
-        place = RecordKey(self.name, key)
+        place = RecordKey(self.local_id, key)
         known = self.host.memo.effects.get(place, MISSING)
         if is_async(fn):
             return self._await_once(place, fn, known)
@@ -206,7 +208,7 @@ class Attempt:
 
     def earlier_question(self, key: str) -> Question | None:
         """What this execution has asked under a key before, if it has."""
-        return self.host.memo.questions.get(RecordKey(self.name, key))
+        return self.host.memo.questions.get(RecordKey(self.local_id, key))
 
     def interrupt(self, key: str, text: str, answer: Any) -> Any:
         """The answer to a question.
@@ -228,10 +230,10 @@ class Attempt:
         if not isinstance(text, str):
             raise TypeError(f"{self.who}: the question {key!r} is {brief(text)}: a question is a text")
         self._use("interrupt", key)
-        memo, place = self.host.memo, RecordKey(self.name, key)
+        memo, place = self.host.memo, RecordKey(self.local_id, key)
         before = memo.questions.get(place)
         run = self.host.label if before is None else before.run  # the id stays as it was when the question was sent
-        question = Question(key, text, schema_of(answer), self.node, self.branch, self.name, run)
+        question = Question(key, text, schema_of(answer), self.node, self.branch, self.local_id, run)
         if before is not None and before.answer != question.answer:
             self._refuse(
                 f"{self.who} asks {key!r} for an answer of {_shape(question)}, and an earlier attempt asked for "
@@ -271,7 +273,7 @@ class Attempt:
 
     def _check_answered(self, instead: str) -> None:
         used = self._used or {}
-        missing = [key for key in self.host.memo.answered(self.name) if ("interrupt", key) not in used]
+        missing = [key for key in self.host.memo.answered(self.local_id) if ("interrupt", key) not in used]
         missing = [key for key in missing if key not in RESERVED]
         if missing:
             self._refuse(
@@ -290,13 +292,13 @@ class Attempt:
 
     def recorded_result(self) -> Any:
         """The result of this item in an earlier attempt of the map, frozen; `MISSING` if there is none."""
-        return self.host.memo.items.get(self.name, MISSING)
+        return self.host.memo.items.get(self.local_id, MISSING)
 
     def raise_if_unanswered(self) -> None:
         """Does not go on where a question of this execution has no answer."""
         memo = self.host.memo
         if memo.questions:
-            waits = [question for question in memo.waits(self.name) if not memo.passes(question, self.host.answer)]
+            waits = [question for question in memo.waits(self.local_id) if not memo.passes(question, self.host.answer)]
             if waits:
                 raise Interrupt(waits)
 
@@ -307,7 +309,7 @@ class Attempt:
             return result
         frozen = freeze(result, path)
         journal.write([self._item(frozen)])
-        self.host.memo.items[self.name] = frozen
+        self.host.memo.items[self.local_id] = frozen
         return frozen
 
     async def arecord_result(self, result: object, path: tuple[Any, ...]) -> Any:
@@ -317,11 +319,11 @@ class Attempt:
             return result
         frozen = freeze(result, path)
         await journal.awrite([self._item(frozen)])
-        self.host.memo.items[self.name] = frozen
+        self.host.memo.items[self.local_id] = frozen
         return frozen
 
     def _item(self, frozen: Any) -> NewRow:
-        draft = item_row(self.name, frozen)
+        draft = item_row(self.local_id, frozen)
         if draft.content is not None:
             draft.content.data  # noqa: B018 - fails here, in the item, if it cannot be written
         return draft
@@ -341,7 +343,7 @@ class Attempt:
     @property
     def who(self) -> str:
         """What errors call it."""
-        return f"node {self.node!r} (execution {self.name})" if self.name else f"node {self.node!r}"
+        return f"node {self.node!r} (execution {self.local_id})" if self.local_id else f"node {self.node!r}"
 
 
 def _shape(question: Question) -> str:

@@ -56,7 +56,9 @@ def _node_script(session: Session, execution: Execution, runner: Runner) -> Call
     live = session if isinstance(session, LiveSession) else None
     if live is not None:
         updates = live.returned(attempt, updates)
-    patch, after = schema.commit(state, updates, node=name, commit_id=session.stamp(execution), whole=reply.whole)
+    patch, after = schema.commit(
+        state, updates, node=name, commit_id=session.global_id(execution.id), whole=reply.whole
+    )
     if live is not None:
         patch, after = live.with_posts(execution, patch, after)
     schema.check_whole(name, state, patch, after)
@@ -106,7 +108,7 @@ def _begin_script(session: Session, execution: Execution, runner: Runner) -> Cal
 
 def _raise_if_unanswered(session: Session, execution: Execution) -> None:
     """Does not call again what has asked and has no answer, nor before its time what the program stops before."""
-    name, node = session.name(execution.id), execution.node
+    name, node = session.local_id(execution.id), execution.node
     if node in session.blueprint.interrupt_before:
         before = Question("before", f"{node!r} comes next; go on?", None, node, execution.path, name, session.label)
         if not session.memo.passes(before, session.answer):
@@ -141,7 +143,7 @@ def _leave(
             reasons.append(decision.reason)
         if decision.updates:
             schema, author = session.blueprint.topology.schema, way.module_name or name
-            commit_id = session.stamp(execution, author)
+            commit_id = session.global_id(execution.id, author)
             old = state
             written, state = schema.commit(old, decision.updates, node=author, commit_id=commit_id, whole=True)
             schema.check_whole(author, old, written, state)
@@ -187,11 +189,11 @@ def _targets(session: Session, name: str, goto: Sequence[str | Send]) -> tuple[T
 
 
 def _call(session: Session, execution: Execution, state: ImmutableState, runner: Runner) -> Call:
-    name = shown = execution.id
+    local_id = global_id = execution.id
     if session.scope or session.opening.label:
-        name, shown = session.name(name), session.stamp(execution)
-    attempt = Attempt(session, execution.node, execution.path, execution.id, name, execution.branch)
-    context = Context(session.run_id, execution.node, execution.path, execution.visit, shown, attempt)
+        local_id, global_id = session.local_id(execution.id), session.global_id(execution.id)
+    attempt = Attempt(session, execution.node, execution.path, execution.id, local_id, execution.branch)
+    context = Context(session.run_id, execution.node, execution.path, execution.visit, global_id, attempt)
     return Call(state, context, session.program, execution.overlay, session.resources, runner)
 
 

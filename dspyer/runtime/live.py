@@ -279,10 +279,10 @@ class LiveSession(Session):
             with self.lock:
                 reader = self._reader(attempt)
                 number, reader.count = reader.count, reader.count + 1
-            stamp = self.stamp_of(attempt.execution, *([str(number)] if number else []))
+            commit_id = self.global_id(attempt.execution, *([str(number)] if number else []))
             state = attempt.position.state if attempt.position is not None else ImmutableState()
             whole = schema.reducer(field) is None
-            patch, after = schema.commit(state, {field: update}, node=attempt.node, commit_id=stamp)
+            patch, after = schema.commit(state, {field: update}, node=attempt.node, commit_id=commit_id)
             with self.lock:
                 self._add(attempt, reader, field, _latest(after.raw(field, DELETE)) if whole else patch[field])
         return True
@@ -393,7 +393,7 @@ class LiveSession(Session):
         name = attempt.execution
         if name not in self.room.running:
             raise AttemptError(
-                f"node {attempt.node!r} (execution {attempt.name}) has come to its end, and something that it has "
+                f"node {attempt.node!r} (execution {attempt.local_id}) has come to its end, and something that it has "
                 "started still uses its ctx: wait for that before the node returns"
             )
         reader = self._readers.get(name)

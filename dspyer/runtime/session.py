@@ -493,7 +493,7 @@ class Session(NotLive):
         results = commit.patch.get(into)
         if not isinstance(results, FrozenList) or not results:
             return None
-        name = self.name(commit.id)
+        name = self.local_id(commit.id)
         items = [self.memo.items.get(f"{name}[{index}]", MISSING) for index in range(len(results))]
         fits = all(one is two or same(one, two) for one, two in zip(items, results.raw_items(), strict=True))
         return (into, len(items)) if fits else None
@@ -578,7 +578,7 @@ class Session(NotLive):
         if commit.node not in self.blueprint.interrupt_after:
             return False
         text = f"{commit.node!r} has run; go on?"
-        question = Question("after", text, None, commit.node, commit.branch, self.name(commit.id), self.label)
+        question = Question("after", text, None, commit.node, commit.branch, self.local_id(commit.id), self.label)
         known = RecordKey(question.execution, question.key) in self.memo.questions
         if self.memo.passes(question, self.answer):
             return False
@@ -586,8 +586,8 @@ class Session(NotLive):
             self._tell([Asked(question)])
         return True
 
-    def name(self, execution_id: str) -> str:
-        """The name of an execution within the whole run."""
+    def local_id(self, execution_id: str) -> str:
+        """The id of an execution within its run: prefixed with the executions of the graphs around this one."""
         return "/".join((*self.scope, execution_id)) if self.scope else execution_id
 
     def end(self) -> Ended:
@@ -631,7 +631,7 @@ class Session(NotLive):
         run = self.run
         if self.broken is not None or run.ended or run.failures or run.running:
             return ()
-        within = self.name("") if self.scope else ""
+        within = self.local_id("") if self.scope else ""
         found = [question for question in self.memo.open() if question.execution.startswith(within)]
         if self.stopped and self._could_go_on({question.execution for question in found}):
             return ()
@@ -647,7 +647,7 @@ class Session(NotLive):
         for _, asking in self.run.suspended.values():
             if all(RecordKey(question.execution, question.key) in answers for question in asking.questions):
                 return True
-        return any(not any(self.name(branch.id) in asked for branch in group.branches) for group in self.run.ready)
+        return any(not any(self.local_id(branch.id) in asked for branch in group.branches) for group in self.run.ready)
 
     def error(self) -> BaseException | None:
         """What keeps the run from its end: the first failure in path order, with the others in its notes."""
@@ -688,11 +688,7 @@ class Session(NotLive):
         live = _live(self.run)
         return [live[path].head for path in sorted(live) if live[path].head >= 0], self.run.failures
 
-    def stamp(self, execution: Execution, *rest: str) -> str:
-        """What reducers derive names from: another for every commit of every run."""
-        return self.stamp_of(execution.id, *rest)
-
-    def stamp_of(self, execution_id: str, *rest: str) -> str:
-        """The same by the id of an execution."""
-        name = self._prefix + execution_id
-        return "/".join((name, *rest)) if rest else name
+    def global_id(self, execution_id: str, *rest: str) -> str:
+        """The id of an execution among all runs of a thread: reducers derive the ids of messages from it."""
+        global_id = self._prefix + execution_id
+        return "/".join((global_id, *rest)) if rest else global_id
