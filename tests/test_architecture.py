@@ -1,8 +1,9 @@
-"""The shape of the package, read from its syntax trees: layers, purity of the core, sizes, no hidden imports."""
+"""The structure of the package, read from its syntax trees: layers, purity of the scheduler, sizes, names, circles."""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -172,3 +173,30 @@ def test_modules_are_short() -> None:
 
 def test_no_drawer_for_everything() -> None:
     assert not {name_of(path) for path in MODULES} & {"utils", "helpers", "common", "misc"}
+
+
+# --- names: a reader who searches for one finds one thing
+
+SAME_NAME: dict[str, str] = {}  # a class name or file stem that may be there twice -> why
+
+
+@pytest.fixture(scope="module")
+def classes() -> dict[str, list[tuple[str, ast.ClassDef]]]:
+    """Every class of the package by its name, with the modules that define one of that name."""
+    found: dict[str, list[tuple[str, ast.ClassDef]]] = {}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append((name_of(path), node))
+    return found
+
+
+def test_no_class_name_is_there_twice(classes: dict[str, list[tuple[str, ast.ClassDef]]]) -> None:
+    twice = {name: [module for module, _ in places] for name, places in classes.items() if len(places) > 1}
+    assert not twice.keys() - SAME_NAME, f"give each of these classes its own name: {twice}"
+
+
+def test_no_file_stem_is_there_twice() -> None:
+    stems = Counter(path.stem for path in MODULES if path.stem != "__init__")
+    twice = {stem for stem, count in stems.items() if count > 1}
+    assert not twice - SAME_NAME.keys(), "give each of these files its own name"
