@@ -96,7 +96,7 @@ def fmt(value: float) -> str:
     """A length as it stands in SVG: one decimal at most.
 
     Example:
-        >>> number(12.0), number(12.34)
+        >>> fmt(12.0), fmt(12.34)
         ('12', '12.3')
     """
     return f"{round(value, 1) + 0.0:.1f}".removesuffix(".0")  # adding 0.0 turns -0.0 into 0.0

@@ -387,7 +387,7 @@ class SparseVector(Generic[T]):
     """Items by place, in the order of their places. A change gives a new row that shares what did not change.
 
     Example:
-        >>> one = Row().set(0, "a").set(7, "b")
+        >>> one = PersistentRow().set(0, "a").set(7, "b")
         >>> two = one.discard(0)
         >>> list(one), list(two), list(one.backwards())
         (['a', 'b'], ['b'], ['b', 'a'])
