@@ -213,12 +213,12 @@ def sharing() -> None:
 
 
 LAYERS = [
-    ("what you use", "Graph · program · run · testing", "join"),
-    ("drivers", "threads or AnyIO tasks: start calls, hand results back, decide nothing", "right"),
-    ("nodes", "functions, DSPy modules, subgraphs, maps: binding, permissions, traces", "right"),
-    ("schedule", "plan, advance, rounds, joins: pure, a run is a frozen value", "left"),
-    ("state", "patches, merge policies, reducers, schema: pure", "left"),
-    ("persistent maps and vectors", "versions share what did not change", "left"),
+    ("threads, runtime, graph", "conversations; sessions, drivers, workers; Graph, checks", "join"),
+    ("nodes, dspy_module", "functions, DSPy modules, subgraphs, maps: binding, permissions, traces", "right"),
+    ("persistence, stores", "a run as rows: journal, snapshots, replay; memory, SQLite, PostgreSQL", "right"),
+    ("scheduler", "plan, advance, loops, joins: pure, a run is a frozen value", "left"),
+    ("state, schema, policies, reducers", "patches, merges, folds: pure", "left"),
+    ("values", "frozen values; versions share what did not change", "left"),
 ]
 
 
@@ -232,12 +232,57 @@ def layers() -> None:
         p.text(728, y + 27, words, "small", "end")
     p.path("M60 30 V340")
     p.add('<text transform="translate(46 186) rotate(-90)" text-anchor="middle" class="small quiet">imports</text>')
-    p.path("M764 24 q10 0 10 10 V112 q0 10 10 10 M764 176 q10 0 10 -10 V132 q0 -10 10 -10", head=False)
-    p.text(790, 118, "knows", "small quiet")
-    p.text(790, 134, "DSPy", "small quiet")
+    p.path("M764 24 q10 0 10 10 V64 q0 10 10 10 M764 122 q10 0 10 -10 V84 q0 -10 10 -10", head=False)
+    p.text(790, 70, "know", "small quiet")
+    p.text(790, 86, "DSPy", "small quiet")
     p.path("M764 186 q10 0 10 10 V255 q0 10 10 10 M764 340 q10 0 10 -10 V275 q0 -10 10 -10", head=False)
     p.text(790, 261, "no clock,", "small quiet")
     p.text(790, 277, "no thread", "small quiet")
+    p.save()
+
+
+# One node call: what happens, in which file, and the colour of its folder. The first row goes, the second comes back.
+CALL = [
+    [
+        ("program.run(inputs)", "runtime/program.py", "box"),
+        ("what may start?", "scheduler/schedule.py", "left"),
+        ("a thread or a task", "runtime/drivers.py", "box"),
+        ("the calls of a node", "runtime/execution.py", "box"),
+        ("parameters, your code", "nodes/", "right"),
+    ],
+    [
+        ("events, then the Run", "runtime/session.py", "box"),
+        ("rows of what happened", "persistence/, stores/", "join"),
+        ("commit, join, what next?", "scheduler/schedule.py", "left"),
+        ("patch and next state", "schema/schema.py", "left"),
+        ("updates, permissions", "nodes/outputs.py", "right"),
+    ],
+]
+
+
+def one_call() -> None:
+    """The stops of one node call, and back."""
+    p = Picture("how-a-run-works", 1000, 262, "One node call, stop by stop: from program.run to the commit and back")
+    left, step, width = 24, 193, 176
+    for row, stops in enumerate(CALL):
+        for column, (words, file, kind) in enumerate(stops):
+            x, y = left + step * column, 28 + 132 * row
+            p.box(x, y, width, 62, kind=kind)
+            p.text(x + width / 2, y + 27, words, "small title", "middle")
+            p.text(x + width / 2, y + 47, file, "code quiet", "middle")
+            if column < 4:
+                ends = (x + step - 3, x + width) if row else (x + width, x + step - 3)
+                p.path(f"M{ends[0]} {y + 31} H{ends[1] + (3 if row else 0)}")
+    right = left + step * 4 + width / 2
+    p.path(f"M{right} 90 V157")
+    p.path(f"M{left + step + width / 2} 160 V93", "back")
+    p.text(left + step + width / 2 + 10, 130, "until nothing may start", "small quiet")
+    p.text(
+        left,
+        246,
+        "blue: pure functions of values; orange: what knows DSPy and your code; green: only on a thread",
+        "small quiet",
+    )
     p.save()
 
 
@@ -262,7 +307,7 @@ def drawn(page: str, blocks: int, name: str) -> str:
 
 if __name__ == "__main__":
     OUT.mkdir(exist_ok=True)
-    for draw in (rounds, three_way, sharing, layers):
+    for draw in (rounds, three_way, sharing, layers, one_call):
         draw()
     for file, source in DRAWN.items():
         OUT.joinpath(f"{file}.svg").write_text(drawn(*source))
