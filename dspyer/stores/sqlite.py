@@ -95,7 +95,7 @@ class SQLite(Store):
         contents = encode_change(change)
         return self._connections.write_now(partial(self._apply, change, contents), change.flush, contents.size)
 
-    def _apply(self, change: Change, contents: EncodedChange, connection: sqlite3.Connection) -> int:
+    def _apply(self, change: Change, contents: PackedChange, connection: sqlite3.Connection) -> int:
         if change.flush:
             self._opener.check_same()
         return write(connection, change, contents, self._clock())
@@ -403,7 +403,7 @@ APPEND = f"""
     FROM thread, run WHERE name = ? AND run.id = ?"""
 
 
-class EncodedChange(NamedTuple):
+class PackedChange(NamedTuple):
     """What a change brings, as the columns hold it: encoded before a lock is taken.
 
     Attributes:
@@ -419,7 +419,7 @@ class EncodedChange(NamedTuple):
     size: int
 
 
-def encode_change(change: Change) -> EncodedChange:
+def encode_change(change: Change) -> PackedChange:
     """Encodes what a change brings."""
     rows: dict[int, tuple[str, bytes | None, bytes | None, Refs]] = {}
     blobs: list[tuple[bytes | str, bytes]] = []
@@ -430,7 +430,7 @@ def encode_change(change: Change) -> EncodedChange:
         size += len(data or b"")
     snapshot = None if change.snapshot is None else _packed_content(change.snapshot.content, blobs)
     size += len(snapshot[0]) if snapshot else 0
-    return EncodedChange(rows, snapshot, blobs, size + sum(len(blob) for _, blob in blobs))
+    return PackedChange(rows, snapshot, blobs, size + sum(len(blob) for _, blob in blobs))
 
 
 def _packed_content(content: Content, blobs: list[tuple[bytes | str, bytes]]) -> tuple[bytes, Refs]:
@@ -440,7 +440,7 @@ def _packed_content(content: Content, blobs: list[tuple[bytes | str, bytes]]) ->
     return data, pack_refs(refs)
 
 
-def write(connection: sqlite3.Connection, change: Change, contents: EncodedChange, now: float) -> int:
+def write(connection: sqlite3.Connection, change: Change, contents: PackedChange, now: float) -> int:
     """Applies a change, unless that was done before, and says the epoch that its thread has afterwards.
 
     Raises:
@@ -471,7 +471,7 @@ def write(connection: sqlite3.Connection, change: Change, contents: EncodedChang
     return admitted.epoch
 
 
-def _appends(connection: sqlite3.Connection, change: Change, contents: EncodedChange) -> bool:
+def _appends(connection: sqlite3.Connection, change: Change, contents: PackedChange) -> bool:
     """Does the usual: the next rows of a run, by the owner of the thread. Says whether it was that."""
     name, epoch, next_epoch, owner, lease, head, root, run, rows_of, rows, snapshot, _, runs = change
     if (next_epoch, owner, lease, root, run, snapshot) != _NOTHING or head is None or not rows or runs:
