@@ -39,14 +39,14 @@ class AttemptHost(LiveHost, Protocol):
     """The run that an attempt belongs to.
 
     Attributes:
-        memo: what its executions have left behind.
+        records: what its executions have left behind.
         journal: writes it down; None for a run that is not stored.
         answer: answers questions as they are asked.
         root: the id of the run, the same however often it is taken up.
         label: the name of the run, in front of the ids of its questions; empty for a run that is not stored.
     """
 
-    memo: ExecutionRecords
+    records: ExecutionRecords
     journal: Journal | None
     answer: AnswerSource
     root: str
@@ -56,7 +56,7 @@ class AttemptHost(LiveHost, Protocol):
     def views(self) -> ViewSource:
         """What can be seen of the state through views, and who may see and post what."""
 
-    def record(self, event: Event) -> None:
+    def publish(self, event: Event) -> None:
         """Shows an event to whoever listens."""
 
 
@@ -69,18 +69,18 @@ class NoRun(NotLive):
 
     def __init__(self, answer: AnswerSource = no_answer) -> None:
         self.views: ViewSource = NoRunViews()
-        self.memo = ExecutionRecords()
+        self.records = ExecutionRecords()
         self.journal: Journal | None = None
         self.answer = answer
         self.root = "alone"
         self.label = ""
 
-    def record(self, event: Event) -> None:
+    def publish(self, event: Event) -> None:
         """Nobody listens."""
 
 
 class Attempt:
-    """One attempt of one execution. What it remembers of earlier attempts is in the memo of the run.
+    """One attempt of one execution. What it remembers of earlier attempts is in the records of the run.
 
     Args:
         host: the run.
@@ -133,7 +133,7 @@ class Attempt:
 
     def emit(self, value: object) -> None:
         """Puts a value into the stream of events."""
-        self.host.record(Emitted(self.node, self.branch, self.execution, value))
+        self.host.publish(Emitted(self.node, self.branch, self.execution, value))
 
     # --- effects
 
@@ -149,7 +149,7 @@ class Attempt:
         """
         self._use("once", key)
         place = RecordKey(self.local_id, key)
-        known = self.host.memo.effects.get(place, MISSING)
+        known = self.host.records.effects.get(place, MISSING)
         if is_async(fn):
             return self._await_once(place, fn, known)
         if known is not MISSING:
@@ -165,7 +165,7 @@ class Attempt:
         frozen, draft = self._recorded(place, result)
         if self.host.journal is not None:
             self.host.journal.write([draft], flush=True)
-        self.host.memo.effects[place] = frozen
+        self.host.records.effects[place] = frozen
         return thaw(frozen)
 
     async def _await_once(self, place: RecordKey, fn: Callable[..., Awaitable[Any]], known: Any) -> Any:
@@ -175,7 +175,7 @@ class Attempt:
         before = cancellation_count()
         if self.host.journal is not None:
             await self.host.journal.awrite([draft], flush=True)
-        self.host.memo.effects[place] = frozen
+        self.host.records.effects[place] = frozen
         if cancellation_count() > before:
             raise asyncio.CancelledError  # it was held back until the effect was recorded
         return thaw(frozen)
@@ -208,7 +208,7 @@ class Attempt:
 
     def earlier_question(self, key: str) -> Question | None:
         """What this execution has asked under a key before, if it has."""
-        return self.host.memo.questions.get(RecordKey(self.local_id, key))
+        return self.host.records.questions.get(RecordKey(self.local_id, key))
 
     def interrupt(self, key: str, text: str, answer: Any) -> Any:
         """The answer to a question.
@@ -230,8 +230,8 @@ class Attempt:
         if not isinstance(text, str):
             raise TypeError(f"{self.who}: the question {key!r} is {brief(text)}: a question is a text")
         self._use("interrupt", key)
-        memo, place = self.host.memo, RecordKey(self.local_id, key)
-        before = memo.questions.get(place)
+        records, place = self.host.records, RecordKey(self.local_id, key)
+        before = records.questions.get(place)
         run = self.host.label if before is None else before.run  # the id stays as it was when the question was sent
         question = Question(key, text, schema_of(answer), self.node, self.branch, self.local_id, run)
         if before is not None and before.answer != question.answer:
@@ -239,19 +239,19 @@ class Attempt:
                 f"{self.who} asks {key!r} for an answer of {_shape(question)}, and an earlier attempt asked for "
                 f"{_shape(before)}"
             )
-        if place not in memo.answers:
+        if place not in records.answers:
             self._check_answered(f"asks {key!r} instead")
-        if memo.passes(question, self.host.answer):
+        if records.passes(question, self.host.answer):
             return self._answer(place, question, answer)
         self._open.append(question)
         raise Interrupt([question])
 
     def _answer(self, place: RecordKey, question: Question, answer: Any) -> Any:
-        memo = self.host.memo
+        records = self.host.records
         try:
-            return validated(answer, memo.answers[place], question)
+            return validated(answer, records.answers[place], question)
         except InputError as refusal:
-            memo.refuse(place)
+            records.refuse(place)
             self._refusal = (InputError, str(refusal))
             raise
 
@@ -262,7 +262,7 @@ class Attempt:
             Interrupt: if the node went on after a question that has no answer.
             Exception: if it went on after its question was refused, or has not asked what was answered.
         """
-        if not self.host.memo.questions:
+        if not self.host.records.questions:
             return
         if self._refusal is not None:
             kind, text = self._refusal
@@ -273,7 +273,7 @@ class Attempt:
 
     def _check_answered(self, instead: str) -> None:
         used = self._used or {}
-        missing = [key for key in self.host.memo.answered(self.local_id) if ("interrupt", key) not in used]
+        missing = [key for key in self.host.records.answered(self.local_id) if ("interrupt", key) not in used]
         missing = [key for key in missing if key not in RESERVED]
         if missing:
             self._refuse(
@@ -292,13 +292,15 @@ class Attempt:
 
     def recorded_result(self) -> Any:
         """The result of this item in an earlier attempt of the map, frozen; `MISSING` if there is none."""
-        return self.host.memo.items.get(self.local_id, MISSING)
+        return self.host.records.items.get(self.local_id, MISSING)
 
     def raise_if_unanswered(self) -> None:
         """Does not go on where a question of this execution has no answer."""
-        memo = self.host.memo
-        if memo.questions:
-            waits = [question for question in memo.waits(self.local_id) if not memo.passes(question, self.host.answer)]
+        records = self.host.records
+        if records.questions:
+            waits = [
+                question for question in records.waits(self.local_id) if not records.passes(question, self.host.answer)
+            ]
             if waits:
                 raise Interrupt(waits)
 
@@ -309,7 +311,7 @@ class Attempt:
             return result
         frozen = freeze(result, path)
         journal.write([self._item(frozen)])
-        self.host.memo.items[self.local_id] = frozen
+        self.host.records.items[self.local_id] = frozen
         return frozen
 
     async def arecord_result(self, result: object, path: tuple[Any, ...]) -> Any:
@@ -319,7 +321,7 @@ class Attempt:
             return result
         frozen = freeze(result, path)
         await journal.awrite([self._item(frozen)])
-        self.host.memo.items[self.local_id] = frozen
+        self.host.records.items[self.local_id] = frozen
         return frozen
 
     def _item(self, frozen: Any) -> NewRow:

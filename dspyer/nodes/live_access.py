@@ -330,7 +330,7 @@ class LiveContext:
             ['counting']
         """
         attempt = self.attempt
-        attempt.host.record(Doing(attempt.node, attempt.branch, attempt.execution, text))
+        attempt.host.publish(Doing(attempt.node, attempt.branch, attempt.execution, text))
         attempt.host.set_doing(attempt, text)
 
     def peers(self) -> list[Peer]:

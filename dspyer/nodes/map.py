@@ -104,8 +104,7 @@ class MapNode(Node):
         attempt = around.attempt.item(index)
         name = f"{around.execution}[{index}]"
         context = Context(around.run_id, around.node, around.branch, around.visit, name, attempt)
-        runner = call.runner.item(index)
-        inner = Call(call.state, context, call.program, overlay, call.resources, runner)
+        inner = call._replace(context=context, overlay=overlay)
         return _Item(self, inner, index, count, attempt.recorded_result())
 
     def _reply(self, items: Sequence[_Item], results: Iterable[object]) -> Reply:
@@ -177,12 +176,12 @@ class _Item:
     def _started(self) -> None:
         attempt = self.call.context.attempt
         event = ItemStarted(attempt.node, attempt.branch, attempt.execution, self.index, self.count)
-        attempt.host.record(event)
+        attempt.host.publish(event)
 
     def _ended(self, status: str) -> None:
         attempt = self.call.context.attempt
         event = ItemFinished(attempt.node, attempt.branch, attempt.execution, self.index, self.count, status)
-        attempt.host.record(event)
+        attempt.host.publish(event)
 
     def _failed(self, error: BaseException) -> None:
         status = "interrupted" if isinstance(error, Interrupt) else "failed"

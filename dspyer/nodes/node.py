@@ -220,10 +220,13 @@ class Runner(Protocol):
 
     Results come in the order of the calls. Once a call raises, no new one is started and those that run are finished;
     then the first failure in the order of the calls is raised as it is. A call that asks holds no other call up.
+
+    Attributes:
+        session: the run that the node belongs to (a `Session` of the runtime, which lies above the nodes); None for a
+            node that is called without a run.
     """
 
-    def item(self, index: int) -> Runner:
-        """What a graph that runs inside one of the calls gets."""
+    session: Any
 
     def gather(self, calls: Sequence[Callable[[], T]], max_concurrency: int | None) -> list[T]:
         """Run sync calls."""
@@ -235,9 +238,7 @@ class Runner(Protocol):
 class OneByOne:
     """A `Runner` that runs one call after the other."""
 
-    def item(self, index: int) -> Runner:  # noqa: ARG002
-        """What a graph that runs inside one of the calls gets."""
-        return self
+    session = None
 
     def gather(self, calls: Sequence[Callable[[], T]], max_concurrency: int | None) -> list[T]:  # noqa: ARG002
         """Run sync calls."""

@@ -14,8 +14,9 @@ from dspyer.errors import DspyerError, Interrupt
 from dspyer.nodes.node import Decision, Reply
 from dspyer.nodes.router import Router
 from dspyer.nodes.sync_async import async_bridge
-from dspyer.runtime.execution import CallScript, NodeRunner, script
-from dspyer.runtime.session import CANCELLED, Session
+from dspyer.runtime.execution import CallScript, script
+from dspyer.runtime.request import CANCELLED
+from dspyer.runtime.session import Session
 from dspyer.runtime.workers import TaskWorkers, ThreadWorkers, WorkOutcome, aattempt_here, attempt_here
 from dspyer.scheduler.run_state import Execution, Transition
 from dspyer.scheduler.schedule import plan
@@ -54,7 +55,7 @@ def drive(session: Session, **overrides: Any) -> None:
     with (
         recording(**overrides) as steps,
         async_bridge() as cancel,
-        session.halt.calling(cancel),
+        session.stop_signal.on_stop(cancel),
         ThreadWorkers(session.most_threads) as threads,
         session.driven(threads.nudge),
     ):
@@ -76,11 +77,11 @@ def _drive(session: Session, threads: ThreadWorkers, steps: list[Any]) -> None:
         if session.unsaved is not None and started_in_vain(session, started, save(session)):
             started = []
         if len(started) == 1 and not threads.busy and not plan(session.run):
-            calls = script(session, started[0], NodeRunner(session, started[0]))
+            calls = script(session, started[0])
             settle(session, started[0], attempt_here(steps, follow, calls))
             continue
         for execution in started:
-            calls = script(session, execution, NodeRunner(session, execution))
+            calls = script(session, execution)
             threads.start(execution, follow, calls)
         if not threads.busy:
             return
@@ -117,7 +118,7 @@ async def _until_end(session: Session, tasks: TaskWorkers, steps: list[Any], bef
         session: the run.
         tasks: what runs.
         steps: the trace.
-        before: how many cancellations of the task there were before.
+        before: how many cancellation_count of the task there were before.
     """
     raised: list[BaseException] = []  # no variable keeps it: its traceback refers to this frame
     try:
@@ -157,7 +158,7 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], before
             if held_back:
                 raise asyncio.CancelledError
         if len(started) == 1 and not tasks.busy and not plan(session.run):
-            calls = script(session, started[0], NodeRunner(session, started[0]))
+            calls = script(session, started[0])
             try:
                 outcome = await aattempt_here(steps, afollow, calls)
             except asyncio.CancelledError:
@@ -166,7 +167,7 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], before
             settle(session, started[0], outcome)
             continue
         for execution in started:
-            calls = script(session, execution, NodeRunner(session, execution))
+            calls = script(session, execution)
             tasks.start(execution, afollow, calls)
         if not tasks.busy:
             return
@@ -227,7 +228,7 @@ def end(session: Session) -> None:
     try:
         drafts = session.last_drafts()
         session.journal.write(drafts, session.rested(drafts), flush=True, release=True)
-        session.reported = True
+        session.end_written = True
     except DspyerError as error:
         session.lose(error)
 
@@ -239,7 +240,7 @@ async def aend(session: Session) -> None:
     try:
         drafts = session.last_drafts()
         await session.journal.awrite(drafts, session.rested(drafts), flush=True, release=True)
-        session.reported = True
+        session.end_written = True
     except DspyerError as error:
         session.lose(error)
 

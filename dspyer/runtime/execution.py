@@ -12,15 +12,14 @@ from dspyer.errors import Interrupt, RouteError, list_names
 from dspyer.events import Question
 from dspyer.nodes.condense import condensed
 from dspyer.nodes.context import Attempt
-from dspyer.nodes.node import Call, Context, Decision, Node, Reply, Runner, Send
+from dspyer.nodes.node import Call, Context, Decision, Node, Reply, Send
 from dspyer.nodes.router import Router
 from dspyer.nodes.view_access import with_posts
 from dspyer.patch import DELETE, Replace, diff_value
-from dspyer.persistence.execution_records import AnswerSource, ExecutionRecords, RecordKey
-from dspyer.persistence.journal import Journal
+from dspyer.persistence.execution_records import RecordKey
 from dspyer.reducers import Updates
 from dspyer.runtime.live import LiveSession
-from dspyer.runtime.session import Observe, Session, StopSignal
+from dspyer.runtime.session import Session
 from dspyer.runtime.workers import TaskWorkers, ThreadWorkers, WorkOutcome
 from dspyer.scheduler.run_state import Execution, Target, Transition
 from dspyer.scheduler.topology import END, START
@@ -29,28 +28,28 @@ from dspyer.state import ImmutableState
 CallScript = Generator[tuple[Node | Router, Call], Any, Transition]
 
 
-def script(session: Session, execution: Execution, runner: Runner) -> CallScript:
+def script(session: Session, execution: Execution) -> CallScript:
     """What one execution does: a driver makes each call sync or async and sends the reply back.
 
     A transition is whole: if the node, the validation or a router raises, nothing of it is committed.
     """
     if execution.branch.head < 0:
-        return _begin_script(session, execution, runner)
-    return _node_script(session, execution, runner)
+        return _begin_script(session, execution)
+    return _node_script(session, execution)
 
 
-def _node_script(session: Session, execution: Execution, runner: Runner) -> CallScript:
+def _node_script(session: Session, execution: Execution) -> CallScript:
     name, state = execution.node, execution.branch.state
-    call = _call(session, execution, state, runner)
-    if session.memo.questions or session.blueprint.interrupt_before:
+    call = _call(session, execution, state)
+    if session.records.questions or session.graph.interrupt_before:
         _raise_if_unanswered(session, execution)
     began, clock = time.time(), time.perf_counter()
-    reply: Reply = yield session.blueprint.nodes[name], call
+    reply: Reply = yield session.graph.nodes[name], call
     attempt = call.context.attempt
     attempt.over = True
-    schema = session.blueprint.topology.schema
+    schema = session.graph.topology.schema
     updates = reply.updates if attempt.posts is None else with_posts(reply.updates, attempt.posts, schema)
-    condensers = session.blueprint.condensers
+    condensers = session.graph.condensers
     if condensers and name in condensers:
         updates = yield from condensed(condensers[name], updates, call)
     live = session if isinstance(session, LiveSession) else None
@@ -67,7 +66,7 @@ def _node_script(session: Session, execution: Execution, runner: Runner) -> Call
         transition = Transition(patch, after, targets, None, began, time.perf_counter() - clock)
     else:
         transition = yield from _leave(session, execution, call, patch, after, began, clock)
-    if session.memo.questions:
+    if session.records.questions:
         attempt.finish()
     return transition if live is None else transition._replace(live=live.exchange(execution))
 
@@ -78,7 +77,7 @@ def _straight(
     """The targets of a node, where it takes no driver to know them; else None."""
     if goto is not None:
         return _targets(session, name, goto)
-    ways = session.blueprint.exits[name]
+    ways = session.graph.exits[name]
     if len(ways) != 1:
         return None
     way = ways[0]
@@ -92,13 +91,13 @@ def _straight(
     return (Target(first),) if len(found) == 1 and isinstance(first, str) else _targets(session, name, found)
 
 
-def _begin_script(session: Session, execution: Execution, runner: Runner) -> CallScript:
+def _begin_script(session: Session, execution: Execution) -> CallScript:
     began, clock = time.time(), time.perf_counter()
-    patch = session.opening.patch
-    ways = session.blueprint.exits[execution.node]
+    patch = session.run_start.patch
+    ways = session.graph.exits[execution.node]
     if len(ways) == 1 and isinstance(ways[0], str):
         return Transition(patch, session.inputs, (Target(ways[0]),), None, began, time.perf_counter() - clock)
-    call = _call(session, execution, session.inputs, runner)
+    call = _call(session, execution, session.inputs)
     call.context.attempt.over = True
     call.context.attempt.raise_if_unanswered()
     transition = yield from _leave(session, execution, call, patch, session.inputs, began, clock)
@@ -109,11 +108,13 @@ def _begin_script(session: Session, execution: Execution, runner: Runner) -> Cal
 def _raise_if_unanswered(session: Session, execution: Execution) -> None:
     """Does not call again what has asked and has no answer, nor before its time what the program stops before."""
     name, node = session.local_id(execution.id), execution.node
-    if node in session.blueprint.interrupt_before:
+    if node in session.graph.interrupt_before:
         before = Question("before", f"{node!r} comes next; go on?", None, node, execution.path, name, session.label)
-        if not session.memo.passes(before, session.answer):
-            raise Interrupt([session.memo.questions[RecordKey(name, "before")]])
-    waits = [question for question in session.memo.waits(name) if not session.memo.passes(question, session.answer)]
+        if not session.records.passes(before, session.answer):
+            raise Interrupt([session.records.questions[RecordKey(name, "before")]])
+    waits = [
+        question for question in session.records.waits(name) if not session.records.passes(question, session.answer)
+    ]
     if waits:
         raise Interrupt(waits)
 
@@ -132,7 +133,7 @@ def _leave(
     goto: list[str | Send] = []
     reasons: list[str] = []
     before = execution.branch.state
-    for way in session.blueprint.exits[name]:
+    for way in session.graph.exits[name]:
         if isinstance(way, str):
             goto.append(way)
             continue
@@ -142,7 +143,7 @@ def _leave(
         if decision.reason:
             reasons.append(decision.reason)
         if decision.updates:
-            schema, author = session.blueprint.topology.schema, way.module_name or name
+            schema, author = session.graph.topology.schema, way.module_name or name
             commit_id = session.global_id(execution.id, author)
             old = state
             written, state = schema.commit(old, decision.updates, node=author, commit_id=commit_id, whole=True)
@@ -165,7 +166,7 @@ def _both(session: Session, name: str, patch: Mapping[str, Any], field: str, upd
 
 def _targets(session: Session, name: str, goto: Sequence[str | Send]) -> tuple[Target, ...]:
     """Equal names count once; each `Send` is a branch of its own. What is no declared target is refused."""
-    allowed = session.blueprint.topology.targets(name)
+    allowed = session.graph.topology.targets(name)
     if len(goto) == 1 and isinstance(goto[0], str) and goto[0] in allowed:
         return (Target(goto[0]),)
     targets: dict[Any, Target] = {}
@@ -181,20 +182,20 @@ def _targets(session: Session, name: str, goto: Sequence[str | Send]) -> tuple[T
         if isinstance(way, str):
             targets.setdefault(way, Target(way))
         else:
-            session.blueprint.check_send(name, way)
+            session.graph.check_send(name, way)
             targets[i] = Target(node, way.overlay)
     if not targets:
         raise RouteError(f"node {name!r} has nowhere to go: return the name of a target, or END to finish the branch")
     return tuple(targets.values())
 
 
-def _call(session: Session, execution: Execution, state: ImmutableState, runner: Runner) -> Call:
+def _call(session: Session, execution: Execution, state: ImmutableState) -> Call:
     local_id = global_id = execution.id
-    if session.scope or session.opening.label:
+    if session.scope or session.run_start.label:
         local_id, global_id = session.local_id(execution.id), session.global_id(execution.id)
     attempt = Attempt(session, execution.node, execution.path, execution.id, local_id, execution.branch)
     context = Context(session.run_id, execution.node, execution.path, execution.visit, global_id, attempt)
-    return Call(state, context, session.program, execution.overlay, session.resources, runner)
+    return Call(state, context, session.program, execution.overlay, session.resources, NodeRunner(session))
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -204,77 +205,16 @@ T = TypeVar("T")
 
 
 class NodeRunner:
-    """Runs the calls of one node at once (the items of a map), with the trace in the order of the calls.
+    """Runs the calls of one node at once (the items of a map), with the trace in the order of the calls."""
 
-    Args:
-        session: the run.
-        execution: the node's.
-        mark: which item of a map, at the end of the execution's name.
-    """
+    __slots__ = ("session",)
 
-    __slots__ = ("_execution", "_mark", "_session")
-
-    def __init__(self, session: Session, execution: Execution, mark: str = "") -> None:
-        self._session = session
-        self._execution = execution
-        self._mark = mark
-
-    def item(self, index: int) -> NodeRunner:
-        """What a graph that runs inside one of the calls gets: a scope of its own."""
-        return NodeRunner(self._session, self._execution, f"{self._mark}[{index}]")
-
-    @property
-    def observe(self) -> Observe:
-        """Where the events of a graph inside the node go."""
-        return self._session.record
-
-    @property
-    def memo(self) -> ExecutionRecords:
-        """What the run remembers of its executions."""
-        return self._session.memo
-
-    @property
-    def journal(self) -> Journal | None:
-        """What writes the run down."""
-        return self._session.journal
-
-    @property
-    def answer(self) -> AnswerSource:
-        """What answers questions as they are asked."""
-        return self._session.answer
-
-    @property
-    def halt(self) -> StopSignal:
-        """Whether the run is to stop."""
-        return self._session.halt
-
-    @property
-    def root(self) -> str:
-        """The id of the outermost run."""
-        return self._session.root
-
-    @property
-    def live(self) -> bool:
-        """Whether nodes that run at once see each other's posts."""
-        return self._session.live
-
-    @property
-    def label(self) -> tuple[str, ...]:
-        """The name of the run in what is named after its commits."""
-        return self._session.opening.label
-
-    @property
-    def scope(self) -> tuple[str, ...]:
-        """The executions around such a graph."""
-        return (*self._session.scope, self._execution.id + self._mark)
-
-    @property
-    def _limit(self) -> int:
-        return self._session.blueprint.max_concurrency
+    def __init__(self, session: Session) -> None:
+        self.session = session
 
     def gather(self, calls: Sequence[Callable[[], T]], max_concurrency: int | None) -> list[T]:
         """Runs sync calls. After a failure nothing new starts, and the first failure in order is raised."""
-        batch: Batch[T] = Batch(len(calls), min(self._limit, max_concurrency or self._limit), self.halt)
+        batch: Batch[T] = Batch(self.session, len(calls), max_concurrency)
         with ThreadWorkers(batch.limit) as threads:
             while batch.wants(threads.busy):
                 index = batch.take()
@@ -285,7 +225,7 @@ class NodeRunner:
 
     async def agather(self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None) -> list[T]:
         """Runs async calls, in the same way."""
-        batch: Batch[T] = Batch(len(calls), min(self._limit, max_concurrency or self._limit), self.halt)
+        batch: Batch[T] = Batch(self.session, len(calls), max_concurrency)
         async with TaskWorkers() as tasks:
             while batch.wants(tasks.busy):
                 index = batch.take()
@@ -298,9 +238,10 @@ class NodeRunner:
 class Batch(Generic[T]):
     """Which of several calls to start next, and what became of them."""
 
-    def __init__(self, count: int, limit: int, halt: StopSignal) -> None:
-        self.limit = limit
-        self._halt = halt
+    def __init__(self, session: Session, count: int, max_concurrency: int | None) -> None:
+        limit = session.graph.max_concurrency
+        self.limit = min(limit, max_concurrency or limit)
+        self._stop_signal = session.stop_signal
         self._count = count
         self._next = 0
         self._outcomes: dict[int, WorkOutcome] = {}
@@ -309,7 +250,7 @@ class Batch(Generic[T]):
     def wants(self, busy: int) -> bool:
         """Whether another call may start beside `busy` others."""
         may = self._next < self._count and busy < self.limit and not self._failed
-        return may and self._halt.reason is None
+        return may and self._stop_signal.reason is None
 
     def take(self) -> int:
         """The next call to start."""
@@ -320,7 +261,7 @@ class Batch(Generic[T]):
         """Keeps an outcome."""
         error = outcome[1]
         if error is not None and not isinstance(error, Interrupt):
-            cut_off = isinstance(error, asyncio.CancelledError) and self._halt.reason is not None
+            cut_off = isinstance(error, asyncio.CancelledError) and self._stop_signal.reason is not None
             if not isinstance(error, Exception) and not cut_off:
                 raise error
             self._failed = True
@@ -335,7 +276,7 @@ class Batch(Generic[T]):
         ordered = [self._outcomes.pop(index) for index in sorted(self._outcomes)]
         for _, _, steps in ordered:
             append_to_trace(steps)
-        cut_off = self._halt.reason is not None and len(ordered) < self._count
+        cut_off = self._stop_signal.reason is not None and len(ordered) < self._count
         errors = [error for _, error, _ in ordered if error is not None]
         results = [result for result, _, _ in ordered]
         del ordered  # the traceback of an error refers to this frame, which should not refer to the error

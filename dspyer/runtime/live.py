@@ -83,8 +83,8 @@ class Listener:
             if reader.undone:
                 raise Interrupt(())
             entry = reader.next(session.board, self._field)
-            if entry is not None and session.blueprint.topology.schema.live_fields[self._field].show_reads:
-                session.record(Heard(self._field, reader.node, reader.path, reader.execution, entry.seq, entry.author))
+            if entry is not None and session.graph.topology.schema.live_fields[self._field].show_reads:
+                session.publish(Heard(self._field, reader.node, reader.path, reader.execution, entry.seq, entry.author))
             return entry
 
     def wait(self, wake: Callable[[], object]) -> Waiter:
@@ -114,14 +114,14 @@ class LiveSession(Session):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        blueprint, topology = self.blueprint, self.blueprint.topology
+        graph, topology = self.graph, self.graph.topology
         self.lock = RLock()
         writes = {
             name: [field for field in (node.writes or {}).values() if field in topology.schema.live_fields]
-            for name, node in blueprint.nodes.items()
+            for name, node in graph.nodes.items()
         }
-        self.room = LiveWaiters(blueprint.max_concurrency, WriteReach(topology, writes))
-        self.board = LiveBuffer(topology.schema, self.opening.state, self.memo.posts.get(self.scope, {}))
+        self.room = LiveWaiters(graph.max_concurrency, WriteReach(topology, writes))
+        self.board = LiveBuffer(topology.schema, self.run_start.state, self.records.posts.get(self.scope, {}))
         self._readers: dict[str, ReaderCursor] = {}
         self._done: dict[str, tuple[Execution, Transition, Steps]] = {}
         self._visits: dict[str, Visits] = {}
@@ -135,7 +135,7 @@ class LiveSession(Session):
     @property
     def most_at_once(self) -> int:
         """How many executions may have begun at once: those who wait, or have ended, hold no slot."""
-        return self.blueprint.max_concurrency + self.room.parked + len(self._done)
+        return self.graph.max_concurrency + self.room.parked + len(self._done)
 
     @property
     def most_threads(self) -> int:
@@ -150,7 +150,7 @@ class LiveSession(Session):
             nudge: makes the driver look, from any thread.
         """
         self._nudge = nudge
-        with self.halt.calling(self._halted):
+        with self.stop_signal.on_stop(self._halted):
             try:
                 yield
             finally:
@@ -272,7 +272,7 @@ class LiveSession(Session):
 
     def post_live(self, attempt: Attempt, field: str, value: object) -> bool:
         """Posts to a live field: siblings see it when this returns."""
-        schema = self.blueprint.topology.schema
+        schema = self.graph.topology.schema
         if field not in schema.live_fields:
             return False
         for update in single_updates(schema, attempt.node, field, value):
@@ -299,24 +299,24 @@ class LiveSession(Session):
             self.journal.write([post_row(self.scope, post.execution, post.node, field, post.seq, update, post.over)])
         update = board.add(post)
         posts = reader.posts.setdefault(field, [])
-        reducer = self.blueprint.topology.schema.reducer(field)
+        reducer = self.graph.topology.schema.reducer(field)
         if reducer is None:
             posts.clear()  # the latest value is all that its commit has
         posts.append((post.seq, update))
         size = update_size(update)
         how = "replace" if reducer is None else reducer.name
         path, name, now = attempt.branch, attempt.execution, time.time()
-        self.record(Posted(field, attempt.node, path, name, post.seq, size, update, how, now))
+        self.publish(Posted(field, attempt.node, path, name, post.seq, size, update, how, now))
         self.room.came(field, attempt.execution)
 
     def _meet(self, attempt: Attempt, reader: ReaderCursor, field: str, meeting: Meeting) -> None:
         """Says that a post meets what its author has not read; refuses it where that is the rule of the field."""
-        schema = self.blueprint.topology.schema
+        schema = self.graph.topology.schema
         rule = schema.live_fields[field].on_conflict
         by_key = self.board.by_key(field)
         for key, posts in meeting.unread.items():
             named = key if by_key else None
-            self.record(LiveConflict(field, named, attempt.node, posts[-1].node, posts[-1].seq, rule))
+            self.publish(LiveConflict(field, named, attempt.node, posts[-1].node, posts[-1].seq, rule))
         if rule == "reject" or (rule == "merge" and by_key):
             found = [post.execution for posts in meeting.unread.values() for post in posts]
             reader.used.update([execution for execution in found if execution in self.board.pending])
@@ -332,14 +332,14 @@ class LiveSession(Session):
 
     def returned(self, attempt: Attempt, updates: Mapping[str, object]) -> dict[str, object]:
         """Posts what a node has returned for live fields; gives the rest."""
-        live = self.blueprint.topology.schema.live_fields
+        live = self.graph.topology.schema.live_fields
         for field in [name for name in updates if name in live]:
             self.post_live(attempt, field, updates[field])
         return {name: update for name, update in updates.items() if name not in live}
 
     def live_entries(self, attempt: Attempt, field: str) -> EntrySource:
         """Where the entries of a live field come from."""
-        if field not in self.blueprint.topology.schema.live_fields:
+        if field not in self.graph.topology.schema.live_fields:
             raise InputError(
                 f"node {attempt.node!r} listens to {field!r}, which is not live: write Annotated[..., {field}'s "
                 "reducer, live] in the schema, or read it with ctx.view"
@@ -382,7 +382,7 @@ class LiveSession(Session):
     ) -> tuple[dict[str, Any], ImmutableState]:
         """What an execution commits, with its posts."""
         reader = self._readers.get(execution.id)
-        return (patch, state) if reader is None else reader.folded(self.blueprint.topology.schema, patch, state)
+        return (patch, state) if reader is None else reader.folded(self.graph.topology.schema, patch, state)
 
     def exchange(self, execution: Execution) -> Exchange | None:
         """What an execution has posted and read."""
@@ -413,10 +413,10 @@ class LiveSession(Session):
                 continue
             seqs = tuple([post.seq for post in posts])
             if self.journal is not None:
-                self.memo.later(withdraw_row(self.scope, name, posts[0].node, self.board.seq, seqs))
+                self.records.later(withdraw_row(self.scope, name, posts[0].node, self.board.seq, seqs))
             for field in dict.fromkeys(post.field for post in posts):
                 numbers = tuple([post.seq for post in posts if post.field == field])
-                self.record(Withdrawn(field, posts[0].node, name, numbers, self.board.seq))
+                self.publish(Withdrawn(field, posts[0].node, name, numbers, self.board.seq))
             for other, reader in list(self._readers.items()):
                 if name in reader.used and not reader.undone:
                     reader.undone = True

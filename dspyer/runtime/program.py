@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import dspy
@@ -12,7 +14,7 @@ from dspyer.dspy_module.parameters import all_parameters, copy_tree, load_parame
 from dspyer.dspy_module.signatures import own_signatures
 from dspyer.dspy_module.source import reduce_program, source_class
 from dspyer.dspy_module.tracing import append_to_trace
-from dspyer.errors import InputError, Interrupted, ThreadError
+from dspyer.errors import InputError, Interrupt, Interrupted, RunStoppedError, ThreadError
 from dspyer.graph.compile import fill_templates
 from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.answer_types import Interrupts, answering, first_of
@@ -21,12 +23,14 @@ from dspyer.nodes.node import Call
 from dspyer.patch import DELETE
 from dspyer.persistence.replay import replay
 from dspyer.persistence.store_errors import Guarded
+from dspyer.reducers import Updates
 from dspyer.runtime.drivers import adrive, drive
 from dspyer.runtime.live import LiveSession
-from dspyer.runtime.request import REQUEST, Request, changes, inside, request_inside
+from dspyer.runtime.request import REQUEST, Observe, Request, RunStart, StopSignal, ignore
 from dspyer.runtime.run import Run
-from dspyer.runtime.session import Observe, RunStart, Session, ignore
+from dspyer.runtime.session import Session
 from dspyer.runtime.streams import AsyncEvents, Events
+from dspyer.scheduler.lineage import ancestry
 from dspyer.state import ImmutableState
 from dspyer.stores import Store
 from dspyer.threads.thread import Thread
@@ -58,9 +62,9 @@ class CompiledGraph(dspy.Module):
 
     _dspyer_program = True
 
-    def __init__(self, blueprint: GraphSpec, modules: Mapping[str, dspy.Module]) -> None:
+    def __init__(self, graph: GraphSpec, modules: Mapping[str, dspy.Module]) -> None:
         super().__init__()
-        self._blueprint = blueprint
+        self._graph = graph
         self._resources: Mapping[type, object] = {}
         self._store: Store | None = None
         for name, module in modules.items():
@@ -69,7 +73,7 @@ class CompiledGraph(dspy.Module):
     @property
     def graph(self) -> GraphSpec:
         """The graph as it was compiled: `explain()`, `to_mermaid()`, a picture in a notebook."""
-        return self._blueprint
+        return self._graph
 
     def forward(self, *args: Any, **inputs: Any) -> dspy.Prediction:
         """Runs the graph. Call the program itself, not this.
@@ -234,7 +238,7 @@ class CompiledGraph(dspy.Module):
     def _kept(self) -> Store:
         if self._store is None:
             raise ThreadError(
-                f"graph {self._blueprint.name!r} was compiled without a store: compile(store='runs.db') keeps runs in "
+                f"graph {self._graph.name!r} was compiled without a store: compile(store='runs.db') keeps runs in "
                 "a file, compile(store=':memory:') as long as the program lives"
             )
         return self._store
@@ -254,113 +258,99 @@ class CompiledGraph(dspy.Module):
         return bound
 
     def run_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
-        """Runs as a node of another graph and gives what its commits changed."""
-        request = request_inside(call)
-        with inside(call, request):
+        """Runs as a node of another graph; returns what its commits changed."""
+        request = _request_inside(call)
+        with _inside(call, request):
             self(**inputs)
-        return changes(request.sessions[-1])
+        return _changes(request.outcome.sessions[-1])
 
     async def arun_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
-        """The same in async code."""
-        request = request_inside(call)
-        with inside(call, request):
+        """Runs as a node of another graph in async code; returns what its commits changed."""
+        request = _request_inside(call)
+        with _inside(call, request):
             await self.acall(**inputs)
-        return changes(request.sessions[-1])
+        return _changes(request.outcome.sessions[-1])
 
     def _run(self, inputs: Mapping[str, Any], request: Request, observe: Observe = ignore) -> Run:
-        request.observe = observe
+        request, outcome = replace(request, observe=observe), request.outcome
         with dspy.context(**{REQUEST: request}), dspy.track_usage() as tracker:
             try:
                 self(**inputs)
             except Exception as error:
-                if not request.ended_with(error):
+                if not outcome.ended_with(error):
                     raise
-        return request.run(tracker.get_total_tokens())
+        return Run(*outcome.take(), tracker.get_total_tokens())
 
     async def _arun(self, inputs: Mapping[str, Any], request: Request, observe: Observe = ignore) -> Run:
-        request.observe = observe
+        request, outcome = replace(request, observe=observe), request.outcome
         with dspy.context(**{REQUEST: request}), dspy.track_usage() as tracker:
             try:
                 await self.acall(**inputs)
             except asyncio.CancelledError:
-                if request.ended is not None:
-                    request.cut_off = request.run(tracker.get_total_tokens())
+                if outcome.ended is not None:
+                    outcome.cut_off = Run(*outcome.take(), tracker.get_total_tokens())
                 raise
             except Exception as error:
-                if not request.ended_with(error):
+                if not outcome.ended_with(error):
                     raise
-        return request.run(tracker.get_total_tokens())
+        return Run(*outcome.take(), tracker.get_total_tokens())
 
     def _open(self, args: tuple[Any, ...], inputs: Mapping[str, Any]) -> tuple[Request, Session]:
         """Checks the inputs before anything starts."""
-        blueprint = self._blueprint
+        graph = self._graph
         if args:
-            name = blueprint.inputs[0] if blueprint.inputs else "name"
-            raise InputError(f"graph {blueprint.name!r} takes its inputs by name: write program({name}=...)")
+            name = graph.inputs[0] if graph.inputs else "name"
+            raise InputError(f"graph {graph.name!r} takes its inputs by name: write program({name}=...)")
         asked: Request | None = dspy.settings.get(REQUEST)
-        request = asked or Request(keeps=False)
-        opening = request.opening or self._opening(inputs, request)
+        request = asked or Request(keeps_events=False)
+        run_start = request.run_start or self._run_start(inputs, request)
         resources = self._check_resources(request)
-        kind = LiveSession if blueprint.topology.schema.live_fields and request.live else Session
-        session = kind(
-            self,
-            blueprint,
-            opening,
-            resources,
-            request.observe,
-            request.scope,
-            request.keeps,
-            request.memo,
-            request.journal,
-            first_of(request.answer, blueprint.answer),
-            request.root,
-            request.halt,
-        )
-        session.live = request.live
-        request.sessions.append(session)
+        kind = LiveSession if graph.topology.schema.live_fields and request.live else Session
+        session = kind(self, graph, run_start, request, resources, first_of(request.answer, graph.answer))
+        request.outcome.sessions.append(session)
         return request, session
 
     def _check_resources(self, request: Request) -> Mapping[type, object]:
         """The resources of a call; refuses one that lacks some."""
         resources = {**self._resources, **request.resources}
-        if self._blueprint.needs_resources:
-            check_resources((*self._blueprint.nodes.values(), *self._blueprint.routers()), resources)
+        if self._graph.needs_resources:
+            check_resources((*self._graph.nodes.values(), *self._graph.routers()), resources)
         return resources
 
-    def _opening(self, inputs: Mapping[str, Any], request: Request) -> RunStart:
-        """How a run begins that goes on from nothing, or is taken up again inside of another."""
-        blueprint = self._blueprint
-        blueprint.check_inputs(inputs)
-        topology, schema = blueprint.topology, blueprint.topology.schema
+    def _run_start(self, inputs: Mapping[str, Any], request: Request) -> RunStart:
+        """A run from the inputs; inside of a stored run, with the commits that an earlier attempt has made."""
+        self._graph.check_inputs(inputs)
+        topology, schema = self._graph.topology, self._graph.topology.schema
         state = schema.initial(schema.as_values(inputs) if request.inside else inputs)
-        opening = RunStart.of(topology, state)._replace(label=request.label)
-        if request.journal is None or request.memo is None:
+        run_start = RunStart.of(topology, state, request.label)
+        if request.journal is None or request.records is None:
             schema.check_whole(None, ImmutableState(), inputs, state)
-            return opening
-        opening = opening.to_replay()
-        run = replay(opening.run, request.memo.commits(request.scope), opening[1:3], *request.memo.reading)
+            return run_start
+        run_start = run_start.to_replay()
+        run = replay(run_start.run, request.records.commits(request.scope), run_start[1:3], *request.records.reading)
         if not len(run.log):  # what has been committed is never refused
             schema.check_whole(None, ImmutableState(), inputs, state)
-        return opening._replace(run=run)
+        return run_start._replace(run=run)
 
     def _close(self, request: Request, session: Session) -> None:
         """Hands the trace over to whoever reads it, also when a node has failed."""
         append_to_trace(session.trace())
-        request.ended = session.end()
+        request.outcome.ended = session.end()
 
     def _answer(self, request: Request, session: Session) -> dspy.Prediction:
-        ended = request.ended
+        outcome = request.outcome
+        ended = outcome.ended
         assert ended is not None
-        if not request.keeps:
-            request.ended = None
+        if not request.keeps_events:
+            outcome.ended = None
         if ended.error is not None:
             try:
                 raise ended.error
             finally:
                 del ended  # the traceback refers to this frame
         if ended.questions:
-            raise Interrupted.of(ended.questions, self._blueprint.name, session.journal is not None)
-        state, outputs = session.run.trunk_state, self._blueprint.outputs
+            raise Interrupted.of(ended.questions, self._graph.name, session.journal is not None)
+        state, outputs = session.run.trunk_state, self._graph.outputs
         if outputs is None:
             found = {
                 name: value for name, value in state.raw_items() if not same(value, session.inputs.raw(name, DELETE))
@@ -368,7 +358,7 @@ class CompiledGraph(dspy.Module):
         else:
             found = {name: state.raw(name) for name in outputs if name in state}
         prediction = dspy.Prediction(**{name: thaw(value) for name, value in found.items()})
-        request.predictions[session.run_id] = prediction
+        outcome.predicted(session.run_id, prediction)
         return prediction
 
     if not TYPE_CHECKING:  # type checkers know the modules of no graph
@@ -396,7 +386,7 @@ class CompiledGraph(dspy.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledGraph:
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
-        shared = {"_blueprint": self._blueprint, "_resources": self._resources, "_store": self._store}
+        shared = {"_graph": self._graph, "_resources": self._resources, "_store": self._store}
         own = {name: value for name, value in self.__getstate__().items() if name not in shared}
         twin.__setstate__({**copy_tree(own, memo), **shared})
         own_signatures(twin)
@@ -410,17 +400,85 @@ class CompiledGraph(dspy.Module):
         return reduce_program(without_histories(self))
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# From a blueprint to the program that runs it.
+# --- a program as a node of another one
+
+
+def _request_inside(call: Call) -> Request:
+    """What a program that is a node asks of its own call: to be a part of the run around it."""
+    around: Session | None = call.runner.session
+    if around is None:  # a node that is called without a run, as `dspyer.testing.call_node` does
+        return Request(call.resources, inside=True, keeps_events=False)
+    return Request(
+        call.resources,
+        observe=around.publish,
+        answer=around.answer,
+        live=around.live,
+        keeps_events=False,
+        inside=True,
+        scope=tuple(call.context.attempt.local_id.split("/")),
+        label=around.run_start.label,
+        root=around.root,
+        records=around.records,
+        journal=around.journal,
+    )
+
+
+@contextmanager
+def _inside(call: Call, request: Request) -> Iterator[None]:
+    """Lets a run inside a node ask as the node would, and stop with the run around it."""
+    around: Session | None = call.runner.session
+    stopped_with = StopSignal() if around is None else around.stop_signal
+    # The run inside has a signal of its own: it tells a stop of the run around it from one of a program that a node
+    # inside has called itself.
+    with stopped_with.on_stop(request.stop), dspy.context(**{REQUEST: request}):
+        try:
+            yield
+        except Interrupted as interruption:
+            raise Interrupt(interruption.questions) from None
+        except RunStoppedError:
+            if request.stop_signal.reason is None:
+                raise
+            raise asyncio.CancelledError from None
+
+
+def _changes(session: Session) -> dict[str, object]:
+    """What the commits of a completed run changed: raw updates of fields with a reducer, net change of others."""
+    log = session.run.log
+    schema = session.graph.topology.schema
+    before, after = session.inputs, session.run.trunk_state
+    begun, *order = ancestry(log, [len(log) - 1])
+    found: dict[str, Any] = {}
+    for name, update in log[begun].commit.patch.items():  # the inputs, and what a router at START wrote
+        if schema.reducer(name) is None:
+            found[name] = None
+        elif isinstance(update, Updates):
+            found[name] = list(update.updates[1:])
+    for index in order:
+        for name, update in log[index].commit.patch.items():
+            if schema.reducer(name) is None:
+                found[name] = None
+            else:
+                found.setdefault(name, []).append(update)
+    for name, updates in list(found.items()):
+        if updates is not None:
+            found[name] = Updates(*updates)
+        elif same(before.raw(name, DELETE), after.raw(name, DELETE)):
+            del found[name]
+        else:
+            found[name] = after.raw(name, DELETE)
+    return found
+
+
+# --- making a program
 
 
 def assemble(
-    blueprint: GraphSpec, modules: Mapping[str, dspy.Module], text: str, store: Store | None = None
+    graph: GraphSpec, modules: Mapping[str, dspy.Module], text: str, store: Store | None = None
 ) -> CompiledGraph:
-    """Makes the program of a blueprint, with copies of the modules; modules that share a part go on sharing it.
+    """Makes the program of a graph, with copies of the modules; modules that share a part go on sharing it.
 
     Args:
-        blueprint: the graph.
+        graph: the graph.
         modules: the user's modules by attribute.
         text: the graph as source text.
         store: where its threads are kept.
@@ -430,13 +488,13 @@ def assemble(
     """
     copies = copy_tree(dict(modules), {})
     for name, module in copies.items():
-        if name in blueprint.frozen and not getattr(module, "_dspyer_program", False):
+        if name in graph.frozen and not getattr(module, "_dspyer_program", False):
             module._compiled = True
-        if name in blueprint.thawed:
+        if name in graph.thawed:
             for _, inner in module.named_sub_modules():
                 inner._compiled = False
-    fill_templates(blueprint, copies)
-    program = source_class(blueprint.name, CompiledGraph, text)(blueprint, copies)
+    fill_templates(graph, copies)
+    program = source_class(graph.name, CompiledGraph, text)(graph, copies)
     own_signatures(program, retag=True)
     program._store = store
     return program

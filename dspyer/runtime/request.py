@@ -1,134 +1,200 @@
-"""What is asked of one call of a program, beside its inputs."""
+"""What one call of a program asks for, made once before the run, and what its runs leave behind."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from secrets import token_hex
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dspy
 
-from dspyer.errors import Interrupt, Interrupted, RunStoppedError, unwrap_stop_iteration
-from dspyer.nodes.node import Call
-from dspyer.patch import DELETE
+from dspyer.errors import Interrupted, unwrap_stop_iteration
+from dspyer.events import Event
+from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.persistence.execution_records import AnswerSource, ExecutionRecords, no_answer
 from dspyer.persistence.journal import Journal
-from dspyer.reducers import Updates
-from dspyer.runtime.execution import NodeRunner
-from dspyer.runtime.run import Run
-from dspyer.runtime.session import Ended, Observe, RunStart, Session, StopSignal, ignore
-from dspyer.scheduler.lineage import ancestry
-from dspyer.values.freezing import same
+from dspyer.runtime.session_views import EarlierCommits
+from dspyer.scheduler.run_state import RunState
+from dspyer.scheduler.schedule import start
+from dspyer.scheduler.topology import Topology
+from dspyer.state import ImmutableState
+
+if TYPE_CHECKING:
+    from dspyer.runtime.run import Run
+    from dspyer.runtime.session import Session, SessionEnd
 
 REQUEST = "dspyer_request"
+"""The key of DSPy's settings under which a request travels: every wrapper of a module and every thread of DSPy passes
+settings on, so the request reaches the program however deep it is wrapped."""
+
+Observe = Callable[[Event], None]
+"""Called with each event as it happens."""
 
 
-@dataclass(eq=False)
-class Request:
-    """What `run` and its like ask of the next call of a program, and the sessions that it makes.
+def ignore(event: Event) -> None:
+    """The observer of a run without one."""
 
-    It travels in DSPy's settings, which every wrapper of a module and every thread of DSPy hands on.
+
+class RunStart(NamedTuple):
+    """A run before the first commit that this process makes.
 
     Attributes:
-        keeps: whether a `Run` is made of the last session.
-        ended: the outcome of the last session, until the `Run` is made or its error is raised.
-        halt: says whether the runs are to stop, and why.
-        cut_off: the run, if a cancellation is raised in the place of its result.
+        run: the run; a resumed one has the commits of earlier processes.
+        patch: the patch of its first commit.
+        state: the state after that commit.
+        run_id: its id.
+        label: the name of the run, the same in every resume; in front of the ids that are derived from its commits.
+            Empty for a run that is not stored.
+        earlier: the commits of the thread before the run; None for none.
+        id_prefixes: what the global ids of the commits of earlier processes begin with: (place of the first commit
+            to which it does not apply any more, prefix), in ascending order.
     """
 
-    resources: Mapping[type, object] = field(default_factory=dict)
-    observe: Observe = ignore
-    scope: tuple[str, ...] = ()
-    sessions: list[Session] = field(default_factory=list)
-    predictions: dict[str, dspy.Prediction] = field(default_factory=dict)
-    halt: StopSignal = field(default_factory=StopSignal)
-    live: bool = True
-    inside: bool = False
-    answer: AnswerSource = no_answer
-    opening: RunStart | None = None
-    memo: ExecutionRecords | None = None
-    journal: Journal | None = None
+    run: RunState
+    patch: Mapping[str, Any]
+    state: ImmutableState
+    run_id: str
     label: tuple[str, ...] = ()
-    root: str = ""
-    keeps: bool = True
-    ended: Ended | None = None
-    cut_off: Run | None = None
+    earlier: EarlierCommits | None = None
+    id_prefixes: tuple[tuple[int, str], ...] = ()
 
-    def run(self, usage: Mapping[str, Mapping[str, Any]]) -> Run:
-        """The run of the last session."""
+    @classmethod
+    def of(cls, topology: Topology, state: ImmutableState, label: tuple[str, ...] = ()) -> RunStart:
+        """A new run, whose first commit sets the inputs."""
+        patch = {name: diff_value(DELETE, value) for name, value in state.raw_items()}
+        return cls(start(topology), patch, state, token_hex(16), label)
+
+    def to_replay(self) -> RunStart:
+        """The same with a patch that can be folded again: the whole values of fields with a reducer are no updates."""
+        reducer = self.run.topology.schema.reducer
+        patch = {
+            name: update if reducer(name) is None else Replace(self.state.raw(name))
+            for name, update in self.patch.items()
+        }
+        return self._replace(patch=patch)
+
+
+CLOSED = "its stream was closed"
+DROPPED = "the reader of its stream went away"
+EXITING = "its process ended"
+CANCELLED = "its task was cancelled"
+
+
+class StopSignal:
+    """Stops a run, and the runs inside of it, before its end. May be used from any thread.
+
+    Attributes:
+        reason: why the run stops; None as long as it does not. The first reason is kept.
+    """
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self._lock = Lock()
+        self._callbacks: dict[int, Callable[[str], object]] = {}
+        self._last = 0
+
+    def stop(self, reason: str) -> None:
+        """Lets nothing new start."""
+        with self._lock:
+            if self.reason is not None:
+                return
+            self.reason = reason
+            callbacks = list(self._callbacks.values())
+        for callback in callbacks:  # without the lock: a callback may wait, or register another one
+            callback(reason)
+
+    @contextmanager
+    def on_stop(self, callback: Callable[[str], object]) -> Iterator[None]:
+        """Calls `callback` with the reason if the run is stopped during the block, or was before."""
+        with self._lock:
+            # Reading the reason and registering under one lock: a stop in between would be missed, or called twice.
+            self._last += 1
+            key, reason = self._last, self.reason
+            self._callbacks[key] = callback
+        try:
+            if reason is not None:
+                callback(reason)
+            yield
+        finally:
+            with self._lock:
+                del self._callbacks[key]
+
+
+class Outcome:
+    """What the runs of a request leave behind. A wrapper of a program may call it several times: the last run counts.
+
+    Attributes:
+        sessions: the sessions, in the order in which they began.
+        ended: how the last session ended, until its `Run` is made or its error is raised.
+        cut_off: the run, where `CancelledError` is raised in the place of its result.
+    """
+
+    def __init__(self) -> None:
+        self.sessions: list[Session] = []
+        self.ended: SessionEnd | None = None
+        self.cut_off: Run | None = None
+        self._predictions: dict[str, dspy.Prediction] = {}
+
+    def predicted(self, run_id: str, prediction: dspy.Prediction) -> None:
+        """Keeps the result of a completed run."""
+        self._predictions[run_id] = prediction
+
+    def take(self) -> tuple[SessionEnd, dspy.Prediction | None]:
+        """Removes the end of the last session, and returns it with its result."""
         ended, self.ended = self.ended, None
         assert ended is not None
-        return Run(ended, self.predictions.get(ended.session.run_id), usage)
+        return ended, self._predictions.get(ended.session.run_id)
 
     def ended_with(self, error: BaseException) -> bool:
-        """Whether the last session is a run that failed, waits or was stopped, and this its error."""
+        """Whether the last session has failed, waits for answers or was stopped, and `error` says so."""
         ended = self.ended
         if ended is None:
             return False
         return ended.error is unwrap_stop_iteration(error) or (isinstance(error, Interrupted) and bool(ended.questions))
 
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What `run` and its like ask of the next call of a program.
+
+    A stored run is asked for with `run_start`, `records` and `journal`. A program that is a node of another one gets
+    `records` and `journal` of the run around it, and makes its own `run_start`.
+
+    Attributes:
+        resources: objects by type, for parameters that are annotated with it.
+        observe: gets each event.
+        answer: answers questions as they are asked.
+        live: whether nodes that run at once read each other's posts.
+        keeps_events: whether a `Run` will be made, which has the events.
+        inside: whether the run is a part of another run.
+        scope: the executions around the run, outermost first.
+        label: the name of the outermost run, in front of the ids that are derived from it.
+        root: the id of the outermost run; "" if this is the outermost one.
+        run_start: the run before its first commit of this process; None to make one from the inputs.
+        records: the results of effects, answers and items of earlier attempts; None for a run that is not stored.
+        journal: writes the rows of the run; None for a run that is not stored.
+        stop_signal: stops the runs of the request.
+        outcome: what the runs of the request leave behind. Copies of a request share it.
+    """
+
+    resources: Mapping[type, object] = field(default_factory=dict)
+    observe: Observe = ignore
+    answer: AnswerSource = no_answer
+    live: bool = True
+    keeps_events: bool = True
+    inside: bool = False
+    scope: tuple[str, ...] = ()
+    label: tuple[str, ...] = ()
+    root: str = ""
+    run_start: RunStart | None = None
+    records: ExecutionRecords | None = None
+    journal: Journal | None = None
+    stop_signal: StopSignal = field(default_factory=StopSignal)
+    outcome: Outcome = field(default_factory=Outcome)
+
     def stop(self, reason: str) -> None:
         """Lets nothing new start. May be called from any thread."""
-        self.halt.stop(reason)
-
-
-def request_inside(call: Call) -> Request:
-    """What a program that is a node asks of its own call: to be a part of the run around it."""
-    runner: Any = call.runner
-    if not isinstance(runner, NodeRunner):  # a node that is called alone, without a run
-        return Request(call.resources, inside=True, keeps=False)
-    within = Request(call.resources, runner.observe, runner.scope, inside=True, label=runner.label, keeps=False)
-    within.memo, within.journal, within.answer, within.root = runner.memo, runner.journal, runner.answer, runner.root
-    within.live = runner.live
-    return within
-
-
-@contextmanager
-def inside(call: Call, request: Request) -> Iterator[None]:
-    """Lets a run inside a node ask as the node would, and stop with the run around it.
-
-    Args:
-        call: the node's.
-        request: what the run inside is asked for.
-    """
-    runner: Any = call.runner
-    around = runner.halt if isinstance(runner, NodeRunner) else StopSignal()
-    with around.calling(request.halt.stop), dspy.context(**{REQUEST: request}):
-        try:
-            yield
-        except Interrupted as interruption:
-            raise Interrupt(interruption.questions) from None
-        except RunStoppedError:
-            if request.halt.reason is None:  # of a program that a node inside has called itself
-                raise
-            raise asyncio.CancelledError from None
-
-
-def changes(session: Session) -> dict[str, object]:
-    """What the commits of a completed run changed: raw updates of fields with a reducer, net change of others."""
-    log = session.run.log
-    schema = session.blueprint.topology.schema
-    before, after = session.inputs, session.run.trunk_state
-    begun, *order = ancestry(log, [len(log) - 1])
-    found: dict[str, Any] = {}
-    for name, update in log[begun].commit.patch.items():  # the inputs, and what a router at START wrote
-        if schema.reducer(name) is None:
-            found[name] = None
-        elif isinstance(update, Updates):
-            found[name] = list(update.updates[1:])
-    for index in order:
-        for name, update in log[index].commit.patch.items():
-            if schema.reducer(name) is None:
-                found[name] = None
-            else:
-                found.setdefault(name, []).append(update)
-    for name, updates in list(found.items()):
-        if updates is not None:
-            found[name] = Updates(*updates)
-        elif same(before.raw(name, DELETE), after.raw(name, DELETE)):
-            del found[name]
-        else:
-            found[name] = after.raw(name, DELETE)
-    return found
+        self.stop_signal.stop(reason)

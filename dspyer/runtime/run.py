@@ -13,7 +13,7 @@ from dspyer.display.timeline import Lanes, draw_run
 from dspyer.display.tokens import Count, Tokens, count_tokens
 from dspyer.errors import Interrupted
 from dspyer.events import BranchPath, Commit, Event, MergedConflict, Question
-from dspyer.runtime.session import Ended
+from dspyer.runtime.session import SessionEnd
 from dspyer.runtime.session_views import Sent
 from dspyer.scheduler.lineage import LogEntry, ancestry, last_writer, touches, value_at
 from dspyer.state import ImmutableState
@@ -77,7 +77,7 @@ class Run:
     """
 
     def __init__(
-        self, ended: Ended, prediction: dspy.Prediction | None, usage: Mapping[str, Mapping[str, Any]]
+        self, ended: SessionEnd, prediction: dspy.Prediction | None, usage: Mapping[str, Mapping[str, Any]]
     ) -> None:
         session, run = ended.session, ended.run
         self.run_id = session.run_id
@@ -86,9 +86,7 @@ class Run:
         self.error = ended.error
         self.questions: tuple[Question, ...] = ended.questions
         self._interrupted = (
-            Interrupted.of(self.questions, session.blueprint.name, session.journal is not None)
-            if self.questions
-            else None
+            Interrupted.of(self.questions, session.graph.name, session.journal is not None) if self.questions else None
         )
         self.events: tuple[Event, ...] = tuple(ended.events)
         self.trace = tuple(session.trace())
@@ -97,15 +95,15 @@ class Run:
         self._prediction = prediction
         self._looks = tuple(session.looks)
         self._fields = session.fields.fresh()
-        self._made_here = (session.blueprint.nodes, run.log, len(session.opening.run.log))
+        self._made_here = (session.graph.nodes, run.log, len(session.run_start.run.log))
         self._entries = numbered(list(run.log), run.first)
         self._first = run.first
         self.commits: tuple[Commit, ...] = tuple([entry.commit for entry in self._entries])
         self._head = len([commit for commit in self.commits if commit.version is not None]) - 1
-        self._redaction = session.blueprint.redaction
+        self._redaction = session.graph.redaction
         self._failures = run.failures
-        asked = () if ended.status == "completed" else tuple(session.memo.open())
-        self._asked = asked if session.veil is None else session.veil.shown(asked)
+        asked = () if ended.status == "completed" else tuple(session.records.open())
+        self._asked = asked if session.redactor is None else session.redactor.shown(asked)
         self._depth = len(session.scope)
         self.conflicts: tuple[MergedConflict, ...] = (
             *[conflict for entry in self._entries for conflict in entry.conflicts],

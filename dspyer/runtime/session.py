@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from secrets import token_hex
-from threading import Lock
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -29,12 +27,12 @@ from dspyer.events import (
 from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.context import Attempt
 from dspyer.nodes.live_access import NotLive, Peer
-from dspyer.patch import DELETE, Replace, diff_value, seal
-from dspyer.persistence.execution_records import MISSING, AnswerSource, ExecutionRecords, RecordKey, no_answer
-from dspyer.persistence.journal import Journal
+from dspyer.patch import seal
+from dspyer.persistence.execution_records import MISSING, AnswerSource, ExecutionRecords, RecordKey
 from dspyer.persistence.rows import COMMITS, CommitHeader, NewRow, RowKind, commit_row, end_row
 from dspyer.persistence.snapshots import SnapshotState
-from dspyer.runtime.session_views import EarlierCommits, Fields, SessionViews
+from dspyer.runtime.request import Request, RunStart, ignore
+from dspyer.runtime.session_views import Fields, SessionViews
 from dspyer.scheduler.lineage import ancestry
 from dspyer.scheduler.run_state import (
     Branch,
@@ -48,8 +46,7 @@ from dspyer.scheduler.run_state import (
     execution_id,
     path_text,
 )
-from dspyer.scheduler.schedule import advance, begin, limit_error, plan, start
-from dspyer.scheduler.topology import Topology
+from dspyer.scheduler.schedule import advance, begin, limit_error, plan
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Row
 from dspyer.values.freezing import same
@@ -58,49 +55,6 @@ from dspyer.views import ViewRead
 
 if TYPE_CHECKING:
     import dspy
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# How a run begins.
-
-
-class RunStart(NamedTuple):
-    """How a run begins.
-
-    Attributes:
-        run: the run before its first commit; one that is taken up again has its commits already.
-        patch: the patch of its first commit.
-        state: the state after that.
-        run_id: its id.
-        label: a name of the run that is the same however often it is taken up; in front of what is named after its
-            commits. Empty for a run that is not stored.
-        earlier: what lies behind it; None for nothing.
-        taken: what stands before the ids of the commits that it has already, which are named after the part of the run
-            that has made them; with the place at which the next part begins.
-    """
-
-    run: RunState
-    patch: Mapping[str, Any]
-    state: ImmutableState
-    run_id: str
-    label: tuple[str, ...] = ()
-    earlier: EarlierCommits | None = None
-    taken: tuple[tuple[int, str], ...] = ()
-
-    @classmethod
-    def of(cls, topology: Topology, state: ImmutableState) -> RunStart:
-        """A run of its own, with the state that its inputs make."""
-        patch = {name: diff_value(DELETE, value) for name, value in state.raw_items()}
-        return cls(start(topology), patch, state, token_hex(16))
-
-    def to_replay(self) -> RunStart:
-        """The same with a patch that can be folded again: the whole values of fields with a reducer are no updates."""
-        reducer = self.run.topology.schema.reducer
-        patch = {
-            name: update if reducer(name) is None else Replace(self.state.raw(name))
-            for name, update in self.patch.items()
-        }
-        return self._replace(patch=patch)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -153,60 +107,6 @@ class PendingRows:
         return events
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Stopping a run before its end: why, and what has to hear of it.
-
-CLOSED = "its stream was closed"
-DROPPED = "the reader of its stream went away"
-EXITING = "its process ended"
-CANCELLED = "its task was cancelled"
-
-
-class StopSignal:
-    """Whether a run, with the runs inside of it, is to stop. May be used from any thread.
-
-    Attributes:
-        reason: why; None as long as it is not to stop. The first reason counts.
-    """
-
-    def __init__(self) -> None:
-        self.reason: str | None = None
-        self._lock = Lock()
-        self._calls: dict[int, Callable[[str], object]] = {}
-        self._last = 0
-
-    def stop(self, reason: str) -> None:
-        """Lets nothing new start."""
-        with self._lock:
-            if self.reason is not None:
-                return
-            self.reason = reason
-            calls = list(self._calls.values())
-        for call in calls:
-            call(reason)
-
-    @contextmanager
-    def calling(self, call: Callable[[str], object]) -> Iterator[None]:
-        """Calls something with the reason if the run is stopped during the block, or was before."""
-        with self._lock:
-            self._last += 1
-            key, reason = self._last, self.reason
-            self._calls[key] = call
-        try:
-            if reason is not None:
-                call(reason)
-            yield
-        finally:
-            with self._lock:
-                del self._calls[key]
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Where the events of a run go.
-
-Observe = Callable[[Event], None]
-"""Gets each event as it happens."""
-
 logger = logging.getLogger("dspyer")
 
 
@@ -219,10 +119,6 @@ def log_conflict(conflict: MergedConflict) -> None:
         logger.warning("join at %s: %s wrote %r, %s kept %s", conflict.join, writers, path, conflict.policy, decided)
 
 
-def ignore(event: Event) -> None:
-    """Where events go when nobody listens."""
-
-
 GO_ON = "What it has committed is kept: continue it with t.resume()"
 START_AGAIN = (
     "Start it again; a run on a thread, program.thread('a name'), could be continued with resume(), but not one with "
@@ -231,7 +127,7 @@ START_AGAIN = (
 _NOTHING_MORE: AbstractContextManager[None] = nullcontext()
 
 
-class Ended(NamedTuple):
+class SessionEnd(NamedTuple):
     """The outcome of a session.
 
     Attributes:
@@ -281,7 +177,7 @@ class Session(NotLive):
         run: the run as a value; each step puts the next one here.
         events: what happened, in order of arrival, if anybody will be able to ask.
         steps: the DSPy trace of each execution.
-        memo: what executions leave behind beside commits.
+        records: what executions leave behind beside commits.
         journal: writes the run down; None for a run that is not stored.
         answer: answers questions as they are asked.
         root: the id of the outermost run.
@@ -289,69 +185,62 @@ class Session(NotLive):
         fields: the parts of its fields, for views.
         label: the name of the outermost run, in front of the ids of its questions; empty if it is not stored.
         live: whether nodes that run at once see each other's posts to live fields.
-        halt: says whether the run is to stop, and why.
+        stop_signal: says whether the run is to stop, and why.
     """
-
-    live: bool = True
 
     def __init__(
         self,
         program: dspy.Module,
-        blueprint: GraphSpec,
-        opening: RunStart,
+        graph: GraphSpec,
+        run_start: RunStart,
+        request: Request,
         resources: Mapping[type, object],
-        observe: Observe = ignore,
-        scope: tuple[str, ...] = (),
-        keeps_events: bool = True,
-        memo: ExecutionRecords | None = None,
-        journal: Journal | None = None,
-        answer: AnswerSource = no_answer,
-        root: str = "",
-        halt: StopSignal | None = None,
+        answer: AnswerSource,
     ) -> None:
         self.program = program
-        self.blueprint = blueprint
-        self.opening = opening = opening._replace(patch=seal(opening.patch))
-        self.inputs = opening.state
+        self.graph = graph
+        self.run_start = run_start = run_start._replace(patch=seal(run_start.patch))
+        self.inputs = run_start.state
         self.resources = resources
-        self.observe = observe
-        self.scope = scope
-        self._prefix = "".join([f"{part}/" for part in (*opening.label, *scope)])
-        self.keeps_events = keeps_events
+        self.observe = request.observe
+        self.scope = scope = request.scope
+        self._prefix = "".join([f"{part}/" for part in (*run_start.label, *scope)])
+        self.keeps_events = request.keeps_events
         self.answer = answer
-        self.run_id = opening.run_id
-        self.root = root or opening.run_id
-        self.label = "/".join(opening.label)
-        self.run: RunState = opening.run
-        self.memo = memo or ExecutionRecords()
-        self.journal = journal
-        self.unsaved = PendingRows(opening.run) if journal is not None else None
+        self.live = request.live
+        self.run_id = run_start.run_id
+        self.root = request.root or run_start.run_id
+        self.label = "/".join(run_start.label)
+        self.run: RunState = run_start.run
+        self.records = request.records or ExecutionRecords()
+        self.journal = journal = request.journal
+        self.unsaved = PendingRows(run_start.run) if journal is not None else None
         self.broken: BaseException | None = None
-        self.reported = False
+        self.end_written = False
         self.looks: list[ViewRead] = []
         given = journal is None or bool(scope)
-        self.fields = Fields(blueprint.topology.schema, given, self._prefix, opening.earlier, opening.taken)
-        self._taken_up = list(opening.run.running.values())
+        self.fields = Fields(graph.topology.schema, given, self._prefix, run_start.earlier, run_start.id_prefixes)
+        self._taken_up = list(run_start.run.running.values())
         self._says: dict[str, str] = {}
         self.events: list[Event] = []
         self.steps: dict[str, Steps] = {}
-        self.halt = halt or StopSignal()
+        self.stop_signal = request.stop_signal
         self.started = time.time()
         self.duration = 0.0
         self._clock = time.perf_counter()
-        redaction = blueprint.redaction
-        self.veil = None if redaction is None else Redactor(redaction, dict(opening.state.raw_items()))
-        if self.veil is not None:
-            for entry in opening.run.log:  # of a run that is resumed
-                self.veil.learn_commit(entry.commit)
-        self.record(RunStarted(self.run_id, blueprint.name, blueprint.topology.schema.shapes, scope))
+        redaction = graph.redaction
+        self.redactor = None if redaction is None else Redactor(redaction, dict(run_start.state.raw_items()))
+        if self.redactor is not None:
+            for entry in run_start.run.log:  # of a run that is resumed
+                self.redactor.learn_commit(entry.commit)
+        self.publish(RunStarted(self.run_id, graph.name, graph.topology.schema.shapes, scope))
 
-    def record(self, event: Event) -> None:
+    def publish(self, event: Event) -> None:
         """Keeps an event and shows it to whoever listens. May be called from any thread."""
         if self.scope and not event.scope:
             event = event._replace(scope=self.scope)
-        if self.veil is not None:
-            event = self.veil.event(event)
+        if self.redactor is not None:
+            event = self.redactor.event(event)
         if self.keeps_events:
             self.events.append(event)
         if type(event) is ConflictFound and event.scope == self.scope:
@@ -367,12 +256,12 @@ class Session(NotLive):
     @property
     def most_at_once(self) -> int:
         """How many executions may have begun at once."""
-        return self.blueprint.max_concurrency
+        return self.graph.max_concurrency
 
     @property
     def most_threads(self) -> int:
         """How many threads may be needed for them."""
-        return self.blueprint.max_concurrency
+        return self.graph.max_concurrency
 
     def set_doing(self, attempt: Attempt, text: str) -> None:
         """Notes what a node is doing. May be called from any thread."""
@@ -406,11 +295,11 @@ class Session(NotLive):
     @property
     def stopped(self) -> bool:
         """Whether nothing new starts: the run was stopped, or the store has failed."""
-        return self.halt.reason is not None or self.broken is not None
+        return self.stop_signal.reason is not None or self.broken is not None
 
     def stop(self, reason: str) -> None:
         """Lets nothing new start. May be called from any thread."""
-        self.halt.stop(reason)
+        self.stop_signal.stop(reason)
 
     def leave(self, execution: Execution) -> None:
         """Leaves an execution open that was cut off since the run stops: `resume` calls it again."""
@@ -422,7 +311,7 @@ class Session(NotLive):
         if self._taken_up and not self.stopped:
             started, self._taken_up = self._within_limits(self._taken_up), []
         while not self.stopped and plan(self.run) and len(self.run.running) < limit:
-            position = 0 if not self.blueprint.interrupt_after else self._next_position()
+            position = 0 if not self.graph.interrupt_after else self._next_position()
             if position is None:
                 break
             self.run, execution, events = begin(self.run, position)
@@ -457,7 +346,7 @@ class Session(NotLive):
             found = Suspended(cast("tuple[Question, ...]", outcome.questions))  # errors names no class of events
         elif isinstance(outcome, BaseException):
             found = unwrap_stop_iteration(outcome)
-            resumes = self.memo.resumes  # attempts count within one process: a resume begins with 1 again
+            resumes = self.records.resumes  # attempts count within one process: a resume begins with 1 again
             after = "" if not resumes else f" after {resumes} resume{'s' if resumes > 1 else ''}"
             place = f"branch {path_text(execution.path)}, visit {execution.visit}, attempt 1{after}"
             annotate(found, f"in node {execution.node!r} ({place})")
@@ -470,23 +359,23 @@ class Session(NotLive):
         """Shows what the scheduler says; where a run is written down, only once it is."""
         if self.unsaved is not None:
             self.unsaved.events += events
-            if self.veil is not None:
+            if self.redactor is not None:
                 for event in events:
-                    self.veil.learn(event)  # what fails before these are written may name it
+                    self.redactor.learn(event)  # what fails before these are written may name it
             return
         for event in events:
-            self.record(event)
+            self.publish(event)
 
     def drafts(self) -> list[NewRow]:
         """The rows of what has happened since the last ones."""
         assert self.unsaved is not None
-        drafts = self.unsaved.drafts(self.run, self.scope, self.opening.patch, self._items_of)
-        drafts += self.memo.unwritten()
+        drafts = self.unsaved.drafts(self.run, self.scope, self.run_start.patch, self._items_of)
+        drafts += self.records.unwritten()
         return drafts
 
     def _items_of(self, commit: Commit) -> tuple[str, int] | None:
         """The field of a map and the number of its results, if they are what the rows of its items hold."""
-        node = self.blueprint.nodes.get(commit.node)
+        node = self.graph.nodes.get(commit.node)
         if node is None or node.map_fields is None:
             return None
         *_, into = node.map_fields
@@ -494,7 +383,7 @@ class Session(NotLive):
         if not isinstance(results, FrozenList) or not results:
             return None
         name = self.local_id(commit.id)
-        items = [self.memo.items.get(f"{name}[{index}]", MISSING) for index in range(len(results))]
+        items = [self.records.items.get(f"{name}[{index}]", MISSING) for index in range(len(results))]
         fits = all(one is two or same(one, two) for one, two in zip(items, results.raw_items(), strict=True))
         return (into, len(items)) if fits else None
 
@@ -512,9 +401,9 @@ class Session(NotLive):
 
     def _veil_failures(self) -> None:
         """Hides in the failures what `redact` hides."""
-        veil = self.veil
-        if veil is not None and self.run.failures:
-            shown = [failure._replace(error=veil.error(failure.error)) for failure in self.run.failures]
+        redactor = self.redactor
+        if redactor is not None and self.run.failures:
+            shown = [failure._replace(error=redactor.error(failure.error)) for failure in self.run.failures]
             self.run = self.run._replace(failures=tuple(shown))
 
     def rested(self, drafts: Sequence[NewRow]) -> SnapshotState | None:
@@ -533,12 +422,12 @@ class Session(NotLive):
         """Takes what has happened as written, and shows it."""
         assert self.unsaved is not None
         for event in self.unsaved.take(self.run):
-            self.record(event)
+            self.publish(event)
 
     @property
     def closed(self) -> bool:
         """Whether its end was written, or the store has failed."""
-        return self.cut_off or self.reported
+        return self.cut_off or self.end_written
 
     @property
     def cut_off(self) -> bool:
@@ -575,12 +464,12 @@ class Session(NotLive):
         if branch.head < 0:
             return False
         commit = self.run.log[branch.head].commit
-        if commit.node not in self.blueprint.interrupt_after:
+        if commit.node not in self.graph.interrupt_after:
             return False
         text = f"{commit.node!r} has run; go on?"
         question = Question("after", text, None, commit.node, commit.branch, self.local_id(commit.id), self.label)
-        known = RecordKey(question.execution, question.key) in self.memo.questions
-        if self.memo.passes(question, self.answer):
+        known = RecordKey(question.execution, question.key) in self.records.questions
+        if self.records.passes(question, self.answer):
             return False
         if not known:
             self._tell([Asked(question)])
@@ -590,7 +479,7 @@ class Session(NotLive):
         """The id of an execution within its run: prefixed with the executions of the graphs around this one."""
         return "/".join((*self.scope, execution_id)) if self.scope else execution_id
 
-    def end(self) -> Ended:
+    def end(self) -> SessionEnd:
         """Records that the run is over, and returns its outcome.
 
         The session keeps no exception of the run: the frames in a traceback refer to the session, and objects in a
@@ -599,12 +488,12 @@ class Session(NotLive):
         self.duration = time.perf_counter() - self._clock
         self._veil_failures()
         status = self.status
-        self.record(RunEnded(self.run_id, status, self.scope))
+        self.publish(RunEnded(self.run_id, status, self.scope))
         error, questions = self.error(), self.questions()
-        if self.veil is not None:
-            questions = self.veil.shown(questions)
-            error = None if error is None else self.veil.error(error)
-        ended = Ended(self, self.run, status, error, questions, self.events)
+        if self.redactor is not None:
+            questions = self.redactor.shown(questions)
+            error = None if error is None else self.redactor.error(error)
+        ended = SessionEnd(self, self.run, status, error, questions, self.events)
         del error  # its traceback may refer to this frame
         if ended.error is not None:
             self.run = self.run._replace(failures=())
@@ -632,7 +521,7 @@ class Session(NotLive):
         if self.broken is not None or run.ended or run.failures or run.running:
             return ()
         within = self.local_id("") if self.scope else ""
-        found = [question for question in self.memo.open() if question.execution.startswith(within)]
+        found = [question for question in self.records.open() if question.execution.startswith(within)]
         if self.stopped and self._could_go_on({question.execution for question in found}):
             return ()
         return tuple(sorted(found, key=lambda question: (question.branch, question.id)))
@@ -643,7 +532,7 @@ class Session(NotLive):
         Args:
             asked: the executions with open questions.
         """
-        answers = self.memo.answers
+        answers = self.records.answers
         for _, asking in self.run.suspended.values():
             if all(RecordKey(question.execution, question.key) in answers for question in asking.questions):
                 return True
@@ -662,7 +551,7 @@ class Session(NotLive):
         if self.status != "stopped":
             return None
         stored = self.journal is not None and bool(self.journal.thread)
-        return RunStoppedError.of(self.halt.reason or "", self.blueprint.name, GO_ON if stored else START_AGAIN)
+        return RunStoppedError.of(self.stop_signal.reason or "", self.graph.name, GO_ON if stored else START_AGAIN)
 
     def trace(self) -> list[Any]:
         """The DSPy trace in lineage order, whoever finished first. What failed comes after what its branch had done."""

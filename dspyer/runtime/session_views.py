@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from dspyer.display.tokens import Count, Read, Sizes
 from dspyer.errors import ThreadError
@@ -26,7 +26,7 @@ from dspyer.scheduler.provenance import (
     unseen_commits,
     unseen_parts,
 )
-from dspyer.scheduler.run_state import Branch
+from dspyer.scheduler.run_state import Branch, RunState
 from dspyer.scheduler.run_values import run_value
 from dspyer.scheduler.topology import START
 from dspyer.schema.schema import Schema
@@ -37,7 +37,6 @@ from dspyer.views import ViewRead, render, select_parts
 
 if TYPE_CHECKING:
     from dspyer.graph.spec import GraphSpec
-    from dspyer.runtime.session import Session
 
 EarlierCommits = Callable[[str], PriorHistory]
 """Gives, for a field, what lies behind a run. It is asked once somebody looks there."""
@@ -50,7 +49,7 @@ class Fields:
         schema: the fields of the state.
         given: whether the first commit of the run holds whole values.
         prefix: what the ids of its commits begin with.
-        taken: the same for commits that it has from earlier parts, with the place at which the next part begins.
+        id_prefixes: the same for commits that it has from earlier parts, with the place at which the next part begins.
         earlier: gives what lies behind it; None for nothing.
     """
 
@@ -60,12 +59,12 @@ class Fields:
         given: bool,
         prefix: str = "",
         earlier: EarlierCommits | None = None,
-        taken: tuple[tuple[int, str], ...] = (),
+        id_prefixes: tuple[tuple[int, str], ...] = (),
     ) -> None:
         self.schema = schema
         self._given = given
         self._prefix = prefix
-        self._taken = taken
+        self._id_prefixes = id_prefixes
         self._earlier = earlier
         self._weigh: Callable[[str, FieldPart], int] | None = None
         self._indexes: dict[str, FieldIndexes] = {}
@@ -77,17 +76,17 @@ class Fields:
         Args:
             weigh: gives the size of a part; None where sizes are not counted.
         """
-        new = Fields(self.schema, self._given, self._prefix, self._earlier, self._taken)
+        new = Fields(self.schema, self._given, self._prefix, self._earlier, self._id_prefixes)
         new._weigh = weigh
         return new
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy for another process looks again; the history of a thread stays with its store."""
-        return Fields, (self.schema, self._given, self._prefix, self._earlier and _left_behind, self._taken)
+        return Fields, (self.schema, self._given, self._prefix, self._earlier and _left_behind, self._id_prefixes)
 
     def folded(self, field: str) -> IndexedField | None:
         """How a field comes about; None if it has no parts."""
-        return IndexedField.of(self.schema.fields.get(field), self._given, self._prefix, self._taken, self._weigh)
+        return IndexedField.of(self.schema.fields.get(field), self._given, self._prefix, self._id_prefixes, self._weigh)
 
     def log(self, log: Log, field: str) -> Log:
         """The commits of the run, with those behind it.
@@ -139,14 +138,33 @@ def _left_behind(field: str) -> PriorHistory:
     )
 
 
-class SessionViews:
-    """What can be seen in a session.
+class ViewedSession(Protocol):
+    """What views need of a session."""
 
-    Args:
-        session: the session. It must not refer back: its states would wait for the cyclic garbage collector.
+    @property
+    def graph(self) -> GraphSpec:
+        """The graph."""
+
+    @property
+    def run(self) -> RunState:
+        """The run as it is now."""
+
+    @property
+    def fields(self) -> Fields:
+        """The parts of the fields of the run."""
+
+    @property
+    def looks(self) -> list[ViewRead]:
+        """The views that were read."""
+
+
+class SessionViews:
+    """What the nodes of a session see through views.
+
+    The session must not refer to this object: its states would wait for the cyclic garbage collector.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: ViewedSession) -> None:
         self._session = session
 
     @property
@@ -157,7 +175,7 @@ class SessionViews:
     @property
     def authors(self) -> tuple[str, ...]:
         """The nodes, and `START`."""
-        return (START, *self._session.blueprint.nodes)
+        return (START, *self._session.graph.nodes)
 
     def index(self, field: str, branch: Branch) -> FieldIndex | None:
         """Who brought what to a field, up to the last commit of a branch; None if the field has no parts."""
@@ -189,7 +207,7 @@ class SessionViews:
 
     def permitted_fields(self, node: str, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that a node `"reads"` or `"writes"`; None for all."""
-        known = self._session.blueprint.nodes.get(node)
+        known = self._session.graph.nodes.get(node)
         return None if known is None else known.permitted_fields(option)
 
     def record_read(self, read: ViewRead) -> None:
@@ -198,7 +216,7 @@ class SessionViews:
 
     def warning(self, branch: Branch) -> str:
         """The warning for a node that runs near the limit of its run; "" if it is not near."""
-        warn_at, topology = self._session.blueprint.warn_at, self._session.blueprint.topology
+        warn_at, topology = self._session.graph.warn_at, self._session.graph.topology
         remaining = run_value("run.remaining", topology, branch)
         if warn_at is None or not isinstance(remaining, int) or remaining > warn_at:
             return ""
@@ -210,15 +228,15 @@ class StateViews:
     """What can be seen of a state alone: all of it is new, and comes from `START`.
 
     Args:
-        blueprint: the graph.
+        graph: the graph.
         state: the state.
     """
 
-    def __init__(self, blueprint: GraphSpec, state: ImmutableState) -> None:
-        self.authors = (START, *blueprint.nodes)
-        self._fields = Fields(blueprint.topology.schema, False)
+    def __init__(self, graph: GraphSpec, state: ImmutableState) -> None:
+        self.authors = (START, *graph.nodes)
+        self._fields = Fields(graph.topology.schema, False)
         self.schema = self._fields.schema
-        self._nodes = blueprint.nodes
+        self._nodes = graph.nodes
         self._state = state
         self._log = PriorHistory.state(state, START).log
 

@@ -22,9 +22,8 @@ import anyio
 
 from dspyer.errors import RunStoppedError
 from dspyer.events import Event
-from dspyer.runtime.request import Request
+from dspyer.runtime.request import CANCELLED, CLOSED, DROPPED, EXITING, Observe, Request
 from dspyer.runtime.run import Run
-from dspyer.runtime.session import CANCELLED, CLOSED, DROPPED, EXITING, Observe
 
 NOT_OVER = (
     "the run of this stream is not over: read its events to the end, or close the stream, then look at stream.run"
@@ -281,7 +280,8 @@ def _begin(
         try:
             return await work(observe)
         except asyncio.CancelledError:
-            run, request.cut_off = request.cut_off, None
+            outcome = request.outcome
+            run, outcome.cut_off = outcome.cut_off, None
             if run is None:
                 raise
             return run

@@ -160,7 +160,7 @@ def stub(program: CompiledGraph, **fakes: Callable[..., Any] | Mapping[str, Any]
         raise GraphError(problems)
     twin: CompiledGraph = program.deepcopy()
     condensers = {name: found for name, found in blueprint.condensers.items() if name not in fakes}
-    twin._blueprint = replace(blueprint, nodes=nodes, condensers=condensers)
+    twin._graph = replace(blueprint, nodes=nodes, condensers=condensers)
     for name in fakes:
         twin.__dict__.pop(name, None)
     return twin

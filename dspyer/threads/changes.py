@@ -119,14 +119,14 @@ class Travel(PastReader):
             LookupError: if there is no such commit.
         """
         request = Request(resources_of(resources))
-        with self._again_from(from_version, request, take_over).held():
-            return self._program._run({}, request)
+        with self._again_from(from_version, request, take_over).held() as owned:
+            return self._program._run({}, owned.request)
 
     async def arerun(self, from_version: int | str, *, resources: Resources = None, take_over: bool = False) -> Run:
         """Goes back to a commit in async code, otherwise like `rerun`."""
         request = Request(resources_of(resources))
-        async with self._again_from(from_version, request, take_over).aheld():
-            return await self._program._arun({}, request)
+        async with self._again_from(from_version, request, take_over).aheld() as owned:
+            return await self._program._arun({}, owned.request)
 
     def update(self, patch: Mapping[str, Any], as_node: str | None = None) -> Commit:
         """Changes the state by hand. It is validated like the output of a node, and is a commit like any other.

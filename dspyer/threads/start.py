@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from secrets import token_hex
 from typing import Any, NamedTuple
 
@@ -30,8 +31,7 @@ from dspyer.persistence.replay import replay
 from dspyer.persistence.rows import COMMITS, CommitHeader, NewRow, RowKind, end_row, open_row, resume_row
 from dspyer.persistence.snapshot_encoding import SnapshotEncoder
 from dspyer.persistence.snapshots import load_snapshot_head
-from dspyer.runtime.request import Request
-from dspyer.runtime.session import RunStart
+from dspyer.runtime.request import Request, RunStart
 from dspyer.scheduler.run_state import RunState
 from dspyer.scheduler.schedule import start
 from dspyer.scheduler.topology import START
@@ -183,7 +183,7 @@ class RunStarter:
             ChangedGraphError: if the graph is another one, or does not fit.
             ThreadError: if there is nothing to go on with, or an answer answers no open question.
         """
-        return self.own(lambda rest: self._last(rest, answers or {}, request, max_resumes, allow), request, take_over)
+        return self.own(lambda rest: self._last(rest, answers or {}, max_resumes, allow), request, take_over)
 
     def _new(self, rest: ThreadHead, inputs: Mapping[str, Any], request: Request, abandon: bool) -> FirstWrite:
         if rest.open and not abandon:
@@ -220,16 +220,13 @@ class RunStarter:
         opening = RunStart(begun, patch, state, run.id, (label,), earlier)
         return FirstWrite(run, 0, [open_row(START, patch, beside=self.fitting.beside)], opening, ExecutionRecords())
 
-    def _last(
-        self, rest: ThreadHead, answers: Mapping[str, Any], request: Request, max_resumes: int, allow: AllowChanged
-    ) -> FirstWrite:
+    def _last(self, rest: ThreadHead, answers: Mapping[str, Any], max_resumes: int, allow: AllowChanged) -> FirstWrite:
         if not rest.open or rest.row.head is None:
             what = "has no run yet" if rest.last is None else "has finished its last run"
             raise ThreadError(f"thread {self.thread!r} {what}: there is nothing to resume; start a run with t.run(...)")
         if rest.broken:
             raise rest.broken_error()
         last, names = self.fitting.allowed(read_run(self.store, rest.row.head), allow)
-        request.live = last.run.header.get("live", True)
         memo = ExecutionRecords()
         memo.read(last.rows, self.reader.fetch, self.reader.decode)
         memo.resumes += 1
@@ -395,8 +392,9 @@ class RunStarter:
         next_epoch = row.epoch + 1 if row.epoch else None
         change = Change(self.thread, row.epoch, next_epoch, owner, LEASE, head, None, begun, run.id, rows, flush=True)
         journal.owns(self.store.write(change))
-        request.opening, request.memo, request.journal = ahead.opening, ahead.memo, journal
-        return OwnedRun(request, journal, owner)
+        live = run.header.get("live", True)
+        asked = replace(request, live=live, run_start=ahead.opening, records=ahead.memo, journal=journal)
+        return OwnedRun(asked, journal, owner)
 
     def _kept(self, state: ImmutableState) -> frozenset[str]:
         keep = self.blueprint.keep
@@ -485,6 +483,7 @@ class ThreadLock:
 
     Attributes:
         patience: seconds to wait.
+        owned: the run, once the thread is owned.
 
     Raises:
         ThreadError: for an `on_conflict` that is none.
@@ -496,25 +495,25 @@ class ThreadLock:
         self._own = own
         self._request = request
         self.patience = 0.0 if on_conflict == "raise" else timeout
-        self._owned: OwnedRun | None = None
+        self.owned: OwnedRun | None = None
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Owns the thread for the block."""
+    def held(self) -> Iterator[OwnedRun]:
+        """Owns the thread for the block, in which the run is given."""
         for pause in self._pauses():
             if self._try():
                 break
             time.sleep(pause)
         else:
             self._take()
-        assert self._owned is not None
+        assert self.owned is not None
         try:
-            yield
+            yield self.owned
         finally:
-            _give_back(self._owned)
+            _give_back(self.owned)
 
     @asynccontextmanager
-    async def aheld(self) -> AsyncIterator[None]:
+    async def aheld(self) -> AsyncIterator[OwnedRun]:
         """The same in async code. A cancellation waits until it is known whether the thread is owned."""
         before = cancellation_count()
         try:
@@ -528,9 +527,10 @@ class ThreadLock:
                 await run_in_thread(self._take)
             if cancellation_count() > before:
                 raise asyncio.CancelledError
-            yield
+            assert self.owned is not None
+            yield self.owned
         finally:
-            owned = self._owned
+            owned = self.owned
             if owned is not None and _is_over(owned):
                 _give_back(owned)
             elif owned is not None:
@@ -538,7 +538,7 @@ class ThreadLock:
                     await run_in_thread(lambda: _give_back(owned))
 
     def _take(self) -> None:
-        self._owned = self._own()
+        self.owned = self._own()
 
     def _try(self) -> bool:
         try:
@@ -550,7 +550,7 @@ class ThreadLock:
     def _pauses(self) -> Iterator[float]:
         """How long to wait before the next look, until the time is over."""
         for pause in pauses(self.patience):
-            reason = self._request.halt.reason
+            reason = self._request.stop_signal.reason
             if reason is not None:
                 raise RunStoppedError(
                     f"the run was stopped while it waited for its thread: {reason}. Nothing was started", reason
@@ -560,7 +560,7 @@ class ThreadLock:
 
 def _is_over(owned: OwnedRun) -> bool:
     """Whether the run has written how it ended, and with that gave the thread back."""
-    return bool(owned.request.sessions) and owned.request.sessions[-1].reported
+    return bool(owned.request.outcome.sessions) and owned.request.outcome.sessions[-1].end_written
 
 
 def _give_back(owned: OwnedRun) -> None:
@@ -569,7 +569,7 @@ def _give_back(owned: OwnedRun) -> None:
     A run that was stopped before its first step says so; one that cannot say how it ended gives the thread back only.
     """
     try:
-        if not owned.request.sessions:
+        if not owned.request.outcome.sessions:
             with suppress(DspyerError):  # else the thread is given back below, or its lease runs out
                 owned.journal.write([end_row("stopped", None, ())], flush=True, release=True)
         if not _is_over(owned):

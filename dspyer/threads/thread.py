@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from secrets import token_hex
 from typing import Any, Literal, NamedTuple
@@ -29,9 +30,8 @@ from dspyer.persistence.rows import (
 )
 from dspyer.persistence.snapshot_encoding import SnapshotEncoder
 from dspyer.persistence.snapshots import SnapshotState, load_snapshot_head, readable, snapshot
-from dspyer.runtime.request import Request
+from dspyer.runtime.request import Observe, Request, ignore
 from dspyer.runtime.run import Counts, Run, counts_in
-from dspyer.runtime.session import Observe, ignore
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.scheduler.topology import END, START
 from dspyer.state import ImmutableState
@@ -64,8 +64,8 @@ class MergeOnFinish(Travel):
         journal = Journal(starter.store, "", 0, ahead.run.id, len(rows), starter.blueprint.durability)
         if rest.forms is not None:
             journal.goes_on(rest.tail + len(rows), rest.forms)
-        request.opening, request.memo, request.journal = ahead.opening, ahead.memo, journal
-        return OwnedRun(request, journal, new_owner())
+        asked = replace(request, run_start=ahead.opening, records=ahead.memo, journal=journal)
+        return OwnedRun(asked, journal, new_owner())
 
     def _ground(self, abandon: bool) -> ThreadHead:
         """What a run goes on from: all that start together need one commit that they have in common."""
@@ -101,9 +101,9 @@ class MergeOnFinish(Travel):
             row, ManualCommit(RunRow(token_hex(16), self.name, (), starter.header(0, label)), drafts), self.name
         )
 
-    def _landed(self, run: Run, request: Request, patience: float) -> Run:
+    def _landed(self, run: Run, claim: ThreadLock) -> Run:
         """Brings what a run has done into the thread; one that owns its thread is there already."""
-        journal = request.journal
+        journal = None if claim.owned is None else claim.owned.journal
         if journal is None or journal.thread or run.status in ("failed", "stopped"):
             return run
         try:
@@ -113,7 +113,7 @@ class MergeOnFinish(Travel):
                     f'resume() could find it: use on_conflict="wait" on thread {self.name!r}, or supply the answers '
                     "with compile(interrupts={...})"
                 )
-            self._land(Point(journal.run, journal.seq - 1), patience)
+            self._land(Point(journal.run, journal.seq - 1), claim.patience)
         except Exception as error:  # noqa: BLE001 - it is the run's
             run.status, run.error = "failed", error
             if not isinstance(error, StoreError):
@@ -384,7 +384,7 @@ class Thread(MergeOnFinish, Upkeep):
             StoreError: if the store fails before the run has begun.
         """
         request = Request(resources_of(resources), live=live)
-        return self._play(inputs, request, self._begin(inputs, request, abandon, take_over, on_conflict, timeout))
+        return self._play(inputs, self._begin(inputs, request, abandon, take_over, on_conflict, timeout))
 
     async def arun(
         self,
@@ -400,7 +400,7 @@ class Thread(MergeOnFinish, Upkeep):
         """Starts a run in async code, otherwise like `run`."""
         request = Request(resources_of(resources), live=live)
         claim = self._begin(inputs, request, abandon, take_over, on_conflict, timeout)
-        return await self._aplay(inputs, request, claim)
+        return await self._aplay(inputs, claim)
 
     def stream(
         self,
@@ -424,7 +424,7 @@ class Thread(MergeOnFinish, Upkeep):
         """
         request = Request(resources_of(resources), live=live)
         claim = self._begin(inputs, request, abandon, take_over, on_conflict, timeout)
-        return Events(lambda observe: self._play(inputs, request, claim, observe), request)
+        return Events(lambda observe: self._play(inputs, claim, observe), request)
 
     def astream(
         self,
@@ -440,7 +440,7 @@ class Thread(MergeOnFinish, Upkeep):
         """Starts a run in async code and gives its events as they happen, otherwise like `stream`."""
         request = Request(resources_of(resources), live=live)
         claim = self._begin(inputs, request, abandon, take_over, on_conflict, timeout)
-        return AsyncEvents(lambda observe: self._aplay(inputs, request, claim, observe), request)
+        return AsyncEvents(lambda observe: self._aplay(inputs, claim, observe), request)
 
     def resume(
         self,
@@ -475,7 +475,7 @@ class Thread(MergeOnFinish, Upkeep):
             StoreError: if the store fails before anything has run.
         """
         request = Request(resources_of(resources))
-        return self._play({}, request, self._take_up(answers, request, take_over, max_resumes, allow_changed_graph))
+        return self._play({}, self._take_up(answers, request, take_over, max_resumes, allow_changed_graph))
 
     async def aresume(
         self,
@@ -488,9 +488,7 @@ class Thread(MergeOnFinish, Upkeep):
     ) -> Run:
         """Goes on with the last run in async code, otherwise like `resume`."""
         request = Request(resources_of(resources))
-        return await self._aplay(
-            {}, request, self._take_up(answers, request, take_over, max_resumes, allow_changed_graph)
-        )
+        return await self._aplay({}, self._take_up(answers, request, take_over, max_resumes, allow_changed_graph))
 
     def stream_resume(
         self,
@@ -508,7 +506,7 @@ class Thread(MergeOnFinish, Upkeep):
         """
         request = Request(resources_of(resources))
         claim = self._take_up(answers, request, take_over, max_resumes, allow_changed_graph)
-        return Events(lambda observe: self._play({}, request, claim, observe), request)
+        return Events(lambda observe: self._play({}, claim, observe), request)
 
     def astream_resume(
         self,
@@ -522,7 +520,7 @@ class Thread(MergeOnFinish, Upkeep):
         """Goes on with the last run in async code and gives the events, otherwise like `stream_resume`."""
         request = Request(resources_of(resources))
         claim = self._take_up(answers, request, take_over, max_resumes, allow_changed_graph)
-        return AsyncEvents(lambda observe: self._aplay({}, request, claim, observe), request)
+        return AsyncEvents(lambda observe: self._aplay({}, claim, observe), request)
 
     def _begin(
         self,
@@ -552,30 +550,26 @@ class Thread(MergeOnFinish, Upkeep):
         own = partial(take_up, answers, request, take_over=take_over, max_resumes=max_resumes, allow=allow)
         return ThreadLock(own, request, "raise", 0.0)
 
-    def _play(self, inputs: Mapping[str, Any], request: Request, claim: ThreadLock, observe: Observe = ignore) -> Run:
-        return self._landed(self._play_held(inputs, request, claim, observe), request, claim.patience)
+    def _play(self, inputs: Mapping[str, Any], claim: ThreadLock, observe: Observe = ignore) -> Run:
+        return self._landed(self._play_held(inputs, claim, observe), claim)
 
-    async def _aplay(
-        self, inputs: Mapping[str, Any], request: Request, claim: ThreadLock, observe: Observe = ignore
-    ) -> Run:
-        return await self._alanded(await self._aplay_held(inputs, request, claim, observe), request, claim.patience)
+    async def _aplay(self, inputs: Mapping[str, Any], claim: ThreadLock, observe: Observe = ignore) -> Run:
+        return await self._alanded(await self._aplay_held(inputs, claim, observe), claim)
 
     # These hold no run in a variable: the traceback of its error refers to their frames.
 
-    def _play_held(self, inputs: Mapping[str, Any], request: Request, claim: ThreadLock, observe: Observe) -> Run:
-        with claim.held():
-            return self._program._run(inputs, request, observe)
+    def _play_held(self, inputs: Mapping[str, Any], claim: ThreadLock, observe: Observe) -> Run:
+        with claim.held() as owned:
+            return self._program._run(inputs, owned.request, observe)
 
-    async def _aplay_held(
-        self, inputs: Mapping[str, Any], request: Request, claim: ThreadLock, observe: Observe
-    ) -> Run:
-        async with claim.aheld():
-            return await self._program._arun(inputs, request, observe)
+    async def _aplay_held(self, inputs: Mapping[str, Any], claim: ThreadLock, observe: Observe) -> Run:
+        async with claim.aheld() as owned:
+            return await self._program._arun(inputs, owned.request, observe)
 
-    async def _alanded(self, run: Run, request: Request, patience: float) -> Run:
-        if request.journal is None or request.journal.thread:
+    async def _alanded(self, run: Run, claim: ThreadLock) -> Run:
+        if claim.owned is None or claim.owned.journal.thread:
             return run
-        return await anyio.to_thread.run_sync(self._landed, run, request, patience)
+        return await anyio.to_thread.run_sync(self._landed, run, claim)
 
     @property
     def state(self) -> ImmutableState:

@@ -85,7 +85,7 @@ def test_an_open_run_of_a_graph_of_another_name_is_refused() -> None:
     store = Memory()
     waiting = Graph(Billing, name="Billing").add_node(book, writes=["booked"]).add_path(START, "book", END)
     waiting.compile(store=store).thread("t").run({"iban": "DE00"})
-    for other in (waiting.compile(store=store)._blueprint.name, "Accounts"):
+    for other in (waiting.compile(store=store)._graph.name, "Accounts"):
         graph = Graph(Billing, name=other).add_node(book, writes=["booked"]).add_path(START, "book", END)
         thread = graph.compile(store=store).thread("t")
         if other == "Billing":

@@ -131,7 +131,7 @@ def test_a_sync_reader_that_goes_away(leave: Callable[[Stage], None], colour: st
 
     def let() -> None:  # a sync node comes to its end, once the run is to stop
         assert stage.inside.wait(20)
-        while colour == "sync" and not any(one.halt.reason for one in sessions):
+        while colour == "sync" and not any(one.stop_signal.reason for one in sessions):
             stage.go_on.wait(0.01)
         if colour == "sync":
             stage.go_on.set()
@@ -350,7 +350,7 @@ NODES = {
     "sync": """import time
 def wait(n):
     inside.set()
-    while stream._request.halt.reason is None:  # until the process ends
+    while stream._request.stop_signal.reason is None:  # until the process ends
         time.sleep(0.01)
     return {'n': 1}""",
 }
