@@ -1,27 +1,71 @@
-"""The tests that every store must pass. They are plain methods: any runner that passes them a `store` can run them."""
+"""The promises of a store as tests: plain methods that any test runner can call with a `store`."""
 
 from __future__ import annotations
 
-from dspyer.testing.store_races import Racing
-from dspyer.testing.store_reading import Reading
-from dspyer.testing.store_removing import Removing
-from dspyer.testing.store_writing import Owning, Writing
+import signal
+from collections.abc import Iterable, Iterator, Mapping
+from operator import setitem
+from typing import Any, ClassVar, cast
+
+from dspyer.errors import ConcurrentRunError
+from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store
+from dspyer.stores.content import Content, blob_id
+from dspyer.testing.store_processes import (
+    PROCESSES,
+    ROUNDS,
+    THREADS,
+    Job,
+    OpenStore,
+    changes_of_every_kind,
+    child_processes,
+    count_up,
+    expected_after,
+    has_all_blobs,
+    read_back,
+    run_in_threads,
+    write_concurrently,
+    write_then_die,
+    write_until_killed,
+)
+from dspyer.testing.store_samples import (
+    BLOB,
+    NAMES,
+    OTHER_BLOB,
+    VALUES,
+    append,
+    begin,
+    blobs_at,
+    blobs_of,
+    content,
+    copy_thread,
+    counts_of,
+    dump,
+    must_refuse,
+    owner,
+    row,
+    rows,
+    run_of,
+    thread_of,
+    try_to,
+)
+from dspyer.values import json as encoding
+from dspyer.values.freezing import freeze, same
 
 
-class StoreConformance(Reading, Writing, Owning, Removing, Racing):
+class StoreConformance:
     """What a store promises, as tests.
 
-    A subclass with a fixture of the name `store` is all that pytest needs. Each test gets a store that is empty. With
-    `opener`, what other objects and other processes see of the data is tested too, and processes are killed while they
-    write.
+    A subclass with a fixture named `store` is all that pytest needs; each test gets an empty store. A subclass that
+    also defines `opener` is tested through a second store object and from other processes, some of which are killed
+    while they write.
 
     Attributes:
-        values: what is written and read again, by name; add what your users store.
-        types: classes that these values may name beside the registered ones.
+        values: the values to write and read back, by name; add what your users store.
+        types: classes of these values, besides the registered ones.
 
     Example:
-        >>> from dspyer.stores.memory import Memory
-        >>> StoreConformance().test_leases(Memory())
+        >>> from dspyer.stores import Memory
+        >>> StoreConformance().test_write_returns_the_epoch(Memory())
 
         With pytest:
 
@@ -33,6 +77,712 @@ class StoreConformance(Reading, Writing, Owning, Removing, Racing):
                     yield store
 
             def opener(self, store):
-                return partial(MyStore, store.address)  # what it gives must be picklable
+                return partial(MyStore, store.address)  # it must be picklable
         ```
     """
+
+    values: ClassVar[Mapping[str, Any]] = VALUES
+    types: ClassVar[Iterable[type]] = ()
+
+    def opener(self, store: Store) -> OpenStore | None:
+        """A picklable callable that opens the data of a store again; None for a store that only one object can see.
+
+        Args:
+            store: the store of a test.
+
+        Example:
+            >>> from dspyer.stores import Memory
+            >>> StoreConformance().opener(Memory()) is None
+            True
+        """
+        del store
+        return None
+
+    # --- reading
+
+    def test_an_empty_store_returns_nothing(self, store: Store) -> None:
+        """Nothing is found, and asking for what does not exist is no error."""
+        assert store.threads() == []
+        assert store.thread("nobody") is None
+        assert store.run("none") is None
+        assert store.runs("nobody") == []
+        assert store.runs("") == []
+        assert store.rows("none") == []
+        assert store.blobs(()) == {}
+        assert store.blobs(["none"]) == {}
+        assert store.snapshot(Point("none", 3)) is None
+        for report in (store.delete(), store.delete(["nobody"]), store.delete_unreachable("nobody")):
+            assert (tuple(report.threads), report.runs, report.rows, dict(report.kept)) == ((), 0, 0, {})
+        store.drop_snapshots()
+        store.vacuum()
+        assert store.threads() == []
+
+    def test_a_run_is_read_back_as_written(self, store: Store) -> None:
+        """Thread, run and rows, with all their fields."""
+        change = begin("t", "r", 3)
+        store.write(change)
+        thread, run = store.thread("t"), store.run("r")
+        assert thread is not None
+        assert (thread.name, thread.head, thread.epoch, thread.owner) == ("t", Point("r", 2), 1, owner("r"))
+        assert (thread.root, thread.runs) == (None, 1)
+        assert run is not None
+        assert change.run is not None
+        assert (run.id, run.thread, tuple(run.parents)) == ("r", "t", ())
+        assert dict(run.header) == change.run.header
+        assert [other.id for other in store.runs("t")] == ["r"]
+        assert store.rows("r") == list(change.rows)
+
+    def test_rows_without_header_or_content(self, store: Store) -> None:
+        """Empty parts stay empty; a header holds any JSON value."""
+        bare = [Row(0, "ask", ()), Row(1, "end", (None, "\x00", "\U0001f600", [], {}, 2**70, -0.5))]
+        store.write(begin("t", "r", 0)._replace(rows=bare))
+        assert store.rows("r") == bare
+        assert [type(entry.header) for entry in store.rows("r")] == [tuple, tuple]
+
+    def test_every_kind_of_value_is_read_back(self, store: Store) -> None:
+        """Each value is equal afterwards, in a row and in a snapshot, also after opening the store again."""
+        store.write(begin("t", "r", 0))
+        frozen = {name: freeze(value) for name, value in self.values.items()}
+        for seq, value in enumerate(frozen.values()):
+            at = Point("r", seq)
+            snapshot = Snapshot(at, Content(value))
+            entry = Row(seq, "commit", (), Content(value))
+            store.write(Change("t", 1, head=at, rows_of="r", rows=[entry], snapshot=snapshot))
+        for reader in self._readers(store):
+            for seq, (name, value) in enumerate(frozen.items()):
+                found = reader.snapshot(Point("r", seq))
+                assert found is not None
+                assert found.at == Point("r", seq)
+                for stored in (reader.rows("r", seq, seq)[0].content, found.content):
+                    assert stored is not None
+                    self._check(name, value, stored, reader)
+
+    def test_row_ranges_include_both_ends(self, store: Store) -> None:
+        """The bounds of a range may lie outside the run."""
+        store.write(begin("t", "r", 5))
+        store.write(begin("u", "other", 9))
+        for first, last, seqs in [
+            (0, None, [0, 1, 2, 3, 4]),
+            (2, None, [2, 3, 4]),
+            (0, 0, [0]),
+            (1, 3, [1, 2, 3]),
+            (3, 99, [3, 4]),
+            (4, 4, [4]),
+            (5, None, []),
+            (3, 2, []),
+            (0, -1, []),
+        ]:
+            assert [entry.seq for entry in store.rows("r", first, last)] == seqs, (first, last)
+
+    def test_rows_are_ordered_by_number(self, store: Store) -> None:
+        """By number, not by text: row 10 follows row 9."""
+        store.write(begin("t", "r", 1_200))
+        assert [entry.seq for entry in store.rows("r")] == list(range(1_200))
+
+    def test_any_text_names_a_thread(self, store: Store) -> None:
+        """Any two texts name two threads, and names are sorted by code point."""
+        for number, name in enumerate(NAMES):
+            store.write(begin(name, f"r{number}", 1))
+        for reader in self._readers(store):
+            assert reader.threads() == sorted(NAMES)
+            for number, name in enumerate(NAMES):
+                thread = thread_of(reader, name)
+                assert (thread.name, thread.head) == (name, Point(f"r{number}", 0))
+                assert [(run.id, run.thread) for run in reader.runs(name)] == [(f"r{number}", name)]
+
+    def test_runs_are_listed_in_order_of_creation(self, store: Store) -> None:
+        """Whatever their ids are; each is counted once."""
+        ids = ["m", "z", "a", "10", "9"]
+        for epoch, run in enumerate(ids):
+            store.write(begin("t", run, 1, epoch=epoch))
+        store.write(begin("u", "b", 1))
+        assert [run.id for run in store.runs("t")] == ids
+        thread = thread_of(store, "t")
+        assert (thread.runs, thread.epoch, thread.head) == (5, 5, Point("9", 0))
+
+    def test_both_parents_of_a_run_are_kept_in_order(self, store: Store) -> None:
+        """Merged threads have runs with two parents."""
+        store.write(begin("t", "left", 2))
+        store.write(begin("u", "right", 3))
+        store.write(begin("t", "both", 1, Point("right", 2), Point("left", 1), epoch=1))
+        run = run_of(store, "both")
+        assert tuple(run.parents) == (Point("right", 2), Point("left", 1))
+
+    def test_a_run_is_written_without_a_thread(self, store: Store) -> None:
+        """Rows can be written for a run that no thread refers to; a thread can be created on it later."""
+        store.write(Change(run=RunRow("r", "t", (), {}), rows_of="r", rows=rows(2)))
+        store.write(Change(rows_of="r", rows=rows(2, 2)))
+        assert store.threads() == []
+        assert [entry.seq for entry in store.rows("r")] == [0, 1, 2, 3]
+        store.write(Change("t", head=Point("r", 3)))
+        thread = thread_of(store, "t")
+        assert (thread.head, thread.epoch, thread.owner, thread.runs) == (Point("r", 3), 1, None, 0)
+
+    def test_the_latest_snapshot_before_a_row_is_found(self, store: Store) -> None:
+        """Dropping snapshots keeps those at the roots of threads."""
+        store.write(begin("t", "r", 6))
+        for seq in (1, 3):
+            store.write(Change("t", 1, snapshot=Snapshot(Point("r", seq), content({"at": seq}))))
+        store.write(begin("u", "other", 6))
+        for seq, found in [(0, None), (1, 1), (2, 1), (3, 3), (5, 3), (99, 3)]:
+            snapshot = store.snapshot(Point("r", seq))
+            assert (snapshot and snapshot.at.seq) == found, seq
+            assert snapshot is None or snapshot.content == content({"at": found})
+        assert store.snapshot(Point("other", 5)) is None
+        store.write(Change("t", 1, root=Point("r", 1)))
+        store.drop_snapshots()
+        kept = store.snapshot(Point("r", 5))
+        assert kept is not None, "the snapshot at a root was dropped"
+        assert kept.at == Point("r", 1)
+
+    def test_no_mutable_data_is_shared_with_the_caller(self, store: Store) -> None:
+        """Changing what was written, or what was read, changes nothing in the store."""
+        nested: list[Any] = ["x"]
+        header: dict[str, Any] = {"nodes": ["a"]}
+        blobs = {blob_id(b"large"): b"large"}
+        stored = Content.stored(b'{"v":1}', tuple(blobs), blobs)
+        given = [Row(0, "commit", ("id", nested), stored)]
+        store.write(begin("t", "r", 1)._replace(run=RunRow("r", "t", (), header), rows=given))
+        before = dump(store)
+        nested.append("spoilt")
+        header["nodes"].append("spoilt")
+        header["spoilt"] = True
+        given.append(row(1))
+        blobs.clear()
+        assert dump(store) == before, "what was given can still be changed"
+        read, run = store.rows("r"), store.run("r")
+        assert run is not None
+        try_to(lambda: read[0].header[1].append("spoilt"))
+        try_to(lambda: run.header["nodes"].append("spoilt"))
+        try_to(lambda: setitem(cast("Any", run.header), "spoilt", True))
+        try_to(lambda: store.runs("t")[0].header["nodes"].append("spoilt"))
+        try_to(store.blobs(stored.refs).clear)
+        try_to(read.clear)
+        try_to(store.threads().clear)
+        try_to(store.runs("t").clear)
+        assert dump(store) == before, "what was read can be changed"
+
+    # --- writing
+
+    def test_a_refused_change_writes_nothing(self, store: Store) -> None:
+        """Whatever is wrong with it, even if that is its last row."""
+        store.write(begin("t", "r", 3))
+        store.write(begin("u", "other", 1))
+        whole = Change(
+            "t",
+            1,
+            2,
+            owner("second"),
+            60.0,
+            Point("r", 4),
+            Point("r", 1),
+            RunRow("new", "t", (Point("r", 2),), {}),
+            "r",
+            [*rows(2, 3)],
+            Snapshot(Point("r", 2), content({"v": BLOB})),
+        )
+        stolen, apart = row(2, "other"), [row(3, OTHER_BLOB), row(5)]
+        wrong: dict[str, tuple[type[Exception], Change]] = {
+            "another epoch": (ConcurrentRunError, whole._replace(epoch=2, next_epoch=3)),
+            "an old epoch": (ConcurrentRunError, whole._replace(epoch=0, next_epoch=1)),
+            "a thread that is there": (ConcurrentRunError, whole._replace(thread="u", epoch=0, next_epoch=None)),
+            "a thread that is not there": (ConcurrentRunError, whole._replace(thread="nobody")),
+            "a row that is another": (ConcurrentRunError, whole._replace(rows=[stolen, *rows(2, 3)])),
+            "a run that is another": (ConcurrentRunError, whole._replace(run=RunRow("other", "t", (), {"x": 1}))),
+            "a gap before": (ValueError, whole._replace(rows=[row(4)])),
+            "a gap between": (ValueError, whole._replace(rows=apart)),
+            "rows of no run": (ValueError, whole._replace(rows_of="none")),
+            "a head in no run": (ValueError, whole._replace(head=Point("none", 0))),
+            "a snapshot of no run": (ValueError, whole._replace(snapshot=Snapshot(Point("none", 0), content({})))),
+        }
+        before = dump(store, "new", "none")
+        for name, (error, change) in wrong.items():
+            with must_refuse(error, name):
+                store.write(change)
+            assert dump(store, "new", "none") == before, f"{name}: a part of the change was written"
+            assert store.blobs([blob_id(BLOB.encode()), blob_id(OTHER_BLOB)]) == {}, f"{name}: a blob was written"
+        store.write(whole)
+        assert [entry.seq for entry in store.rows("r")] == [0, 1, 2, 3, 4]
+
+    def test_a_repeated_write_changes_nothing(self, store: Store) -> None:
+        """A caller that lost the answer may send the same change again."""
+        snapshot = Snapshot(Point("r", 4), content({"v": OTHER_BLOB}))
+        changes = {
+            "a new thread": begin("t", "r", 2),
+            "rows": append("t", "r", 2, 2),
+            "one row": append("t", "r", 4, value=BLOB),
+            "a snapshot": Change("t", 1, snapshot=snapshot),
+            "a renewed lease": Change("t", 1, owner=owner("r"), lease=90.0),
+            "a root": Change("t", 1, root=Point("r", 1)),
+            "a new owner": Change("t", 1, 2, owner("second"), 30.0),
+            "a new run": begin("t", "next", 1, Point("r", 4), epoch=2),
+            "rows for nobody": Change(rows_of="r", rows=rows(1, 5)),
+            "a run for nobody": Change(run=RunRow("apart", "t", (Point("r", 2),), {}), rows_of="apart", rows=rows(1)),
+            "the end": append("t", "next", 1, epoch=3)._replace(lease=0.0, flush=True),
+        }
+        for name, change in changes.items():
+            store.write(change)
+            before = dump(store, "apart")
+            store.write(change)
+            assert dump(store, "apart") == before, f"{name}: written twice, it is not the same"
+        thread = thread_of(store, "t")
+        assert thread.runs == 2
+
+    def test_a_partly_written_change_is_completed(self, store: Store) -> None:
+        """Existing equal rows are no error, and the rows after them are added."""
+        store.write(begin("t", "r", 2))
+        store.write(append("t", "r", 0, 4))
+        assert store.rows("r") == rows(4)
+
+    def test_a_repeat_that_cannot_be_recognized_is_refused(self, store: Store) -> None:
+        """A change of the epoch alone could come from another owner."""
+        store.write(begin("t", "r", 1))
+        store.write(copy_thread("copy", Point("r", 0)))
+        store.write(Change("t", 1, 2))
+        before = dump(store)
+        for change in (Change("t", 1, 2), copy_thread("copy", Point("r", 0))):
+            with must_refuse(ConcurrentRunError, "a change without rows, run and owner cannot be known again"):
+                store.write(change)
+        assert dump(store) == before
+
+    def test_write_now_writes_everything_or_returns_false(self, store: Store) -> None:
+        """A store that would have to wait returns False and has written nothing."""
+        change = begin("t", "r", 2)
+        done = store.write_now(change)
+        assert store.rows("r") == (rows(2) if done else [])
+        store.write(change)
+        assert store.rows("r") == rows(2)
+
+    def test_closing_keeps_the_data(self, store: Store) -> None:
+        """Closing a second time is no error."""
+        store.write(begin("t", "r", 2))
+        opener = self.opener(store)
+        store.close()
+        store.close()
+        if opener is not None:
+            with opener() as again:
+                assert again.rows("r") == rows(2)
+
+    # --- ownership: epochs and leases
+
+    def test_a_thread_is_created_once(self, store: Store) -> None:
+        """The second creation is refused."""
+        store.write(begin("t", "first", 1))
+        with must_refuse(ConcurrentRunError, "two runs made one thread"):
+            store.write(begin("t", "second", 1))
+        thread = thread_of(store, "t")
+        assert (thread.epoch, thread.head, store.run("second")) == (1, Point("first", 0), None)
+
+    def test_leases_are_renewed_expire_and_are_released(self, store: Store) -> None:
+        """By the clock of the store."""
+        store.write(begin("t", "r", 1)._replace(lease=1_000.0))
+        assert 0 < thread_of(store, "t").lease <= 1_000
+        store.write(Change("t", 1, owner=owner("r"), lease=5_000.0))
+        assert 1_000 < thread_of(store, "t").lease <= 5_000
+        store.write(append("t", "r", 1))
+        assert 1_000 < thread_of(store, "t").lease <= 5_000, "an append has changed the lease"
+        store.write(Change("t", 1, owner=owner("r"), lease=1e-9))
+        assert thread_of(store, "t").lease <= 0
+        thread = thread_of(store, "t")
+        assert (thread.owner, thread.epoch) == (owner("r"), 1), "who has let it run out is not known"
+        store.write(append("t", "r", 2)._replace(lease=0.0))
+        thread = thread_of(store, "t")
+        assert (thread.owner, thread.epoch, thread.head) == (None, 1, Point("r", 2))
+        assert thread.lease <= 0
+
+    def test_a_replaced_owner_cannot_write(self, store: Store) -> None:
+        """Neither rows nor lease, head, root, runs or snapshots; the new owner can."""
+        store.write(begin("t", "r", 2))
+        store.write(Change("t", 1, 2, owner("second"), 1_000.0))
+        before = dump(store)
+        for change in (
+            append("t", "r", 2),
+            append("t", "r", 2)._replace(rows=()),
+            Change("t", 1, owner=owner("r"), lease=5_000.0),
+            Change("t", 1, lease=0.0),
+            Change("t", 1, head=Point("r", 0)),
+            Change("t", 1, root=Point("r", 0)),
+            Change("t", 1, run=RunRow("x", "t", (), {})),
+            Change("t", 1, snapshot=Snapshot(Point("r", 1), content({}))),
+            Change("t", 1, 2, owner("third"), 30.0),
+            begin("t", "x", 1, epoch=1),
+        ):
+            with must_refuse(ConcurrentRunError, f"an owner that was replaced has written {change}"):
+                store.write(change)
+            assert dump(store) == before
+        assert store.run("x") is None
+        store.write(append("t", "r", 2, epoch=2))
+        assert store.rows("r") == rows(3)
+
+    def test_the_owner_of_a_deleted_thread_cannot_write(self, store: Store) -> None:
+        """Whether another thread has the name since or not."""
+        store.write(begin("t", "r", 2))
+        store.delete(["t"])
+        for change in (append("t", "r", 2), Change("t", 1, lease=0.0), begin("t", "s", 1, Point("r", 1), epoch=1)):
+            with must_refuse(ConcurrentRunError, "the owner of a deleted thread has written"):
+                store.write(change)
+        store.write(begin("t", "new", 1))
+        for change in (append("t", "r", 2), append("t", "new", 1), Change("t", 1, lease=0.0)):
+            with must_refuse(ConcurrentRunError, "the owner of a deleted thread has written to its successor"):
+                store.write(change)
+        assert (store.run("r"), store.rows("new")) == (None, rows(1))
+
+    def test_epochs_of_a_name_never_repeat(self, store: Store) -> None:
+        """The owner of an earlier thread of the same name can write no row, lease or release to this one."""
+        known: set[int] = set()
+        for turn in range(4):
+            epoch = store.write(begin("t", f"r{turn}", 2))
+            assert epoch not in known, f"epoch {epoch} of a deleted thread is given again"
+            known.add(epoch)
+            store.write(begin("other", f"other {turn}", 1))
+            store.write(copy_thread("keeps the rows", Point(f"r{turn}", 1)))
+            for _ in range(turn):
+                epoch = store.write(Change("t", epoch, epoch + 1, owner(f"{turn}"), 30.0))
+                assert epoch not in known, f"epoch {epoch} of a deleted thread is given again"
+                known.add(epoch)
+            before = dump(store)
+            for old in known - {epoch}:
+                for change in (
+                    append("t", f"r{turn}", 2, epoch=old),
+                    Change("t", old, owner=owner("stale"), lease=5_000.0),
+                    Change("t", old, lease=0.0),
+                    Change("t", old, old + 1, owner("stale"), 30.0),
+                ):
+                    with must_refuse(ConcurrentRunError, "the owner of a deleted thread has written to its successor"):
+                        store.write(change)
+            assert dump(store) == before
+            store.delete(["t"])
+            store.delete(["other", "keeps the rows"])
+
+    def test_write_returns_the_epoch(self, store: Store) -> None:
+        """The epoch of the thread afterwards, also for a repeated write; 0 without a thread."""
+        changes = [
+            (begin("t", "r", 1), 1),
+            (append("t", "r", 1), 1),
+            (Change("t", 1, 5, owner("second"), 30.0), 5),
+            (Change(rows_of="r", rows=rows(1, 2)), 0),
+            (Change("t", 5, run=RunRow("s", "t", (), {}), runs=3), 5),
+        ]
+        for change, epoch in changes:
+            assert store.write(change) == epoch
+            assert store.write(change._replace(runs=0)) == epoch
+        thread = thread_of(store, "t")
+        assert (thread.epoch, thread.runs) == (5, 5), "runs that are not here are not counted"
+        with must_refuse(ValueError, "an epoch that is not larger"):
+            store.write(Change("t", 5, 5, owner("third"), 30.0))
+
+    def test_threads_have_independent_epochs(self, store: Store) -> None:
+        """A new owner of one thread leaves other threads alone."""
+        store.write(begin("t", "r", 1))
+        store.write(begin("u", "s", 1))
+        store.write(Change("t", 1, 2, owner("second"), 30.0))
+        store.write(append("u", "s", 1))
+        assert [entry.seq for entry in store.rows("s")] == [0, 1]
+
+    # --- deletion
+
+    def test_a_deleted_thread_is_gone(self, store: Store) -> None:
+        """With its runs, rows and snapshots; other threads are unchanged."""
+        store.write(begin("u", "other", 2))
+        before = dump(store)
+        store.write(begin("t", "r", 3))
+        store.write(begin("t", "s", 2, Point("r", 2), epoch=1))
+        store.write(Change("t", 2, snapshot=Snapshot(Point("s", 1), content({"v": 1}))))
+        assert counts_of(store.delete(["t", "nobody"])) == (("t",), 2, 5, {})
+        assert dump(store, "r", "s") == {**before, "runs": {**before["runs"], "r": None, "s": None}}
+        assert store.rows("r") == store.rows("s") == []
+        assert store.snapshot(Point("s", 1)) is None
+        assert counts_of(store.delete(["t"])) == ((), 0, 0, {})
+
+    def test_the_name_of_a_deleted_thread_can_be_used_again(self, store: Store) -> None:
+        """The new thread has nothing of the old one."""
+        store.write(begin("t", "r", 3))
+        store.delete(["t"])
+        store.write(begin("t", "new", 1))
+        thread = thread_of(store, "t")
+        assert (thread.runs, thread.head, thread.root) == (1, Point("new", 0), None)
+        assert [run.id for run in store.runs("t")] == ["new"]
+
+    def test_delete_checks_the_epochs(self, store: Store) -> None:
+        """If one thread has another epoch, none is deleted; the epoch of a missing thread is ignored."""
+        store.write(begin("t", "r", 2))
+        store.write(begin("u", "s", 1))
+        store.write(Change("t", 1, 2, owner("second"), 30.0))
+        before = dump(store)
+        with must_refuse(ConcurrentRunError, "a thread was deleted under the epoch of an earlier owner"):
+            store.delete(["u", "t"], {"t": 1, "u": 1})
+        assert dump(store) == before
+        assert store.delete(["t", "nobody"], {"t": 2, "nobody": 1}).threads == ("t",)
+        assert store.threads() == ["u"]
+
+    def test_rows_that_a_copy_reaches_are_kept(self, store: Store) -> None:
+        """The rows up to the copy's head stay, in a run without a thread, until the last copy is deleted."""
+        store.write(begin("t", "r", 5))
+        store.write(copy_thread("copy", Point("r", 2)))
+        assert counts_of(store.delete(["t"])) == (("t",), 0, 2, {"copy": ("r",)})
+        assert store.rows("r") == rows(3)
+        run = run_of(store, "r")
+        assert run.thread == ""
+        store.write(begin("copy", "s", 1, Point("r", 2), epoch=1))
+        assert counts_of(store.delete()) == ((), 0, 0, {})
+        assert counts_of(store.delete(["copy"])) == (("copy",), 2, 4, {})
+        assert store.run("r") is None
+
+    def test_both_histories_of_a_merged_thread_are_kept(self, store: Store) -> None:
+        """A run with two parents keeps both of them."""
+        store.write(begin("t", "left", 3))
+        store.write(begin("u", "right", 3))
+        store.write(begin("v", "both", 1, Point("left", 1), Point("right", 2)))
+        report = store.delete(["t", "u"])
+        assert counts_of(report) == (("t", "u"), 0, 1, {"v": ("left", "right")})
+        assert (store.rows("left"), store.rows("right")) == (rows(2), rows(3))
+
+    def test_shared_rows_are_deleted_with_the_last_thread(self, store: Store) -> None:
+        """Also if the thread that made them is deleted first, and one copy has a later root."""
+        store.write(begin("t", "r", 4))
+        store.write(begin("u", "s", 3, Point("r", 1)))
+        store.write(begin("v", "w", 2, Point("s", 1), Point("r", 3)))
+        store.write(copy_thread("x", Point("w", 0)))
+        store.write(Change("u", 1, root=Point("s", 0), snapshot=Snapshot(Point("s", 0), content({}))))
+        store.delete_unreachable("u")
+        assert counts_of(store.delete(["t"])) == (("t",), 0, 0, {"v": ("r",), "x": ("r",)})
+        assert counts_of(store.delete(["v"])) == (("v",), 0, 1, {"x": ("w",)})
+        assert counts_of(store.delete(["x"])) == (("x",), 2, 5, {})
+        assert (store.rows("s"), store.run("r"), store.run("w")) == (rows(3), None, None)
+        assert counts_of(store.delete()) == ((), 0, 0, {})
+
+    def test_unreachable_runs_are_deleted(self, store: Store) -> None:
+        """Runs that were written for no thread."""
+        store.write(begin("t", "r", 2))
+        store.write(Change(run=RunRow("lost", "", (Point("r", 1),), {}), rows_of="lost", rows=rows(2)))
+        assert counts_of(store.delete()) == ((), 1, 2, {})
+        assert store.run("lost") is None
+        assert store.rows("r") == rows(2)
+
+    def test_delete_unreachable_deletes_abandoned_runs(self, store: Store) -> None:
+        """Except for the rows that another thread reaches."""
+        store.write(begin("t", "r", 5))
+        store.write(begin("t", "abandoned", 2, Point("r", 4), epoch=1))
+        store.write(begin("t", "kept", 2, Point("r", 3), epoch=2))
+        store.write(copy_thread("copy", Point("kept", 1)))
+        store.write(begin("t", "again", 1, Point("r", 1), epoch=3))
+        assert counts_of(store.delete_unreachable("t")) == ((), 1, 3, {"copy": ("kept", "r")})
+        assert store.rows("r") == rows(4)
+        assert [run.id for run in store.runs("t")] == ["r", "again"]
+        assert (store.run("abandoned"), store.rows("kept")) == (None, rows(2))
+        assert counts_of(store.delete_unreachable("nobody")) == ((), 0, 0, {})
+
+    def test_delete_unreachable_deletes_history_before_the_root(self, store: Store) -> None:
+        """The row and the snapshot at the root stay, and the run can be appended to."""
+        store.write(begin("t", "old", 2))
+        store.write(begin("t", "r", 5, Point("old", 1), epoch=1))
+        for seq in (1, 3):
+            store.write(Change("t", 2, snapshot=Snapshot(Point("r", seq), content({"at": seq}))))
+        store.write(Change("t", 2, root=Point("r", 3)))
+        assert counts_of(store.delete_unreachable("t")) == ((), 1, 5, {})
+        assert store.rows("r") == rows(2, 3)
+        assert store.run("old") is None
+        assert store.snapshot(Point("r", 2)) is None
+        store.drop_snapshots()
+        kept = store.snapshot(Point("r", 4))
+        assert kept is not None
+        assert (kept.at, kept.content) == (Point("r", 3), content({"at": 3}))
+        store.write(append("t", "r", 5, epoch=2))
+        assert store.rows("r") == rows(3, 3)
+        thread = thread_of(store, "t")
+        assert (thread.root, thread.head) == (Point("r", 3), Point("r", 5))
+
+    def test_blobs_are_kept_while_something_refers_to_them(self, store: Store) -> None:
+        """Rows of any thread, or snapshots."""
+        text, data = blob_id(BLOB.encode()), blob_id(OTHER_BLOB)
+        store.write(begin("t", "r", 1)._replace(rows=[row(0, [BLOB, OTHER_BLOB])]))
+        store.write(begin("u", "s", 1)._replace(rows=[row(0, {"other": BLOB})]))
+        store.write(Change("u", 1, snapshot=Snapshot(Point("s", 0), content({"v": OTHER_BLOB}))))
+        store.delete(["t"])
+        assert blobs_at(store, Point("s", 0)) == [{text}, {data}]
+        store.drop_snapshots()
+        assert blobs_at(store, Point("s", 0)) == [{text}]
+        assert store.blobs([data]) == {}
+        store.delete(["u"])
+        assert store.blobs([text, data]) == {}
+        store.write(begin("v", "w", 1)._replace(rows=[row(0, BLOB)]))
+        assert blobs_at(store, Point("w", 0)) == [{text}]
+
+    def test_writes_work_after_delete_and_vacuum(self, store: Store) -> None:
+        """Other threads can be written to."""
+        store.write(begin("t", "r", 50)._replace(rows=[row(seq, [BLOB, seq]) for seq in range(50)]))
+        store.write(begin("u", "s", 1))
+        store.delete(["t"])
+        store.vacuum()
+        store.write(append("u", "s", 1, value=BLOB))
+        assert [entry.seq for entry in store.rows("s")] == [0, 1]
+
+    # --- concurrency: threads, processes, and processes that are killed
+
+    def test_one_of_many_claims_of_an_epoch_succeeds(self, store: Store) -> None:
+        """The others are refused, and leave nothing behind."""
+        store.write(begin("t", "start", 1))
+        for epoch in range(1, ROUNDS + 1):
+            won = write_concurrently(store, [begin("t", f"{epoch}-{n}", 2, epoch=epoch) for n in range(THREADS)])
+            assert sum(won) == 1, f"epoch {epoch} was given to {sum(won)} owners"
+            winner = f"{epoch}-{won.index(True)}"
+            thread = thread_of(store, "t")
+            assert (thread.epoch, thread.head, thread.owner) == (epoch + 1, Point(winner, 1), owner(winner))
+            assert thread.runs == epoch + 1
+            there = [n for n in range(THREADS) if store.run(f"{epoch}-{n}") is not None]
+            assert there == [won.index(True)], "a run that lost was begun"
+
+    def test_one_of_many_creations_of_a_thread_succeeds(self, store: Store) -> None:
+        """The same for a free name."""
+        for number in range(ROUNDS):
+            won = write_concurrently(store, [begin(f"t{number}", f"{number}-{n}", 1) for n in range(THREADS)])
+            assert sum(won) == 1
+            assert [run.id for run in store.runs(f"t{number}")] == [f"{number}-{won.index(True)}"]
+
+    def test_one_of_many_writes_of_a_row_succeeds(self, store: Store) -> None:
+        """Rows with one number and other contents: the first one stays."""
+        store.write(begin("t", "r", 1))
+        for seq in range(1, ROUNDS + 1):
+            won = write_concurrently(store, [append("t", "r", seq, value=f"{seq}-{n}") for n in range(THREADS)])
+            assert sum(won) == 1, f"row {seq} was written {sum(won)} times"
+            assert store.rows("r", seq) == [row(seq, f"{seq}-{won.index(True)}")]
+
+    def test_concurrent_writers_lose_no_row(self, store: Store) -> None:
+        """Each writes to its own thread: nothing is lost or mixed."""
+
+        def work(number: int) -> None:
+            store.write(begin(f"t{number}", f"r{number}", 1))
+            for seq in range(1, 30):
+                store.write(append(f"t{number}", f"r{number}", seq, value=[number, BLOB] if seq % 10 == 0 else number))
+
+        run_in_threads(work)
+        for number in range(THREADS):
+            found = store.rows(f"r{number}")
+            wanted = [row(seq, [number, BLOB] if seq % 10 == 0 else number) for seq in range(1, 30)]
+            assert found == rows(1) + wanted
+            assert has_all_blobs(store, f"r{number}")
+
+    def test_concurrent_writes_of_the_same_blobs_do_not_deadlock(self, store: Store) -> None:
+        """The writers send them in opposite orders; all can be read afterwards."""
+        texts = [BLOB + str(number) for number in range(6)]
+
+        def work(number: int) -> None:
+            for turn in range(4):
+                values = [f"{turn} {text}" for text in (texts if number % 2 else reversed(texts))]
+                store.write(begin(f"t{turn}-{number}", f"r{turn}-{number}", 1)._replace(rows=[row(0, values)]))
+
+        run_in_threads(work)
+        assert all(has_all_blobs(store, f"r{turn}-{number}") for turn in range(4) for number in range(THREADS))
+
+    def test_readers_never_see_a_part_of_a_change(self, store: Store) -> None:
+        """Rows that are written together become visible together."""
+        store.write(begin("t", "r", 2))
+
+        def work(number: int) -> list[int]:
+            if number:
+                return [len(store.rows("r")) for _ in range(60)]
+            for seq in range(2, 62, 2):
+                store.write(append("t", "r", seq, 2))
+            return []
+
+        counts = [count for seen in run_in_threads(work, 3) for count in seen]
+        assert not [count for count in counts if count % 2], "a change was seen when the half of it was written"
+
+    def test_a_thread_is_copied_while_it_is_deleted(self, store: Store) -> None:
+        """Either the copy comes first and keeps its rows, or it is refused."""
+        for number in range(ROUNDS):
+            name, run = f"t{number}", f"r{number}"
+            store.write(begin(name, run, 3)._replace(rows=[row(seq, [seq, BLOB]) for seq in range(3)]))
+
+            def work(who: int, name: str = name, run: str = run) -> bool:
+                if who:
+                    store.delete([name])
+                    return True
+                try:
+                    store.write(copy_thread(f"copy of {name}", Point(run, 1)))
+                except ValueError:
+                    return False
+                return True
+
+            copied = run_in_threads(work, 2)[0]
+            thread = store.thread(f"copy of {name}")
+            assert (thread is not None) == copied
+            assert len(store.rows(run)) == (2 if copied else 0)
+            assert has_all_blobs(store, run)
+
+    def test_a_blob_is_written_while_its_last_use_is_deleted(self, store: Store) -> None:
+        """The row that refers to it can be read."""
+        store.write(begin("keeps", "k", 1))
+        for number in range(1, ROUNDS + 1):
+            store.write(begin("goes", f"g{number}", 1)._replace(rows=[row(0, BLOB + str(number))]))
+            change = append("keeps", "k", number, value=BLOB + str(number))
+
+            def work(who: int, change: Change = change) -> None:
+                if who:
+                    store.delete(["goes"])
+                else:
+                    store.write(change)
+
+            run_in_threads(work, 2)
+            assert has_all_blobs(store, "k"), "a row refers to a blob that was deleted"
+
+    def test_concurrent_processes_lose_no_write(self, store: Store) -> None:
+        """Several processes count in one thread, each from the last number."""
+        opener = self.opener(store)
+        if opener is None:
+            return
+        store.write(begin("t", "start", 1))
+        with child_processes(opener, count_up, [(str(number),) for number in range(PROCESSES)]) as children:
+            wins = [run for pipe, _ in children for run in pipe.recv()]
+        assert len(wins) == len(set(wins)) == PROCESSES * ROUNDS
+        thread = thread_of(store, "t")
+        assert (thread.epoch, thread.runs) == (1 + len(wins), 1 + len(wins))
+        at, chain = thread.head, []
+        while at is not None and at.run != "start":
+            chain.append(at.run)
+            run = run_of(store, at.run)
+            assert store.rows(at.run) == [row(0, f"{len(wins) - len(chain)}")]
+            at = run.parents[0]
+        assert sorted(chain) == sorted(wins), "a run was lost"
+
+    def test_a_process_killed_after_a_write_loses_nothing(self, store: Store) -> None:
+        """All reported writes are stored, and nothing else is."""
+        self._kill(store, write_then_die)
+
+    def test_a_process_killed_during_a_write_leaves_all_or_nothing(self, store: Store) -> None:
+        """All reported writes are stored; the write in progress is stored whole, or not at all."""
+        self._kill(store, write_until_killed)
+
+    # --- helpers
+
+    def _readers(self, store: Store) -> Iterator[Store]:
+        """The store, and the same data opened again."""
+        yield store
+        opener = self.opener(store)
+        if opener is not None:
+            with opener() as again:
+                yield again
+
+    def _check(self, name: str, value: Any, stored: Content, reader: Store) -> None:
+        assert stored.data == Content(value).data, f"{name}: other bytes"
+        blobs = blobs_of(reader, stored)
+        assert {blob_id(blobs[ref]) for ref in stored.refs} == set(stored.refs), f"{name}: other blobs"
+        read = stored.value(reader.blobs, lambda plain: encoding.decode(plain, self.types))
+        assert same(read, value), f"{name}: another value"
+
+    def _kill(self, store: Store, job: Job) -> None:
+        opener = self.opener(store)
+        if opener is None or not hasattr(signal, "SIGKILL"):
+            return
+        numbers = range(len(changes_of_every_kind("x")))
+        with child_processes(opener, job, [(f"t{number}", number) for number in numbers]) as children:
+            for number, (pipe, child) in zip(numbers, children, strict=True):
+                assert pipe.recv() == number
+                child.kill()
+                child.join()
+        with opener() as again:
+            for reader in (store, again):
+                for number in numbers:
+                    before, after = (expected_after(f"t{number}", count) for count in (number, number + 1))
+                    seen = read_back(reader, f"t{number}")
+                    assert seen == after or (seen == before and job is write_until_killed), f"write {number}"

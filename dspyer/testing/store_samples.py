@@ -1,4 +1,4 @@
-"""What the tests of stores write: values of every kind that JSON alone cannot say, changes, and pictures of a store."""
+"""Data of the store tests: values beyond plain JSON, changes that write them, and dumps to compare stores by."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
-from dspyer.stores.base import Change, Owner, Point, Row, RunRow, Store
-from dspyer.stores.content import MAX_INLINE, Content
+from dspyer.stores.base import Change, DeletionReport, Owner, Point, Row, RunRow, Store, ThreadRow
+from dspyer.stores.content import MAX_INLINE, Content, blob_id
 from dspyer.values.freezing import freeze
 
 BLOB = "blob \x00 \u2603 " * MAX_INLINE
@@ -40,7 +40,7 @@ NAMES = (
     "\U0001f600\U0010ffff",
     "n" * 1_000,
 )
-"""Names of threads, all different ones."""
+"""Names of threads that careless encoding, collation or quoting would mix up."""
 
 
 def _nested(levels: int) -> Any:
@@ -84,17 +84,17 @@ VALUES: Mapping[str, Any] = MappingProxyType(
 
 
 def owner(token: str = "first") -> Owner:
-    """An owner."""
+    """An owner; two with the same token are equal."""
     return Owner("host.example", 4711, "2026-01-02T03:04:05", token)
 
 
 def content(value: Any) -> Content:
-    """Content, as a run makes it."""
+    """A content, made as a run makes it."""
     return Content(freeze(value))
 
 
 def row(seq: int, value: Any = None) -> Row:
-    """A row; values differ with their numbers unless one is given."""
+    """A row whose header has JSON values of every type."""
     return Row(seq, "commit", (f"trunk:{seq}", "node", seq, [None, True, 0.5], {"k": "\u2603"}), content({"v": value}))
 
 
@@ -104,15 +104,7 @@ def rows(count: int, first: int = 0) -> list[Row]:
 
 
 def begin(thread: str, run: str, count: int, *parents: Point, epoch: int = 0) -> Change:
-    """The first change of a run: with it, its thread begins too, or is taken over.
-
-    Args:
-        thread: the thread.
-        run: the id of the run.
-        count: how many rows it has at once.
-        parents: where it goes on.
-        epoch: the epoch that the thread has.
-    """
+    """The first change of a run with `count` rows: it creates the thread, or claims it if `epoch` is given."""
     return Change(
         thread,
         epoch,
@@ -127,24 +119,19 @@ def begin(thread: str, run: str, count: int, *parents: Point, epoch: int = 0) ->
 
 
 def append(thread: str, run: str, first: int, count: int = 1, epoch: int = 1, value: Any = None) -> Change:
-    """Further rows of a run, and the thread's head at the last of them."""
+    """Further rows of a run; the thread's head moves to the last of them."""
     new = [row(seq, seq if value is None else value) for seq in range(first, first + count)]
     return Change(thread, epoch, head=Point(run, first + count - 1), rows_of=run, rows=new)
 
 
-def copy(thread: str, at: Point) -> Change:
-    """A new thread that stands at a row of another one's run."""
+def copy_thread(thread: str, at: Point) -> Change:
+    """A new thread whose head is a row of another thread's run."""
     return Change(thread, head=at)
 
 
 @contextmanager
-def refused(error: type[Exception] | tuple[type[Exception], ...], promise: str) -> Iterator[None]:
-    """Something that must be refused.
-
-    Args:
-        error: with what.
-        promise: what the store breaks if it does not.
-    """
+def must_refuse(error: type[Exception] | tuple[type[Exception], ...], promise: str) -> Iterator[None]:
+    """Expect an exception; without one, fail with the promise that the store has broken."""
     try:
         yield
     except error:
@@ -152,13 +139,22 @@ def refused(error: type[Exception] | tuple[type[Exception], ...], promise: str) 
     raise AssertionError(f"not refused: {promise}")
 
 
-def picture(store: Store, *runs: str) -> dict[str, Any]:
-    """All that can be seen of a store, as plain values: two that are equal hold the same.
+def thread_of(store: Store, name: str) -> ThreadRow:
+    """The row of a thread, which must exist."""
+    found = store.thread(name)
+    assert found is not None, f"no thread {name!r}"
+    return found
 
-    Args:
-        store: the store.
-        runs: runs that may belong to no thread.
-    """
+
+def run_of(store: Store, run: str) -> RunRow:
+    """A run, which must exist."""
+    found = store.run(run)
+    assert found is not None, f"no run {run!r}"
+    return found
+
+
+def dump(store: Store, *runs: str) -> dict[str, Any]:
+    """All that can be read from a store, as plain values to compare: `runs` names runs that may belong to no thread."""
     threads = {name: store.thread(name) for name in store.threads()}
     found = {run.id for name in threads for run in store.runs(name)} | {
         point.run for thread in threads.values() if thread for point in (thread.head, thread.root) if point
@@ -175,7 +171,7 @@ def picture(store: Store, *runs: str) -> dict[str, Any]:
             entries = [
                 (entry.seq, entry.kind, entry.header, readable(store, entry.content)) for entry in store.rows(name)
             ]
-            shots = {entry[0]: _shot(store, Point(name, entry[0])) for entry in entries}
+            shots = {entry[0]: _read_snapshot(store, Point(name, entry[0])) for entry in entries}
             seen[name] = (run.thread, run.parents, dict(run.header), entries, shots)
             waiting.extend(point.run for point in run.parents)
     return {
@@ -186,7 +182,7 @@ def picture(store: Store, *runs: str) -> dict[str, Any]:
 
 
 def readable(store: Store, stored: Content | None) -> Any:
-    """What content says, blobs in full."""
+    """The bytes of a content and of its blobs."""
     if stored is None:
         return None
     blobs = blobs_of(store, stored)
@@ -194,18 +190,33 @@ def readable(store: Store, stored: Content | None) -> Any:
 
 
 def blobs_of(store: Store, stored: Content) -> dict[str, bytes]:
-    """The blobs of a content: the ones that it brings with it, and the store's."""
+    """The blobs of a content by id: its own, and those in the store."""
     return {**stored.blobs, **store.blobs(stored.refs)}
 
 
-def _shot(store: Store, at: Point) -> Any:
+def _read_snapshot(store: Store, at: Point) -> Any:
     found = store.snapshot(at)
     return None if found is None else (found.at, readable(store, found.content))
 
 
-def attempt(change: Callable[[], object]) -> None:
-    """Changes something in place, if it can be changed."""
+def try_to(change: Callable[[], object]) -> None:
+    """Change something in place, unless it is immutable."""
     try:
         change()
     except (TypeError, AttributeError):
         return
+
+
+def counts_of(report: DeletionReport) -> tuple[object, ...]:
+    """A report as a tuple with its names in order."""
+    kept = {name: tuple(sorted(runs)) for name, runs in report.kept.items()}
+    return tuple(sorted(report.threads)), report.runs, report.rows, kept
+
+
+def blobs_at(store: Store, at: Point) -> list[set[str]]:
+    """The ids of the blobs of a row, and of the snapshot at it, after checking the bytes of each."""
+    snapshot = store.snapshot(at)
+    contents = [store.rows(at.run, at.seq, at.seq)[0].content, snapshot and snapshot.content]
+    found = [blobs_of(store, stored) for stored in contents if stored is not None]
+    assert all(blob_id(data) == name for blobs in found for name, data in blobs.items())
+    return [set(blobs) for blobs in found]

@@ -11,7 +11,7 @@ from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Point, Row, Ru
 from dspyer.stores.content import Content
 from dspyer.stores.memory import Memory
 from dspyer.stores.sqlite import SQLite
-from dspyer.testing.store_races import THREADS
+from dspyer.testing.store_processes import THREADS
 
 
 class LosesTheLastOfManyRows(Memory):

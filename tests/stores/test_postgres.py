@@ -24,8 +24,7 @@ from dspyer.stores import postgres_server as postgres_schema
 from dspyer.stores.base import Change, Point, Snapshot
 from dspyer.stores.postgres import Postgres
 from dspyer.stores.postgres_server import split_address
-from dspyer.testing.store_samples import BLOB, append, begin, content, owner, picture, row, rows
-from dspyer.testing.store_samples import copy as copied
+from dspyer.testing.store_samples import BLOB, append, begin, content, copy_thread, dump, owner, row, rows
 from tests.stores.proxy import AFTER, BEFORE, Proxy, proxy
 
 
@@ -379,12 +378,12 @@ def test_tables_of_version_1_become_todays(postgres: str) -> None:
         store.write(begin("t", "r", 2))
         store.write(Change("t", 1, 7))
         store.write(begin("u", "s", 1, Point("r", 0)))
-        before = picture(store)
+        before = dump(store)
     schema = sql.Identifier(split_address(postgres)[2] or "")
     for statement in V1.split(";"):
         _execute(postgres, sql.SQL(statement).format(s=schema))
     with Postgres(postgres) as store:
-        assert picture(store) == before
+        assert dump(store) == before
         assert store.delete(["t"]).kept == {"u": ("r",)}
         assert store.write(Change("t")) == 8
         assert store.delete(["u"]).runs == 2
@@ -402,7 +401,7 @@ def test_removals_of_threads_that_share_a_run_wait_for_each_other(store: Postgre
                 store.delete([f"base {turn}"])
             elif number > 6:
                 with suppress(ValueError):
-                    store.write(copied(f"copy {turn}-{number}", Point(f"b{turn}", 1)))
+                    store.write(copy_thread(f"copy {turn}-{number}", Point(f"b{turn}", 1)))
             else:
                 store.delete([f"t{turn}-{number}"])
 

@@ -21,7 +21,7 @@ from dspyer.stores.base import Change, Point
 from dspyer.stores.content import blob_id
 from dspyer.stores.sqlite import PATIENCE, SQLite
 from dspyer.stores.sqlite_file import FileConnections, checkpoint
-from dspyer.testing.store_samples import BLOB, picture
+from dspyer.testing.store_samples import BLOB, dump
 from dspyer.threads.ownership import LEASE
 from tests.stores.kit import OWNER, append, begin, content, numbers, row, run, snapshot
 
@@ -477,12 +477,12 @@ def test_a_file_of_version_1_becomes_todays(path: Path) -> None:
         store.write(append("t", "r", 2, BLOB))
         store.write(Change("t", 1, 7, snapshot=snapshot("r", 2, BLOB)))
         begin(store, "u", "s", 1, head)
-        before = picture(store)
+        before = dump(store)
     connection = sqlite3.connect(path)
     connection.executescript(V1)
     connection.close()
     with SQLite(path) as store:
-        assert picture(store) == before
+        assert dump(store) == before
         assert store.delete(["t"]).kept == {"u": ("r",)}
         assert numbers(store, "r") == [0, 1]
         assert store.blobs([blob_id(BLOB.encode())]) == {}
