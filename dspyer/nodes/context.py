@@ -241,7 +241,7 @@ class Attempt:
             )
         if place not in records.answers:
             self._check_answered(f"asks {key!r} instead")
-        if records.passes(question, self.host.answer):
+        if records.ask(question, self.host.answer):
             return self._answer(place, question, answer)
         self._open.append(question)
         raise Interrupt([question])
@@ -251,7 +251,7 @@ class Attempt:
         try:
             return validated(answer, records.answers[place], question)
         except InputError as refusal:
-            records.refuse(place)
+            records.retract_answer(place)
             self._refusal = (InputError, str(refusal))
             raise
 
@@ -273,7 +273,7 @@ class Attempt:
 
     def _check_answered(self, instead: str) -> None:
         used = self._used or {}
-        missing = [key for key in self.host.records.answered(self.local_id) if ("interrupt", key) not in used]
+        missing = [key for key in self.host.records.answered_keys(self.local_id) if ("interrupt", key) not in used]
         missing = [key for key in missing if key not in RESERVED]
         if missing:
             self._refuse(
@@ -299,7 +299,9 @@ class Attempt:
         records = self.host.records
         if records.questions:
             waits = [
-                question for question in records.waits(self.local_id) if not records.passes(question, self.host.answer)
+                question
+                for question in records.open_questions_of(self.local_id)
+                if not records.ask(question, self.host.answer)
             ]
             if waits:
                 raise Interrupt(waits)

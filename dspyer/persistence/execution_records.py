@@ -69,7 +69,7 @@ class ExecutionRecords:
         posts: those to live fields by their numbers, by the executions around the run; None for one that was withdrawn.
         answers: frozen.
         resumes: how often the run was resumed.
-        reading: where blobs of its rows come from, and what makes frozen values of their JSON form.
+        fetch_and_decode: where blobs of its rows come from, and what makes frozen values of their JSON form.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class ExecutionRecords:
         self.posts: dict[tuple[str, ...], dict[int, RecordedPost | None]] = {}
         self.answers: dict[RecordKey, Any] = {}
         self.resumes = 0
-        self.reading: tuple[Fetch, Callable[[Any], Any]] = (_no_blobs, encoding.decode)
+        self.fetch_and_decode: tuple[Fetch, Callable[[Any], Any]] = (_no_blobs, encoding.decode)
         self._commits: dict[tuple[str, ...], list[Row]] = {}
         self._keys: dict[str, list[str]] = {}
         self._unwritten: deque[NewRow] = deque()
@@ -92,11 +92,11 @@ class ExecutionRecords:
             fetch: where blobs come from.
             decode: what makes frozen values of their JSON form.
         """
-        self.reading = (fetch, decode)
+        self.fetch_and_decode = (fetch, decode)
         for row in rows:
             content = row.content
             if row.kind in COMMITS:
-                self._commits.setdefault(CommitHeader.of(row.header).scope, []).append(row)
+                self._commits.setdefault(CommitHeader.parse(row.header).scope, []).append(row)
             elif row.kind == RowKind.ASK:
                 execution, key, node, branch, *run = row.header  # without a run where an earlier version has written it
                 text, answer = read_question(content, fetch)
@@ -129,7 +129,7 @@ class ExecutionRecords:
             update = (written.patch or {})[field]
             posts[seq] = RecordedPost(seq, field, node, execution, update, tuple(over[0]) if over else None)
 
-    def later(self, draft: NewRow) -> None:
+    def queue_row(self, draft: NewRow) -> None:
         """Takes a row that is written with the next ones."""
         self._unwritten.append(draft)
 
@@ -137,7 +137,7 @@ class ExecutionRecords:
         """The rows of the commits of one scope."""
         return self._commits.get(scope, [])
 
-    def passes(self, question: Question, answer: AnswerSource = no_answer) -> bool:
+    def ask(self, question: Question, answer: AnswerSource = no_answer) -> bool:
         """Whether a question is answered; one that is new is asked.
 
         Args:
@@ -161,24 +161,24 @@ class ExecutionRecords:
                 f"question {question.key!r} of node {question.node!r} takes no answer, and was given {brief(given)}: "
                 "give None to go on"
             )
-        self.give(key, freeze(given, ("answer",)))
+        self.record_answer(key, freeze(given, ("answer",)))
         return True
 
     def _ask(self, question: Question) -> None:
         self.questions[RecordKey(question.execution, question.key)] = question
         self._keys.setdefault(question.execution, []).append(question.key)
 
-    def give(self, key: RecordKey, frozen: Any) -> None:
+    def record_answer(self, key: RecordKey, frozen: Any) -> None:
         """Takes an answer."""
         self.answers[key] = frozen
         self._unwritten.append(answer_row(key, frozen))
 
-    def refuse(self, key: RecordKey) -> None:
+    def retract_answer(self, key: RecordKey) -> None:
         """Takes an answer back that does not fit its question, which is open again."""
         if self.answers.pop(key, MISSING) is not MISSING:
             self._unwritten.append(NewRow(RowKind.ANSWER, tuple(key)))
 
-    def unwritten(self) -> list[NewRow]:
+    def take_unwritten(self) -> list[NewRow]:
         """The rows of questions and answers that were not written yet. May be called from any thread, each row once."""
         drafts = []
         while self._unwritten:
@@ -188,16 +188,16 @@ class ExecutionRecords:
                 break
         return drafts
 
-    def open(self) -> tuple[Question, ...]:
+    def open_questions(self) -> tuple[Question, ...]:
         """The questions that have no answer."""
         return tuple([question for key, question in list(self.questions.items()) if key not in self.answers])
 
-    def waits(self, execution: str) -> tuple[Question, ...]:
+    def open_questions_of(self, execution: str) -> tuple[Question, ...]:
         """The questions of one execution that have no answer."""
         keys = [RecordKey(execution, key) for key in self._keys.get(execution, ())]
         return tuple([self.questions[key] for key in keys if key not in self.answers])
 
-    def answered(self, execution: str) -> list[str]:
+    def answered_keys(self, execution: str) -> list[str]:
         """The keys of the questions of one execution that have an answer."""
         return [key for key in self._keys.get(execution, ()) if RecordKey(execution, key) in self.answers]
 

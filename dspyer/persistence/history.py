@@ -9,9 +9,9 @@ from dspyer.errors import StoreError
 from dspyer.events import Commit
 from dspyer.patch import Replace, seal
 from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
-from dspyer.persistence.replay import written_of
-from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind, Unreadable
-from dspyer.persistence.snapshots import latest
+from dspyer.persistence.replay import read_commit_content
+from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind, UnreadablePatch
+from dspyer.persistence.snapshots import latest_snapshot
 from dspyer.scheduler.join import Join, RecordedResolutions
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.state import ImmutableState
@@ -21,24 +21,24 @@ PRUNED = "pruned"
 """The author of the commit with which a pruned history begins."""
 
 
-class RunOfHistory(NamedTuple):
+class LoggedRun(NamedTuple):
     """A run in the log.
 
     Attributes:
         parents: the rows that it goes on from.
-        places: of its commits, in the order in which they were written.
-        settled: how many of them were written until all branches were one for the last time.
-        resting: the place of the last commit that all its branches shared, if need be of an earlier run.
+        log_indexes: of its commits, in the order in which they were written.
+        settled_count: how many of them were written until all branches were one for the last time.
+        trunk_index: the index in the log of the last commit that all its branches shared, if need be of an earlier run.
         broken: why one of its commits cannot be read, or one that it builds on; "" if all can.
-        shapes: the ids of the fingerprints of the graphs that made it.
+        fingerprints: the ids of the fingerprints of the graphs that made it.
     """
 
     parents: tuple[Point, ...]
-    places: tuple[int, ...]
-    settled: int
-    resting: int | None
+    log_indexes: tuple[int, ...]
+    settled_count: int
+    trunk_index: int | None
     broken: str = ""
-    shapes: frozenset[str] = frozenset()
+    fingerprints: frozenset[str] = frozenset()
 
 
 class History:
@@ -55,7 +55,7 @@ class History:
         log: the commits.
         points: the row of each.
         steps: the step of each within its run.
-        alone: whether no other branch was live when it was made, for each.
+        settled: whether no other branch was live when it was made, for each.
         runs: by last row, the runs in the log.
         roots: by the row at which a pruned history begins, the version that it begins with.
     """
@@ -65,8 +65,8 @@ class History:
         self.log: list[LogEntry] = []
         self.points: list[Point] = []
         self.steps: list[int] = []
-        self.alone: list[bool] = []
-        self.runs: dict[Point, RunOfHistory] = {}
+        self.settled: list[bool] = []
+        self.runs: dict[Point, LoggedRun] = {}
         self.roots: dict[Point, int] = {}
         self._places: dict[Point, int] = {}
 
@@ -85,7 +85,7 @@ class History:
 
     def _add_root(self, found: RunRows, root: Point) -> None:
         """The commit with which a pruned history begins: all that came before it, in one."""
-        taken = latest(self.reader.store, root, self.reader.decode)
+        taken = latest_snapshot(self.reader.store, root, self.reader.decode)
         if taken is None or taken[0] != root:
             raise StoreError(
                 f"older history was pruned at row {root.seq} of run {root.run!r}, and its snapshot is lost"
@@ -95,11 +95,11 @@ class History:
         name = f"{found.labels[root.run]}/{PRUNED}"
         patch = {field: Replace(value) for field, value in state.raw_items()}
         commit = Commit(name, None, PRUNED, (), 1, 0, seal(patch), ())
-        self.runs[root] = RunOfHistory((), (len(self.log),), 1, len(self.log))
+        self.runs[root] = LoggedRun((), (len(self.log),), 1, len(self.log))
         self.roots[root] = version
         self.points.append(root)
         self.steps.append(0)
-        self.alone.append(True)
+        self.settled.append(True)
         self._places[root] = len(self.log)
         self.log.append(LogEntry(commit, state, (), None))
 
@@ -107,17 +107,17 @@ class History:
         """The state after a commit; an empty one where there is none."""
         return ImmutableState() if place is None else self.log[place].state
 
-    def in_order(self, at: Point) -> list[int]:
+    def canonical_order(self, at: Point) -> list[int]:
         """The places of a run's commits in canonical order, those of forks that have not joined last."""
         told = self.runs[at]
-        settled = set(told.places[: told.settled])
+        settled = set(told.log_indexes[: told.settled_count])
 
         def order(place: int) -> tuple[bool, int, tuple[int, ...]]:
             return place not in settled, self.steps[place], self.log[place].commit.branch
 
-        return sorted(dict.fromkeys(told.places), key=order)
+        return sorted(dict.fromkeys(told.log_indexes), key=order)
 
-    def behind(self, heads: Iterable[Point]) -> list[Point]:
+    def runs_behind(self, heads: Iterable[Point]) -> list[Point]:
         """The last rows of the runs behind some rows, oldest first: as `chapters` gives them."""
         found: set[Point] = set()
         order: list[Point] = []
@@ -132,18 +132,18 @@ class History:
                 stack.extend((parent, False) for parent in reversed(self.runs[at].parents))
         return order
 
-    def settled_beside(self, left: Point, right: Point) -> int:
+    def count_settled_not_in(self, left: Point, right: Point) -> int:
         """How many commits with a version are behind one row and not behind another, which comes first."""
-        ours = self.behind([left])
-        theirs = [self.runs[at] for at in self.behind([right]) if at not in set(ours)]
-        known = {place for at in ours for place in self.runs[at].places}
-        return len({place for told in theirs for place in told.places[: told.settled]} - known)
+        ours = self.runs_behind([left])
+        theirs = [self.runs[at] for at in self.runs_behind([right]) if at not in set(ours)]
+        known = {place for at in ours for place in self.runs[at].log_indexes}
+        return len({place for told in theirs for place in told.log_indexes[: told.settled_count]} - known)
 
     def _add(self, found: RunRows) -> None:
         parents = tuple([parent for parent in found.parents if parent in self.runs])
-        before = [self.runs[parent].resting for parent in parents]
+        before = [self.runs[parent].trunk_index for parent in parents]
         broken = next((self.runs[parent].broken for parent in parents if self.runs[parent].broken), "")
-        told = self.reader.tell(found, self.state(before[0] if before else None), broken)
+        told = self.reader.fold(found, self.state(before[0] if before else None), broken)
         rows = list(_own_rows(found))
         if told.entries and not rows:  # somebody's commit whose routes nobody has asked for yet
             rows = [_opening(found)]
@@ -159,13 +159,13 @@ class History:
                 self.log.append(self._moved(entry, name, row, heads, places, found))
                 self.points.append(point)
                 self.steps.append(entry.commit.step)
-                self.alone.append(row.kind == RowKind.OPEN or CommitHeader.of(row.header).settled)
+                self.settled.append(row.kind == RowKind.OPEN or CommitHeader.parse(row.header).settled)
                 self._places[point] = place
             places.append(place)
-        resting = places[told.settled] if told.settled >= 0 else (before[0] if before else None)
-        shapes = frozenset(found.shapes.values())
-        self.runs[found.points[-1]] = RunOfHistory(
-            parents, tuple(places), told.settled + 1, resting, told.broken, shapes
+        resting = places[told.last_settled] if told.last_settled >= 0 else (before[0] if before else None)
+        fingerprints = frozenset(found.fingerprints.values())
+        self.runs[found.points[-1]] = LoggedRun(
+            parents, tuple(places), told.last_settled + 1, resting, told.broken, fingerprints
         )
 
     def _moved(
@@ -178,7 +178,7 @@ class History:
             step=1 + max([self.log[head].commit.step for head in heads], default=-1),
         )
         if row.kind == RowKind.MERGE and len(heads) > 1 and not found.run.header.get("base"):
-            written = written_of(row.content, self.reader.fetch, self.reader.decode)
+            written = read_commit_content(row.content, self.reader.fetch, self.reader.decode)
             node = commit.node.removeprefix("join:")
             join = Join(self.log, node, self.reader.schema, RecordedResolutions(written.resolutions), len(self.log))
             merged = join.merge(heads, [self.log[head].state for head in heads])
@@ -198,14 +198,14 @@ class History:
         if row.kind == RowKind.OPEN:
             return True
         try:
-            return written_of(row.content, self.reader.fetch, self.reader.decode).patch is None
+            return read_commit_content(row.content, self.reader.fetch, self.reader.decode).patch is None
         except Exception:  # noqa: BLE001 - it cannot be read: the structure says what it is
             return any(other.kind == RowKind.OPEN for other in found.rows)
 
 
 def _own_rows(found: RunRows) -> Iterator[tuple[Row, Point]]:
     for row, point in zip(found.rows, found.points, strict=True):
-        if row.kind in COMMITS and not CommitHeader.of(row.header).scope:
+        if row.kind in COMMITS and not CommitHeader.parse(row.header).scope:
             yield row, point
 
 
@@ -224,14 +224,14 @@ def inner_commits(reader: HistoryReader, found: RunRows, scope: tuple[str, ...])
     """
     commits: dict[tuple[str, ...], list[Commit]] = {}
     for row, point in zip(found.rows, found.points, strict=True):
-        head = CommitHeader.of(row.header) if row.kind in COMMITS else None
+        head = CommitHeader.parse(row.header) if row.kind in COMMITS else None
         if head is None or len(head.scope) != len(scope) or not all(map(_is_in, head.scope, scope)):
             continue
         siblings = commits.setdefault(head.scope, [])
         before = (len(siblings) - 1,) if siblings else ()
         parents = before if head.parents is None else head.parents
         name = "/".join((found.labels.get(point.run, point.run), *head.scope, head.id))
-        written = written_of(row.content, reader.fetch, reader.decode)
+        written = read_commit_content(row.content, reader.fetch, reader.decode)
         siblings.append(reader.commit(head, written, [siblings[parent].id for parent in parents])._replace(id=name))
     return [
         commit
@@ -244,7 +244,7 @@ def _is_in(execution: str, wanted: str) -> bool:
     return execution == wanted or execution.partition("[")[0] == wanted
 
 
-class ListedCommit:
+class CommitListing:
     """The commits behind a row as people read them: in canonical order run by run, with versions over all of them.
 
     Versions and order of what is behind a row never change, since a thread that goes on only adds to it.
@@ -257,29 +257,29 @@ class ListedCommit:
         history: the same.
         heads: the same.
         commits: the commits. Those of forks that have not joined have no version and come last in their run.
-        places: where each of them is in the log of the history.
+        log_indexes: where each of them is in the log of the history.
         runs: the last row of the run of each, as far as it is known here.
     """
 
     def __init__(self, history: History, heads: Sequence[Point]) -> None:
         self.history = history
         self.heads = tuple(heads)
-        self.places: list[int] = []
+        self.log_indexes: list[int] = []
         self.commits: list[Commit] = []
         self.runs: list[Point] = []
         self._by_version: list[int] = []
         self._by_id: dict[str, int] = {}
         self._listed: set[int] = set()
         self.first = 0
-        for at in history.behind(heads):
+        for at in history.runs_behind(heads):
             self._add(at)
 
     def _add(self, at: Point) -> None:
         history, told = self.history, self.history.runs[at]
-        if not self.places:
+        if not self.log_indexes:
             self.first = history.roots.get(at, 0)
-        settled = set(told.places[: told.settled])
-        for place in history.in_order(at):
+        settled = set(told.log_indexes[: told.settled_count])
+        for place in history.canonical_order(at):
             if place in self._listed:
                 continue
             commit = history.log[place].commit
@@ -289,29 +289,29 @@ class ListedCommit:
                 self._by_version.append(len(self.commits))
             self._listed.add(place)
             self._by_id.setdefault(commit.id, len(self.commits))
-            self.places.append(place)
+            self.log_indexes.append(place)
             self.runs.append(at)
             self.commits.append(commit._replace(version=version, step=history.steps[place]))
 
     @property
-    def versions(self) -> int:
+    def next_version(self) -> int:
         """The version that the next commit gets."""
         return self.first + len(self._by_version)
 
     @property
-    def rest(self) -> int | None:
+    def trunk_index(self) -> int | None:
         """The place in the log of the last commit that all branches shared."""
-        return self.history.runs[self.heads[-1]].resting if self.heads else None
+        return self.history.runs[self.heads[-1]].trunk_index if self.heads else None
 
-    def knows(self, commit_id: str) -> bool:
+    def has(self, commit_id: str) -> bool:
         """Whether one of the commits has an id, with or without its run in front."""
         try:
-            self.number(commit_id)
+            self.index_of(commit_id)
         except LookupError:
             return False
         return True
 
-    def number(self, version: int | str) -> int:
+    def index_of(self, version: int | str) -> int:
         """Which of the commits a version or an id names.
 
         Args:
@@ -323,23 +323,23 @@ class ListedCommit:
         if isinstance(version, str):
             if version in self._by_id:
                 return self._by_id[version]
-            newest: Sequence[int] = self.history.runs[self.heads[-1]].places if self.heads else ()
+            newest: Sequence[int] = self.history.runs[self.heads[-1]].log_indexes if self.heads else ()
             for place in reversed(newest):
                 name = self.history.log[place].commit.id
                 if name.rpartition("/")[2] == version and name in self._by_id:  # its own part never holds a "/"
                     return self._by_id[name]
             like = f"; ids look like {self.commits[-1].id!r}" if self.commits else ""
             raise LookupError(f"no commit has the id {version!r}{like}")
-        if self.first <= version < self.versions:
+        if self.first <= version < self.next_version:
             return self._by_version[version - self.first]
         if not self._by_version:
             raise LookupError(f"no commit has version {version}: there is none that has a version")
-        span = f"they go from {self.first} to {self.versions - 1}"
+        span = f"they go from {self.first} to {self.next_version - 1}"
         raise LookupError(f"no commit has version {version}: {span}; others are known by their id")
 
-    def place(self, version: int | str) -> int:
+    def log_index_of(self, version: int | str) -> int:
         """Where the commit of a version or an id is in the log."""
-        return self.places[self.number(version)]
+        return self.log_indexes[self.index_of(version)]
 
     def state(self, number: int) -> ImmutableState:
         """The state after one of the commits.
@@ -348,6 +348,6 @@ class ListedCommit:
             StoreError: if the commit, or one that it builds on, cannot be read.
         """
         patch = self.commits[number].patch
-        if isinstance(patch, Unreadable):
+        if isinstance(patch, UnreadablePatch):
             raise StoreError(patch.error)
-        return self.history.log[self.places[number]].state
+        return self.history.log[self.log_indexes[number]].state

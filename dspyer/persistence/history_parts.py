@@ -20,23 +20,23 @@ from dspyer.persistence.reader import (
     HistoryReader,
     RunAncestry,
     RunRows,
-    newest,
+    load_run,
+    newest_rows,
     read_run,
-    run_of,
-    with_items,
+    with_map_results,
 )
 from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind
 from dspyer.persistence.snapshot_encoding import SnapshotEncoder
 from dspyer.persistence.snapshots import (
     EVERY,
-    Piece,
-    SnapshotHead,
+    LogSegment,
+    RecoveredState,
     SnapshotState,
-    latest,
-    load_snapshot_head,
-    part_of,
-    piece_of,
-    pieces_before,
+    fold_segment,
+    latest_snapshot,
+    recover_state,
+    rows_of_part,
+    segments_before,
 )
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.topology import START
@@ -58,51 +58,51 @@ class Block:
 
     Args:
         reader: reads rows.
-        pieces: the rows with what they say.
+        segments: the rows with what they say.
         base: the row that they begin behind; None if they begin with the first run.
         root: the row at which the history begins, if older history was pruned.
 
     Attributes:
-        base: the same.
+        snapshot_at: the same.
         first: the number of its first commit.
         state: the state before that.
-        line: the commits in the order of their numbers. Parents and winners are numbers too; ids name the runs.
-        shapes: for each of them, the ids of the fingerprints of the graphs that made its run.
-        whole: whether all of it can be read, and comes from one history; if not, nothing else of it counts.
+        entries: the commits in the order of their numbers. Parents and winners are numbers too; ids name the runs.
+        fingerprints: for each of them, the ids of the fingerprints of the graphs that made its run.
+        is_complete: whether all of it can be read, and comes from one history; if not, nothing else of it counts.
     """
 
     def __init__(
-        self, reader: HistoryReader, pieces: list[Piece], base: Point | None, root: Point | None = None
+        self, reader: HistoryReader, segments: list[LogSegment], base: Point | None, root: Point | None = None
     ) -> None:
-        self.base = base
+        self.snapshot_at = base
         self._root = root
-        self.line: list[LogEntry] = []
-        self.shapes: list[frozenset[str]] = []
-        self.state = pieces[0].before
-        self.first = _first(pieces[0])
+        self.entries: list[LogEntry] = []
+        self.fingerprints: list[frozenset[str]] = []
+        self.state = segments[0].before
+        self.first = _first(segments[0])
         self._reader = reader
-        self._pieces = pieces
-        self.whole = all(self._add(piece) for piece in pieces)
+        self._pieces = segments
+        self.is_complete = all(self._add(segment) for segment in segments)
 
-    def _add(self, piece: Piece) -> bool:
-        part, told, _, place = piece
-        if told.broken or len(part.parents) > 1 or _first(piece) != self.end:
+    def _add(self, segment: LogSegment) -> bool:
+        part, folded, _, place = segment
+        if folded.broken or len(part.parents) > 1 or _first(segment) != self.end:
             return False
-        begins = _first(piece) - (place is not None)  # the number of its first entry
-        names, shapes = _names(part, told), frozenset(part.shapes.values())
-        for index, entry in enumerate(told.entries[: told.settled + 1]):
+        begins = _first(segment) - (place is not None)  # the number of its first entry
+        names, shapes = _names(part, folded), frozenset(part.fingerprints.values())
+        for index, entry in enumerate(folded.entries[: folded.last_settled + 1]):
             if place is None or index:
                 parents = tuple([begins + parent for parent in entry.parents]) or ((begins - 1,) if begins else ())
                 winners = {path: begins + winner for path, winner in entry.winners.items()}
                 commit = entry.commit._replace(id=names[index])
-                self.line.append(entry._replace(commit=commit, parents=parents, winners=winners))
-                self.shapes.append(shapes)
+                self.entries.append(entry._replace(commit=commit, parents=parents, winners=winners))
+                self.fingerprints.append(shapes)
         return True
 
     @property
     def end(self) -> int:
         """The number after its last commit."""
-        return self.first + len(self.line)
+        return self.first + len(self.entries)
 
     @cached_property
     def commits(self) -> list[Commit]:
@@ -111,49 +111,49 @@ class Block:
         """
         found: list[Commit] = []
         last = self._tip()
-        for piece in self._pieces:
-            part, told, _, place = piece
-            names, cut = _names(part, told), place is not None
+        for segment in self._pieces:
+            part, folded, _, place = segment
+            names, cut = _names(part, folded), place is not None
             own: list[Commit] = []
-            for index, entry in enumerate(told.entries):
+            for index, entry in enumerate(folded.entries):
                 before = [names[parent] for parent in entry.parents] or ([last] if last else [])
                 own.append(entry.commit._replace(id=names[index], parents=tuple(before)))
-            found += _in_order(own[cut:], told.settled + 1 - cut, _first(piece))
-            last = names[told.settled] if told.settled >= 0 and (not cut or told.settled) else last
+            found += _in_order(own[cut:], folded.last_settled + 1 - cut, _first(segment))
+            last = names[folded.last_settled] if folded.last_settled >= 0 and (not cut or folded.last_settled) else last
         return found
 
     @cached_property
     def states(self) -> Mapping[str, ImmutableState]:
         """The state after each of the commits, by id."""
         found: dict[str, ImmutableState] = {}
-        for part, told, _, place in self._pieces:
-            names = _names(part, told)
-            found |= {names[index]: entry.state for index, entry in enumerate(told.entries) if place is None or index}
+        for part, folded, _, place in self._pieces:
+            names = _names(part, folded)
+            found |= {names[index]: entry.state for index, entry in enumerate(folded.entries) if place is None or index}
         return found
 
     def _tip(self) -> str:
         """The id of the commit before the first one; "" if there is none."""
         part, _, _, place = self._pieces[0]
         if place is not None:
-            return tip_of(self._reader.store, part.points[0], self._root)
-        return tip_of(self._reader.store, part.parents[0], self._root) if part.parents else ""
+            return tip_id(self._reader.store, part.points[0], self._root)
+        return tip_id(self._reader.store, part.parents[0], self._root) if part.parents else ""
 
 
-def _first(piece: Piece) -> int:
-    """The number of the first commit of a piece."""
-    return int(piece.part.run.header.get("first", 0)) + (0 if piece.place is None else piece.place + 1)
+def _first(segment: LogSegment) -> int:
+    """The number of the first commit of a segment."""
+    return int(segment.part.run.header.get("first", 0)) + (0 if segment.place is None else segment.place + 1)
 
 
-def _names(part: RunRows, told: FoldedRun) -> list[str]:
+def _names(part: RunRows, folded: FoldedRun) -> list[str]:
     """The ids of the commits of a run, with the name of the run in front."""
     runs = [
         point.run
         for number, (row, point) in enumerate(zip(part.rows, part.points, strict=True))
-        if not number or (row.kind in COMMITS and not CommitHeader.of(row.header).scope)
+        if not number or (row.kind in COMMITS and not CommitHeader.parse(row.header).scope)
     ]
-    if len(runs) > len(told.entries):  # the first row is no commit
+    if len(runs) > len(folded.entries):  # the first row is no commit
         runs = runs[1:]
-    return [f"{part.labels.get(run, run)}/{entry.commit.id}" for run, entry in zip(runs, told.entries, strict=True)]
+    return [f"{part.labels.get(run, run)}/{entry.commit.id}" for run, entry in zip(runs, folded.entries, strict=True)]
 
 
 def _in_order(found: list[Commit], settled: int, first: int) -> list[Commit]:
@@ -166,7 +166,7 @@ def _in_order(found: list[Commit], settled: int, first: int) -> list[Commit]:
     ]
 
 
-def tip_of(store: Store, at: Point, root: Point | None = None) -> str:
+def tip_id(store: Store, at: Point, root: Point | None = None) -> str:
     """The id of the last commit up to a row after which one branch was live; "" if there is none.
 
     Args:
@@ -174,14 +174,14 @@ def tip_of(store: Store, at: Point, root: Point | None = None) -> str:
         at: the row.
         root: the row at which the history begins, if older history was pruned.
     """
-    way = RunAncestry(store)
+    ancestry = RunAncestry(store)
     while True:
-        run, row = run_of(store, at.run), None
-        way.goes_over(run.id)
+        run, row = load_run(store, at.run), None
+        ancestry.visit(run.id)
         if at == root:
             return f"{run.header.get('label', run.id)}/{PRUNED}"
-        for run, row in newest(store, at):
-            head = CommitHeader.of(row.header) if row.kind in COMMITS else None
+        for run, row in newest_rows(store, at):
+            head = CommitHeader.parse(row.header) if row.kind in COMMITS else None
             if head is not None and head.settled and not head.scope:
                 return f"{run.header.get('label', run.id)}/{head.id}"
         if row is not None and row.kind == RowKind.OPEN and row.header[0] != START:
@@ -215,7 +215,7 @@ class RunSpan(NamedTuple):
         return str(self.run.header.get("label", "")), str(self.begun.header.get("label", ""))
 
 
-def spans(store: Store, head: Point | None, root: Point | None = None) -> Iterator[RunSpan]:
+def runs_back(store: Store, head: Point | None, root: Point | None = None) -> Iterator[RunSpan]:
     """The runs behind a row, newest first, up to one that goes on from several, or to pruned history.
 
     Args:
@@ -224,14 +224,14 @@ def spans(store: Store, head: Point | None, root: Point | None = None) -> Iterat
         root: the row at which the history begins, if older history was pruned.
     """
     known: dict[str, RunRow] = {}
-    way = RunAncestry(store)
+    ancestry = RunAncestry(store)
     at, steps = head, 0
     while at is not None and at != root:
-        run = begun = known.get(at.run) or run_of(store, at.run)
-        way.goes_over(run.id)
+        run = begun = known.get(at.run) or load_run(store, at.run)
+        ancestry.visit(run.id)
         while begun.header.get("continues"):
-            way.goes_over(begun.parents[0].run)
-            begun = known.get(begun.parents[0].run) or run_of(store, begun.parents[0].run)
+            ancestry.visit(begun.parents[0].run)
+            begun = known.get(begun.parents[0].run) or load_run(store, begun.parents[0].run)
         yield RunSpan(at, run, begun)
         steps += 1
         if steps >= FEW and run.thread and run.id not in known:
@@ -252,21 +252,21 @@ def block_around(reader: HistoryReader, at: RunSpan, number: int, count: int = 1
     store, run = reader.store, at.run
     if run.header.get("continues"):
         part = read_run(store, at.at)
-        state = load_snapshot_head(reader, part.parents[0]).state if part.parents else ImmutableState()
-        return Block(reader, [piece_of(reader, part, None, state)], part.parents[0] if part.parents else None, root)
+        state = recover_state(reader, part.parents[0]).state if part.parents else ImmutableState()
+        return Block(reader, [fold_segment(reader, part, None, state)], part.parents[0] if part.parents else None, root)
     wanted = number - at.first
     found = _snapshot_before(reader, run.id, wanted, at.at.seq)
-    place, begin = (-1, 0) if found is None else (found[1].place, found[0].seq)
+    place, begin = (-1, 0) if found is None else (found[1].commit_index, found[0].seq)
     rows = _rows_until(store, Point(run.id, begin), at.at.seq, wanted + count - 1 - place, found is not None)
     earlier = partial(store.rows, run.id, 0, begin)
-    part = part_of(run, tuple(with_items(rows, earlier)))
+    part = rows_of_part(run, tuple(with_map_results(rows, earlier)))
     if found is not None:
-        return Block(reader, [piece_of(reader, part, found, found[1].state)], found[0], root)
-    state = load_snapshot_head(reader, run.parents[0]).state if run.parents else ImmutableState()
-    return Block(reader, [piece_of(reader, part, None, state)], None, root)
+        return Block(reader, [fold_segment(reader, part, found, found[1].state)], found[0], root)
+    state = recover_state(reader, run.parents[0]).state if run.parents else ImmutableState()
+    return Block(reader, [fold_segment(reader, part, None, state)], None, root)
 
 
-def block_of(reader: HistoryReader, found: SnapshotHead, root: Point | None) -> Block | None:
+def recovered_block(reader: HistoryReader, found: RecoveredState, root: Point | None) -> Block | None:
     """The commits up to a row, as far as they were read to know its state; None where they are not one history.
 
     Args:
@@ -274,8 +274,8 @@ def block_of(reader: HistoryReader, found: SnapshotHead, root: Point | None) -> 
         found: what was read.
         root: the row at which the history begins, if older history was pruned.
     """
-    block = None if found.broken else Block(reader, list(found.pieces), found.base, root)
-    return block if block is not None and block.whole else None
+    block = None if found.broken else Block(reader, list(found.segments), found.snapshot_at, root)
+    return block if block is not None and block.is_complete else None
 
 
 def _snapshot_before(reader: HistoryReader, run: str, wanted: int, last: int) -> BlockStart | None:
@@ -285,15 +285,15 @@ def _snapshot_before(reader: HistoryReader, run: str, wanted: int, last: int) ->
     commits of its own. Where other rows lie between, it is looked for by halves.
     """
     low, high = min(wanted - 1, last), last
-    best = latest(reader.store, Point(run, low), reader.decode)
+    best = latest_snapshot(reader.store, Point(run, low), reader.decode)
     near = reader.store.rows(run, wanted + 1, wanted + 1)
-    head = CommitHeader.of(near[0].header) if near and near[0].kind in COMMITS else None
+    head = CommitHeader.parse(near[0].header) if near and near[0].kind in COMMITS else None
     if head is not None and not head.scope and head.step == wanted:
         return best
     while high - low > EVERY:
         middle = (low + high) // 2
-        found = latest(reader.store, Point(run, middle), reader.decode)
-        if found is not None and found[1].place >= wanted:
+        found = latest_snapshot(reader.store, Point(run, middle), reader.decode)
+        if found is not None and found[1].commit_index >= wanted:
             high = min(found[0].seq, middle - 1)
         else:
             low, best = middle, found or best
@@ -315,7 +315,7 @@ def _rows_until(store: Store, begin: Point, last: int, commits: int, behind: boo
     while first <= last:
         for row in store.rows(begin.run, first, min(first + count - 1, last)):
             rows.append(row)
-            head = CommitHeader.of(row.header) if row.kind in COMMITS else None
+            head = CommitHeader.parse(row.header) if row.kind in COMMITS else None
             if head is not None and not head.scope:
                 commits -= 1
                 if head.settled and commits <= 0:
@@ -324,7 +324,7 @@ def _rows_until(store: Store, begin: Point, last: int, commits: int, behind: boo
     return rows
 
 
-class Line:
+class LinearHistory:
     """The commits behind a row by their numbers, as far back as one history goes. What is asked for is read, in blocks.
 
     Args:
@@ -346,10 +346,10 @@ class Line:
         """
         while self._blocks[-1].first > number:
             last = self._blocks[-1]
-            if last.base is None or last.base == self._root:
+            if last.snapshot_at is None or last.snapshot_at == self._root:
                 return None
-            earlier = Block(self._reader, *pieces_before(self._reader, last.base), self._root)
-            if not earlier.whole or earlier.end != last.first:
+            earlier = Block(self._reader, *segments_before(self._reader, last.snapshot_at), self._root)
+            if not earlier.is_complete or earlier.end != last.first:
                 return None
             self._blocks.append(earlier)
         return next(block for block in self._blocks if block.first <= number)

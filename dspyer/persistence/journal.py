@@ -11,7 +11,7 @@ from dspyer.blocking import run_in_thread
 from dspyer.errors import ConcurrentRunError, DspyerError, GraphError, suggestion, without_traceback
 from dspyer.persistence.rows import NewRow
 from dspyer.persistence.snapshot_encoding import SnapshotEncoder
-from dspyer.persistence.snapshots import AT_END, EVERY, SnapshotState, snapshot
+from dspyer.persistence.snapshots import AT_END, EVERY, SnapshotState, new_snapshot
 from dspyer.persistence.store_errors import Guarded
 from dspyer.stores.base import Change, Point, Row, Store
 
@@ -51,15 +51,15 @@ class Journal:
 
     Attributes:
         tail: how many rows there are since the last snapshot.
-        forms: what is known of the forms of earlier states.
-        refused: the last row that cannot be stored whatever the store's condition is; later ones are written.
+        encoder: what is known of the encoder of earlier states.
+        refused_row: the last row that cannot be stored whatever the store's condition is; later ones are written.
     """
 
     def __init__(
         self, store: Store, thread: str, epoch: int, run: str, seq: int, durability: Durability = "sync"
     ) -> None:
         self.tail = 0
-        self.forms = SnapshotEncoder()
+        self.encoder = SnapshotEncoder()
         self.store = store if isinstance(store, Guarded) else Guarded(store)
         self.thread = thread
         self.epoch = epoch
@@ -67,21 +67,21 @@ class Journal:
         self.seq = seq
         self.durability = durability
         self.broken: DspyerError | None = None
-        self.refused: Row | None = None
+        self.refused_row: Row | None = None
         self._lock = Lock()
         self._released = not thread
         self._pending: Change | None = None
 
-    def goes_on(self, tail: int, forms: SnapshotEncoder) -> None:
+    def continue_after(self, tail: int, encoder: SnapshotEncoder) -> None:
         """Goes on from what earlier runs have written.
 
         Args:
             tail: how many rows there are since the last snapshot.
-            forms: what is known of the forms of earlier states.
+            encoder: what is known of the encoder of earlier states.
         """
-        self.tail, self.forms = tail, forms
+        self.tail, self.encoder = tail, encoder
 
-    def owns(self, epoch: int) -> None:
+    def set_epoch(self, epoch: int) -> None:
         """Writes as the owner of the thread from now on.
 
         Args:
@@ -90,7 +90,7 @@ class Journal:
         with self._lock:
             self.epoch = epoch
 
-    def wants_snapshot(self, rows: int, ended: bool = False) -> bool:
+    def snapshot_is_due(self, rows: int, ended: bool = False) -> bool:
         """Whether a snapshot is due with the next rows.
 
         Args:
@@ -159,7 +159,7 @@ class Journal:
         self.tail += len(rows)
         taken = None
         if rested is not None and rows:
-            taken = snapshot(Point(self.run, self.seq - 1), rested, self.forms)
+            taken = new_snapshot(Point(self.run, self.seq - 1), rested, self.encoder)
             self.tail = 0
         pending = self._pending
         if pending is not None:  # rows of an `awrite` that has not reached the store yet: one transaction with these
@@ -179,7 +179,7 @@ class Journal:
             try:
                 self.store.check(Change(self.thread, self.epoch, rows_of=self.run, rows=[row]))
             except DspyerError:
-                self.refused = row
+                self.refused_row = row
                 raise
 
     def _send(self, write: Callable[[Change], object]) -> bool:
@@ -207,7 +207,7 @@ class Journal:
                 raise self.broken
             self._send(self.store.write)
 
-    def release_error(self) -> None:
+    def drop_traceback(self) -> None:
         """Keeps no traceback of what has failed, once the run is over: it refers to the journal. Writes still raise."""
         if self.broken is not None:
             self.broken = without_traceback(self.broken)
@@ -230,7 +230,7 @@ class Journal:
         except Exception as error:  # noqa: BLE001 - the run itself finds out when it writes
             logger.warning("the lease of thread %r could not be renewed: %s", self.thread, error)
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Gives the thread back. A store that fails now is only logged: something else is on its way up."""
         with self._lock:
             if self._released or not self.epoch:

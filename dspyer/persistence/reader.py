@@ -13,8 +13,8 @@ from pydantic.fields import FieldInfo
 from dspyer.errors import StoreError
 from dspyer.events import Commit
 from dspyer.patch import DELETE, seal
-from dspyer.persistence.replay import written_of
-from dspyer.persistence.rows import COMMITS, CommitContent, CommitHeader, Gathered, RowKind, Unreadable
+from dspyer.persistence.replay import read_commit_content
+from dspyer.persistence.rows import COMMITS, CommitContent, CommitHeader, MapCommitContent, RowKind, UnreadablePatch
 from dspyer.reducers import BUILT_IN, Reducer
 from dspyer.scheduler.join import Join, RecordedResolutions
 from dspyer.scheduler.lineage import LogEntry
@@ -40,7 +40,7 @@ class RunRows(NamedTuple):
         rows: its rows, in the order in which they were written, without those that a later part has left out.
         points: the place of each of these rows.
         labels: by id of each part, its name for people.
-        shapes: by id of each part, the id of the fingerprint of the graph that made it.
+        fingerprints: by id of each part, the id of the fingerprint of the graph that made it.
     """
 
     run: RunRow
@@ -48,24 +48,24 @@ class RunRows(NamedTuple):
     rows: tuple[Row, ...]
     points: tuple[Point, ...]
     labels: Mapping[str, str]
-    shapes: Mapping[str, str] = MappingProxyType({})
+    fingerprints: Mapping[str, str] = MappingProxyType({})
 
     @property
-    def shape(self) -> str:
+    def fingerprint(self) -> str:
         """The id of the fingerprint of the graph that made its newest part; `""` if it is not known."""
         return str(self.run.header.get("shape", ""))
 
     @property
     def status(self) -> str | None:
         """How it ended: `"completed"`, `"failed"`, `"interrupted"` or `"stopped"`; None if it has not ended."""
-        end = end_in(reversed(self.rows))
+        end = ending_row(reversed(self.rows))
         return None if end is None else str(end.header[0])
 
-    def main(self) -> Iterator[tuple[Row, CommitHeader]]:
+    def own_commits(self) -> Iterator[tuple[Row, CommitHeader]]:
         """The rows of its own commits, without those of the graphs inside of it."""
         for row in self.rows:
             if row.kind in COMMITS:
-                head = CommitHeader.of(row.header)
+                head = CommitHeader.parse(row.header)
                 if not head.scope:
                     yield row, head
 
@@ -81,32 +81,32 @@ def read_run(store: Store, at: Point) -> RunRows:
         StoreError: if the store has no such run or row, or a part of the run continues itself.
     """
     parts: list[tuple[RunRow, list[Row]]] = []
-    run, last = run_of(store, at.run), at.seq
-    way = RunAncestry(store, run)
+    run, last = load_run(store, at.run), at.seq
+    ancestry = RunAncestry(store, run)
     while True:
         parts.append((run, store.rows(run.id, 0, last)))
         if not parts[-1][1] or parts[-1][1][-1].seq != last:
             raise StoreError(f"the store {store.address!r} has no row {last} of run {run.id!r}, which a thread needs")
         if not run.header.get("continues"):
             break
-        run, last = way.part_before(run)
+        run, last = ancestry.continued_part(run)
     rows: list[Row] = []
     points: list[Point] = []
     for part, its_rows in reversed(parts):
         if part.header.get("without"):
-            rows, places = without(rows, part.header["without"])
+            rows, places = without_rows(rows, part.header["without"])
             points = [points[place] for place in places]
         if part.header.get("names"):
             rows = [rename_nodes(row, part.header["names"]) for row in rows]
         rows += its_rows
         points += [Point(part.id, row.seq) for row in its_rows]
-    rows = with_items(rows)
+    rows = with_map_results(rows)
     labels = {part.id: str(part.header.get("label", part.id)) for part, _ in parts}
-    shapes = {part.id: str(part.header.get("shape", "")) for part, _ in parts}
-    return RunRows(parts[0][0], run.parents, tuple(rows), tuple(points), labels, shapes)
+    fingerprints = {part.id: str(part.header.get("shape", "")) for part, _ in parts}
+    return RunRows(parts[0][0], run.parents, tuple(rows), tuple(points), labels, fingerprints)
 
 
-def end_in(newest: Iterable[Row]) -> Row | None:
+def ending_row(newest: Iterable[Row]) -> Row | None:
     """The row that says how a run ended; None if it has not ended, or was resumed since.
 
     Args:
@@ -120,7 +120,7 @@ def end_in(newest: Iterable[Row]) -> Row | None:
     return None
 
 
-def newest(store: Store, at: Point) -> Iterator[tuple[RunRow, Row]]:
+def newest_rows(store: Store, at: Point) -> Iterator[tuple[RunRow, Row]]:
     """The rows of a run up to one of them, newest first, each with the part of the run that it is in.
 
     They are read in pages, each twice as long as the one before: what is looked for is mostly among the last few.
@@ -129,8 +129,8 @@ def newest(store: Store, at: Point) -> Iterator[tuple[RunRow, Row]]:
         store: where it is kept.
         at: the row.
     """
-    run, last, count, given = run_of(store, at.run), at.seq, PAGE, 0
-    way = RunAncestry(store, run)
+    run, last, count, given = load_run(store, at.run), at.seq, PAGE, 0
+    ancestry = RunAncestry(store, run)
     while True:
         while last >= 0:
             page = store.rows(run.id, max(last - count + 1, 0), last)
@@ -141,9 +141,9 @@ def newest(store: Store, at: Point) -> Iterator[tuple[RunRow, Row]]:
             return
         if run.header.get("without") or run.header.get("names"):
             break
-        run, last = way.part_before(run)
+        run, last = ancestry.continued_part(run)
     whole = read_run(store, at)  # what comes before this part counts in part only, or with other names
-    parts = {name: run_of(store, name) for name in whole.labels}
+    parts = {name: load_run(store, name) for name in whole.labels}
     older = list(zip(whole.rows, whole.points, strict=True))[: len(whole.rows) - given]
     yield from ((parts[point.run], row) for row, point in reversed(older))
 
@@ -152,7 +152,7 @@ PAGE = 16
 """Rows that `newest` reads at first."""
 
 
-def with_items(rows: Sequence[Row], earlier: Callable[[], Sequence[Row]] = tuple) -> list[Row]:
+def with_map_results(rows: Sequence[Row], earlier: Callable[[], Sequence[Row]] = tuple) -> list[Row]:
     """Rows in which the commits of maps hold what the rows of their items do.
 
     Args:
@@ -162,7 +162,7 @@ def with_items(rows: Sequence[Row], earlier: Callable[[], Sequence[Row]] = tuple
     items = {str(row.header[0]): row.content for row in rows if row.kind == RowKind.ITEM}
     found: list[Row] = []
     for row in rows:
-        head = CommitHeader.of(row.header) if row.kind in COMMITS and len(row.header) > _PLACE_OF_ITEMS else None
+        head = CommitHeader.parse(row.header) if row.kind in COMMITS and len(row.header) > _PLACE_OF_ITEMS else None
         if head is None or head.items is None or row.content is None:
             found.append(row)
             continue
@@ -173,7 +173,7 @@ def with_items(rows: Sequence[Row], earlier: Callable[[], Sequence[Row]] = tuple
         results = [content for name in names if (content := items.get(name)) is not None]
         if len(results) < len(names):
             raise StoreError(f"commit {head.id} of {head.node!r} refers to rows of its items, which are not there")
-        found.append(row._replace(content=Gathered(row.content, head.items[0], results)))
+        found.append(row._replace(content=MapCommitContent(row.content, head.items[0], results)))
     return found
 
 
@@ -191,16 +191,16 @@ def rename_nodes(row: Row, names: Mapping[str, str]) -> Row:
         return row._replace(header=(names.get(row.header[0], row.header[0]), *row.header[1:]))
     if row.kind not in COMMITS:
         return row
-    head = CommitHeader.of(row.header)
+    head = CommitHeader.parse(row.header)
     if head.scope:
         return row
     author, _, node = head.node.rpartition(":")
     now = names.get(node, node)
     route = tuple([names.get(target, target) for target in head.route])
-    return row._replace(header=head._replace(node=f"{author}:{now}" if author else now, route=route).packed())
+    return row._replace(header=head._replace(node=f"{author}:{now}" if author else now, route=route).pack())
 
 
-def run_of(store: Store, run: str) -> RunRow:
+def load_run(store: Store, run: str) -> RunRow:
     """A run by its id.
 
     Raises:
@@ -215,7 +215,7 @@ def run_of(store: Store, run: str) -> RunRow:
 
 
 class RunAncestry:
-    """The runs on the way back from a row. None of them comes twice, in what dspyer has written.
+    """The runs on the ancestry back from a row. None of them comes twice, in what dspyer has written.
 
     Args:
         store: where they are kept.
@@ -226,32 +226,32 @@ class RunAncestry:
         self._store = store
         self._passed = set() if first is None else {first.id}
 
-    def goes_over(self, run: str) -> None:
-        """Notes that the way goes over a run.
+    def visit(self, run: str) -> None:
+        """Notes that the ancestry goes over a run.
 
         Raises:
             StoreError: if it did so before.
         """
         if run in self._passed:
-            raise goes_in_circles(self._store, run)
+            raise cyclic_history(self._store, run)
         self._passed.add(run)
 
-    def part_before(self, run: RunRow) -> tuple[RunRow, int]:
+    def continued_part(self, run: RunRow) -> tuple[RunRow, int]:
         """The part of a run that another part continues, and its last row that counts.
 
         Raises:
-            StoreError: if there is none, or the way went over it before.
+            StoreError: if there is none, or the ancestry went over it before.
         """
         if len(run.parents) != 1:
             raise StoreError(
                 f"run {run.id!r} of the store {self._store.address!r} continues {len(run.parents)} runs, not one"
             )
         ((name, seq),) = run.parents
-        self.goes_over(name)
-        return run_of(self._store, name), seq
+        self.visit(name)
+        return load_run(self._store, name), seq
 
 
-def goes_in_circles(store: Store, run: str) -> StoreError:
+def cyclic_history(store: Store, run: str) -> StoreError:
     """The error that what a run goes on from leads back to it: no run of ours does."""
     return StoreError(
         f"run {run!r} of the store {store.address!r} goes on from itself, over one or several runs: its rows were not "
@@ -282,7 +282,7 @@ def read_runs(
         if done:
             order[at] = None
         elif at in found and at not in order:
-            raise goes_in_circles(store, at.run)
+            raise cyclic_history(store, at.run)
         elif at not in found and at not in known:
             found[at] = read_run(store, at) if at != root else _at_root(store, at)
             stack.append((at, True))
@@ -293,7 +293,7 @@ def read_runs(
 
 def _at_root(store: Store, at: Point) -> RunRows:
     """A run of which nothing but its last row is read."""
-    run = run_of(store, at.run)
+    run = load_run(store, at.run)
     return RunRows(
         run, (), tuple(store.rows(at.run, at.seq, at.seq)), (at,), {run.id: str(run.header.get("label", ""))}
     )
@@ -306,19 +306,19 @@ class FoldedRun(NamedTuple):
         entries: the commits. The first one that cannot be read has an `Unreadable` patch and the state before it, and
             so have those that come after it.
         before: the state before them.
-        settled: the place of the last one that can be read and after which all branches were one; -1 if there is none.
+        last_settled: the index of the last readable one after which a single branch was active; -1 for none.
         broken: why one cannot be read; "" if all can.
     """
 
     entries: list[LogEntry]
     before: ImmutableState
-    settled: int
+    last_settled: int
     broken: str = ""
 
     @property
-    def resting(self) -> ImmutableState:
+    def trunk_state(self) -> ImmutableState:
         """The last state that all branches shared."""
-        return self.entries[self.settled].state if self.settled >= 0 else self.before
+        return self.entries[self.last_settled].state if self.last_settled >= 0 else self.before
 
 
 class HistoryReader:
@@ -328,26 +328,26 @@ class HistoryReader:
         store: where they are kept.
         schema: types and reducers of the fields.
         decode: what makes frozen values of their JSON form.
-        shape: the id of the fingerprint of the graph; what other graphs have written is folded as they did it.
+        fingerprint: the id of the fingerprint of the graph; what other graphs have written is folded as they did it.
     """
 
-    def __init__(self, store: Store, schema: Schema, decode: Decode = encoding.decode, shape: str = "") -> None:
-        self.shape = shape
-        self._former: dict[str, Schema] = {}
+    def __init__(self, store: Store, schema: Schema, decode: Decode = encoding.decode, fingerprint: str = "") -> None:
+        self.fingerprint = fingerprint
+        self._earlier_schemas: dict[str, Schema] = {}
         self.fetch: Fetch = store.blobs
         self.store = store
         self.schema = schema
         self.decode = decode
 
-    def opening(self, rows: Iterable[Row]) -> tuple[str, Mapping[str, Any]] | None:
+    def opening_patch(self, rows: Iterable[Row]) -> tuple[str, Mapping[str, Any]] | None:
         """The node and the patch with which a run was opened."""
         for row in rows:
             if row.kind == RowKind.OPEN:
-                patch = written_of(row.content, self.fetch, self.decode).patch
+                patch = read_commit_content(row.content, self.fetch, self.decode).patch
                 return str(row.header[0]), patch or {}
         return None
 
-    def tell(self, of: RunRows, before: ImmutableState, broken: str = "") -> FoldedRun:
+    def fold(self, of: RunRows, before: ImmutableState, broken: str = "") -> FoldedRun:
         """The commits of a chapter with their states.
 
         Args:
@@ -356,10 +356,10 @@ class HistoryReader:
             broken: why that cannot be read; then nothing of the chapter can.
         """
         opening = self._try_opening(of.rows)
-        schema_at = self.schemas(of)
+        schema_at = self.schema_by_row(of)
         entries: list[LogEntry] = []
         settled = -1
-        for place, (row, head) in enumerate(of.main()):
+        for place, (row, head) in enumerate(of.own_commits()):
             parents = head.parents if head.parents is not None else ((place - 1,) if place else ())
             if not broken:
                 try:
@@ -370,7 +370,7 @@ class HistoryReader:
                     settled = place if head.settled else settled
             if broken:
                 state = entries[parents[0]].state if parents else before
-                commit = self._commit(head, CommitContent(Unreadable(broken)), parents, entries)
+                commit = self._commit(head, CommitContent(UnreadablePatch(broken)), parents, entries)
                 entry = LogEntry(commit, state, parents, _NO_TALLY)
             entries.append(entry)
         if not entries and opening is not None and opening[0] != "START":
@@ -389,10 +389,10 @@ class HistoryReader:
         of: RunRows,
         schema: Schema,
     ) -> LogEntry:
-        written = written_of(row.content, self.fetch, self.decode)
+        written = read_commit_content(row.content, self.fetch, self.decode)
         if written.patch is None:
             if opening is None:
-                self.opening(of.rows)  # says why there is none
+                self.opening_patch(of.rows)  # says why there is none
             written = written._replace(patch=opening[1] if opening else {})
             head = open_row_head(head, of.rows)
         if row.kind == RowKind.JOIN:
@@ -405,34 +405,36 @@ class HistoryReader:
 
     def _try_opening(self, rows: Iterable[Row]) -> tuple[str, Mapping[str, Any]] | None:
         try:
-            return self.opening(rows)
+            return self.opening_patch(rows)
         except Exception:  # noqa: BLE001 - the commit that it belongs to says so
             return None
 
-    def schema_of(self, shape: str) -> Schema:
+    def schema_of(self, fingerprint: str) -> Schema:
         """The schema that folds what a graph has written.
 
         Args:
-            shape: the id of its fingerprint; "" if it is not known.
+            fingerprint: the id of its fingerprint; "" if it is not known.
         """
-        if shape in ("", self.shape):
+        if fingerprint in ("", self.fingerprint):
             return self.schema
-        if shape not in self._former:
-            found = self.fetch([shape]).get(shape)
-            self._former[shape] = self.schema if found is None else former_schema(json.loads(found), self.schema)
-        return self._former[shape]
+        if fingerprint not in self._earlier_schemas:
+            found = self.fetch([fingerprint]).get(fingerprint)
+            self._earlier_schemas[fingerprint] = (
+                self.schema if found is None else earlier_schema(json.loads(found), self.schema)
+            )
+        return self._earlier_schemas[fingerprint]
 
-    def schemas(self, of: RunRows) -> Callable[[Row], Schema]:
+    def schema_by_row(self, of: RunRows) -> Callable[[Row], Schema]:
         """What folds each row of a run: the schema of the graph that wrote it.
 
         Args:
             of: the run.
         """
-        if len(set(of.shapes.values())) < 2:
-            schema = self.schema_of(of.shape)
+        if len(set(of.fingerprints.values())) < 2:
+            schema = self.schema_of(of.fingerprint)
             return lambda _: schema
-        shapes = {id(row): of.shapes[point.run] for row, point in zip(of.rows, of.points, strict=True)}
-        return lambda row: self.schema_of(shapes[id(row)])
+        fingerprints = {id(row): of.fingerprints[point.run] for row, point in zip(of.rows, of.points, strict=True)}
+        return lambda row: self.schema_of(fingerprints[id(row)])
 
     def _by_hand(self, node: str, patch: Mapping[str, Any], before: ImmutableState, rows: Sequence[Row]) -> LogEntry:
         """A commit that somebody made in the name of a node, whose routes nobody has asked for yet."""
@@ -500,11 +502,11 @@ _NO_TALLY: PersistentMap[Any, int] = PersistentMap()
 # run that goes on from there says which of the rows before it do not count. Nothing is written a second time, and a
 # commit stays the row that it is.
 
-RowNumbers = tuple[int, int]
+RowRange = tuple[int, int]
 """First and last of some places."""
 
 
-def left_out(rows: Sequence[Row], kept: Collection[int]) -> tuple[int, list[RowNumbers]]:
+def rows_left_out(rows: Sequence[Row], kept: Collection[int]) -> tuple[int, list[RowRange]]:
     """Which rows do not count where a run is cut.
 
     Args:
@@ -516,29 +518,29 @@ def left_out(rows: Sequence[Row], kept: Collection[int]) -> tuple[int, list[RowN
         have left behind that have no commit up to there.
     """
     last = max(kept)
-    committed = {CommitHeader.of(rows[place].header).id: place for place in kept}
+    committed = {CommitHeader.parse(rows[place].header).id: place for place in kept}
     gone = []
     for place, row in enumerate(rows[:last]):
         if row.kind in COMMITS:
-            head = CommitHeader.of(row.header)
-            stays = committed.get(outermost(head.scope[0]), -1) > place if head.scope else place in kept
+            head = CommitHeader.parse(row.header)
+            stays = committed.get(outermost_execution(head.scope[0]), -1) > place if head.scope else place in kept
         elif row.kind in (RowKind.ITEM, RowKind.ONCE, RowKind.ASK, RowKind.ANSWER):
-            stays = committed.get(outermost(str(row.header[0])), -1) > place
+            stays = committed.get(outermost_execution(str(row.header[0])), -1) > place
         else:
             stays = True
         if not stays:
             gone.append(place)
-    return last, spans(gone)
+    return last, row_ranges(gone)
 
 
-def outermost(execution: str) -> str:
+def outermost_execution(execution: str) -> str:
     """The execution that another one is a part of: `"trunk:2"` of `"trunk:2[0]/trunk:1"`."""
     return execution.partition("/")[0].partition("[")[0]
 
 
-def spans(places: Iterable[int]) -> list[RowNumbers]:
+def row_ranges(places: Iterable[int]) -> list[RowRange]:
     """Ascending places as spans."""
-    found: list[RowNumbers] = []
+    found: list[RowRange] = []
     for place in places:
         if found and found[-1][1] == place - 1:
             found[-1] = (found[-1][0], place)
@@ -547,7 +549,7 @@ def spans(places: Iterable[int]) -> list[RowNumbers]:
     return found
 
 
-def without(rows: Sequence[Row], gone: Iterable[Sequence[int]]) -> tuple[list[Row], list[int]]:
+def without_rows(rows: Sequence[Row], gone: Iterable[Sequence[int]]) -> tuple[list[Row], list[int]]:
     """The rows that count, and their places; the commits among them refer to each other by their new places.
 
     Args:
@@ -561,7 +563,7 @@ def without(rows: Sequence[Row], gone: Iterable[Sequence[int]]) -> tuple[list[Ro
     places: list[int] = []
     for place, row in enumerate(rows):
         if row.kind in COMMITS:
-            head = CommitHeader.of(row.header)
+            head = CommitHeader.parse(row.header)
             old = counts.get(head.scope, 0)
             counts[head.scope] = old + 1
             if place in dropped:
@@ -570,7 +572,7 @@ def without(rows: Sequence[Row], gone: Iterable[Sequence[int]]) -> tuple[list[Ro
             parents = head.parents if head.parents is not None else ((old - 1,) if old else ())
             now = tuple([known[parent] for parent in parents])
             known[old] = len(known)
-            found.append(row._replace(header=head._replace(parents=now).packed()) if now != parents else row)
+            found.append(row._replace(header=head._replace(parents=now).pack()) if now != parents else row)
         elif place in dropped:
             continue
         else:
@@ -583,7 +585,7 @@ def without(rows: Sequence[Row], gone: Iterable[Sequence[int]]) -> tuple[list[Ro
 # How values were folded when the graph was another one, as far as the fingerprint of its schema tells.
 
 
-def former_schema(facts: Mapping[str, Any], now: Schema) -> Schema:
+def earlier_schema(facts: Mapping[str, Any], now: Schema) -> Schema:
     """The schema that folds the updates of runs which another graph has made.
 
     Nothing is validated again. A field that is still there is folded by its reducer if that has the same name, any

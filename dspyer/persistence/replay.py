@@ -10,7 +10,7 @@ from typing import Any
 from dspyer.errors import ChangedGraphError
 from dspyer.events import Commit
 from dspyer.patch import seal
-from dspyer.persistence.rows import CommitContent, CommitHeader, Gathered, RowKind, decode_commit_content
+from dspyer.persistence.rows import CommitContent, CommitHeader, MapCommitContent, RowKind, decode_commit_content
 from dspyer.scheduler.join import RecordedResolutions
 from dspyer.scheduler.run_state import Branch, Execution, Group, RunState, Target, Transition, active_branches
 from dspyer.scheduler.schedule import advance, append_commit, begin, force_ready, plan
@@ -57,23 +57,25 @@ def replay(
         if schema is not run.topology.schema:
             run = run._replace(topology=replace(run.topology, schema=schema))
         if row.kind == RowKind.JOIN:
-            run = _joined(run, CommitHeader.of(row.header), written_of(row.content, fetch, decode))
+            run = _joined(run, CommitHeader.parse(row.header), read_commit_content(row.content, fetch, decode))
         elif row.kind == RowKind.UPDATE:
-            run = _updated(run, CommitHeader.of(row.header), written_of(row.content, fetch, decode))
+            run = _updated(run, CommitHeader.parse(row.header), read_commit_content(row.content, fetch, decode))
         elif row.kind == RowKind.COMMIT:
-            run = _committed(run, CommitHeader.of(row.header), written_of(row.content, fetch, decode), opening)
+            run = _committed(
+                run, CommitHeader.parse(row.header), read_commit_content(row.content, fetch, decode), opening
+            )
         elif row.kind == RowKind.END and row.header[0] == "completed":
             ready = [place for place, group in enumerate(plan(run)) if group.position[0] == END_NODE]
             run = begin(run, ready[0])[0] if ready else run
     return run._replace(topology=topology)
 
 
-def written_of(content: Content | None, fetch: Fetch, decode: Callable[[Any], Any]) -> CommitContent:
+def read_commit_content(content: Content | None, fetch: Fetch, decode: Callable[[Any], Any]) -> CommitContent:
     """What a commit holds."""
     if content is None:
         return CommitContent({})
     written: CommitContent = content.value(fetch, lambda found: decode_commit_content(found, decode))
-    return content.completed(written, fetch, decode) if isinstance(content, Gathered) else written
+    return content.completed(written, fetch, decode) if isinstance(content, MapCommitContent) else written
 
 
 def _joined(run: RunState, head: CommitHeader, written: CommitContent) -> RunState:

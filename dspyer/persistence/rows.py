@@ -58,9 +58,9 @@ class RowKind(StrEnum):
     END = "end"
 
 
-NOTHING: Mapping[str, bytes] = MappingProxyType({})
+NO_BLOBS: Mapping[str, bytes] = MappingProxyType({})
 
-EPOCH = 1_700_000_000_000
+TIME_ORIGIN = 1_700_000_000_000
 """Rows say when a node began in milliseconds since then."""
 
 COMMITS = (RowKind.COMMIT, RowKind.JOIN, RowKind.UPDATE, RowKind.MERGE)
@@ -127,7 +127,7 @@ class CommitHeader(NamedTuple):
         path = self.id.rpartition(":")[0]
         return () if path == "trunk" else tuple(map(int, path.split(".")))
 
-    def packed(self) -> tuple[Any, ...]:
+    def pack(self) -> tuple[Any, ...]:
         """The head of a row: small numbers, and what says nothing is left out at the end."""
         name, node, step, visit, settled, route, parents, scope, started, duration, items, live, calls = self
         branch, _, number = name.rpartition(":")
@@ -136,7 +136,7 @@ class CommitHeader(NamedTuple):
         late = step - index
         goes = list(route) if len(route) != 1 else 0 if route[0] == node else route[0]
         first = index if whole and branch == "trunk" else name
-        head = (first, node, goes, index - visit, started - EPOCH, duration)
+        head = (first, node, goes, index - visit, started - TIME_ORIGIN, duration)
         rest = _beside(items, live, calls)
         if settled and not late and parents is None and not scope and not rest:
             return head
@@ -146,14 +146,14 @@ class CommitHeader(NamedTuple):
         return (*full, *rest)
 
     @classmethod
-    def of(cls, head: Sequence[Any]) -> CommitHeader:
+    def parse(cls, head: Sequence[Any]) -> CommitHeader:
         """The structure of a commit, from the head of its row.
 
         Raises:
             StoreError: if it is none.
         """
         try:
-            return cls._of(head)
+            return cls._parse(head)
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise StoreError(
                 f"the row of a commit begins with {brief(list(head))}, which is no commit ({error}): it was changed "
@@ -161,7 +161,7 @@ class CommitHeader(NamedTuple):
             ) from error
 
     @classmethod
-    def _of(cls, head: Sequence[Any]) -> CommitHeader:
+    def _parse(cls, head: Sequence[Any]) -> CommitHeader:
         name, node, route, behind, started, duration, *rest = head
         late, settled, parents, scope, items, live, calls = (*rest, *_USUAL[len(rest) :])
         if isinstance(name, int):
@@ -177,7 +177,7 @@ class CommitHeader(NamedTuple):
             (node,) if route == 0 else (route,) if isinstance(route, str) else tuple(route),
             None if parents is None else tuple(parents),
             tuple(scope),
-            started + EPOCH,
+            started + TIME_ORIGIN,
             duration,
             None if items is None else (str(items[0]), int(items[1])),
             None if live is None else Exchange({field: tuple(seqs) for field, seqs in live[0].items()}, live[1]),
@@ -247,7 +247,7 @@ def commit_row(
     )
     kind = RowKind.JOIN if len(entry.parents) > 1 else RowKind.COMMIT
     encode = encode_commit_content if items is None else partial(encode_without, items[0])
-    return NewRow(kind, head.packed(), Content(written, encode))
+    return NewRow(kind, head.pack(), Content(written, encode))
 
 
 def end_row(
@@ -298,7 +298,7 @@ def resume_row(count: int, executions: Iterable[str], beside: Mapping[str, bytes
 
 
 def open_row(
-    node: str, patch: Mapping[str, Any], made: float | None = None, beside: Mapping[str, bytes] = NOTHING
+    node: str, patch: Mapping[str, Any], made: float | None = None, beside: Mapping[str, bytes] = NO_BLOBS
 ) -> NewRow:
     """The row of the patch with which a run begins.
 
@@ -313,7 +313,7 @@ def open_row(
 
 
 def manual_commit_row(
-    kind: str, commit: Commit, written: CommitContent, beside: Mapping[str, bytes] = NOTHING
+    kind: str, commit: Commit, written: CommitContent, beside: Mapping[str, bytes] = NO_BLOBS
 ) -> NewRow:
     """The row of a commit that no node has made.
 
@@ -325,7 +325,7 @@ def manual_commit_row(
     """
     started = int(commit.started * 1_000)
     head = CommitHeader(commit.id, commit.node, commit.step, commit.visit, True, commit.route, None, (), started, 0)
-    return NewRow(kind, head.packed(), Content(written, encode_commit_content, beside))
+    return NewRow(kind, head.pack(), Content(written, encode_commit_content, beside))
 
 
 def post_row(
@@ -369,7 +369,7 @@ Decode = Callable[[Any], Any]
 """Makes a frozen value of its JSON form."""
 
 
-class Unreadable(SealedPatch):
+class UnreadablePatch(SealedPatch):
     """The patch of a commit that cannot be read, or that builds on one: empty, and says why.
 
     Attributes:
@@ -416,7 +416,7 @@ def encode_without(field: str, written: CommitContent) -> Any:
     return encode_commit_content(written._replace(patch=patch))
 
 
-class Gathered(Content):
+class MapCommitContent(Content):
     """What the commit of a map holds, with the results of its items from their own rows.
 
     Args:

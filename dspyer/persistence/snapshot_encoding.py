@@ -31,7 +31,7 @@ FieldKeys = tuple[str, ...]
 _dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
 
 
-class EncodedPart(NamedTuple):
+class EncodedValue(NamedTuple):
     """A part of a state and its form.
 
     Attributes:
@@ -47,7 +47,7 @@ class EncodedPart(NamedTuple):
     pieces: tuple[tuple[str, ...], ...] = ()
 
 
-class StateForm(NamedTuple):
+class EncodedState(NamedTuple):
     """The form of a state.
 
     Attributes:
@@ -68,31 +68,29 @@ class SnapshotEncoder:
     """Makes forms of the states of one run, one after the other: what has not changed is not looked at again."""
 
     def __init__(self) -> None:
-        self._parts: dict[FieldKeys, EncodedPart] = {}
+        self._parts: dict[FieldKeys, EncodedValue] = {}
         self._unsent: dict[str, tuple[bytes, bool]] = {}  # by id, whether it is to be compressed
         self._sent: set[str] = set()
         self._lock = Lock()
 
-    def form(self, state: ImmutableState) -> StateForm:
+    def encode(self, state: ImmutableState) -> EncodedState:
         """The form of a state."""
         with self._lock:
             part = self._mapping(state, ())
-        return StateForm(_dump(part.form), tuple(dict.fromkeys(part.refs)))
+        return EncodedState(_dump(part.form), tuple(dict.fromkeys(part.refs)))
 
     def digest(self, state: ImmutableState) -> str:
         """The fingerprint of a state."""
-        return self.form(state).digest
+        return self.encode(state).digest
 
-    def sent(self, form: StateForm) -> dict[str, bytes]:
+    def take_new_blobs(self, form: EncodedState) -> dict[str, bytes]:
         """The blobs of a form that may not be in the store yet. They count as sent."""
         with self._lock:
             fresh = {name: self._unsent.pop(name) for name in form.refs if name in self._unsent}
             self._sent.update(fresh)
         return {name: zlib.compress(data) if pressed else data for name, (data, pressed) in fresh.items()}
 
-    def loaded(
-        self, form: Any, refs: Sequence[str], fetch: Fetch, decode: Decode, budget: ReadBudget
-    ) -> ImmutableState:
+    def load(self, form: Any, refs: Sequence[str], fetch: Fetch, decode: Decode, budget: ReadBudget) -> ImmutableState:
         """The state of a form that was stored; what is in the store already is not written again.
 
         Args:
@@ -133,10 +131,10 @@ class SnapshotEncoder:
             value = decode(insert_blobs(form, blobs, budget))
             refs = (form["value"],) if tag in BLOB_TAGS else ()
         if refs:
-            self._parts[keys] = EncodedPart(value, form, (*refs, *_refs_of(form.get("rest"))), pieces)
+            self._parts[keys] = EncodedValue(value, form, (*refs, *_refs_of(form.get("rest"))), pieces)
         return value
 
-    def _part(self, value: Any, keys: FieldKeys) -> EncodedPart:
+    def _part(self, value: Any, keys: FieldKeys) -> EncodedValue:
         """The part at some keys: as it was, if it is the same object."""
         known = self._parts.get(keys)
         if known is not None and known.value is value:
@@ -146,11 +144,11 @@ class SnapshotEncoder:
         elif isinstance(value, FrozenDict):
             part = self._mapping(value, keys)
         else:
-            part = EncodedPart(value, *self._small(value))
+            part = EncodedValue(value, *self._small(value))
         self._parts[keys] = part
         return part
 
-    def _mapping(self, value: FrozenDict[Any, Any], keys: FieldKeys) -> EncodedPart:
+    def _mapping(self, value: FrozenDict[Any, Any], keys: FieldKeys) -> EncodedValue:
         items = list(value.raw_items())
         if len(items) >= CHUNK:
             part = self._pieces(value, keys, MAPPING, items)
@@ -160,16 +158,16 @@ class SnapshotEncoder:
         refs: list[str] = []
         for key, item in items:
             if type(key) is not str or key == TAG or not key.isascii():
-                return EncodedPart(value, *self._small(value))
+                return EncodedValue(value, *self._small(value))
             if type(item) in _TINY:
                 form[key] = encoding.encode(item)
             else:
                 part = self._part(item, (*keys, key))
                 form[key] = part.form
                 refs += part.refs
-        return EncodedPart(value, form, tuple(refs))
+        return EncodedValue(value, form, tuple(refs))
 
-    def _pieces(self, value: Any, keys: FieldKeys, tag: str, items: list[Any]) -> EncodedPart:
+    def _pieces(self, value: Any, keys: FieldKeys, tag: str, items: list[Any]) -> EncodedValue:
         """A value in pieces. A piece whose items are those of before is the piece of before."""
         known = self._parts.get(keys)
         before: list[Any] = []
@@ -185,12 +183,12 @@ class SnapshotEncoder:
                 pieces.append(self._piece(own, tag))
         rest, refs = self._items(items[full:], tag)
         form = {TAG: tag, "value": pieces, "rest": rest}
-        return EncodedPart(value, form, (*(name for piece in pieces for name in piece), *refs), tuple(pieces))
+        return EncodedValue(value, form, (*(name for piece in pieces for name in piece), *refs), tuple(pieces))
 
     def _piece(self, items: list[Any], tag: str) -> tuple[str, ...]:
         forms, refs = self._items(items, tag)
         data = _dump(forms).encode()
-        name = piece_id(data)
+        name = chunk_id(data)
         self._keep(name, data, True)
         return (name, *refs)
 
@@ -217,7 +215,7 @@ class SnapshotEncoder:
             self._unsent[name] = (data, pressed)
 
 
-def piece_id(data: bytes) -> str:
+def chunk_id(data: bytes) -> str:
     """The id of a piece, of its bytes before they are compressed."""
     return blake2b(data, digest_size=16, person=b"dspyer piece").hexdigest()
 

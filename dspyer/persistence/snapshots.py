@@ -12,7 +12,15 @@ from functools import partial
 from typing import NamedTuple
 
 from dspyer.errors import StateError, StoreError
-from dspyer.persistence.reader import FoldedRun, HistoryReader, RunAncestry, RunRows, read_run, run_of, with_items
+from dspyer.persistence.reader import (
+    FoldedRun,
+    HistoryReader,
+    RunAncestry,
+    RunRows,
+    load_run,
+    read_run,
+    with_map_results,
+)
 from dspyer.persistence.rows import COMMITS, CommitContent, CommitHeader, RowKind, encode_commit_content
 from dspyer.persistence.snapshot_encoding import Decode, SnapshotEncoder
 from dspyer.state import ImmutableState
@@ -38,11 +46,11 @@ class SnapshotState(NamedTuple):
 
     Attributes:
         state: the state.
-        place: the number of its last commit among those of the run.
+        commit_index: of its last commit among those of the run.
     """
 
     state: ImmutableState
-    place: int
+    commit_index: int
 
 
 class SnapshotContent(Content):
@@ -50,52 +58,52 @@ class SnapshotContent(Content):
 
     Args:
         rested: what the run has come to.
-        forms: what is known of its earlier states.
+        encoder: what is known of its earlier states.
     """
 
-    __slots__ = ("_forms",)
+    __slots__ = ("_encoder",)
 
-    def __init__(self, rested: SnapshotState, forms: SnapshotEncoder) -> None:
+    def __init__(self, rested: SnapshotState, encoder: SnapshotEncoder) -> None:
         super().__init__(rested)
-        self._forms = forms
+        self._encoder = encoder
 
     @property
     def data(self) -> bytes:
         """The bytes: compressed."""
         if self._data is None:
-            form = self._forms.form(self._value.state)
-            self._refs, self._blobs = form.refs, self._forms.sent(form)
-            self._data = zlib.compress(f"[{VERSION},{self._value.place},{form.text}]".encode())
+            form = self._encoder.encode(self._value.state)
+            self._refs, self._blobs = form.refs, self._encoder.take_new_blobs(form)
+            self._data = zlib.compress(f"[{VERSION},{self._value.commit_index},{form.text}]".encode())
         return self._data
 
 
-def snapshot(at: Point, rested: SnapshotState, forms: SnapshotEncoder) -> Snapshot:
+def new_snapshot(at: Point, rested: SnapshotState, encoder: SnapshotEncoder) -> Snapshot:
     """A snapshot to be written.
 
     Args:
         at: the row: a commit after which one branch was live, or the end of a completed run.
         rested: what the run has come to there.
-        forms: what is known of its earlier states.
+        encoder: what is known of its earlier states.
     """
-    return Snapshot(at, SnapshotContent(rested, forms))
+    return Snapshot(at, SnapshotContent(rested, encoder))
 
 
-def latest(store: Store, at: Point, decode: Decode) -> tuple[Point, SnapshotState, SnapshotEncoder] | None:
+def latest_snapshot(store: Store, at: Point, decode: Decode) -> tuple[Point, SnapshotState, SnapshotEncoder] | None:
     """The last snapshot of a run at or before a row that can be read."""
     while at.seq >= 0:
         found = store.snapshot(at)
         if found is None:
             return None
-        forms = SnapshotEncoder()
+        encoder = SnapshotEncoder()
         try:
-            return found.at, _rested(found.content, store.blobs, decode, forms), forms
+            return found.at, _rested(found.content, store.blobs, decode, encoder), encoder
         except _UNREADABLE as error:
             logger.warning("the snapshot at row %d of run %s is passed over: %s", found.at.seq, at.run, error)
         at = Point(at.run, found.at.seq - 1)
     return None
 
 
-def readable(content: Content, fetch: Fetch, decode: Decode) -> None:
+def check_snapshot(content: Content, fetch: Fetch, decode: Decode) -> None:
     """Makes sure that a snapshot can be read.
 
     Args:
@@ -112,7 +120,7 @@ def readable(content: Content, fetch: Fetch, decode: Decode) -> None:
         raise StoreError(f"a state at which a history is to begin cannot be read: {error}") from error
 
 
-def _rested(content: Content, fetch: Fetch, decode: Decode, forms: SnapshotEncoder) -> SnapshotState:
+def _rested(content: Content, fetch: Fetch, decode: Decode, encoder: SnapshotEncoder) -> SnapshotState:
     if not content.is_encoded:
         rested: SnapshotState = content.value(fetch)
         return rested
@@ -121,55 +129,55 @@ def _rested(content: Content, fetch: Fetch, decode: Decode, forms: SnapshotEncod
         version, place, form = json.loads(budget.inflate(content.data))
         if version != VERSION:
             raise StateError(f"its form has version {version}, this dspyer knows version {VERSION}")
-        return SnapshotState(forms.loaded(form, content.refs, fetch, decode, budget), place)
+        return SnapshotState(encoder.load(form, content.refs, fetch, decode, budget), place)
     except RecursionError:
         raise StateError("its form is nested too deep") from None
 
 
-class SnapshotHead(NamedTuple):
+class RecoveredState(NamedTuple):
     """What is behind a row.
 
     Attributes:
         state: the last state that all branches of its run shared.
-        first: the version that the next commit gets.
-        last: the run that the row belongs to, as far as it was read.
+        next_version: the version that the next commit gets.
+        last_run: the run that the row belongs to, as far as it was read.
         tail: how many rows were read.
-        forms: what is known of the forms of earlier states.
+        encoder: what is known of the encoder of earlier states.
         broken: why a commit behind the row cannot be read; "" if all can. State and version are those before it.
-        good: the row of the last commit that can be read, if one cannot; None if there is none.
-        pieces: what was read.
-        base: the row of the snapshot behind which that begins; None if it begins with the first run.
+        last_good: the row of the last commit that can be read, if one cannot; None if there is none.
+        segments: what was read.
+        snapshot_at: the row of the snapshot behind which that begins; None if it begins with the first run.
     """
 
     state: ImmutableState
-    first: int
-    last: RunRows
+    next_version: int
+    last_run: RunRows
     tail: int
-    forms: SnapshotEncoder
+    encoder: SnapshotEncoder
     broken: str = ""
-    good: Point | None = None
-    pieces: tuple[Piece, ...] = ()
-    base: Point | None = None
+    last_good: Point | None = None
+    segments: tuple[LogSegment, ...] = ()
+    snapshot_at: Point | None = None
 
 
-class Piece(NamedTuple):
+class LogSegment(NamedTuple):
     """The rows of a run, or those behind a snapshot of it, with what they say.
 
     Attributes:
         part: the rows.
-        told: their commits with states; behind a snapshot, the first of them is the commit of the snapshot, as an empty
+        folded: their commits with states; behind a snapshot, the first is that of the snapshot, as an empty
             one.
         before: the state before them.
         place: the number of the snapshot's commit among those of the run; None for a run that is there as a whole.
     """
 
     part: RunRows
-    told: FoldedRun
+    folded: FoldedRun
     before: ImmutableState
     place: int | None
 
 
-def load_snapshot_head(reader: HistoryReader, at: Point) -> SnapshotHead:
+def recover_state(reader: HistoryReader, at: Point) -> RecoveredState:
     """What is behind a row: read back to the last snapshot, or to the first run.
 
     Args:
@@ -180,20 +188,22 @@ def load_snapshot_head(reader: HistoryReader, at: Point) -> SnapshotHead:
         StoreError: if a run is not there.
     """
     parts, found = _back(reader, at)
-    pieces = _told(reader, parts, found)
-    *_, (part, told, _, behind) = pieces
-    place = told.settled + (behind or 0)
+    segments = _told(reader, parts, found)
+    *_, (part, folded, _, behind) = segments
+    place = folded.last_settled + (behind or 0)
     first = int(part.run.header.get("first", 0)) + place + 1
-    forms = SnapshotEncoder() if found is None else found[2]
-    if told.broken:
-        good = _last_good(part, told.settled, behind is not None)
-        return SnapshotHead(told.resting, first, parts[-1], len(part.rows), forms, told.broken, good)
+    encoder = SnapshotEncoder() if found is None else found[2]
+    if folded.broken:
+        last_good = _last_good(part, folded.last_settled, behind is not None)
+        return RecoveredState(folded.trunk_state, first, parts[-1], len(part.rows), encoder, folded.broken, last_good)
     tail = sum(len(part.rows) for part in parts)
     base = None if found is None else found[0]
-    return SnapshotHead(told.resting, first, parts[-1], tail, forms, pieces=tuple(pieces), base=base)
+    return RecoveredState(
+        folded.trunk_state, first, parts[-1], tail, encoder, segments=tuple(segments), snapshot_at=base
+    )
 
 
-def pieces_before(reader: HistoryReader, base: Point) -> tuple[list[Piece], Point | None]:
+def segments_before(reader: HistoryReader, base: Point) -> tuple[list[LogSegment], Point | None]:
     """What comes before a snapshot, from the snapshot before it on; and the row of that one.
 
     Args:
@@ -204,12 +214,12 @@ def pieces_before(reader: HistoryReader, base: Point) -> tuple[list[Piece], Poin
     return _told(reader, parts, found), None if found is None else found[0]
 
 
-def piece_of(
+def fold_segment(
     reader: HistoryReader,
     part: RunRows,
     found: tuple[Point, SnapshotState, SnapshotEncoder] | None,
     state: ImmutableState,
-) -> Piece:
+) -> LogSegment:
     """A run, or a part of it, with what it says.
 
     Args:
@@ -218,26 +228,26 @@ def piece_of(
         found: the snapshot at the first of them; None if the run is there from its beginning.
         state: the state before them.
     """
-    place = None if found is None else found[1].place
-    return Piece(part, reader.tell(part if place is None else _after(part, place), state), state, place)
+    place = None if found is None else found[1].commit_index
+    return LogSegment(part, reader.fold(part if place is None else _after(part, place), state), state, place)
 
 
 def _told(
     reader: HistoryReader, parts: list[RunRows], found: tuple[Point, SnapshotState, SnapshotEncoder] | None
-) -> list[Piece]:
+) -> list[LogSegment]:
     """What runs that follow each other say, up to the first that cannot be read."""
-    pieces: list[Piece] = []
+    segments: list[LogSegment] = []
     state = ImmutableState() if found is None else found[1].state
     for number, part in enumerate(parts):
-        piece = piece_of(reader, part, None if number else found, state)
-        pieces.append(piece)
-        state = piece.told.resting
-        if piece.told.broken:
+        segment = fold_segment(reader, part, None if number else found, state)
+        segments.append(segment)
+        state = segment.folded.trunk_state
+        if segment.folded.broken:
             break
-    return pieces
+    return segments
 
 
-def behind_snapshot(store: Store, run: RunRow, first: int, last: int) -> RunRows:
+def rows_from_snapshot(store: Store, run: RunRow, first: int, last: int) -> RunRows:
     """The rows of a run from a snapshot on, its own row first.
 
     Args:
@@ -253,10 +263,10 @@ def behind_snapshot(store: Store, run: RunRow, first: int, last: int) -> RunRows
     found = store.rows(run.id, first, last)
     if not found or found[-1].seq != last:
         raise StoreError(f"the store {store.address!r} has no row {last} of run {run.id!r}, which a thread needs")
-    return part_of(run, tuple(with_items(found, partial(_rows_up_to, store, at))))
+    return rows_of_part(run, tuple(with_map_results(found, partial(_rows_up_to, store, at))))
 
 
-def part_of(run: RunRow, rows: tuple[Row, ...]) -> RunRows:
+def rows_of_part(run: RunRow, rows: tuple[Row, ...]) -> RunRows:
     """Some rows of one part of a run."""
     header, points = run.header, tuple([Point(run.id, row.seq) for row in rows])
     labels, shapes = {run.id: str(header.get("label", run.id))}, {run.id: str(header.get("shape", ""))}
@@ -269,14 +279,14 @@ def _back(
     """The runs behind a row, oldest first, from the last snapshot on: with `before`, from the one before the row."""
     store = reader.store
     parts: list[RunRows] = []
-    way = RunAncestry(store)
+    ancestry = RunAncestry(store)
     while True:
-        run = run_of(store, at.run)
-        way.goes_over(run.id)
-        found = latest(store, Point(at.run, at.seq - before), reader.decode)
+        run = load_run(store, at.run)
+        ancestry.visit(run.id)
+        found = latest_snapshot(store, Point(at.run, at.seq - before), reader.decode)
         before = False
         if found is not None:
-            return [behind_snapshot(store, run, found[0].seq, at.seq), *reversed(parts)], found
+            return [rows_from_snapshot(store, run, found[0].seq, at.seq), *reversed(parts)], found
         part = read_run(store, at)
         parts.append(part)
         if not part.parents:
@@ -290,7 +300,7 @@ def _last_good(part: RunRows, settled: int, cut: bool) -> Point | None:
     points += [
         point
         for row, point in zip(part.rows, part.points, strict=True)
-        if row.kind in COMMITS and not CommitHeader.of(row.header).scope and point not in points
+        if row.kind in COMMITS and not CommitHeader.parse(row.header).scope and point not in points
     ]
     if settled >= 0:
         return points[settled]
@@ -305,15 +315,15 @@ def _after(part: RunRows, place: int) -> RunRows:
     """The rows of a run from a snapshot on, as rows of a run that begins there: with an empty commit."""
     began, *rest = part.rows
     shifted = [_shifted(row, place) if row.kind in COMMITS else row for row in rest]
-    name, node = ("", "") if began.kind not in COMMITS else CommitHeader.of(began.header)[:2]
+    name, node = ("", "") if began.kind not in COMMITS else CommitHeader.parse(began.header)[:2]
     head = CommitHeader(name or "trunk:0", node or "START", 0, 1, True, (), None, (), 0, 0)
-    opening = Row(began.seq, RowKind.COMMIT, head.packed(), Content(CommitContent({}), encode_commit_content))
+    opening = Row(began.seq, RowKind.COMMIT, head.pack(), Content(CommitContent({}), encode_commit_content))
     ended = [Row(began.seq, RowKind.END, began.header, began.content)] if began.kind == RowKind.END else []
     return part._replace(rows=(opening, *ended, *shifted))
 
 
 def _shifted(row: Row, place: int) -> Row:
-    head = CommitHeader.of(row.header)
+    head = CommitHeader.parse(row.header)
     if head.scope or head.parents is None:
         return row
-    return row._replace(header=head._replace(parents=tuple([parent - place for parent in head.parents])).packed())
+    return row._replace(header=head._replace(parents=tuple([parent - place for parent in head.parents])).pack())

@@ -110,10 +110,12 @@ def _raise_if_unanswered(session: Session, execution: Execution) -> None:
     name, node = session.local_id(execution.id), execution.node
     if node in session.graph.interrupt_before:
         before = Question("before", f"{node!r} comes next; go on?", None, node, execution.path, name, session.label)
-        if not session.records.passes(before, session.answer):
+        if not session.records.ask(before, session.answer):
             raise Interrupt([session.records.questions[RecordKey(name, "before")]])
     waits = [
-        question for question in session.records.waits(name) if not session.records.passes(question, session.answer)
+        question
+        for question in session.records.open_questions_of(name)
+        if not session.records.ask(question, session.answer)
     ]
     if waits:
         raise Interrupt(waits)

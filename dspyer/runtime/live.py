@@ -413,7 +413,7 @@ class LiveSession(Session):
                 continue
             seqs = tuple([post.seq for post in posts])
             if self.journal is not None:
-                self.records.later(withdraw_row(self.scope, name, posts[0].node, self.board.seq, seqs))
+                self.records.queue_row(withdraw_row(self.scope, name, posts[0].node, self.board.seq, seqs))
             for field in dict.fromkeys(post.field for post in posts):
                 numbers = tuple([post.seq for post in posts if post.field == field])
                 self.publish(Withdrawn(field, posts[0].node, name, numbers, self.board.seq))

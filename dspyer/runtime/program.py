@@ -327,7 +327,9 @@ class CompiledGraph(dspy.Module):
             schema.check_whole(None, ImmutableState(), inputs, state)
             return run_start
         run_start = run_start.to_replay()
-        run = replay(run_start.run, request.records.commits(request.scope), run_start[1:3], *request.records.reading)
+        run = replay(
+            run_start.run, request.records.commits(request.scope), run_start[1:3], *request.records.fetch_and_decode
+        )
         if not len(run.log):  # what has been committed is never refused
             schema.check_whole(None, ImmutableState(), inputs, state)
         return run_start._replace(run=run)

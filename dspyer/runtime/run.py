@@ -102,7 +102,7 @@ class Run:
         self._head = len([commit for commit in self.commits if commit.version is not None]) - 1
         self._redaction = session.graph.redaction
         self._failures = run.failures
-        asked = () if ended.status == "completed" else tuple(session.records.open())
+        asked = () if ended.status == "completed" else tuple(session.records.open_questions())
         self._asked = asked if session.redactor is None else session.redactor.shown(asked)
         self._depth = len(session.scope)
         self.conflicts: tuple[MergedConflict, ...] = (

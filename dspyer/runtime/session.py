@@ -158,7 +158,7 @@ def _place(row: Row) -> tuple[str, BranchPath, str]:
     """The node, branch and execution that a row is of."""
     if row.kind not in COMMITS:
         return row.kind, (), str(row.header[0])
-    head = CommitHeader.of(row.header)
+    head = CommitHeader.parse(row.header)
     return head.node, head.branch, "/".join((*head.scope, head.id))
 
 
@@ -370,7 +370,7 @@ class Session(NotLive):
         """The rows of what has happened since the last ones."""
         assert self.unsaved is not None
         drafts = self.unsaved.drafts(self.run, self.scope, self.run_start.patch, self._items_of)
-        drafts += self.records.unwritten()
+        drafts += self.records.take_unwritten()
         return drafts
 
     def _items_of(self, commit: Commit) -> tuple[str, int] | None:
@@ -392,11 +392,11 @@ class Session(NotLive):
         ended = self.run.ended
         self._veil_failures()
         failures = [(failure.node, failure.path, failure.execution, failure.error) for failure in self.run.failures]
-        refused = None if self.journal is None else self.journal.refused
+        refused = None if self.journal is None else self.journal.refused_row
         if self.broken is not None and refused is not None:
             failures.append((*_place(refused), self.broken))
         status = self.status
-        fingerprint = self.journal.forms.digest(self.run.trunk_state) if ended and self.journal is not None else None
+        fingerprint = self.journal.encoder.digest(self.run.trunk_state) if ended and self.journal is not None else None
         return [*self.drafts(), end_row(status, fingerprint, failures, tokens_used())]
 
     def _veil_failures(self) -> None:
@@ -410,7 +410,7 @@ class Session(NotLive):
         """What the run comes to with some rows, where that is to be kept as a snapshot."""
         run, journal = self.run, self.journal
         ended = drafts[-1].kind == RowKind.END
-        if self.scope or journal is None or not journal.wants_snapshot(len(drafts), ended):
+        if self.scope or journal is None or not journal.snapshot_is_due(len(drafts), ended):
             return None
         place = len(run.log) - 1
         if ended:
@@ -469,7 +469,7 @@ class Session(NotLive):
         text = f"{commit.node!r} has run; go on?"
         question = Question("after", text, None, commit.node, commit.branch, self.local_id(commit.id), self.label)
         known = RecordKey(question.execution, question.key) in self.records.questions
-        if self.records.passes(question, self.answer):
+        if self.records.ask(question, self.answer):
             return False
         if not known:
             self._tell([Asked(question)])
@@ -501,7 +501,7 @@ class Session(NotLive):
             if self.unsaved is not None:
                 self.unsaved.take(self.run)
             if self.journal is not None and not self.scope:
-                self.journal.release_error()
+                self.journal.drop_traceback()
         self.events = []
         return ended
 
@@ -521,7 +521,7 @@ class Session(NotLive):
         if self.broken is not None or run.ended or run.failures or run.running:
             return ()
         within = self.local_id("") if self.scope else ""
-        found = [question for question in self.records.open() if question.execution.startswith(within)]
+        found = [question for question in self.records.open_questions() if question.execution.startswith(within)]
         if self.stopped and self._could_go_on({question.execution for question in found}):
             return ()
         return tuple(sorted(found, key=lambda question: (question.branch, question.id)))

@@ -12,8 +12,17 @@ from dspyer.events import Commit, MergedConflict
 from dspyer.nodes.binding import resources_of
 from dspyer.patch import DELETE, Replace, diff_value, each_update, resets
 from dspyer.persistence.execution_records import ExecutionRecords
-from dspyer.persistence.history import History, ListedCommit
-from dspyer.persistence.reader import RowNumbers, RunRows, left_out, outermost, read_run, read_runs, spans, without
+from dspyer.persistence.history import CommitListing, History
+from dspyer.persistence.reader import (
+    RowRange,
+    RunRows,
+    outermost_execution,
+    read_run,
+    read_runs,
+    row_ranges,
+    rows_left_out,
+    without_rows,
+)
 from dspyer.persistence.replay import update_commit
 from dspyer.persistence.rows import (
     COMMITS,
@@ -228,7 +237,7 @@ class Travel(PastReader):
         assert left.head is not None
         assert right.head is not None
         history = self._known.extended(left, right)
-        return history, history.runs[left.head].resting, history.runs[right.head].resting
+        return history, history.runs[left.head].trunk_index, history.runs[right.head].trunk_index
 
     def _deciding(self, policies: Policies) -> PolicyLookup:
         """What decides conflicts; what does not outlive a run is none between two of them."""
@@ -262,7 +271,7 @@ class Travel(PastReader):
     def _merged(
         self, rest: ThreadHead, heads: tuple[Point, Point], met: Met, name: str, based: bool = False
     ) -> ManualCommit:
-        first = rest.first + self._known.history.settled_beside(*heads)
+        first = rest.first + self._known.history.count_settled_not_in(*heads)
         header = {**self._starter.header(first, self._starter.label(rest)), **({"base": True} if based else {})}
         return ManualCommit(RunRow(token_hex(16), self.name, heads, header), merge_rows(met, name, first))
 
@@ -337,12 +346,12 @@ class HistoryPrefix(NamedTuple):
 
     run: RunRows
     point: Point
-    gone: list[RowNumbers]
+    gone: list[RowRange]
     number: int
     inside: bool
 
 
-def prefix_at(starter: RunStarter, listed: ListedCommit, version: int | str) -> HistoryPrefix:
+def prefix_at(starter: RunStarter, listed: CommitListing, version: int | str) -> HistoryPrefix:
     """A thread as it stood at a commit.
 
     Args:
@@ -353,27 +362,27 @@ def prefix_at(starter: RunStarter, listed: ListedCommit, version: int | str) -> 
     Raises:
         LookupError: if there is no such commit.
     """
-    number = listed.number(version)
-    at, place = listed.runs[number], listed.places[number]
+    number = listed.index_of(version)
+    at, place = listed.runs[number], listed.log_indexes[number]
     if at in listed.history.roots:  # what came before it was pruned
         return HistoryPrefix(read_runs(starter.store, [at], at)[0], at, [], number, False)
     whole = read_run(starter.store, at)
-    order = listed.history.in_order(at)
+    order = listed.history.canonical_order(at)
     if whole.status == "completed" and order[-1] == place:
         return HistoryPrefix(whole, at, [], number, False)
     kept = set(order[: order.index(place) + 1])
     rows = [
         (row_place, told)
-        for row_place, told in zip(_commit_rows(whole), listed.history.runs[at].places, strict=True)
+        for row_place, told in zip(_commit_rows(whole), listed.history.runs[at].log_indexes, strict=True)
         if told in kept
     ]
-    last, gone = left_out(whole.rows, {row_place for row_place, _ in rows})
-    left, places = without(whole.rows[: last + 1], gone)
+    last, gone = rows_left_out(whole.rows, {row_place for row_place, _ in rows})
+    left, places = without_rows(whole.rows[: last + 1], gone)
     points = tuple([whole.points[row_place] for row_place in places])
     if points[-1].run != at.run:  # a part before this one goes on otherwise: there rows count that this one leaves out
         counting = set(points)
         before = read_run(starter.store, points[-1]).points
-        gone = spans(place for place, point in enumerate(before) if point not in counting)
+        gone = row_ranges(place for place, point in enumerate(before) if point not in counting)
     return HistoryPrefix(whole._replace(rows=tuple(left), points=points), points[-1], gone, number, True)
 
 
@@ -385,7 +394,7 @@ def prefix_here(starter: RunStarter, head: Point) -> HistoryPrefix:
 
 def _commit_rows(of: RunRows) -> list[int]:
     found = [
-        place for place, row in enumerate(of.rows) if row.kind in COMMITS and not CommitHeader.of(row.header).scope
+        place for place, row in enumerate(of.rows) if row.kind in COMMITS and not CommitHeader.parse(row.header).scope
     ]
     return found or [place for place, row in enumerate(of.rows) if row.kind == RowKind.OPEN]
 
@@ -397,7 +406,7 @@ def memo_of(starter: RunStarter, cut: HistoryPrefix) -> ExecutionRecords:
     return memo
 
 
-def lone_branch(starter: RunStarter, listed: Callable[[], ListedCommit], cut: HistoryPrefix) -> Branch:
+def lone_branch(starter: RunStarter, listed: Callable[[], CommitListing], cut: HistoryPrefix) -> Branch:
     """The only live branch of an open run.
 
     Args:
@@ -428,8 +437,8 @@ def _check_not_begun(starter: RunStarter, cut: HistoryPrefix, branch: Branch) ->
     """A node that has done a part of its work has done it with the state as it is."""
     memo = memo_of(starter, cut)
     comes = execution_id(branch.path, branch.counts.get(branch.path, 0))
-    begun = [*memo.items, *[head.scope[0] for head in map(CommitHeader.of, _heads(cut)) if head.scope]]
-    if any(outermost(name) == comes for name in begun):
+    begun = [*memo.items, *[head.scope[0] for head in map(CommitHeader.parse, _heads(cut)) if head.scope]]
+    if any(outermost_execution(name) == comes for name in begun):
         raise ThreadError(
             f"the node that comes next in thread {starter.thread!r} has done a part of its work already, with the "
             "state as it is. Let it finish with t.resume(), or commit in its place with t.update(..., as_node=...)"
@@ -440,13 +449,13 @@ def _heads(cut: HistoryPrefix) -> list[tuple[Any, ...]]:
     return [row.header for row in cut.run.rows if row.kind in COMMITS]
 
 
-def nearest(listed: ListedCommit, number: int) -> str:
+def nearest(listed: CommitListing, number: int) -> str:
     """The versions nearest to a commit at which one branch was live, as an error names them."""
     history, number = listed.history, number % len(listed.commits)
 
     def lone(other: int) -> bool:
         commit = listed.commits[other]
-        return commit.version is not None and history.alone[listed.places[other]] and len(commit.route) <= 1
+        return commit.version is not None and history.settled[listed.log_indexes[other]] and len(commit.route) <= 1
 
     before = next((listed.commits[other].version for other in range(number - 1, -1, -1) if lone(other)), None)
     after = next(
@@ -492,7 +501,7 @@ def at_rest(
 
 
 def within(
-    starter: RunStarter, listed: Callable[[], ListedCommit], cut: HistoryPrefix, label: str, patch: Mapping[str, Any]
+    starter: RunStarter, listed: Callable[[], CommitListing], cut: HistoryPrefix, label: str, patch: Mapping[str, Any]
 ) -> list[NewRow]:
     """The rows of a commit by hand in an open run, between its last commit and the node that comes next.
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreError
 from dspyer.persistence.journal import Journal
-from dspyer.persistence.reader import goes_in_circles
-from dspyer.persistence.snapshot_encoding import piece_id
-from dspyer.persistence.snapshots import readable
+from dspyer.persistence.reader import cyclic_history
+from dspyer.persistence.snapshot_encoding import chunk_id
+from dspyer.persistence.snapshots import check_snapshot
 from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store, ThreadRow
 from dspyer.stores.content import Content, ReadBudget, blob_id
 from dspyer.stores.reachability import RunSummary, ThreadBounds, reachable_rows
@@ -77,7 +77,7 @@ def _parents_first(store: Store, kept: Mapping[str, Reached]) -> list[str]:
         if ready:
             done[name] = None
         elif name in begun and name not in done:
-            raise goes_in_circles(store, name)
+            raise cyclic_history(store, name)
         elif name in kept and name not in done:
             begun.add(name)
             stack.append((name, True))
@@ -198,7 +198,7 @@ def load(store: Store, name: str, found: Exported) -> None:
     try:
         leases.hold(owner.token, journal)  # before another can see that it owns the thread
         epoch = store.write(Change(name, 0, None, owner, LEASE))
-        journal.owns(epoch)
+        journal.set_epoch(epoch)
         try:
             _fill(store, name, epoch, found, moved)
         except BaseException:
@@ -404,7 +404,7 @@ class _Lines:
             at, names = line["snapshot"], line.get("refs", ())
             _require(at == self._thread["root"] and self._snapshot is None, "its snapshot is not at its root")
             _require(all(name in self._blobs for name in names), "it refers to large values that are not there")
-            readable(content_of(line, self._blobs), lambda _: self._blobs, encoding.decoder((), Opaque.of))
+            check_snapshot(content_of(line, self._blobs), lambda _: self._blobs, encoding.decoder((), Opaque.of))
             self._snapshot = line
 
     def exported(self) -> Exported:
@@ -440,7 +440,7 @@ class _Lines:
 def _piece(data: bytes, budget: ReadBudget) -> str:
     """The id of a piece of a snapshot, which is compressed; `""` for what is none."""
     try:
-        return piece_id(budget.inflate(data))
+        return chunk_id(budget.inflate(data))
     except zlib.error:
         return ""
 

@@ -287,7 +287,7 @@ class GraphCompatibility:
 
     def changed(self, last: RunRows | None) -> bool:
         """Whether the graph is another one than that of the last run."""
-        return last is not None and last.shape not in ("", self.shape.id)
+        return last is not None and last.fingerprint not in ("", self.shape.id)
 
     def check_graph(self, last: RunRows | None) -> None:
         """Refuses a thread whose last run was made by a graph of another name.
@@ -425,7 +425,7 @@ class GraphCompatibility:
         return opening._replace(run=moved), [manual_commit_row(RowKind.UPDATE, commit, CommitContent(patches[0]))]
 
     def _made_by(self, last: RunRows) -> GraphFingerprint | None:
-        found = self.reader.fetch([last.shape]).get(last.shape)
+        found = self.reader.fetch([last.fingerprint]).get(last.fingerprint)
         return None if found is None else GraphFingerprint.stored(found)
 
 

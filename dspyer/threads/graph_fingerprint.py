@@ -258,7 +258,7 @@ class Unnamed:
             return
         patch = value.patch if isinstance(value, CommitContent) else None
         field = next((field for field, update in (patch or {}).items() if _holds(update, name)), None)
-        node = CommitHeader.of(row.header).node if row.kind in COMMITS else row.kind
+        node = CommitHeader.parse(row.header).node if row.kind in COMMITS else row.kind
         short = name.rpartition(":")[2]
         where = f"{node!r}" if field is None else f"{node!r}, field {field!r}"
         raise StateError(

@@ -30,7 +30,7 @@ from dspyer.persistence.reader import HistoryReader, RunRows, read_run
 from dspyer.persistence.replay import replay
 from dspyer.persistence.rows import COMMITS, CommitHeader, NewRow, RowKind, end_row, open_row, resume_row
 from dspyer.persistence.snapshot_encoding import SnapshotEncoder
-from dspyer.persistence.snapshots import load_snapshot_head
+from dspyer.persistence.snapshots import recover_state
 from dspyer.runtime.request import Request, RunStart
 from dspyer.scheduler.run_state import RunState
 from dspyer.scheduler.schedule import start
@@ -113,9 +113,9 @@ class RunStarter:
             row: the thread.
             at: the row.
         """
-        found = load_snapshot_head(self.reader, at)
-        end = found.tail, found.forms, found.broken, found.good
-        return ThreadHead(row, found.last, found.state, found.first, *end)
+        found = recover_state(self.reader, at)
+        end = found.tail, found.encoder, found.broken, found.last_good
+        return ThreadHead(row, found.last_run, found.state, found.next_version, *end)
 
     def readable(self) -> ThreadHead:
         """What the thread has come to.
@@ -135,14 +135,14 @@ class RunStarter:
             return ()
         memo = ExecutionRecords()
         memo.read(questions_in(self.store, row.head), self.reader.fetch, self.reader.decode)
-        return memo.open()
+        return memo.open_questions()
 
     def before(self, of: RunRows) -> tuple[ImmutableState, int]:
         """The state that a run goes on from, and the version of its first commit."""
         first = int(of.run.header.get("first", 0))
         if not of.parents:
             return ImmutableState(), first
-        return load_snapshot_head(self.reader, of.parents[0]).state, first
+        return recover_state(self.reader, of.parents[0]).state, first
 
     def begin(self, inputs: Mapping[str, Any], request: Request, *, abandon: bool, take_over: bool) -> OwnedRun:
         """Makes a new run and owns the thread for it.
@@ -302,12 +302,12 @@ class RunStarter:
             memo: what it remembers.
         """
         before, first = self.before(last)
-        found = self.reader.opening(last.rows)
+        found = self.reader.opening_patch(last.rows)
         if found is None:
             raise ThreadError(f"the last run of thread {self.thread!r} has no opening: leave it with abandon=True")
         node, patch = found
         topology = self.blueprint.topology
-        schema_at = self.reader.schemas(last)
+        schema_at = self.reader.schema_by_row(last)
         state = schema_at(next(row for row in last.rows if row.kind == RowKind.OPEN)).replay(before, patch)
         begun: RunState = start(topology, before, first, node)
         try:
@@ -356,7 +356,7 @@ class RunStarter:
         except BaseException:
             leases.let_go(owner.token)
             if replaced is not None:
-                replaced.leave()
+                replaced.release()
             raise
 
     def _free(self, fix: str) -> ThreadHead:
@@ -378,7 +378,7 @@ class RunStarter:
         """Owns a thread that has an owner, who can write nothing more."""
         journal = Journal(self.store, self.thread, 0, "", 0)
         leases.hold(owner.token, journal)
-        journal.owns(self.store.write(Change(self.thread, row.epoch, row.epoch + 1, owner, LEASE)))
+        journal.set_epoch(self.store.write(Change(self.thread, row.epoch, row.epoch + 1, owner, LEASE)))
         return journal
 
     def _begun(self, rest: ThreadHead, ahead: FirstWrite, owner: Owner, request: Request) -> OwnedRun:
@@ -386,12 +386,12 @@ class RunStarter:
         run, seq = ahead.run, ahead.seq
         rows = [draft.numbered(seq + place) for place, draft in enumerate(ahead.drafts)]
         journal = Journal(self.store, self.thread, 0, run.id, seq + len(rows), self.blueprint.durability)
-        journal.goes_on(rest.tail + len(rows), rest.forms or SnapshotEncoder())
+        journal.continue_after(rest.tail + len(rows), rest.forms or SnapshotEncoder())
         leases.hold(owner.token, journal)  # before anybody can see that it owns the thread
         head, begun = Point(run.id, rows[-1].seq), run if not seq else None
         next_epoch = row.epoch + 1 if row.epoch else None
         change = Change(self.thread, row.epoch, next_epoch, owner, LEASE, head, None, begun, run.id, rows, flush=True)
-        journal.owns(self.store.write(change))
+        journal.set_epoch(self.store.write(change))
         live = run.header.get("live", True)
         asked = replace(request, live=live, run_start=ahead.opening, records=ahead.memo, journal=journal)
         return OwnedRun(asked, journal, owner)
@@ -406,7 +406,7 @@ def _taken(run: RunRows) -> tuple[tuple[int, str], ...]:
     found: list[tuple[int, str]] = []
     count = 0
     for row, point in zip(run.rows, run.points, strict=True):
-        if row.kind in COMMITS and not CommitHeader.of(row.header).scope:
+        if row.kind in COMMITS and not CommitHeader.parse(row.header).scope:
             count += 1
             prefix = f"{run.labels[point.run]}/"
             if found and found[-1][1] == prefix:
@@ -573,6 +573,6 @@ def _give_back(owned: OwnedRun) -> None:
             with suppress(DspyerError):  # else the thread is given back below, or its lease runs out
                 owned.journal.write([end_row("stopped", None, ())], flush=True, release=True)
         if not _is_over(owned):
-            owned.journal.leave()
+            owned.journal.release()
     finally:
         leases.let_go(owned.owner.token)

@@ -11,7 +11,7 @@ from dspyer.events import Question
 from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.answer_types import validated
 from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
-from dspyer.persistence.reader import end_in, newest, read_runs
+from dspyer.persistence.reader import ending_row, newest_rows, read_runs
 from dspyer.persistence.rows import CommitHeader, RowKind
 from dspyer.stores.base import Point, Row, Store
 from dspyer.threads.ownership import is_alive
@@ -49,7 +49,7 @@ def last_end(store: Store, at: Point) -> Row | None:
         store: where it is kept.
         at: its last row.
     """
-    return end_in(row for _, row in newest(store, at))
+    return ending_row(row for _, row in newest_rows(store, at))
 
 
 def questions_in(store: Store, at: Point) -> list[Row]:
@@ -65,13 +65,13 @@ def questions_in(store: Store, at: Point) -> list[Row]:
 
 
 def _questions(store: Store, at: Point) -> Iterator[Row]:
-    for _, row in newest(store, at):
+    for _, row in newest_rows(store, at):
         if row.kind in (RowKind.ASK, RowKind.ANSWER):
             yield row
         elif row.kind == RowKind.OPEN:
             return
         elif row.kind in (RowKind.COMMIT, RowKind.JOIN):
-            head = CommitHeader.of(row.header)
+            head = CommitHeader.parse(row.header)
             if head.settled and not head.scope:
                 return
 
@@ -128,7 +128,7 @@ def given_answers(memo: ExecutionRecords, answers: Mapping[str, Any], blueprint:
         InputError: if an answer is none of the type that was asked for, or the answers are no mapping.
     """
     if not isinstance(cast(object, answers), Mapping):
-        listed = ", ".join(repr(question.key) for question in memo.open())
+        listed = ", ".join(repr(question.key) for question in memo.open_questions())
         raise InputError(
             f"answers come by the key or id of their question, resume({{'key': answer}}), not as {brief(answers)}. "
             f"Open questions: {listed or 'none'}"
@@ -153,7 +153,7 @@ def given_answers(memo: ExecutionRecords, answers: Mapping[str, Any], blueprint:
         elif question.answer is None:
             validated(None, frozen, question)
         found[key] = frozen
-    for question in memo.open():
+    for question in memo.open_questions():
         if question.answer is None:
             found.setdefault(RecordKey(question.execution, question.key), None)
     return found
@@ -162,11 +162,11 @@ def given_answers(memo: ExecutionRecords, answers: Mapping[str, Any], blueprint:
 def _question(memo: ExecutionRecords, name: str) -> Question:
     questions = list(memo.questions.values())
     named = [question for question in questions if question.id == name]
-    opened = [question for question in memo.open() if question.key == name]
+    opened = [question for question in memo.open_questions() if question.key == name]
     closed = [question for question in questions if question.key == name]
     if len(named or opened or closed) == 1:
         return (named or opened or closed)[0]
-    listed = ", ".join(repr(question.id) for question in memo.open()) or "none"
+    listed = ", ".join(repr(question.id) for question in memo.open_questions()) or "none"
     if opened:
         raise ThreadError(f"{len(opened)} open questions have the key {name!r}: answer each by its id: {listed}")
     raise ThreadError(

@@ -17,8 +17,8 @@ from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
 from dspyer.events import Commit, Question
 from dspyer.nodes.binding import resources_of
 from dspyer.persistence.journal import Journal
-from dspyer.persistence.reader import HistoryReader, read_run, run_of
-from dspyer.persistence.replay import written_of
+from dspyer.persistence.reader import HistoryReader, load_run, read_run
+from dspyer.persistence.replay import read_commit_content
 from dspyer.persistence.rows import (
     COMMITS,
     CommitContent,
@@ -29,7 +29,7 @@ from dspyer.persistence.rows import (
     manual_commit_row,
 )
 from dspyer.persistence.snapshot_encoding import SnapshotEncoder
-from dspyer.persistence.snapshots import SnapshotState, load_snapshot_head, readable, snapshot
+from dspyer.persistence.snapshots import SnapshotState, check_snapshot, new_snapshot, recover_state
 from dspyer.runtime.request import Observe, Request, ignore
 from dspyer.runtime.run import Counts, Run, counts_in
 from dspyer.runtime.streams import AsyncEvents, Events
@@ -63,7 +63,7 @@ class MergeOnFinish(Travel):
         starter.store.write(Change(run=ahead.run, rows_of=ahead.run.id, rows=rows))
         journal = Journal(starter.store, "", 0, ahead.run.id, len(rows), starter.blueprint.durability)
         if rest.forms is not None:
-            journal.goes_on(rest.tail + len(rows), rest.forms)
+            journal.continue_after(rest.tail + len(rows), rest.forms)
         asked = replace(request, run_start=ahead.opening, records=ahead.memo, journal=journal)
         return OwnedRun(asked, journal, new_owner())
 
@@ -86,8 +86,10 @@ class MergeOnFinish(Travel):
         if not running.parents:
             raise busy(rest.row)  # there is nothing yet that both could go on from
         at = running.parents[0]
-        found = load_snapshot_head(starter.reader, at)
-        return ThreadHead(rest.row._replace(head=at), found.last, found.state, found.first, found.tail, found.forms)
+        found = recover_state(starter.reader, at)
+        return ThreadHead(
+            rest.row._replace(head=at), found.last_run, found.state, found.next_version, found.tail, found.encoder
+        )
 
     def _found(self, row: ThreadRow) -> None:
         """Begins a thread with the defaults of its fields."""
@@ -153,7 +155,7 @@ class MergeOnFinish(Travel):
         kept = None
         if rest.tail >= SNAPSHOT and rest.forms is not None:
             at = Point(by_hand.run.id, len(by_hand.drafts) - 1)
-            kept = snapshot(at, SnapshotState(met.state, 0), rest.forms)
+            kept = new_snapshot(at, SnapshotState(met.state, 0), rest.forms)
         self._write(rest.row, by_hand, self.name, kept)
         self._log(met)
 
@@ -250,7 +252,7 @@ class Upkeep(PastReader):
         """
         row = self._row(take_over)
         store, listed = self._starter.store, self._known.listed()
-        history, at = listed.history, listed.runs[listed.number(before)]
+        history, at = listed.history, listed.runs[listed.index_of(before)]
         behind = history.runs[at].parents
         if len(behind) > 1:
             raise ThreadError(
@@ -260,12 +262,12 @@ class Upkeep(PastReader):
         root = None
         if behind and behind[0] != row.root:
             root = behind[0]
-            first, earlier = (int(run_of(store, point.run).header.get("first", 0)) for point in (at, root))
-            rested = SnapshotState(history.state(history.runs[root].resting), first - 1 - earlier)
-            taken = snapshot(root, rested, SnapshotEncoder())
+            first, earlier = (int(load_run(store, point.run).header.get("first", 0)) for point in (at, root))
+            rested = SnapshotState(history.state(history.runs[root].trunk_index), first - 1 - earlier)
+            taken = new_snapshot(root, rested, SnapshotEncoder())
             store.write(Change(self.name, row.epoch, snapshot=taken, flush=True))
             if taken.content.is_encoded:  # all that comes before is about to go
-                readable(taken.content, self._starter.reader.fetch, self._starter.reader.decode)
+                check_snapshot(taken.content, self._starter.reader.fetch, self._starter.reader.decode)
         store.write(Change(self.name, row.epoch, row.epoch + 1, root=root, flush=True))
         return store.delete_unreachable(self.name)
 
@@ -317,7 +319,7 @@ class Upkeep(PastReader):
 def _shown(redaction: Redaction, reader: HistoryReader, row: Row) -> Any:
     """What is shown of a row: patches by their paths; of what has no path, that it is there."""
     if row.kind in (RowKind.OPEN, *COMMITS):
-        written = written_of(row.content, reader.fetch, reader.decode)
+        written = read_commit_content(row.content, reader.fetch, reader.decode)
         patch = None if written.patch is None else redaction.patch(written.patch)
         return encode_commit_content(CommitContent(patch))
     if row.kind == RowKind.END and row.content is not None:

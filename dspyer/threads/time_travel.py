@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import Commit
 from dspyer.patch import Replace
-from dspyer.persistence.history import History, ListedCommit, inner_commits
-from dspyer.persistence.history_parts import Block, Line, RunSpan, block_around, block_of, spans
+from dspyer.persistence.history import CommitListing, History, inner_commits
+from dspyer.persistence.history_parts import Block, LinearHistory, RunSpan, block_around, recovered_block, runs_back
 from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
 from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind, digest
-from dspyer.persistence.snapshots import EVERY, latest, load_snapshot_head
+from dspyer.persistence.snapshots import EVERY, latest_snapshot, recover_state
 from dspyer.persistence.store_errors import Guarded
 from dspyer.scheduler.lineage import LogEntry, ancestry, last_writer, touches, value_at
 from dspyer.state import ImmutableState
@@ -132,7 +132,7 @@ class PastReader:
         state = self._pages.at(version)
         if state is None:
             listed = self._around(version)
-            state = listed.state(listed.number(version))
+            state = listed.state(listed.index_of(version))
         return state
 
     def diff(self, first: Moment, second: Moment) -> dict[str, Any]:
@@ -160,11 +160,11 @@ class PastReader:
         if found is not None:
             return found
         listed, log = self._known.listed(), self._known.history.log
-        rest = [] if listed.rest is None else [listed.rest]
-        state = self._known.history.state(listed.rest)
+        rest = [] if listed.trunk_index is None else [listed.trunk_index]
+        state = self._known.history.state(listed.trunk_index)
         writer = last_writer(log, ancestry(log, rest), rest, keys, value_at(state, keys))
         if writer is not None:
-            return listed.commits[listed.places.index(writer)]
+            return listed.commits[listed.log_indexes.index(writer)]
         name = ".".join(map(str, keys))
         apart = [commit for commit in listed.commits if touches(commit.patch, keys)]
         if apart:
@@ -195,13 +195,13 @@ class PastReader:
             if told.broken:
                 raise StoreError(f"thread {self.name!r}: {told.broken}")
             for place, what in self._differing(history, found):
-                commit = self._known.listed().commits[self._known.listed().number(history.log[place].commit.id)]
+                commit = self._known.listed().commits[self._known.listed().index_of(history.log[place].commit.id)]
                 raise StoreError(
                     f"thread {self.name!r}: the state after version {commit.version} (commit {commit.id!r}) is not the "
                     f"one {what}. What is stored was changed, or a reducer of the schema gives something else than it "
                     "did then"
                 )
-        return history.state(history.runs[heads[-1]].resting) if heads else ImmutableState()
+        return history.state(history.runs[heads[-1]].trunk_index) if heads else ImmutableState()
 
     def _differing(self, history: History, found: RunRows) -> Iterator[tuple[int, str]]:
         """Where the states of a run are not those that were noted, and what noted them; first to last."""
@@ -209,37 +209,37 @@ class PastReader:
         snapshots = []
         at = found.points[-1]
         pruned = at in history.roots  # its snapshot is what it begins with
-        while not pruned and at.seq >= 0 and (kept := latest(reader.store, at, reader.decode)) is not None:
+        while not pruned and at.seq >= 0 and (kept := latest_snapshot(reader.store, at, reader.decode)) is not None:
             snapshots.append(kept[1])
             at = Point(at.run, kept[0].seq - 1)
         for rested in reversed(snapshots):
-            place = told.places[rested.place] if rested.place >= 0 else told.resting
+            place = told.log_indexes[rested.commit_index] if rested.commit_index >= 0 else told.trunk_index
             if place is not None and history.log[place].state != rested.state:
                 yield place, "in its snapshot (t.resume() and t.run() go on from that one)"
         noted = {end.header[1] for end in found.rows if end.kind == RowKind.END and len(end.header) > 1} - {None}
-        if told.resting is not None and noted and noted != {digest(history.state(told.resting))}:
-            yield told.resting, "that its run ended with"
+        if told.trunk_index is not None and noted and noted != {digest(history.state(told.trunk_index))}:
+            yield told.trunk_index, "that its run ended with"
 
     def _state_of(self, moment: Moment) -> ImmutableState:
         if isinstance(moment, int | str):
             return self.at(moment)
         return moment if isinstance(moment, ImmutableState) else ImmutableState(moment)
 
-    def _around(self, version: int | str) -> ListedCommit:
+    def _around(self, version: int | str) -> CommitListing:
         """The commits among which one is: the thread's, or those of a run of it that it does not go on from any more.
 
         Args:
             version: version or id of the commit.
         """
         listed, store = self._known.listed(), self._starter.store
-        if isinstance(version, int) or listed.knows(version):
+        if isinstance(version, int) or listed.has(version):
             return listed
         for run in store.runs(self.name):
             rows = store.rows(run.id) if version.startswith(f"{run.header.get('label')}/") else []
             if rows:
                 at = Point(run.id, rows[-1].seq)
-                other = ListedCommit(self._known.extended(ThreadRow(self.name, at, 0, root=self._known.root)), (at,))
-                if other.knows(version):
+                other = CommitListing(self._known.extended(ThreadRow(self.name, at, 0, root=self._known.root)), (at,))
+                if other.has(version):
                     return other
         return listed
 
@@ -248,7 +248,7 @@ class PastReader:
         if page and page[0].version == version:
             return page[0].id
         listed = self._known.listed()
-        return listed.commits[listed.number(version)].id
+        return listed.commits[listed.index_of(version)].id
 
     def _inside(self, version: int | str) -> list[Commit]:
         outer = self._id_of(version) if isinstance(version, int) else version
@@ -304,7 +304,7 @@ class Pages:
         return block.states[next(commit.id for commit in block.commits if commit.version == version)]
 
     def _at_id(self, name: str, head: Point | None, root: Point | None) -> ImmutableState | None:
-        for span in spans(self._reader.store, head, root):
+        for span in runs_back(self._reader.store, head, root):
             own = name.removeprefix(f"{span.labels[0]}/")
             found = NAME.fullmatch(own)
             if found is not None and (own != name or "/" not in name) and span.run is span.begun:
@@ -326,13 +326,13 @@ class Pages:
         store, run, last = self._reader.store, span.run.id, span.at.seq
         near = store.rows(run, least, min(least + 1, last))
         for row in near:
-            head = CommitHeader.of(row.header) if row.kind in COMMITS else None
+            head = CommitHeader.parse(row.header) if row.kind in COMMITS else None
             if head is not None and head.id == name and not head.scope and head.step == least and not head.branch:
                 return least  # the run has not forked before, nor made anything but commits of its own
         place = -1
         for row in store.rows(run, 0, last):
             if row.kind in COMMITS:
-                head = CommitHeader.of(row.header)
+                head = CommitHeader.parse(row.header)
                 place += not head.scope
                 if head.id == name and not head.scope:
                     return place
@@ -347,15 +347,15 @@ class Pages:
         head, root = self._ends()
         if head is None:
             return None
-        found = load_snapshot_head(self._reader, head)
-        block = block_of(self._reader, found, root)
+        found = recover_state(self._reader, head)
+        block = recovered_block(self._reader, found, root)
         if block is None:
             return None
-        line, value = Line(self._reader, block, root), value_at(found.state, keys)
+        line, value = LinearHistory(self._reader, block, root), value_at(found.state, keys)
         while block is not None:
             writer = _writer_in(block, keys, value)
             if writer is not None:
-                name = block.line[writer - block.first].commit.id
+                name = block.entries[writer - block.first].commit.id
                 return next(commit for commit in block.commits if commit.id == name)
             value = value_at(block.state, keys)
             block = line.block(block.first - 1) if block.first else None
@@ -374,11 +374,11 @@ class Pages:
             return []
         begin = end = first or 0
         if newest:
-            last = load_snapshot_head(self._reader, head).first - 1
+            last = recover_state(self._reader, head).next_version - 1
             end = last if first is None else min(first, last)
             begin = max(end - count + 1, 0)
         runs: list[RunSpan] = []
-        for span in spans(self._reader.store, head, root):
+        for span in runs_back(self._reader.store, head, root):
             runs.append(span)
             if span.first <= begin:
                 break
@@ -393,14 +393,14 @@ class Pages:
             elif wanted <= 0:
                 break
             block = block_around(self._reader, span, start, wanted, root)
-            if not block.whole:
+            if not block.is_complete:
                 return None
             found += [commit for commit in block.commits if commit.version is None or commit.version >= start]
         return cut_out(found, first, count, newest)
 
     def _span(self, number: int, head: Point | None, root: Point | None) -> RunSpan | None:
         """The run of a commit; None where it is merged history or pruned, or there is none."""
-        runs = spans(self._reader.store, head, root)
+        runs = runs_back(self._reader.store, head, root)
         return next((span for span in runs if number >= span.first), None)
 
     def _block(self, span: RunSpan, number: int, root: Point | None) -> Block | None:
@@ -413,7 +413,7 @@ class Pages:
                 return block
         near = any(block.first - EVERY <= number <= block.end + EVERY for block in blocks)
         block = block_around(self._reader, span, number, EVERY if near else 1, root)
-        if not block.whole:
+        if not block.is_complete:
             return None
         self._kept = ((span.run.id, block), *self._kept[: KEPT - 1])
         return block
@@ -442,12 +442,12 @@ def cut_out(commits: list[Commit], first: int | None, count: int | None, newest:
 
 def _writer_in(block: Block, keys: tuple[Any, ...], value: Any) -> int | None:
     """The number of the commit of a block that last wrote a path; None if it was written before."""
-    if not block.line:
+    if not block.entries:
         return None
     before = block.first - 1
     patch = {keys[0]: Replace(None)} if keys else {}
     log = {before: LogEntry(Commit("", None, "", (), 1, 0, patch, ()), block.state, (), None)}
-    log |= dict(enumerate(block.line, block.first))
+    log |= dict(enumerate(block.entries, block.first))
     head = [block.end - 1]
     writer = last_writer(log, [before, *ancestry(log, head, range(block.first, block.end))], head, keys, value)
     return None if writer == before else writer
@@ -474,10 +474,10 @@ class Known:
         self.root: Point | None = None
         self._reader = reader
         self._thread = thread
-        self._listed = ListedCommit(self.history, ())
+        self._listed = CommitListing(self.history, ())
         self._reading = Lock()
 
-    def up_to(self, at: Point) -> ListedCommit:
+    def up_to(self, at: Point) -> CommitListing:
         """The commits up to a row of the thread.
 
         Args:
@@ -488,7 +488,7 @@ class Known:
         with self._reading:
             self._begin_at(root)
             self.history.read([at], root)
-            return ListedCommit(self.history, [at])
+            return CommitListing(self.history, [at])
 
     def extended(self, *rows: ThreadRow) -> History:
         """The history up to the heads of threads.
@@ -502,7 +502,7 @@ class Known:
                 self.history.read([] if row.head is None else [row.head], row.root)
         return self.history
 
-    def listed(self) -> ListedCommit:
+    def listed(self) -> CommitListing:
         """The commits up to the thread's head."""
         row = self._reader.store.thread(self._thread)
         heads = (row.head,) if row is not None and row.head is not None else ()
@@ -511,11 +511,11 @@ class Known:
             self._begin_at(root)
             if heads != self._listed.heads:
                 self.history.read(heads, root)
-                self._listed = ListedCommit(self.history, heads)
+                self._listed = CommitListing(self.history, heads)
             return self._listed
 
     def _begin_at(self, root: Point | None) -> None:
         """Drops what was read, if older history was pruned since."""
         if root != self.root:
             self.history, self.root = History(self._reader), root
-            self._listed = ListedCommit(self.history, ())
+            self._listed = CommitListing(self.history, ())

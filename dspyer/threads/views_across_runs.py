@@ -15,10 +15,10 @@ from weakref import WeakKeyDictionary
 
 from dspyer.graph.spec import GraphSpec
 from dspyer.patch import DELETE
-from dspyer.persistence.history import ListedCommit
-from dspyer.persistence.history_parts import Line, block_of, spans
+from dspyer.persistence.history import CommitListing
+from dspyer.persistence.history_parts import LinearHistory, recovered_block, runs_back
 from dspyer.persistence.reader import HistoryReader
-from dspyer.persistence.snapshots import load_snapshot_head
+from dspyer.persistence.snapshots import recover_state
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.provenance import FieldIndex, FieldIndexes, IndexedField, PriorHistory
 from dspyer.scheduler.topology import START
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dspyer")
 
-Older = Callable[[Point], ListedCommit]
+Older = Callable[[Point], CommitListing]
 """Gives all commits up to a row of a thread."""
 
 MOST_PARTS = 200_000
@@ -151,13 +151,15 @@ class EarlierLog:
         field: the field; `""` for none.
     """
 
-    def __init__(self, past: PreviousRuns, line: Line | None, older: Older, graphs: EarlierGraphs, field: str) -> None:
+    def __init__(
+        self, past: PreviousRuns, line: LinearHistory | None, older: Older, graphs: EarlierGraphs, field: str
+    ) -> None:
         self._past = past
         self._line = line
         self._older = older
         self._graphs = graphs
         self._field = field
-        self._whole: tuple[ListedCommit, dict[int, int]] | None = None
+        self._whole: tuple[CommitListing, dict[int, int]] | None = None
 
     def __len__(self) -> int:
         return self._past.first
@@ -166,25 +168,27 @@ class EarlierLog:
         block = None if self._line is None else self._line.block(number)
         if block is None:
             return self._entry_of_all(number)
-        entry = block.line[number - block.first]
-        if self._folds(block.shapes[number - block.first]):
+        entry = block.entries[number - block.first]
+        if self._folds(block.fingerprints[number - block.first]):
             return entry
         return self._unknown(entry.state, "an earlier graph folded it in another way")
 
     def _entry_of_all(self, number: int) -> LogEntry:
         """A commit of merged or pruned history."""
         oldest = None if self._line is None else self._line.oldest
-        at = self._past.head if oldest is None or oldest.base is None else oldest.base
+        at = self._past.head if oldest is None or oldest.snapshot_at is None else oldest.snapshot_at
         if at == self._past.row.root:
             state = self._past.state if oldest is None else oldest.state
             return self._unknown(state, "older history was pruned")
         if self._whole is None:
             listed = self._older(at)
-            versions = {place: commit.version or 0 for place, commit in zip(listed.places, listed.commits, strict=True)}
+            versions = {
+                place: commit.version or 0 for place, commit in zip(listed.log_indexes, listed.commits, strict=True)
+            }
             self._whole = listed, versions
         listed, versions = self._whole
-        entry = listed.history.log[listed.place(number)]
-        shapes = [listed.history.runs[run].shapes for run in listed.history.behind(listed.heads)]
+        entry = listed.history.log[listed.log_index_of(number)]
+        shapes = [listed.history.runs[run].fingerprints for run in listed.history.runs_behind(listed.heads)]
         if listed.history.roots or not all(map(self._folds, shapes)):
             why = "older history was pruned" if listed.history.roots else "an earlier graph folded it in another way"
             return self._unknown(entry.state, why)
@@ -219,7 +223,7 @@ class EarlierRuns:
         self._recent = recent
         self._past = past
         self._lock = Lock()
-        self._line: Line | None = None
+        self._line: LinearHistory | None = None
         self._begun = False
         self._found: dict[str, PriorHistory] = {}
         self._graphs = EarlierGraphs(reader, past)
@@ -248,10 +252,10 @@ class EarlierRuns:
         log = EarlierLog(past, self._line, self._older, self._graphs, field)
         return PriorHistory(log, (past.first - 1,), self._index(field, log) if field else None)
 
-    def _newest(self) -> Line | None:
+    def _newest(self) -> LinearHistory | None:
         root = self._past.row.root
-        block = block_of(self._reader, load_snapshot_head(self._reader, self._past.head), root)
-        return None if block is None else Line(self._reader, block, root)
+        block = recovered_block(self._reader, recover_state(self._reader, self._past.head), root)
+        return None if block is None else LinearHistory(self._reader, block, root)
 
     def _index(self, field: str, log: EarlierLog) -> FieldIndex | None:
         """The parts of a field where the run goes on from: made from those where an earlier run did."""
@@ -262,7 +266,7 @@ class EarlierRuns:
         if known is not None:
             return known
         indexes, number, before = FieldIndexes(of), 0, None
-        for span in spans(self._reader.store, past.head, past.row.root):
+        for span in runs_back(self._reader.store, past.head, past.row.root):
             before = span.at
             known = self._recent.get(before, field, past.row.root) if number else None
             if known is not None:

@@ -198,7 +198,7 @@ class Watched(Memory):
         self.together: list[list[str]] = []
 
     def write(self, change: Any) -> Any:
-        names = [CommitHeader.of(row.header).node for row in change.rows if row.kind in COMMITS]
+        names = [CommitHeader.parse(row.header).node for row in change.rows if row.kind in COMMITS]
         self.together += [names] if names else []
         return super().write(change)
 

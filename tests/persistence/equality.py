@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from dspyer import Run
 from dspyer.persistence.reader import read_run
-from dspyer.persistence.replay import written_of
+from dspyer.persistence.replay import read_commit_content
 from dspyer.persistence.rows import CommitHeader, RowKind
 from dspyer.stores.base import Store
 from dspyer.values import json as encoding
@@ -43,7 +43,7 @@ def finished(store: Store, thread: str) -> set[str]:
         return found
     for entry in read_run(store, row.head).rows:
         if entry.kind in (RowKind.COMMIT, RowKind.JOIN):
-            head = CommitHeader.of(entry.header)
+            head = CommitHeader.parse(entry.header)
             found.add("/".join((*head.scope, head.id)))
         elif entry.kind == RowKind.ITEM:
             found.add(str(entry.header[0]))
@@ -56,7 +56,7 @@ def decided(store: Store, thread: str) -> int:
     if row is None or row.head is None:
         return 0
     joins = [entry.content for entry in read_run(store, row.head).rows if entry.kind == RowKind.JOIN]
-    found = [written_of(content, store.blobs, encoding.decode) for content in joins]
+    found = [read_commit_content(content, store.blobs, encoding.decode) for content in joins]
     return sum(len(written.resolutions) for written in found)
 
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, reducers
 from dspyer.errors import StateError, StoreError
-from dspyer.persistence.snapshot_encoding import piece_id
+from dspyer.persistence.snapshot_encoding import chunk_id
 from dspyer.stores import Memory, content
 from dspyer.stores.base import Change, Point, RunRow, Snapshot
 from dspyer.stores.content import Content, ReadBudget, blob_id
@@ -112,7 +112,7 @@ def long_bomb(lines: list[Line]) -> None:
 
 def many_pieces(lines: list[Line]) -> None:
     piece = b"[" + b"7," * 4_000 + b"7]"
-    name = piece_id(piece)
+    name = chunk_id(piece)
     lines.insert(1, {"blob": name, "base64": base64.b64encode(zlib.compress(piece)).decode()})
     form = {"v": {"$type": "pieces of a list", "value": [[name]] * 10, "rest": []}}
     root(lines, zlib.compress(json.dumps([1, 1, form]).encode()), (name,))

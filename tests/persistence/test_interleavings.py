@@ -14,8 +14,8 @@ from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, reducers
 from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
-from dspyer.persistence.reader import run_of
-from dspyer.persistence.snapshots import behind_snapshot
+from dspyer.persistence.reader import load_run
+from dspyer.persistence.snapshots import rows_from_snapshot
 from dspyer.stores import SQLite, Store
 from dspyer.stores.memory import Memory
 from dspyer.threads.thread import Thread
@@ -110,8 +110,8 @@ def test_rows_that_are_removed_behind_a_snapshot_while_it_is_read_are_an_error_o
     row = store.thread("a")
     assert row is not None
     assert row.head is not None
-    run = run_of(store, row.head.run)
-    assert behind_snapshot(store, run, 1, row.head.seq).rows
+    run = load_run(store, row.head.run)
+    assert rows_from_snapshot(store, run, 1, row.head.seq).rows
     thread.delete()
     with pytest.raises(StoreError, match=f"has no row {row.head.seq} of run"):
-        behind_snapshot(store, run, 1, row.head.seq)
+        rows_from_snapshot(store, run, 1, row.head.seq)

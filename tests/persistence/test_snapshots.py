@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from dspyer import END, START, Graph, ImmutableState, reducers
 from dspyer.persistence.rows import digest
 from dspyer.persistence.snapshot_encoding import CHUNK, SnapshotEncoder
-from dspyer.persistence.snapshots import AT_END, EVERY, SnapshotContent, SnapshotState, latest
+from dspyer.persistence.snapshots import AT_END, EVERY, SnapshotContent, SnapshotState, latest_snapshot
 from dspyer.runtime.program import CompiledGraph
 from dspyer.stores import Store, open_store
 from dspyer.stores.base import Point, Row
@@ -165,7 +165,7 @@ def stored(
     again = SnapshotEncoder()
     _, _, form = json.loads(zlib.decompress(content.data))
     found = {name: blobs[name] for name in content.refs}
-    return again.loaded(form, content.refs, lambda _: found, encoding.decode, ReadBudget()), again
+    return again.load(form, content.refs, lambda _: found, encoding.decode, ReadBudget()), again
 
 
 VALUES = st.recursive(
@@ -228,7 +228,7 @@ def test_in_memory_nothing_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
         row = store.thread("t")
         assert row is not None
         assert row.head is not None
-        found = latest(store, row.head, encoding.decode)
+        found = latest_snapshot(store, row.head, encoding.decode)
         assert found is not None
         assert found[1].state["messages"] is state["messages"]
 

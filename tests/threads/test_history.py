@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from dspyer import END, START, CompiledGraph, Context, Graph, reducers
 from dspyer.errors import StoreError
 from dspyer.persistence.snapshot_encoding import SnapshotEncoder
-from dspyer.persistence.snapshots import SnapshotState, snapshot
+from dspyer.persistence.snapshots import SnapshotState, new_snapshot
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Change, Row, Store
 from dspyer.stores.content import Content
@@ -171,10 +171,10 @@ def test_replay_compares_snapshots_too() -> None:
     row = store.thread("t")
     assert row is not None
     assert row.head is not None
-    store.write(Change(snapshot=snapshot(row.head, SnapshotState(thread.state, 2), SnapshotEncoder())))
+    store.write(Change(snapshot=new_snapshot(row.head, SnapshotState(thread.state, 2), SnapshotEncoder())))
     assert thread.replay() == thread.state
     forged = thread.state.set("answer", "forged")
-    store.write(Change(snapshot=snapshot(row.head, SnapshotState(forged, 2), SnapshotEncoder())))
+    store.write(Change(snapshot=new_snapshot(row.head, SnapshotState(forged, 2), SnapshotEncoder())))
     with pytest.raises(StoreError, match=r"state after version 2 .* in its snapshot"):
         thread.replay()
     store.drop_snapshots()

@@ -800,7 +800,7 @@ def test_a_lease_is_renewed_while_a_write_of_its_run_waits() -> None:
     journal.renew(30.0)
     assert store.threads() == []
     assert journal.broken is None
-    journal.owns(store.write(begin("a", "r", 1)))
+    journal.set_epoch(store.write(begin("a", "r", 1)))
     inside, go_on = threading.Event(), threading.Event()
 
     def slow(change: Change) -> int:
