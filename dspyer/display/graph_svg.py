@@ -1,111 +1,22 @@
-"""Pictures of a graph: Mermaid text and SVG, from its shape alone."""
+"""GraphPictures of a graph: Mermaid text and SVG, from its shape alone."""
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
+from dspyer.display.graph_picture import EdgeKey, GraphPicture
 from dspyer.display.svg import SMALL, Coordinates, angular, curve, document, draw_text, escape, fmt, shorten, text_width
 from dspyer.scheduler.loops import Edge
-from dspyer.scheduler.topology import END, START, Topology
 
 LABEL_LIMIT = 28  # characters; the whole label is in the tooltip
 NAME_LIMIT = 36
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """What a picture of a graph shows.
-
-    Attributes:
-        topology: the shape.
-        labels: text of a route by source and target.
-        kinds: kind of each node: function, module, subgraph, map or interrupt.
-    """
-
-    topology: Topology
-    labels: Mapping[EdgeKey, str] = field(default_factory=dict)
-    kinds: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def edges(self) -> tuple[Edge, ...]:
-        """The edges, each pair of nodes once: conditional if every way between the two is."""
-        found: dict[EdgeKey, bool] = {}
-        for edge in self.topology.edges:
-            way = (edge.source, edge.target)
-            found[way] = found.get(way, True) and edge.conditional
-        return tuple(Edge(source, target, conditional) for (source, target), conditional in found.items())
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """The nodes between `START` and `END`; a loop without an end has no `END`."""
-        ends = (END,) if any(edge.target == END for edge in self.topology.edges) else ()
-        return (START, *self.topology.nodes, *ends)
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """The nodes at which rounds begin."""
-        return tuple(dict.fromkeys(head for loop in self.topology.rounds.loops for head in loop.heads))
-
-    def kind(self, node: str) -> str:
-        """The kind of a node; `"end"` for `START` and `END`."""
-        return "end" if node in (START, END) else self.kinds.get(node, "function")
-
-    def goes_back(self, edge: Edge) -> bool:
-        """Whether an edge starts the next round of a loop."""
-        return self.topology.rounds.goes_back(edge.source, edge.target)
-
-
-# Also what makes a line a list in Markdown: a dash in front, or a number and a dot.
-_MARKUP = re.compile(r"[^\w ,?!:()'/.-]|^-|(?<=\d)\.")
-_SHAPES = {
-    "end": ("([", "])"),
-    "module": ("[[", "]]"),
-    "subgraph": ("[/", "/]"),
-    "map": ("[(", ")]"),
-    "interrupt": ("{{", "}}"),
-}
-
-
-def draw_mermaid(picture: Picture) -> str:
-    """The graph as a Mermaid flowchart.
-
-    Functions are boxes, modules have double sides, subgraphs are slanted, maps are drums, interrupts have six sides.
-    Routes carry their labels. Edges that go back are dashed, and the node at which a round begins has a thick border.
-
-    Args:
-        picture: the graph.
-
-    Returns:
-        A `flowchart` from the top to the bottom.
-    """
-    lines = ["flowchart TD"]
-    for node in picture.nodes:
-        opening, closing = _SHAPES.get(picture.kind(node), ("[", "]"))
-        lines.append(f'    {_id(node)}{opening}"{_mermaid_text(node)}"{closing}')
-    for edge in picture.edges:
-        arrow = "-.->" if picture.goes_back(edge) else "-->"
-        label = picture.labels.get((edge.source, edge.target), "")
-        text = f'|"{_mermaid_text(label)}"|' if label.strip() else ""
-        lines.append(f"    {_id(edge.source)} {arrow}{text} {_id(edge.target)}")
-    lines += [f"    style {_id(head)} stroke-width:3px" for head in picture.heads]
-    return "\n".join(lines)
-
-
-def _id(node: str) -> str:
-    return node if node in (START, END) else f"{node}_"  # Mermaid has reserved words, such as "end"
-
-
-def _mermaid_text(text: str) -> str:
-    """A text inside quotes: what could end it or be markup is a character code, as Mermaid wants it."""
-    return _MARKUP.sub(lambda found: f"#{ord(found[0])};", " ".join(text.split()))
-
-
-def draw_svg(picture: Picture) -> str:
+def draw_svg(picture: GraphPicture) -> str:
     """The graph as an SVG document that needs nothing from outside.
 
     Args:
@@ -135,7 +46,7 @@ def draw_svg(picture: Picture) -> str:
     return document(f"graph {picture.topology.name}", layout.width, layout.height, parts)
 
 
-def _size(picture: Picture, node: str) -> tuple[float, float]:
+def _size(picture: GraphPicture, node: str) -> tuple[float, float]:
     kind = picture.kind(node)
     width = text_width(shorten(node, NAME_LIMIT))
     if kind == "end":
@@ -220,7 +131,6 @@ def _rect(box: NodeBox, classes: str, radius: float, shift: float = 0.0) -> str:
 # neighbours as far as its row allows. Odd rows hold the labels of edges, so that these take part in all of it and never
 # cover each other.
 
-EdgeKey = tuple[str, str]  # an edge by source and target
 Cell = str | tuple[str, str, int]  # a node, or the place where an edge passes a row
 
 GAP = 34.0  # between neighbours in a row

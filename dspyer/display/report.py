@@ -1,101 +1,98 @@
-"""A run in words, for a terminal: `run.report()`."""
+"""A run as text for a terminal: what `run.report()` returns.
+
+The commits come one below the other in canonical order. Branches are drawn as vertical bars next to each other, as
+`git log --graph` draws them, with a line where a fork opens new ones and where a join closes them.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dspyer.display.run_rows import SHOWN, DisplayRow, leaves_of, outcome, row_label, seconds, written
-from dspyer.events import BranchPath, Committed, ItemFinished, NodeStarted, RunStarted
+from dspyer.events import BranchPath, Committed, Event, ItemFinished, NodeStarted, RunStarted
 from dspyer.scheduler.run_state import path_text
 
-if TYPE_CHECKING:
-    from dspyer.runtime.run import Run
-
 WIDTH = 100  # characters of a line
-LANES = 12  # branches beside each other; the others share the last lane
-ROWS = 400  # commits that are shown: the first and the last ones
-
+LANES = 12  # branches next to each other; further ones share the last lane
+ROWS = 400  # commits that are listed: the first and the last half of them
 
 _MARKS = {"failed": "✗", "waits for an answer": "?", "was not started": "○"}
 
 
-def describe(run: Run, rows: Sequence[DisplayRow]) -> str:
-    """A run in words: the commits in canonical order, branches beside each other, forks and joins drawn.
+def describe_run(
+    rows: Sequence[DisplayRow],
+    events: Sequence[Event],
+    *,
+    status: str,
+    duration: float,
+    usage: Mapping[str, Mapping[str, Any]],
+    error: BaseException | None,
+) -> str:
+    """The report of a run, at most 100 columns wide: one line that sums it up, its commits, and its error.
 
-    Args:
-        run: the run.
-        rows: its commits and where it ended.
-
-    Returns:
-        A text of at most 100 columns.
+    `events` are those of the attempt that ended (a resumed run has rows of earlier attempts too), `duration` is in
+    seconds, `usage` has the tokens by language model.
     """
     lanes = {path: min(first, LANES - 1) for path, (first, _) in leaves_of(rows).items()}
-    names = {row.commit.id: f"{row_label(row.commit)} {row.commit.node}" for row in rows if row.commit}
-    lines = [*wrap(_summary(run), WIDTH), ""]
-    live: dict[BranchPath, int] = {}
+    labels = {row.commit.id: f"{row_label(row.commit)} {row.commit.node}" for row in rows if row.commit}
+    lines = [*wrap(_summary(rows, events, status, duration, usage), WIDTH), ""]
+    active: dict[BranchPath, int] = {}  # the branches that are drawn as bars at this row, with their lanes
     for number, row in enumerate(rows):
         if not ROWS // 2 <= number < len(rows) - ROWS // 2:
-            lines += _part(row, live, lanes, names, number == len(rows) - 1)
+            lines += _row_lines(row, active, lanes, labels, number == len(rows) - 1)
         elif number == ROWS // 2:
             lines.append(f"... {len(rows) - 2 * (ROWS // 2)} more: run.commits has them all")
         for path in row.came:
-            live.pop(path, None)
+            active.pop(path, None)
         if row.commit:
-            live.update((path, lanes[path]) for path in row.children or (row.branch,))
-    if run.error is not None:
-        lines += ["", *(line for text in _problem(run.error) for line in wrap(text, WIDTH, subsequent_indent="  "))]
+            active.update((path, lanes[path]) for path in row.children or (row.branch,))
+    if error is not None:
+        lines += ["", *(line for text in _error_lines(error) for line in wrap(text, WIDTH, subsequent_indent="  "))]
     return "\n".join(lines)
 
 
-def _part(
-    row: DisplayRow,
-    live: Mapping[BranchPath, int],
-    lanes: Mapping[BranchPath, int],
-    names: Mapping[str, str],
-    last: bool,
-) -> list[str]:
-    """The lines of one row, given the branches that are live above it."""
-    lines = []
-    if len(row.came) > 1:
-        lines.append(_joint(live, [lanes[path] for path in row.came], "╯", "┴"))
-    came, lane = set(row.came), lanes[row.branch]
-    here = {path: other for path, other in live.items() if path not in came} | {row.branch: lane}
-    lines.append(_headline(row, _bars(here, lane, "●" if row.commit else _MARKS[row.outcome]), _meta(row)))
-    bars = _bars(here, lane, " " if last or not row.commit else "│")
-    for text in _facts(row, names):
-        lines += [f"{bars}   {line}" for line in wrap(text, WIDTH - len(bars) - 3, subsequent_indent="  ")]
-    if row.children:
-        lines.append(_joint(here, [lanes[path] for path in row.children], "╮", "┬"))
-    return lines
+# --- the first line
 
 
-def _summary(run: Run) -> str:
-    started = next(event for event in run.events if isinstance(event, RunStarted))
-    calls = sum(1 for event in run.events if isinstance(event, NodeStarted) and event.scope == started.scope)
-    facts = [f"graph {started.graph!r}", _count(len(run.commits), "commit")]
-    conflicts = [_count(len(run.conflicts), "conflict")] if run.conflicts else []
-    # A resumed run has the commits of all its attempts; its events and tokens are those of the last one.
-    made = sum(1 for event in run.events if isinstance(event, Committed) and event.scope == started.scope)
-    resumed = made < len(run.commits)
-    work = [_count(calls, "node call"), *([] if resumed else conflicts), *_items(run, started.scope, resumed)]
-    tokens = sum(_tokens(usage) for usage in run.usage.values())
+def _summary(
+    rows: Sequence[DisplayRow],
+    events: Sequence[Event],
+    status: str,
+    duration: float,
+    usage: Mapping[str, Mapping[str, Any]],
+) -> str:
+    started = next(event for event in events if isinstance(event, RunStarted))
+    calls = sum(1 for event in events if isinstance(event, NodeStarted) and event.scope == started.scope)
+    commits = sum(row.commit is not None for row in rows)
+    conflict_count = sum(len(row.conflicts) for row in rows)
+    facts = [f"graph {started.graph!r}", _count(commits, "commit")]
+    conflicts = [_count(conflict_count, "conflict")] if conflict_count else []
+    # A resumed run has the commits of all its attempts, but the events and tokens of the last one only.
+    committed = sum(1 for event in events if isinstance(event, Committed) and event.scope == started.scope)
+    resumed = committed < commits
+    completed = status == "completed"
+    work = [_count(calls, "node call"), *([] if resumed else conflicts)]
+    work += _map_progress(events, started.scope, may_have_left=not completed and not resumed)
+    tokens = sum(_tokens(of_model) for of_model in usage.values())
     if tokens:
         work.append(_count(tokens, "token"))
-    verb = "in" if run.status == "completed" else "after"
-    text = f"Run {run.status} {verb} {seconds(run.duration)}: "
+    text = f"Run {status} {'in' if completed else 'after'} {seconds(duration)}: "
     if resumed:
         return f"{text}{', '.join(facts + conflicts)}; since it was resumed: {', '.join(work)}"
     return text + ", ".join(facts + work)
 
 
-def _items(run: Run, scope: tuple[str, ...], resumed: bool) -> list[str]:
-    """How far the maps of the run came; what is left is unknown where an earlier attempt may have finished items."""
+def _map_progress(events: Sequence[Event], scope: tuple[str, ...], *, may_have_left: bool) -> list[str]:
+    """For each map node, how many items it finished.
+
+    How many are left is said only if that is known: an earlier attempt of a resumed run may have finished some.
+    """
     ended: dict[str, Counter[str]] = {}
-    totals: dict[str, dict[str, int]] = {}
-    for event in run.events:
+    totals: dict[str, dict[str, int]] = {}  # by node, the number of items of each execution
+    for event in events:
         if isinstance(event, ItemFinished) and event.scope == scope:
             ended.setdefault(event.node, Counter())[event.status] += 1
             totals.setdefault(event.node, {})[event.execution.rpartition("[")[0]] = event.items
@@ -104,12 +101,12 @@ def _items(run: Run, scope: tuple[str, ...], resumed: bool) -> list[str]:
         text = f"{_count(statuses['completed'], 'item')} of {node!r}"
         failed, left = statuses["failed"], sum(totals[node].values()) - statuses["completed"] - statuses["failed"]
         text += f", {failed} failed" if failed else ""
-        found.append(text + (f", {left} left" if left and run.status != "completed" and not resumed else ""))
+        found.append(text + (f", {left} left" if left and may_have_left else ""))
     return found
 
 
-def _tokens(usage: Mapping[str, Any]) -> int:
-    total = usage.get("total_tokens")
+def _tokens(of_model: Mapping[str, Any]) -> int:
+    total = of_model.get("total_tokens")
     return total if isinstance(total, int) else 0
 
 
@@ -117,48 +114,70 @@ def _count(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
-def _bars(live: Mapping[BranchPath, int], lane: int, mark: str) -> str:
-    """A line of the tree: a bar for each live branch, a mark for the one that the line is about."""
-    cells = dict.fromkeys(live.values(), "│") | {lane: mark}
+# --- the lines of one commit
+
+
+def _row_lines(
+    row: DisplayRow,
+    active: Mapping[BranchPath, int],
+    lanes: Mapping[BranchPath, int],
+    labels: Mapping[str, str],
+    last: bool,
+) -> list[str]:
+    """The lines of one row, below which the `active` branches have their bars."""
+    lines = []
+    if len(row.came) > 1:
+        lines.append(_junction(active, [lanes[path] for path in row.came], "╯", "┴"))
+    came, lane = set(row.came), lanes[row.branch]
+    here = {path: other for path, other in active.items() if path not in came} | {row.branch: lane}
+    lines.append(_headline(row, _bars(here, lane, "●" if row.commit else _MARKS[row.outcome]), _details(row)))
+    bars = _bars(here, lane, " " if last or not row.commit else "│")
+    for text in _facts(row, labels):
+        lines += [f"{bars}   {line}" for line in wrap(text, WIDTH - len(bars) - 3, subsequent_indent="  ")]
+    if row.children:
+        lines.append(_junction(here, [lanes[path] for path in row.children], "╮", "┬"))
+    return lines
+
+
+def _bars(active: Mapping[BranchPath, int], lane: int, mark: str) -> str:
+    """A bar for each active branch, and `mark` in the lane of the row's own branch."""
+    cells = dict.fromkeys(active.values(), "│") | {lane: mark}
     return " ".join(cells.get(i, " ") for i in range(max(cells) + 1))
 
 
-def _joint(live: Mapping[BranchPath, int], lanes: Sequence[int], last: str, middle: str) -> str:
-    """A line of the tree where lanes part or meet."""
+def _junction(active: Mapping[BranchPath, int], lanes: Sequence[int], corner: str, tee: str) -> str:
+    """The line where lanes fork or join: a tee for each lane, a corner for the last, crossings in between."""
     first, end = min(lanes), max(lanes)
-    cells = dict.fromkeys(live.values(), "│")
+    cells = dict.fromkeys(active.values(), "│")
     for lane in range(first, end + 1):
-        cells[lane] = "├" if lane == first else middle if lane in lanes else "┼" if lane in cells else "─"
+        cells[lane] = "├" if lane == first else tee if lane in lanes else "┼" if lane in cells else "─"
     if end > first:
-        cells[end] = last
+        cells[end] = corner
     text = ""
     for lane in range(max(cells) + 1):
         text += cells.get(lane, " ") + ("─" if first <= lane < end else " ")
     return text.rstrip()
 
 
-def _headline(row: DisplayRow, bars: str, meta: str) -> str:
+def _headline(row: DisplayRow, bars: str, details: str) -> str:
     if row.commit:
-        goal = (
-            f" → {', '.join(_folded(row.commit.route))}"
-            if row.commit.route and not row.node.startswith("join:")
-            else ""
-        )
-        text = f"{bars} {row_label(row.commit)} {row.node}{goal}"
+        route = [] if row.node.startswith("join:") else _grouped(row.commit.route)
+        arrow = f" → {', '.join(route)}" if route else ""
+        text = f"{bars} {row_label(row.commit)} {row.node}{arrow}"
     else:
         text = f"{bars} {row.node} {row.outcome}"
-    return f"{_clip(text, WIDTH - len(meta) - 2)}  {meta}"
+    return f"{_clip(text, WIDTH - len(details) - 2)}  {details}"
 
 
-def _folded(route: Iterable[str]) -> list[str]:
-    """The names of a route; a node to which several branches went is named once, with their number."""
+def _grouped(route: Iterable[str]) -> list[str]:
+    """The names of a route; a node that several branches go to is named once, with their number."""
     counts: dict[str, int] = {}
     for node in route:
         counts[node] = counts.get(node, 0) + 1
     return [node if count == 1 else f"{node} × {count}" for node, count in counts.items()]
 
 
-def _meta(row: DisplayRow) -> str:
+def _details(row: DisplayRow) -> str:
     facts = [f"step {row.step}"]
     if row.branch:
         facts.append(f"branch {path_text(row.branch)}")
@@ -172,11 +191,11 @@ def _meta(row: DisplayRow) -> str:
     return f"({', '.join(facts)})"
 
 
-def _facts(row: DisplayRow, names: Mapping[str, str]) -> list[str]:
-    """What is said below the headline of a row."""
+def _facts(row: DisplayRow, labels: Mapping[str, str]) -> list[str]:
+    """The lines below the headline of a row: what was joined, conflicts, writes, reason, error, questions."""
     facts = []
     if len(row.came) > 1:
-        facts.append(f"joins {', '.join(names[parent] for parent in row.parents[:SHOWN])}")
+        facts.append(f"joins {', '.join(labels[parent] for parent in row.parents[:SHOWN])}")
         if len(row.parents) > SHOWN:
             facts[-1] += f" and {len(row.parents) - SHOWN} more"
     facts += [text for conflict in row.conflicts for text in outcome(conflict)]
@@ -186,19 +205,19 @@ def _facts(row: DisplayRow, names: Mapping[str, str]) -> list[str]:
         if row.commit.reason:
             facts.append(f"because: {_clip(_plain(row.commit.reason), 240)}")
     elif row.error and not row.conflicts:
-        facts += _problem(row.error)[:1]
+        facts += _error_lines(row.error)[:1]
     facts += [f"{question.key}: {_clip(_plain(question.text), 240)}" for question in row.questions]
     return facts
 
 
-def _problem(error: BaseException) -> list[str]:
-    """An error and its notes."""
+def _error_lines(error: BaseException) -> list[str]:
+    """The error on one line, and one line for each of its notes."""
     text = _clip(_plain(str(error)), 600)
     return [f"{type(error).__name__}{': ' if text else ''}{text}", *map(_plain, getattr(error, "__notes__", ()))]
 
 
 def _plain(text: str) -> str:
-    """A text on one line, without anything that a terminal would obey."""
+    """A text on one line, without control characters: a terminal would obey those."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 

@@ -6,9 +6,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dspyer.display.graph_svg import Picture, draw_mermaid, draw_svg
+from dspyer.display.graph_picture import GraphPicture
+from dspyer.display.graph_svg import draw_svg
 from dspyer.display.redaction import Redact, Redaction, hiding
 from dspyer.errors import InputError, RouteError, list_names, suggestion
+from dspyer.graph.text import draw_mermaid
 from dspyer.nodes.condense import Condensers
 from dspyer.nodes.node import Node, Send
 from dspyer.nodes.router import Router
@@ -289,10 +291,10 @@ class GraphSpec:
         facts += ["next round"] if self.topology.rounds.goes_back(name, target) else []
         return f"{target} ({', '.join(facts)})" if facts else target
 
-    def _picture(self) -> Picture:
+    def _picture(self) -> GraphPicture:
         labels = {(name, target): text for name in self.exits for target, text in self._labels(name).items()}
         kinds = {name: node.kind for name, node in self.nodes.items()}
-        return Picture(self.topology, labels, kinds)
+        return GraphPicture(self.topology, labels, kinds)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphSpec:
         return self

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import dspy
 
-from dspyer.display.report import describe
+from dspyer.display.report import describe_run
 from dspyer.display.run_rows import DisplayRow, display_rows
 from dspyer.display.timeline import Lanes, draw_run
 from dspyer.display.tokens import Count, Tokens, count_tokens
@@ -219,7 +219,14 @@ class Run:
         Returns:
             A text of at most 100 columns.
         """
-        return describe(self, self._rows())
+        return describe_run(
+            self._rows(),
+            self.events,
+            status=self.status,
+            duration=self.duration,
+            usage=self.usage,
+            error=self.error,
+        )
 
     def tokens(self, count: Count | None = None) -> Tokens:
         """What its nodes got, in tokens: each view against the whole field; what is no view is sent whole.

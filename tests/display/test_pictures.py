@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dspyer.display.graph_svg import NodeBox, Picture, across, arrange, draw_mermaid, draw_svg, spread
+from dspyer.display.graph_picture import GraphPicture
+from dspyer.display.graph_svg import NodeBox, across, arrange, draw_svg, spread
 from dspyer.display.svg import SMALL, curve, escape, fmt, shorten, text_width
+from dspyer.graph.text import draw_mermaid
 from dspyer.policies import Policies
 from dspyer.scheduler.loops import Edge
 from dspyer.scheduler.topology import END, START, Topology
@@ -26,7 +28,7 @@ NASTY = 'a <b> & "c" | `d` #e; \x00\x1b[31m ]] --> f'
 
 def picture(
     text: str, kinds: dict[str, str] | None = None, labels: dict[tuple[str, str], str] | None = None
-) -> Picture:
+) -> GraphPicture:
     """A graph from lines such as `a -> b` and, for a route, `a ? b label`."""
     edges, found = [], dict(labels or {})
     nodes: dict[str, None] = {}
@@ -37,7 +39,7 @@ def picture(
             found[source, target] = label[0]
         nodes.update(dict.fromkeys(node for node in (source, target) if node not in (START, END)))
     topology = Topology("pictured", tuple(nodes), tuple(edges), Schema.of(None), Policies.of("raise"))
-    return Picture(topology, found, kinds or {})
+    return GraphPicture(topology, found, kinds or {})
 
 
 GRAPHS = {
@@ -59,7 +61,7 @@ GRAPHS = {
 }
 
 
-def drawn(made: Picture) -> ElementTree.Element:
+def drawn(made: GraphPicture) -> ElementTree.Element:
     return ElementTree.fromstring(draw_svg(made))
 
 

@@ -1,0 +1,57 @@
+"""What drawings of a graph have in common: its nodes and edges with their kinds and labels, as one value.
+
+The SVG drawing (`graph_svg`) and the Mermaid text (`dspyer.graph.text`) both take it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dspyer.scheduler.loops import Edge
+from dspyer.scheduler.topology import END, START, Topology
+
+EdgeKey = tuple[str, str]  # an edge by source and target
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPicture:
+    """A compiled graph as drawings show it.
+
+    Attributes:
+        topology: nodes, edges and loops.
+        labels: the labels of routers, by source and target of the edge.
+        kinds: the kind of each node: function, module, subgraph, map or interrupt.
+    """
+
+    topology: Topology
+    labels: Mapping[EdgeKey, str] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """One edge for each pair of connected nodes; conditional if all parallel edges between the two are."""
+        found: dict[EdgeKey, bool] = {}
+        for edge in self.topology.edges:
+            key = (edge.source, edge.target)
+            found[key] = found.get(key, True) and edge.conditional
+        return tuple(Edge(source, target, conditional) for (source, target), conditional in found.items())
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """`START`, the nodes, and `END` if an edge leads there (a graph that loops until it is stopped has none)."""
+        ends = (END,) if any(edge.target == END for edge in self.topology.edges) else ()
+        return (START, *self.topology.nodes, *ends)
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The nodes at which the rounds of loops begin."""
+        return tuple(dict.fromkeys(head for loop in self.topology.rounds.loops for head in loop.heads))
+
+    def kind(self, node: str) -> str:
+        """The kind of a node; `"end"` for `START` and `END`."""
+        return "end" if node in (START, END) else self.kinds.get(node, "function")
+
+    def goes_back(self, edge: Edge) -> bool:
+        """Whether an edge starts the next round of a loop: drawings dash it."""
+        return self.topology.rounds.goes_back(edge.source, edge.target)
