@@ -8,8 +8,22 @@ from __future__ import annotations
 
 import inspect
 import sys
+import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Union, get_args, get_origin
+
+UNIONS = (Union, types.UnionType)
+"""The origins of `X | Y`: `typing.Union` and the type of the operator."""
+
+
+def without_none(annotation: Any) -> Any:
+    """A type without its `| None`."""
+    if get_origin(annotation) in UNIONS:
+        rest = [member for member in get_args(annotation) if member is not types.NoneType]
+        if len(rest) == 1:
+            return rest[0]
+    return annotation
+
 
 if sys.version_info >= (3, 14):
     from annotationlib import Format, get_annotations

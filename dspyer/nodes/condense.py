@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import dspy
 
 from dspyer.errors import NodeOutputError
+from dspyer.hints import without_none
 from dspyer.nodes.callables import class_of
 from dspyer.nodes.field_names import listed, no_field
 from dspyer.nodes.module import module_io, values_of_prediction
@@ -17,7 +18,7 @@ from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.sync_async import acall_module, call_module
 from dspyer.nodes.template_plans import filling, plan_templates
 from dspyer.patch import DELETE, Replace, each_update
-from dspyer.reducers import Updates, without_none
+from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw

@@ -13,6 +13,7 @@ from pydantic_core import PydanticUndefined
 
 from dspyer.dspy_module.prompt_templates import predictors_in
 from dspyer.errors import NodeOutputError, brief, suggestion
+from dspyer.hints import without_none
 from dspyer.messages import turn_message, turns_in
 from dspyer.nodes.binding import unset, usable
 from dspyer.nodes.callables import Described, describe
@@ -22,7 +23,7 @@ from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.sync_async import acall_module, call_module
 from dspyer.nodes.template_plans import filling, made_for, plan_templates
 from dspyer.nodes.view_access import form_of, form_problems, is_conversation, read_view, sent_to
-from dspyer.reducers import Updates, without_none
+from dspyer.reducers import Updates
 from dspyer.schema.type_fit import misfit, shown_type, update_type
 from dspyer.state import ImmutableState
 from dspyer.templates import ComputedInput

@@ -12,10 +12,11 @@ import dspy
 from pydantic import BaseModel
 
 from dspyer.errors import InputError, NodeOutputError, suggestion
+from dspyer.hints import without_none
 from dspyer.nodes.callables import class_of, members
 from dspyer.nodes.field_names import listed
 from dspyer.patch import DELETE, Replace, diff_value, plain_patch
-from dspyer.reducers import Updates, conversation, without_none
+from dspyer.reducers import Updates, conversation
 from dspyer.scheduler.provenance import FieldIndex, FieldPart, FieldParts, UnseenParts, unattributed_parts
 from dspyer.scheduler.run_state import Branch
 from dspyer.schema.schema import Schema

@@ -32,8 +32,9 @@ from typing_extensions import is_typeddict
 
 from dspyer import reducers
 from dspyer.errors import DspyerError, GraphError, InputError, NodeOutputError, StateError, annotate, brief, suggestion
+from dspyer.hints import UNIONS, without_none
 from dspyer.patch import DELETE, Replace, apply_value, resets
-from dspyer.reducers import Reducer, Updates, without_none
+from dspyer.reducers import Reducer, Updates
 from dspyer.schema.limits import Limit, limit, limit_problem
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
@@ -469,7 +470,7 @@ def _exact_types(annotation: Any, config: ConfigDict) -> frozenset[type]:
     if CHANGING_OPTIONS & config.keys():
         return frozenset()
     members = {annotation} if annotation in (str, int, float, bool) else set(get_args(annotation))
-    is_union = get_origin(annotation) in reducers.UNIONS or annotation in members
+    is_union = get_origin(annotation) in UNIONS or annotation in members
     return frozenset(members) if is_union and members <= EXACT else frozenset()
 
 

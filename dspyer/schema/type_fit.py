@@ -17,7 +17,7 @@ from pydantic import BaseModel, RootModel, ValidationError
 from typing_extensions import is_typeddict
 
 from dspyer.errors import NodeOutputError
-from dspyer.reducers import UNIONS
+from dspyer.hints import UNIONS
 from dspyer.schema.fields import refusal_text
 from dspyer.schema.schema import Schema
 

@@ -16,12 +16,13 @@ from pydantic import BaseModel
 
 from dspyer.errors import StateError
 from dspyer.graph.spec import GraphSpec
+from dspyer.hints import UNIONS
 from dspyer.nodes.node import Node
 from dspyer.nodes.router import Router
 from dspyer.patch import Replace
 from dspyer.persistence.rows import COMMITS, CommitContent, CommitHeader
 from dspyer.policies import Policies
-from dspyer.reducers import UNIONS, Updates
+from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema
 from dspyer.stores.base import Change, Row
 from dspyer.stores.content import blob_id
