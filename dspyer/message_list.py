@@ -1,6 +1,7 @@
-"""Lists of messages as `reducers.add_messages` keeps them: one message per id, in the order in which they came.
+"""Lists of messages with one message per id: the functions of `reducers.add_messages` and `reducers.conversation`.
 
-A message is a mapping with an `"id"`, or an object with an `id` (a pydantic model, a dataclass).
+A message is a mapping with an `"id"`, or an object with an `id` (a pydantic model, a dataclass). Messages keep the
+order in which they were added.
 """
 
 from __future__ import annotations
@@ -19,124 +20,62 @@ from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import CopyOnRead, FrozenDict, FrozenList
 from dspyer.values.persistent import SMALL, PersistentMap
 
-EMPTY: FrozenList[Any] = FrozenList()
-EXAMPLE = '{"role": "user", "content": "..."}'
 ROLES = ("user", "assistant", "tool")
+
 TURN = "turn"
-"""The key under which the turn of a node holds the values of its signature."""
-IdIndex = PersistentMap[Any, int]
-NO_IDS: IdIndex = PersistentMap()
+"""The key of a message under which a node's turn holds the values of the node's signature."""
 
-CACHED = 32  # long lists whose ids are known at once
-
-
-class IdIndexCache:
-    """The places of the ids in the long lists used last: a cache, so that adding one message to many reads one.
-
-    Lists are known by identity, and are held so that no identity is used twice. The older half goes when the younger
-    is full.
-    """
-
-    def __init__(self) -> None:
-        self.young: dict[int, tuple[FrozenList[Any], IdIndex]] = {}
-        self.old: dict[int, tuple[FrozenList[Any], IdIndex]] = {}
-
-    def __len__(self) -> int:
-        return len(self.young) + len(self.old)
-
-    def get(self, messages: FrozenList[Any]) -> IdIndex | None:
-        """The places of a list, None if it is not known."""
-        found = self.young.get(id(messages))
-        if found is None:
-            found = self.old.get(id(messages))
-            if found is not None:
-                self.put(messages, found[1])
-        return None if found is None else found[1]
-
-    def put(self, messages: FrozenList[Any], places: IdIndex) -> None:
-        """Remembers the places of a list, if it is long."""
-        if len(messages) > SMALL:
-            if len(self.young) >= CACHED // 2:
-                self.old, self.young = self.young, {}
-            self.young[id(messages)] = messages, places
+EXAMPLE = '{"role": "user", "content": "..."}'
+EMPTY: FrozenList[Any] = FrozenList()
 
 
-index_cache = IdIndexCache()
+# --- adding messages
 
 
-def item_type(annotation: Any) -> Any:
-    """The type of the messages of a field, refused if it has no place for an id.
-
-    Args:
-        annotation: the type of one message.
-
-    Raises:
-        TypeError: if messages of this type cannot have an `id`.
-    """
-    if hasattr(annotation, "__required_keys__"):  # a TypedDict, of typing or of typing_extensions
-        named = {*annotation.__required_keys__, *annotation.__optional_keys__}
-    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        named = {"id"} if annotation.model_config.get("extra") == "allow" else set(annotation.model_fields)
-    elif isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
-        named = {field.name for field in dataclasses.fields(annotation)}
-    elif get_origin(annotation) is None and annotation in (str, int, float, bool, bytes):
-        named = set()
-    else:
-        return annotation
-    if "id" not in named:
-        raise TypeError(
-            "reducer 'add_messages' needs messages with an `id`, and "
-            f"{getattr(annotation, '__name__', annotation)} has none: add `id: str | None = None`"
-        )
-    return annotation
-
-
-def check(update: Any) -> None:
-    """Refuses what is neither a message nor a list of messages."""
-    for message in _listed(update):
-        if not isinstance(message, Mapping) and not hasattr(message, "id"):
-            raise NodeOutputError(
-                f"reducer 'add_messages' takes one message or a list of messages, not {type(message).__name__} "
-                f"{brief(message)}; a message is a dict such as {EXAMPLE} or an object with an `id`"
-            )
-
-
-def assign_ids(update: Any, commit_id: str, current: Any = DELETE) -> list[Any]:
-    """The messages of an update, each with an id: the same one however often its commit is made.
-
-    Args:
-        update: one message or a list of messages.
-        commit_id: what missing ids are derived from.
-        current: the messages so far. A derived id is never one of theirs, so that a conversation which is handed from
-            run to run loses nothing.
-
-    Returns:
-        The messages; those without an id as copies with one.
-
-    Example:
-        >>> assign_ids({"role": "user", "content": "Hi"}, "trunk:3")
-        [{'role': 'user', 'content': 'Hi', 'id': 'trunk:3/0'}]
-    """
-    messages = _listed(update)
-    ids = [_id_of(message) for message in messages]
-    if None not in ids:
-        return list(messages)
-    places = _index_of_ids(current) if isinstance(current, FrozenList) else NO_IDS
-    taken = set(ids)
-    with_ids = []
-    for index, message in enumerate(messages):
-        if ids[index] is None:
-            new_id = _free_id(f"{commit_id}/{index}", taken, places)
-            taken.add(new_id)
-            with_ids.append(_with_id(message, new_id))
+def add(current: FrozenList[Any], update: FrozenList[Any]) -> FrozenList[Any]:
+    """Adds messages; one with a known id replaces the message that has it."""
+    length, index = len(current), _index_of(current)
+    replaced: dict[int, Any] = {}
+    added: list[Any] = []
+    for message in update.raw_items():
+        key = _id_of(message)
+        position = None if key is None else index.get(key)
+        if position is None:
+            added.append(message)
+            index = index if key is None else index.set(key, length + len(added) - 1)
+        elif position < length:
+            replaced[position] = message
         else:
-            with_ids.append(message)
-    return with_ids
+            added[position - length] = message  # this update has the id twice: the later message counts
+    if replaced:
+        current = EMPTY.plus([replaced.get(position, message) for position, message in enumerate(current.raw_items())])
+    new = current.plus(added)
+    index_cache.put(new, index)
+    return new
 
 
-def _free_id(wanted: str, taken: AbstractSet[Any], places: IdIndex) -> str:
-    tries = itertools.chain([wanted], (f"{wanted}~{again}" for again in itertools.count(2)))
-    return next(each for each in tries if each not in taken and each not in places)
+def add_new(current: FrozenList[Any], update: FrozenList[Any]) -> FrozenList[Any]:
+    """Adds messages to a list that only grows; a message that it has is not added again.
+
+    Raises `NodeOutputError` if a message has the id of another one with different content.
+    """
+    index = _index_of(current)
+    existing: list[Any] | None = None  # read at most once, and only if an id is known
+    new: dict[Any, Any] = {}
+    for message in update.raw_items():
+        key = _id_of(message)
+        position = index.get(key)
+        if position is not None and existing is None:
+            existing = list(current.raw_items())
+        same_id = new.get(key) if position is None or existing is None else existing[position]
+        if same_id is None:
+            new[key] = message
+        elif not same(same_id, message):
+            raise NodeOutputError(
+                f"the message {_id_of(message)!r} is there already with another content: messages are only added, so "
+                "give this one an id of its own, or none"
+            )
+    return add(current, EMPTY.plus(list(new.values()))) if new else current
 
 
 def parts(update: FrozenList[Any]) -> list[tuple[Any, Any]]:
@@ -146,13 +85,13 @@ def parts(update: FrozenList[Any]) -> list[tuple[Any, Any]]:
 
 def find(messages: FrozenList[Any], key: Any) -> Any:
     """The message with an id; `DELETE` if there is none."""
-    place = _index_of_ids(messages).get(key)
-    return DELETE if place is None else messages.raw(place)
+    position = _index_of(messages).get(key)
+    return DELETE if position is None else messages.raw(position)
 
 
-def make_update(found: Mapping[Any, Any]) -> FrozenList[Any]:
+def make_update(by_id: Mapping[Any, Any]) -> FrozenList[Any]:
     """The update that adds messages, given by id."""
-    return EMPTY.plus(list(found.values()))
+    return EMPTY.plus(list(by_id.values()))
 
 
 def without(messages: FrozenList[Any], key: Any) -> FrozenList[Any]:
@@ -160,101 +99,39 @@ def without(messages: FrozenList[Any], key: Any) -> FrozenList[Any]:
     return EMPTY.plus([message for message in messages.raw_items() if _id_of(message) != key])
 
 
-def add(current: FrozenList[Any], update: FrozenList[Any]) -> FrozenList[Any]:
-    """Adds messages; one with a known id takes the place of the message that has it.
+# --- ids
 
-    Args:
-        current: the messages so far.
-        update: the messages to add.
 
-    Returns:
-        The new list.
+def assign_ids(update: Any, commit_id: str, current: Any = DELETE) -> list[Any]:
+    """Gives each message of an update an id that is the same whenever its commit is made again.
+
+    A derived id is never one of `current`, the messages so far: in a conversation that is handed from run to run, the
+    commits of two runs have the same ids, and the later message would replace the earlier one.
+
+    Example:
+        >>> assign_ids({"role": "user", "content": "Hi"}, "trunk:3")
+        [{'role': 'user', 'content': 'Hi', 'id': 'trunk:3/0'}]
     """
-    before, places = len(current), _index_of_ids(current)
-    replaced: dict[int, Any] = {}
-    added: list[Any] = []
-    for message in update.raw_items():
-        key = _id_of(message)
-        place = None if key is None else places.get(key)
-        if place is None:
-            added.append(message)
-            places = places if key is None else places.set(key, before + len(added) - 1)
-        elif place < before:
-            replaced[place] = message
+    messages = _as_list(update)
+    ids = [_id_of(message) for message in messages]
+    if None not in ids:
+        return list(messages)
+    index = _index_of(current) if isinstance(current, FrozenList) else NO_IDS
+    taken = set(ids)
+    with_ids = []
+    for number, message in enumerate(messages):
+        if ids[number] is None:
+            new_id = _free_id(f"{commit_id}/{number}", taken, index)
+            taken.add(new_id)
+            with_ids.append(_with_id(message, new_id))
         else:
-            added[place - before] = message
-    if replaced:
-        kept = [replaced.get(place, message) for place, message in enumerate(current.raw_items())]
-        current = EMPTY.plus(kept)
-    new = current.plus(added)
-    index_cache.put(new, places)
-    return new
+            with_ids.append(message)
+    return with_ids
 
 
-def check_chat(update: Any) -> None:
-    """Refuses what is no chat message, and system messages."""
-    for message in _listed(update):
-        if not isinstance(message, Mapping):
-            raise NodeOutputError(
-                f"a message is a dict such as {EXAMPLE}, not {type(message).__name__} {brief(message)}"
-            )
-        role, content = message.get("role"), message.get("content")
-        if role in ("system", "developer"):
-            raise NodeOutputError(
-                "system messages are not kept: put what a model is told into the instructions of its signature"
-            )
-        if role not in ROLES:
-            raise NodeOutputError(f"the message {brief(dict(message))} has the role {role!r}: give one of {ROLES}")
-        if role == "tool" and not isinstance(message.get("tool_call_id"), str):
-            raise NodeOutputError(f"the result of a tool {brief(dict(message))} lacks its tool_call_id")
-        if not isinstance(content, (str, list, FrozenList)) and not (content is None and message.get("tool_calls")):
-            raise NodeOutputError(f"the message {brief(dict(message))} has no content: give a text")
-
-
-def add_new(current: FrozenList[Any], update: FrozenList[Any]) -> FrozenList[Any]:
-    """Adds messages to a list that only grows; one that is there already is not added again.
-
-    Args:
-        current: the messages so far.
-        update: the messages to add.
-
-    Returns:
-        The new list.
-
-    Raises:
-        NodeOutputError: if another message has the id of one that is there.
-    """
-    places = _index_of_ids(current)
-    known: list[Any] | None = None
-    new: dict[Any, Any] = {}
-    for message in update.raw_items():
-        key = _id_of(message)
-        place = places.get(key)
-        if place is not None and known is None:
-            known = list(current.raw_items())
-        there = new.get(key) if place is None or known is None else known[place]
-        if there is None:
-            new[key] = message
-        elif not same(there, message):
-            raise NodeOutputError(
-                f"the message {_id_of(message)!r} is there already with another content: messages are only added, so "
-                "give this one an id of its own, or none"
-            )
-    return add(current, EMPTY.plus(list(new.values()))) if new else current
-
-
-def _listed(update: Any) -> Any:
-    return update if isinstance(update, (list, tuple, FrozenList)) else [update]
-
-
-def _index_of_ids(messages: FrozenList[Any]) -> IdIndex:
-    known = index_cache.get(messages)
-    if known is not None:
-        return known
-    ids = (_id_of(message) for message in messages.raw_items())
-    places: IdIndex = PersistentMap({key: place for place, key in enumerate(ids) if key is not None})
-    index_cache.put(messages, places)
-    return places
+def _free_id(wanted: str, taken: AbstractSet[Any], index: IdIndex) -> str:
+    candidates = itertools.chain([wanted], (f"{wanted}~{number}" for number in itertools.count(2)))
+    return next(each for each in candidates if each not in taken and each not in index)
 
 
 def _id_of(message: Any) -> Any:
@@ -275,3 +152,109 @@ def _with_id(message: Any, new_id: str) -> Any:
     if dataclasses.is_dataclass(message) and not isinstance(message, type):
         return dataclasses.replace(message, id=new_id)
     raise NodeOutputError(f"reducer 'add_messages' got a {type(message).__name__} without an id; set its `id`")
+
+
+# --- the index of a list: the position of each id
+
+IdIndex = PersistentMap[Any, int]
+NO_IDS: IdIndex = PersistentMap()
+CACHED = 32  # lists in the cache
+
+
+class IdIndexCache:
+    """The indexes of the long lists used last, so that adding one message need not read the whole list.
+
+    The key is the identity of a list, and an entry holds the list itself, so that no other object gets its identity.
+    There are two generations: when the young one is full, it becomes the old one, and the old one is dropped. No lock
+    is needed: two threads can at worst lose an entry, which is then made again.
+    """
+
+    def __init__(self) -> None:
+        self.young: dict[int, tuple[FrozenList[Any], IdIndex]] = {}
+        self.old: dict[int, tuple[FrozenList[Any], IdIndex]] = {}
+
+    def __len__(self) -> int:
+        return len(self.young) + len(self.old)
+
+    def get(self, messages: FrozenList[Any]) -> IdIndex | None:
+        found = self.young.get(id(messages))
+        if found is None:
+            found = self.old.get(id(messages))
+            if found is not None:
+                self.put(messages, found[1])
+        return None if found is None else found[1]
+
+    def put(self, messages: FrozenList[Any], index: IdIndex) -> None:
+        """Remembers the index of a list, if the list is long."""
+        if len(messages) > SMALL:
+            if len(self.young) >= CACHED // 2:
+                self.old, self.young = self.young, {}
+            self.young[id(messages)] = messages, index
+
+
+index_cache = IdIndexCache()
+
+
+def _index_of(messages: FrozenList[Any]) -> IdIndex:
+    known = index_cache.get(messages)
+    if known is not None:
+        return known
+    ids = (_id_of(message) for message in messages.raw_items())
+    index: IdIndex = PersistentMap({key: position for position, key in enumerate(ids) if key is not None})
+    index_cache.put(messages, index)
+    return index
+
+
+# --- what is refused
+
+
+def check(update: Any) -> None:
+    """Refuses what is neither a message nor a list of messages."""
+    for message in _as_list(update):
+        if not isinstance(message, Mapping) and not hasattr(message, "id"):
+            raise NodeOutputError(
+                f"reducer 'add_messages' takes one message or a list of messages, not {type(message).__name__} "
+                f"{brief(message)}; a message is a dict such as {EXAMPLE} or an object with an `id`"
+            )
+
+
+def check_chat(update: Any) -> None:
+    """Refuses what is no chat message, and system messages."""
+    for message in _as_list(update):
+        if not isinstance(message, Mapping):
+            raise NodeOutputError(
+                f"a message is a dict such as {EXAMPLE}, not {type(message).__name__} {brief(message)}"
+            )
+        role, content = message.get("role"), message.get("content")
+        if role in ("system", "developer"):
+            raise NodeOutputError("system messages are not kept: put instructions for a model into its signature")
+        if role not in ROLES:
+            raise NodeOutputError(f"the message {brief(dict(message))} has the role {role!r}: give one of {ROLES}")
+        if role == "tool" and not isinstance(message.get("tool_call_id"), str):
+            raise NodeOutputError(f"the result of a tool {brief(dict(message))} lacks its tool_call_id")
+        if not isinstance(content, (str, list, FrozenList)) and not (content is None and message.get("tool_calls")):
+            raise NodeOutputError(f"the message {brief(dict(message))} has no content: give a text")
+
+
+def item_type(annotation: Any) -> Any:
+    """The type of one message of a field; raises `TypeError` if messages of this type cannot have an `id`."""
+    if hasattr(annotation, "__required_keys__"):  # a TypedDict, of typing or of typing_extensions
+        attributes = {*annotation.__required_keys__, *annotation.__optional_keys__}
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        attributes = {"id"} if annotation.model_config.get("extra") == "allow" else set(annotation.model_fields)
+    elif isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+        attributes = {field.name for field in dataclasses.fields(annotation)}
+    elif get_origin(annotation) is None and annotation in (str, int, float, bool, bytes):
+        attributes = set()
+    else:
+        return annotation
+    if "id" not in attributes:
+        raise TypeError(
+            "reducer 'add_messages' needs messages with an `id`, and "
+            f"{getattr(annotation, '__name__', annotation)} has none: add `id: str | None = None`"
+        )
+    return annotation
+
+
+def _as_list(update: Any) -> Any:
+    return update if isinstance(update, (list, tuple, FrozenList)) else [update]

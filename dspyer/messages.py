@@ -1,7 +1,8 @@
-"""Messages between nodes: a field type, chat dicts in and out, and a node's own turns as DSPy's history wants them.
+"""Conversations: the field type `Messages`, conversion from and to chat dicts, and the turns of a node for DSPy.
 
-A message is a chat dict: `role`, `content`, an `id`, and for tools `tool_calls` or `tool_call_id`. A turn of a node has
-its `name` as well, and the values of its signature as `turn`.
+A message is a chat dict: `role`, `content`, an `id`, and for tools `tool_calls` or `tool_call_id`. A turn is the
+message of one visit of a node: it has the node's `name` as well, and under `turn` the inputs and outputs of its
+signature, from which the `dspy.History` of the node's next visit is made.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from dspyer.views import text_of
 Messages = Annotated[list[dict[str, Any]], reducers.conversation]
 """The type of a field that holds a conversation: `messages: Messages = []`. It only grows.
 
-A node adds one message or a list of them; each gets an `id`. A message that is there is never changed or removed:
-another one with its `id` is refused. System messages are refused too: what a model is told belongs into the
-instructions of its signature.
+A node adds one message or a list of them; each gets an `id`. A message in the list is never changed or removed: a
+different message with its `id` is refused. System messages are refused too: instructions belong into the signature of
+the node that calls the model.
 """
 
-_CHAT = ("role", "content", "name", "tool_calls", "tool_call_id")
+_CHAT_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
 
 
 def from_chat(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -30,8 +31,11 @@ def from_chat(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     Args:
         messages: the dicts; system messages among them are left out.
 
+    Returns:
+        The messages, as new dicts.
+
     Raises:
-        NodeOutputError: if one has another shape.
+        NodeOutputError: if a dict is no chat message.
 
     Example:
         >>> from_chat([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}])
@@ -48,43 +52,46 @@ def to_chat(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     Args:
         messages: the messages.
 
+    Returns:
+        The chat dicts.
+
     Example:
         >>> to_chat([{"role": "user", "content": "Hi", "id": "trunk:1/0"}])
         [{'role': 'user', 'content': 'Hi'}]
     """
-    return [{key: message[key] for key in _CHAT if key in message} for message in messages]
+    return [{key: message[key] for key in _CHAT_KEYS if key in message} for message in messages]
 
 
 def turn_message(node: str, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The message that a node's turn is. Messages among its values are kept without turns of their own.
+    """The message of one visit of a node: its outputs as text, and both sides of its signature under `turn`.
 
-    Args:
-        node: the node.
-        inputs: what was new to it, by the names of its signature.
-        outputs: what it answered.
+    Example:
+        >>> turn_message("answer", {"question": "Why?"}, {"reasoning": "...", "answer": "The moon."})["content"]
+        'The moon.'
     """
-    said = {name: value for name, value in outputs.items() if name != "reasoning"}
-    texts = {name: text_of(value) for name, value in said.items()}
-    text = next(iter(texts.values())) if len(texts) == 1 else "\n".join(map(": ".join, texts.items()))
+    answers = {name: text_of(value) for name, value in outputs.items() if name != "reasoning"}
+    text = next(iter(answers.values())) if len(answers) == 1 else "\n".join(map(": ".join, answers.items()))
     return {"role": "assistant", "name": node, "content": text, TURN: _without_turns({**inputs, **outputs})}
 
 
 def _without_turns(value: Any) -> Any:
     """A plain value in which no message holds a turn: a turn in a turn would double a conversation at each visit."""
     if isinstance(value, dict):
-        turn = "role" in value and TURN in value
-        return {key: _without_turns(one) for key, one in value.items() if not (turn and key == TURN)}
-    return [_without_turns(one) for one in value] if isinstance(value, list) else value
+        is_turn = "role" in value and TURN in value
+        return {key: _without_turns(inner) for key, inner in value.items() if not (is_turn and key == TURN)}
+    return [_without_turns(inner) for inner in value] if isinstance(value, list) else value
 
 
-def turns_in(messages: Iterable[Mapping[str, Any]], fields: Collection[str], answers: Collection[str]) -> list[Any]:
-    """The turns among messages, each as the fields of a signature with their values.
+def turns_in(messages: Iterable[Mapping[str, Any]], fields: Collection[str], required: Collection[str]) -> list[Any]:
+    """The turns among messages, for a `dspy.History`: each as the named fields of a signature, all if none are named.
 
-    Args:
-        messages: a node's own messages.
-        fields: the fields of its signature; none for all.
-        answers: those among them that a turn must have. None is an answer.
+    A turn without one of the `required` fields is left out; a field that is None is there.
+
+    Example:
+        >>> messages = [{"role": "user", "content": "Hi"}, turn_message("answer", {"question": "?"}, {"answer": "!"})]
+        >>> turns_in(messages, ["answer"], ["answer"])
+        [{'answer': '!'}]
     """
     turns = [message[TURN] for message in messages if isinstance(message.get(TURN), Mapping)]
-    turns = [turn for turn in turns if all(name in turn for name in answers)]
+    turns = [turn for turn in turns if all(name in turn for name in required)]
     return [{name: value for name, value in turn.items() if not fields or name in fields} for turn in turns]
