@@ -106,7 +106,7 @@ def writing_under_a_limit(field: str, many: Callable[[int], Any], one: Callable[
 
     def measure(size: int) -> float:
         schema = Schema.of(Limited)
-        state = schema.initial({field: many(size)})
+        state = schema.initial_state({field: many(size)})
         schema.sizes({field: None}, state)
         start = perf_counter()
         for number in range(DELETED):

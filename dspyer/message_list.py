@@ -139,7 +139,7 @@ def _id_of(message: Any) -> Any:
         return message.raw("id", None)
     if isinstance(message, Mapping):
         return message.get("id")
-    return getattr(message.open() if isinstance(message, CopyOnRead) else message, "id", None)
+    return getattr(message.read() if isinstance(message, CopyOnRead) else message, "id", None)
 
 
 def _with_id(message: Any, new_id: str) -> Any:

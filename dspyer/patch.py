@@ -113,7 +113,7 @@ class Replace:
     @property
     def value(self) -> Any:
         """The value as it reads from a state."""
-        return self.frozen.open() if type(self.frozen) is CopyOnRead else self.frozen
+        return self.frozen.read() if type(self.frozen) is CopyOnRead else self.frozen
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a Replace cannot be changed: make a new one")

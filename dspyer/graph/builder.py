@@ -88,7 +88,7 @@ class Graph:
         required: Iterable[str] | None = None,
         limit: Limit | None = None,
     ) -> None:
-        self._schema = Schema.of(schema, whole=None if limit is None else checked_state_limit(limit))
+        self._schema = Schema.of(schema, state_limit=None if limit is None else checked_state_limit(limit))
         self._named = bool(name)
         self._name = name or (schema.__name__ if schema is not None else "Graph")
         self._inputs = None if inputs is None else listed(inputs)

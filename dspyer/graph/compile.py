@@ -174,7 +174,7 @@ class Assembly(NamedTuple):
         inputs, required = self._declared_inputs(nodes, exits, list(facts.edges), sent, problems)
         facts = self._facts(facts, nodes, exits, inputs, required, sent)
         problems += check_parallel_writers(facts._replace(edges=tuple(repaired_edges(edges, names))), rounds)
-        declared = self.inputs is not None or self.required is not None or not self.schema.open
+        declared = self.inputs is not None or self.required is not None or not self.schema.accepts_any_key
         problems += check_reads(facts) if declared else ()
         problems += self._check_outputs(nodes, exits, inputs)
         routers = [(source, way) for source, ways in exits.items() for way in _routers({source: ways})]
@@ -278,7 +278,7 @@ class Assembly(NamedTuple):
         """The fields that a run is given, and those that it must be given."""
         fields = self.schema.fields
         written = {field for _, writes in _writers(nodes, exits) for field in writes or ()}
-        if self.schema.open:
+        if self.schema.accepts_any_key:
             inferred = self._open_inputs(nodes, edges, sent)
             inputs = tuple(inferred) if self.inputs is None else self.inputs
             return inputs, self._required_of(inputs, [name for name in inputs if inferred.get(name)], problems)
@@ -311,7 +311,7 @@ class Assembly(NamedTuple):
         """What a run may be given besides its inputs: without a schema what a node or router reads or writes; None for
         anything, where one reads the state as a whole.
         """
-        if self.inputs is not None or not self.schema.open:
+        if self.inputs is not None or not self.schema.accepts_any_key:
             return frozenset()
         parts: list[Node | Router] = [*nodes.values(), *_routers(exits)]
         if any(part.reads is None for part in parts):
@@ -348,7 +348,7 @@ class Assembly(NamedTuple):
         inputs: tuple[str, ...],
         required: frozenset[str],
     ) -> tuple[str, ...] | None:
-        if self.outputs is not None or self.schema.open:
+        if self.outputs is not None or self.schema.accepts_any_key:
             return self.outputs
         writers = list(_writers(nodes, exits))
         written = {field for _, writes in writers for field in writes or ()}
@@ -382,7 +382,7 @@ class Assembly(NamedTuple):
         given = {name for name in self.schema.fields if not self.schema.fields[name].required}
         given |= set(inputs) if self.required is None else required
         folded = {name for name in self.schema.fields if self._settled(name)}
-        if self.schema.open:
+        if self.schema.accepts_any_key:
             folded = {field for fields in writes.values() for field in fields or () if self._settled(field)}
         left_out = set(inputs) - given
         return facts._replace(forks=forks, reads=reads, writes=writes, given=given, folded=folded, left_out=left_out)
@@ -401,13 +401,17 @@ class Assembly(NamedTuple):
         """Outputs that are no fields, or that nothing writes."""
         written = dict.fromkeys(inputs)
         for _, writes in _writers(nodes, exits):
-            if writes is None and self.schema.open:
+            if writes is None and self.schema.accepts_any_key:
                 return
             written |= dict.fromkeys(writes or ())
-        known = written if self.schema.open else self.schema.fields
+        known = written if self.schema.accepts_any_key else self.schema.fields
         for name in self.outputs or ():
             if name not in known:
-                what = f"nothing that a node of {self.name} writes" if self.schema.open else f"no field of {self.name}"
+                what = (
+                    f"nothing that a node of {self.name} writes"
+                    if self.schema.accepts_any_key
+                    else f"no field of {self.name}"
+                )
                 yield f"the output {name!r} is {what}.{suggestion(name, known)}"
 
     def _text(self) -> str:
@@ -588,7 +592,7 @@ def template_problems(
                 problem = run_value_problem(name, facts.nodes)
                 if problem is not None:
                     yield f"{part.who}: {name!r} {problem}"
-            elif not schema.open and name in schema.fields:
+            elif not schema.accepts_any_key and name in schema.fields:
                 field = schema.fields[name]
                 given = name in inputs and name not in facts.left_out
                 if given or field.info.default_factory is not None or field.fixed_default not in (None, DELETE):

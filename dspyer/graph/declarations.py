@@ -71,7 +71,7 @@ class RouterSpec(NamedTuple):
 def fields_of(names: Iterable[str], schema: Schema) -> tuple[str, ...]:
     """Names of fields, checked."""
     found = (names,) if isinstance(names, str) else tuple(names)
-    unknown = [name for name in found if not schema.open and name not in schema.fields]
+    unknown = [name for name in found if not schema.accepts_any_key and name not in schema.fields]
     if unknown:
         hints = "".join(suggestion(name, schema.fields) for name in unknown)
         raise GraphError(

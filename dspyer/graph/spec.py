@@ -112,7 +112,7 @@ class GraphSpec:
             return self
         old = self.topology
         joins = {node: hiding(policies, redaction) for node, policies in old.join_policies.items()}
-        schema = old.schema.showing(redaction.brief)
+        schema = old.schema.with_show_value(redaction.brief)
         topology = replace(old, schema=schema, policies=hiding(old.policies, redaction), join_policies=joins)
         return replace(self, topology=topology, redaction=redaction)
 
@@ -194,7 +194,7 @@ class GraphSpec:
         if not readers:
             return repr(field)
         alone = self.nodes[readers[0]].kind == "function" and len(self.nodes[readers[0]].reads or {}) == 1
-        other = self.topology.schema.open and extra and not any(suggestion(name, [field]) for name in extra)
+        other = self.topology.schema.accepts_any_key and extra and not any(suggestion(name, [field]) for name in extra)
         hint = "; for the state as a whole name the parameter `state`" if alone and other else ""
         return f"{field!r}, read by {list_names(readers)}{hint}"
 
@@ -212,8 +212,8 @@ class GraphSpec:
         lines.append(
             f"  outputs: {'every field that is no input' if self.outputs is None else ', '.join(self.outputs)}"
         )
-        if self.topology.schema.whole is not None:
-            lines.append(f"  limit: the state holds at most {kilobytes(self.topology.schema.whole.most)}")
+        if self.topology.schema.state_limit is not None:
+            lines.append(f"  limit: the state holds at most {kilobytes(self.topology.schema.state_limit.max_bytes)}")
         for name in (START, *self.nodes):
             node = self.nodes.get(name)
             facts = [] if node is None else [f"reads {_fields(node.reads)}", f"writes {_fields(node.writes)}"]
@@ -242,7 +242,7 @@ class GraphSpec:
     def _shared_fields(self) -> dict[str, list[str]]:
         """The fields in which the value of one node takes the place of another one's, with their writers."""
         schema = self.topology.schema
-        folded = {name for name, found in schema.fields.items() if found.reducer is not None or found.merges}
+        folded = {name for name, found in schema.fields.items() if found.reducer is not None or found.patches_by_key}
         writers: dict[str, list[str]] = {}
         for name, node in self.nodes.items():
             for written in (node.writes or {}).values():

@@ -140,7 +140,7 @@ class Binding:
             elif value is ABSENT and made is not None:
                 value = made_for(made, form, call)
             if value is not ABSENT:
-                arguments[name] = value if not Opaque.made else usable(value, field, self.reader)
+                arguments[name] = value if not Opaque.any_exist else usable(value, field, self.reader)
             elif not default:
                 raise unset(field, self.reader)
         for name in self.contexts:
@@ -182,7 +182,7 @@ def usable(value: Any, field: str, reader: str) -> Any:
     """
     found = find_opaque(value)
     if found is not None:
-        raise StateError(f"{reader} reads {field!r}: {found.refusal}")
+        raise StateError(f"{reader} reads {field!r}: {found.explanation}")
     return value
 
 
@@ -296,7 +296,7 @@ class _Planner:
     def place(self, parameter: Parameter) -> None:
         """Put one parameter where it belongs; the first rule that fits decides."""
         name = parameter.name
-        is_field = not self.schema.open and name in self.schema.fields
+        is_field = not self.schema.accepts_any_key and name in self.schema.fields
         kind = class_of(parameter.annotation)
         if name in self.modules:
             self._add(modules=(*self.binding.modules, name))
@@ -315,7 +315,7 @@ class _Planner:
         elif kind is not None and not parameter.text and self._is_resource(kind):
             self._add(resources=(*self.binding.resources, ResourceParameter(name, kind, parameter.default)))
         else:
-            self._add_field(parameter, readable=self.schema.open and self.reads is None)
+            self._add_field(parameter, readable=self.schema.accepts_any_key and self.reads is None)
 
     def _add(self, **changes: Any) -> None:
         self.binding = replace(self.binding, **changes)
@@ -340,12 +340,12 @@ class _Planner:
 
     def _is_resource(self, kind: type) -> bool:
         if is_record(kind):
-            return not self.schema.open
+            return not self.schema.accepts_any_key
         return not is_value_class(kind)
 
     def _unknown_text(self, parameter: Parameter) -> str:
         name = parameter.name
-        if self.schema.open or name in self.schema.fields:
+        if self.schema.accepts_any_key or name in self.schema.fields:
             allowed = listed(self.reads or ())
             return f"{self.who}: its parameter {name!r} is not among its reads ({allowed}): add it there"
         text = f"{self.who}: its parameter {name!r} {no_field(name, self.schema)}"

@@ -136,7 +136,7 @@ def plan_condenser(
         writes: what the node writes; None for unknown.
     """
     who = f"node {node!r}: condense"
-    if not schema.open and field not in schema.fields:
+    if not schema.accepts_any_key and field not in schema.fields:
         return None, [f"{who} names {field!r}, which {no_field(field, schema)}"]
     if writes is not None and field not in writes.values():
         return None, [f"{who} names {field!r}, which it does not write: its writes are {listed(writes.values())}"]

@@ -111,4 +111,4 @@ def no_patch(names: Iterable[str], schema: Schema) -> str:
 
 
 def _is_field(name: str, schema: Schema) -> bool:
-    return schema.open or name in schema.fields
+    return schema.accepts_any_key or name in schema.fields

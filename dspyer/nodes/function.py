@@ -112,7 +112,7 @@ class FunctionNode(Node):
 
     def _check_model(self, result: object, values: Mapping[str, object]) -> None:
         schema = self.binding.schema
-        if schema and not schema.open and not values.keys() & schema.fields.keys():
+        if schema and not schema.accepts_any_key and not values.keys() & schema.fields.keys():
             raise NodeOutputError(f"{self.who} returned a {type(result).__name__}, which {no_patch(values, schema)}")
 
 
@@ -182,7 +182,7 @@ def _writes(spec: NodeOptions, promised: tuple[str, ...] | None, posts: bool) ->
         return spec.writes, check_names(spec.writes, "writes", spec.who, own=own, schema=spec.output_schema)
     if promised is None:
         return None, []
-    if promised and not spec.output_schema.open and not set(promised) & set(spec.output_schema.fields):
+    if promised and not spec.output_schema.accepts_any_key and not set(promised) & set(spec.output_schema.fields):
         return None, [f"{spec.who}: its return annotation {no_patch(promised, spec.output_schema)}"]
     writes = {name: name for name in promised}
     who = f"{spec.who}, by its return annotation"

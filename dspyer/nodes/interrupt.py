@@ -105,7 +105,7 @@ def build_interrupt(inquiry: InterruptOptions, spec: NodeOptions) -> Built:
     text: Callable[..., object]
     if isinstance(inquiry.question, str):
         fields = list(_fields(inquiry.question, spec.who, problems))
-        known = [name for name in fields if spec.schema.open or name in spec.schema.fields]
+        known = [name for name in fields if spec.schema.accepts_any_key or name in spec.schema.fields]
         unknown = [
             f"{spec.who}: {{{name}}} in its question {no_field(name, spec.schema)} Double the braces to show them as "
             "they are"
@@ -184,9 +184,9 @@ def _answer_problems(inquiry: InterruptOptions, spec: NodeOptions) -> Iterator[s
             f"{spec.who}: its answer goes nowhere, so a no would change nothing: name a field, into='approved', or say "
             "answer=None if it is there to wait only"
         )
-    elif not schema.open and into not in schema.fields:
+    elif not schema.accepts_any_key and into not in schema.fields:
         yield f"{spec.who}: into={into!r} {no_field(into, schema)}"
-    elif not schema.open:
+    elif not schema.accepts_any_key:
         reason = _never_fits(inquiry.answer, into, spec)
         if reason:
             yield f"{spec.who}: no answer of type {type_name(inquiry.answer)} fits into {into!r}: {reason}"
@@ -196,7 +196,7 @@ def _never_fits(answer: Any, into: str, spec: NodeOptions) -> str:
     """Why a field takes no answer of a type, as far as samples can tell; empty if it may take some."""
     field = spec.schema.fields[into]
     check = field.validate_update if field.reducer is not None else None
-    if field.wants_others or (field.reducer is not None and check is None):
+    if field.reads_other_fields or (field.reducer is not None and check is None):
         return ""
     samples, all_of_them = _samples(answer)
     certain = ("_type", "literal_error", "enum") if all_of_them else ("_type",)  # another text may be one of the few

@@ -252,7 +252,7 @@ def build_map_node(inner: Built, spec: NodeOptions, over: str, into: str, max_co
 
 def _field_problems(spec: NodeOptions, over: str, into: str) -> list[str]:
     schema = spec.schema
-    if schema.open:
+    if schema.accepts_any_key:
         return []
     problems = [
         f"{spec.who}: {option}={name!r} {no_field(name, schema)}"

@@ -378,7 +378,7 @@ def gather_inputs(inputs: tuple[Input, ...], call: Call, reader: str) -> dict[st
             found[name] = made_for(made, form, call)
         elif not default:
             raise unset(field, reader)
-        if Opaque.made and name in found:
+        if Opaque.any_exist and name in found:
             usable(found[name], field, reader)
     return found
 
@@ -547,7 +547,9 @@ def plan_inputs(found: ModuleIO, spec: NodeOptions, who: str) -> Inputs:
             inputs.append(Input(name, spec.reads[name], default, readable, view, form, made))
         elif name in spec.overlay:
             inputs.append(Input(name, name, default, readable=False))
-        elif name in found.inputs and spec.reads is None and (spec.schema.open or name in spec.schema.fields):
+        elif (
+            name in found.inputs and spec.reads is None and (spec.schema.accepts_any_key or name in spec.schema.fields)
+        ):
             inputs.append(Input(name, name, default))
         else:
             inputs.append(Input(name, name, default, readable=False))  # a `Send` may bring it
@@ -574,10 +576,10 @@ def plan_writes(found: ModuleIO, spec: NodeOptions, who: str, kind: str) -> tupl
             f"{who}: its output {name!r} {no_field(name, schema)} Add the field, or say what is written: "
             f"writes={{{name!r}: 'a field'}}"
             for name in names
-            if not schema.open and name not in schema.fields
+            if not schema.accepts_any_key and name not in schema.fields
         ]
         return names, problems
-    if schema.open:
+    if schema.accepts_any_key:
         return None, []
     fields = [name for name in schema.fields if name not in found.inputs][:2] or ["a field"]
     line = f"add_node({spec.name!r}, ..., writes={fields!r})"

@@ -420,11 +420,11 @@ def _promises(kind: object) -> tuple[bool, bool]:
 
 def _build_field_router(source: str, field: str, path_map: PathMap | None, schema: Schema) -> BuiltRouter:
     who = f"the router of {source!r}"
-    if not schema.open and field not in schema.fields:
+    if not schema.accepts_any_key and field not in schema.fields:
         return BuiltRouter(
             None, None, (f"{who}: {field!r} {no_field(field, schema)} A router that is a string is a field.",)
         )
-    kind = None if schema.open else schema.fields[field].annotation
+    kind = None if schema.accepts_any_key else schema.fields[field].annotation
     by = f"{who} by the field {field!r}"
     complete, unset = _promises(kind)
     routes, problems = routes_of(path_map, literals(kind), by, complete, unset)

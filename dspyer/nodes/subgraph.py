@@ -129,7 +129,7 @@ class SubgraphNode(Node):
         schema = program.graph.topology.schema
         raw = {name for name in changes if schema.reducer(name) is not None}
         if self.per_item or raw - self.folds:
-            state = schema.initial(schema.as_values(inputs))
+            state = schema.initial_state(schema.as_replacements(inputs))
             values = {name: state.raw(name) for name in state} if self.per_item else {}
             values |= {name: change for name, change in changes.items() if name not in raw or name in self.folds}
             values |= {name: schema.fold(name, state.raw(name, DELETE), changes[name]) for name in raw - self.folds}
@@ -191,7 +191,7 @@ def _plan_writes(graph: GraphView, spec: NodeOptions) -> tuple[FieldNames | None
         known = None if own is None else tuple(dict.fromkeys((*own, *graph.inputs)))
         return spec.writes, check_names(spec.writes, "writes", spec.who, own=known, schema=schema)
     if own is None:
-        return (None if schema.open else _fields(schema.fields, schema)), []
+        return (None if schema.accepts_any_key else _fields(schema.fields, schema)), []
     writes = _fields(own, schema)
     if own and not writes:
         problem = (
@@ -219,7 +219,7 @@ def _type_problems(inner: Schema, gives: FieldNames | None, folds: frozenset[str
 
 def _fields(names: Iterable[str], schema: Schema) -> dict[str, str]:
     """The names that are fields of a state, each under its own name."""
-    return {name: name for name in names if schema.open or name in schema.fields}
+    return {name: name for name in names if schema.accepts_any_key or name in schema.fields}
 
 
 def _changed_inputs(graph: GraphView, reads: FieldNames) -> list[str]:

@@ -195,7 +195,7 @@ def plan_templates(modules: Iterable[object], spec: NodeOptions, reads: Collecti
 
 
 def _is_known(name: str, spec: NodeOptions) -> bool:
-    return name.startswith(RUN) or spec.schema.open or name in spec.schema.fields or name in spec.overlay
+    return name.startswith(RUN) or spec.schema.accepts_any_key or name in spec.schema.fields or name in spec.overlay
 
 
 def _unknown(names: Iterable[str], where: str, spec: NodeOptions, who: str) -> list[str]:

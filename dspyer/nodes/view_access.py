@@ -200,7 +200,7 @@ def read_view_checked(attempt: Attempt, view: View) -> Any:
     schema = views.schema
     problems = view_problems(view, "ctx.view", schema, attempt.who)
     problems += author_problems(view, "ctx.view", views.authors, attempt.who)
-    if not schema.open and view.field not in schema.fields:
+    if not schema.accepts_any_key and view.field not in schema.fields:
         hint = suggestion(view.field, schema.fields)
         problems.append(f"{attempt.who} looks at {view!r}: that is no field of the state.{hint}")
     if problems:
@@ -243,7 +243,7 @@ def post(attempt: Attempt, field: str, value: object) -> None:
             f"{attempt.who} posts to {field!r}, which is not among its writes ({listed(sorted(allowed))}): add it there"
         )
     schema = views.schema
-    if not schema.open and field not in schema.fields:
+    if not schema.accepts_any_key and field not in schema.fields:
         hint = suggestion(field, schema.fields)
         raise NodeOutputError(f"{attempt.who} posts to {field!r}, which is no field of the schema.{hint}")
     if schema.reducer(field) is None and field not in schema.live_fields and attempt.position is not None:
@@ -303,7 +303,7 @@ def view_problems(view: View, name: str, schema: Schema, who: str) -> list[str]:
         schema: the fields of the state.
         who: the node.
     """
-    if schema.open:
+    if schema.accepts_any_key:
         if not view.needs_parts:
             return []
         text = (

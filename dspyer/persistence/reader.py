@@ -400,7 +400,7 @@ class HistoryReader:
         state = entries[parents[0]].state if parents else before
         patch = written.patch or {}
         after = schema.replay(state, patch)
-        commit = schema.measured(self._commit(head, written, parents, entries), state, (patch,), after)
+        commit = schema.with_sizes(self._commit(head, written, parents, entries), state, (patch,), after)
         return LogEntry(commit, after, parents, _NO_TALLY)
 
     def _try_opening(self, rows: Iterable[Row]) -> tuple[str, Mapping[str, Any]] | None:
@@ -440,7 +440,7 @@ class HistoryReader:
         """A commit that somebody made in the name of a node, whose routes nobody has asked for yet."""
         head = open_row_head(CommitHeader("trunk:0", node, 0, 1, True, (), None, (), 0, 0), rows)
         after = self.schema.replay(before, patch)
-        commit = self.schema.measured(self._commit(head, CommitContent(patch), (), []), before, (patch,), after)
+        commit = self.schema.with_sizes(self._commit(head, CommitContent(patch), (), []), before, (patch,), after)
         return LogEntry(commit, after, (), _NO_TALLY)
 
     def _join(
@@ -596,13 +596,13 @@ def earlier_schema(facts: Mapping[str, Any], now: Schema) -> Schema:
         now: the schema of the graph now.
     """
     if facts.get("open"):
-        return Schema.of(None, whole=now.whole)
+        return Schema.of(None, state_limit=now.state_limit)
     fields = {
         name: _field(name, text, reducer, Limit(*rest[0]) if rest else None, now.fields.get(name))
         for name, (text, reducer, *rest) in facts.get("fields", {}).items()
         if reducer
     }
-    return Schema(now.model, MappingProxyType(fields), None, whole=now.whole)
+    return Schema(now.model, MappingProxyType(fields), None, state_limit=now.state_limit)
 
 
 def _field(name: str, text: str, reducer: str, limit: Limit | None, now: Field | None) -> Field:
@@ -619,18 +619,18 @@ def _field(name: str, text: str, reducer: str, limit: Limit | None, now: Field |
         info=FieldInfo(annotation=Any),
         required=False,
         reducer=found,
-        whole=False,
-        constant=False,
-        exact=frozenset(),
+        always_replaces=False,
+        inputs_only=False,
+        exact_types=frozenset(),
         validate=lambda value, _others: value,
         validate_update=None,
         validate_entries=None,
-        free=True,
-        merges=True,
+        unvalidated_mapping=True,
+        patches_by_key=True,
         model=None,
         checks_result=False,
-        wants_others=False,
-        start=start,
+        reads_other_fields=False,
+        fold_start=start,
         fixed_default=DELETE,
         limit=limit,
     )

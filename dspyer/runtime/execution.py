@@ -60,7 +60,7 @@ def _node_script(session: Session, execution: Execution) -> CallScript:
     )
     if live is not None:
         patch, after = live.with_posts(execution, patch, after)
-    schema.check_whole(name, state, patch, after)
+    schema.check_state_limit(name, state, patch, after)
     targets = _straight(session, name, call, reply.goto, after)
     if targets is not None:
         transition = Transition(patch, after, targets, None, began, time.perf_counter() - clock)
@@ -148,8 +148,8 @@ def _leave(
             schema, author = session.graph.topology.schema, way.module_name or name
             commit_id = session.global_id(execution.id, author)
             old = state
-            written, state = schema.commit(old, decision.updates, node=author, commit_id=commit_id, whole=True)
-            schema.check_whole(author, old, written, state)
+            written, state = schema.commit(old, decision.updates, node=author, commit_id=commit_id, whole_values=True)
+            schema.check_state_limit(author, old, written, state)
             for field, update in written.items():
                 folds = schema.reducer(field) is not None
                 net = update if folds else diff_value(before.raw(field, DELETE), state.raw(field, DELETE))

@@ -175,7 +175,7 @@ class Join:
 
     def measured(self, commit: Commit, merged: JoinResult) -> Commit:
         """The commit of this join with the sizes that it says."""
-        return self.schema.measured(commit, self.base.state, self._patches(merged), merged.state)
+        return self.schema.with_sizes(commit, self.base.state, self._patches(merged), merged.state)
 
     def check_whole(self, merged: JoinResult) -> None:
         """Refuses a joined state that is too large for the limit on the whole.
@@ -183,7 +183,7 @@ class Join:
         Raises:
             JoinFailedError: with the error that names the writers.
         """
-        if self.schema.whole is None:
+        if self.schema.state_limit is None:
             return
         why = self.schema.excess(self.base.state, self._patches(merged), merged.state)
         if why:
@@ -380,7 +380,7 @@ class Join:
             if value is DELETE or any(value is side for side in sides):
                 continue
             try:
-                valid = self.schema.joined(field, value, sides, state)
+                valid = self.schema.validate_joined(field, value, sides, state)
             except Exception as error:
                 raise self._failed(error, field) from error
             if valid is not value and not same(valid, value):
@@ -547,7 +547,7 @@ class Join:
             commit = self.log[item.log_index].commit
             for key in (commit.node, commit.branch):
                 grown[key] = (grown.get(key) or counts.get(key, 0)) + 1
-            grown |= extra_counts(commit, self.schema.nullable, before)
+            grown |= extra_counts(commit, self.schema.none_by_default, before)
         if len(grown) > len(counts):
             return PersistentMap({**dict(counts.items()), **grown})
         for key, count in grown.items():

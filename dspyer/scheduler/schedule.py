@@ -170,8 +170,8 @@ def advance(run: RunState, execution_id: str, outcome: Transition | Suspended | 
         outcome.live,
         outcome.calls,
     )
-    commit = topology.schema.measured(commit, branch.state, (outcome.patch,), outcome.state)
-    more = extra_counts(commit, topology.schema.nullable, counts.get)
+    commit = topology.schema.with_sizes(commit, branch.state, (outcome.patch,), outcome.state)
+    more = extra_counts(commit, topology.schema.none_by_default, counts.get)
     if more:
         counts = counts.update(more)
     entry = LogEntry(commit, outcome.state, (branch.head,) if step else (), counts if len(targets) > 1 else None)
@@ -218,8 +218,8 @@ def append_commit(run: RunState, commit: Commit, state: ImmutableState) -> RunSt
         state: the state after it.
     """
     (branch,) = active_branches(run)
-    commit = run.topology.schema.measured(commit, branch.state, (commit.patch,), state)
-    counts = branch.counts.update(extra_counts(commit, run.topology.schema.nullable, branch.counts.get))
+    commit = run.topology.schema.with_sizes(commit, branch.state, (commit.patch,), state)
+    counts = branch.counts.update(extra_counts(commit, run.topology.schema.none_by_default, branch.counts.get))
     moved = branch._replace(state=state, head=len(run.log), id=commit.id, step=commit.step, counts=counts)
     running = {name: execution._replace(branch=moved) for name, execution in run.running.items()}
     return run._replace(

@@ -56,18 +56,18 @@ class Field:
         info: what pydantic knows about it.
         required: whether it has no default.
         reducer: how updates fold into it; None if they replace its value or, in mappings, merge into it.
-        whole: whether an update always replaces the value, mappings too.
-        constant: whether only the inputs may set it (pydantic's `Field(frozen=True)`).
-        exact: types whose values are valid as they are.
+        always_replaces: whether an update always replaces the value, mappings too.
+        inputs_only: whether only the inputs may set it (pydantic's `Field(frozen=True)`).
+        exact_types: types whose values are valid as they are.
         validate: validates a value beside the other fields, and gives it as the field's type.
         validate_update: the same for one update of the reducer; None if only the new value can be validated.
         validate_entries: the same for some entries of a mapping; None if only the whole mapping can be validated.
-        free: whether its values are mappings to patch, with nothing to validate in them.
-        merges: whether a patch of a mapping changes what it names and nothing else.
+        unvalidated_mapping: whether its values are mappings to patch, with nothing to validate in them.
+        patches_by_key: whether a patch of a mapping changes what it names and nothing else.
         model: the pydantic model that its values are of, None if they are of another type or of several.
         checks_result: whether the new value is validated after an update was folded or merged in.
-        wants_others: whether its validators may read the other fields.
-        start: what a reducer starts from where there is no value; `DELETE` if the first update is the value.
+        reads_other_fields: whether its validators may read the other fields.
+        fold_start: what a reducer starts from where there is no value; `DELETE` if the first update is the value.
         fixed_default: the frozen default, `DELETE` if it has none or a factory makes it.
         limit: the most that it holds; None for no limit.
         validate_item: validates one item of a list; None if only the whole list can be validated.
@@ -79,18 +79,18 @@ class Field:
     info: FieldInfo
     required: bool
     reducer: Reducer | None
-    whole: bool
-    constant: bool
-    exact: frozenset[type]
+    always_replaces: bool
+    inputs_only: bool
+    exact_types: frozenset[type]
     validate: FieldCheck
     validate_update: Check | None
     validate_entries: Check | None
-    free: bool
-    merges: bool
+    unvalidated_mapping: bool
+    patches_by_key: bool
     model: type[BaseModel] | None
     checks_result: bool
-    wants_others: bool
-    start: Any
+    reads_other_fields: bool
+    fold_start: Any
     fixed_default: Any
     live: Live | None = None
     limit: Limit | None = None
@@ -114,7 +114,7 @@ class Field:
             return self.reducer is other.reducer
         return self.reducer.name == other.reducer.name and self.limit == other.limit
 
-    def place(self, old: Any, update: Any, whole: bool, others: Mapping[str, Any] = NO_OTHER_FIELDS) -> Any:
+    def new_value(self, old: Any, update: Any, whole: bool, others: Mapping[str, Any] = NO_OTHER_FIELDS) -> Any:
         """The new value of a field without reducer.
 
         Args:
@@ -126,7 +126,7 @@ class Field:
         Returns:
             The frozen, validated value; `old` itself where nothing changes.
         """
-        if type(update) in self.exact:
+        if type(update) in self.exact_types:
             return update
         if update is DELETE:
             return self.default(others)
@@ -134,17 +134,17 @@ class Field:
             return self._valid(update.frozen, others)
         if isinstance(update, Updates):
             raise NodeOutputError("Updates(...) is for fields with a reducer; return the new value alone")
-        if not whole and not self.whole and isinstance(update, Mapping):
-            if self.free or self.validate_entries is not None:
+        if not whole and not self.always_replaces and isinstance(update, Mapping):
+            if self.unvalidated_mapping or self.validate_entries is not None:
                 return self._patched(old, update, others)
             if self.model is not None and isinstance(old, CopyOnRead) and _names_fields(old.cls, update):
-                return self._valid(merged_model(old.open(), update), others)
+                return self._valid(merged_model(old.read(), update), others)
         return self._valid(update, others)
 
     def _valid(self, value: Any, others: Mapping[str, Any]) -> Any:
-        if type(value) in self.exact:
+        if type(value) in self.exact_types:
             return value
-        given = value.open() if type(value) is CopyOnRead else value
+        given = value.read() if type(value) is CopyOnRead else value
         return self._keep(value, self.validate(given, others))
 
     def _keep(self, given: Any, valid: Any) -> Any:
@@ -154,7 +154,9 @@ class Field:
 
     def _patched(self, old: Any, update: Mapping[Any, Any], others: Mapping[str, Any]) -> Any:
         new = apply_value(old, update, (self.name,))
-        unchecked = self.free and (self.validate_entries is None or all(type(key) is str for key in update))
+        unchecked = self.unvalidated_mapping and (
+            self.validate_entries is None or all(type(key) is str for key in update)
+        )
         if new is old or (unchecked and not self.checks_result):
             return new
         if self.checks_result or self.validate_entries is None:
@@ -163,7 +165,7 @@ class Field:
         written = {key: new.raw(key) for key in update if key in new and new.raw(key) is not before.raw(key, DELETE)}
         return self._with_valid_entries(new, written)
 
-    def joined(self, value: Any, sides: Iterable[Any], others: Mapping[str, Any] = NO_OTHER_FIELDS) -> Any:
+    def validate_joined(self, value: Any, sides: Iterable[Any], others: Mapping[str, Any] = NO_OTHER_FIELDS) -> Any:
         """The validated value that a join made of those of its branches. Of a mapping, only the entries that no branch
         has are validated, unless its type says something about the whole.
 
@@ -172,11 +174,11 @@ class Field:
             sides: the frozen values of the branches, valid each for itself.
             others: the other fields, for validators that read them.
         """
-        if type(value) in self.exact:
+        if type(value) in self.exact_types:
             return value
         if self.reducer is not None:
             value = self._valid(value, others)
-            return value if self.limit is None else self.limit.held(self.name, DELETE, DELETE, value)
+            return value if self.limit is None else self.limit.enforce(self.name, DELETE, DELETE, value)
         if isinstance(value, FrozenDict) and not self.checks_result and self.validate_entries is not None:
             known = [side for side in sides if isinstance(side, FrozenDict)]
             made = {
@@ -197,7 +199,7 @@ class Field:
                 new = new.set(key, value)
         return new
 
-    def prepare(self, current: Any, update: Any, commit_id: str) -> Any:
+    def stored_update(self, current: Any, update: Any, commit_id: str) -> Any:
         """The stored form of an update of a field with reducer: stamped, validated, frozen.
 
         Args:
@@ -207,21 +209,21 @@ class Field:
         """
         if isinstance(update, Updates):
             ids = [f"{commit_id}/{number}" if number else commit_id for number in range(len(update.updates))]
-            return Updates(*[self.prepare(current, *part) for part in zip(update.updates, ids, strict=True)])
+            return Updates(*[self.stored_update(current, *part) for part in zip(update.updates, ids, strict=True)])
         if update is DELETE:
             return DELETE if self.info.default_factory is None else Replace(self.default())
         if isinstance(update, Replace):
             return Replace(self._valid(update.frozen, NO_OTHER_FIELDS))
         assert self.reducer is not None  # only such fields have updates
         if type(update) is CopyOnRead:
-            update = update.open()
+            update = update.read()
         if self.reducer.check is not None:
             self.reducer.check(update)
         if self.reducer.assign_ids is not None:
             update = self.reducer.assign_ids(update, commit_id, current)
-        return self.valid_update(update)
+        return self.validated_update(update)
 
-    def valid_update(self, update: Any) -> Any:
+    def validated_update(self, update: Any) -> Any:
         """The validated, frozen form of one update of the reducer."""
         if self.validate_update is None:
             return freeze(update, (self.name,))
@@ -245,18 +247,18 @@ class Field:
             return self.default()
         if isinstance(update, Replace):
             value = update.frozen
-            return value if self.limit is None else self.limit.held(self.name, DELETE, DELETE, value)
+            return value if self.limit is None else self.limit.enforce(self.name, DELETE, DELETE, value)
         assert self.reducer is not None  # only such fields have updates
         if current is DELETE or (current is None and self.reducer.check is not None):
-            current = self.start
+            current = self.fold_start
         try:
             new = self.reducer.fold(current, update)
         except Exception as error:
             annotate(error, f"raised by reducer {self.reducer.name!r} of field {self.name!r}")
             raise
         if self.limit is not None:
-            new = self.limit.held(self.name, current, update, new, self.reducer)
-        if self.checks_result and type(new) not in self.exact:
+            new = self.limit.enforce(self.name, current, update, new, self.reducer)
+        if self.checks_result and type(new) not in self.exact_types:
             return self._keep(new, self.validate(thaw(new), NO_OTHER_FIELDS))
         return new
 
@@ -414,7 +416,7 @@ def _read_field(model: type[BaseModel], checker: type[BaseModel], name: str, val
     default = _fixed_default(info, place, validate, config)
     if most is not None and default is not DELETE:
         try:
-            most.held(name, DELETE, DELETE, default)
+            most.enforce(name, DELETE, DELETE, default)
         except NodeOutputError as error:
             raise GraphError(f"{place}: its default: {error}") from None
     return Field(
@@ -423,18 +425,18 @@ def _read_field(model: type[BaseModel], checker: type[BaseModel], name: str, val
         info=info,
         required=info.is_required(),
         reducer=folding,
-        whole=reducer is reducers.replace,
-        constant=bool(info.frozen),
-        exact=frozenset() if not plain or info.frozen else _exact_types(info.annotation, config),
+        always_replaces=reducer is reducers.replace,
+        inputs_only=bool(info.frozen),
+        exact_types=frozenset() if not plain or info.frozen else _exact_types(info.annotation, config),
         validate=validate,
         validate_update=None if update_type is None else _adapter(update_type, config),
         validate_entries=_adapter(bare, config) if is_mapping else None,
-        free=free or is_typed_dict,
-        merges=(free or is_mapping) and plain and reducer is not reducers.replace,
+        unvalidated_mapping=free or is_typed_dict,
+        patches_by_key=(free or is_mapping) and plain and reducer is not reducers.replace,
         model=origin if isinstance(origin, type) and issubclass(origin, BaseModel) else None,
         checks_result=not plain or is_typed_dict or (folding is not None and update_type is None),
-        wants_others=validated,
-        start=DELETE if folding is None else _start(folding, origin),
+        reads_other_fields=validated,
+        fold_start=DELETE if folding is None else _start(folding, origin),
         fixed_default=default,
         live=live,
         limit=most,
@@ -603,8 +605,8 @@ class FieldWriter(NamedTuple):
 
     node: str | None
     commit_id: str
-    whole: bool
-    shown: ShowPath
+    whole_values: bool
+    show_value: ShowPath
 
     @property
     def error(self) -> type[DspyerError]:
@@ -616,9 +618,9 @@ class FieldWriter(NamedTuple):
         """How an error's sentence starts."""
         return "the caller gives" if self.node is None else f"node {self.node!r} writes"
 
-    def one(self, field: Field, old: Any, update: Any, state: ImmutableState) -> tuple[Any, Any]:
+    def write(self, field: Field, old: Any, update: Any, state: ImmutableState) -> tuple[Any, Any]:
         """The stored update of a field and its new value."""
-        if field.constant and self.node is not None:
+        if field.inputs_only and self.node is not None:
             raise NodeOutputError(
                 f"{self.author} field {field.name!r}, which is frozen in the schema: only inputs of a run set it"
             )
@@ -626,8 +628,10 @@ class FieldWriter(NamedTuple):
             self._check_kept(field, update)
         try:
             if field.reducer is None:
-                return update, field.place(old, update, self.whole, state if field.wants_others else NO_OTHER_FIELDS)
-            stored = field.prepare(old, update, self.commit_id)
+                return update, field.new_value(
+                    old, update, self.whole_values, state if field.reads_other_fields else NO_OTHER_FIELDS
+                )
+            stored = field.stored_update(old, update, self.commit_id)
             return stored, field.fold(old, stored)
         except ValidationError as refusal:
             raise self._refusal(field, update, refusal_text(refusal, field.name)) from None
@@ -643,7 +647,9 @@ class FieldWriter(NamedTuple):
             )
 
     def _refusal(self, field: Field, update: Any, why: str) -> DspyerError:
-        text = f"{self.author} {self.shown((field.name,), update)} for field {field.name!r}, which is refused: {why}"
+        text = (
+            f"{self.author} {self.show_value((field.name,), update)} for field {field.name!r}, which is refused: {why}"
+        )
         if field.reducer is not None and field.reducer.hint:
             text += f"; {field.reducer.hint}"
         if update is None and field.reducer is None:

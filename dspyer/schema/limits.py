@@ -30,11 +30,11 @@ class Limit:
     full: Full
 
     @property
-    def most(self) -> int:
+    def max_bytes(self) -> int:
         """The bytes that it may hold."""
         return int(self.kb * 1000)
 
-    def held(self, name: str, current: Any, update: Any, new: Any, reducer: Reducer | None = None) -> Any:
+    def enforce(self, name: str, current: Any, update: Any, new: Any, reducer: Reducer | None = None) -> Any:
         """What a field holds after an update.
 
         Args:
@@ -54,7 +54,7 @@ class Limit:
             for key in update:  # what was written last comes last
                 new = new.discard(key).set(key, new.raw(key)) if key in new else new
         size = size_after_updates(current, (update,), new, reducer)
-        most = self.most
+        most = self.max_bytes
         if size <= most:
             remember_size(new, size)
             return new
@@ -313,13 +313,13 @@ def excess(limit: Limit, before: ImmutableState, after: ImmutableState, size: in
         after: the state.
         size: the bytes of the state.
     """
-    if size <= limit.most or size <= state_size(before):
+    if size <= limit.max_bytes or size <= state_size(before):
         return ""
     largest = sorted([(-_size(value), name) for name, value in after.raw_items()])[:_SHOWN]
     fields = ", ".join(f"{name!r} {kilobytes(-held)}" for held, name in largest)
     return (
-        f"the state would hold {kilobytes(size)}, at most {kilobytes(limit.most)}; its largest fields: {fields}. Write "
-        "less, delete what is no longer needed, limit single fields with limit(full='drop_oldest'), or raise "
+        f"the state would hold {kilobytes(size)}, at most {kilobytes(limit.max_bytes)}; its largest fields: {fields}. "
+        "Write less, delete what is no longer needed, limit single fields with limit(full='drop_oldest'), or raise "
         "Graph(limit=limit(kb=...))"
     )
 

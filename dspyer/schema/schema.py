@@ -50,12 +50,12 @@ class Schema:
     Attributes:
         model: the pydantic model, None for an open schema.
         fields: the fields by name, in the order of the model.
-        live: those whose posts running siblings see at once.
-        limited: those with a limit.
-        nullable: those whose default is None.
-        shapes: what events say of them.
-        shown: how errors show a value.
-        whole: the limit on the whole state, None for none.
+        live_fields: those whose posts running siblings see at once.
+        limited_fields: those with a limit.
+        none_by_default: those whose default is None.
+        field_shapes: what events say of them.
+        show_value: how errors show a value.
+        state_limit: the limit on the whole state, None for none.
 
     Example:
         >>> from pydantic import BaseModel
@@ -63,7 +63,7 @@ class Schema:
         ...     title: str
         ...     words: int = 0
         >>> schema = Schema.of(Draft)
-        >>> state = schema.initial({"title": "Bees"})
+        >>> state = schema.initial_state({"title": "Bees"})
         >>> schema.commit(state, {"words": "12"}, node="count", commit_id="trunk:1")[0]
         {'words': 12}
     """
@@ -71,14 +71,14 @@ class Schema:
     __slots__ = (
         "_reducers",
         "_view",
+        "field_shapes",
         "fields",
-        "limited",
+        "limited_fields",
         "live_fields",
         "model",
-        "nullable",
-        "shapes",
-        "shown",
-        "whole",
+        "none_by_default",
+        "show_value",
+        "state_limit",
     )
 
     def __init__(
@@ -86,30 +86,32 @@ class Schema:
         model: type[BaseModel] | None,
         fields: Mapping[str, Field],
         view: type[BaseModel] | None,
-        shown: ShowPath = show_brief,
-        whole: Limit | None = None,
+        show_value: ShowPath = show_brief,
+        state_limit: Limit | None = None,
     ) -> None:
-        self.shown = shown
-        self.whole = whole
+        self.show_value = show_value
+        self.state_limit = state_limit
         self.model = model
         self.fields = fields
         self.live_fields: Mapping[str, Live] = {
             name: field.live for name, field in fields.items() if field.live is not None
         }
-        self.limited = frozenset(name for name, field in fields.items() if field.limit is not None)
-        self.nullable = frozenset(name for name, field in fields.items() if field.fixed_default is None)
-        self.shapes = tuple([_shape(field) for field in fields.values()])
+        self.limited_fields = frozenset(name for name, field in fields.items() if field.limit is not None)
+        self.none_by_default = frozenset(name for name, field in fields.items() if field.fixed_default is None)
+        self.field_shapes = tuple([_shape(field) for field in fields.values()])
         self._view = view
         self._reducers = {name: field.reducer for name, field in fields.items()}
 
     @classmethod
-    def of(cls, model: type[BaseModel] | None, shown: ShowPath = show_brief, whole: Limit | None = None) -> Schema:
+    def of(
+        cls, model: type[BaseModel] | None, show_value: ShowPath = show_brief, state_limit: Limit | None = None
+    ) -> Schema:
         """Reads a pydantic model.
 
         Args:
             model: the model class; None for an open schema.
-            shown: how errors show a value.
-            whole: the limit on the whole state, None for none.
+            show_value: how errors show a value.
+            state_limit: the limit on the whole state, None for none.
 
         Returns:
             The schema.
@@ -118,15 +120,15 @@ class Schema:
             GraphError: naming every field that cannot be used, and why.
         """
         if model is None:
-            return cls(None, MappingProxyType({}), None, shown, whole)
-        return cls(model, MappingProxyType(read_model(model)), read_only_class(model), shown, whole)
+            return cls(None, MappingProxyType({}), None, show_value, state_limit)
+        return cls(model, MappingProxyType(read_model(model)), read_only_class(model), show_value, state_limit)
 
-    def showing(self, shown: ShowPath) -> Schema:
+    def with_show_value(self, show_value: ShowPath) -> Schema:
         """The same schema, whose errors show values in another way."""
-        return Schema(self.model, self.fields, self._view, shown, self.whole)
+        return Schema(self.model, self.fields, self._view, show_value, self.state_limit)
 
     @property
-    def open(self) -> bool:
+    def accepts_any_key(self) -> bool:
         """Whether any key is allowed and nothing is validated."""
         return self.model is None
 
@@ -142,9 +144,9 @@ class Schema:
             patch: the patch of the commit; only fields in it count.
             state: the state after it.
         """
-        return {name: size_of(state.raw(name)) for name in patch if name in self.limited and name in state}
+        return {name: size_of(state.raw(name)) for name in patch if name in self.limited_fields and name in state}
 
-    def measured(self, commit: Commit, before: ImmutableState, patches: Patches, after: ImmutableState) -> Commit:
+    def with_sizes(self, commit: Commit, before: ImmutableState, patches: Patches, after: ImmutableState) -> Commit:
         """A commit with the sizes that it says.
 
         Args:
@@ -153,9 +155,9 @@ class Schema:
             patches: its patch; of a join those of its branches.
             after: the state after it.
         """
-        if self.limited:
+        if self.limited_fields:
             commit = commit._replace(sizes=self.sizes({name: None for patch in patches for name in patch}, after))
-        if self.whole is not None:
+        if self.state_limit is not None:
             commit = commit._replace(size=state_size_after(before, patches, after, self._reducers))
         return commit
 
@@ -169,11 +171,11 @@ class Schema:
             patches: what was written since, which names every field that differs.
             after: the state.
         """
-        if self.whole is None:
+        if self.state_limit is None:
             return ""
-        return excess(self.whole, before, after, state_size_after(before, patches, after, self._reducers))
+        return excess(self.state_limit, before, after, state_size_after(before, patches, after, self._reducers))
 
-    def check_whole(
+    def check_state_limit(
         self, node: str | None, before: ImmutableState, patch: Mapping[str, Any], after: ImmutableState
     ) -> None:
         """Refuses what makes a state too large for the limit on the whole.
@@ -194,7 +196,7 @@ class Schema:
                 raise InputError(f"the inputs are refused: {why}")
             raise NodeOutputError(f"node {node!r} writes {list_names(patch)}, which is refused: {why}")
 
-    def initial(
+    def initial_state(
         self, inputs: Mapping[str, object], required: Iterable[str] | None = None, *, commit_id: str = "inputs"
     ) -> ImmutableState:
         """The state that a run starts from: the defaults, with the inputs folded in.
@@ -220,7 +222,7 @@ class Schema:
             value = field.default(state)
             if value is not DELETE:
                 state = state.set(name, value)
-        _, state = self._commit(state, inputs, FieldWriter(None, commit_id, True, self.shown))
+        _, state = self._commit(state, inputs, FieldWriter(None, commit_id, True, self.show_value))
         if self.fields:
             state = ImmutableState({name: state.raw(name) for name in self.fields if name in state})
         return state
@@ -254,7 +256,7 @@ class Schema:
                 if not same(old, new):
                     resets[name] = DELETE if new is DELETE else Replace(new)
                     state = state.discard(name) if new is DELETE else state.set(name, new)
-        updates, after = self._commit(state, inputs, FieldWriter(None, commit_id, True, self.shown))
+        updates, after = self._commit(state, inputs, FieldWriter(None, commit_id, True, self.show_value))
         patch = {}
         for name in self.fields:
             if self.reducer(name) is None:
@@ -282,12 +284,18 @@ class Schema:
             state = state.discard(name) if new is DELETE else state.set(name, new)
         return state
 
-    def as_values(self, inputs: Mapping[str, object]) -> dict[str, object]:
+    def as_replacements(self, inputs: Mapping[str, object]) -> dict[str, object]:
         """Inputs that are values of another state: none is folded into the default of its field."""
         return {name: value if self.reducer(name) is None else Replace(value) for name, value in inputs.items()}
 
     def commit(
-        self, state: ImmutableState, updates: Mapping[str, object], *, node: str, commit_id: str, whole: bool = False
+        self,
+        state: ImmutableState,
+        updates: Mapping[str, object],
+        *,
+        node: str,
+        commit_id: str,
+        whole_values: bool = False,
     ) -> tuple[dict[str, Any], ImmutableState]:
         """What a node wrote, as a canonical patch and the state after it. Raises before anything changes.
 
@@ -296,7 +304,7 @@ class Schema:
             updates: a patch; for fields with a reducer one update, or `Updates`.
             node: who wrote it, for errors.
             commit_id: id of the commit; reducers derive names from it.
-            whole: whether the updates are whole values, never merged, None included.
+            whole_values: whether the updates are whole values, never merged, None included.
 
         Returns:
             The patch and the next state. The patch holds the stored update of each field with a reducer, and of the
@@ -306,8 +314,8 @@ class Schema:
             NodeOutputError: for an unknown key or a value that does not fit, naming node, field, value and reason.
         """
         if self.model is None:
-            return _commit_open(state, updates, whole)
-        return self._commit(state, updates, FieldWriter(node, commit_id, whole, self.shown))
+            return _commit_open(state, updates, whole_values)
+        return self._commit(state, updates, FieldWriter(node, commit_id, whole_values, self.show_value))
 
     def fold(self, name: str, current: Any, update: Any) -> Any:
         """Folds one stored update into a field with a reducer, as when it was committed.
@@ -329,7 +337,7 @@ class Schema:
                 "keeps it"
             ) from None
 
-    def joined(self, name: str, value: Any, sides: Iterable[Any], state: ImmutableState) -> Any:
+    def validate_joined(self, name: str, value: Any, sides: Iterable[Any], state: ImmutableState) -> Any:
         """The validated value of a field that a join made of those of its branches, where no reducer folded them.
 
         Args:
@@ -345,10 +353,10 @@ class Schema:
         if field is None or value is DELETE:
             return value
         try:
-            return field.joined(value, sides, state if field.wants_others else NO_OTHER_FIELDS)
+            return field.validate_joined(value, sides, state if field.reads_other_fields else NO_OTHER_FIELDS)
         except ValidationError as refusal:
             raise NodeOutputError(
-                f"field {name!r} refuses what branches made of it together, {self.shown((name,), value)}: "
+                f"field {name!r} refuses what branches made of it together, {self.show_value((name,), value)}: "
                 f"{refusal_text(refusal, name)}. What each of them wrote was valid: loosen the field's constraint, let "
                 "one node alone write it, or choose a merge policy that keeps it"
             ) from None
@@ -364,9 +372,9 @@ class Schema:
             NodeOutputError: if the field refuses it.
         """
         try:
-            return self.fields[name].valid_update(update)
+            return self.fields[name].validated_update(update)
         except ValidationError as refusal:
-            shown = self.shown((name,), update)
+            shown = self.show_value((name,), update)
             raise NodeOutputError(
                 f"field {name!r} refuses {shown}, which a merge policy gave: {refusal_text(refusal, name)}"
             ) from None
@@ -396,13 +404,13 @@ class Schema:
             if field is None:
                 self._refuse_key(name, write)
             old = state.raw(name, DELETE)
-            if type(update) in field.exact and field.reducer is None:
+            if type(update) in field.exact_types and field.reducer is None:
                 stored, new = update, update
             else:
-                stored, new = write.one(field, old, update, state)
+                stored, new = write.write(field, old, update, state)
             if field.reducer is not None:
                 patch[name] = stored
-            elif field.merges and not write.whole:
+            elif field.patches_by_key and not write.whole_values:
                 if not _add_net_change(patch, name, old, new, update):
                     continue
             elif new is old or same(old, new):
@@ -426,7 +434,7 @@ class Schema:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Schema.of, (self.model, self.shown, self.whole)
+        return Schema.of, (self.model, self.show_value, self.state_limit)
 
 
 def _shape(field: Field) -> FieldShape:
@@ -443,10 +451,10 @@ def _shape(field: Field) -> FieldShape:
 
 
 def _commit_open(
-    state: ImmutableState, updates: Mapping[str, Any], whole: bool
+    state: ImmutableState, updates: Mapping[str, Any], whole_values: bool
 ) -> tuple[dict[str, Any], ImmutableState]:
     """A commit without a model: RFC 7396, or whole values as they are."""
-    if whole:
+    if whole_values:
         updates = _as_whole(updates)
     patch: dict[str, Any] = {}
     after: ImmutableState = apply(state, updates, net=patch)

@@ -72,7 +72,7 @@ def update_type(schema: Schema, name: str) -> Any:
     field = schema.fields.get(name)
     if field is None or schema.model is None or schema.model.model_config.get("coerce_numbers_to_str"):
         return Any
-    if field.wants_others or not _says_no_more(field.info.metadata):
+    if field.reads_other_fields or not _says_no_more(field.info.metadata):
         return Any
     if field.reducer is None:
         return field.annotation
@@ -92,7 +92,7 @@ def value_type(schema: Schema, name: str) -> Any:
         name: the field.
     """
     field = schema.fields.get(name)
-    if field is None or field.wants_others or not _says_no_more(field.info.metadata):
+    if field is None or field.reads_other_fields or not _says_no_more(field.info.metadata):
         return Any
     return field.annotation
 
@@ -123,7 +123,7 @@ class ItemCheck:
         try:
             validate(item)
         except ValidationError as refusal:
-            shown = self.schema.shown((self.name, place), item)
+            shown = self.schema.show_value((self.name, place), item)
             why = refusal_text(refusal, self.name)
             text = f"{self.who} gives {shown} for {self.name}[{place}], which is refused: {why}"
             raise NodeOutputError(f"{text}. No further item was started") from None

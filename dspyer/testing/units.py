@@ -70,7 +70,7 @@ def call_node(
         call.context.attempt.finish()
         updates: Mapping[str, object] = with_posts(reply.updates, call.context.attempt.posts or (), schema)
         updates = _follow(condensed(blueprint.condensers.get(node, {}), updates, call))
-    patch, _ = schema.commit(call.state, updates, node=node, commit_id="test", whole=reply.whole)
+    patch, _ = schema.commit(call.state, updates, node=node, commit_id="test", whole_values=reply.whole)
     return plain_patch(patch)
 
 
@@ -212,7 +212,9 @@ def _call(
     schema = program.graph.topology.schema
     given = resources_of(resources)
     check_resources(users, given)
-    _, state = schema.commit(schema.initial({}), fields, node="the state of the test", commit_id="test", whole=True)
+    _, state = schema.commit(
+        schema.initial_state({}), fields, node="the state of the test", commit_id="test", whole_values=True
+    )
     host = NoRun(first_of(answering(interrupts), program.graph.answer))
     now = ImmutableState(state)
     host.views = StateViews(program.graph, now)

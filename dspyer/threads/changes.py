@@ -578,7 +578,7 @@ def validated(
         update, after = schema.begin(state, patch, keep=None, commit_id=commit_id)
     else:
         update, after = schema.commit(state, patch, node=author, commit_id=commit_id)
-    schema.check_whole(None if fresh else author, state, update, after)
+    schema.check_state_limit(None if fresh else author, state, update, after)
     return update, after
 
 
@@ -651,9 +651,9 @@ def meet_from(
     for name in merged:
         value, sides = merged.raw(name), [left.raw(name, DELETE), right.raw(name, DELETE)]
         if schema.reducer(name) is None and not any(value is side for side in sides):
-            merged = merged.set(name, schema.joined(name, value, sides, merged))
+            merged = merged.set(name, schema.validate_joined(name, value, sides, merged))
     patch = _between(schema, left, merged, {})
-    schema.check_whole("merge", left, patch, merged)
+    schema.check_state_limit("merge", left, patch, merged)
     return Met(patch, schema.replay(left, patch))
 
 

@@ -340,7 +340,7 @@ class GraphCompatibility:
     def shown(self, state: ImmutableState, last: RunRows | None) -> ImmutableState:
         """The state of a thread for people: without the fields that are gone. Nothing is validated."""
         schema = self.blueprint.topology.schema
-        if schema.open or not self.changed(last) or state.keys() <= schema.fields.keys():
+        if schema.accepts_any_key or not self.changed(last) or state.keys() <= schema.fields.keys():
             return state
         return ImmutableState({name: state.raw(name) for name in state if name in schema.fields})
 
@@ -496,7 +496,7 @@ def adapt(
     if migrate is not None:
         values, suspects = _migrated(thread, state, schema, migrate)
     else:
-        values = {name: state.raw(name) for name in state if schema.open or name in schema.fields}
+        values = {name: state.raw(name) for name in state if schema.accepts_any_key or name in schema.fields}
         gone = [name for name in state if name not in values]
         if gone:
             logger.warning(
@@ -504,14 +504,14 @@ def adapt(
                 thread,
                 ", ".join(map(repr, gone)),
             )
-    if schema.open:
+    if schema.accepts_any_key:
         return Adapted(state, _state_of(state, values))
     problems = []
     for name in suspects & values.keys():
         try:
             values[name] = _fitting(schema, name, values[name])
         except (ValidationError, StateError, ValueError, TypeError) as error:
-            shown = schema.shown((name,), values[name])
+            shown = schema.show_value((name,), values[name])
             problems.append(f"field {name!r}: {shown} does not fit any more: {_reason(error)}")
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in sorted(problems))
@@ -537,7 +537,7 @@ def _migrated(thread: str, state: ImmutableState, schema: Schema, migrate: Migra
             f"migrate= gave {brief(new)} for thread {thread!r}: it gives the values of the fields as a dict",
             ["migrate= gave no dict"],
         )
-    unknown = [name for name in new if not schema.open and name not in schema.fields]
+    unknown = [name for name in new if not schema.accepts_any_key and name not in schema.fields]
     if unknown:
         hints = "".join(suggestion(name, schema.fields) for name in unknown)
         raise ChangedGraphError(
@@ -557,13 +557,13 @@ def _fitting(schema: Schema, name: str, value: Any) -> Any:
 def _plainest(value: Any) -> Any:
     """A frozen value in plain ones: models and dataclasses as dicts, so that they are validated again."""
     if isinstance(value, CopyOnRead):
-        if value.kind.in_parts and isinstance(value.content, FrozenDict):
+        if value.kind.freezes_content and isinstance(value.content, FrozenDict):
             parts = {key: _plainest(part) for key, part in value.content.raw_items() if not str(key).startswith("$")}
             extra = value.content.raw("$extra", None)
             return {**parts, **(_plainest(extra) if extra is not None else {})}
-        opened = value.open()
+        opened = value.read()
         if isinstance(opened, Opaque):
-            raise StateError(opened.refusal)
+            raise StateError(opened.explanation)
         return opened
     if isinstance(value, FrozenDict):
         return {key: _plainest(part) for key, part in value.raw_items()}

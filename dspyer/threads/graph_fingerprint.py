@@ -109,7 +109,7 @@ def _fields_of(facts: FingerprintFacts) -> set[str] | None:
 
 def schema_facts(schema: Schema) -> dict[str, Any]:
     """The fields with their types and reducers, and what the classes among the types are made of."""
-    if schema.open:
+    if schema.accepts_any_key:
         return {"open": True}
     fields = {
         name: [

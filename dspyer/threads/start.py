@@ -208,7 +208,7 @@ class RunStarter:
         patch, _ = schema.begin(fitted.state, inputs, keep=keep, commit_id=f"{label}/trunk:0")
         patch = fitted.patch(schema, patch)
         state = schema.replay(rest.state, patch)
-        schema.check_whole(None, rest.state, patch, state)
+        schema.check_state_limit(None, rest.state, patch, state)
         head = rest.good if rest.broken else rest.row.head
         parents = () if head is None else (head,)
         header = self.header(rest.first, label)

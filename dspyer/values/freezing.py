@@ -80,7 +80,7 @@ def _other(value: Any, path: KeyPath, room: int) -> Any:
     if kind is not None:
         content = kind.pack(value)
         return check_depth(
-            CopyOnRead(kind, type(value), freeze_within(content, path, room - 1) if kind.in_parts else content)
+            CopyOnRead(kind, type(value), freeze_within(content, path, room - 1) if kind.freezes_content else content)
         )
     if is_scalar(value):
         return value

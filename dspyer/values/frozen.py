@@ -196,7 +196,7 @@ class ValueKind(Protocol):
     """How values of some type are kept as private copies."""
 
     name: str
-    in_parts: bool  # the content is made of supported values, and is frozen in its turn
+    freezes_content: bool  # the content is made of supported values, and is frozen in its turn
 
     def pack(self, value: Any) -> Any:
         """The private content for a value: never handed out, if it is not frozen."""
@@ -221,25 +221,25 @@ class CopyOnRead(Container):
         self.cls = cls
         self.content = content
 
-    def open(self) -> Any:
+    def read(self) -> Any:
         """A fresh copy of the value."""
         return self.kind.unpack(self.cls, self.content)
 
     def _thaw(self) -> Any:
-        return self.open()
+        return self.read()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CopyOnRead):
-            return equal(self.open(), other)
+            return equal(self.read(), other)
         if self.cls is other.cls and equal(self.content, other.content):
             return True
-        return equal(self.open(), other.open())
+        return equal(self.read(), other.read())
 
     def __hash__(self) -> int:
-        return hash(self.open())
+        return hash(self.read())
 
     def __repr__(self) -> str:
-        return repr(self.open())
+        return repr(self.read())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CopyOnRead, (self.kind, self.cls, self.content)
@@ -383,12 +383,12 @@ class FrozenDict(NestedContainer, Mapping[K, V_co]):
         value = self._map.get(key, _ABSENT)
         if value is _ABSENT:
             refuse_missing(key, self._map)
-        return cast("V_co", value.open() if type(value) is CopyOnRead else value)
+        return cast("V_co", value.read() if type(value) is CopyOnRead else value)
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The value under a key, `default` where there is none."""
         value = self._map.get(key, default)
-        return value.open() if type(value) is CopyOnRead else value
+        return value.read() if type(value) is CopyOnRead else value
 
     def raw(self, key: Any, default: Any = _ABSENT) -> Any:
         """The frozen value under a key, as it is kept: a box is not opened."""
@@ -501,7 +501,7 @@ class _Items(ItemsView[Any, Any]):
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         for key, value in self._mapping.raw_items():
-            yield key, value.open() if type(value) is CopyOnRead else value
+            yield key, value.read() if type(value) is CopyOnRead else value
 
 
 class _Values(ValuesView[Any]):
@@ -509,7 +509,7 @@ class _Values(ValuesView[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         for _, value in self._mapping.raw_items():
-            yield value.open() if type(value) is CopyOnRead else value
+            yield value.read() if type(value) is CopyOnRead else value
 
 
 def _restore_dict(cls: Any, entries: dict[Any, Any], depth: int) -> Any:
@@ -563,7 +563,7 @@ class FrozenList(NestedContainer, Sequence[T_co]):
         if isinstance(index, slice):
             return FrozenList._of(as_sequence(tuple(self._seq)[index]), self._depth)
         value = self._seq[index]
-        return value.open() if type(value) is CopyOnRead else value
+        return value.read() if type(value) is CopyOnRead else value
 
     def raw_items(self) -> Iterable[Any]:
         """The frozen items, as they are kept: boxes are not opened."""
@@ -614,7 +614,7 @@ class FrozenList(NestedContainer, Sequence[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:
         for value in self._seq:
-            yield value.open() if type(value) is CopyOnRead else value
+            yield value.read() if type(value) is CopyOnRead else value
 
     def __len__(self) -> int:
         return len(self._seq)

@@ -28,7 +28,7 @@ class _NamedKind:
     """A kind of which there is one instance, pickled by its name in this module."""
 
     name = ""
-    in_parts = False
+    freezes_content = False
 
     def __reduce__(self) -> str:
         return self.name.upper()
@@ -37,7 +37,7 @@ class _NamedKind:
 class _Record(_NamedKind):
     """Values that are their attributes: the content is a frozen mapping of them."""
 
-    in_parts = True
+    freezes_content = True
 
     def pack(self, value: Any) -> Any:
         return self.parts(value)
@@ -149,7 +149,7 @@ class RegisteredKind:
     """A type that the user taught with `register_value_type`."""
 
     name = "registered"
-    in_parts = False
+    freezes_content = False
 
     def __init__(
         self, encode: Callable[[Any], Any], decode: Callable[[Any], Any], duplicate: Callable[[Any], Any], cls: type
@@ -343,13 +343,13 @@ class Opaque:
     text: str
 
     shape = ()  # it is compared as what is no array
-    made = False
+    any_exist = False
     """Whether this process has met one: nobody looks for them before."""
 
     def __init__(self, name: str, reason: str, text: str) -> None:
         for attribute, value in (("name", name), ("reason", reason), ("text", text)):
             object.__setattr__(self, attribute, value)
-        Opaque.made = True
+        Opaque.any_exist = True
 
     @classmethod
     def of(cls, tagged: dict[str, Any], error: Exception) -> Opaque:
@@ -388,7 +388,7 @@ class Opaque:
         return Opaque, (self.name, self.reason, self.text)
 
     @property
-    def refusal(self) -> str:
+    def explanation(self) -> str:
         """Why nobody can use it, and what helps."""
         return (
             f"this stored value is a {self.name}, which cannot be read here: {self.reason}. It is kept as it is; "
@@ -396,7 +396,7 @@ class Opaque:
         )
 
     def _refuse(self, *_: object) -> NoReturn:
-        raise StateError(self.refusal)
+        raise StateError(self.explanation)
 
     __str__: Any = _refuse
     __format__: Any = _refuse
@@ -411,7 +411,7 @@ class _OpaqueKind:
     """How states keep them."""
 
     name = "opaque"
-    in_parts = False
+    freezes_content = False
 
     def pack(self, value: Any) -> Any:
         return value
@@ -431,7 +431,7 @@ OPAQUE = _OpaqueKind()
 
 def find_opaque(value: Any) -> Opaque | None:
     """The first opaque value in a plain or frozen one. Costs nothing in a process that has met none."""
-    if not Opaque.made:
+    if not Opaque.any_exist:
         return None
     if type(value) is Opaque:
         return value

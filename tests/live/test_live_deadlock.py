@@ -130,7 +130,7 @@ def played(posts: dict[str, list[int]], order: Iterable[str]) -> RunState:
     """A run whose nodes end in a given order, each with posts of given numbers."""
     graph = topology(posts)
     schema = graph.schema
-    state = schema.initial({})
+    state = schema.initial_state({})
     run, execution, _ = begin(start(graph))
     assert execution is not None
     run, _ = advance(run, execution.id, Transition({}, state, tuple(Target(name) for name in posts)))

@@ -321,7 +321,7 @@ class Model:
 def test_a_post_replaces_what_its_author_has_read(actions: list[tuple[str, int]]) -> None:
     """Also after withdrawals, and on a board that is made again from what was recorded."""
     schema = Schema.of(Table)
-    state = schema.initial({})
+    state = schema.initial_state({})
     board, model = LiveBuffer(schema, state, {}), Model()
     readers = {f"{number}:0": ReaderCursor(f"{number}:0", f"n{number}", (number,), None, {}) for number in range(4)}
     recorded: dict[int, RecordedPost | None] = {}

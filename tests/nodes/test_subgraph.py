@@ -141,7 +141,11 @@ def test_raw_updates_go_where_the_outer_field_folds(mode: str) -> None:
     given = run(Program({"log": updates}), mode)
     assert given.updates == {"log": updates}
     patch, after = OUTER.commit(
-        OUTER.initial({"question": "q", "log": ["0"]}), given.updates, node="n", commit_id="1", whole=given.whole
+        OUTER.initial_state({"question": "q", "log": ["0"]}),
+        given.updates,
+        node="n",
+        commit_id="1",
+        whole_values=given.whole,
     )
     assert after["log"] == ["0", "x", "y"]
     assert patch == {"log": updates}
@@ -164,8 +168,8 @@ def test_a_field_that_was_reset_is_reset() -> None:
 
 def test_a_mapping_that_changed_is_given_whole() -> None:
     given = run(Program({"notes": freeze({"b": 1})}))
-    state = OUTER.initial({"question": "q", "notes": {"a": 1}})
-    _, after = OUTER.commit(state, given.updates, node="n", commit_id="1", whole=given.whole)
+    state = OUTER.initial_state({"question": "q", "notes": {"a": 1}})
+    _, after = OUTER.commit(state, given.updates, node="n", commit_id="1", whole_values=given.whole)
     assert after["notes"] == {"b": 1}
 
 

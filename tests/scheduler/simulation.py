@@ -109,7 +109,7 @@ def step(
 ) -> Transition | BaseException:
     """One node's outcome, as the session would make it."""
     if execution.node == START:
-        state = topology.schema.initial(inputs)
+        state = topology.schema.initial_state(inputs)
         updates, goto = behave(execution)
         return Transition(ImmutableState().diff(state), state, targets(topology, START, goto))
     try:

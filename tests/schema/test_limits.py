@@ -31,7 +31,7 @@ SCHEMA = Schema.of(Board)
 
 
 def written(*updates: dict[str, Any]) -> dict[str, Any]:
-    state = SCHEMA.initial({})
+    state = SCHEMA.initial_state({})
     for number, update in enumerate(updates):
         patch, state = SCHEMA.commit(state, update, node="node", commit_id=f"trunk:{number}")
         assert SCHEMA.sizes(patch, state) == {name: size_of(state.raw(name)) for name in patch}
@@ -65,7 +65,7 @@ def test_too_much_names_node_and_field(updates: list[dict[str, Any]], text: str)
 
 def test_inputs_have_the_same_limit() -> None:
     with pytest.raises(errors.InputError, match="field 'pages' would hold"):
-        SCHEMA.initial({"pages": ["a" * 20, "b" * 20]})
+        SCHEMA.initial_state({"pages": ["a" * 20, "b" * 20]})
 
 
 BAD: dict[str, tuple[Any, Any, str]] = {
@@ -180,7 +180,7 @@ some_updates = st.one_of(
 @given(st.lists(some_updates, max_size=12))
 def test_a_size_that_grew_with_its_updates_is_the_size_of_the_value(updates: list[tuple[str, Any]]) -> None:
     schema = Schema.of(Wide)
-    state = schema.initial({})
+    state = schema.initial_state({})
     for number, (field, update) in enumerate(updates):
         patch, state = schema.commit(state, {field: update}, node="node", commit_id=f"trunk:{number}")
         assert schema.sizes(patch, state) == {field: size_of(freeze(thaw(state.raw(field))))}
@@ -196,7 +196,7 @@ def test_measuring_costs_by_what_an_update_changes(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(limits, "entry_size", entry_size)
     many = [str(n) for n in range(40)]
     said = [{"id": name, "text": ""} for name in many]
-    state = schema.initial({"items": many, "table": dict.fromkeys(many, ""), "said": said, "seen": set(many)})
+    state = schema.initial_state({"items": many, "table": dict.fromkeys(many, ""), "said": said, "seen": set(many)})
     for field, update in {"items": ["x"], "table": {"7": "x"}, "said": {"id": "7", "text": "x"}, "seen": {"x"}}.items():
         for n in range(60):  # other values in between, so that none is known because it was used last
             schema.commit(state, {"seen": {str(n)}}, node="node", commit_id="other")

@@ -99,7 +99,7 @@ class Research(BaseModel):
 
 
 SCHEMA = Schema.of(Research)
-START = SCHEMA.initial({"question": "why"})
+START = SCHEMA.initial_state({"question": "why"})
 
 
 def commit(updates: dict[str, Any], state: ImmutableState = START, **options: Any) -> Any:
@@ -117,7 +117,7 @@ class TestReading:
     def test_fields(self) -> None:
         assert list(SCHEMA.fields) == list(Research.model_fields)
         assert SCHEMA.model is Research
-        assert not SCHEMA.open
+        assert not SCHEMA.accepts_any_key
         assert SCHEMA.fields["question"].required
         assert SCHEMA.fields["question"].default() is DELETE
         assert not SCHEMA.fields["findings"].required
@@ -129,7 +129,7 @@ class TestReading:
 
     def test_an_open_schema(self) -> None:
         schema = Schema.of(None)
-        assert schema.open
+        assert schema.accepts_any_key
         assert not schema.fields
         assert schema.model is None
         assert schema.reducer("any") is None
@@ -152,8 +152,8 @@ class TestReading:
         schema = Schema.of(Model)
         assert schema.reducer("a") is schema.reducer("b") is None
         with pytest.raises(NodeOutputError, match="greater than 0"):
-            schema.commit(schema.initial({}), {"a": 0}, node="n", commit_id="c")
-        assert schema.commit(schema.initial({}), {"b": " x "}, node="n", commit_id="c")[0] == {"b": "x"}
+            schema.commit(schema.initial_state({}), {"a": 0}, node="n", commit_id="c")
+        assert schema.commit(schema.initial_state({}), {"b": " x "}, node="n", commit_id="c")[0] == {"b": "x"}
 
 
 def model_with(annotation: Any, default: Any = ..., **config: Any) -> type[BaseModel]:
@@ -227,20 +227,20 @@ class TestInitial:
         assert START["findings"] == []
 
     def test_inputs_are_validated_and_folded(self) -> None:
-        state = SCHEMA.initial({"calls": 5, "question": "why", "findings": ["a"], "score": "1.5", "best": 1})
+        state = SCHEMA.initial_state({"calls": 5, "question": "why", "findings": ["a"], "score": "1.5", "best": 1})
         assert (state["calls"], state["findings"], state["score"], state["best"]) == (5, ["a"], 1.5, 1.0)
         assert type(state["best"]) is float
-        assert SCHEMA.initial({"doubled": 3})["doubled"] == 5
-        assert SCHEMA.initial({"doubled": Replace(3)})["doubled"] == 3
+        assert SCHEMA.initial_state({"doubled": 3})["doubled"] == 5
+        assert SCHEMA.initial_state({"doubled": Replace(3)})["doubled"] == 3
 
     def test_a_field_without_default_may_stay_unset(self) -> None:
-        assert "question" not in SCHEMA.initial({})
+        assert "question" not in SCHEMA.initial_state({})
 
     def test_a_dict_is_a_whole_value(self) -> None:
         class Model(BaseModel):
             settings: dict[str, Any] = {"a": 1}
 
-        assert Schema.of(Model).initial({"settings": {"b": None}})["settings"] == {"b": None}
+        assert Schema.of(Model).initial_state({"settings": {"b": None}})["settings"] == {"b": None}
 
     def test_factories_are_called_for_each_state(self) -> None:
         class Model(BaseModel):
@@ -249,8 +249,8 @@ class TestInitial:
             serial: int = Field(default_factory=count().__next__)
 
         schema = Schema.of(Model)
-        assert schema.initial({})["numbers"] == [5]
-        assert schema.initial({})["serial"] != schema.initial({})["serial"]
+        assert schema.initial_state({})["numbers"] == [5]
+        assert schema.initial_state({})["serial"] != schema.initial_state({})["serial"]
 
     @pytest.mark.parametrize(
         ("inputs", "required", "words"),
@@ -264,14 +264,14 @@ class TestInitial:
     )
     def test_refusals(self, inputs: dict[str, Any], required: list[str] | None, words: list[str]) -> None:
         with pytest.raises(InputError) as refusal:
-            SCHEMA.initial(inputs, required)
+            SCHEMA.initial_state(inputs, required)
         assert all(word in str(refusal.value) for word in words)
 
     def test_without_a_schema_inputs_are_whole_values(self) -> None:
-        state = Schema.of(None).initial({"a": None, "b": {"c": None}})
+        state = Schema.of(None).initial_state({"a": None, "b": {"c": None}})
         assert state == {"a": None, "b": {"c": None}}
         with pytest.raises(InputError, match="missing inputs: 'a'"):
-            Schema.of(None).initial({}, ["a"])
+            Schema.of(None).initial_state({}, ["a"])
 
 
 class TestCommit:
@@ -374,7 +374,7 @@ class TestCommit:
             numbers: Annotated[list[int], reducers.extend] = Field(default_factory=lambda: [next(serial)])
 
         schema = Schema.of(Model)
-        state = schema.initial({})
+        state = schema.initial_state({})
         patch, state = schema.commit(state, {"numbers": DELETE}, node="n", commit_id="c")
         assert patch == {"numbers": Replace([1])}
         assert state["numbers"] == schema.fold("numbers", freeze([9]), patch["numbers"]) == [1]
@@ -429,7 +429,7 @@ class TestCommit:
             total: Annotated[int, double]
 
         schema = Schema.of(Model)
-        state = schema.commit(schema.initial({}), {"items": "a", "total": 3}, node="n", commit_id="c")[1]
+        state = schema.commit(schema.initial_state({}), {"items": "a", "total": 3}, node="n", commit_id="c")[1]
         assert (state["items"], state["total"]) == (["a"], 3)
 
     def test_an_error_of_a_reducer_says_where(self) -> None:
@@ -437,7 +437,7 @@ class TestCommit:
             total: Annotated[int, lambda current, update: current // update] = 1
 
         schema = Schema.of(Model)
-        state = schema.initial({"total": Replace(1)})
+        state = schema.initial_state({"total": Replace(1)})
         with pytest.raises(ZeroDivisionError) as raised:
             schema.commit(state, {"total": 0}, node="n", commit_id="c")
         assert any("reducer '<lambda>' of field 'total'" in note for note in raised.value.__notes__)
@@ -472,7 +472,7 @@ class TestCommit:
 
         schema = Schema.of(Model)
         state = schema.commit(
-            schema.initial({}), {"items": [1, 2], "table": {"a": 1, "b": 2}}, node="n", commit_id="c"
+            schema.initial_state({}), {"items": [1, 2], "table": {"a": 1, "b": 2}}, node="n", commit_id="c"
         )[1]
         seen.clear()
         schema.commit(state, {"items": [3], "table": {"a": 4}}, node="n", commit_id="c")
@@ -527,7 +527,7 @@ class TestModels:
             other: int = Field(default=0, alias="otherName")
 
         schema = Schema.of(Model)
-        state = schema.initial({"item": {"itemName": "a"}, "other": 2})
+        state = schema.initial_state({"item": {"itemName": "a"}, "other": 2})
         state = schema.commit(state, {"item": {"size": 3}, "other": 4}, node="n", commit_id="c")[1]
         assert (state["item"].name, state["item"].size, state["other"]) == ("a", 3, 4)
 
@@ -544,7 +544,7 @@ class TestModels:
             pet: Annotated[Cat | Dog, Field(discriminator="kind")]
 
         schema = Schema.of(Model)
-        state = schema.initial({"pet": Cat(name="Tom")})
+        state = schema.initial_state({"pet": Cat(name="Tom")})
         state = schema.commit(state, {"pet": {"kind": "dog", "name": "Rex"}}, node="n", commit_id="c")[1]
         assert state["pet"] == Dog(name="Rex")
         with pytest.raises(NodeOutputError, match="expected tags"):
@@ -559,7 +559,7 @@ class TestModels:
             loose: Loose | None = None
 
         schema = Schema.of(Model)
-        state = schema.initial({"loose": {"name": "a", "more": 1}})
+        state = schema.initial_state({"loose": {"name": "a", "more": 1}})
         state = schema.commit(state, {"loose": {"name": "b"}}, node="n", commit_id="c")[1]
         assert state["loose"].model_dump() == {"name": "b", "more": 1}
 
@@ -573,7 +573,7 @@ class TestModels:
             point: Point | None = None
 
         schema = Schema.of(Model)
-        state = schema.initial({"point": {"x": "1"}})
+        state = schema.initial_state({"point": {"x": "1"}})
         assert state["point"] == Point(1)
 
     def test_a_list_of_models(self) -> None:
@@ -581,7 +581,7 @@ class TestModels:
             users: Annotated[list[Address], reducers.extend] = []
 
         schema = Schema.of(Model)
-        state = schema.initial({"users": [{"street": "a"}]})
+        state = schema.initial_state({"users": [{"street": "a"}]})
         state = schema.commit(state, {"users": [Address(street="b")]}, node="n", commit_id="c")[1]
         assert state["users"] == [Address(street="a"), Address(street="b")]
 
@@ -624,7 +624,7 @@ class TestValidators:
     schema = Schema.of(Validated)
 
     def write(self, updates: dict[str, Any], state: ImmutableState | None = None) -> Any:
-        start = self.schema.initial({}) if state is None else state
+        start = self.schema.initial_state({}) if state is None else state
         return self.schema.commit(start, updates, node="n", commit_id="c")
 
     def test_validators_of_a_field_are_honoured(self) -> None:
@@ -633,7 +633,7 @@ class TestValidators:
             self.write({"low": 5, "high": 3})
         assert self.write({"low": 5, "high": 7})[1]["high"] == 7
         with pytest.raises(InputError, match="must not be below low"):
-            self.schema.initial({"low": 5, "high": 3})
+            self.schema.initial_state({"low": 5, "high": 3})
 
     def test_what_a_validator_adds_to_a_patched_mapping_is_in_the_patch(self) -> None:
         patch, state = self.write({"totals": {"a": 1}})
@@ -646,7 +646,7 @@ class TestValidators:
         assert same(self.schema.fold("words", freeze([]), patch["words"]), state.raw("words"))
 
     def test_a_frozen_field_is_set_by_inputs_alone(self) -> None:
-        state = self.schema.initial({"fixed": "5"})
+        state = self.schema.initial_state({"fixed": "5"})
         assert state["fixed"] == 5
         with pytest.raises(NodeOutputError, match="only inputs of a run set it"):
             self.write({"fixed": 6}, state)
@@ -669,7 +669,7 @@ class TestValidators:
             names: list[str] = []
 
         schema = Schema.of(Model)
-        state = schema.initial({"name": " x ", "names": freeze([" y "])})
+        state = schema.initial_state({"name": " x ", "names": freeze([" y "])})
         assert (state["name"], state["names"]) == ("x", ["y"])
         with pytest.raises(NodeOutputError):
             schema.commit(state, {"number": "5"}, node="n", commit_id="c")
@@ -693,7 +693,7 @@ class TestOpen:
     )
     def test_commit(self, state: Any, updates: Any, whole: bool, patch: Any, expected: Any) -> None:
         before = ImmutableState(state)
-        got, after_it = self.schema.commit(before, updates, node="n", commit_id="c", whole=whole)
+        got, after_it = self.schema.commit(before, updates, node="n", commit_id="c", whole_values=whole)
         assert got == patch
         assert after_it == expected
         assert before | got == after_it
@@ -702,7 +702,7 @@ class TestOpen:
     def test_large_mappings_are_not_compared_as_a_whole(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """What changed is found by what the update names."""
         state = ImmutableState({"big": {str(number): number for number in range(200)}})
-        start = SCHEMA.initial({"free": state["big"]})
+        start = SCHEMA.initial_state({"free": state["big"]})
 
         def walk(self: FrozenDict[Any, Any]) -> Any:
             raise AssertionError("all keys were read")
@@ -715,7 +715,7 @@ class TestOpen:
 
 
 class TestView:
-    state = SCHEMA.initial({"question": "why", "findings": ["a"], "user": {"name": "Ada", "serial": 1}})
+    state = SCHEMA.initial_state({"question": "why", "findings": ["a"], "user": {"name": "Ada", "serial": 1}})
 
     def view(self, readable: frozenset[str] | None = None) -> Any:
         return SCHEMA.view(self.state, readable)
@@ -828,7 +828,7 @@ def test_law_replaying_the_stored_patches_gives_the_same_state(updates: list[dic
 def test_law_committing_again_the_values_of_a_state_changes_nothing(one: dict[str, Any], two: dict[str, Any]) -> None:
     state = try_commit(try_commit(START, one, 1)[1], two, 2)[1]
     plain = {name: value for name, value in state.to_dict().items() if SCHEMA.reducer(name) is None}
-    patch, after_it = SCHEMA.commit(state, plain, node="n", commit_id="c", whole=True)
+    patch, after_it = SCHEMA.commit(state, plain, node="n", commit_id="c", whole_values=True)
     assert patch == {}
     assert after_it is state
 
@@ -855,7 +855,7 @@ ENTRIES = {
 @pytest.mark.parametrize(("kind", "value"), ENTRIES.values(), ids=ENTRIES)
 def test_an_entry_of_a_mapping_is_removed_whatever_its_type(kind: Any, value: Any, gone: Any) -> None:
     schema = Schema.of(create_model("Model", table=(kind, {})))
-    state = schema.initial({"table": {"a": value, "b": value}})
+    state = schema.initial_state({"table": {"a": value, "b": value}})
     patch, after = schema.commit(state, {"table": {"a": gone, "c": value}}, node="n", commit_id="c")
     assert {key: part is DELETE for key, part in patch["table"].items()} == {"a": True, "c": False}
     assert after.to_dict() == {"table": {"b": value, "c": value}} == schema.replay(state, patch).to_dict()

@@ -294,8 +294,8 @@ some_patches = st.one_of(
 @settings(max_examples=150, deadline=None)
 @given(patches=st.lists(some_patches, max_size=10))
 def test_a_size_that_grew_with_its_commits_is_the_size_of_the_state(model: Any, patches: list[dict[str, Any]]) -> None:
-    schema = Schema.of(model, whole=limit(kb=1000))
-    state = schema.initial({})
+    schema = Schema.of(model, state_limit=limit(kb=1000))
+    state = schema.initial_state({})
     state_size(state)
     for number, given_patch in enumerate(patches):
         patch, after = schema.commit(state, given_patch, node="node", commit_id=f"trunk:{number}")
@@ -305,7 +305,7 @@ def test_a_size_that_grew_with_its_commits_is_the_size_of_the_state(model: Any, 
 
 
 def test_counting_costs_by_what_a_commit_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    schema, counted = Schema.of(Deep, whole=limit(kb=1000)), []
+    schema, counted = Schema.of(Deep, state_limit=limit(kb=1000)), []
     entry_size = limits.entry_size
     many = [str(n) for n in range(300)]
 
@@ -315,7 +315,7 @@ def test_counting_costs_by_what_a_commit_changes(monkeypatch: pytest.MonkeyPatch
 
     inner = {name: {"a": dict.fromkeys(many, 1)} for name in many[:3]}
     inputs = {"table": inner, "items": Replace(many), "pages": {name: {"x": 1} for name in many}}
-    state = schema.initial(inputs)
+    state = schema.initial_state(inputs)
     state_size(state)
     monkeypatch.setattr(limits, "entry_size", counting)
     monkeypatch.setattr("dspyer.schema.limits.entry_size", counting)
