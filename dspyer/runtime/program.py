@@ -321,17 +321,17 @@ class CompiledGraph(dspy.Module):
         """A run from the inputs; inside of a stored run, with the commits that an earlier attempt has made."""
         self._graph.check_inputs(inputs)
         topology, schema = self._graph.topology, self._graph.topology.schema
-        state = schema.initial(schema.as_values(inputs) if request.inside else inputs)
+        state = schema.initial_state(schema.as_replacements(inputs) if request.inside else inputs)
         run_start = RunStart.of(topology, state, request.label)
         if request.journal is None or request.records is None:
-            schema.check_whole(None, ImmutableState(), inputs, state)
+            schema.check_state_limit(None, ImmutableState(), inputs, state)
             return run_start
         run_start = run_start.to_replay()
         run = replay(
             run_start.run, request.records.commits(request.scope), run_start[1:3], *request.records.fetch_and_decode
         )
         if not len(run.log):  # what has been committed is never refused
-            schema.check_whole(None, ImmutableState(), inputs, state)
+            schema.check_state_limit(None, ImmutableState(), inputs, state)
         return run_start._replace(run=run)
 
     def _close(self, request: Request, session: Session) -> None:

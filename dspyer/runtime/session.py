@@ -233,7 +233,7 @@ class Session(NotLive):
         if self.redactor is not None:
             for entry in run_start.run.log:  # of a run that is resumed
                 self.redactor.learn_commit(entry.commit)
-        self.publish(RunStarted(self.run_id, graph.name, graph.topology.schema.shapes, scope))
+        self.publish(RunStarted(self.run_id, graph.name, graph.topology.schema.field_shapes, scope))
 
     def publish(self, event: Event) -> None:
         """Keeps an event and shows it to whoever listens. May be called from any thread."""
