@@ -56,7 +56,7 @@ def _node_script(session: Session, execution: Execution) -> CallScript:
     if live is not None:
         updates = live.returned(attempt, updates)
     patch, after = schema.commit(
-        state, updates, node=name, commit_id=session.global_id(execution.id), whole=reply.whole
+        state, updates, node=name, commit_id=session.global_id(execution.id), whole_values=reply.whole
     )
     if live is not None:
         patch, after = live.with_posts(execution, patch, after)
