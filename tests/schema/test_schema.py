@@ -349,7 +349,7 @@ class TestCommit:
 
     def test_whole_values_are_not_merged(self) -> None:
         state = after({"free": {"a": 1}, "answer": "x"})
-        patch, state = commit({"free": {"b": None}, "answer": None, "findings": ["f"]}, state, whole=True)
+        patch, state = commit({"free": {"b": None}, "answer": None, "findings": ["f"]}, state, whole_values=True)
         assert patch == {"free": {"a": DELETE, "b": Replace(None)}, "answer": Replace(None), "findings": ["f"]}
         assert state["free"] == {"b": None}
         assert state["findings"] == ["f"]
@@ -449,7 +449,7 @@ class TestCommit:
         assert patched.raw("findings") is state.raw("findings")
         assert commit({"free": {"big": {"x": [1]}}}, state)[1] is state
         assert commit({"tags": state["findings"]}, state)[1].raw("tags") is state.raw("findings")
-        assert commit({"anything": state["free"]}, state, whole=True)[1].raw("anything") is state.raw("free")
+        assert commit({"anything": state["free"]}, state, whole_values=True)[1].raw("anything") is state.raw("free")
 
     def test_what_was_written_can_be_changed_afterwards(self) -> None:
         items, inner = ["a"], {"k": ["v"]}
