@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from dspyer.events import Commit, MergedConflict, Question
     from dspyer.graph.builder import Graph
     from dspyer.messages import Messages, from_chat, to_chat
+    from dspyer.nodes.context import Context
     from dspyer.nodes.live_access import LiveEntry, Peer
-    from dspyer.nodes.node import Command, Context, Send
+    from dspyer.nodes.node import Command, Send
     from dspyer.patch import DELETE, Replace
     from dspyer.policies import Conflict, prefer
     from dspyer.reducers import Updates
@@ -80,8 +81,9 @@ _HOMES = {
     "dspyer.events": ("Commit", "MergedConflict", "Question"),
     "dspyer.graph.builder": ("Graph",),
     "dspyer.messages": ("Messages", "from_chat", "to_chat"),
+    "dspyer.nodes.context": ("Context",),
     "dspyer.nodes.live_access": ("LiveEntry", "Peer"),
-    "dspyer.nodes.node": ("Command", "Context", "Send"),
+    "dspyer.nodes.node": ("Command", "Send"),
     "dspyer.patch": ("DELETE", "Replace"),
     "dspyer.policies": ("Conflict", "prefer"),
     "dspyer.reducers": ("Updates",),

@@ -18,10 +18,11 @@ from pydantic import BaseModel
 from dspyer.errors import InputError, StateError, UnsetFieldError, suggestion
 from dspyer.messages import turns_in
 from dspyer.nodes.callables import Described, Parameter, class_of, members, wants_copy
+from dspyer.nodes.context import Context
 from dspyer.nodes.field_names import FieldNames, check_names, listed, no_field
-from dspyer.nodes.node import NOTHING, Call, Context
+from dspyer.nodes.node import NOTHING, Call
 from dspyer.nodes.template_plans import made_for
-from dspyer.nodes.view_access import form_of, form_problems, read_view, sent_to
+from dspyer.nodes.view_access import form_of, form_problems
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.templates import ComputedInput
@@ -132,7 +133,7 @@ class Binding:
         for name, field, copy, default, readable, view, form, made in self.fields:
             value = ABSENT if overlay is None else read_field(overlay, field, copy)
             if view is not None:
-                value = read_view(call.context.attempt, view, form, name, sent_to(call, field))
+                value = call.read_view(view, form, name)
                 if form == "history" and isinstance(value, list):
                     value = dspy.History(messages=turns_in(value, (), ()))
             elif value is ABSENT and readable:

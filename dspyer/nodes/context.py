@@ -1,354 +1,296 @@
-"""What an execution may do in one attempt beside giving a result: effects, questions, values on the way."""
+"""`Context`: what a node's function gets as its parameter `ctx`."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 from collections.abc import Awaitable, Callable
-from hashlib import blake2b
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, overload
 
-from dspyer.blocking import cancellation_count
-from dspyer.errors import AttemptError, InputError, Interrupt, StateError, brief
-from dspyer.events import BranchPath, Emitted, Event, Question
-from dspyer.hints import signature_of
-from dspyer.nodes.answer_types import schema_of, validated
-from dspyer.nodes.live_access import LiveHost, NotLive
-from dspyer.nodes.sync_async import is_async
-from dspyer.nodes.view_access import NoRunViews, ViewSource
-from dspyer.persistence.execution_records import (
-    MISSING,
-    AnswerSource,
-    ExecutionRecords,
-    RecordKey,
-    effect_row,
-    item_row,
-    no_answer,
-)
-from dspyer.persistence.journal import Journal
-from dspyer.persistence.rows import NewRow
-from dspyer.scheduler.run_state import Branch
-from dspyer.values.freezing import freeze
-from dspyer.values.frozen import thaw
+from typing_extensions import TypeVar
 
-RESERVED = ("before", "after")
-"""Keys of the questions of `compile(interrupt_before=, interrupt_after=)`."""
+from dspyer.nodes.attempt import Attempt
+from dspyer.nodes.live_access import Entries, Peer
+from dspyer.views import Delta, View
+
+T = TypeVar("T")
 
 
-class AttemptHost(LiveHost, Protocol):
-    """The run that an attempt belongs to.
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where in a run a node is, and what it may do besides returning a patch. A parameter named `ctx` gets it.
 
     Attributes:
-        records: what its executions have left behind.
-        journal: writes it down; None for a run that is not stored.
-        answer: answers questions as they are asked.
-        root: the id of the run, the same however often it is taken up.
-        label: the name of the run, in front of the ids of its questions; empty for a run that is not stored.
-    """
-
-    records: ExecutionRecords
-    journal: Journal | None
-    answer: AnswerSource
-    root: str
-    label: str
-
-    @property
-    def views(self) -> ViewSource:
-        """What can be seen of the state through views, and who may see and post what."""
-
-    def publish(self, event: Event) -> None:
-        """Shows an event to whoever listens."""
-
-
-class NoRun(NotLive):
-    """Stands for the run of a node that is called without one.
-
-    Args:
-        answer: answers questions.
-    """
-
-    def __init__(self, answer: AnswerSource = no_answer) -> None:
-        self.views: ViewSource = NoRunViews()
-        self.records = ExecutionRecords()
-        self.journal: Journal | None = None
-        self.answer = answer
-        self.root = "alone"
-        self.label = ""
-
-    def publish(self, event: Event) -> None:
-        """Nobody listens."""
-
-
-class Attempt:
-    """One attempt of one execution. What it remembers of earlier attempts is in the records of the run.
-
-    Args:
-        host: the run.
+        run_id: id of the run.
         node: name of the node.
-        branch: path of its branch.
-        execution: id of the execution, as events name it.
-        local_id: the same with the executions of the graphs around it.
-        position: the branch itself, for what it has behind it.
-        inside: whether it is one item of a map.
+        branch: path of the branch, `()` for the trunk.
+        visit: how often the node has run in the lineage of the branch, this time included.
+        execution: id of the commit that this call will make; that of an item of a map ends with its index, `[0]`.
+            Every attempt of the call has the same id, every other call another.
 
-    Attributes:
-        posts: what the node has posted, in the order of its calls; None for nothing.
-        over: whether the node has returned.
+    Example:
+        >>> from dspyer import END, START, Context, Graph
+        >>> def count(ctx: Context):
+        ...     return {"visits": ctx.visit}
+        >>> graph = Graph().add_node("count", count, writes=["visits"])
+        >>> graph.add_path(START, "count", END).compile().run({}).state["visits"]
+        1
     """
 
-    __slots__ = (
-        *("_open", "_refusal", "_used", "branch", "execution", "host", "inside"),
-        *("local_id", "node", "over", "position", "posts"),
-    )
-
-    def __init__(
-        self,
-        host: AttemptHost | None = None,
-        node: str = "",
-        branch: BranchPath = (),
-        execution: str = "",
-        local_id: str = "",
-        position: Branch | None = None,
-        inside: bool = False,
-    ) -> None:
-        self.host: AttemptHost = host or NoRun()
-        self.node = node
-        self.branch = branch
-        self.execution = execution
-        self.local_id = local_id
-        self.position = position
-        self.inside = inside
-        self.posts: list[tuple[str, Any]] | None = None
-        self.over = False
-        self._used: dict[tuple[str, str], object] | None = None
-        self._open: list[Question] = []
-        self._refusal: tuple[type[Exception], str] | None = None
-
-    def item(self, index: int) -> Attempt:
-        """The attempt of one item of a map, which is an execution of its own."""
-        mark = f"[{index}]"
-        return Attempt(
-            self.host, self.node, self.branch, self.execution + mark, self.local_id + mark, self.position, True
-        )
+    run_id: str
+    node: str
+    branch: tuple[int, ...] = ()
+    visit: int = 1
+    execution: str = ""
+    attempt: Attempt = field(default_factory=Attempt, repr=False, compare=False)
 
     def emit(self, value: object) -> None:
-        """Puts a value into the stream of events."""
-        self.host.publish(Emitted(self.node, self.branch, self.execution, value))
+        """Add a value to the run's event stream at once, for progress and partial results.
 
-    # --- effects
+        Args:
+            value: any object; it is not committed.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("fetch", lambda ctx: ctx.emit("half done"), writes=[])
+            >>> run = graph.add_path(START, "fetch", END).compile().run({})
+            >>> [event.value for event in run.events if type(event).__name__ == "Emitted"]
+            ['half done']
+        """
+        self.attempt.emit(value)
+
+    @overload
+    def once(self, key: str, fn: Callable[..., Awaitable[T]]) -> Awaitable[T]: ...
+
+    @overload
+    def once(self, key: str, fn: Callable[..., T]) -> T: ...
 
     def once(self, key: str, fn: Callable[..., Any]) -> Any:
-        """The recorded result of an effect; calls `fn` and records what it gives if there is none.
+        """Make an effect that must not be repeated: a later attempt of the node gets the recorded result.
+
+        On a thread the result is flushed to the store before this returns. A crash between the effect and its record
+        calls `fn` again; if `fn` has a parameter `key`, it gets an idempotency key, a text that is the same in every
+        attempt and differs between effects, by which the other system can recognise the repeated call. An exception is
+        not recorded.
 
         Args:
-            key: the name of the effect.
-            fn: makes it.
+            key: the name of the effect, unique within one attempt.
+            fn: a function without parameters, or with the parameter `key`, whose result can be stored. Await what this
+                method returns if `fn` is async.
 
         Returns:
-            A value that belongs to the caller; for an async function an awaitable of it.
+            The recorded result.
+
+        Raises:
+            AttemptError: if the key was used before in this attempt, or the result cannot be stored.
+            StoreError: if the store fails.
+
+        Example:
+            The node runs twice, since its question ends the first attempt; the card is charged once.
+
+            >>> from dspyer import END, START, Graph
+            >>> def pay(ctx):
+            ...     receipt = ctx.once("charge", lambda: print("charged") or "r-1")
+            ...     ctx.interrupt("ship", "Ship it?")
+            ...     return {"receipt": receipt}
+            >>> graph = Graph().add_node("pay", pay, writes=["receipt"]).add_path(START, "pay", END)
+            >>> thread = graph.compile(store=":memory:").thread("order-7")
+            >>> thread.run({}).status
+            charged
+            'interrupted'
+            >>> thread.resume(answers={"ship": True}).state["receipt"]
+            'r-1'
         """
-        self._use("once", key)
-        place = RecordKey(self.local_id, key)
-        known = self.host.records.effects.get(place, MISSING)
-        if is_async(fn):
-            return self._await_once(place, fn, known)
-        if known is not MISSING:
-            return thaw(known)
-        result = fn(**self._identity(place, fn))
-        if inspect.isawaitable(result):
-            if inspect.iscoroutine(result):
-                result.close()
-            raise AttemptError(
-                f"{self.who}: the effect {key!r} gave an awaitable, from a function that is not async: give ctx.once "
-                "an `async def` function and await what it returns"
-            )
-        frozen, draft = self._recorded(place, result)
-        if self.host.journal is not None:
-            self.host.journal.write([draft], flush=True)
-        self.host.records.effects[place] = frozen
-        return thaw(frozen)
+        return self.attempt.once(key, fn)
 
-    async def _await_once(self, place: RecordKey, fn: Callable[..., Awaitable[Any]], known: Any) -> Any:
-        if known is not MISSING:
-            return thaw(known)
-        frozen, draft = self._recorded(place, await fn(**self._identity(place, fn)))
-        before = cancellation_count()
-        if self.host.journal is not None:
-            await self.host.journal.awrite([draft], flush=True)
-        self.host.records.effects[place] = frozen
-        if cancellation_count() > before:
-            raise asyncio.CancelledError  # it was held back until the effect was recorded
-        return thaw(frozen)
+    @overload
+    def interrupt(self, key: str, question: str, answer: type[T]) -> T: ...
 
-    def _identity(self, place: RecordKey, fn: Callable[..., Any]) -> dict[str, str]:
-        """A name of the effect for the other side, if the function wants one."""
-        try:
-            wanted = "key" in signature_of(fn).parameters
-        except (TypeError, ValueError):  # a built-in function that does not say what it takes
-            wanted = False
-        if not wanted:
-            return {}
-        text = "\n".join((self.host.root, *place))
-        return {"key": blake2b(text.encode(), digest_size=16).hexdigest()}
+    @overload
+    def interrupt(self, key: str, question: str) -> bool: ...
 
-    def _recorded(self, place: RecordKey, result: object) -> tuple[Any, NewRow]:
-        try:
-            frozen = freeze(result, ("result",))
-            draft = effect_row(place, frozen)
-            if self.host.journal is not None and draft.content is not None:
-                draft.content.data  # noqa: B018 - whether it can be written is known before the journal tries
-        except StateError as error:
-            raise AttemptError(
-                f"{self.who}: the effect {place.key!r} has happened, but cannot be recorded, so the next attempt "
-                f"repeats it: {error}. Let its function return plain data"
-            ) from error
-        return frozen, draft
+    @overload
+    def interrupt(self, key: str, question: str, answer: object) -> Any: ...
 
-    # --- questions
+    def interrupt(self, key: str, question: str, answer: Any = bool) -> Any:
+        """Ask a question outside the program. The first attempt ends here; an attempt that has the answer gets it.
 
-    def earlier_question(self, key: str) -> Question | None:
-        """What this execution has asked under a key before, if it has."""
-        return self.host.records.questions.get(RecordKey(self.local_id, key))
-
-    def interrupt(self, key: str, text: str, answer: Any) -> Any:
-        """The answer to a question.
+        The node runs again from its first line when the answer is given: effects before the question belong into
+        `once`.
 
         Args:
-            key: the name of the question.
-            text: what is asked.
-            answer: the type of the answer; None to wait only.
+            key: the name of the question, unique within one attempt.
+            question: the text to show.
+            answer: the type of the answer, any that pydantic validates; None for a question that only waits for a
+                resume.
+
+        Returns:
+            The answer. A falsy one is an answer too.
 
         Raises:
-            Interrupt: if there is no answer yet.
-            InputError: if the answer is none of this type.
-            AttemptError: if an earlier attempt has asked otherwise.
+            AttemptError: if an earlier attempt asked another question under this key, or asked one that got answered
+                and that this attempt has left out.
+            InputError: if the answer is not of this type.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> def send(draft, ctx):
+            ...     return {"sent": ctx.interrupt("approve", f"Send {draft!r}?", bool)}
+            >>> graph = Graph().add_node("send", send, writes=["sent"]).add_path(START, "send", END)
+            >>> thread = graph.compile(store=":memory:").thread("mail-1")
+            >>> thread.run({"draft": "Dear Ada"}).questions[0].text
+            "Send 'Dear Ada'?"
+            >>> thread.resume(answers={"approve": True}).state["sent"]
+            True
         """
-        if key in RESERVED:
-            raise AttemptError(
-                f"{self.who}: the key {key!r} belongs to compile(interrupt_{key}=...): ctx.interrupt needs another"
-            )
-        if not isinstance(text, str):
-            raise TypeError(f"{self.who}: the question {key!r} is {brief(text)}: a question is a text")
-        self._use("interrupt", key)
-        records, place = self.host.records, RecordKey(self.local_id, key)
-        before = records.questions.get(place)
-        run = self.host.label if before is None else before.run  # the id stays as it was when the question was sent
-        question = Question(key, text, schema_of(answer), self.node, self.branch, self.local_id, run)
-        if before is not None and before.answer != question.answer:
-            self._refuse(
-                f"{self.who} asks {key!r} for an answer of {_shape(question)}, and an earlier attempt asked for "
-                f"{_shape(before)}"
-            )
-        if place not in records.answers:
-            self._check_answered(f"asks {key!r} instead")
-        if records.ask(question, self.host.answer):
-            return self._answer(place, question, answer)
-        self._open.append(question)
-        raise Interrupt([question])
+        return self.attempt.interrupt(key, question, answer)
 
-    def _answer(self, place: RecordKey, question: Question, answer: Any) -> Any:
-        records = self.host.records
-        try:
-            return validated(answer, records.answers[place], question)
-        except InputError as refusal:
-            records.retract_answer(place)
-            self._refusal = (InputError, str(refusal))
-            raise
+    def post(self, field: str, value: object) -> None:
+        """Add an update to the node's commit, before what the node returns. Dropped if the node fails.
 
-    def finish(self) -> None:
-        """Checks what the attempt has asked, once the node has come to its end.
+        A post to a live field is visible to running siblings at once. May be called from any thread of the node.
+
+        Args:
+            field: a field with a reducer, or a live one, among what the node writes, by its name in the state.
+            value: one update, as the node would return it.
 
         Raises:
-            Interrupt: if the node went on after a question that has no answer.
-            Exception: if it went on after its question was refused, or has not asked what was answered.
+            NodeOutputError: if the node may not write the field, or it has no reducer, or the node has returned.
+
+        Example:
+            >>> from typing import Annotated
+            >>> from pydantic import create_model
+            >>> from dspyer import END, START, Graph, reducers
+            >>> Log = create_model("Log", lines=(Annotated[list[str], reducers.append], []))
+            >>> def work(ctx):
+            ...     ctx.post("lines", "started")
+            ...     return {"lines": "done"}
+            >>> graph = Graph(Log).add_node("work", work, writes=["lines"]).add_path(START, "work", END)
+            >>> graph.compile().run({}).state.to_dict()["lines"]
+            ['started', 'done']
         """
-        if not self.host.records.questions:
-            return
-        if self._refusal is not None:
-            kind, text = self._refusal
-            raise kind(text)
-        if self._open:
-            raise Interrupt(self._open)
-        self._check_answered("came to its end")
+        self.attempt.post(field, value)
 
-    def _check_answered(self, instead: str) -> None:
-        used = self._used or {}
-        missing = [key for key in self.host.records.answered_keys(self.local_id) if ("interrupt", key) not in used]
-        missing = [key for key in missing if key not in RESERVED]
-        if missing:
-            self._refuse(
-                f"{self.who} has not asked {', '.join(map(repr, missing))} again, which was answered, and {instead}"
-            )
+    def view(self, view: View) -> Any:
+        """The entries that a view shows, as `reads` would give them to a parameter `list[Entry]`.
 
-    def _refuse(self, text: str) -> None:
-        text += (
-            ". Each attempt must ask the same: keep what decides about a question with ctx.once, or leave the run with "
-            "t.run(..., abandon=True)"
-        )
-        self._refusal = (AttemptError, text)
-        raise AttemptError(text)
+        Args:
+            view: the view; its field must be among what the node reads.
 
-    # --- items of a map
+        Returns:
+            The entries; for a view that ends with `.then(fn)`, the result of that function.
 
-    def recorded_result(self) -> Any:
-        """The result of this item in an earlier attempt of the map, frozen; `MISSING` if there is none."""
-        return self.host.records.items.get(self.local_id, MISSING)
+        Raises:
+            InputError: if the node does not read the field, or the field's type does not support the view.
 
-    def raise_if_unanswered(self) -> None:
-        """Does not go on where a question of this execution has no answer."""
-        records = self.host.records
-        if records.questions:
-            waits = [
-                question
-                for question in records.open_questions_of(self.local_id)
-                if not records.ask(question, self.host.answer)
-            ]
-            if waits:
-                raise Interrupt(waits)
+        Example:
+            >>> from typing import Annotated
+            >>> from pydantic import create_model
+            >>> from dspyer import END, START, Graph, reducers, view
+            >>> Log = create_model("Log", lines=(Annotated[list[str], reducers.append], []), last=(str, ""))
+            >>> def read(ctx):
+            ...     (entry,) = ctx.view(view("lines").last(1))
+            ...     return {"last": f"{entry.author}: {entry.value}"}
+            >>> graph = Graph(Log).add_node("write", lambda state: {"lines": "tide at 6"}, writes=["lines"])
+            >>> graph = graph.add_node("read", read, reads=["lines"], writes=["last"])
+            >>> graph.add_path(START, "write", "read", END).compile().run({}).state["last"]
+            'write: tide at 6'
+        """
+        return self.attempt.view(view)
 
-    def record_result(self, result: object, path: tuple[Any, ...]) -> Any:
-        """Keeps the result of an item, where the run is stored."""
-        journal = self.host.journal
-        if journal is None:
-            return result
-        frozen = freeze(result, path)
-        journal.write([self._item(frozen)])
-        self.host.records.items[self.local_id] = frozen
-        return frozen
+    def delta(self) -> Delta:
+        """What has changed since the node last ran, of the fields that it reads; on its first visit all that is set.
 
-    async def arecord_result(self, result: object, path: tuple[Any, ...]) -> Any:
-        """The same in async code."""
-        journal = self.host.journal
-        if journal is None:
-            return result
-        frozen = freeze(result, path)
-        await journal.awrite([self._item(frozen)])
-        self.host.records.items[self.local_id] = frozen
-        return frozen
+        For a field with a reducer these are the new entries. For any other it is the net change: a value that was
+        changed and changed back is not in it.
 
-    def _item(self, frozen: Any) -> NewRow:
-        draft = item_row(self.local_id, frozen)
-        if draft.content is not None:
-            draft.content.data  # noqa: B018 - fails here, in the item, if it cannot be written
-        return draft
+        Returns:
+            The changes by field of the state: `.patch` as values, `.text` for a prompt.
 
-    def _use(self, kind: str, key: str) -> None:
-        if not key or type(key) is not str:
-            raise AttemptError(f"{self.who}: ctx.{kind} takes a key, a text that names it; this one is {key!r}")
-        if self._used is None:
-            self._used = {}
-        mark = object()
-        if self._used.setdefault((kind, key), mark) is not mark:
-            raise AttemptError(
-                f"{self.who} used the key {key!r} of ctx.{kind} twice: give each its own key, in a loop for example "
-                f"f'{key}-{{i}}'"
-            )
+        Raises:
+            NodeOutputError: if the node has returned.
 
-    @property
-    def who(self) -> str:
-        """What errors call it."""
-        return f"node {self.node!r} (execution {self.local_id})" if self.local_id else f"node {self.node!r}"
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> def watch(n, ctx):
+            ...     print(ctx.delta().patch)
+            >>> graph = Graph().add_node("watch", watch, writes=[])
+            >>> graph = graph.add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "watch", "add")
+            >>> graph = graph.add_conditional_edges("add", lambda n: "watch" if n < 2 else END, ["watch", END])
+            >>> graph.compile().run({"n": 0}).status
+            {'n': 0}
+            {'n': 1}
+            'completed'
+        """
+        return self.attempt.delta()
 
+    def live(self, field: str, *, timeout: float | None = None) -> Entries:
+        """The entries of a live field as they arrive, for `for` in sync nodes and `async for` in async ones.
 
-def _shape(question: Question) -> str:
-    return "nothing" if question.answer is None else brief(dict(question.answer), 120)
+        A node gets each entry once: on its first visit from the beginning of the field, later from the position that
+        its last visit in its lineage had reached. It does not get its own posts, nor posts that were withdrawn.
+
+        The loop ends when the field is *closed*: no other branch can still write it before this node ends. Of nodes
+        that wait for each other, the first in path order is released. If a writer fails or asks a question, this
+        attempt is aborted and commits nothing; when the run is resumed, the node runs again. The same holds if the node
+        has got an entry of a node that fails or asks later: it commits after all nodes whose entries it has got. While
+        it waits it occupies no slot of `max_concurrency`.
+
+        Args:
+            field: a live field among what the node reads.
+            timeout: seconds to wait for an entry, without the time in which the node waits for a slot.
+
+        Returns:
+            An iterator of `LiveEntry`.
+
+        Raises:
+            AttemptError: in an item of a map.
+            InputError: if the field is not live, or the node does not read it.
+            TimeoutError: in the loop, if no entry arrived in time.
+
+        Example:
+            >>> from typing import Annotated
+            >>> from pydantic import create_model
+            >>> from dspyer import END, START, Graph, live, reducers
+            >>> Pad = create_model("Pad", notes=(Annotated[list[str], reducers.append, live], []))
+            >>> def writes(ctx):
+            ...     ctx.post("notes", "tide at 6")
+            >>> def reads(ctx):
+            ...     for note in ctx.live("notes"):
+            ...         print(note.author, note.value)
+            >>> graph = Graph(Pad).add_node("writes", writes, writes=["notes"])
+            >>> graph = graph.add_node("reads", reads, reads=["notes"], writes=[])
+            >>> graph = graph.add_edge(START, ["writes", "reads"]).add_edge(["writes", "reads"], END)
+            >>> graph.compile().run({}).status
+            writes tide at 6
+            'completed'
+        """
+        return self.attempt.live(field, timeout)
+
+    def doing(self, text: str) -> None:
+        """Report what the node is doing: an event, and shown to siblings by `peers`.
+
+        Args:
+            text: a few words.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("count", lambda ctx: ctx.doing("counting"), writes=[])
+            >>> run = graph.add_path(START, "count", END).compile().run({})
+            >>> [event.text for event in run.events if type(event).__name__ == "Doing"]
+            ['counting']
+        """
+        self.attempt.set_doing(text)
+
+    def peers(self) -> list[Peer]:
+        """The other nodes of the graph that run at the moment, in branch order, with what they are doing.
+
+        Returns:
+            A `Peer` for each; none in a run with `live=False`, where nothing depends on timing.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("alone", lambda ctx: {"peers": len(ctx.peers())}, writes=["peers"])
+            >>> graph.add_path(START, "alone", END).compile().run({}).state["peers"]
+            0
+        """
+        return self.attempt.host.peers(self.attempt)

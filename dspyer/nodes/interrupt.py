@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from dspyer.errors import NodeOutputError, brief
 from dspyer.nodes.answer_types import NO_ANSWER, schema_of, type_name
+from dspyer.nodes.attempt import RESERVED_KEYS
 from dspyer.nodes.binding import Binding, FieldParameter, plan_binding
 from dspyer.nodes.callables import describe
-from dspyer.nodes.context import RESERVED
 from dspyer.nodes.field_names import no_field
 from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
@@ -167,7 +167,7 @@ def _fields(template: str, who: str, problems: list[str]) -> Iterator[str]:
 
 def _answer_problems(inquiry: InterruptOptions, spec: NodeOptions) -> Iterator[str]:
     """What is wrong with the answer and where it goes."""
-    if spec.name in RESERVED:
+    if spec.name in RESERVED_KEYS:
         yield f"{spec.who}: its name is the key of its question, and compile(interrupt_{spec.name}=) has this key"
     try:
         schema_of(inquiry.answer)

@@ -10,9 +10,10 @@ from dspyer.errors import Interrupt, NodeOutputError, annotate, brief
 from dspyer.events import ItemFinished, ItemStarted
 from dspyer.nodes.binding import unset
 from dspyer.nodes.callables import class_of
+from dspyer.nodes.context import Context
 from dspyer.nodes.field_names import no_field
 from dspyer.nodes.module import ModuleNode, module_io
-from dspyer.nodes.node import Built, Call, Context, Node, Reply
+from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.outputs import RESULT
 from dspyer.nodes.subgraph import SubgraphNode, SubgraphProgram

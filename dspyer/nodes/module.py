@@ -22,7 +22,7 @@ from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.sync_async import acall_module, call_module
 from dspyer.nodes.template_plans import filling, made_for, plan_templates
-from dspyer.nodes.view_access import form_of, form_problems, is_conversation, read_view, sent_to
+from dspyer.nodes.view_access import form_of, form_problems, is_conversation
 from dspyer.reducers import Updates
 from dspyer.schema.type_fit import misfit, shown_type, update_type
 from dspyer.state import ImmutableState
@@ -369,7 +369,7 @@ def gather_inputs(inputs: tuple[Input, ...], call: Call, reader: str) -> dict[st
     found: dict[str, Any] = {}
     for name, field, default, readable, view, form, made in inputs:
         if view is not None:
-            found[name] = read_view(call.context.attempt, view, form, name, sent_to(call, field))
+            found[name] = call.read_view(view, form, name)
         elif overlay is not None and field in overlay:
             found[name] = thaw(overlay.raw(field))
         elif readable and field in state:

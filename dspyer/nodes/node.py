@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeAlias
 
 from typing_extensions import TypeVar
 
-from dspyer.nodes import view_access
-from dspyer.nodes.context import Attempt
-from dspyer.nodes.live_access import LiveContext
+from dspyer.nodes.context import Context
+from dspyer.patch import DELETE
 from dspyer.templates import NO_TEMPLATES, Templates
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict
+from dspyer.views import View, ViewForm
 
 if TYPE_CHECKING:
     import dspy
 
     from dspyer.state import ImmutableState
-    from dspyer.views import Delta, View
 
 T = TypeVar("T")
 TargetT = TypeVar("TargetT", default=str)
@@ -95,126 +94,6 @@ class Command(Generic[TargetT]):
     goto: Goto | Sequence[Goto] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Context(LiveContext):
-    """Where in a run a node is, given to a parameter named `ctx`.
-
-    Attributes:
-        run_id: id of the run.
-        node: name of the node.
-        branch: path of the branch, `()` for the trunk.
-        visit: how often the node has run in the lineage of the branch, this time included.
-        execution: id of the commit that this call will make; that of an item of a map has the item's place at its end.
-            Every attempt has the same, every other run, branch, lap and item another.
-    """
-
-    run_id: str
-    node: str
-    branch: tuple[int, ...] = ()
-    visit: int = 1
-    execution: str = ""
-    attempt: Attempt = field(default_factory=Attempt, repr=False, compare=False)
-
-    def emit(self, value: object) -> None:
-        """Put a value into the run's event stream, at once.
-
-        Args:
-            value: anything; it is not committed.
-        """
-        self.attempt.emit(value)
-
-    @overload
-    def once(self, key: str, fn: Callable[..., Awaitable[T]]) -> Awaitable[T]: ...
-
-    @overload
-    def once(self, key: str, fn: Callable[..., T]) -> T: ...
-
-    def once(self, key: str, fn: Callable[..., Any]) -> Any:
-        """Does something that must not be repeated: an attempt after a crash or a question gets the recorded result.
-
-        On a thread the result is on the disk before this returns. A crash between the effect and its record calls `fn`
-        again: if it has a parameter `key`, it gets a text that is the same in every attempt, and no other's, by which
-        the other side can recognise it. An exception is not recorded.
-
-        Args:
-            key: the name of the effect; each of one attempt has its own.
-            fn: a function of nothing, or of `key`, whose result can be stored. Await what this returns if it is async.
-
-        Returns:
-            The result, as it was recorded.
-
-        Raises:
-            AttemptError: if the key was used before in this attempt, or the result cannot be stored.
-            StoreError: if the store fails.
-        """
-        return self.attempt.once(key, fn)
-
-    @overload
-    def interrupt(self, key: str, question: str, answer: type[T]) -> T: ...
-
-    @overload
-    def interrupt(self, key: str, question: str) -> bool: ...
-
-    @overload
-    def interrupt(self, key: str, question: str, answer: object) -> Any: ...
-
-    def interrupt(self, key: str, question: str, answer: Any = bool) -> Any:
-        """Asks somebody outside. The first attempt ends here; one that has the answer gets it.
-
-        The node runs again from its top then: what must not be repeated belongs into `once`.
-
-        Args:
-            key: the name of the question; each of one attempt has its own.
-            question: what is asked.
-            answer: the type of the answer, any that pydantic validates; None to wait until somebody says to go on.
-
-        Returns:
-            The answer. A falsy one is an answer too.
-
-        Raises:
-            AttemptError: if an earlier attempt was answered and this one asks otherwise.
-            InputError: if the answer is none of this type.
-        """
-        return self.attempt.interrupt(key, question, answer)
-
-    def post(self, field: str, value: object) -> None:
-        """Adds an update to what the node commits, before what it returns. Dropped if the node fails.
-
-        Args:
-            field: a field with a reducer, among what the node writes, by the name that it has in the state.
-            value: one update of it, as the node would return it.
-
-        Raises:
-            NodeOutputError: if the node may not write the field, or it has no reducer.
-        """
-        view_access.post(self.attempt, field, value)
-
-    def view(self, view: View) -> Any:
-        """What a view shows of a field, as `reads` would give it to a parameter `list[Entry]`.
-
-        Args:
-            view: the view; its field must be among what the node reads.
-
-        Returns:
-            The entries; for a view that ends with `.then(fn)`, what the function makes of them.
-
-        Raises:
-            InputError: if the field is none of what the node reads, or the view has no sense for it.
-        """
-        return view_access.read_view_checked(self.attempt, view)
-
-    def delta(self) -> Delta:
-        """What has changed since the node last ran, of the fields that it reads: on a first visit all that is set.
-
-        Of a field with a reducer it has what is new, of any other the net change: what was changed and changed back is
-        not in it.
-
-        Returns:
-            The changes, by the names of the fields in the state: `.patch` as values, `.text` for a prompt.
-        """
-        return view_access.delta(self.attempt)
-
-
 class Runner(Protocol):
     """How a node runs several calls at once: a driver gives one with each `Call`.
 
@@ -271,6 +150,11 @@ class Call(NamedTuple):
     overlay: FrozenDict[str, Any] | None = None
     resources: Mapping[type, object] = NOTHING
     runner: Runner = IN_ORDER
+
+    def read_view(self, view: View, form: ViewForm, name: str) -> Any:
+        """What a view shows of its field, or of what a `Send` or a map brought for it."""
+        sent = DELETE if self.overlay is None else self.overlay.raw(view.field, DELETE)
+        return self.context.attempt.read_view(view, form, name, sent)
 
 
 class Reply(NamedTuple):

@@ -4,47 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from threading import Lock
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args, get_origin, is_typeddict
+from typing import Any, Literal, NamedTuple, Protocol, get_args, get_origin, is_typeddict
 
 import dspy
 from pydantic import BaseModel
 
-from dspyer.errors import InputError, NodeOutputError, suggestion
+from dspyer.errors import suggestion
 from dspyer.hints import without_none
 from dspyer.nodes.callables import class_of, members
-from dspyer.nodes.field_names import listed
-from dspyer.patch import DELETE, Replace, diff_value, plain_patch
-from dspyer.reducers import Updates, conversation
+from dspyer.reducers import conversation
 from dspyer.scheduler.provenance import FieldIndex, FieldPart, FieldParts, UnseenParts, unattributed_parts
 from dspyer.scheduler.run_state import Branch
 from dspyer.schema.schema import Schema
-from dspyer.values.freezing import freeze
-from dspyer.values.frozen import FrozenList, thaw
+from dspyer.values.frozen import FrozenList
 from dspyer.views import (
-    CUTS,
-    Delta,
     Entry,
     View,
     ViewForm,
     ViewRead,
-    change_text,
-    render,
-    select_parts,
     select_plain_parts,
-    sum_of_amounts,
-    text_of,
-    value_of_parts,
 )
 
-if TYPE_CHECKING:
-    from dspyer.nodes.context import Attempt
-    from dspyer.nodes.node import Call
-
-
 OPEN = Schema.of(None)
-_posting = Lock()
 
 
 class Changed(NamedTuple):
@@ -126,49 +108,6 @@ class NoRunViews:
         return ""
 
 
-def sent_to(call: Call, field: str) -> Any:
-    """The frozen value that a `Send` or a map has brought for a field; `DELETE` if it has brought none."""
-    return DELETE if call.overlay is None else call.overlay.raw(field, DELETE)
-
-
-def read_view(attempt: Attempt, view: View, form: ViewForm, name: str = "", sent: Any = DELETE) -> Any:
-    """What a view shows, in the form in which it is wanted.
-
-    Args:
-        attempt: who looks.
-        view: the view; it has a sense for its field.
-        form: the form.
-        name: what the node calls it.
-        sent: the frozen value that a `Send` has brought: it takes the place of the field, is new and has no author.
-
-    Raises:
-        InputError: if nobody can know what the view asks for, since the node was called without a run.
-    """
-    views, position = attempt.host.views, attempt.position
-    if sent is not DELETE:
-        cut = View(view.field, tuple([step for step in view.steps if step.name in (*CUTS, "then")]))
-        return render(cut, *chosen_plainly(cut, sent, kind_of_parts(views.schema, view.field)), form)
-    if position is None:
-        raise InputError(f"{attempt.who} reads {view!r}: there is no run that it could be a view of")
-    value = position.state.raw(view.field, DELETE)
-    index = views.index(view.field, position)
-    if index is None:
-        parts_kind, selected = chosen_plainly(view, value, kind_of_parts(views.schema, view.field))
-    else:
-        parts_kind = kind_of_parts(views.schema, view.field)
-        if parts_kind == "amount" and form in ("values", "text"):
-            total = sum_of_amounts(view, index, attempt.node)
-            if total is not None:
-                views.record_read(ViewRead(attempt.node, name or view.field, view, position.head))
-                return text_of(total) if form == "text" else total
-        selected = select_parts(
-            view, parts_kind, index, attempt.node, lambda: views.news(view.field, position, attempt.node)
-        )
-    result = render(view, parts_kind, selected, form)  # a function of `.then` may raise
-    views.record_read(ViewRead(attempt.node, name or view.field, view, position.head))
-    return result
-
-
 def chosen_plainly(view: View, value: Any, parts_kind: str) -> tuple[str, list[FieldPart]]:
     """What a view chooses of a value whose authors are not known, and what that makes up.
 
@@ -181,109 +120,6 @@ def chosen_plainly(view: View, value: Any, parts_kind: str) -> tuple[str, list[F
         value = value[-view.steps[0].argument :]
     parts_kind, parts = unattributed_parts(value, parts_kind)
     return parts_kind, select_plain_parts(view, parts_kind, parts)
-
-
-def read_view_checked(attempt: Attempt, view: View) -> Any:
-    """What a view shows, for a node that asks in its code.
-
-    Raises:
-        InputError: if the node does not read the field, or the view has no sense for it.
-    """
-    _check_running(attempt, "looks at a view")
-    views = attempt.host.views
-    allowed = views.permitted_fields(attempt.node, "reads")
-    if allowed is not None and view.field not in allowed:
-        raise InputError(
-            f"{attempt.who} looks at {view!r}, and {view.field!r} is not among its reads ({listed(sorted(allowed))}): "
-            "add it there"
-        )
-    schema = views.schema
-    problems = view_problems(view, "ctx.view", schema, attempt.who)
-    problems += author_problems(view, "ctx.view", views.authors, attempt.who)
-    if not schema.accepts_any_key and view.field not in schema.fields:
-        hint = suggestion(view.field, schema.fields)
-        problems.append(f"{attempt.who} looks at {view!r}: that is no field of the state.{hint}")
-    if problems:
-        raise InputError(problems[0])
-    return read_view(attempt, view, "entries")
-
-
-def delta(attempt: Attempt) -> Delta:
-    """What has changed of the fields that a node reads since it last ran."""
-    _check_running(attempt, "asks for a delta")
-    views, position = attempt.host.views, attempt.position
-    if position is None:
-        return Delta({}, "")
-    patch: dict[str, Any] = {}
-    lines: list[str] = []
-    for field, before, after, parts in views.changed(
-        position, attempt.node, views.permitted_fields(attempt.node, "reads")
-    ):
-        if parts is None:
-            patch |= plain_patch({field: DELETE if after is DELETE else diff_value(before, after)})
-        else:
-            patch[field] = value_of_parts(*parts)
-        lines.append(change_text(field, after, parts))
-    return Delta(patch, "\n".join(lines))
-
-
-def post(attempt: Attempt, field: str, value: object) -> None:
-    """Adds an update to what a node commits. May be called from any thread.
-
-    Raises:
-        NodeOutputError: if the node may not write the field, or nothing folds the post.
-    """
-    if attempt.inside:
-        raise NodeOutputError(f"{attempt.who} posts to {field!r} from an item of a map: return it in the item's result")
-    _check_running(attempt, f"posts to {field!r}")
-    views = attempt.host.views
-    allowed = views.permitted_fields(attempt.node, "writes")
-    if allowed is not None and field not in allowed:
-        raise NodeOutputError(
-            f"{attempt.who} posts to {field!r}, which is not among its writes ({listed(sorted(allowed))}): add it there"
-        )
-    schema = views.schema
-    if not schema.accepts_any_key and field not in schema.fields:
-        hint = suggestion(field, schema.fields)
-        raise NodeOutputError(f"{attempt.who} posts to {field!r}, which is no field of the schema.{hint}")
-    if schema.reducer(field) is None and field not in schema.live_fields and attempt.position is not None:
-        raise NodeOutputError(
-            f"{attempt.who} posts to {field!r}, which has no reducer to fold the post: give the field one, for example "
-            f"Annotated[list[str], reducers.append], or return {{{field!r}: ...}}"
-        )
-    if value is not DELETE and not isinstance(value, (Replace, Updates)):
-        value = thaw(freeze(value, (field,)))  # what the node does to it afterwards is its own affair
-    if attempt.host.post_live(attempt, field, value):
-        return
-    with _posting:
-        if attempt.posts is None:
-            attempt.posts = []
-        attempt.posts.append((field, value))
-
-
-def with_posts(updates: Mapping[str, object], posts: Sequence[tuple[str, object]], schema: Schema) -> dict[str, object]:
-    """What a node has posted, in the order of its calls, before what it returned.
-
-    Args:
-        updates: what it returned.
-        posts: what it has posted.
-        schema: the fields; of one without a reducer the latest value is left.
-    """
-    together: dict[str, list[object]] = {}
-    for field, value in (*posts, *updates.items()):
-        found = together.setdefault(field, [])
-        if schema.reducer(field) is None:
-            found.clear()
-        found.append(value)
-    return {field: Updates(*found) if len(found) > 1 else found[0] for field, found in together.items()}
-
-
-def _check_running(attempt: Attempt, what: str) -> None:
-    if attempt.over:
-        raise NodeOutputError(
-            f"{attempt.who} {what} after the node has returned: a router gets what it decides by as parameters, and "
-            "threads of a node must end before it does"
-        )
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -10,11 +10,11 @@ from typing import Any, Generic, TypeVar
 from dspyer.dspy_module.tracing import append_to_trace
 from dspyer.errors import Interrupt, RouteError, list_names
 from dspyer.events import Question
+from dspyer.nodes.attempt import Attempt, with_posts
 from dspyer.nodes.condense import condensed
-from dspyer.nodes.context import Attempt
-from dspyer.nodes.node import Call, Context, Decision, Node, Reply, Send
+from dspyer.nodes.context import Context
+from dspyer.nodes.node import Call, Decision, Node, Reply, Send
 from dspyer.nodes.router import Router
-from dspyer.nodes.view_access import with_posts
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.persistence.execution_records import RecordKey
 from dspyer.reducers import Updates

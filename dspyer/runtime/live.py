@@ -20,7 +20,7 @@ from typing import Any
 from dspyer.dspy_module.tracing import Steps
 from dspyer.errors import AttemptError, InputError, Interrupt, MergeConflictError
 from dspyer.events import BranchPath, Commit, Exchange, Heard, LiveConflict, Posted, Withdrawn
-from dspyer.nodes.context import Attempt
+from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.live_access import EntrySource, LiveEntry, Waiter, WaitOutcome
 from dspyer.patch import DELETE, Replace, update_size
 from dspyer.persistence.execution_records import RecordedPost

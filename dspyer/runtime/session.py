@@ -25,8 +25,8 @@ from dspyer.events import (
     RunStarted,
 )
 from dspyer.graph.spec import GraphSpec
-from dspyer.nodes.context import Attempt
-from dspyer.nodes.live_access import NotLive, Peer
+from dspyer.nodes.attempt import Attempt, NotLive
+from dspyer.nodes.live_access import Peer
 from dspyer.patch import seal
 from dspyer.persistence.execution_records import MISSING, AnswerSource, ExecutionRecords, RecordKey
 from dspyer.persistence.rows import COMMITS, CommitHeader, NewRow, RowKind, commit_row, end_row

@@ -13,13 +13,13 @@ from dspyer.errors import GraphError, Interrupt, Interrupted, suggestion
 from dspyer.graph.spec import GraphSpec
 from dspyer.hints import signature_of
 from dspyer.nodes.answer_types import Interrupts, answering, first_of
+from dspyer.nodes.attempt import Attempt, NoRun, with_posts
 from dspyer.nodes.binding import check_resources, resources_of
 from dspyer.nodes.build import build_node
 from dspyer.nodes.condense import CondenserCalls, condensed
-from dspyer.nodes.context import Attempt, NoRun
-from dspyer.nodes.node import Call, Context, Node, Send
+from dspyer.nodes.context import Context
+from dspyer.nodes.node import Call, Node, Send
 from dspyer.nodes.router import Router
-from dspyer.nodes.view_access import with_posts
 from dspyer.patch import plain_patch
 from dspyer.runtime.program import CompiledGraph
 from dspyer.runtime.session_views import StateViews

@@ -11,7 +11,8 @@ import pytest
 from dspy.utils import DummyLM
 
 from dspyer.nodes.build import build_node
-from dspyer.nodes.node import Built, Call, Context, Decision, Node, Reply
+from dspyer.nodes.context import Context
+from dspyer.nodes.node import Built, Call, Decision, Node, Reply
 from dspyer.nodes.router import Router
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState

@@ -14,11 +14,11 @@ from pydantic import BaseModel
 from dspyer import register_value_type
 from dspyer.errors import ImmutableError, InputError, UnsetFieldError
 from dspyer.events import Emitted, Event
+from dspyer.nodes.attempt import Attempt, NoRun
 from dspyer.nodes.binding import check_resources, resources_of
 from dspyer.nodes.callables import describe
-from dspyer.nodes.context import Attempt, NoRun
+from dspyer.nodes.context import Context
 from dspyer.nodes.function import NodeModules
-from dspyer.nodes.node import Context
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values.frozen import FrozenDict, FrozenList

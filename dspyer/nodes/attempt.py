@@ -1,0 +1,563 @@
+"""One attempt of a node's execution: what `ctx` does. Effects, questions, views, posts, live fields, items of a map.
+
+An *execution* is one node call as the log knows it: its commit has the execution's id. A crash, a question or a retry
+makes several *attempts* of it. What must survive an attempt (results of effects, answers, results of map items) lies in
+the execution records of the run, by the execution's name, and in the journal of a run that is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from hashlib import blake2b
+from threading import Lock
+from typing import Any, Protocol
+
+from dspyer.blocking import cancellation_count
+from dspyer.errors import AttemptError, InputError, Interrupt, NodeOutputError, StateError, brief, suggestion
+from dspyer.events import BranchPath, Doing, Emitted, Event, Question
+from dspyer.hints import signature_of
+from dspyer.nodes.answer_types import schema_of, validated
+from dspyer.nodes.field_names import listed
+from dspyer.nodes.live_access import BranchEntries, Entries, EntrySource, LiveEntry, Peer, latest_value
+from dspyer.nodes.sync_async import is_async
+from dspyer.nodes.view_access import (
+    NoRunViews,
+    ViewSource,
+    author_problems,
+    chosen_plainly,
+    kind_of_parts,
+    view_problems,
+)
+from dspyer.patch import DELETE, Replace, diff_value, plain_patch
+from dspyer.persistence.execution_records import (
+    MISSING,
+    AnswerSource,
+    ExecutionRecords,
+    RecordKey,
+    effect_row,
+    item_row,
+    no_answer,
+)
+from dspyer.persistence.journal import Journal
+from dspyer.persistence.rows import NewRow
+from dspyer.reducers import Updates
+from dspyer.scheduler.run_state import Branch
+from dspyer.schema.schema import Schema
+from dspyer.values.freezing import freeze
+from dspyer.values.frozen import thaw
+from dspyer.views import (
+    CUTS,
+    Delta,
+    View,
+    ViewForm,
+    ViewRead,
+    change_text,
+    render,
+    select_parts,
+    sum_of_amounts,
+    text_of,
+    value_of_parts,
+)
+
+RESERVED_KEYS = ("before", "after")
+"""Keys of the questions of `compile(interrupt_before=, interrupt_after=)`."""
+
+_post_lock = Lock()  # guards `Attempt.posts`: threads of one node may post at once
+
+
+class AttemptHost(Protocol):
+    """The run that an attempt belongs to.
+
+    Attributes:
+        records: the records of its executions.
+        journal: writes these records to the store; None for a run that is not stored.
+        answer: answers questions as they are asked.
+        root: the id of the run, the same after each resume.
+        label: the name of the run, the prefix of the ids of its questions; empty for a run that is not stored.
+    """
+
+    records: ExecutionRecords
+    journal: Journal | None
+    answer: AnswerSource
+    root: str
+    label: str
+
+    @property
+    def views(self) -> ViewSource:
+        """The fields as views show them, and the permissions of the nodes."""
+
+    def publish(self, event: Event) -> None:
+        """Add an event to the stream."""
+
+    def post_live(self, attempt: Attempt, field: str, value: object) -> bool:
+        """Post to a live field at once; False if the field or the run is not live."""
+
+    def live_entries(self, attempt: Attempt, field: str) -> EntrySource:
+        """The entries of a live field for one execution."""
+
+    def set_doing(self, attempt: Attempt, text: str) -> None:
+        """Store what a node is doing, for its siblings' `ctx.peers`."""
+
+    def peers(self, attempt: Attempt) -> list[Peer]:
+        """The other nodes that run now."""
+
+
+class NotLive:
+    """A run whose nodes do not see each other while they run: posts belong to the commit, entries to the branch.
+
+    This makes a run independent of timing. A session that is not live, and `NoRun`, inherit from it.
+    """
+
+    __slots__ = ()
+
+    def post_live(self, attempt: Attempt, field: str, value: object) -> bool:
+        """False: the post belongs to the commit."""
+        del attempt, field, value
+        return False
+
+    def live_entries(self, attempt: Attempt, field: str) -> EntrySource:
+        """The entries that the branch has when the node starts."""
+        schema, position = attempt.host.views.schema, attempt.position
+        if position is not None and field in schema.fields and schema.reducer(field) is None:
+            value = latest_value(schema, position.state, field)
+            return BranchEntries([] if value is DELETE else [LiveEntry(thaw(value), "", "", 0)])
+        found = attempt.read_view(View(field), "entries")
+        return BranchEntries([LiveEntry(entry.value, entry.author, entry.commit, 0, entry.key) for entry in found])
+
+    def set_doing(self, attempt: Attempt, text: str) -> None:
+        """Do nothing: no sibling reads it."""
+
+    def peers(self, attempt: Attempt) -> list[Peer]:
+        """No peers."""
+        del attempt
+        return []
+
+
+class NoRun(NotLive):
+    """The host of a node that is called without a run, by tests and by `dspyer.testing`."""
+
+    def __init__(self, answer: AnswerSource = no_answer) -> None:
+        self.views: ViewSource = NoRunViews()
+        self.records = ExecutionRecords()
+        self.journal: Journal | None = None
+        self.answer = answer
+        self.root = "alone"
+        self.label = ""
+
+    def publish(self, event: Event) -> None:
+        """Drop the event: there is no stream."""
+
+
+class Attempt:
+    """One attempt of one execution.
+
+    Args:
+        host: the run.
+        node: name of the node.
+        branch: path of its branch.
+        execution: id of the execution, as events name it.
+        local_id: the id with those of the executions around it, the key of its records.
+        position: the branch itself, with its state and its history; None without a run.
+        inside: whether it is one item of a map.
+
+    Attributes:
+        posts: the updates that the node has posted, in the order of its calls; None for none.
+        over: whether the node has returned.
+    """
+
+    __slots__ = (
+        *(
+            "_open",
+            "_refusal",
+            "_used",
+            "branch",
+            "execution",
+            "host",
+            "inside",
+            "local_id",
+            "node",
+            "over",
+            "position",
+        ),
+        "posts",
+    )
+
+    def __init__(
+        self,
+        host: AttemptHost | None = None,
+        node: str = "",
+        branch: BranchPath = (),
+        execution: str = "",
+        local_id: str = "",
+        position: Branch | None = None,
+        inside: bool = False,
+    ) -> None:
+        self.host: AttemptHost = host or NoRun()
+        self.node = node
+        self.branch = branch
+        self.execution = execution
+        self.local_id = local_id
+        self.position = position
+        self.inside = inside
+        self.posts: list[tuple[str, Any]] | None = None
+        self.over = False
+        self._used: dict[tuple[str, str], object] | None = None
+        self._open: list[Question] = []
+        self._refusal: tuple[type[Exception], str] | None = None
+
+    @property
+    def who(self) -> str:
+        """How errors name it."""
+        return f"node {self.node!r} (execution {self.local_id})" if self.local_id else f"node {self.node!r}"
+
+    def item(self, index: int) -> Attempt:
+        """The attempt of one item of a map, which is an execution of its own."""
+        suffix = f"[{index}]"
+        return Attempt(
+            self.host, self.node, self.branch, self.execution + suffix, self.local_id + suffix, self.position, True
+        )
+
+    def emit(self, value: object) -> None:
+        """Add a value to the stream of events."""
+        self.host.publish(Emitted(self.node, self.branch, self.execution, value))
+
+    # --- effects
+
+    def once(self, key: str, fn: Callable[..., Any]) -> Any:
+        """The recorded result of an effect, as a copy; without a record, call `fn` and record its result.
+
+        For an async function it is an awaitable of the result.
+        """
+        self._claim_key("once", key)
+        place = RecordKey(self.local_id, key)
+        known = self.host.records.effects.get(place, MISSING)
+        if is_async(fn):
+            return self._aonce(place, fn, known)
+        if known is not MISSING:
+            return thaw(known)
+        result = fn(**self._idempotency_key(place, fn))
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()  # else Python warns of a coroutine that was never awaited
+            raise AttemptError(
+                f"{self.who}: the effect {key!r} gave an awaitable, from a function that is not async: give ctx.once "
+                "an `async def` function and await what it returns"
+            )
+        frozen, row = self._effect_row(place, result)
+        # The row before the record: a result that the store does not have must not count as recorded.
+        if self.host.journal is not None:
+            self.host.journal.write([row], flush=True)
+        self.host.records.effects[place] = frozen
+        return thaw(frozen)
+
+    async def _aonce(self, place: RecordKey, fn: Callable[..., Awaitable[Any]], known: Any) -> Any:
+        if known is not MISSING:
+            return thaw(known)
+        frozen, row = self._effect_row(place, await fn(**self._idempotency_key(place, fn)))
+        before = cancellation_count()
+        if self.host.journal is not None:
+            await self.host.journal.awrite([row], flush=True)
+        self.host.records.effects[place] = frozen
+        if cancellation_count() > before:
+            raise asyncio.CancelledError  # it came during the write, which was finished first
+        return thaw(frozen)
+
+    def _idempotency_key(self, place: RecordKey, fn: Callable[..., Any]) -> dict[str, str]:
+        """The argument `key` for a function that has such a parameter: the same text in every attempt."""
+        try:
+            wanted = "key" in signature_of(fn).parameters
+        except (TypeError, ValueError):  # a built-in function whose signature Python does not know
+            wanted = False
+        if not wanted:
+            return {}
+        text = "\n".join((self.host.root, *place))
+        return {"key": blake2b(text.encode(), digest_size=16).hexdigest()}
+
+    def _effect_row(self, place: RecordKey, result: object) -> tuple[Any, NewRow]:
+        try:
+            frozen = freeze(result, ("result",))
+            row = effect_row(place, frozen)
+            if self.host.journal is not None and row.content is not None:
+                row.content.data  # noqa: B018 - encodes it now: whether it can be stored is known before the write
+        except StateError as error:
+            raise AttemptError(
+                f"{self.who}: the effect {place.key!r} has happened, but cannot be recorded, so the next attempt "
+                f"repeats it: {error}. Let its function return plain data"
+            ) from error
+        return frozen, row
+
+    # --- questions
+
+    def earlier_question(self, key: str) -> Question | None:
+        """The question that an earlier attempt asked under this key."""
+        return self.host.records.questions.get(RecordKey(self.local_id, key))
+
+    def interrupt(self, key: str, text: str, answer: Any) -> Any:
+        """The answer to a question; raises `Interrupt` if there is none yet."""
+        if key in RESERVED_KEYS:
+            raise AttemptError(
+                f"{self.who}: the key {key!r} belongs to compile(interrupt_{key}=...): ctx.interrupt needs another"
+            )
+        if not isinstance(text, str):
+            raise TypeError(f"{self.who}: the question {key!r} is {brief(text)}: a question is a text")
+        self._claim_key("interrupt", key)
+        records, place = self.host.records, RecordKey(self.local_id, key)
+        before = records.questions.get(place)
+        run = self.host.label if before is None else before.run  # the id stays as it was when the question was sent
+        question = Question(key, text, schema_of(answer), self.node, self.branch, self.local_id, run)
+        if before is not None and before.answer != question.answer:
+            self._refuse(
+                f"{self.who} asks {key!r} for an answer of {_schema_text(question)}, and an earlier attempt asked for "
+                f"{_schema_text(before)}"
+            )
+        if place not in records.answers:
+            self._check_all_asked(f"asks {key!r} instead")
+        if records.ask(question, self.host.answer):
+            return self._validated_answer(place, question, answer)
+        self._open.append(question)
+        raise Interrupt([question])
+
+    def _validated_answer(self, place: RecordKey, question: Question, answer: Any) -> Any:
+        records = self.host.records
+        try:
+            return validated(answer, records.answers[place], question)
+        except InputError as refusal:
+            records.retract_answer(place)
+            self._refusal = (InputError, str(refusal))
+            raise
+
+    def finish(self) -> None:
+        """Check the questions once the node has returned.
+
+        Node code may have caught the `Interrupt` or the refusal of a question: then it is raised here, since a node
+        that returns without its answer must not commit.
+        """
+        if not self.host.records.questions:
+            return
+        if self._refusal is not None:
+            kind, text = self._refusal
+            raise kind(text)
+        if self._open:
+            raise Interrupt(self._open)
+        self._check_all_asked("came to its end")
+
+    def _check_all_asked(self, instead: str) -> None:
+        """Refuse an attempt that does not ask again what an earlier one asked and got answered."""
+        used = self._used or {}
+        missing = [key for key in self.host.records.answered_keys(self.local_id) if ("interrupt", key) not in used]
+        missing = [key for key in missing if key not in RESERVED_KEYS]
+        if missing:
+            self._refuse(
+                f"{self.who} has not asked {', '.join(map(repr, missing))} again, which was answered, and {instead}"
+            )
+
+    def _refuse(self, text: str) -> None:
+        text += (
+            ". Each attempt must ask the same: keep what decides about a question with ctx.once, or leave the run with "
+            "t.run(..., abandon=True)"
+        )
+        self._refusal = (AttemptError, text)
+        raise AttemptError(text)
+
+    # --- views
+
+    def view(self, view: View) -> Any:
+        """The entries of a view, for `ctx.view`: checked here, since no graph build has seen it."""
+        self._check_running("looks at a view")
+        views = self.host.views
+        allowed = views.permitted_fields(self.node, "reads")
+        if allowed is not None and view.field not in allowed:
+            raise InputError(
+                f"{self.who} looks at {view!r}, and {view.field!r} is not among its reads ({listed(sorted(allowed))}): "
+                "add it there"
+            )
+        schema = views.schema
+        problems = view_problems(view, "ctx.view", schema, self.who)
+        problems += author_problems(view, "ctx.view", views.authors, self.who)
+        if not schema.accepts_any_key and view.field not in schema.fields:
+            hint = suggestion(view.field, schema.fields)
+            problems.append(f"{self.who} looks at {view!r}: that is no field of the state.{hint}")
+        if problems:
+            raise InputError(problems[0])
+        return self.read_view(view, "entries")
+
+    def read_view(self, view: View, form: ViewForm, name: str = "", sent: Any = DELETE) -> Any:
+        """What a view shows of its field, in the form that the reader wants.
+
+        `sent` is the frozen value that a `Send` or a map brought for the field: it hides the field, counts as new and
+        has no author. `name` is the node's own name for the view, for the account of what was read.
+        """
+        views, position = self.host.views, self.position
+        parts_kind = kind_of_parts(views.schema, view.field)
+        if sent is not DELETE:
+            steps = tuple([step for step in view.steps if step.name in (*CUTS, "then")])
+            cut = View(view.field, steps)
+            return render(cut, *chosen_plainly(cut, sent, parts_kind), form)
+        if position is None:
+            raise InputError(f"{self.who} reads {view!r}: there is no run that it could be a view of")
+        read = ViewRead(self.node, name or view.field, view, position.head)
+        index = views.index(view.field, position)
+        if index is None:
+            parts_kind, selected = chosen_plainly(view, position.state.raw(view.field, DELETE), parts_kind)
+        else:
+            if parts_kind == "amount" and form in ("values", "text"):
+                total = sum_of_amounts(view, index, self.node)
+                if total is not None:
+                    views.record_read(read)
+                    return text_of(total) if form == "text" else total
+            selected = select_parts(
+                view, parts_kind, index, self.node, lambda: views.news(view.field, position, self.node)
+            )
+        result = render(view, parts_kind, selected, form)  # before the record: a function of `.then` may raise
+        views.record_read(read)
+        return result
+
+    def delta(self) -> Delta:
+        """What has changed since the node last ran, of the fields that it reads."""
+        self._check_running("asks for a delta")
+        views, position = self.host.views, self.position
+        if position is None:
+            return Delta({}, "")
+        patch: dict[str, Any] = {}
+        lines: list[str] = []
+        allowed = views.permitted_fields(self.node, "reads")
+        for field, before, after, parts in views.changed(position, self.node, allowed):
+            if parts is None:
+                patch |= plain_patch({field: DELETE if after is DELETE else diff_value(before, after)})
+            else:
+                patch[field] = value_of_parts(*parts)
+            lines.append(change_text(field, after, parts))
+        return Delta(patch, "\n".join(lines))
+
+    # --- posts and live fields
+
+    def post(self, field: str, value: object) -> None:
+        """Post an update: at once to a live field of a live run, else as part of the node's commit."""
+        if self.inside:
+            raise NodeOutputError(
+                f"{self.who} posts to {field!r} from an item of a map: return it in the item's result"
+            )
+        self._check_running(f"posts to {field!r}")
+        views = self.host.views
+        allowed = views.permitted_fields(self.node, "writes")
+        if allowed is not None and field not in allowed:
+            raise NodeOutputError(
+                f"{self.who} posts to {field!r}, which is not among its writes ({listed(sorted(allowed))}): add it "
+                "there"
+            )
+        schema = views.schema
+        if not schema.accepts_any_key and field not in schema.fields:
+            hint = suggestion(field, schema.fields)
+            raise NodeOutputError(f"{self.who} posts to {field!r}, which is no field of the schema.{hint}")
+        if schema.reducer(field) is None and field not in schema.live_fields and self.position is not None:
+            raise NodeOutputError(
+                f"{self.who} posts to {field!r}, which has no reducer to fold the post: give the field one, for "
+                f"example Annotated[list[str], reducers.append], or return {{{field!r}: ...}}"
+            )
+        if value is not DELETE and not isinstance(value, (Replace, Updates)):
+            value = thaw(freeze(value, (field,)))  # a copy: the node may change its object after the post
+        if self.host.post_live(self, field, value):
+            return
+        with _post_lock:
+            if self.posts is None:
+                self.posts = []
+            self.posts.append((field, value))
+
+    def live(self, field: str, timeout: float | None) -> Entries:
+        """The entries of a live field as they arrive."""
+        if self.inside:
+            raise AttemptError(f"{self.who}: an item of a map cannot wait for the live field {field!r}")
+        allowed = self.host.views.permitted_fields(self.node, "reads")
+        if allowed is not None and field not in allowed:
+            raise InputError(
+                f"{self.who} listens to {field!r}, which is not among its reads ({listed(sorted(allowed))}): add it "
+                "there"
+            )
+        return Entries(self.host.live_entries(self, field), field, timeout)
+
+    def set_doing(self, text: str) -> None:
+        """Record what the node is doing, as an event and for its siblings."""
+        self.host.publish(Doing(self.node, self.branch, self.execution, text))
+        self.host.set_doing(self, text)
+
+    def _check_running(self, what: str) -> None:
+        if self.over:
+            raise NodeOutputError(
+                f"{self.who} {what} after the node has returned: a router gets what it decides by as parameters, and "
+                "threads of a node must end before it does"
+            )
+
+    # --- items of a map
+
+    def recorded_result(self) -> Any:
+        """The frozen result of this item in an earlier attempt of the map; `MISSING` if there is none."""
+        return self.host.records.items.get(self.local_id, MISSING)
+
+    def raise_if_unanswered(self) -> None:
+        """Raise `Interrupt` if a question of an earlier attempt has no answer: the node would only ask it again."""
+        records = self.host.records
+        if records.questions:
+            waits = [
+                question
+                for question in records.open_questions_of(self.local_id)
+                if not records.ask(question, self.host.answer)
+            ]
+            if waits:
+                raise Interrupt(waits)
+
+    def record_result(self, result: object, path: tuple[Any, ...]) -> Any:
+        """Record the result of an item, if the run is stored; gives the result, frozen if it was recorded."""
+        journal = self.host.journal
+        if journal is None:
+            return result
+        frozen = freeze(result, path)
+        journal.write([self._item_row(frozen)])
+        self.host.records.items[self.local_id] = frozen
+        return frozen
+
+    async def arecord_result(self, result: object, path: tuple[Any, ...]) -> Any:
+        """The same in async code."""
+        journal = self.host.journal
+        if journal is None:
+            return result
+        frozen = freeze(result, path)
+        await journal.awrite([self._item_row(frozen)])
+        self.host.records.items[self.local_id] = frozen
+        return frozen
+
+    def _item_row(self, frozen: Any) -> NewRow:
+        row = item_row(self.local_id, frozen)
+        if row.content is not None:
+            row.content.data  # noqa: B018 - encodes it now: what cannot be stored fails here, in the item
+        return row
+
+    def _claim_key(self, kind: str, key: str) -> None:
+        """Refuse a key that this attempt has used before: two effects would share one record."""
+        if not key or type(key) is not str:
+            raise AttemptError(f"{self.who}: ctx.{kind} takes a key, a text that names it; this one is {key!r}")
+        if self._used is None:
+            self._used = {}
+        mark = object()
+        # `setdefault` is atomic: of two threads that use one key, one finds the other's mark.
+        if self._used.setdefault((kind, key), mark) is not mark:
+            raise AttemptError(
+                f"{self.who} used the key {key!r} of ctx.{kind} twice: give each its own key, in a loop for example "
+                f"f'{key}-{{i}}'"
+            )
+
+
+def with_posts(updates: Mapping[str, object], posts: Sequence[tuple[str, object]], schema: Schema) -> dict[str, object]:
+    """The updates of a node with its posts before them, in order; without a reducer a field keeps its last value."""
+    together: dict[str, list[object]] = {}
+    for field, value in (*posts, *updates.items()):
+        found = together.setdefault(field, [])
+        if schema.reducer(field) is None:
+            found.clear()
+        found.append(value)
+    return {field: Updates(*found) if len(found) > 1 else found[0] for field, found in together.items()}
+
+
+def _schema_text(question: Question) -> str:
+    return "nothing" if question.answer is None else brief(dict(question.answer), 120)
