@@ -1,7 +1,9 @@
-"""Views: what a node reads of a field, where that is not all of it.
+"""Views: the part of a field that a node reads, chosen when the graph is built.
 
-A view stands on the right side of `reads`: `reads={"findings": view("findings").new()}`. It is a value, made once when
-the graph is built; each visit of the node reads with it.
+A view is the right side of an entry of `reads`: `reads={"findings": view("findings").new()}`. It is an immutable value,
+made once; each visit of the node reads with it. A field with a reducer consists of parts (the items of a list, the keys
+of a mapping, the amounts of a sum), each with its author, see `scheduler.provenance`. A view selects parts in steps,
+and they are rendered as values, as `Entry` objects or as text for a prompt.
 """
 
 from __future__ import annotations
@@ -22,36 +24,42 @@ from dspyer.patch import DELETE
 from dspyer.scheduler.provenance import FieldIndex, FieldPart, FieldParts, UnseenParts, is_new
 from dspyer.values.frozen import thaw
 
-CUTS = ("last", "fit")
-FILTERS = ("new", "own", "others", "by")
-
 ViewForm = Literal["values", "text", "entries", "history"]
-"""How a view is handed over: as plain values, as text, as a list of `Entry`, as what a history is made of."""
+"""The form in which a node gets a view: plain values, text, a list of `Entry`, or messages for a `dspy.History`."""
+
+FILTERS = ("new", "own", "others", "by")
+"""The steps that select by author or by what the reader has seen."""
+
+CUTS = ("last", "fit")
+"""The steps that keep the last parts, as many as fit."""
 
 
-class Entry(NamedTuple):
-    """One part of a field, with who brought it.
+# --- what users write
 
-    Attributes:
-        value: a plain copy of the item, of the value of a key, or of the amount.
-        author: the node; `"START"` for inputs and defaults.
-        commit: the id of its commit.
-        key: the key, for a field that is a mapping.
+
+def view(field: str) -> View:
+    """A view of a field, for `reads` and `ctx.view`.
+
+    Args:
+        field: name of the field.
+
+    Returns:
+        A view of the whole field; its methods narrow it down.
+
+    Raises:
+        GraphError: if it is no text.
+
+    Example:
+        >>> view("findings").new().last(5)
+        view('findings').new().last(5)
     """
-
-    value: Any
-    author: str
-    commit: str
-    key: Any = None
+    if not isinstance(field, str):
+        raise GraphError(f'view takes the name of a field, view("findings"), not {field!r}')
+    return View(field)
 
 
 class ViewStep(NamedTuple):
-    """One step of a view.
-
-    Attributes:
-        name: the method that made it.
-        argument: what it was given; None for nothing.
-    """
+    """One step of a view: the name of the method that made it, and the method's argument, None for none."""
 
     name: str
     argument: Any = None
@@ -59,62 +67,142 @@ class ViewStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A part of a field, chosen in steps. Make one with `view`.
+    """A part of a field, selected in steps from left to right. Make one with `view`.
 
     Attributes:
-        field: the field.
-        steps: what chooses, first to last.
+        field: name of the field.
+        steps: the steps, first to last.
+
+    Example:
+        >>> from dspyer import END, START, Graph
+        >>> graph = Graph().add_node("write", lambda last: {"report": last[0]}, reads={"last": view("notes").last(1)})
+        >>> graph.add_path(START, "write", END).compile()(notes=["a", "b"]).report
+        'b'
     """
 
     field: str
     steps: tuple[ViewStep, ...] = ()
 
     def new(self) -> View:
-        """What has come since the node last ran: what does not lie behind a commit of the node.
+        """Selects what was added since the node last ran: the parts of commits that no commit of the node builds on.
 
-        On a first visit all is new; after a `Replace`, the whole field.
+        On the first visit all parts are new; after a `Replace`, the whole field is.
+
+        Returns:
+            The view with this step.
+
+        Raises:
+            GraphError: after `then`.
+
+        Example:
+            >>> view("findings").new()
+            view('findings').new()
         """
         return self._with("new")
 
     def last(self, count: int) -> View:
-        """The last entries.
+        """Selects the last entries.
 
         Args:
-            count: how many at most, 1 or more.
+            count: the number of entries at most, 1 or more.
+
+        Returns:
+            The view with this step.
+
+        Raises:
+            GraphError: for any other number, or after `then`.
+
+        Example:
+            >>> view("findings").others().last(3)
+            view('findings').others().last(3)
         """
         return self._with("last", _whole_number("last", count))
 
     def own(self) -> View:
-        """What the node itself has brought."""
+        """Selects the entries that the node itself wrote.
+
+        Returns:
+            The view with this step.
+
+        Raises:
+            GraphError: after `then`.
+
+        Example:
+            >>> view("messages").own()
+            view('messages').own()
+        """
         return self._with("own")
 
     def others(self) -> View:
-        """What others than the node have brought."""
+        """Selects the entries that the node did not write itself.
+
+        Returns:
+            The view with this step.
+
+        Raises:
+            GraphError: after `then`.
+
+        Example:
+            >>> view("messages").others().new()
+            view('messages').others().new()
+        """
         return self._with("others")
 
     def by(self, *nodes: str) -> View:
-        """What some nodes have brought.
+        """Selects the entries that some nodes wrote.
 
         Args:
-            nodes: their names; `"START"` for the inputs.
+            nodes: names of the nodes; `"START"` for inputs and defaults, `"update"` for `thread.update`.
+
+        Returns:
+            The view with this step.
+
+        Raises:
+            GraphError: if no names are given, or after `then`.
+
+        Example:
+            >>> view("findings").by("researcher", "START")
+            view('findings').by('researcher', 'START')
         """
         if not nodes or not all(type(node) is str for node in nodes):
             raise GraphError(f'view(...).by takes names of nodes, by("researcher", "START"), not {nodes!r}')
         return self._with("by", nodes)
 
     def fit(self, tokens: int) -> View:
-        """The last entries that fit into a number of tokens, by a fixed estimate (4 bytes of UTF-8 are a token).
+        """Selects the last entries that fit into a number of tokens.
+
+        Tokens are estimated by one rule on every machine: 4 bytes of UTF-8 are a token.
 
         Args:
-            tokens: how many at most, 1 or more. An entry that is larger alone leaves nothing.
+            tokens: the number of tokens at most, 1 or more. If the last entry alone is larger, nothing is left.
+
+        Returns:
+            The view with this step.
+
+        Raises:
+            GraphError: for any other number, or after `then`.
+
+        Example:
+            >>> view("findings").new().fit(2000)
+            view('findings').new().fit(2000)
         """
         return self._with("fit", _whole_number("fit", tokens))
 
     def then(self, fn: Callable[[list[Entry]], Any]) -> View:
-        """What a function makes of the entries. It is the last step, and what it gives is handed over as it is.
+        """Gives the node the result of a function of the entries, as it is. It is the last step.
 
         Args:
             fn: a pure function of a list of `Entry`.
+
+        Returns:
+            The view with this step.
+
+        Raises:
+            GraphError: if it is no function or async, or after another `then`.
+
+        Example:
+            >>> view("findings").new().then(len)
+            view('findings').new().then(len)
         """
         given: Any = fn
         if not callable(given) or iscoroutinefunction(given):
@@ -128,36 +216,21 @@ class View:
 
     @property
     def needs_parts(self) -> bool:
-        """Whether it asks who brought what, which only fields with parts can tell."""
+        """Whether a step asks for authors, which only fields with parts have."""
         return any(step.name in FILTERS for step in self.steps)
 
     @property
     def last_step(self) -> str:
-        """The name of its last step; `""` if it has none."""
+        """The name of the last step; `""` if there is none."""
         return self.steps[-1].name if self.steps else ""
 
     @property
     def authors(self) -> frozenset[str]:
-        """The nodes that it names."""
+        """The nodes that its steps name."""
         return frozenset(name for step in self.steps if step.name == "by" for name in step.argument)
 
     def __repr__(self) -> str:
         return f"view({self.field!r}){''.join(map(_step_text, self.steps))}"
-
-
-def view(field: str) -> View:
-    """A view of a field, for `reads` and `ctx.view`.
-
-    Args:
-        field: name of the field.
-
-    Example:
-        >>> view("findings").new().last(5)
-        view('findings').new().last(5)
-    """
-    if not isinstance(field, str):
-        raise GraphError(f'view takes the name of a field, view("findings"), not {field!r}')
-    return View(field)
 
 
 def _step_text(step: ViewStep) -> str:
@@ -168,138 +241,59 @@ def _step_text(step: ViewStep) -> str:
     return f".{step.name}({'' if step.argument is None else step.argument})"
 
 
-def select_parts(
-    view: View, kind: str, index: FieldIndex, reader: str, news: Callable[[], UnseenParts]
-) -> list[FieldPart]:
-    """The parts that a view chooses. It costs by what that is, not by all that the field has.
+def _whole_number(name: str, count: Any) -> int:
+    if type(count) is not int or count < 1:  # not isinstance: True is no number here
+        raise GraphError(f"view(...).{name}({count!r}): it takes a whole number of at least 1")
+    return count
 
-    Args:
-        view: the view.
-        kind: what the parts make up.
-        index: the parts of the field.
-        reader: the node that looks.
-        news: gives what the node has not seen.
+
+# --- what nodes get
+
+
+class Entry(NamedTuple):
+    """One part of a field with its author, as a view gives it.
+
+    Attributes:
+        value: a plain copy of the item, of the value of a key, or of the amount.
+        author: the node that wrote it; `"START"` for inputs and defaults, `""` if it is not known any more.
+        commit: the id of its commit.
+        key: the key, for a field that is a mapping; else None.
+
+    Example:
+        >>> Entry("The tide turns at six.", "search", "trunk:1").author
+        'search'
     """
-    filters = list(itertools.takewhile(lambda step: step.name in FILTERS, view.steps))
-    left = view.steps[len(filters) :]
-    if any(step.name == "new" for step in filters):
-        found = news().parts
-        left = tuple([step for step in view.steps if step.name != "new"])
-    else:
-        owners = None
-        if filters:
-            owners = [name for name in index.owners if all(_passes(step, name, reader) for step in filters)]
-        walk = index.backwards(owners)
-        if left and left[0].name == "last":
-            walk = itertools.islice(walk, left[0].argument)
-        elif left and left[0].name == "fit":
-            walk = _fitting(kind, walk, left[0].argument)
-        found = list(walk)[::-1]
-        if left and left[0].name in CUTS:
-            found, left = _whole_turns(found), left[1:]
-    for step in left:
-        found = _stepped(step, kind, found, reader, news)
-    return found
 
-
-def select_plain_parts(view: View, kind: str, parts: Sequence[FieldPart]) -> list[FieldPart]:
-    """The parts that a view chooses of a value whose authors are not known.
-
-    Args:
-        view: the view; it asks for no authors.
-        kind: what the parts make up.
-        parts: the parts, in order.
-    """
-    found = list(parts)
-    for step in view.steps:
-        found = _stepped(step, kind, found, "", None)
-    return found
-
-
-def _stepped(
-    step: ViewStep, kind: str, parts: list[FieldPart], reader: str, news: Callable[[], UnseenParts] | None
-) -> list[FieldPart]:
-    """What one step leaves of a list of parts."""
-    if step.name == "last":
-        return _whole_turns(parts[-step.argument :])
-    if step.name == "fit":
-        return _whole_turns(list(_fitting(kind, reversed(parts), step.argument))[::-1])
-    if step.name == "new":
-        names = news().names if news is not None else frozenset()
-        fresh = {part.slot if part.call < 0 else part.call for part in parts if is_new(part, names)}
-        return [part for part in parts if (part.slot if part.call < 0 else part.call) in fresh]
-    if step.name == "then":
-        return parts
-    return [part for part in parts if _passes(step, part.owner, reader)]
-
-
-def _passes(step: ViewStep, owner: str, reader: str) -> bool:
-    """Whether a step by authors lets the part of an owner through."""
-    return owner in step.argument if step.name == "by" else (owner == reader) == (step.name == "own")
-
-
-def _whole_turns(parts: list[FieldPart]) -> list[FieldPart]:
-    """Parts without the results of tools whose call was cut off: no provider takes them."""
-    if all(part.call < 0 for part in parts):
-        return parts
-    there = {part.slot for part in parts}
-    return [part for part in parts if part.call < 0 or part.call in there]
-
-
-def sum_of_amounts(view: View, index: FieldIndex, reader: str) -> Any:
-    """What a view of amounts gives, if that is the sum of what some nodes brought.
-
-    Args:
-        view: the view.
-        index: the amounts.
-        reader: the node that looks.
-
-    Returns:
-        The sum, 0 if there is none; None if the view asks for more.
-    """
-    if not all(step.name in ("own", "others", "by") for step in view.steps):
-        return None
-    sums = [total for owner, total in index.sums.items() if all(_passes(step, owner, reader) for step in view.steps)]
-    return sum(sums[1:], sums[0]) if sums else 0
+    value: Any
+    author: str
+    commit: str
+    key: Any = None
 
 
 class Delta(NamedTuple):
-    """What has changed since a node last ran.
+    """The changes since a node last ran, as `ctx.delta()` gives them.
 
     Attributes:
         patch: by field what is new, as plain values; of a field without a reducer the net change, as in a patch.
         text: the same for a prompt, a paragraph for each field.
+
+    Example:
+        >>> Delta({"topic": "tides"}, "topic: tides").patch
+        {'topic': 'tides'}
     """
 
     patch: dict[str, Any]
     text: str
 
 
-def change_text(field: str, after: Any, parts: FieldParts | None) -> str:
-    """A change in words: the new parts of a field, each with its author, or its new value.
-
-    Args:
-        field: the field.
-        after: its frozen value, `DELETE` for none.
-        parts: what is new of it; None for a field that has no parts.
-    """
-    name = label(field)
-    if parts is None:
-        return f"{name} (removed)" if after is DELETE else f"{name}: {indented(text_of(thaw(after)))}"
-    if parts.kind == "amount":
-        return f"{name}: {indented(text_of(value_of_parts(*parts)))} more"
-    lines = [indented(f"- {label(part.author)}: {_line(parts.kind, part)}") for part in parts.parts]
-    return "\n".join([f"{name}:", *lines] if lines else [f"{name} (emptied)"])
-
-
 class ViewRead(NamedTuple):
-    """That a view was looked through. What it has shown is a function of the commits, and is made again when asked for.
+    """A record that a node read a view. What the view gave is computed again from the commits when it is asked for.
 
     Attributes:
-        node: who looked.
-        name: what the node calls it.
+        node: the node.
+        name: the name of the input that the view is for.
         view: the view.
-        head: the index of the last commit of its branch.
+        head: the index of the last commit of the node's branch.
     """
 
     node: str
@@ -308,142 +302,80 @@ class ViewRead(NamedTuple):
     head: int
 
 
-def render(view: View, kind: str, parts: Sequence[FieldPart], form: ViewForm) -> Any:
-    """The chosen parts in the form in which they are wanted.
+# --- selecting parts
+
+
+def select_parts(
+    view: View, kind: str, index: FieldIndex, reader: str, unseen: Callable[[], UnseenParts]
+) -> list[FieldPart]:
+    """The parts of a field that a view selects for a node. Takes time for the selected parts, not for all of the field.
 
     Args:
         view: the view.
-        kind: what the parts make up.
-        parts: what it has chosen.
-        form: the form.
+        kind: the kind of the parts, `Reducer.kind`.
+        index: the parts of the field.
+        reader: the node that reads.
+        unseen: gives the parts that the node has not seen.
     """
-    if view.last_step == "then":
-        return view.steps[-1].argument(entries(kind, parts))
-    if form == "entries":
-        return entries(kind, parts)
-    if form in ("values", "history"):
-        return value_of_parts(kind, parts)
-    return text_of_parts(view, kind, parts)
+    filters = list(itertools.takewhile(lambda step: step.name in FILTERS, view.steps))
+    remaining = view.steps[len(filters) :]
+    if any(step.name == "new" for step in filters):
+        found = unseen().parts
+        remaining = tuple([step for step in view.steps if step.name != "new"])
+    else:
+        # Parts are walked from the last one back, so that a cut that follows the filters ends the walk early.
+        owners = None
+        if filters:
+            owners = [name for name in index.owners if all(_selects(step, name, reader) for step in filters)]
+        walk = index.backwards(owners)
+        if remaining and remaining[0].name == "last":
+            walk = itertools.islice(walk, remaining[0].argument)
+        elif remaining and remaining[0].name == "fit":
+            walk = _fitting(kind, walk, remaining[0].argument)
+        found = list(walk)[::-1]
+        if remaining and remaining[0].name in CUTS:
+            found, remaining = _without_lone_results(found), remaining[1:]
+    for step in remaining:
+        found = _apply_step(step, kind, found, reader, unseen)
+    return found
 
 
-def value_of_parts(kind: str, parts: Sequence[FieldPart]) -> Any:
-    """Parts as the plain value that they make up."""
-    if kind == "keys":
-        return {part.key: thaw(part.value) for part in parts}
-    if kind == "amount":
-        return sum([part.value for part in parts[1:]], parts[0].value) if parts else 0
-    return [thaw(part.value) for part in parts]
+def select_plain_parts(view: View, kind: str, parts: Sequence[FieldPart]) -> list[FieldPart]:
+    """The parts that a view without filters selects of a value whose authors are not known."""
+    found = list(parts)
+    for step in view.steps:
+        found = _apply_step(step, kind, found, "", None)
+    return found
 
 
-def text_of_parts(view: View, kind: str, parts: Sequence[FieldPart]) -> str:
-    """Parts as text: one line each, with its key, or with its author where there may be several.
-
-    What follows a line break inside a part is indented: a line that is not begins a part, whatever the parts say.
-    """
-    if kind == "amount":
-        return text_of(value_of_parts(kind, parts))
-    if kind == "keys":
-        return "\n".join([indented(_line(kind, part)) for part in parts])
-    alone = any(name == "own" or (name == "by" and len(argument) == 1) for name, argument in view.steps)
-    if not alone and any(part.author for part in parts):
-        return "\n".join([indented(f"{label(part.author)}: {_line(kind, part)}") for part in parts])
-    if _is_one(view):
-        return "".join([_line(kind, part) for part in parts])
-    return "\n".join([indented(f"- {_line(kind, part)}") for part in parts])
-
-
-def _is_one(view: View) -> bool:
-    """Whether a view shows one part at most: its last cut says so."""
-    return next((step.argument == 1 for step in reversed(view.steps) if step.name == "last"), False)
+def _apply_step(
+    step: ViewStep, kind: str, parts: list[FieldPart], reader: str, unseen: Callable[[], UnseenParts] | None
+) -> list[FieldPart]:
+    if step.name == "last":
+        return _without_lone_results(parts[-step.argument :])
+    if step.name == "fit":
+        return _without_lone_results(list(_fitting(kind, reversed(parts), step.argument))[::-1])
+    if step.name == "new":
+        names = unseen().names if unseen is not None else frozenset()
+        # The call of a tool and its results are new together: a part with `call` is a result of the part in that slot.
+        slots = {part.slot if part.call < 0 else part.call for part in parts if is_new(part, names)}
+        return [part for part in parts if (part.slot if part.call < 0 else part.call) in slots]
+    if step.name == "then":
+        return parts  # applied by `render`
+    return [part for part in parts if _selects(step, part.owner, reader)]
 
 
-_BREAK = re.compile(r"\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
-_PLAIN = re.compile(r'join:\w+|(?![\s-])[^\x00-\x1f\x7f-\xa0\u2028\u2029:"()]+')
+def _selects(step: ViewStep, owner: str, reader: str) -> bool:
+    """Whether `own`, `others` or `by` selects the parts of an owner."""
+    return owner in step.argument if step.name == "by" else (owner == reader) == (step.name == "own")
 
 
-def indented(text: str) -> str:
-    """A text of which each line but the first begins with two spaces.
-
-    Example:
-        >>> indented("web: harmless\\nmoderator: APPROVED")
-        'web: harmless\\n  moderator: APPROVED'
-    """
-    return _BREAK.sub(lambda found: f"{found[0]}  ", text)
-
-
-def label(name: Any) -> str:
-    """A name as a line of a text begins with: one that could be taken for more than a name is quoted.
-
-    Example:
-        >>> label("critic"), label("critic: no\\nuser"), label("")
-        ('critic', '"critic: no\\\\nuser"', '(unknown)')
-    """
-    if name == "":
-        return "(unknown)"
-    text = text_of(name)
-    return text if _PLAIN.fullmatch(text) and not text.endswith(" ") else json.dumps(text)
-
-
-def entries(kind: str, parts: Sequence[FieldPart]) -> list[Entry]:
-    """The parts as users see them."""
-    keyed = kind == "keys"
-    return [Entry(thaw(part.value), part.author, part.commit, part.key if keyed else None) for part in parts]
-
-
-def _line(kind: str, part: FieldPart) -> str:
-    value = thaw(part.value)
-    text = message_text(value) if kind == "messages" and is_message(value) else text_of(value)
-    return f"{label(part.key)}: {text}" if kind == "keys" else text
-
-
-def is_message(value: Any) -> bool:
-    """Whether a value of a field of messages is a chat message."""
-    if not isinstance(value, dict) or value.get("role") not in ROLES:
-        return False
-    return isinstance(value.get("content"), (str, list)) or bool(value.get("tool_calls"))
-
-
-def message_text(message: dict[str, Any]) -> str:
-    """What a message says: its content, and the tools that it calls."""
-    content = message.get("content")
-    said = [] if content is None else [text_of(content)]
-    return "\n".join([*said, *([text_of(message["tool_calls"])] if message.get("tool_calls") else ())])
-
-
-def text_of(value: Any) -> str:
-    """A plain value as a prompt shows it: what holds others as JSON, else as text.
-
-    Example:
-        >>> text_of({"tide": [3.5, None]}), text_of("high"), text_of(None)
-        ('{"tide": [3.5, null]}', 'high', 'None')
-    """
-    if isinstance(value, str):
-        return value
-    found = to_jsonable_python(value, fallback=repr)
-    return json.dumps(found, ensure_ascii=False) if isinstance(found, (dict, list)) else str(found)
-
-
-def estimate_tokens(text: str) -> int:
-    """The estimated tokens of a text: the same on every machine.
-
-    Example:
-        >>> tokens_in("four bytes each")
-        4
-    """
-    return -(-len(text.encode("utf-8", "surrogatepass")) // 4)
-
-
-def tokens_of_parts(kind: str, parts: Sequence[FieldPart], count: Callable[[str], int] = estimate_tokens) -> int:
-    """The tokens of parts.
-
-    Args:
-        kind: what they make up.
-        parts: the parts.
-        count: counts those of a text.
-    """
-    if kind == "amount":
-        return count(text_of(value_of_parts(kind, parts)))
-    return sum([count(_line(kind, part)) for part in parts])
+def _without_lone_results(parts: list[FieldPart]) -> list[FieldPart]:
+    """Leaves out results of tools whose call was cut off: no provider accepts them."""
+    if all(part.call < 0 for part in parts):
+        return parts
+    slots = {part.slot for part in parts}
+    return [part for part in parts if part.call < 0 or part.call in slots]
 
 
 def _fitting(kind: str, backwards: Iterable[FieldPart], budget: int) -> Iterator[FieldPart]:
@@ -455,7 +387,154 @@ def _fitting(kind: str, backwards: Iterable[FieldPart], budget: int) -> Iterator
         yield part
 
 
-def _whole_number(name: str, count: Any) -> int:
-    if type(count) is not int or count < 1:
-        raise GraphError(f"view(...).{name}({count!r}): it takes a whole number of at least 1")
-    return count
+def sum_of_amounts(view: View, index: FieldIndex, reader: str) -> Any:
+    """The sum of the amounts that a view selects, from the sums by author; None if its steps need single amounts."""
+    if not all(step.name in ("own", "others", "by") for step in view.steps):
+        return None
+    sums = [total for owner, total in index.sums.items() if all(_selects(step, owner, reader) for step in view.steps)]
+    return sum(sums[1:], sums[0]) if sums else 0
+
+
+# --- rendering parts
+
+
+def render(view: View, kind: str, parts: Sequence[FieldPart], form: ViewForm) -> Any:
+    """The selected parts in the form that the node takes; a function of `then` gets entries, whatever the form."""
+    if view.last_step == "then":
+        return view.steps[-1].argument(entries(kind, parts))
+    if form == "entries":
+        return entries(kind, parts)
+    if form in ("values", "history"):
+        return value_of_parts(kind, parts)
+    return text_of_parts(view, kind, parts)
+
+
+def entries(kind: str, parts: Sequence[FieldPart]) -> list[Entry]:
+    """Parts as users get them, with plain values."""
+    keyed = kind == "keys"
+    return [Entry(thaw(part.value), part.author, part.commit, part.key if keyed else None) for part in parts]
+
+
+def value_of_parts(kind: str, parts: Sequence[FieldPart]) -> Any:
+    """Parts as the plain value that they make up: a list, a dict, or a sum."""
+    if kind == "keys":
+        return {part.key: thaw(part.value) for part in parts}
+    if kind == "amount":
+        return sum([part.value for part in parts[1:]], parts[0].value) if parts else 0
+    return [thaw(part.value) for part in parts]
+
+
+def text_of_parts(view: View, kind: str, parts: Sequence[FieldPart]) -> str:
+    """Parts as text: a line each, with its key in a mapping, or with its author where there may be several.
+
+    Further lines of a part are indented, so that a line without indentation always begins a part: no part can pass for
+    another one, whatever it contains.
+    """
+    if kind == "amount":
+        return text_of(value_of_parts(kind, parts))
+    if kind == "keys":
+        return "\n".join([indented(_line(kind, part)) for part in parts])
+    one_author = any(name == "own" or (name == "by" and len(argument) == 1) for name, argument in view.steps)
+    if not one_author and any(part.author for part in parts):
+        return "\n".join([indented(f"{label(part.author)}: {_line(kind, part)}") for part in parts])
+    if _is_one(view):
+        return "".join([_line(kind, part) for part in parts])
+    return "\n".join([indented(f"- {_line(kind, part)}") for part in parts])
+
+
+def _is_one(view: View) -> bool:
+    """Whether a view shows one part at most, by its last `last`."""
+    return next((step.argument == 1 for step in reversed(view.steps) if step.name == "last"), False)
+
+
+def change_text(field: str, after: Any, parts: FieldParts | None) -> str:
+    """A paragraph of `Delta.text`: the new parts of a field with their authors; its value if it has no parts."""
+    name = label(field)
+    if parts is None:
+        return f"{name} (removed)" if after is DELETE else f"{name}: {indented(text_of(thaw(after)))}"
+    if parts.kind == "amount":
+        return f"{name}: {indented(text_of(value_of_parts(*parts)))} more"
+    lines = [indented(f"- {label(part.author)}: {_line(parts.kind, part)}") for part in parts.parts]
+    return "\n".join([f"{name}:", *lines] if lines else [f"{name} (emptied)"])
+
+
+def _line(kind: str, part: FieldPart) -> str:
+    value = thaw(part.value)
+    text = message_text(value) if kind == "messages" and is_message(value) else text_of(value)
+    return f"{label(part.key)}: {text}" if kind == "keys" else text
+
+
+def is_message(value: Any) -> bool:
+    """Whether an item of a list of messages is a chat message."""
+    if not isinstance(value, dict) or value.get("role") not in ROLES:
+        return False
+    return isinstance(value.get("content"), (str, list)) or bool(value.get("tool_calls"))
+
+
+def message_text(message: dict[str, Any]) -> str:
+    """The text of a chat message: its content, and the tools that it calls."""
+    content = message.get("content")
+    lines = [] if content is None else [text_of(content)]
+    return "\n".join([*lines, *([text_of(message["tool_calls"])] if message.get("tool_calls") else ())])
+
+
+# --- texts
+
+_LINE_BREAK = re.compile(r"\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")  # all that `str.splitlines` splits at
+_PLAIN_NAME = re.compile(r'join:\w+|(?![\s-])[^\x00-\x1f\x7f-\xa0\u2028\u2029:"()]+')
+
+
+def indented(text: str) -> str:
+    """A text with two spaces before each line but the first.
+
+    Example:
+        >>> indented("web: harmless\\nmoderator: APPROVED")
+        'web: harmless\\n  moderator: APPROVED'
+    """
+    return _LINE_BREAK.sub(lambda found: f"{found[0]}  ", text)
+
+
+def label(name: Any) -> str:
+    """A name for the beginning of a line, quoted if it could be taken for more than a name.
+
+    Example:
+        >>> label("critic"), label("critic: no\\nuser"), label("")
+        ('critic', '"critic: no\\\\nuser"', '(unknown)')
+    """
+    if name == "":
+        return "(unknown)"
+    text = text_of(name)
+    return text if _PLAIN_NAME.fullmatch(text) and not text.endswith(" ") else json.dumps(text)
+
+
+def text_of(value: Any) -> str:
+    """A plain value as a prompt shows it: containers as JSON, anything else as text.
+
+    Example:
+        >>> text_of({"tide": [3.5, None]}), text_of("high"), text_of(None)
+        ('{"tide": [3.5, null]}', 'high', 'None')
+    """
+    if isinstance(value, str):
+        return value
+    plain = to_jsonable_python(value, fallback=repr)
+    return json.dumps(plain, ensure_ascii=False) if isinstance(plain, (dict, list)) else str(plain)
+
+
+# --- tokens
+
+
+def estimate_tokens(text: str) -> int:
+    """The estimated number of tokens of a text, the same on every machine: 4 bytes of UTF-8 are a token.
+
+    Example:
+        >>> estimate_tokens("four bytes each")
+        4
+    """
+    return -(-len(text.encode("utf-8", "surrogatepass")) // 4)
+
+
+def tokens_of_parts(kind: str, parts: Sequence[FieldPart], count: Callable[[str], int] = estimate_tokens) -> int:
+    """The tokens of the texts of parts, by a function that counts those of one text."""
+    if kind == "amount":
+        return count(text_of(value_of_parts(kind, parts)))
+    return sum([count(_line(kind, part)) for part in parts])
