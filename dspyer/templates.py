@@ -1,7 +1,7 @@
 """Templates: text with names of fields in braces, filled from the state when a node runs.
 
-Only `{name}` is filled, in one pass, and only if the name is known. Everything else is text: JSON, other braces, and
-the braces in a value. So no text can fail, whoever wrote it. `{{name}}` gives `{name}`.
+Only `{name}` with a known name is filled, in one pass. All other text stays as it is: JSON, other braces, and braces in
+a value. So no template can fail, and no value can inject a name. `{{name}}` gives `{name}`.
 """
 
 from __future__ import annotations
@@ -14,94 +14,24 @@ from typing import NamedTuple
 from dspyer.errors import GraphError, brief
 
 RUN = "run."
-"""How the names of run values begin."""
+"""The prefix of the names of run values."""
 
 _NAME = r"run\.\w+(?:\.\w+)?|[^\W\d]\w*"
-_PLACE = re.compile(rf"\{{\{{({_NAME})\}}\}}|\{{({_NAME})\}}")
+_PLACEHOLDER = re.compile(rf"\{{\{{({_NAME})\}}\}}|\{{({_NAME})\}}")  # in double braces, or in single ones
 
 
-class FilledText(NamedTuple):
-    """A template with values in it.
-
-    Attributes:
-        text: the text.
-        used: the names that had a value.
-        left: the names that had none and stay as they are.
-    """
-
-    text: str
-    used: tuple[str, ...]
-    left: tuple[str, ...]
-
-
-def names_in(text: str) -> tuple[str, ...]:
-    """The names that a text would be filled with, each once, in order.
-
-    Example:
-        >>> names_in('{who} says {"json": 1} and {{this}} in {run.count} steps to {who}')
-        ('who', 'run.count')
-    """
-    return tuple(dict.fromkeys(name for _, name in _PLACE.findall(text) if name))
-
-
-def is_template(text: str) -> bool:
-    """Whether a text has a name in braces, or in double ones."""
-    return "{" in text and _PLACE.search(text) is not None
-
-
-def fill_text(text: str, value_of: Callable[[str], str | None]) -> FilledText:
-    """Puts values into a text, once: what a value holds is not filled again.
-
-    Args:
-        text: the template.
-        value_of: gives the text for a name, None to leave the name as it is.
-
-    Example:
-        >>> filled("{a}, {b}, {{a}}", {"a": "{b}"}.get).text
-        '{b}, {b}, {a}'
-    """
-    used: dict[str, None] = {}
-    left: dict[str, None] = {}
-
-    def put(found: re.Match[str]) -> str:
-        escaped, name = found.groups()
-        if escaped is not None:
-            return f"{{{escaped}}}"
-        value = value_of(name)
-        if value is None:
-            left[name] = None
-            return found.group()
-        used[name] = None
-        return value
-
-    return FilledText(_PLACE.sub(put, text), tuple(used), tuple(left))
-
-
-@dataclass(frozen=True, slots=True)
-class Fill:
-    """An input that is a text with values of the state in it. Make one with `fill`.
-
-    Attributes:
-        text: the template.
-    """
-
-    text: str
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The fields and run values in it."""
-        return names_in(self.text)
-
-    def __repr__(self) -> str:
-        return f"fill({self.text!r})"
+# --- what users write
 
 
 def fill(text: str) -> Fill:
     """A text with fields of the state in braces, for the right side of `reads`.
 
     Args:
-        text: the template. `{name}` is a field, or a run value such as `{run.remaining}`; a field that nothing has
+        text: the template. `{name}` is a field, or a run value such as `{run.remaining}`; a field that no node has
             written stays as it is; `{{name}}` gives `{name}`.
+
+    Returns:
+        The input.
 
     Raises:
         GraphError: if it is no text, or has no name in it.
@@ -118,18 +48,38 @@ def fill(text: str) -> Fill:
 
 
 @dataclass(frozen=True, slots=True)
-class RunValue:
-    """An input that the run itself knows, such as `run.remaining`.
+class Fill:
+    """An input that is a text with values of the state in it. Make one with `fill`.
 
     Attributes:
-        name: its name, from `run.` on.
+        text: the template.
+
+    Example:
+        >>> from dspyer import END, START, Graph
+        >>> graph = Graph().add_node("note", lambda case: {"note": case}, reads={"case": fill("Case {alert}")})
+        >>> graph.add_path(START, "note", END).compile()(alert="disk full").note
+        'Case disk full'
     """
+
+    text: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The fields and run values in the text."""
+        return names_in(self.text)
+
+    def __repr__(self) -> str:
+        return f"fill({self.text!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class RunValue:
+    """An input that is a value of the run itself, such as `run.remaining`; its name includes `run.`."""
 
     name: str
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Itself."""
         return (self.name,)
 
     def __repr__(self) -> str:
@@ -137,7 +87,60 @@ class RunValue:
 
 
 ComputedInput = Fill | RunValue
-"""What an input can be made of that is no one field."""
+"""An input that is not one field, but computed from several or from the run."""
+
+
+# --- filling
+
+
+class FilledText(NamedTuple):
+    """A template with values in it, the names that had a value, and those that had none and stay as they are."""
+
+    text: str
+    used: tuple[str, ...]
+    unfilled: tuple[str, ...]
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """The names that a text is filled with, each once, in order.
+
+    Example:
+        >>> names_in('{who} says {"json": 1} and {{this}} in {run.count} steps to {who}')
+        ('who', 'run.count')
+    """
+    return tuple(dict.fromkeys(name for _, name in _PLACEHOLDER.findall(text) if name))
+
+
+def is_template(text: str) -> bool:
+    """Whether filling can change a text: it has a name in single or double braces."""
+    return "{" in text and _PLACEHOLDER.search(text) is not None
+
+
+def fill_text(text: str, value_of: Callable[[str], str | None]) -> FilledText:
+    """Puts values into a text, in one pass. A name for which `value_of` gives None stays as it is.
+
+    Example:
+        >>> fill_text("{a}, {b}, {{a}}", {"a": "{b}"}.get).text
+        '{b}, {b}, {a}'
+    """
+    used: dict[str, None] = {}  # dicts as ordered sets
+    unfilled: dict[str, None] = {}
+
+    def replace(found: re.Match[str]) -> str:
+        escaped, name = found.groups()
+        if escaped is not None:
+            return f"{{{escaped}}}"
+        value = value_of(name)
+        if value is None:
+            unfilled[name] = None
+            return found.group()
+        used[name] = None
+        return value
+
+    return FilledText(_PLACEHOLDER.sub(replace, text), tuple(used), tuple(unfilled))
+
+
+# --- the templates of a node
 
 
 class Templates(NamedTuple):
@@ -145,7 +148,7 @@ class Templates(NamedTuple):
 
     Attributes:
         names: the fields and run values that they name.
-        allowed: the fields that may be filled into the instructions of its predictors; None for all.
+        allowed: the fields that may be filled into the instructions of the node's predictors; None for all.
         in_instructions: whether these instructions are templates at all.
     """
 
@@ -160,16 +163,16 @@ class Templates(NamedTuple):
 
     @property
     def takes(self) -> frozenset[str]:
-        """The fields that may come in their place with a `Send`."""
+        """The fields that a `Send` may bring instead of the state."""
         return frozenset(self.fields).union(self.allowed or ()) if self.in_instructions else frozenset(self.fields)
 
-    def read(self, reads: Mapping[str, str]) -> dict[str, str]:
-        """What a node reads, with the fields in its templates."""
+    def all_reads(self, reads: Mapping[str, str]) -> dict[str, str]:
+        """The reads of a node with the fields of its templates; `{name}` in braces where an input has the name."""
         more = [name for name in self.fields if name not in reads.values()]
         return {**reads, **{name if name not in reads else f"{{{name}}}": name for name in more}}
 
-    def unset(self, reads: Mapping[str, str], optional: frozenset[str]) -> frozenset[str]:
-        """The fields among `read` that may be unset: a template is filled with what there is."""
+    def optional_fields(self, reads: Mapping[str, str], optional: frozenset[str]) -> frozenset[str]:
+        """The fields among `all_reads` that may be unset: a template is filled with the values that there are."""
         return optional | {name for name in self.fields if name not in reads.values()}
 
 

@@ -150,8 +150,8 @@ def build_function(fn: Callable[..., Any], spec: NodeOptions) -> Built:
     goto = tuple(dict.fromkeys((*spec.goto, *promise.goto)))
     node = FunctionNode(
         name=spec.name,
-        reads=None if reads is None else templates.read(reads),
-        optional=optional if reads is None else templates.unset(reads, optional),
+        reads=None if reads is None else templates.all_reads(reads),
+        optional=optional if reads is None else templates.optional_fields(reads, optional),
         templates=templates,
         writes=writes,
         goto=goto,

@@ -618,8 +618,8 @@ def build_module(module: dspy.Module, spec: NodeOptions) -> Built:
     templates, wrong, missing = plan_templates([module], spec, reads.values(), spec.who)
     node = ModuleNode(
         name=spec.name,
-        reads=templates.read(reads),
-        optional=templates.unset(reads, optional),
+        reads=templates.all_reads(reads),
+        optional=templates.optional_fields(reads, optional),
         templates=templates,
         writes=gives if gives is None else {**gives, **{field: field for field in turns.fields}},
         inputs=planned.inputs,

@@ -505,8 +505,8 @@ def _build_module_router(
     router = ModuleRouter(
         name=source,
         routes=routes,
-        reads=templates.read(reads),
-        optional=templates.unset(reads, optional),
+        reads=templates.all_reads(reads),
+        optional=templates.optional_fields(reads, optional),
         templates=templates,
         writes=written,
         module_name=name,

@@ -169,8 +169,8 @@ def build_subgraph(module: dspy.Module, spec: NodeOptions) -> Built:
     templates, wrong, missing = plan_templates((), spec, reads.values(), spec.who)
     node = SubgraphNode(
         name=spec.name,
-        reads=templates.read(reads),
-        optional=templates.unset(reads, unset),
+        reads=templates.all_reads(reads),
+        optional=templates.optional_fields(reads, unset),
         templates=templates,
         writes=writes,
         inputs=planned.inputs,

@@ -54,7 +54,7 @@ def test_only_known_names_are_filled(text: str, values: dict[str, str], expected
 @given(st.text(alphabet='{}ab." :1\n'), st.dictionaries(st.sampled_from("ab"), st.text(alphabet="{}ab")))
 def test_no_text_fails_and_what_is_no_name_stays(text: str, values: dict[str, str]) -> None:
     found = fill_text(text, values.get)
-    assert set(found.used) | set(found.left) == set(names_in(text))
+    assert set(found.used) | set(found.unfilled) == set(names_in(text))
     if not is_template(text):
         assert found.text == text
     if not values:
