@@ -1,10 +1,12 @@
-"""What a store is: rows of runs, and where threads stand. A store keeps what it is given and understands none of it.
+"""The protocol of a store: runs, their rows, threads, and the one change that writes them.
 
-A *thread* stands at a row of a *run*. A run is a list of rows, numbered from 0 without gaps, and names the row of
-another run that it goes on from. So the history of a thread is its run up to a row, then that run's parent up to a
-row, and so on; a copy of a thread is one row of the table of threads.
+A *run* is a list of rows, numbered from 0 without gaps, and names the row of another run that it continues (two rows
+if it merges two threads). A *thread* is a name with a *head*: the last row of its history, which is its run up to that
+row, then the parent run up to the row that was continued, and so on. Copying a thread copies no rows: it adds one row
+to the table of threads.
 
-Everything that changes goes through `Store.write`: one `Change`, one transaction, applied whole or not at all.
+All writes go through `Store.write`: one `Change` is one transaction, applied whole or not at all. A store does not
+interpret what it keeps: headers are JSON values, contents are bytes.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ from dspyer.stores.content import Content
 
 
 class Owner(NamedTuple):
-    """Who works on a thread.
+    """The process that runs a thread.
 
     Attributes:
-        host: the machine.
-        pid: the process on it.
-        started: when that process started, as the system tells it: process numbers are used again.
-        token: a random text, another for each owner.
+        host: the name of the machine.
+        pid: the process id on it.
+        started: the start time of the process, as the system reports it: a process id is used again later.
+        token: a random text, different for each owner.
     """
 
     host: str
@@ -34,24 +36,24 @@ class Owner(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A row of a run."""
+    """A row of a run, by the run's id and the row's number."""
 
     run: str
     seq: int
 
 
 class ThreadRow(NamedTuple):
-    """Where a thread stands.
+    """A thread: where its history ends, and who may write to it.
 
     Attributes:
         name: its name.
-        head: the last row that belongs to it; None if it has none.
-        epoch: its fencing token. It grows whenever another owner gets the thread, and a thread that is made again
-            under the name of a removed one begins above every epoch that was removed: no name has an epoch twice.
-            Every write names the epoch that it knows, and is refused under another one.
-        owner: who works on it; None for nobody, and after a release.
-        lease: seconds until the owner counts as gone, by the clock of the store; 0 or less once it has.
-        root: the row at which its history begins, if older history was pruned.
+        head: the last row of its history; None before its first row.
+        epoch: its fencing token. It grows with each new owner. Every write names the epoch that the writer knows and
+            is refused if the thread has another one. A thread that is created under the name of a deleted one gets an
+            epoch above those of all deleted threads, so no name has an epoch twice.
+        owner: the owner; None before the first claim and after a release.
+        lease: seconds until the owner counts as dead, by the store's clock; 0 or less once the lease has expired.
+        root: the first row of its history, if older history was pruned.
         runs: how many runs were ever made for it.
     """
 
@@ -65,13 +67,14 @@ class ThreadRow(NamedTuple):
 
 
 class RunRow(NamedTuple):
-    """A run, as it was begun.
+    """A run, as it was created.
 
     Attributes:
-        id: a random text, another for each run.
-        thread: the thread that it was made for; `""` once that was removed or has disowned it, if others keep the run.
-        parents: the rows that it goes on from; two for the merge of two threads.
-        header: what is known of it from the start, JSON values only.
+        id: a random text, different for each run.
+        thread: the thread that it was made for; `""` once that thread was deleted or no longer reaches it, and other
+            threads keep it.
+        parents: the rows that it continues: none for the first run of a history, two for the merge of two threads.
+        header: what is known of it from the start, JSON values only, never encrypted.
     """
 
     id: str
@@ -85,9 +88,9 @@ class Row(NamedTuple):
 
     Attributes:
         seq: its number within the run.
-        kind: a short word.
+        kind: what it records, as a short word.
         header: its structure, JSON values only, never encrypted.
-        content: what it holds; None for nothing.
+        content: the user's values in it; None for none.
     """
 
     seq: int
@@ -97,7 +100,7 @@ class Row(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """What a run had come to at one of its rows. A cache: nothing but time is lost with it."""
+    """The state of a run at one of its rows. A cache: it can be computed again from the rows."""
 
     at: Point
     content: Content
@@ -107,21 +110,21 @@ class Change(NamedTuple):
     """One transaction.
 
     Attributes:
-        thread: the thread that is changed or whose owner writes; `""` touches no thread.
-        epoch: the epoch that the thread must have; 0 for a thread that must not exist yet: it is made.
-        next_epoch: the epoch that it has afterwards, a larger one; None leaves it. A thread that is made gets its
-            epoch from the store, which says what it is.
-        owner: who owns it afterwards, if `lease` is given; None leaves the owner that it has.
-        lease: seconds that the owner has from now; 0 releases the thread, which has no owner then; None leaves owner
-            and lease.
-        head: where the thread stands afterwards; None leaves it.
-        root: where its history begins afterwards; None leaves it.
-        run: a run to begin; the thread, if one is named, counts it.
-        runs: how many further runs the thread counts, which are not here: those of a thread that comes from a file.
-        rows_of: the run that gets the rows; it is there, or is `run`.
-        rows: rows to append, in the order of their numbers, the first of them next to the last one that is there.
+        thread: the thread that is changed or whose owner writes; `""` for a write that concerns no thread.
+        epoch: the epoch that the thread must have; 0 creates the thread, which must not exist.
+        next_epoch: the epoch of the thread afterwards, larger than `epoch`; None keeps it. The store chooses the epoch
+            of a new thread, and `write` returns it.
+        owner: the owner afterwards, if `lease` is given; None keeps the owner.
+        lease: seconds from now until the lease of the owner expires; 0 releases the thread, which has no owner then;
+            None keeps owner and lease.
+        head: the head of the thread afterwards; None keeps it.
+        root: the first row of its history afterwards; None keeps it.
+        run: a run to create; it counts as one of the thread's runs if a thread is named.
+        rows_of: the run that gets `rows`: it exists, or is `run`.
+        rows: rows to append, in the order of their numbers, directly after the last stored one.
         snapshot: a snapshot to keep.
-        flush: whether the change must be on the disk when `write` returns, and not only with the operating system.
+        flush: whether the change must be on the disk when `write` returns, not only with the operating system.
+        runs: how many further runs to count for the thread that are not stored here: those of a loaded export.
     """
 
     thread: str = ""
@@ -140,16 +143,15 @@ class Change(NamedTuple):
 
 
 class DeletionReport(NamedTuple):
-    """What a removal has removed, and what stayed because others reach it.
+    """What a deletion deleted, and what it kept because other threads reach it.
 
     Attributes:
-        threads: names of the removed threads.
-        runs: how many runs were removed.
-        rows: how many rows were removed, of runs that stay in part too.
-        kept: by the name of each thread that stays, the ids of the removed threads' runs that it still reaches.
-        erased: whether its bytes were overwritten too, as far as the store can do that: False if another program kept
-            the log of an SQLite file from being emptied, and for PostgreSQL, whose server keeps removed rows for a
-            while.
+        threads: names of the deleted threads.
+        runs: how many runs were deleted.
+        rows: how many rows were deleted, including those of runs that are kept in part.
+        kept: by the name of each remaining thread, the ids of the runs that it keeps from being deleted.
+        erased: whether the deleted bytes were overwritten as well. False if another program kept the log of an SQLite
+            file from being emptied, and for PostgreSQL, whose server keeps deleted rows until it vacuums.
     """
 
     threads: tuple[str, ...]
@@ -163,62 +165,94 @@ NO_EPOCHS: Mapping[str, int] = MappingProxyType({})
 
 
 class Store(ABC):
-    """Where runs are kept. Safe for many threads of one process, and for many processes if it is shared by them.
+    """Where runs are stored: a base class for stores of your own.
 
-    Every method may block, and is called from any thread. What goes wrong in a store is raised as it is (the caller
-    makes a `StoreError` of it); only `write` decides something: whether the epoch is still the one that it was given.
-    `dspyer.testing.store_conformance` has the tests that every store must pass.
+    A store is used by many threads of a process at once, and by many processes if they share it. Every method may
+    block and is called from any thread. Exceptions of the store's own are raised unchanged; the caller turns them into
+    `StoreError`. `dspyer.testing.StoreConformance` tests that a store keeps its promises.
+
+    `dspyer.stores.writes` and `dspyer.stores.reachability` decide, without input or output, what a write and a deletion
+    do. A store of your own calls them inside its transactions.
+
+    Example:
+        >>> from dspyer.stores import Memory
+        >>> from dspyer.stores.content import Content
+        >>> store = Memory()
+        >>> rows = [Row(0, "open", ("START",)), Row(1, "commit", ("trunk:1",), Content({"answer": 42}))]
+        >>> store.write(Change("t-1", run=RunRow("r", "t-1", (), {}), rows_of="r", rows=rows, head=Point("r", 1)))
+        1
+        >>> store.write(Change("t-1", epoch=1, next_epoch=2, owner=Owner("host", 7, "today", "x"), lease=30.0))
+        2
+        >>> store.write(Change("t-1", epoch=1, rows_of="r", rows=[Row(2, "end", ())]))
+        Traceback (most recent call last):
+        ...
+        dspyer.errors.ConcurrentRunError: thread 't-1' was taken over by another run: it has epoch 2, ...
+        >>> store.thread("t-1").head
+        Point(run='r', seq=1)
+        >>> store.rows("r", first=1)[0].content.value(store.blobs)
+        {'answer': 42}
+        >>> store.delete(["t-1"]).rows
+        2
     """
 
     @property
     @abstractmethod
     def address(self) -> str:
-        """Where it is, for people and for opening it again: without password."""
+        """The address of the store for people, and for `open_store`: without a password."""
 
     @abstractmethod
     def write(self, change: Change) -> int:
-        """Applies a change as a whole, or nothing of it.
+        """Apply a change in one transaction: the whole of it, or nothing.
 
-        Writing a change a second time, after an answer that got lost, does nothing: rows that are there already with
-        equal content, and a run that is there already, are no error if the epoch is still the same. If it is the next
-        one already, the change was written if its rows, run, owner and head are all there; a change without rows, run
-        and owner has nothing to know it by, and is refused. `dspyer.stores.writes.admit` decides so for all stores.
+        Writing the same change again, as a caller does that has lost the answer, changes nothing. Existing rows with
+        equal content, and an existing equal run, are no error while the thread has the epoch of the change. If it has
+        the next epoch already, the change counts as written if its rows, run, owner and head are all stored; a change
+        that has none of rows, run and owner cannot be recognized, and is refused. All stores let
+        `dspyer.stores.writes.plan_write` decide this.
 
         Args:
-            change: what to do.
+            change: what to write.
 
         Returns:
-            The epoch that the thread has afterwards; 0 for a change without thread.
+            The epoch of the thread afterwards; 0 for a change without a thread.
 
         Raises:
-            ConcurrentRunError: the thread has another epoch, or a row or run of that name is another one.
-            ValueError: rows with a gap before or between them, a row, head or snapshot of a run that is not there, or
-                a `next_epoch` that is not larger.
+            ConcurrentRunError: the thread has another epoch, or another row or run has this number or id.
+            ValueError: there is a gap before or between the rows; the run of a row, head, root or snapshot does not
+                exist; or `next_epoch` is not larger than `epoch`.
         """
 
     def write_now(self, change: Change) -> bool:
-        """Applies a change if that needs no waiting for others, and says whether it did.
+        """Apply a change if that needs no waiting; return whether it was applied.
 
-        Async code calls this on its event loop first, and `write` in a thread if it says False.
+        Async code calls this on its event loop first, and `write` in a worker thread if it returns False. The default
+        never applies the change.
+
+        Args:
+            change: what to write.
+
+        Raises:
+            ConcurrentRunError: as for `write`.
+            ValueError: as for `write`.
         """
         del change
         return False
 
     @abstractmethod
     def thread(self, name: str) -> ThreadRow | None:
-        """Where a thread stands; None if there is none of this name."""
+        """The thread of this name; None if there is none."""
 
     @abstractmethod
     def threads(self) -> list[str]:
-        """The names of all threads, sorted."""
+        """The names of all threads, sorted by code point."""
 
     @abstractmethod
     def run(self, run: str) -> RunRow | None:
-        """A run by its id; None if there is none."""
+        """The run of this id; None if there is none."""
 
     @abstractmethod
     def runs(self, thread: str) -> list[RunRow]:
-        """The runs that were made for a thread and are still there, in the order in which they were begun."""
+        """The stored runs that were made for a thread, in the order of their creation."""
 
     @abstractmethod
     def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
@@ -232,7 +266,7 @@ class Store(ABC):
 
     @abstractmethod
     def blobs(self, ids: Collection[str]) -> dict[str, bytes]:
-        """The large values by id; those that are not there are left out."""
+        """Blobs (long values that are stored apart from their rows) by id; missing ones are left out."""
 
     @abstractmethod
     def snapshot(self, at: Point) -> Snapshot | None:
@@ -240,38 +274,49 @@ class Store(ABC):
 
     @abstractmethod
     def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
-        """Removes threads and, in the same transaction, all that they had and nothing else reaches.
+        """Delete threads and, in the same transaction, everything of theirs that no other thread reaches.
 
-        A thread reaches from its head back to its root (or to the first run), and all runs that were made for it; a
-        run that only a part is reached of keeps that part. The snapshots at the roots of threads are kept. Only the
-        threads, their runs, and what is connected with these is looked at: `dspyer.stores.reachability.connected`.
+        A thread reaches the rows from its head back to its root (or to the first run), and all runs that were made for
+        it. A run that other threads reach in part keeps that part. Snapshots at the roots of threads are kept.
 
         Args:
-            threads: names of the threads; without any, the whole store is searched for what nothing reaches.
-            epochs: by name, the epochs that threads must have; the others are removed whatever their epoch is.
+            threads: names of the threads; missing ones are ignored. Without names, no thread is deleted, and the whole
+                store is searched for runs and rows that no thread reaches.
+            epochs: the epochs that threads must have, by name; threads that are not named here are deleted whatever
+                their epochs are.
+
+        Returns:
+            What was deleted, and what other threads keep.
 
         Raises:
-            ConcurrentRunError: a thread is there and has another epoch than `epochs` says; nothing was removed.
+            ConcurrentRunError: a thread has another epoch than `epochs` requires; nothing was deleted.
         """
 
     @abstractmethod
     def delete_unreachable(self, thread: str) -> DeletionReport:
-        """Removes what was made for a thread but lies outside of what it reaches from its head back to its root.
+        """Delete the part of a thread's own runs that the thread does not reach from its head back to its root.
 
-        A run that stays for others is the thread's no more. `dspyer.stores.reachability` computes what is deleted.
+        Such rows are left behind by a moved root (pruning), an abandoned run or a repeated one. A run that the thread
+        does not reach, but another thread does, is kept and no longer counts as made for this thread.
+
+        Args:
+            thread: the name of the thread; nothing is deleted if it does not exist.
+
+        Returns:
+            What was deleted, and what other threads keep.
         """
 
     @abstractmethod
     def drop_snapshots(self) -> None:
-        """Removes all snapshots but those at the roots of threads."""
+        """Delete all snapshots except those at the roots of threads, which nothing can compute again."""
 
     @abstractmethod
     def vacuum(self) -> None:
-        """Gives the space of what was removed back to the system."""
+        """Return the space of deleted data to the operating system."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the use of the store; what was written stays. A second time does nothing."""
+        """Release files and connections; the data stays. Closing a second time does nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -283,5 +328,5 @@ class Store(ABC):
         return self
 
     def __deepcopy__(self, memo: object) -> Self:
-        """Copies of a program share its store."""
+        # Copies of a program share its store.
         return self

@@ -576,10 +576,12 @@ class ChangeWriter:
         execute(f"SELECT {_DURABILITY}, {BOUNDED}", written.values)
         thread, fence = self._thread(execute, change, written)
         held = {run for (run,) in execute(_HOLD_RUNS, (sorted(_runs_of(change)),))}
-        admitted = plan_write(change, self._found(execute, change, written)._replace(thread=thread, fence=fence))
-        if admitted is None:
+        plan = plan_write(
+            change, self._found(execute, change, written)._replace(thread=thread, max_deleted_epoch=fence)
+        )
+        if plan is None:
             return 0 if thread is None else thread.epoch
-        if admitted.begins and change.run is not None:
+        if plan.new_run and change.run is not None:
             run = change.run
             execute(_BEGIN_RUN, (run.id, pack_text(run.thread), pack(run.parents), pack(dict(run.header))))
             if run.parents:
@@ -587,13 +589,15 @@ class ChangeWriter:
             held.add(run.id)
         for point in (change.head, change.root, change.snapshot and change.snapshot.at):
             if point is not None and point.run not in held:
-                raise ValueError(f"there is no run {point.run!r}: nothing was written. Begin it with Change(run=...)")
-        self._add(execute, change, written, admitted)
+                raise ValueError(
+                    f"run {point.run!r} does not exist: nothing was written. Create it with Change(run=...)"
+                )
+        self._add(execute, change, written, plan)
         if not change.thread:
             return 0
-        more = {"after": admitted.epoch, "begins": admitted.begins + change.runs}
+        more = {"after": plan.epoch, "begins": plan.new_run + change.runs}
         execute(_WRITE_THREAD, {**written.values, **more})
-        return admitted.epoch
+        return plan.epoch
 
     def _thread(self, execute: _Execute, change: Change, written: EncodedChange) -> tuple[ThreadRow | None, int]:
         """The thread, whose row is locked, and made if it must be new; then the largest epoch of removed ones too."""
@@ -619,15 +623,15 @@ class ChangeWriter:
         rows = [Row(seq, kind, tuple(unpack(head)), unpack_content(*content)) for seq, kind, head, *content in there]
         return CurrentRows(None, run_row, last, rows)
 
-    def _add(self, execute: _Execute, change: Change, written: EncodedChange, admitted: WritePlan) -> None:
+    def _add(self, execute: _Execute, change: Change, written: EncodedChange, plan: WritePlan) -> None:
         packed, snapshot = written.rows, written.snapshot
         if packed.blobs:
             # In one order by all: two that bring the same blobs wait for each other, and not in a circle.
             held = {name for (name,) in execute(_HOLD_BLOBS, (sorted(packed.blobs),))}
             for batch in _batches({name: packed.blobs[name] for name in sorted(packed.blobs.keys() - held)}):
                 execute(_INSERT_BLOBS, (list(batch), list(batch.values())))
-        if admitted.rows:
-            new = len(change.rows) - len(admitted.rows)
+        if plan.rows:
+            new = len(change.rows) - len(plan.rows)
             values = {name: column[new:] for name, column in packed._asdict().items() if name != "blobs"}
             execute(_INSERT_ROWS, {**values, "run": change.rows_of})
         if snapshot is not None and change.snapshot is not None:

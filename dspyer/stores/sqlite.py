@@ -451,24 +451,24 @@ def write(connection: sqlite3.Connection, change: Change, contents: PackedChange
         return change.epoch
     key, last = key_and_last(connection, change.rows_of) if change.rows else (None, None)
     found = _found(connection, change, last, now)
-    admitted = plan_write(change, found)
-    if admitted is None:
+    plan = plan_write(change, found)
+    if plan is None:
         return found.thread.epoch if found.thread is not None else 0
-    if admitted.begins and change.run is not None:
+    if plan.new_run and change.run is not None:
         begun = _begin(connection, change.run)
         key = begun if change.run.id == change.rows_of else key
     if contents.blobs:
         connection.executemany("INSERT OR IGNORE INTO blob (id, data) VALUES (?, ?)", contents.blobs)
     if key is not None:
-        for row in admitted.rows:
+        for row in plan.rows:
             _add_row(connection, key << SHIFT | row.seq, contents.rows[row.seq])
     if change.snapshot is not None and contents.snapshot is not None:
         at = change.snapshot.at
         _add_snapshot(connection, _key(connection, at.run) << SHIFT | at.seq, *contents.snapshot)
     if not change.thread:
         return 0
-    _write_thread(connection, change, found.thread is None, admitted, key, now)
-    return admitted.epoch
+    _write_thread(connection, change, found.thread is None, plan, key, now)
+    return plan.epoch
 
 
 def _appends(connection: sqlite3.Connection, change: Change, contents: PackedChange) -> bool:
@@ -530,25 +530,25 @@ def _found(connection: sqlite3.Connection, change: Change, last: int | None, now
             (fence,) = connection.execute("SELECT largest FROM fence").fetchone()
     run = None if change.run is None else read_run(connection, change.run.id)
     if last is None or not change.rows or change.rows[0].seq > last:
-        return CurrentRows(thread, run, last, fence=fence)
+        return CurrentRows(thread, run, last, max_deleted_epoch=fence)
     first, end = change.rows[0].seq, change.rows[-1].seq
     return CurrentRows(thread, run, last, read_rows(connection, change.rows_of, first, end), fence)
 
 
 def _write_thread(
-    connection: sqlite3.Connection, change: Change, new: bool, admitted: WritePlan, key: int | None, now: float
+    connection: sqlite3.Connection, change: Change, new: bool, plan: WritePlan, key: int | None, now: float
 ) -> None:
     values = _thread_columns(connection, change, key, now)
     if new:
-        values |= {"name": change.thread, "fencing": admitted.epoch, "runs": admitted.begins + change.runs}
+        values |= {"name": change.thread, "fencing": plan.epoch, "runs": plan.new_run + change.runs}
         names, marks = ", ".join(values), ", ".join("?" * len(values))
         connection.execute(f"INSERT INTO thread ({names}) VALUES ({marks})", tuple(values.values()))
         return
-    if admitted.epoch != change.epoch:
-        values["fencing"] = admitted.epoch
+    if plan.epoch != change.epoch:
+        values["fencing"] = plan.epoch
     settings = [f"{name} = ?" for name in values]
-    if admitted.begins or change.runs:
-        settings.append(f"runs = runs + {admitted.begins + change.runs:d}")
+    if plan.new_run or change.runs:
+        settings.append(f"runs = runs + {plan.new_run + change.runs:d}")
     if settings:
         statement = f"UPDATE thread SET {', '.join(settings)} WHERE name = ?"
         connection.execute(statement, (*values.values(), change.thread))
@@ -583,5 +583,5 @@ def _begin(connection: sqlite3.Connection, run: RunRow) -> int | None:
 def _key(connection: sqlite3.Connection, run: str) -> int:
     row = connection.execute("SELECT key FROM run WHERE id = ?", (pack_id(run),)).fetchone()
     if row is None:
-        raise ValueError(f"there is no run {run!r}: nothing was written. Begin it with Change(run=...)")
+        raise ValueError(f"run {run!r} does not exist: nothing was written. Create it with Change(run=...)")
     return int(row[0])

@@ -1,4 +1,10 @@
-"""Whether a change may be written, or was written already: pure, the same for every store."""
+"""Whether a change may be written, and which part of it is new: pure functions, the same for every store.
+
+A thread's epoch is a fencing token (the sequencer of Burrows, "The Chubby lock service", OSDI 2006): a write names the
+epoch under which its owner claimed the thread, and is refused under any other one, so an owner that was replaced can
+write nothing, however late its writes arrive. A caller whose answer was lost repeats its write; a change that is stored
+already is therefore recognized, and is no conflict.
+"""
 
 from __future__ import annotations
 
@@ -11,89 +17,76 @@ from dspyer.stores.base import Change, Row, RunRow, ThreadRow
 
 
 class CurrentRows(NamedTuple):
-    """What a store holds where a change wants to write. Read in the transaction that writes.
+    """What a store holds where a change will write, read in the writing transaction.
 
     Attributes:
         thread: the thread of the change.
-        run: the run of the id of the change's `run`.
+        run: the run with the id of the change's `run`.
         last: the number of the last row of `rows_of`, -1 if it has none; None if there is no such run.
-        rows: those of the rows of `rows_of` that have the numbers of the change's rows.
-        fence: the largest epoch of all threads that were ever removed, for a thread that is to be made.
+        rows: the rows of `rows_of` that have the numbers of the change's rows.
+        max_deleted_epoch: the largest epoch of all deleted threads; needed only to create a thread.
     """
 
     thread: ThreadRow | None = None
     run: RunRow | None = None
     last: int | None = None
     rows: Sequence[Row] = ()
-    fence: int = 0
+    max_deleted_epoch: int = 0
 
 
 class WritePlan(NamedTuple):
-    """What is to be written.
+    """What a store must write.
 
     Attributes:
-        epoch: the thread's epoch afterwards.
-        begins: whether the run of the change is new.
-        rows: the rows that are new.
+        epoch: the epoch of the thread afterwards.
+        new_run: whether the run of the change is to be created.
+        rows: the rows that are not stored yet.
     """
 
     epoch: int
-    begins: bool
+    new_run: bool
     rows: Sequence[Row]
 
 
-def plan_write(change: Change, found: CurrentRows) -> WritePlan | None:
-    """What of a change is to be written; None if all of it was written before, by a call whose answer got lost.
-
-    Args:
-        change: the change.
-        found: what is there.
+def plan_write(change: Change, current: CurrentRows) -> WritePlan | None:
+    """The part of a change that is to be written; None if an earlier call has written all of it.
 
     Raises:
-        ConcurrentRunError: the thread has another epoch, or a row or run of that name is another one.
-        ValueError: rows with a gap before or between them, rows of a run that is not there, or a next epoch that is
-            not larger.
+        ConcurrentRunError: the thread has another epoch, or another row or run has this number or id.
+        ValueError: there is a gap before or between the rows, their run does not exist, or `next_epoch` is not larger.
     """
-    if change.thread and change.epoch != (found.thread.epoch if found.thread else 0):
-        if found.thread is not None and _was_written(change, found, found.thread):
+    if change.thread and change.epoch != (current.thread.epoch if current.thread else 0):
+        if current.thread is not None and _was_written(change, current, current.thread):
             return None
-        raise ConcurrentRunError(_refusal(change, found.thread))
-    begins = change.run is not None and found.run is None
-    if change.run is not None and found.run is not None and not same_run(change.run, found.run):
-        raise ConcurrentRunError(f"run {change.run.id!r} is there already, begun by somebody else: nothing was written")
-    return WritePlan(_epoch_after(change, found.fence), begins, _new_rows(change, found))
+        raise ConcurrentRunError(_wrong_epoch(change, current.thread))
+    if change.run is not None and current.run is not None and not same_run(change.run, current.run):
+        raise ConcurrentRunError(
+            f"run {change.run.id!r} exists already and is another one: nothing was written. Use a new run id"
+        )
+    new_run = change.run is not None and current.run is None
+    return WritePlan(_next_epoch(change, current.max_deleted_epoch), new_run, _new_rows(change, current))
 
 
-def check_epochs(found: Mapping[str, int], epochs: Mapping[str, int]) -> None:
-    """Refuses the removal of threads that others have got meanwhile.
+def check_epochs(current: Mapping[str, int], required: Mapping[str, int]) -> None:
+    """Refuse a deletion if a thread was claimed since the caller read its epoch.
 
     Args:
-        found: by name, the epochs that threads have.
-        epochs: by name, the epochs that they must have, if they are there.
+        current: the epochs of the threads that exist, by name.
+        required: the epochs that threads must have if they exist, by name.
 
     Raises:
-        ConcurrentRunError: if one has another epoch.
+        ConcurrentRunError: a thread has another epoch.
     """
-    for name, epoch in epochs.items():
-        if found.get(name, epoch) != epoch:
+    for name, epoch in required.items():
+        if current.get(name, epoch) != epoch:
             raise ConcurrentRunError(
-                f"thread {name!r} was taken over by another run: it has epoch {found[name]}, this call knows {epoch}. "
-                "Nothing was removed. Wait for the other run's end, or remove the thread with take_over=True"
+                f"thread {name!r} was taken over by another run: it has epoch {current[name]}, this call knows "
+                f"{epoch}. Nothing was deleted. Wait for the other run's end, or delete the thread with take_over=True"
             )
 
 
-def _epoch_after(change: Change, fence: int) -> int:
-    if not change.epoch:
-        return fence + 1
-    if change.next_epoch is None:
-        return change.epoch
-    if change.next_epoch <= change.epoch:
-        raise ValueError(f"next_epoch={change.next_epoch} is not larger than epoch {change.epoch}: nothing was written")
-    return change.next_epoch
-
-
 def same_run(left: RunRow, right: RunRow) -> bool:
-    """Whether two runs began equal. The thread is not compared: a run may have been disowned since."""
+    """Whether two runs were created equal; a store may have cleared the thread of one since, so it is not compared."""
     return (left.id, tuple(left.parents)) == (right.id, tuple(right.parents)) and _same_json(
         dict(left.header), dict(right.header)
     )
@@ -106,27 +99,45 @@ def same_row(left: Row, right: Row) -> bool:
     )
 
 
-def _was_written(change: Change, found: CurrentRows, thread: ThreadRow) -> bool:
+def _same_json(left: Any, right: Any) -> bool:
+    """Equal as JSON: a tuple equals a list, and True does not equal 1."""
+    return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
+
+
+def _was_written(change: Change, current: CurrentRows, thread: ThreadRow) -> bool:
+    """Whether a thread of another epoch has it because of this very change."""
     owner = change.owner if change.lease else None
     if not (change.rows or change.run or owner):
-        return False
+        return False  # only an epoch, a head or a snapshot: another owner could have written the same
     if change.epoch and thread.epoch != (change.epoch if change.next_epoch is None else change.next_epoch):
         return False
     if (owner is not None and thread.owner != owner) or (change.head is not None and thread.head != change.head):
         return False
-    if change.run is not None and (found.run is None or not same_run(change.run, found.run)):
+    if change.run is not None and (current.run is None or not same_run(change.run, current.run)):
         return False
-    there = {row.seq: row for row in found.rows}
-    return all(row.seq in there and same_row(row, there[row.seq]) for row in change.rows)
+    stored = {row.seq: row for row in current.rows}
+    return all(row.seq in stored and same_row(row, stored[row.seq]) for row in change.rows)
 
 
-def _new_rows(change: Change, found: CurrentRows) -> Sequence[Row]:
+def _next_epoch(change: Change, max_deleted_epoch: int) -> int:
+    if not change.epoch:
+        # Above every deleted thread: the owner of an earlier thread of this name can never match the new epoch.
+        return max_deleted_epoch + 1
+    if change.next_epoch is None:
+        return change.epoch
+    if change.next_epoch <= change.epoch:
+        raise ValueError(f"next_epoch={change.next_epoch} is not larger than epoch {change.epoch}: nothing was written")
+    return change.next_epoch
+
+
+def _new_rows(change: Change, current: CurrentRows) -> Sequence[Row]:
+    """The rows after the last stored one; the others must equal what is stored."""
     if not change.rows:
         return ()
-    last = found.last
+    last = current.last
     if last is None:
         if change.run is None or change.run.id != change.rows_of:
-            raise ValueError(f"rows for run {change.rows_of!r}, which is not there: begin it with Change(run=...)")
+            raise ValueError(f"rows for run {change.rows_of!r}, which does not exist: create it with Change(run=...)")
         last = -1
     first = change.rows[0].seq
     numbers = [row.seq for row in change.rows]
@@ -137,33 +148,28 @@ def _new_rows(change: Change, found: CurrentRows) -> Sequence[Row]:
         )
     if first > last:
         return change.rows
-    there = {row.seq: row for row in found.rows}
+    stored = {row.seq: row for row in current.rows}
     for row in change.rows:
-        if row.seq <= last and (row.seq not in there or not same_row(row, there[row.seq])):
+        if row.seq <= last and (row.seq not in stored or not same_row(row, stored[row.seq])):
             raise ConcurrentRunError(
-                f"row {row.seq} of run {change.rows_of!r} is there already with other content: another process goes "
-                "on with this run. Nothing was written; read the thread again."
+                f"row {row.seq} of run {change.rows_of!r} exists already with other content: another process has "
+                "continued this run. Nothing was written; read the thread again."
             )
     return change.rows[last + 1 - first :]
 
 
-def _refusal(change: Change, thread: ThreadRow | None) -> str:
+def _wrong_epoch(change: Change, thread: ThreadRow | None) -> str:
     name = change.thread
     if thread is None:
-        return f"thread {name!r} is not there any more: somebody has removed it. Nothing was written."
+        return f"thread {name!r} does not exist any more: it was deleted. Nothing was written."
     if not change.epoch:
-        return f"thread {name!r} is there already: nothing was written. Take another name, or remove it first."
+        return f"thread {name!r} exists already: nothing was written. Use another name, or delete it first."
     if thread.owner is None:
-        owner = "nobody owns it at the moment"
+        owner = "it has no owner at the moment"
     else:
         owner = f"process {thread.owner.pid} on host {thread.owner.host!r} owns it"
     return (
-        f"thread {name!r} was taken over by another run: it has epoch {thread.epoch}, this one knows {change.epoch}; "
+        f"thread {name!r} was taken over by another run: it has epoch {thread.epoch}, this write names {change.epoch}; "
         f"{owner}. Nothing was written. Wait for the other run's end and start again from the thread's new head, or "
         "take the thread over."
     )
-
-
-def _same_json(left: Any, right: Any) -> bool:
-    """Equal as JSON, in which a tuple is a list."""
-    return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)

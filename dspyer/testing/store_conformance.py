@@ -103,15 +103,15 @@ class StoreConformance:
     def test_an_empty_store_returns_nothing(self, store: Store) -> None:
         """Nothing is found, and asking for what does not exist is no error."""
         assert store.threads() == []
-        assert store.thread("nobody") is None
+        assert store.thread("missing") is None
         assert store.run("none") is None
-        assert store.runs("nobody") == []
+        assert store.runs("missing") == []
         assert store.runs("") == []
         assert store.rows("none") == []
         assert store.blobs(()) == {}
         assert store.blobs(["none"]) == {}
         assert store.snapshot(Point("none", 3)) is None
-        for report in (store.delete(), store.delete(["nobody"]), store.delete_unreachable("nobody")):
+        for report in (store.delete(), store.delete(["missing"]), store.delete_unreachable("missing")):
             assert (tuple(report.threads), report.runs, report.rows, dict(report.kept)) == ((), 0, 0, {})
         store.drop_snapshots()
         store.vacuum()
@@ -286,7 +286,7 @@ class StoreConformance:
             "another epoch": (ConcurrentRunError, whole._replace(epoch=2, next_epoch=3)),
             "an old epoch": (ConcurrentRunError, whole._replace(epoch=0, next_epoch=1)),
             "a thread that is there": (ConcurrentRunError, whole._replace(thread="u", epoch=0, next_epoch=None)),
-            "a thread that is not there": (ConcurrentRunError, whole._replace(thread="nobody")),
+            "a thread that is not there": (ConcurrentRunError, whole._replace(thread="missing")),
             "a row that is another": (ConcurrentRunError, whole._replace(rows=[stolen, *rows(2, 3)])),
             "a run that is another": (ConcurrentRunError, whole._replace(run=RunRow("other", "t", (), {"x": 1}))),
             "a gap before": (ValueError, whole._replace(rows=[row(4)])),
@@ -316,8 +316,10 @@ class StoreConformance:
             "a root": Change("t", 1, root=Point("r", 1)),
             "a new owner": Change("t", 1, 2, owner("second"), 30.0),
             "a new run": begin("t", "next", 1, Point("r", 4), epoch=2),
-            "rows for nobody": Change(rows_of="r", rows=rows(1, 5)),
-            "a run for nobody": Change(run=RunRow("apart", "t", (Point("r", 2),), {}), rows_of="apart", rows=rows(1)),
+            "rows without a thread": Change(rows_of="r", rows=rows(1, 5)),
+            "a run without a thread": Change(
+                run=RunRow("apart", "t", (Point("r", 2),), {}), rows_of="apart", rows=rows(1)
+            ),
             "the end": append("t", "next", 1, epoch=3)._replace(lease=0.0, flush=True),
         }
         for name, change in changes.items():
@@ -488,7 +490,7 @@ class StoreConformance:
         store.write(begin("t", "r", 3))
         store.write(begin("t", "s", 2, Point("r", 2), epoch=1))
         store.write(Change("t", 2, snapshot=Snapshot(Point("s", 1), content({"v": 1}))))
-        assert counts_of(store.delete(["t", "nobody"])) == (("t",), 2, 5, {})
+        assert counts_of(store.delete(["t", "missing"])) == (("t",), 2, 5, {})
         assert dump(store, "r", "s") == {**before, "runs": {**before["runs"], "r": None, "s": None}}
         assert store.rows("r") == store.rows("s") == []
         assert store.snapshot(Point("s", 1)) is None
@@ -512,7 +514,7 @@ class StoreConformance:
         with must_refuse(ConcurrentRunError, "a thread was deleted under the epoch of an earlier owner"):
             store.delete(["u", "t"], {"t": 1, "u": 1})
         assert dump(store) == before
-        assert store.delete(["t", "nobody"], {"t": 2, "nobody": 1}).threads == ("t",)
+        assert store.delete(["t", "missing"], {"t": 2, "missing": 1}).threads == ("t",)
         assert store.threads() == ["u"]
 
     def test_rows_that_a_copy_reaches_are_kept(self, store: Store) -> None:
@@ -570,7 +572,7 @@ class StoreConformance:
         assert store.rows("r") == rows(4)
         assert [run.id for run in store.runs("t")] == ["r", "again"]
         assert (store.run("abandoned"), store.rows("kept")) == (None, rows(2))
-        assert counts_of(store.delete_unreachable("nobody")) == ((), 0, 0, {})
+        assert counts_of(store.delete_unreachable("missing")) == ((), 0, 0, {})
 
     def test_delete_unreachable_deletes_history_before_the_root(self, store: Store) -> None:
         """The row and the snapshot at the root stay, and the run can be appended to."""

@@ -238,7 +238,7 @@ class BeginsEpochsAgain(Memory):
 
     def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
         swept = super().delete(threads, epochs)
-        self._fence = 0
+        self._max_deleted_epoch = 0
         return swept
 
 

@@ -20,7 +20,10 @@ TAKE = Change("t", 3, 4, OWNER, 30.0)
     [
         pytest.param(Change("t"), CurrentRows(), WritePlan(1, False, ()), id="a new thread"),
         pytest.param(
-            Change("t", 0, 7), CurrentRows(fence=4), WritePlan(5, False, ()), id="a new thread after removed ones"
+            Change("t", 0, 7),
+            CurrentRows(max_deleted_epoch=4),
+            WritePlan(5, False, ()),
+            id="a new thread after removed ones",
         ),
         pytest.param(Change("t", 3), CurrentRows(FREE), WritePlan(3, False, ()), id="the epoch stays"),
         pytest.param(TAKE, CurrentRows(FREE), WritePlan(4, False, ()), id="the epoch rises"),
@@ -81,16 +84,16 @@ def test_admitted(change: Change, found: CurrentRows, expected: WritePlan | None
 @pytest.mark.parametrize(
     ("change", "found", "words"),
     [
-        pytest.param(Change("t"), CurrentRows(FREE), "'t' is there already", id="made before"),
+        pytest.param(Change("t"), CurrentRows(FREE), "'t' exists already", id="made before"),
         pytest.param(
-            Change("t"), CurrentRows(ThreadRow("t", None, 1)), "'t' is there already", id="nothing to know it by"
+            Change("t"), CurrentRows(ThreadRow("t", None, 1)), "'t' exists already", id="nothing to know it by"
         ),
-        pytest.param(Change("t", 3), CurrentRows(), "removed", id="gone"),
+        pytest.param(Change("t", 3), CurrentRows(), "deleted", id="gone"),
         pytest.param(Change("t", 2), CurrentRows(OWNED), "process 7 on host 'here' owns it", id="another owner"),
-        pytest.param(Change("t", 2), CurrentRows(FREE), "nobody owns it", id="released since"),
+        pytest.param(Change("t", 2), CurrentRows(FREE), "has no owner at the moment", id="released since"),
         pytest.param(TAKE, CurrentRows(TAKEN), "process 8 on host 'there'", id="both took it, the other was first"),
         pytest.param(
-            Change("t", 3, run=run("r")), CurrentRows(FREE, run("r", "t", Point("q", 1))), "begun by", id="a run"
+            Change("t", 3, run=run("r")), CurrentRows(FREE, run("r", "t", Point("q", 1))), "is another one", id="a run"
         ),
         pytest.param(
             Change("t", 2, 3, rows_of="r", rows=rows(6, 6)),
@@ -138,7 +141,7 @@ def test_refused(change: Change, found: CurrentRows, words: str) -> None:
         pytest.param(Change(rows_of="r", rows=(row(6), row(8))), 5, "rows [6, 8]", id="between them"),
         pytest.param(Change(rows_of="r", rows=(row(7), row(6))), 5, "rows [7, 6]", id="order"),
         pytest.param(Change(rows_of="r", rows=(row(-1),)), -1, "number 0", id="below 0"),
-        pytest.param(Change(rows_of="r", rows=rows(0, 0)), None, "'r', which is not there", id="no such run"),
+        pytest.param(Change(rows_of="r", rows=rows(0, 0)), None, "'r', which does not exist", id="no such run"),
         pytest.param(Change(rows_of="r", rows=rows(0, 0), run=run("q")), None, "'r'", id="another run is begun"),
     ],
 )

@@ -122,7 +122,7 @@ def test_a_thread_at_work_is_not_deleted_unless_asked(store: Store) -> None:
     run = graph.thread("t").run({"q": "a"})
     assert seen == [("t",)]
     assert run.status == "failed"
-    assert "somebody has removed it" in str(run.error)
+    assert "it was deleted" in str(run.error)
     assert store.threads() == []
 
 
