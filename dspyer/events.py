@@ -1,4 +1,9 @@
-"""What a run records and streams: commits, conflicts and events. Values only: nothing here decides anything."""
+"""What a run records and streams: commits, conflicts, questions and events. Values only: nothing here decides anything.
+
+Records come first, then the events in the order in which a reader meets them in a stream. Every one is a tuple with
+names, can be pickled and compared, and has a `to_dict()` whose result `json.dumps` takes; the code for that, one
+conversion by the declared types of the attributes, is at the end.
+"""
 
 from __future__ import annotations
 
@@ -15,45 +20,36 @@ from dspyer.values.frozen import FrozenDict
 from dspyer.values.json import TAG
 
 BranchPath = tuple[int, ...]
+"""The number of the branch in each fork around it, the outermost first: `(0, 1)`; `()` is the trunk."""
 
+_UPDATE = "update"
+Update = Annotated[Any, _UPDATE]
+"""The type of an attribute that holds an update of a patch; plain `Any` is a value of a state."""
 
-class Exchange(NamedTuple):
-    """What a node exchanged with running siblings over live fields while it ran.
-
-    Attributes:
-        posts: the arrival number of each of its posts, by field, in the order of the updates in its patch.
-        reads: the arrival number up to which it has read, by field, in its earlier visits too.
-    """
-
-    posts: Mapping[str, tuple[int, ...]]
-    reads: Mapping[str, int]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return record_dict(self)
+# --- records
 
 
 class Commit(NamedTuple):
-    """One applied patch of a run.
+    """One patch that was applied to the state of a branch.
 
     Attributes:
-        id: branch path and index, for example `"trunk:3"` or `"0.1:2"`; known as soon as the node starts.
-        version: place in the canonical order (step, branch); None inside a fork that has not joined yet.
+        id: path of the branch and index in it, for example `"trunk:3"` or `"0.1:2"`; fixed when the node starts.
+        version: position in the canonical order, by step and then by branch; None in a fork that has not joined yet.
         node: name of the node; `"START"` for the inputs, `"join:NAME"` for a join.
         branch: path of the branch, `()` for the trunk.
-        visit: how often this node has committed in the lineage of the branch, this time included.
+        visit: number of commits of this node in the lineage of the branch, including this one.
         step: 1 + the largest step of the parents.
-        patch: what changed; markers `DELETE`, `Replace` and `Updates` as in patches.
-        parents: ids of the commits that this one builds on.
-        attempt: 1 for the first try of the node.
-        route: names of the nodes that the branch went to.
-        reason: why an LM router chose this route, None otherwise.
-        started: wall clock, seconds since the epoch; of a join, when the last of its branches had come.
+        patch: what changed, with the markers `DELETE`, `Replace` and `Updates` as in every patch.
+        parents: ids of the commits that this one builds on: several for a join.
+        attempt: 1 for the first attempt of the node.
+        route: names of the nodes to which the branch continued.
+        reason: the reason that an LM router gave for the route; None otherwise.
+        started: wall clock, seconds since the epoch; of a join, the time at which its last branch arrived.
         duration: seconds.
-        live: what the node exchanged over live fields; None for nothing.
-        calls: how often it called predictors and tools.
-        sizes: bytes of the JSON form of each field with a limit that it wrote, after it.
-        size: bytes of the whole state after it, in a graph with `limit=`; None in others.
+        live: what the node exchanged over live fields; None if nothing.
+        calls: number of calls to predictors and to tools.
+        sizes: bytes of the JSON form after the commit, for each field with a limit that it wrote.
+        size: bytes of the whole state after the commit, if the graph has `limit=`; None otherwise.
     """
 
     id: str
@@ -80,21 +76,37 @@ class Commit(NamedTuple):
         return self.started + self.duration
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
+        """Return the JSON form."""
+        return record_dict(self)
+
+
+class Exchange(NamedTuple):
+    """What a node exchanged with running siblings over live fields.
+
+    Attributes:
+        posts: by field, the arrival number of each of its posts, in the order of the updates in its patch.
+        reads: by field, the arrival number up to which it has read, in earlier visits too.
+    """
+
+    posts: Mapping[str, tuple[int, ...]]
+    reads: Mapping[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
         return record_dict(self)
 
 
 class MergedConflict(NamedTuple):
-    """One conflict of a join: a path that several branches changed, and what became of it.
+    """One conflict of a join: a path that several branches changed, and how it was resolved.
 
     Attributes:
         join: name of the node at which the branches joined.
         path: the path of the conflict.
-        base: the value that the branches started from, `DELETE` for absent.
+        base: the value from which the branches started; `DELETE` for absent.
         values: (author, value) of each branch that changed the path, in branch order; `DELETE` for absent.
         policy: name of the merge policy.
-        value: what the policy decided; None if it raised.
-        winner: author of the decided value: a node, `"join:NAME"` for a new value, None if the policy raised.
+        value: the value that the policy chose; None if it raised.
+        winner: author of that value: a node, or `"join:NAME"` for a new value; None if the policy raised.
     """
 
     join: str
@@ -106,20 +118,20 @@ class MergedConflict(NamedTuple):
     winner: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
+        """Return the JSON form."""
         return record_dict(self)
 
 
 class Question(NamedTuple):
-    """What a run waits to be told.
+    """A question of a node that the run waits to have answered.
 
     Attributes:
-        key: its name in the node that asks; `"before"` and `"after"` where the program was compiled to stop there.
-        text: what is asked.
-        answer: the JSON schema of the answer; None if it needs none.
+        key: its name in the node; `"before"` or `"after"` for a stop that the program was compiled with.
+        text: the question.
+        answer: the JSON schema of the answer; None if any value will do.
         node: name of the node that asks.
         branch: path of its branch.
-        execution: id of the execution that asks, with those around it.
+        execution: id of the execution that asks, preceded by those around it.
         run: name of the run that asked first, as in `ctx.execution`; empty for a run that is not stored.
     """
 
@@ -133,25 +145,25 @@ class Question(NamedTuple):
 
     @property
     def id(self) -> str:
-        """Its name among all questions of a thread: run, execution and key, for example `"t-42.1/trunk:3/approve"`."""
+        """Its name among all questions of a thread, of run, execution and key: `"t-42.1/trunk:3/approve"`."""
         place = f"{self.run}/{self.execution}" if self.run else self.execution
         return f"{place}/{self.key}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
+        """Return the JSON form."""
         return record_dict(self)
 
 
 class FieldShape(NamedTuple):
-    """What the schema says of a field.
+    """What the schema declares about a field.
 
     Attributes:
-        name: its name.
+        name: name of the field.
         type: its type, as text.
-        reducer: the name of its reducer; "" if writing replaces its value.
-        live: what becomes of conflicts in a live field; "" if it is not live.
-        limit_kb: the most that it holds, in kilobytes; None for no limit.
-        full: what happens at that limit; "" for no limit.
+        reducer: name of its reducer; empty if a write replaces the value.
+        live: the rule for conflicts in a live field, `on_conflict`; empty if the field is not live.
+        limit_kb: most kilobytes that it may hold; None for no limit.
+        full: what happens at that limit, `"refuse"` or `"drop_oldest"`; empty for no limit.
     """
 
     name: str
@@ -162,18 +174,21 @@ class FieldShape(NamedTuple):
     full: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
+        """Return the JSON form."""
         return record_dict(self)
 
 
+# --- events: a run, its nodes, forks and joins
+
+
 class RunStarted(NamedTuple):
-    """A run began.
+    """A run has started; it is the first event of the run.
 
     Attributes:
-        run_id: its id.
-        graph: the name of the graph.
-        fields: the fields of its schema; none for a graph without one.
-        scope: the executions around it: empty for the outermost run.
+        run_id: id of the run.
+        graph: name of the graph.
+        fields: the fields of its schema; empty for a graph without one.
+        scope: ids of the executions around the run: empty for the outermost run. Every event has it.
     """
 
     run_id: str
@@ -182,12 +197,12 @@ class RunStarted(NamedTuple):
     scope: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
+        """Return the JSON form."""
         return event_dict(self)
 
 
 class NodeStarted(NamedTuple):
-    """A node was started. `execution` is the id that its commit will have."""
+    """A node has started. `execution` is the id that its commit will have."""
 
     node: str
     branch: BranchPath
@@ -196,19 +211,19 @@ class NodeStarted(NamedTuple):
     scope: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
+        """Return the JSON form."""
         return event_dict(self)
 
 
 class Committed(NamedTuple):
-    """A patch was applied.
+    """A patch was applied to the state of a branch.
 
     Attributes:
-        commit: the commit. Inside of a fork it has no version yet: versions follow the order of branches, and a branch
-            that began earlier may still commit.
-        position: the place of the commit in the order in which the commits were made, counted like versions. It is the
-            version where there is one.
-        scope: the executions around the run.
+        commit: the commit. In a fork it has no version yet: versions follow the order of the branches, and a branch
+            with a smaller path may still commit.
+        position: position of the commit in the order in which commits were made, counted like versions; equal to the
+            version if the commit has one.
+        scope: ids of the executions around the run.
     """
 
     commit: Commit
@@ -216,12 +231,12 @@ class Committed(NamedTuple):
     scope: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
+        """Return the JSON form."""
         return event_dict(self)
 
 
 class Forked(NamedTuple):
-    """A branch split. `branches` are the paths of its children, in the order of `targets`."""
+    """A branch has split into several. `branches` are the paths of the new ones, in the order of `targets`."""
 
     branch: BranchPath
     targets: tuple[str, ...]
@@ -229,12 +244,12 @@ class Forked(NamedTuple):
     scope: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
+        """Return the JSON form."""
         return event_dict(self)
 
 
 class Joined(NamedTuple):
-    """Branches became one again at `node`."""
+    """Several branches have become one, `branch`, at `node`."""
 
     node: str
     branches: tuple[BranchPath, ...]
@@ -242,23 +257,23 @@ class Joined(NamedTuple):
     scope: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
+        """Return the JSON form."""
         return event_dict(self)
 
 
 class ConflictFound(NamedTuple):
-    """A join met a conflict, resolved or not."""
+    """A join has found that several branches changed one path; the conflict says whether it was resolved."""
 
     conflict: MergedConflict
     scope: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
+        """Return the JSON form."""
         return event_dict(self)
 
 
 class NodeFailed(NamedTuple):
-    """A node, its router or a join raised. Nothing of it was committed."""
+    """A node, its router or a join has raised `error`. Nothing of the execution was committed."""
 
     node: str
     branch: BranchPath
@@ -267,23 +282,66 @@ class NodeFailed(NamedTuple):
     scope: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
+        """Return the JSON form."""
         return event_dict(self)
 
 
 class Asked(NamedTuple):
-    """A node asked a question and gave way. Nothing of it was committed."""
+    """A node has asked a question and was stopped to wait for the answer. Nothing of it was committed."""
 
     question: Question
     scope: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
+        """Return the JSON form."""
+        return event_dict(self)
+
+
+class RunEnded(NamedTuple):
+    """A run has ended, as its last event: `"completed"`, `"failed"`, `"interrupted"` or `"stopped"`."""
+
+    run_id: str
+    status: str
+    scope: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return event_dict(self)
+
+
+# --- events: what a node reports while it runs
+
+
+class Emitted(NamedTuple):
+    """A node has called `ctx.emit(value)`."""
+
+    node: str
+    branch: BranchPath
+    execution: str
+    value: Any
+    scope: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return event_dict(self)
+
+
+class Doing(NamedTuple):
+    """A node has said what it is working on, with `ctx.doing(text)`."""
+
+    node: str
+    branch: BranchPath
+    execution: str
+    text: str
+    scope: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
         return event_dict(self)
 
 
 class ItemStarted(NamedTuple):
-    """One item of a map, of `items`, was started. One that an earlier attempt has finished is not started again."""
+    """A map has started an item, one of `items`. Items that an earlier attempt finished do not start again."""
 
     node: str
     branch: BranchPath
@@ -293,12 +351,12 @@ class ItemStarted(NamedTuple):
     scope: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
+        """Return the JSON form."""
         return event_dict(self)
 
 
 class ItemFinished(NamedTuple):
-    """One item of a map has ended: `"completed"`, `"failed"`, `"interrupted"` by a question, or `"stopped"`."""
+    """An item of a map has ended: `"completed"`, `"failed"`, `"interrupted"` by a question, or `"stopped"`."""
 
     node: str
     branch: BranchPath
@@ -309,38 +367,27 @@ class ItemFinished(NamedTuple):
     scope: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
+        """Return the JSON form."""
         return event_dict(self)
 
 
-class Emitted(NamedTuple):
-    """A node called `ctx.emit(value)`."""
-
-    node: str
-    branch: BranchPath
-    execution: str
-    value: Any
-    scope: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return event_dict(self)
+# --- events: live fields
 
 
 class Posted(NamedTuple):
-    """A node posted to a live field: running siblings see it now.
+    """A node has posted to a live field: running siblings can read the value from now on.
 
     Attributes:
-        field: the field.
-        node: the node.
-        branch: the path of its branch.
-        execution: the id of its execution.
-        seq: the number of its arrival.
+        field: name of the field.
+        node: name of the node.
+        branch: path of its branch.
+        execution: id of its execution.
+        seq: arrival number of the post in the field.
         size: bytes of the JSON form of the value.
-        value: the update, as the commit of the node will have it in its patch.
-        operation: how it is folded: the name of the reducer, `"replace"` without one.
-        time: when, wall clock.
-        scope: the executions around the run.
+        value: the update, as it will be in the patch of the node's commit.
+        operation: how it is folded in: the name of the reducer, or `"replace"`.
+        time: wall clock, seconds since the epoch.
+        scope: ids of the executions around the run.
     """
 
     field: str
@@ -355,12 +402,12 @@ class Posted(NamedTuple):
     scope: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
+        """Return the JSON form."""
         return event_dict(self)
 
 
 class Heard(NamedTuple):
-    """A node heard an entry of a live field whose mark says `show_reads=True`. `author` is the node that posted it."""
+    """A node has read an entry that `author` posted to a live field declared with `live(show_reads=True)`."""
 
     field: str
     node: str
@@ -371,20 +418,20 @@ class Heard(NamedTuple):
     scope: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
+        """Return the JSON form."""
         return event_dict(self)
 
 
 class Withdrawn(NamedTuple):
-    """Posts to a live field were withdrawn, since the attempt that made them commits nothing.
+    """Posts to a live field were withdrawn, since the attempt that made them ended without a commit.
 
     Attributes:
-        field: the field.
-        node: the node.
-        execution: the id of its execution.
-        posts: the numbers of the posts.
-        seq: the last arrival number then.
-        scope: the executions around the run.
+        field: name of the field.
+        node: name of the node.
+        execution: id of its execution.
+        posts: arrival numbers of the posts.
+        seq: the last arrival number in the field at this time.
+        scope: ids of the executions around the run.
     """
 
     field: str
@@ -395,21 +442,21 @@ class Withdrawn(NamedTuple):
     scope: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
+        """Return the JSON form."""
         return event_dict(self)
 
 
 class LiveConflict(NamedTuple):
-    """A node wrote to a live field without having read what another had written there.
+    """A node has written to a live field without having read what another node had written there.
 
     Attributes:
-        field: the field.
-        key: the key, in a field of keys; the id, in one of messages; None elsewhere.
-        author: the node that wrote.
-        other: the node whose latest entry it has not read.
-        other_seq: the arrival number of that entry.
-        rule: the `on_conflict` of the field.
-        scope: the executions around the run.
+        field: name of the field.
+        key: the key in a field of keys, the id in a field of messages; None in other fields.
+        author: name of the node that wrote.
+        other: name of the node whose latest entry it had not read.
+        other_seq: arrival number of that entry.
+        rule: the `on_conflict` of the field, by which the conflict was resolved.
+        scope: ids of the executions around the run.
     """
 
     field: str
@@ -421,33 +468,7 @@ class LiveConflict(NamedTuple):
     scope: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return event_dict(self)
-
-
-class Doing(NamedTuple):
-    """A node said what it is doing, `ctx.doing(...)`."""
-
-    node: str
-    branch: BranchPath
-    execution: str
-    text: str
-    scope: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return event_dict(self)
-
-
-class RunEnded(NamedTuple):
-    """A run came to its end. `status` is `"completed"`, `"failed"`, `"interrupted"` or `"stopped"`."""
-
-    run_id: str
-    status: str
-    scope: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
+        """Return the JSON form."""
         return event_dict(self)
 
 
@@ -468,46 +489,38 @@ Event = (
     | RunEnded
 )
 
-
-# --------------------------------------------------------------------------------------------------------------------
-# The JSON form of commits, events and questions: one conversion by the declared types of their attributes.
-#
-# What is declared as `Any` is a value of a state and gets the state's own encoding, as in a store or an export. Paths,
-# names and numbers become lists, texts and numbers. So a new event needs no code of its own here.
+# --- the JSON form: one conversion by the declared types of the attributes, so a new event needs no code of its own
 
 Convert = Callable[[Any], Any]
 
-_UPDATE = "update"
-Update = Annotated[Any, _UPDATE]
-"""The type of an attribute that holds an update of a patch, not a value."""
-
 
 def record_dict(record: Any) -> dict[str, Any]:
-    """The attributes and properties of a record by name, as JSON."""
+    """Return the attributes and properties of a record by name, in JSON form."""
     cls: Any = type(record)
     return {name: convert(getattr(record, name)) for name, convert in _converters(cls).items()}
 
 
 def event_dict(event: Any) -> dict[str, Any]:
-    """The same for an event, with its name in front."""
+    """Return the JSON form of an event: its class name as `"event"`, then its attributes."""
     return {"event": type(event).__name__, **record_dict(event)}
 
 
 def error_dict(error: BaseException) -> dict[str, Any]:
-    """Class, text and notes of an exception."""
+    """Return the JSON form of an exception: class name, text and notes."""
     return {"type": type(error).__name__, "message": error_text(error), "notes": list(getattr(error, "__notes__", ()))}
 
 
 def error_text(error: BaseException) -> str:
-    """The text of an exception, of one that cannot say it too."""
+    """Return the text of an exception, or a note about it if its `__str__` raises."""
     try:
         return str(error)
-    except Exception as problem:  # noqa: BLE001 - a user's own class, and the run has failed already
+    except Exception as problem:  # noqa: BLE001 - a class of the user; the run has failed already
         return f"<{type(error).__name__}.__str__ raised {type(problem).__name__}>"
 
 
 @cache
 def _converters(cls: Any) -> dict[str, Convert]:
+    """Return the conversion of each attribute and property of a record class."""
     hints = get_type_hints(cls, include_extras=True)
     found = {name: _converter(hints[name]) for name in cls._fields}
     for name, value in vars(cls).items():
@@ -517,12 +530,13 @@ def _converters(cls: Any) -> dict[str, Convert]:
 
 
 def _converter(hint: Any) -> Convert:
+    """Return the conversion for a declared type: `Any` is a value of a state and gets the encoding of the stores."""
     kind, parts = get_origin(hint), get_args(hint)
     if hint is Any:
         return _value
     if kind is Annotated and _UPDATE in parts:
         return encode_update
-    if kind in (Union, types.UnionType):
+    if kind in (Union, types.UnionType):  # only `X | None`
         (inner,) = [_converter(part) for part in parts if part is not type(None)]
         return lambda value: None if value is None else inner(value)
     if kind is tuple and parts[-1] is ...:
@@ -540,7 +554,7 @@ def _converter(hint: Any) -> Convert:
         return error_dict
     if hint in (str, int, float, bool):
         return _same
-    raise TypeError(f"records have no attributes of the type {hint!r}: declare how it becomes JSON")
+    raise TypeError(f"records have no attributes of the type {hint!r}: add its conversion to _converter")
 
 
 def _same(value: Any) -> Any:
@@ -548,7 +562,7 @@ def _same(value: Any) -> Any:
 
 
 def _value(value: Any) -> Any:
-    """A value of a state; of what no state can hold (`ctx.emit` takes anything) class and text."""
+    """Encode a value of a state; of an object that no state can hold (`ctx.emit` takes any) its class and text."""
     if value is DELETE:
         return {TAG: "delete"}
     try:

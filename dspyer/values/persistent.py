@@ -1,10 +1,15 @@
-"""Persistent containers: every change gives a new one that shares what did not change.
+"""Persistent containers: a change gives a new version that shares whatever did not change with the old one.
 
-Small maps are dicts that are copied, large ones a trie of dicts; short sequences are tuples, long ones pyrsistent's
-vector in its Python form. pyrsistent's C vector, and so every `PMap`, is left out on purpose: the garbage collector
-walks its whole tree once per live version, so that a run which keeps its history pays for all versions each time.
+- `PersistentMap`: a dict that is copied up to `SMALL` entries, above that a trie over the hashes of the keys (a hash
+  array mapped trie in the manner of Bagwell, with small dicts as leaves). Maps keep insertion order in every process:
+  each entry of the trie carries the number of its insertion.
+- `PersistentVector`: a sequence that only grows; its versions share one list.
+- `SparseVector`: items at numbered positions, some of them empty; a trie over the bits of the position.
+- `as_map` and `as_sequence`: the bare storage for `FrozenDict` and `FrozenList`. Long sequences are pyrsistent's vector
+  in its pure Python form.
 
-Maps keep insertion order in every process: each entry of the trie carries the number of its insertion.
+pyrsistent's C vector, and so every `PMap`, is avoided on purpose: the garbage collector walks its whole tree once per
+live version, so a run that keeps its history would pay for all versions in each collection.
 """
 
 from __future__ import annotations
@@ -13,173 +18,22 @@ from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Va
 from itertools import islice
 from typing import Any, Generic, TypeVar, cast, overload
 
+# A private module: the public `pyrsistent.pvector` is the C vector wherever that was compiled. `pyproject.toml` bounds
+# the version, and tests/values/test_persistent.py tests what is used of it.
 from pyrsistent._pvector import PythonPVector, python_pvector
 
 K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T")
 
-SMALL = 64  # entries up to which copying a dict, or a tuple, beats a tree
-_BITS = 4
-_MASK = (1 << _BITS) - 1
-_LEAF = 32  # entries of a leaf before it splits
-_HASH_BITS = 60  # below this depth all keys of a leaf have one hash: it grows instead
+SMALL = 64  # entries up to which copying a dict or a tuple is faster than a tree
 _ABSENT: Any = object()
 
-TrieNode = Any  # a leaf: dict of key -> (number, value); or a list of 16 nodes
-
-
-class Trie(Generic[K, V]):
-    """A map above `SMALL` entries: lists of 16 nodes over small dicts, chosen by the bits of the key's hash."""
-
-    __slots__ = ("_count", "_next", "_order", "_root")
-
-    _root: TrieNode
-    _count: int
-    _next: int  # number of the next insertion
-    _order: tuple[K, ...] | None  # keys in insertion order, made when first needed, shared by changes of values
-
-    def __init__(self, root: TrieNode, count: int, following: int, order: tuple[K, ...] | None) -> None:
-        self._root = root
-        self._count = count
-        self._next = following
-        self._order = order
-
-    @classmethod
-    def of(cls, entries: Mapping[K, V]) -> Trie[K, V]:
-        """Build from a mapping, in its order."""
-        numbered = {key: (number, value) for number, (key, value) in enumerate(entries.items())}
-        return cls(_grow(numbered, 0), len(numbered), len(numbered), tuple(numbered))
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __contains__(self, key: object) -> bool:
-        return self.get(cast(K, key), _ABSENT) is not _ABSENT
-
-    def __getitem__(self, key: K) -> V:
-        value: V = self.get(key, _ABSENT)
-        if value is _ABSENT:
-            raise KeyError(key)
-        return value
-
-    def get(self, key: K, default: Any = None) -> Any:
-        bits = hash(key)
-        node = self._root
-        while type(node) is list:
-            node = node[bits & _MASK]
-            bits >>= _BITS
-        entry = node.get(key)
-        return default if entry is None else entry[1]
-
-    def set(self, key: K, value: V) -> Trie[K, V]:
-        """A map with `key` set; a known key keeps its place."""
-        bits = hash(key)
-        root, parent, index, leaf, shift = _copy_path(self._root, bits)
-        known = leaf.get(key)
-        if known is not None:
-            leaf[key] = (known[0], value)
-            parent[index] = leaf
-            return Trie(root, self._count, self._next, self._order)
-        leaf[key] = (self._next, value)
-        parent[index] = leaf if len(leaf) <= _LEAF else _grow(leaf, shift)
-        return Trie(root, self._count + 1, self._next + 1, None)
-
-    def discard(self, key: K) -> Trie[K, V] | dict[K, V]:
-        """A map without `key`; a plain dict again where few entries are left."""
-        if key not in self:
-            return self
-        if self._count <= SMALL // 2:
-            left = dict(self.items())
-            del left[key]
-            return left
-        root, parent, index, leaf, _ = _copy_path(self._root, hash(key))
-        del leaf[key]
-        parent[index] = leaf
-        return Trie(root, self._count - 1, self._next, None)
-
-    def items(self) -> Iterable[tuple[K, V]]:
-        flat: dict[K, tuple[int, V]] = {}
-        nodes = [self._root]
-        while nodes:
-            node = nodes.pop()
-            if type(node) is list:
-                nodes.extend(node)
-            else:
-                flat.update(node)
-        if self._order is None:
-            self._order = tuple(sorted(flat, key=flat.__getitem__))  # numbers are unique: values are never compared
-        return [(key, flat[key][1]) for key in self._order]
-
-    def keys(self) -> tuple[K, ...]:
-        if self._order is None:
-            self.items()
-        return cast("tuple[K, ...]", self._order)
-
-    def values(self) -> Iterable[V]:
-        return [value for _, value in self.items()]
-
-    def __iter__(self) -> Iterator[K]:
-        return iter(self.keys())
-
-
-def _grow(leaf: dict[Any, tuple[int, Any]], shift: int) -> TrieNode:
-    if len(leaf) <= _LEAF or shift >= _HASH_BITS:
-        return leaf
-    children: list[dict[Any, tuple[int, Any]]] = [{} for _ in range(1 << _BITS)]
-    for key, entry in leaf.items():
-        children[(hash(key) >> shift) & _MASK][key] = entry
-    return [_grow(child, shift + _BITS) for child in children]
-
-
-def _copy_path(root: TrieNode, bits: int) -> tuple[TrieNode, TrieNode, int, dict[Any, tuple[int, Any]], int]:
-    """Copy the nodes down to the leaf of a hash: root, parent of the leaf, index in it, leaf, depth in bits."""
-    top = parent = root.copy()
-    index = bits & _MASK
-    node = parent[index]
-    shift = _BITS
-    bits >>= _BITS
-    while type(node) is list:
-        node = node.copy()
-        parent[index] = node
-        parent = node
-        index = bits & _MASK
-        node = parent[index]
-        shift += _BITS
-        bits >>= _BITS
-    return top, parent, index, node.copy(), shift
-
-
-MapData = dict[K, V] | Trie[K, V]
-
-
-def as_map(entries: dict[K, V]) -> MapData[K, V]:
-    """The storage of a map: the dict itself (which nobody may change any more), or a trie."""
-    return entries if len(entries) <= SMALL else Trie.of(entries)
-
-
-def with_key(data: MapData[K, V], key: K, value: V) -> MapData[K, V]:
-    """A copy of `data` with `key` set."""
-    if type(data) is dict:
-        copy = data.copy()
-        copy[key] = value
-        return copy if len(copy) <= SMALL else Trie.of(copy)
-    return cast("Trie[K, V]", data).set(key, value)
-
-
-def without_key(data: MapData[K, V], key: K) -> MapData[K, V]:
-    """A copy of `data` without `key`; `data` itself where the key is unknown."""
-    if type(data) is not dict:
-        return cast("Trie[K, V]", data).discard(key)
-    if key not in data:
-        return data
-    copy = data.copy()
-    del copy[key]
-    return copy
+# --- maps
 
 
 class PersistentMap(Generic[K, V]):
-    """An insertion-ordered map; a change gives a new one and costs by the change, not by the size.
+    """An insertion-ordered map. The cost of a change depends on the change, not on the size of the map.
 
     Example:
         >>> one = PersistentMap({"a": 1})
@@ -205,14 +59,14 @@ class PersistentMap(Generic[K, V]):
         return self._data.get(key, default)
 
     def set(self, key: K, value: V) -> PersistentMap[K, V]:
-        """A map with `key` set to `value`; a known key keeps its place in the order."""
+        """Return a map with `key` set to `value`; an existing key keeps its position in the order."""
         data = self._data
-        new: PersistentMap[K, V] = object.__new__(PersistentMap)
+        new: PersistentMap[K, V] = object.__new__(PersistentMap)  # `_of`, inlined: a node call sets several keys
         new._data = {**data, key: value} if type(data) is dict and len(data) < SMALL else with_key(data, key, value)
         return new
 
     def update(self, entries: Mapping[K, V]) -> PersistentMap[K, V]:
-        """A map with all `entries` set."""
+        """Return a map with all `entries` set."""
         data = self._data
         new: PersistentMap[K, V] = object.__new__(PersistentMap)
         if type(data) is dict and len(data) + len(entries) <= SMALL:
@@ -224,7 +78,7 @@ class PersistentMap(Generic[K, V]):
         return new
 
     def discard(self, key: K) -> PersistentMap[K, V]:
-        """A map without `key`; the same map where the key is unknown."""
+        """Return a map without `key`; the same map if the key is absent."""
         data = self._data
         if type(data) is dict:
             if key not in data:
@@ -270,36 +124,184 @@ class PersistentMap(Generic[K, V]):
     def __repr__(self) -> str:
         return f"PersistentMap({dict(self.items())!r})"
 
-    def __reduce__(self) -> tuple[Any, ...]:  # hashes differ between processes, so the trie is rebuilt
+    def __reduce__(self) -> tuple[Any, ...]:  # hashes of strings differ between processes: the trie is rebuilt
         return PersistentMap, (dict(self.items()),)
 
     def __copy__(self) -> PersistentMap[K, V]:
         return self
 
 
-_vector: Any = python_pvector
-
-SequenceData = Any  # a tuple, or a PythonPVector
+# --- the storage of maps
 
 
-def as_sequence(items: Iterable[Any]) -> SequenceData:
-    """The storage of a sequence: a tuple, or a vector above `SMALL` items."""
-    data = tuple(items)
-    return data if len(data) <= SMALL else _vector(data)
+def as_map(entries: dict[K, V]) -> MapData[K, V]:
+    """Return the storage for a map: the dict itself, which the caller must not change any more, or a trie."""
+    return entries if len(entries) <= SMALL else Trie.of(entries)
 
 
-def extended(data: SequenceData, items: tuple[Any, ...]) -> SequenceData:
-    """A sequence with `items` behind `data`."""
-    if type(data) is tuple:
-        return as_sequence(data + items)
-    return data.append(items[0]) if len(items) == 1 else data.extend(items)
+def with_key(data: MapData[K, V], key: K, value: V) -> MapData[K, V]:
+    """Return a copy of `data` with `key` set."""
+    if type(data) is dict:
+        copy = data.copy()
+        copy[key] = value
+        return copy if len(copy) <= SMALL else Trie.of(copy)
+    return cast("Trie[K, V]", data).set(key, value)
+
+
+def without_key(data: MapData[K, V], key: K) -> MapData[K, V]:
+    """Return a copy of `data` without `key`; `data` itself if the key is absent."""
+    if type(data) is not dict:
+        return cast("Trie[K, V]", data).discard(key)
+    if key not in data:
+        return data
+    copy = data.copy()
+    del copy[key]
+    return copy
+
+
+_BITS = 4  # bits of the hash that choose a child: a node has 2**4 children
+_MASK = (1 << _BITS) - 1
+_LEAF = 32  # entries of a leaf before it splits
+_HASH_BITS = 60  # below this depth all keys of a leaf have the same hash: splitting would not end, the leaf grows
+
+TrieNode = Any  # a leaf: a dict of key -> (insertion number, value); or a list of 16 nodes
+
+
+class Trie(Generic[K, V]):
+    """A map of more than `SMALL` entries: lists of 16 nodes over small dicts, chosen by bits of the key's hash."""
+
+    __slots__ = ("_count", "_next", "_order", "_root")
+
+    _root: TrieNode
+    _count: int
+    _next: int  # number of the next insertion
+    _order: (
+        tuple[K, ...] | None
+    )  # keys in insertion order, computed on first use; versions that only change values share it
+
+    def __init__(self, root: TrieNode, count: int, following: int, order: tuple[K, ...] | None) -> None:
+        self._root = root
+        self._count = count
+        self._next = following
+        self._order = order
+
+    @classmethod
+    def of(cls, entries: Mapping[K, V]) -> Trie[K, V]:
+        """Build a trie from a mapping, in its order."""
+        numbered = {key: (number, value) for number, (key, value) in enumerate(entries.items())}
+        return cls(_grow(numbered, 0), len(numbered), len(numbered), tuple(numbered))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, key: object) -> bool:
+        return self.get(cast(K, key), _ABSENT) is not _ABSENT
+
+    def __getitem__(self, key: K) -> V:
+        value: V = self.get(key, _ABSENT)
+        if value is _ABSENT:
+            raise KeyError(key)
+        return value
+
+    def get(self, key: K, default: Any = None) -> Any:
+        bits = hash(key)
+        node = self._root
+        while type(node) is list:
+            node = node[bits & _MASK]
+            bits >>= _BITS
+        entry = node.get(key)
+        return default if entry is None else entry[1]
+
+    def set(self, key: K, value: V) -> Trie[K, V]:
+        """Return a trie with `key` set; an existing key keeps its position in the order."""
+        bits = hash(key)
+        root, parent, index, leaf, shift = _copy_path(self._root, bits)
+        known = leaf.get(key)
+        if known is not None:
+            leaf[key] = (known[0], value)
+            parent[index] = leaf
+            return Trie(root, self._count, self._next, self._order)
+        leaf[key] = (self._next, value)
+        parent[index] = leaf if len(leaf) <= _LEAF else _grow(leaf, shift)
+        return Trie(root, self._count + 1, self._next + 1, None)
+
+    def discard(self, key: K) -> Trie[K, V] | dict[K, V]:
+        """Return a map without `key`: a plain dict if few entries remain."""
+        if key not in self:
+            return self
+        if self._count <= SMALL // 2:  # half of it: a size that varies around `SMALL` must not rebuild each time
+            left = dict(self.items())
+            del left[key]
+            return left
+        root, parent, index, leaf, _ = _copy_path(self._root, hash(key))
+        del leaf[key]
+        parent[index] = leaf
+        return Trie(root, self._count - 1, self._next, None)
+
+    def items(self) -> Iterable[tuple[K, V]]:
+        flat: dict[K, tuple[int, V]] = {}
+        nodes = [self._root]
+        while nodes:
+            node = nodes.pop()
+            if type(node) is list:
+                nodes.extend(node)
+            else:
+                flat.update(node)
+        if self._order is None:
+            self._order = tuple(sorted(flat, key=flat.__getitem__))  # numbers are unique: values are never compared
+        return [(key, flat[key][1]) for key in self._order]
+
+    def keys(self) -> tuple[K, ...]:
+        if self._order is None:
+            self.items()
+        return cast("tuple[K, ...]", self._order)
+
+    def values(self) -> Iterable[V]:
+        return [value for _, value in self.items()]
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self.keys())
+
+
+def _grow(leaf: dict[Any, tuple[int, Any]], shift: int) -> TrieNode:
+    """Split a leaf with too many entries by the next bits of their hashes."""
+    if len(leaf) <= _LEAF or shift >= _HASH_BITS:
+        return leaf
+    children: list[dict[Any, tuple[int, Any]]] = [{} for _ in range(1 << _BITS)]
+    for key, entry in leaf.items():
+        children[(hash(key) >> shift) & _MASK][key] = entry
+    return [_grow(child, shift + _BITS) for child in children]
+
+
+def _copy_path(root: TrieNode, bits: int) -> tuple[TrieNode, TrieNode, int, dict[Any, tuple[int, Any]], int]:
+    """Copy the nodes on the path to the leaf of a hash: root, parent of the leaf, index in it, leaf, depth in bits."""
+    top = parent = root.copy()
+    index = bits & _MASK
+    node = parent[index]
+    shift = _BITS
+    bits >>= _BITS
+    while type(node) is list:
+        node = node.copy()
+        parent[index] = node
+        parent = node
+        index = bits & _MASK
+        node = parent[index]
+        shift += _BITS
+        bits >>= _BITS
+    return top, parent, index, node.copy(), shift
+
+
+MapData = dict[K, V] | Trie[K, V]
+
+
+# --- sequences that grow
 
 
 class PersistentVector(Generic[T]):
     """A sequence that only grows, such as the commits of a run; its versions share one list.
 
-    A version sees the items that it was made with and no later ones. Appending to the newest version costs the same
-    whatever its length; appending to an older one copies the list.
+    Each version sees its own first items and no later ones. Appending to the newest version takes constant time;
+    appending to an older one copies the list.
 
     Example:
         >>> one = PersistentVector([1])
@@ -321,7 +323,9 @@ class PersistentVector(Generic[T]):
         items, count = self._items, self._count
         if len(items) == count:
             items.append(item)
-        if items[count] is not item:  # another version, or another thread, has put its own item there
+        # Checked after the append, which is atomic, and so without a lock: if another version or another thread was
+        # first, its item is at this index, and this version gets a list of its own.
+        if items[count] is not item:
             items = [*items[:count], item]
         new: PersistentVector[T] = object.__new__(PersistentVector)
         new._items = items
@@ -367,27 +371,45 @@ class PersistentVector(Generic[T]):
         return self
 
 
+# --- the storage of frozen lists
+
+_vector: Any = python_pvector
+
+SequenceData = Any  # a tuple, or a PythonPVector
+
+
+def as_sequence(items: Iterable[Any]) -> SequenceData:
+    """Return the storage for a sequence: a tuple, or a vector above `SMALL` items."""
+    data = tuple(items)
+    return data if len(data) <= SMALL else _vector(data)
+
+
+def extended(data: SequenceData, items: tuple[Any, ...]) -> SequenceData:
+    """Return the storage for `data` followed by `items`."""
+    if type(data) is tuple:
+        return as_sequence(data + items)
+    return data.append(items[0]) if len(items) == 1 else data.extend(items)
+
+
 def is_vector(data: object) -> bool:
-    """Whether the storage of a sequence is a tree rather than a tuple."""
+    """Whether the storage of a sequence is a vector rather than a tuple."""
     return isinstance(data, PythonPVector)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# A persistent row: items at numbered places, some of them empty. A change costs by its depth, not by its size.
+# --- sequences with empty positions
 
+_INDEX_BITS = 5
+_WIDTH = 1 << _INDEX_BITS
+_INDEX_MASK = _WIDTH - 1
 
-_ROW_BITS = 5
-_WIDTH = 1 << _ROW_BITS
-_ROW_MASK = _WIDTH - 1
-
-RowNode = list[Any]  # of the lowest level: items, elsewhere nodes; None is empty
+SparseNode = list[Any]  # on the lowest level the items, above it nodes; None is empty
 
 
 class SparseVector(Generic[T]):
-    """Items by place, in the order of their places. A change gives a new row that shares what did not change.
+    """Items at numbered positions, some of them empty. The cost of a change depends on the depth, not on the size.
 
     Example:
-        >>> one = PersistentRow().set(0, "a").set(7, "b")
+        >>> one = SparseVector().set(0, "a").set(7, "b")
         >>> two = one.discard(0)
         >>> list(one), list(two), list(one.backwards())
         (['a', 'b'], ['b'], ['b', 'a'])
@@ -395,70 +417,70 @@ class SparseVector(Generic[T]):
 
     __slots__ = ("_depth", "_root", "count")
 
-    _root: RowNode | None
-    _depth: int  # levels above the lowest one
+    _root: SparseNode | None
+    _depth: int  # number of levels above the lowest one
     count: int
 
     def __init__(self) -> None:
         self._root, self._depth, self.count = None, 0, 0
 
     @classmethod
-    def _of(cls, root: RowNode | None, depth: int, count: int) -> SparseVector[T]:
+    def _of(cls, root: SparseNode | None, depth: int, count: int) -> SparseVector[T]:
         new: SparseVector[T] = object.__new__(cls)
         new._root, new._depth, new.count = root, depth, count
         return new
 
-    def set(self, place: int, item: T) -> SparseVector[T]:
-        """A row with an item at a place."""
+    def set(self, index: int, item: T) -> SparseVector[T]:
+        """Return a vector with `item` at `index`; None is not an item."""
         root, depth = self._root, self._depth
         if root is None:
             root, depth = [None] * _WIDTH, 0
         else:
             root = root.copy()
-        while place >> (_ROW_BITS * (depth + 1)):
-            above: RowNode = [None] * _WIDTH
+        while index >> (_INDEX_BITS * (depth + 1)):  # beyond the last position: one more level on top
+            above: SparseNode = [None] * _WIDTH
             above[0] = root
             root, depth = above, depth + 1
         node = root
         for level in range(depth, 0, -1):
-            index = place >> (_ROW_BITS * level) & _ROW_MASK
-            below = node[index]
-            node[index] = below = [None] * _WIDTH if below is None else below.copy()
+            slot = index >> (_INDEX_BITS * level) & _INDEX_MASK
+            below = node[slot]
+            node[slot] = below = [None] * _WIDTH if below is None else below.copy()
             node = below
-        grown = node[place & _ROW_MASK] is None
-        node[place & _ROW_MASK] = item
+        grown = node[index & _INDEX_MASK] is None
+        node[index & _INDEX_MASK] = item
         return SparseVector._of(root, depth, self.count + grown)
 
-    def discard(self, place: int) -> SparseVector[T]:
-        """A row with nothing at a place; the same row where nothing is."""
-        if self.get(place) is None:
+    def discard(self, index: int) -> SparseVector[T]:
+        """Return a vector with nothing at `index`; the same vector if it is empty there."""
+        if self.get(index) is None:
             return self
         assert self._root is not None
         root = self._root.copy()
-        path: list[tuple[RowNode, int]] = []
+        path: list[tuple[SparseNode, int]] = []
         node = root
         for level in range(self._depth, 0, -1):
-            index = place >> (_ROW_BITS * level) & _ROW_MASK
-            path.append((node, index))
-            node[index] = node[index].copy()
-            node = node[index]
-        node[place & _ROW_MASK] = None
-        for above, index in reversed(path):  # empty nodes go, so that nothing walks through them
-            if any(one is not None for one in above[index]):
+            slot = index >> (_INDEX_BITS * level) & _INDEX_MASK
+            path.append((node, slot))
+            node[slot] = node[slot].copy()
+            node = node[slot]
+        node[index & _INDEX_MASK] = None
+        for above, slot in reversed(path):  # drop empty nodes, so that iteration does not walk through them
+            if any(item is not None for item in above[slot]):
                 break
-            above[index] = None
+            above[slot] = None
         return SparseVector._of(root, self._depth, self.count - 1)
 
-    def get(self, place: int) -> T | None:
-        """The item at a place; None for nothing."""
+    def get(self, index: int) -> T | None:
+        """Return the item at `index`; None if it is empty there."""
         node: Any = self._root
-        if node is None or place >> (_ROW_BITS * (self._depth + 1)):
+        if node is None or index >> (_INDEX_BITS * (self._depth + 1)):
             return None
         for level in range(self._depth, 0, -1):
-            node = node[place >> (_ROW_BITS * level) & _ROW_MASK]
+            node = node[index >> (_INDEX_BITS * level) & _INDEX_MASK]
             if node is None:
                 return None
-        found: T | None = node[place & _ROW_MASK]
+        found: T | None = node[index & _INDEX_MASK]
         return found
 
     def __len__(self) -> int:
@@ -468,13 +490,13 @@ class SparseVector(Generic[T]):
         return self._walk(1)
 
     def backwards(self) -> Iterator[T]:
-        """The items, the last one first. It costs by the items that are asked for."""
+        """Iterate from the last item to the first, without visiting more than the caller takes."""
         return self._walk(-1)
 
     def _walk(self, step: int) -> Iterator[T]:
         if self._root is None:
             return
-        stack: list[tuple[RowNode, int]] = [(self._root, self._depth)]
+        stack: list[tuple[SparseNode, int]] = [(self._root, self._depth)]
         while stack:
             node, level = stack.pop()
             if not level:

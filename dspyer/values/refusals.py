@@ -1,11 +1,11 @@
-"""Errors for values that a state refuses: where, of which type, and what to do instead."""
+"""Errors for values that a state cannot hold: where the value is, of which type, and what to do instead."""
 
 from __future__ import annotations
 
 import io
 import types
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from pydantic import SecretBytes, SecretStr
@@ -21,8 +21,10 @@ from dspyer.errors import (
 KeyPath = tuple[Any, ...]
 """The keys that lead from a state down to a value, each of them hashable: `("user", "tags", 0)`."""
 
-MAX_DEPTH = 100  # levels of nesting: each takes several frames of Python's stack to read, compare, copy or encode
+# Levels of nesting. Reading, comparing, copying and encoding recurse, with several frames of Python's stack per level.
+MAX_DEPTH = 100
 
+# The first match counts; `add_advice` puts its entry in front.
 _ADVICE: list[tuple[tuple[type, ...], str]] = [
     ((io.IOBase,), "read it in the node and return its content, or its path"),
     ((AsyncGenerator, Awaitable), "await or collect it in the node and return the result"),
@@ -37,28 +39,14 @@ _ADVICE: list[tuple[tuple[type, ...], str]] = [
 
 
 class TooDeepError(UnsupportedValueError):
-    """A value that is nested too deep, or contains itself; `freeze` says where."""
+    """A value has more than `MAX_DEPTH` levels, or contains itself. `freeze` replaces it by an error with the path."""
 
     def __init__(self, text: str = f"the value is nested deeper than {MAX_DEPTH} levels") -> None:
         super().__init__(text)
 
 
-def add_advice(kinds: tuple[type, ...], advice: str) -> None:
-    """Say what to do instead of storing values of these types."""
-    _ADVICE.insert(0, (kinds, advice))
-
-
-def show_path(path: KeyPath) -> str:
-    """A path for people: `user.tags.0`, shortened where it is long."""
-    parts = [str(part) for part in path]
-    if len(parts) > 12:
-        parts = [*parts[:6], "...", *parts[-3:]]
-    text = ".".join(parts)
-    return text if len(text) <= 200 else f"{text[:200]}..."
-
-
 def refuse_value(value: object, path: KeyPath) -> NoReturn:
-    """Say what a value is and what to do instead of storing it."""
+    """Raise `UnsupportedValueError` for a value, with advice for its type."""
     cls = type(value)
     for kinds, known in _ADVICE:
         if isinstance(value, kinds):
@@ -74,15 +62,20 @@ def refuse_value(value: object, path: KeyPath) -> NoReturn:
     )
 
 
+def add_advice(kinds: tuple[type, ...], advice: str) -> None:
+    """Set what `refuse_value` suggests for values of these types."""
+    _ADVICE.insert(0, (kinds, advice))
+
+
 def refuse_key(key: object, path: KeyPath, advice: str) -> NoReturn:
-    """Say that a mapping cannot have this key."""
+    """Raise `UnsupportedValueError` for a key of the mapping at `path`."""
     raise UnsupportedValueError(f"{_place('mapping', path)} has a key of type {_name(type(key))}: {advice}")
 
 
 def refuse_missing(key: object, known: Iterable[object]) -> NoReturn:
-    """Say that a key is not there, and which are near."""
+    """Raise `UnsetFieldError` for a key that is absent, with the keys of similar spelling."""
     keys = list(known)
-    if len(keys) > 1000:  # comparing names would take longer than the reader has patience
+    if len(keys) > 1000:  # difflib would compare the key with each of them: seconds for a large mapping
         raise UnsetFieldError(f"no key {key!r} among the {len(keys)} here")
     near = suggestion(key, keys) if isinstance(key, str) else ""
     shown = ", ".join(map(repr, keys[:10])) + (", ..." if len(keys) > 10 else "")
@@ -90,12 +83,12 @@ def refuse_missing(key: object, known: Iterable[object]) -> NoReturn:
 
 
 def refuse_change(what: str, advice: str) -> NoReturn:
-    """Say what to do instead of changing a value of a state in place."""
+    """Raise `ImmutableError` for an attempt to change a value of a state in place."""
     raise ImmutableError(f"{what} cannot be changed in place: {advice}")
 
 
 def refuse_depth(value: object, path: KeyPath, error: type[StateError]) -> NoReturn:
-    """Say whether a value contains itself or is only nested too deep, and where."""
+    """Raise `error` for a value with more than `MAX_DEPTH` levels; the text differs if the value contains itself."""
     cycle = _find_cycle(value)
     if cycle is not None:
         raise error(
@@ -109,29 +102,33 @@ def refuse_depth(value: object, path: KeyPath, error: type[StateError]) -> NoRet
 
 
 def _find_cycle(value: object) -> KeyPath | None:
-    """The path at which a container is met again inside itself."""
-    seen: set[int] = set()
-    done: set[int] = set()
+    """Return the path at which a container contains itself; None if the value is a tree.
+
+    A depth-first search with its own stack, since Python's would overflow on such values.
+    """
+    ancestors: set[int] = set()  # ids of the containers on the path from the root to the current one
+    done: set[int] = set()  # ids of containers that were searched completely: each is searched once
     stack: list[tuple[Any, KeyPath, bool]] = [(value, (), False)]
     while stack:
         item, path, leaving = stack.pop()
         if leaving:
-            seen.discard(id(item))
+            ancestors.discard(id(item))
             done.add(id(item))
             continue
-        if id(item) in seen:
+        if id(item) in ancestors:
             return path
         if id(item) in done:
             continue
         parts = _parts(item)
         if parts:
-            seen.add(id(item))
+            ancestors.add(id(item))
             stack.append((item, path, True))
+            # Paths are for the message, which shortens them: longer ones would only cost memory.
             stack.extend((part, (*path, key) if len(path) < 20 else path, False) for key, part in parts)
     return None
 
 
-def _parts(item: Any) -> list[tuple[Hashable, Any]]:
+def _parts(item: Any) -> list[tuple[Any, Any]]:
     if isinstance(item, Mapping):
         return list(item.items())
     if isinstance(item, list | tuple):
@@ -145,3 +142,12 @@ def _name(cls: type) -> str:
 
 def _place(what: str, path: KeyPath) -> str:
     return f"the {what} at {show_path(path)!r}" if path else f"the {what}"
+
+
+def show_path(path: KeyPath) -> str:
+    """Return a path as text for messages, `user.tags.0`, shortened if it is long."""
+    parts = [str(part) for part in path]
+    if len(parts) > 12:
+        parts = [*parts[:6], "...", *parts[-3:]]
+    text = ".".join(parts)
+    return text if len(text) <= 200 else f"{text[:200]}..."

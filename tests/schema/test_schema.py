@@ -743,7 +743,7 @@ class TestView:
 
     def test_what_cannot_be_read(self) -> None:
         with pytest.raises(UnsetFieldError, match="field 'question' of Research"):
-            _ = SCHEMA.view(SCHEMA.initial({}), None).question  # type: ignore[attr-defined]
+            _ = SCHEMA.view(SCHEMA.initial_state({}), None).question  # type: ignore[attr-defined]
         with pytest.raises(UnsetFieldError, match="reads="):
             _ = self.view(frozenset({"question"})).findings
         assert self.view(frozenset({"question"})).question == "why"
