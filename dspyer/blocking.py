@@ -1,7 +1,7 @@
-"""Sync work in a worker thread, awaited to its end: a thread cannot be cancelled.
+"""Run sync work in a worker thread and await its end, even if the awaiting task is cancelled: threads cannot be.
 
-A cancellation that arrives meanwhile is held back. The result is returned, and the caller finds the cancellation in
-`cancellations()`: code that awaits such work must compare before and after, and end soon.
+`run_in_thread` holds back a cancellation that arrives while the work runs, and returns the result. The caller sees the
+cancellation in `cancellation_count()`: it must compare the number before and after the call, and end soon if it grew.
 """
 
 from __future__ import annotations
@@ -17,76 +17,116 @@ import anyio.to_thread
 T = TypeVar("T")
 
 Outcome = tuple[Any, BaseException | None]
-"""A result, or an exception. In a future an exception would refer to itself by its traceback."""
+"""A result, or an exception. A future would keep the exception, whose traceback refers to the future: a cycle."""
+
+
+async def run_in_thread(work: Callable[..., T], /, **kwargs: Any) -> T:
+    """Return the result of `work(**kwargs)`, run in an AnyIO worker thread.
+
+    Raises:
+        asyncio.CancelledError: the task was cancelled before the work started; it will not start.
+    """
+    call = _Work(work, kwargs)
+    try:
+        await anyio.to_thread.run_sync(call, limiter=_NO_LIMIT)
+    except asyncio.CancelledError:
+        if call.take_ticket():
+            raise
+        await call.wait()
+    return call.result()
+
+
+def cancellation_count() -> int:
+    """Return the number of pending cancellation requests of the current task (`Task.cancelling`)."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
 
 
 def result_of(outcome: Outcome) -> Any:
-    """The result; raises the exception."""
+    """Return the result, or raise the exception."""
     result, error = outcome
     if error is None:
         return result
     try:
         raise error
     finally:
-        del outcome, error  # the traceback refers to this frame
+        del outcome, error  # the traceback refers to this frame: its variables would close a cycle
 
 
-def cancellation_count() -> int:
-    """How many cancellations of the current task were asked for and not taken back."""
-    task = asyncio.current_task()
-    return 0 if task is None else task.cancelling()
+class _NoLimit(anyio.CapacityLimiter):
+    """Lets every call start at once: the driver already bounds how many nodes run at the same time.
 
-
-class _Unlimited(anyio.CapacityLimiter):
-    """Lets every call begin at once; how many nodes run at once is the driver's to bound.
-
-    A limiter with tokens could deadlock when a call that holds one needs another one, and costs one more pass of the
-    event loop for each call.
+    A limiter with tokens could deadlock if a call that holds one needs another one, and costs one more pass of the
+    event loop per call.
     """
 
     def __new__(cls) -> Self:
-        """Makes one that belongs to no event loop."""
+        """Create an instance without the event loop that AnyIO's own limiters look up."""
         return object.__new__(cls)
 
     async def __aenter__(self) -> None:
-        """Waits for nothing."""
+        """Acquire nothing."""
 
     async def __aexit__(self, *raised: object) -> None:
-        """Has nothing to give back."""
+        """Release nothing."""
 
 
-_UNLIMITED = _Unlimited()
-_ending = Lock()  # one for all work: it is held for two assignments, and a lock for each call would cost more
+_NO_LIMIT = _NoLimit()
+_completion_lock = Lock()  # one for all work: it is held for two assignments, and a lock per call would cost more
 
 
 class _Work(Generic[T]):
-    """Work that may be waited for again after the first waiting was cut off."""
+    """One call, which can be awaited again after the first `await` was cancelled."""
 
     __slots__ = ("_done", "_kwargs", "_outcome", "_ticket", "_wake", "_work")
 
     def __init__(self, work: Callable[..., T], kwargs: Mapping[str, Any]) -> None:
         self._work = work
         self._kwargs = kwargs
-        self._ticket = [True]  # taken once, by the call or by `refuse`: `pop` is atomic
+        self._ticket = [True]  # popped once, by the worker or by `run_in_thread`: `list.pop` is atomic
         self._done = False
         self._wake: Callable[[], object] | None = None
         self._outcome: Outcome = (None, None)
 
     def __call__(self) -> None:
-        if not self.refuse():
+        """Run the work, in the worker thread."""
+        if not self.take_ticket():
             return
         try:
             self._outcome = self._work(**self._kwargs), None
-        except BaseException as error:  # noqa: BLE001 - raised where it is wanted
+        except BaseException as error:  # noqa: BLE001 - `result` raises it in the awaiting task
             self._outcome = None, error
-        with _ending:
+        # Under the lock, `wait` either sees that the work is done or has set `_wake` in time.
+        with _completion_lock:
             self._done = True
             wake = self._wake
         if wake is not None:
             wake()
 
+    def take_ticket(self) -> bool:
+        """Take the right to start the work, which keeps the other thread from it; False if it is taken already."""
+        try:
+            return self._ticket.pop()
+        except IndexError:
+            return False
+
+    async def wait(self) -> None:
+        """Wait for the end of the work, through any further cancellation."""
+        loop = asyncio.get_running_loop()
+        with anyio.CancelScope(shield=True):
+            while True:
+                ended = loop.create_future()
+                with _completion_lock:
+                    if self._done:
+                        return
+                    self._wake = lambda ended=ended: loop.call_soon_threadsafe(_complete, ended)
+                try:
+                    await ended
+                except asyncio.CancelledError:
+                    continue  # `task.cancel()` passes the shield of AnyIO
+
     def result(self) -> T:
-        """The result, once; raises what the work has raised."""
+        """Return the result, or raise the exception of the work. Can be called once: it keeps no reference to it."""
         outcome, self._outcome = self._outcome, (None, None)
         try:
             found: T = result_of(outcome)
@@ -94,45 +134,7 @@ class _Work(Generic[T]):
             del outcome
         return found
 
-    def refuse(self) -> bool:
-        """Prevents work that has not begun; says whether that was in time."""
-        try:
-            return self._ticket.pop()
-        except IndexError:
-            return False
 
-    async def rest(self) -> None:
-        """Waits for the end, whatever is cancelled meanwhile."""
-        loop = asyncio.get_running_loop()
-        with anyio.CancelScope(shield=True):
-            while True:
-                ended = loop.create_future()
-                with _ending:
-                    if self._done:
-                        return
-                    self._wake = lambda ended=ended: loop.call_soon_threadsafe(_end, ended)
-                try:
-                    await ended
-                except asyncio.CancelledError:
-                    continue
-
-
-def _end(ended: asyncio.Future[None]) -> None:
+def _complete(ended: asyncio.Future[None]) -> None:
     if not ended.done():
         ended.set_result(None)
-
-
-async def run_in_thread(work: Callable[..., T], /, **kwargs: Any) -> T:
-    """The result of sync work that runs in an AnyIO worker thread; see the module about cancellation.
-
-    Raises:
-        asyncio.CancelledError: if the task was cancelled before the work had begun. It does not begin then.
-    """
-    call = _Work(work, kwargs)
-    try:
-        await anyio.to_thread.run_sync(call, limiter=_UNLIMITED)
-    except asyncio.CancelledError:
-        if call.refuse():
-            raise
-        await call.rest()
-    return call.result()

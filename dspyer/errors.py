@@ -1,33 +1,33 @@
-"""Every error that dspyer raises on purpose, by who can mend it.
+"""Every error that dspyer raises on purpose, grouped by who can fix it.
 
     DspyerError
     ├── GraphError (ValueError)             the graph: found when it is built, all problems at once
-    ├── InputError (ValueError)             the caller: a missing, extra or invalid input of a run
+    ├── InputError (ValueError)             the caller: a missing, unknown or invalid input of a run
     ├── StateError                          a value or a patch
-    │   ├── UnsupportedValueError (TypeError)   a value that a state cannot protect
-    │   ├── PatchError (TypeError)              a patch that is no mapping, or nested too deep
+    │   ├── UnsupportedValueError (TypeError)   a value that a state cannot protect from changes
+    │   ├── PatchError (TypeError)              a patch that is not a mapping, or is nested too deep
     │   ├── ImmutableError (TypeError)          an attempt to change a state in place
-    │   └── UnsetFieldError (KeyError)          a field that nothing has written yet
+    │   └── UnsetFieldError (KeyError)          a read of a field that has no value yet
     ├── NodeOutputError (ValueError)        a node: wrong type, unknown key, write without permission
     ├── MergeConflictError (ValueError)     a merge: two sides changed one path, policy "raise"
-    ├── AttemptError (ValueError)           a node: a key of `ctx.once` or `ctx.interrupt` used twice, or an attempt
-    │                                       that asks otherwise than the one before
+    ├── AttemptError (ValueError)           a node: a key of `ctx.once` or `ctx.interrupt` used twice in an attempt,
+    │                                       or used differently than in the attempt before
     ├── RouteError (ValueError)             a router or `goto`: an unknown target, or none
-    ├── LimitError (RuntimeError)           a run went on for too long
+    ├── LimitError (RuntimeError)           a run exceeded a limit
     │   ├── StepLimitError                      the longest chain of commits passed `max_steps`
-    │   └── CallLimitError                      the node calls passed `max_calls`
+    │   └── CallLimitError                      the number of node calls passed `max_calls`
     ├── RunStoppedError                     the caller: a closed stream, a cancelled task, Ctrl-C before the run's end
-    ├── Interrupted                         nobody: the run waits for answers to its questions
-    ├── StoreError                          a store that fails, or what it holds
-    ├── ThreadError                         a thread: what was asked of it does not fit to what it has come to
+    ├── Interrupted                         not a fault: the run waits for answers to its questions
+    ├── StoreError                          a store that fails, or data in it that cannot be read
+    ├── ThreadError                         the operation is not valid in the thread's current state
     │   ├── ConcurrentRunError                  another run owns the thread
-    │   ├── OpenRunError                        its last run was not finished
-    │   └── ChangedGraphError                   its last run was made by a graph that was another one
+    │   ├── OpenRunError                        the last run of the thread has not finished
+    │   └── ChangedGraphError                   the graph has changed since the last run of the thread
     └── ScriptError (AssertionError)        a test: an LM call off the script, or an answer that was not used
 
-An exception that a node raises itself is never wrapped: it reaches the caller as it is, with a note (PEP 678) that
-names node, branch and attempt. `Interrupt` is no error and no `Exception`: a node asks with it, and it must pass every
-`except Exception` on its way out.
+An exception that a node raises is never wrapped: it reaches the caller unchanged, with a note (PEP 678) that names
+node, branch and attempt. `Interrupt` is not an error and not an `Exception`: `ctx.interrupt` raises it in a node to
+ask a question, and every `except Exception` on the way out must let it pass.
 """
 
 from __future__ import annotations
@@ -39,8 +39,137 @@ from difflib import get_close_matches
 from typing import Any, Protocol
 
 
+class DspyerError(Exception):
+    """Base of every error that dspyer raises on purpose."""
+
+
+class GraphError(DspyerError, ValueError):
+    """The graph cannot be compiled.
+
+    Attributes:
+        problems: all problems that were found, each with its fix.
+    """
+
+    def __init__(self, problems: str | Iterable[str]) -> None:
+        self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
+        if len(self.problems) == 1:
+            text = self.problems[0]
+        else:
+            lines = "\n".join(f"  {i}. {problem}" for i, problem in enumerate(self.problems, 1))
+            text = f"the graph has {len(self.problems)} problems:\n{lines}"
+        super().__init__(text)
+
+    def __reduce__(self) -> tuple[type[GraphError], tuple[tuple[str, ...]]]:
+        return type(self), (self.problems,)
+
+
+class InputError(DspyerError, ValueError):
+    """An input of a run is missing, unknown or invalid."""
+
+
+class StateError(DspyerError):
+    """A state refuses a value or a patch."""
+
+
+class UnsupportedValueError(StateError, TypeError):
+    """A state cannot protect the value from later changes."""
+
+
+class PatchError(StateError, TypeError):
+    """The patch is not a mapping, or is nested too deep."""
+
+
+class ImmutableError(StateError, TypeError):
+    """A state, or a value read from one, cannot be changed in place."""
+
+
+class UnsetFieldError(StateError, KeyError):
+    """The field has no value yet: no input and no node has written it."""
+
+    def __str__(self) -> str:  # KeyError would show the repr of the text
+        return str(self.args[0]) if self.args else ""
+
+
+class NodeOutputError(DspyerError, ValueError):
+    """The output of a node cannot be committed."""
+
+
+class MergeConflictError(DspyerError, ValueError):
+    """Two sides of a merge changed one path, and its policy is `"raise"`.
+
+    Attributes:
+        path: the path of the conflict, a tuple of keys.
+        writers: the authors of the two values, the left one first.
+    """
+
+    def __init__(self, text: str, path: tuple[object, ...] = (), writers: tuple[str, ...] = ()) -> None:
+        super().__init__(text)
+        self.path = path
+        self.writers = writers
+
+    def __reduce__(self) -> tuple[type[MergeConflictError], tuple[object, ...]]:
+        return type(self), (str(self), self.path, self.writers)
+
+
+class AttemptError(DspyerError, ValueError):
+    """A node used a key of `ctx.once` or `ctx.interrupt` twice, or differently than in an earlier attempt."""
+
+
+class RouteError(DspyerError, ValueError):
+    """A router or a `goto` named something that is not a target of its node."""
+
+
+class LimitError(DspyerError, RuntimeError):
+    """A run exceeded a limit.
+
+    Attributes:
+        calls: number of calls by node.
+    """
+
+    def __init__(self, text: str, calls: Mapping[str, int] | None = None) -> None:
+        super().__init__(text)
+        self.calls: dict[str, int] = dict(calls or {})
+
+    def __reduce__(self) -> tuple[type[LimitError], tuple[object, ...]]:
+        return type(self), (str(self), self.calls)
+
+
+class StepLimitError(LimitError):
+    """The longest chain of commits passed `max_steps`."""
+
+
+class CallLimitError(LimitError):
+    """The number of node calls of a run passed `max_calls`."""
+
+
+class ScriptError(DspyerError, AssertionError):
+    """A `dspyer.testing.ScriptedLM` got a call that is not in its script, or fewer calls than the script has."""
+
+
+class RunStoppedError(DspyerError):
+    """A run was stopped before its end: its stream was closed or dropped, its task cancelled, or Ctrl-C was pressed.
+
+    Its commits are kept. On a thread, `t.resume()` continues the run.
+
+    Attributes:
+        reason: what stopped it.
+    """
+
+    def __init__(self, text: str, reason: str = "") -> None:
+        super().__init__(text)
+        self.reason = reason
+
+    @classmethod
+    def of(cls, reason: str, graph: str, fix: str) -> RunStoppedError:
+        """Return the error for a run of `graph`; `fix` says what to do next."""
+        return cls(f"the run of graph {graph!r} was stopped: {reason}. {fix}", reason)
+
+    def __reduce__(self) -> tuple[type[RunStoppedError], tuple[str, str]]:
+        return type(self), (str(self), self.reason)
+
+
 class AskedQuestion(Protocol):
-    """What `dspyer.events.Question` looks like from here: events lie above errors, so this module cannot name it."""
+    """The attributes of a `dspyer.events.Question`, which this module cannot import: events depend on errors."""
 
     @property
     def id(self) -> str: ...
@@ -61,146 +190,11 @@ class AskedQuestion(Protocol):
     def to_dict(self) -> dict[str, Any]: ...
 
 
-class DspyerError(Exception):
-    """Base of every error that dspyer raises on purpose."""
-
-
-class GraphError(DspyerError, ValueError):
-    """A graph that cannot be compiled.
-
-    Attributes:
-        problems: every problem that was found, each with its fix.
-    """
-
-    def __init__(self, problems: str | Iterable[str]) -> None:
-        self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
-        if len(self.problems) == 1:
-            text = self.problems[0]
-        else:
-            lines = "\n".join(f"  {i}. {problem}" for i, problem in enumerate(self.problems, 1))
-            text = f"the graph has {len(self.problems)} problems:\n{lines}"
-        super().__init__(text)
-
-    def __reduce__(self) -> tuple[type[GraphError], tuple[tuple[str, ...]]]:
-        return type(self), (self.problems,)
-
-
-class InputError(DspyerError, ValueError):
-    """An input of a run that is missing, unknown or invalid."""
-
-
-class StateError(DspyerError):
-    """A value or a patch that a state refuses."""
-
-
-class UnsupportedValueError(StateError, TypeError):
-    """A value that a state cannot protect from later changes."""
-
-
-class PatchError(StateError, TypeError):
-    """A patch that is no mapping, or that is nested too deep."""
-
-
-class ImmutableError(StateError, TypeError):
-    """An attempt to change a state, or a value read from one, in place."""
-
-
-class UnsetFieldError(StateError, KeyError):
-    """A field was read that nothing has written yet."""
-
-    def __str__(self) -> str:  # KeyError would show the repr of the text
-        return str(self.args[0]) if self.args else ""
-
-
-class NodeOutputError(DspyerError, ValueError):
-    """What a node returned cannot be committed."""
-
-
-class MergeConflictError(DspyerError, ValueError):
-    """Two sides of a merge changed one path, and the policy is to raise.
-
-    Attributes:
-        path: the path of the conflict, a tuple of keys.
-        writers: the authors of the two values, left first.
-    """
-
-    def __init__(self, text: str, path: tuple[object, ...] = (), writers: tuple[str, ...] = ()) -> None:
-        super().__init__(text)
-        self.path = path
-        self.writers = writers
-
-    def __reduce__(self) -> tuple[type[MergeConflictError], tuple[object, ...]]:
-        return type(self), (str(self), self.path, self.writers)
-
-
-class AttemptError(DspyerError, ValueError):
-    """What a node asks or does once does not fit to the same attempt, or to an earlier one."""
-
-
-class RouteError(DspyerError, ValueError):
-    """A router or a `goto` that names no target of its node."""
-
-
-class LimitError(DspyerError, RuntimeError):
-    """A run that went on for too long.
-
-    Attributes:
-        calls: how often each node has run.
-    """
-
-    def __init__(self, text: str, calls: Mapping[str, int] | None = None) -> None:
-        super().__init__(text)
-        self.calls: dict[str, int] = dict(calls or {})
-
-    def __reduce__(self) -> tuple[type[LimitError], tuple[object, ...]]:
-        return type(self), (str(self), self.calls)
-
-
-class StepLimitError(LimitError):
-    """The longest chain of commits passed `max_steps`."""
-
-
-class CallLimitError(LimitError):
-    """The node calls of a run passed `max_calls`."""
-
-
-class ScriptError(DspyerError, AssertionError):
-    """A `dspyer.testing.ScriptedLM` was called off its script, or not called enough."""
-
-
-class RunStoppedError(DspyerError):
-    """A run was stopped before its end: its stream was closed or dropped, its task cancelled, or Ctrl-C was pressed.
-
-    What it had committed is kept. On a thread, `t.resume()` continues the run.
-
-    Attributes:
-        reason: what stopped it.
-    """
-
-    def __init__(self, text: str, reason: str = "") -> None:
-        super().__init__(text)
-        self.reason = reason
-
-    @classmethod
-    def of(cls, reason: str, graph: str, fix: str) -> RunStoppedError:
-        """The error for a run whose result is wanted and that was stopped.
-
-        Args:
-            reason: what stopped it.
-            graph: the name of the graph.
-            fix: what to do next.
-        """
-        return cls(f"the run of graph {graph!r} was stopped: {reason}. {fix}", reason)
-
-    def __reduce__(self) -> tuple[type[RunStoppedError], tuple[str, str]]:
-        return type(self), (str(self), self.reason)
-
-
 class Interrupt(BaseException):
-    """What `ctx.interrupt` raises in a node whose question has no answer yet. Let it pass.
+    """Raised by `ctx.interrupt` in a node whose question has no answer yet. A node must let it pass.
 
     Attributes:
-        questions: what is asked.
+        questions: the questions, as `dspyer.events.Question`.
     """
 
     def __init__(self, questions: Sequence[AskedQuestion]) -> None:
@@ -208,11 +202,11 @@ class Interrupt(BaseException):
         self.questions = tuple(questions)
 
 
-class Interrupted(DspyerError):  # noqa: N818 - the name of a status, raised where a result was asked for
-    """The run waits for answers to its questions, and has no result yet.
+class Interrupted(DspyerError):  # noqa: N818 - named after the status "interrupted": waiting for an answer is not a fault
+    """The run waits for answers to its questions and has no result yet.
 
     Attributes:
-        questions: the open ones.
+        questions: the questions without an answer, as `dspyer.events.Question`.
     """
 
     def __init__(self, text: str, questions: Sequence[AskedQuestion] = ()) -> None:
@@ -221,13 +215,7 @@ class Interrupted(DspyerError):  # noqa: N818 - the name of a status, raised whe
 
     @classmethod
     def of(cls, questions: Sequence[AskedQuestion], graph: str, stored: bool) -> Interrupted:
-        """The error for a run whose result is wanted and that waits for answers.
-
-        Args:
-            questions: the open ones.
-            graph: the name of the graph.
-            stored: whether the run is on a thread.
-        """
+        """Return the error for a run of `graph`; `stored` says whether it is on a thread and can be resumed."""
         asked = "; ".join(f"{one.key!r} of node {one.node!r}: {brief(one.text)}" for one in questions)
         fix = (
             "give the answers with t.resume(answers={...})"
@@ -243,26 +231,26 @@ class Interrupted(DspyerError):  # noqa: N818 - the name of a status, raised whe
 
 
 class StoreError(DspyerError):
-    """A store that failed, or that holds what cannot be read. The cause is the exception of the store."""
+    """A store failed, or holds data that cannot be read. The cause is the exception of the store."""
 
 
 class ThreadError(DspyerError):
-    """A thread of which something was asked that does not fit to what it has come to."""
+    """The operation is not valid in the thread's current state."""
 
 
 class ConcurrentRunError(ThreadError):
-    """Another run owns the thread, or has taken it over."""
+    """Another run owns the thread, or has taken over its ownership."""
 
 
 class OpenRunError(ThreadError):
-    """The last run of the thread failed, crashed or waits for answers: resume or abandon it first."""
+    """The last run of the thread failed, crashed or waits for answers. Resume or abandon it first."""
 
 
 class ChangedGraphError(ThreadError):
-    """The thread has an open run, or values, of a graph that was another one.
+    """The thread has an unfinished run, or values, of an earlier version of the graph that does not fit this one.
 
     Attributes:
-        changes: what is different, one sentence each.
+        changes: the differences, one sentence each.
     """
 
     def __init__(self, text: str, changes: Iterable[str] = ()) -> None:
@@ -273,57 +261,20 @@ class ChangedGraphError(ThreadError):
         return type(self), (str(self), self.changes)
 
 
-def with_article(name: str) -> str:
-    """A name with the article that it is spoken with.
-
-    Example:
-        >>> with_article("ImmutableState"), with_article("list")
-        ('an ImmutableState', 'a list')
-    """
-    return f"{'an' if name[:1].lower() in tuple('aeio') else 'a'} {name}"
-
-
-def annotate(error: BaseException, note: str) -> None:
-    """Adds a note to an exception, once. One that takes no notes (a frozen dataclass) is left as it is.
-
-    Example:
-        >>> error = ValueError("odd")
-        >>> annotate(error, "in node 'count'")
-        >>> annotate(error, "in node 'count'")
-        >>> error.__notes__
-        ["in node 'count'"]
-    """
-    if note not in getattr(error, "__notes__", ()):
-        with suppress(AttributeError, TypeError):
-            error.add_note(note)
-
-
-def without_traceback(error: DspyerError) -> DspyerError:
-    """The same error without traceback, cause and notes, to be kept by an object and raised again.
-
-    A traceback refers to the object whose method raised: the two would wait for the cyclic garbage collector.
-    """
-    reduced: tuple[Any, ...] = error.__reduce__()  # type: ignore[assignment]  # classes are given as tuples
-    found: DspyerError = reduced[0](*reduced[1])
-    return found
-
-
-def unwrap_stop_iteration(error: BaseException) -> BaseException:
-    """What was raised, where Python has put a `RuntimeError` in the place of a `StopIteration` (PEP 479)."""
-    cause = error.__cause__
-    if isinstance(cause, StopIteration) and str(error).endswith("raised StopIteration"):
-        return cause
-    return error
+# --- an exception as one line for a language model
 
 
 def short_error(error: BaseException, *, step: str = "", action: str = "", limit: int = 200) -> str:
-    """An exception in one line for a language model: step, error, action. No stack trace.
+    """Describe an exception to a language model in one line, without stack trace: step, error, action.
 
     Args:
         error: the exception.
-        step: what was being done; by default the node, or the function, in which it was raised.
-        action: what to do about it; by default what the kind of exception suggests.
+        step: what was being done; by default the node, or else the function, in which it was raised.
+        action: what to do about it; by default a suggestion for the class of the exception.
         limit: most characters of its own text.
+
+    Returns:
+        The line.
 
     Example:
         >>> short_error(TimeoutError("no answer after 5 s"), step="search the web")
@@ -350,7 +301,7 @@ _ADVICE: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
 
 
 def _place_of(error: BaseException) -> str:
-    """Where an exception comes from: the node that its notes name, else the innermost function."""
+    """Return where an exception was raised: the node that its notes name, else the innermost function."""
     for note in getattr(error, "__notes__", ()):
         if note.startswith("in node "):
             return str(note).removeprefix("in ").partition(" (")[0]
@@ -360,8 +311,11 @@ def _place_of(error: BaseException) -> str:
     return "" if trace is None else trace.tb_frame.f_code.co_name
 
 
+# --- parts of error texts
+
+
 def brief(value: object, limit: int = 60) -> str:
-    """How a value is shown in errors: whole when it is small, else its keys and size.
+    """Return a value as errors show it: whole if it is small, else its keys and size.
 
     Example:
         >>> brief({"a": 1})
@@ -389,12 +343,12 @@ def brief(value: object, limit: int = 60) -> str:
 
 
 def list_names(found: Iterable[object], limit: int = 12) -> str:
-    """Names for a message, in order: all where they are few, else the first ones and how many there are.
+    """Return names as a list for a message: all if they are few, else the first ones and their number.
 
     Example:
-        >>> shown_names(["question", "answer"])
+        >>> list_names(["question", "answer"])
         "'question', 'answer'"
-        >>> shown_names(range(1000), limit=2)
+        >>> list_names(range(1000), limit=2)
         '0, 1, ... (1000 in all)'
     """
     texts = [repr(name) for name in found]
@@ -404,7 +358,7 @@ def list_names(found: Iterable[object], limit: int = 12) -> str:
 
 
 def suggestion(name: object, known: Iterable[object]) -> str:
-    """A sentence that offers near matches of an unknown name, empty if there is none.
+    """Return a sentence that offers names of similar spelling; empty if there are none.
 
     Example:
         >>> suggestion("qestion", ["question", "answer"])
@@ -413,3 +367,60 @@ def suggestion(name: object, known: Iterable[object]) -> str:
     texts = [str(other) for other in known]
     near = [text for text in texts if text.lower() == str(name).lower()] or get_close_matches(str(name), texts, n=3)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def with_article(name: str) -> str:
+    """Return a name with its indefinite article.
+
+    Example:
+        >>> with_article("ImmutableState"), with_article("list")
+        ('an ImmutableState', 'a list')
+    """
+    return f"{'an' if name[:1].lower() in tuple('aeio') else 'a'} {name}"
+
+
+# --- exceptions in transit
+
+
+def annotate(error: BaseException, note: str) -> None:
+    """Add a note to an exception unless it has it already. One that takes no notes (a frozen dataclass) is unchanged.
+
+    Example:
+        >>> error = ValueError("odd")
+        >>> annotate(error, "in node 'count'")
+        >>> annotate(error, "in node 'count'")
+        >>> error.__notes__
+        ["in node 'count'"]
+    """
+    if note not in getattr(error, "__notes__", ()):
+        with suppress(AttributeError, TypeError):
+            error.add_note(note)
+
+
+def without_traceback(error: DspyerError) -> DspyerError:
+    """Return a copy of an error without traceback, cause and notes, for an object that stores it to raise it again.
+
+    A traceback refers to the frames of the method that raised, and so to the object: with it the object and the error
+    would form a cycle that only the garbage collector frees.
+
+    Example:
+        >>> error = without_traceback(InputError("missing inputs: 'question'"))
+        >>> error, error.__traceback__
+        (InputError("missing inputs: 'question'"), None)
+    """
+    reduced: tuple[Any, ...] = error.__reduce__()  # type: ignore[assignment]  # the classes above return a tuple, never the string that the base allows
+    found: DspyerError = reduced[0](*reduced[1])
+    return found
+
+
+def unwrap_stop_iteration(error: BaseException) -> BaseException:
+    """Return the `StopIteration` that Python replaced by a `RuntimeError` (PEP 479), any other exception unchanged.
+
+    Example:
+        >>> unwrap_stop_iteration(ValueError("odd"))
+        ValueError('odd')
+    """
+    cause = error.__cause__
+    if isinstance(cause, StopIteration) and str(error).endswith("raised StopIteration"):
+        return cause
+    return error

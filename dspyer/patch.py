@@ -76,7 +76,7 @@ def seal(patch: Mapping[Any, Any]) -> SealedPatch:
     """A patch of frozen values as one that nobody can change.
 
     Example:
-        >>> sealed({"user": {"theme": "dark"}})["user"].clear()
+        >>> seal({"user": {"theme": "dark"}})["user"].clear()
         Traceback (most recent call last):
         dspyer.errors.ImmutableError: a committed patch cannot be changed: make a copy of it, dict(commit.patch)
     """
