@@ -95,13 +95,13 @@ class Join:
     """One join of branches, folded left to right in the order in which they are given."""
 
     def __init__(
-        self, log: Log, node: str, schema: Schema, deciding: PolicyLookup, index: int, by_key: bool = True
+        self, log: Log, node: str, schema: Schema, policies: PolicyLookup, index: int, by_key: bool = True
     ) -> None:
         self.log = log
         self.node = node
         self.author = f"join:{node}"
         self.schema = schema
-        self.deciding = deciding
+        self.policies = policies
         self.index = index
         self.by_key = by_key
         self.chosen: list[Resolution] = []
@@ -125,9 +125,9 @@ class Join:
             return self._merge(heads, states)
         except _UnresolvedError:
             # A log of 0.4: there two values under one key were no conflict, the one of the later branch was kept.
-            assert isinstance(self.deciding, RecordedResolutions)
+            assert isinstance(self.policies, RecordedResolutions)
             earlier = Join(
-                self.log, self.node, self.schema, RecordedResolutions(self.deciding.resolutions), self.index, False
+                self.log, self.node, self.schema, RecordedResolutions(self.policies.resolutions), self.index, False
             )
             return earlier._merge(heads, states)
 
@@ -448,7 +448,7 @@ class Join:
     def _resolver(self, writers: FindWriters) -> Resolve:
         def resolve(path: KeyPath, base: Any, left: Any, right: Any) -> Any:
             left_index, right_index = writers(path, left, right)
-            policy, decide = self.deciding(path)
+            policy, decide = self.policies(path)
             conflict = Conflict(path, base, left, right, self._name(left_index), self._name(right_index))
             known = self.conflicts.get(path)
             values = known.values if known else ()

@@ -1,8 +1,9 @@
-"""A run as a value: branches, groups, executions and what they are called. Nothing here decides anything."""
+"""A run as a value: its branches, groups and executions, and their ids. No decision is made here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from dspyer.events import BranchPath, Exchange, MergedConflict, Question
@@ -14,18 +15,54 @@ from dspyer.values.frozen import FrozenDict
 from dspyer.values.persistent import PersistentMap, PersistentVector
 
 ForkPoint = tuple[int, int]  # (which child of a fork, how many children it has)
-Position = tuple[str, Round]  # where a branch stands
+Position = tuple[str, Round]  # a node, in a round of the loops around it
+
+
+class RunState(NamedTuple):
+    """A run as a value.
+
+    Attributes:
+        topology: the graph.
+        log: the commits in order of arrival.
+        waiting: groups at a position that other branches may still reach, by position.
+        ready: groups that may start, in path order.
+        running: executions by id.
+        positions: how many groups are at each position, whether they wait, are ready, run or are suspended; branches
+            that wait at one position are one group.
+        calls: nodes that were started.
+        failures: what raised, in path order.
+        trunk_state: the last state at which only one branch was active.
+        ended: whether all branches have reached `END`.
+        suspended: executions that wait for answers, with their questions, by id.
+        first: the version of the first commit: the runs of a thread share one numbering.
+    """
+
+    topology: Topology
+    log: PersistentVector[LogEntry]
+    waiting: PersistentMap[Position, Group]
+    ready: ReadyQueue
+    running: PersistentMap[str, Execution]
+    positions: PersistentMap[Position, int]
+    calls: int = 0
+    failures: tuple[Failure, ...] = ()
+    trunk_state: ImmutableState = ImmutableState()
+    ended: bool = False
+    suspended: PersistentMap[str, tuple[Execution, Suspended]] = PersistentMap()
+    first: int = 0
 
 
 class Target(NamedTuple):
-    """Where a branch goes. With an overlay it is a `Send`: a branch of its own that starts at once."""
+    """Where a branch goes. With an overlay it is a `Send`: it starts at once, as a group of its own."""
 
     node: str
     overlay: FrozenDict[str, Any] | None = None
 
 
 class Transition(NamedTuple):
-    """What a finished node gives: patch, state with it, and where the branch goes. Applied whole or not at all."""
+    """The outcome of a finished node: its patch, the state with it, the targets. Applied whole or not at all.
+
+    `started` is a Unix time, `duration` is in seconds, `calls` counts calls of predictors and of tools.
+    """
 
     patch: Mapping[str, Any]
     state: ImmutableState
@@ -37,17 +74,26 @@ class Transition(NamedTuple):
     calls: tuple[int, int] = (0, 0)
 
 
+class Suspended(NamedTuple):
+    """The outcome of a node that asked questions: its execution is called again once they are answered."""
+
+    questions: tuple[Question, ...]
+
+
 class Branch(NamedTuple):
-    """A live branch.
+    """An active branch.
+
+    A fork appends to the path of a branch which child each new branch is. A join unites the paths of its branches, and
+    paths of all children of one fork become the path of their parent again.
 
     Attributes:
         path: its name: the smallest of the paths that it united.
-        fork_children: these paths, smallest first, with the width of each fork.
+        fork_children: these paths, smallest first, each with the width of its forks.
         state: its state.
         head: index of its last commit in the log, -1 before the first.
         id: the id of that commit.
         step: the step of that commit, -1 before the first.
-        counts: commits per node and per path in its lineage, and what else is known of that.
+        counts: commits per node and per path in its lineage, and the other facts of `lineage.extra_counts`.
     """
 
     path: BranchPath
@@ -63,7 +109,7 @@ class Group(NamedTuple):
     """Branches at one position. A `Send` branch is a group of its own; from `blocker` more branches may come."""
 
     position: Position
-    branches: tuple[Branch, ...] | PersistentVector[Branch]  # the vector where many wait: it grows without a copy
+    branches: tuple[Branch, ...] | PersistentVector[Branch]  # a vector where many wait: it grows without a copy
     overlay: FrozenDict[str, Any] | None = None
     blocker: Position | None = None
 
@@ -81,7 +127,7 @@ class Execution(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A node, router or join that raised, the branches that it stopped, and their position."""
+    """A node, router or join that raised, with the branches that it stopped."""
 
     path: BranchPath
     node: str
@@ -92,63 +138,26 @@ class Failure(NamedTuple):
     conflicts: tuple[MergedConflict, ...] = ()
 
 
-class Suspended(NamedTuple):
-    """An execution that has suspended and gives way until it is answered. It is no transition: its branch stays."""
-
-    questions: tuple[Question, ...]
-
-
-class RunState(NamedTuple):
-    """A run as a value.
-
-    Attributes:
-        topology: the graph.
-        log: the commits in order of arrival.
-        waiting: branches that have arrived at a position where more may come.
-        ready: groups that may start, in path order.
-        running: executions by id.
-        positions: how many groups stand at each position; those that wait at one position count once.
-        calls: nodes that were started.
-        failures: what raised.
-        trunk_state: the last state that all branches shared.
-        ended: whether all branches have come to `END`.
-        suspended: executions that wait for an answer, with their questions, by id.
-        first: the version of the first commit: runs of a thread go on counting.
-    """
-
-    topology: Topology
-    log: PersistentVector[LogEntry]
-    waiting: PersistentMap[Position, Group]
-    ready: ReadyQueue
-    running: PersistentMap[str, Execution]
-    positions: PersistentMap[Position, int]
-    calls: int = 0
-    failures: tuple[Failure, ...] = ()
-    trunk_state: ImmutableState = ImmutableState()
-    ended: bool = False
-    suspended: PersistentMap[str, tuple[Execution, Suspended]] = PersistentMap()
-    first: int = 0
-
-
 def active_branches(run: RunState) -> list[Branch]:
-    """The branches that have not come to their end, in path order. None has failed."""
+    """The branches that have neither reached `END` nor failed, in path order."""
     branches = [branch for group in (*run.waiting.values(), *run.ready) for branch in group.branches]
     branches += [execution.branch for execution in run.running.values()]
     branches += [execution.branch for execution, _ in run.suspended.values()]
     return sorted(branches, key=lambda branch: branch.path)
 
 
+# --- ids and paths
+
+
 def execution_id(path: BranchPath, index: int) -> str:
     """The id of the commit number `index` of a branch path, and of the execution that makes it."""
-    return f"{path_text(path)}:{index}" if path else f"trunk:{index}"
+    return f"{path_text(path)}:{index}"
 
 
 def contains_commit(branch: Branch, execution: str) -> bool:
-    """Whether a commit is in the lineage of a branch. The commits of one path are a chain, which `counts` counts.
+    """Whether the commit of an execution is in the lineage of a branch.
 
-    Args:
-        branch: the branch.
-        execution: the id of the commit.
+    The commits of one path are a chain, numbered from 0, so their count in the lineage decides.
     """
     text, _, index = execution.rpartition(":")
     path = () if text == "trunk" else tuple(map(int, text.split(".")))
@@ -157,8 +166,8 @@ def contains_commit(branch: Branch, execution: str) -> bool:
 
 
 def path_text(path: BranchPath) -> str:
-    """A branch path as errors show it."""
-    return ".".join(map(str, path)) or "trunk"
+    """A branch path as ids, reports and errors show it: `"trunk"`, `"1.0"`."""
+    return ".".join(map(str, path)) if path else "trunk"
 
 
 def path_of(fork_children: tuple[tuple[ForkPoint, ...], ...]) -> BranchPath:
@@ -166,34 +175,34 @@ def path_of(fork_children: tuple[tuple[ForkPoint, ...], ...]) -> BranchPath:
     return tuple([child for child, _ in fork_children[0]])
 
 
-def collapse_forks(fork_children: Iterable[tuple[ForkPoint, ...]]) -> tuple[tuple[ForkPoint, ...], ...]:
-    """Puts all children of a fork together as their parent, as often as it goes."""
-    held = set(fork_children)
+def collapse_forks(paths: Iterable[tuple[ForkPoint, ...]]) -> tuple[tuple[ForkPoint, ...], ...]:
+    """Replaces all children of a fork by their parent, repeatedly, until no fork has all of its children here."""
+    held = set(paths)
     while True:
         families: dict[tuple[ForkPoint, ...], list[tuple[ForkPoint, ...]]] = {}
-        for spot in held:
-            if spot:
-                families.setdefault(spot[:-1], []).append(spot)
-        whole = {parent: children for parent, children in families.items() if len(children) == children[0][-1][1]}
-        if not whole:
+        for path in held:
+            if path:
+                families.setdefault(path[:-1], []).append(path)
+        complete = {parent: children for parent, children in families.items() if len(children) == children[0][-1][1]}
+        if not complete:
             return tuple(sorted(held))
-        for parent, children in whole.items():
+        for parent, children in complete.items():
             held.difference_update(children)
             held.add(parent)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The groups that may start, as a priority queue that is a value: who keeps an older queue keeps what was in it.
+# --- the ready queue
 
-# A leftist heap (Crane 1972): path, group, length of the right spine, left and right heap. Two heaps are merged along
-# their right spines, which are never longer than a logarithm.
+# A node of a leftist heap (Crane, "Linear Lists and Priority Queues as Balanced Binary Trees", 1972): path, group,
+# length of the right spine, left heap, right heap. Two heaps are merged along their right spines, whose length is at
+# most logarithmic, and merging shares what it does not change: an older queue stays as it was.
 Heap: TypeAlias = "tuple[BranchPath, Group, int, Heap | None, Heap | None]"
 
 
 class ReadyQueue:
-    """Groups by the smallest path among their branches, the smallest first.
+    """Groups by the smallest path among their branches, smallest first: a priority queue that is a value.
 
-    Groups come and go in logarithmic time; of those that came together, the first goes in constant time.
+    Adding and taking cost logarithmic time; taking the first of groups that were added together costs constant time.
     """
 
     __slots__ = ("_heap",)
@@ -203,40 +212,40 @@ class ReadyQueue:
 
     @classmethod
     def of(cls, groups: Iterable[Group]) -> ReadyQueue:
-        """A queue of some groups, in any order."""
+        """A queue of groups, given in any order."""
         heap: Heap | None = None
-        for path, group in sorted([(_first_path(group), group) for group in groups], key=_path, reverse=True):
+        # From the last to the first, each the parent of the one before: a chain of left children, so that taking the
+        # first needs no merging.
+        for path, group in sorted(
+            [(_smallest_path(group), group) for group in groups], key=itemgetter(0), reverse=True
+        ):
             heap = (path, group, 1, heap, None)
         return cls(heap)
 
     def added(self, groups: Iterable[Group]) -> ReadyQueue:
-        """A queue with further groups, in any order."""
-        return ReadyQueue(_merged(self._heap, ReadyQueue.of(groups)._heap))
+        """The queue with more groups, given in any order."""
+        return ReadyQueue(_merged_heaps(self._heap, ReadyQueue.of(groups)._heap))
 
-    def taken(self, position: int = 0) -> tuple[Group, ReadyQueue]:
-        """The group at a position, and the queue without it.
-
-        Raises:
-            IndexError: if there are not so many groups.
-        """
+    def taken(self, index: int = 0) -> tuple[Group, ReadyQueue]:
+        """The group at an index (0 for the smallest path), and the queue without it."""
         heap = self._heap
-        if not position and heap is not None:
-            rest = _merged(heap[3], heap[4])
+        if not index and heap is not None:
+            rest = _merged_heaps(heap[3], heap[4])
             return heap[1], NOTHING_READY if rest is None else ReadyQueue(rest)
         before: list[Group] = []
         while heap is not None:
             _, group, _, left, right = heap
-            heap = _merged(left, right)
-            if len(before) == position:
+            heap = _merged_heaps(left, right)
+            if len(before) == index:
                 return group, ReadyQueue(heap).added(before) if before else ReadyQueue(heap)
             before.append(group)
-        raise IndexError(f"no group at {position}: {len(before)} may start")
+        raise IndexError(f"no group at {index}: {len(before)} may start")
 
     def __iter__(self) -> Iterator[Group]:
         heap = self._heap
         while heap is not None:
             yield heap[1]
-            heap = _merged(heap[3], heap[4])
+            heap = _merged_heaps(heap[3], heap[4])
 
     def __bool__(self) -> bool:
         return self._heap is not None
@@ -244,7 +253,7 @@ class ReadyQueue:
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, ReadyQueue) else NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # compares by value, and values of groups are not hashable
 
     def __repr__(self) -> str:
         return f"ReadyQueue.of({list(self)!r})"
@@ -256,7 +265,7 @@ class ReadyQueue:
 NOTHING_READY = ReadyQueue()
 
 
-def _merged(one: Heap | None, two: Heap | None) -> Heap | None:
+def _merged_heaps(one: Heap | None, two: Heap | None) -> Heap | None:
     if one is None:
         return two
     if two is None:
@@ -264,16 +273,12 @@ def _merged(one: Heap | None, two: Heap | None) -> Heap | None:
     if two[0] < one[0]:
         one, two = two, one
     path, group, _, left, right = one
-    right = _merged(right, two)
-    if left is None or (right is not None and left[2] < right[2]):
+    right = _merged_heaps(right, two)
+    if left is None or (right is not None and left[2] < right[2]):  # leftist: the right spine is the shorter one
         left, right = right, left
     return path, group, 1 if right is None else right[2] + 1, left, right
 
 
-def _path(one: tuple[BranchPath, Group]) -> BranchPath:
-    return one[0]
-
-
-def _first_path(group: Group) -> BranchPath:
+def _smallest_path(group: Group) -> BranchPath:
     branches = group.branches
     return branches[0].path if len(branches) == 1 else min([branch.path for branch in branches])
