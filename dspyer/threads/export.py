@@ -13,9 +13,12 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple
 
+from dspyer.display.redaction import HIDDEN, Redaction
 from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreError
 from dspyer.persistence.journal import Journal
-from dspyer.persistence.reader import cyclic_history
+from dspyer.persistence.reader import HistoryReader, cyclic_history
+from dspyer.persistence.replay import read_commit_content
+from dspyer.persistence.rows import COMMITS, CommitContent, RowKind, encode_commit_content
 from dspyer.persistence.snapshot_encoding import chunk_id
 from dspyer.persistence.snapshots import check_snapshot
 from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store, ThreadRow
@@ -83,6 +86,18 @@ def _parents_first(store: Store, kept: Mapping[str, Reached]) -> list[str]:
             stack.append((name, True))
             stack += [(parent.run, False) for parent in kept[name].run.parents]
     return list(done)
+
+
+def shown_row(redaction: Redaction, reader: HistoryReader, row: Row) -> Any:
+    """The content of a row as a redacted export shows it: patches by their paths, of all else only that it exists."""
+    if row.kind in (RowKind.OPEN, *COMMITS):
+        written = read_commit_content(row.content, reader.fetch, reader.decode)
+        patch = None if written.patch is None else redaction.patch(written.patch)
+        return encode_commit_content(CommitContent(patch))
+    if row.kind == RowKind.END and row.content is not None:
+        failures = row.content.value(reader.fetch, lambda plain: plain)
+        return [{**failure, "message": HIDDEN, "traceback": HIDDEN} for failure in failures]
+    return HIDDEN
 
 
 ShowRow = Callable[[Row], Any]

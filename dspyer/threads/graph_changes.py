@@ -274,20 +274,20 @@ class GraphCompatibility:
         reader: reads the thread.
     """
 
-    def __init__(self, thread: str, blueprint: GraphSpec, shape: GraphFingerprint, reader: HistoryReader) -> None:
+    def __init__(self, thread: str, graph: GraphSpec, fingerprint: GraphFingerprint, reader: HistoryReader) -> None:
         self.thread = thread
-        self.blueprint = blueprint
-        self.shape = shape
+        self.graph = graph
+        self.fingerprint = fingerprint
         self.reader = reader
 
     @property
-    def beside(self) -> Mapping[str, bytes]:
+    def fingerprint_blob(self) -> Mapping[str, bytes]:
         """What a run that begins stores of its graph: once, however many runs there are."""
-        return {self.shape.id: self.shape.data}
+        return {self.fingerprint.id: self.fingerprint.data}
 
     def changed(self, last: RunRows | None) -> bool:
         """Whether the graph is another one than that of the last run."""
-        return last is not None and last.fingerprint not in ("", self.shape.id)
+        return last is not None and last.fingerprint not in ("", self.fingerprint.id)
 
     def check_graph(self, last: RunRows | None) -> None:
         """Refuses a thread whose last run was made by a graph of another name.
@@ -304,14 +304,14 @@ class GraphCompatibility:
         """
         if last is None:
             return
-        graph, header = self.blueprint, last.run.header
+        graph, header = self.graph, last.run.header
         name, named = str(header.get("graph", graph.name)), bool(header.get("named"))
         if name in graph.shares_threads_with or (name == graph.name and (named or graph.named)):
             return
         other = f"graph {name!r}"
         if not (named and graph.named):
             made_by = self._made_by(last) if self.changed(last) else None
-            if made_by is None or in_common(made_by.facts, self.shape.facts):
+            if made_by is None or in_common(made_by.facts, self.fingerprint.facts):
                 return
             other = f"a graph {name!r} that has no node and no field in common with it"
         raise ChangedGraphError(
@@ -333,13 +333,13 @@ class GraphCompatibility:
         """
         if last is None or not self.changed(last):
             return Adapted(state, state)
-        schema, made_by = self.blueprint.topology.schema, self._made_by(last)
-        suspects = set(schema.fields) if made_by is None else changed_fields(made_by.facts, self.shape.facts)
-        return adapt(self.thread, state, schema, suspects, self.blueprint.migrate)
+        schema, made_by = self.graph.topology.schema, self._made_by(last)
+        suspects = set(schema.fields) if made_by is None else changed_fields(made_by.facts, self.fingerprint.facts)
+        return adapt(self.thread, state, schema, suspects, self.graph.migrate)
 
-    def shown(self, state: ImmutableState, last: RunRows | None) -> ImmutableState:
+    def without_removed_fields(self, state: ImmutableState, last: RunRows | None) -> ImmutableState:
         """The state of a thread for people: without the fields that are gone. Nothing is validated."""
-        schema = self.blueprint.topology.schema
+        schema = self.graph.topology.schema
         if schema.accepts_any_key or not self.changed(last) or state.keys() <= schema.fields.keys():
             return state
         return ImmutableState({name: state.raw(name) for name in state if name in schema.fields})
@@ -357,15 +357,15 @@ class GraphCompatibility:
         if allow is False:
             self.check_graph(last)
         names: NodeNames = {} if isinstance(allow, bool) else allow
-        unknown = [name for name in names.values() if name not in self.blueprint.nodes]
+        unknown = [name for name in names.values() if name not in self.graph.nodes]
         if unknown:
-            hints = "".join(suggestion(name, self.blueprint.nodes) for name in unknown)
+            hints = "".join(suggestion(name, self.graph.nodes) for name in unknown)
             raise ThreadError(f"allow_changed_graph names {', '.join(map(repr, unknown))}, which is no node.{hints}")
         if not self.changed(last):
             return Renamed(last, None)
         made_by = self._made_by(last)
         if allow is False:
-            raise changed_graph(self.thread, made_by, self.shape)
+            raise changed_graph(self.thread, made_by, self.fingerprint)
         rows = tuple([rename_nodes(row, names) for row in last.rows]) if names else last.rows
         return Renamed(last._replace(rows=rows), names)
 
@@ -377,7 +377,7 @@ class GraphCompatibility:
             last: the run.
         """
         made_by = self._made_by(last) if self.changed(last) else None
-        found = changes(made_by.facts, self.shape.facts) if made_by is not None else []
+        found = changes(made_by.facts, self.fingerprint.facts) if made_by is not None else []
         lines = "".join(f"\n  - {change}" for change in found)
         return ChangedGraphError(
             f"thread {self.thread!r} cannot go on with this graph: {error}.{lines}\nNothing was called. If a node has "
@@ -386,7 +386,7 @@ class GraphCompatibility:
             (*error.changes, *found),
         )
 
-    def going_on(self, opening: RunStart, last: RunRows) -> tuple[RunStart, list[NewRow]]:
+    def adapted_run(self, opening: RunStart, last: RunRows) -> tuple[RunStart, list[NewRow]]:
         """Where a run stands that this graph goes on with, its state made to fit; and the rows that say so.
 
         Args:
@@ -396,7 +396,7 @@ class GraphCompatibility:
         Raises:
             ChangedGraphError: if a value does not fit, or several branches are live and their states do not.
         """
-        run, schema = opening.run, self.blueprint.topology.schema
+        run, schema = opening.run, self.graph.topology.schema
         branches = active_branches(run)
         patches = []
         for branch in branches:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from functools import cached_property
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Protocol, get_args, get_origin, get_type_hints
 from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel
@@ -30,8 +30,12 @@ from dspyer.values import json as encoding
 from dspyer.values.frozen import CopyOnRead, FrozenDict, FrozenList
 from dspyer.values.types import Opaque, class_name, known_class
 
-if TYPE_CHECKING:
-    from dspyer.runtime.program import CompiledGraph
+
+class HasGraph(Protocol):
+    """A compiled graph, as far as its fingerprint needs it; the programs of subgraphs are attributes of it."""
+
+    @property
+    def graph(self) -> GraphSpec: ...
 
 
 FingerprintFacts = Mapping[str, Any]
@@ -63,10 +67,10 @@ class GraphFingerprint:
         return cls(json.loads(data))
 
 
-_shapes: WeakKeyDictionary[CompiledGraph, GraphFingerprint] = WeakKeyDictionary()
+_shapes: WeakKeyDictionary[HasGraph, GraphFingerprint] = WeakKeyDictionary()
 
 
-def fingerprint_of(program: CompiledGraph) -> GraphFingerprint:
+def fingerprint_of(program: HasGraph) -> GraphFingerprint:
     """The shape of a program's graph."""
     shape = _shapes.get(program)
     if shape is None:
@@ -74,9 +78,9 @@ def fingerprint_of(program: CompiledGraph) -> GraphFingerprint:
     return shape
 
 
-def graph_facts(program: CompiledGraph) -> dict[str, Any]:
+def graph_facts(program: HasGraph) -> dict[str, Any]:
     """What the log of a run relies on."""
-    graph: GraphSpec = program.graph
+    graph = program.graph
     topology = graph.topology
     facts = {
         "nodes": {name: _node_facts(node, program) for name, node in graph.nodes.items()},
@@ -173,7 +177,7 @@ def _parts(cls: type) -> Any:
     return None
 
 
-def _node_facts(node: Node, program: CompiledGraph) -> dict[str, Any]:
+def _node_facts(node: Node, program: HasGraph) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "reads": None if node.reads is None else sorted(set(node.reads.values())),
         "writes": None if node.writes is None else sorted(set(node.writes.values())),
@@ -226,7 +230,7 @@ def named_classes(schema: Schema) -> tuple[type, ...]:
     return tuple(found)
 
 
-class Unnamed:
+class StorableCheck:
     """Refuses to write what no later process could read back, since nothing names its class.
 
     What was read from the store already, as an opaque value, is written again as it is.

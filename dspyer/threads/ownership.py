@@ -1,175 +1,291 @@
-"""Who works on a thread: owners, whether they are still there, and leases that are renewed while a run works."""
+"""Ownership of a thread: at most one run writes to it at a time.
+
+The owner is a row in the store: host, process and a random token, with a lease that a background thread renews while
+the run works. A write names the epoch under which its owner acquired the thread (a fencing token); whoever replaces the
+owner raises the epoch, so that an owner that was taken for dead by mistake cannot write any more. Whether an owner
+lives is decided in this order:
+
+- on this host and among processes that this one can see: whether the process, or the run in this process, is there;
+- anywhere else: whether the lease has ended, by the clock of the store.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from secrets import token_hex
 from threading import Event, Lock, Thread
+from typing import NamedTuple
 
-from dspyer.errors import ConcurrentRunError
+import anyio
+
+from dspyer.blocking import cancellation_count, run_in_thread
+from dspyer.errors import ConcurrentRunError, DspyerError, RunStoppedError, ThreadError
 from dspyer.persistence.journal import Journal
-from dspyer.stores.base import Owner, ThreadRow
-
-AT = "@"
-"""Between when and where a process began."""
+from dspyer.persistence.rows import end_row
+from dspyer.runtime.request import Request
+from dspyer.stores.base import Owner, Store, ThreadRow
 
 LEASE = 30.0
-"""Seconds that an owner counts as alive after it was last heard of."""
+"""Seconds after its last sign of life for which an owner on another host counts as alive."""
 
 LONGEST_PAUSE = 0.05
-"""Seconds between two looks at a thread that somebody else owns."""
+"""Most seconds between two attempts to acquire a thread."""
 
+AT = "@"
+"""Separates when a process started from the place in which its process id is unique."""
 
-def new_owner() -> Owner:
-    """This process, as the owner of one run."""
-    return Owner(socket.gethostname(), os.getpid(), _started(os.getpid()), token_hex(8))
-
-
-def is_alive(row: ThreadRow) -> bool:
-    """Whether the owner of a thread still works on it, as far as can be told."""
-    owner = row.owner
-    if owner is None or row.lease <= 0:
-        return False
-    if owner.host != socket.gethostname() or owner.started.partition(AT)[2] != _place():
-        return True
-    if owner.pid == os.getpid():
-        return leases.holds(owner.token)
-    return _runs(owner.pid) and _started(owner.pid) == owner.started
-
-
+# What an error about a live owner advises, by the options that the refused call has.
 WAIT = "try again when it has ended (t.status)"
 REPLACE = f"{WAIT}, or replace the owner with take_over=True"
 WAIT_OR_REPLACE = 'wait with on_conflict="wait", or replace the owner with take_over=True'
-"""What to do about an owner, by the options of the call."""
 
 
-def busy(row: ThreadRow, fix: str = WAIT) -> ConcurrentRunError:
-    """The error that a thread has an owner.
+# --- acquire and release
+
+
+class OwnedRun(NamedTuple):
+    """A run that was started by this process, with what is needed to play it and to release its thread."""
+
+    request: Request
+    journal: Journal
+    owner: Owner
+
+
+class ThreadLock:
+    """Holds a thread for the duration of one run: acquired at once or after waiting, released whatever happens.
 
     Args:
-        row: the row of the thread.
-        fix: what the caller can do.
+        acquire: acquires the thread and starts the run in the store, or raises `ConcurrentRunError`.
+        request: the options of the call.
+        on_conflict: `"raise"`, `"wait"` or `"merge"`: what to do while another run owns the thread.
+        timeout: most seconds to wait.
+
+    Attributes:
+        patience: seconds to wait; 0 for `"raise"`.
+        owned: the run, once the thread is acquired.
     """
-    owner = row.owner
-    where = "nobody" if owner is None else f"process {owner.pid} on {owner.host!r}"
-    return ConcurrentRunError(
-        f"thread {row.name!r} is owned by another run ({where}; its lease ends in {max(row.lease, 0):.0f} s unless it "
-        f"is renewed): {fix}"
-    )
+
+    def __init__(self, acquire: Callable[[], OwnedRun], request: Request, on_conflict: str, timeout: float) -> None:
+        if on_conflict not in ("raise", "wait", "merge"):
+            raise ThreadError(f'on_conflict={on_conflict!r}: it is "raise", "wait" or "merge"')
+        self._acquire_run = acquire
+        self._request = request
+        self.patience = 0.0 if on_conflict == "raise" else timeout
+        self.owned: OwnedRun | None = None
+
+    @contextmanager
+    def held(self) -> Iterator[OwnedRun]:
+        """Own the thread for the block."""
+        for pause in self._pauses():
+            if self._try_acquire():
+                break
+            # Wait for the owner to release the thread: 1 ms doubling to 50 ms, `patience` seconds in all. Polling,
+            # since the owner may be any process on any host. No jitter: the epoch decides who is next, and a loser has
+            # only read a row.
+            time.sleep(pause)
+        else:
+            self._acquire()  # the time is over: a last attempt, which raises
+        assert self.owned is not None
+        try:
+            yield self.owned
+        finally:
+            _release(self.owned)
+
+    @asynccontextmanager
+    async def aheld(self) -> AsyncIterator[OwnedRun]:
+        """Own the thread for the block, in async code.
+
+        `run_in_thread` completes a step in a worker thread although the task is cancelled: only then is it known
+        whether the thread is owned and must be released. The cancellation is raised after the step.
+        """
+        before = cancellation_count()
+        try:
+            for pause in self._pauses():
+                if await run_in_thread(self._try_acquire):
+                    break
+                if cancellation_count() > before:
+                    raise asyncio.CancelledError
+                await anyio.sleep(pause)  # between two attempts, as in `held`
+            else:
+                await run_in_thread(self._acquire)
+            if cancellation_count() > before:
+                raise asyncio.CancelledError
+            assert self.owned is not None
+            yield self.owned
+        finally:
+            owned = self.owned
+            if owned is not None and _has_ended(owned):
+                _release(owned)  # writes nothing: no worker thread is needed
+            elif owned is not None:
+                with anyio.CancelScope(shield=True):
+                    await run_in_thread(lambda: _release(owned))
+
+    def _acquire(self) -> None:
+        self.owned = self._acquire_run()
+
+    def _try_acquire(self) -> bool:
+        try:
+            self._acquire()
+        except ConcurrentRunError:
+            return False
+        return True
+
+    def _pauses(self) -> Iterator[float]:
+        """The pauses between attempts; raises if the run was stopped meanwhile."""
+        for pause in pauses(self.patience):
+            reason = self._request.stop_signal.reason
+            if reason is not None:
+                raise RunStoppedError(
+                    f"the run was stopped while it waited for its thread: {reason}. Nothing was started", reason
+                )
+            yield pause
+
+
+def _has_ended(owned: OwnedRun) -> bool:
+    """Whether the run has written its end, which releases the thread in the same transaction."""
+    return bool(owned.request.outcome.sessions) and owned.request.outcome.sessions[-1].end_written
+
+
+def _release(owned: OwnedRun) -> None:
+    """Release the thread.
+
+    A run that was stopped before its first step is written as stopped; one that could not write its end (a store that
+    fails, an exception that tears it out) only releases the thread, and counts as crashed.
+    """
+    try:
+        if not owned.request.outcome.sessions:
+            with suppress(DspyerError):  # the thread is released below, or its lease runs out
+                owned.journal.write([end_row("stopped", None, ())], flush=True, release=True)
+        if not _has_ended(owned):
+            owned.journal.release()
+    finally:
+        leases.let_go(owned.owner.token)
 
 
 def pauses(patience: float) -> Iterator[float]:
-    """How long to wait before each next look at a thread that somebody else owns, until the time is over.
-
-    Args:
-        patience: seconds in all.
-    """
+    """The seconds to sleep before each next attempt, from 1 ms doubling to 50 ms, until `patience` seconds are over."""
     end, pause = time.monotonic() + patience, 0.001
     while (left := end - time.monotonic()) > 0:
         yield min(pause, left)
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
+# --- is the owner alive?
+
+
+def is_alive(row: ThreadRow) -> bool:
+    """Whether the owner of a thread is alive, as far as this process can know."""
+    owner = row.owner
+    if owner is None or row.lease <= 0:
+        return False
+    if owner.host != socket.gethostname() or owner.started.partition(AT)[2] != _pid_namespace():
+        return True  # its process cannot be asked, and its lease has not ended
+    if owner.pid == os.getpid():
+        return leases.holds(owner.token)
+    return _process_exists(owner.pid) and _started(owner.pid) == owner.started
+
+
+def check_no_owner(row: ThreadRow, remedy: str = WAIT) -> None:
+    """Raise `ConcurrentRunError` if a thread has a live owner."""
+    if is_alive(row):
+        raise busy(row, remedy)
+
+
+def existing_row(store: Store, thread: str, take_over: bool) -> ThreadRow:
+    """The row of a thread; raises if there is none, or if it has a live owner that may not be replaced."""
+    row = store.thread(thread)
+    if row is None:
+        raise ThreadError(f"there is no thread {thread!r}")
+    if not take_over:
+        check_no_owner(row, REPLACE)
+    return row
+
+
+def busy(row: ThreadRow, remedy: str = WAIT) -> ConcurrentRunError:
+    """The error that a thread has a live owner.
+
+    Args:
+        row: of the thread.
+        remedy: what the caller can do.
+    """
+    owner = row.owner
+    where = "unknown" if owner is None else f"process {owner.pid} on {owner.host!r}"
+    return ConcurrentRunError(
+        f"thread {row.name!r} is owned by another run ({where}; its lease ends in {max(row.lease, 0):.0f} s unless it "
+        f"is renewed): {remedy}"
+    )
+
+
+def new_owner() -> Owner:
+    """This process as the owner of one run."""
+    return Owner(socket.gethostname(), os.getpid(), _started(os.getpid()), token_hex(8))
+
+
 def _started(pid: int) -> str:
-    """When and where a process began, in the system's own words; "ended" for one that has ended."""
+    """When a process started, in clock ticks since boot, and where; `"ended"` for a zombie.
+
+    A process id is used again after its process has ended; the start time tells the two apart.
+    """
     when = ""
     with suppress(OSError):
+        # The fields of /proc/PID/stat after the command, which stands in parentheses and may hold spaces: the state is
+        # the first, the start time the 20th of them.
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         if state in "ZX":
-            return "ended"  # its parent has not asked yet how it ended
+            return "ended"  # only its parent has not yet read its exit status
         when = rest[18]
-    return f"{when}{AT}{_place()}"
+    return f"{when}{AT}{_pid_namespace()}"
 
 
-def _place() -> str:
-    """Where the number of a process means something, as far as the system says: containers of one host name, and
-    machines, have numbers of their own.
+def _pid_namespace() -> str:
+    """The boot and the PID namespace in which process ids are unique; `""` where the system does not say.
+
+    Containers may share a host name, and each has process ids of its own.
     """
     with suppress(OSError):
-        return f"{_boot()} {Path('/proc/self/ns/pid').readlink()}"
+        return f"{_boot_id()} {Path('/proc/self/ns/pid').readlink()}"
     return ""
 
 
 @cache
-def _boot() -> str:
+def _boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def _runs(pid: int) -> bool:
+def _process_exists(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
+        os.kill(pid, 0)  # signal 0 only checks
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        return True  # it exists, and belongs to another user
     return True
 
 
-class _Renewer:
-    """Renews the leases of the runs that this process works on in one store.
-
-    Args:
-        all_leases: says how long a lease lasts, and forgets the renewer when it has nothing to do.
-        store: the identity of the store.
-    """
-
-    def __init__(self, all_leases: Leases, store: int) -> None:
-        self.held: dict[str, Journal] = {}
-        self._all = all_leases
-        self._store = store
-        self._waiting: set[str] = set()  # tokens of owners whose renewal has not come back yet
-
-    def run(self) -> None:
-        """Renews now and then, until there is nothing to renew."""
-        pause = Event()
-        while not self._all.forget_idle(self._store, self):
-            pause.wait(self._all.lease / 3)
-            self.renew()
-
-    def renew(self) -> None:
-        """Renews all; one that does not come back holds up no other."""
-        queue = deque(item for item in list(self.held.items()) if item[0] not in self._waiting)
-        while queue:
-            worker = Thread(target=self._work, args=(queue,), name="dspyer-lease", daemon=True)
-            worker.start()
-            worker.join(self._all.lease / 30)
-
-    def _work(self, queue: deque[tuple[str, Journal]]) -> None:
-        while queue:
-            with suppress(IndexError):  # another worker was faster
-                token, journal = queue.popleft()
-                self._waiting.add(token)
-                try:
-                    journal.renew(self._all.lease)
-                finally:
-                    self._waiting.discard(token)
+# --- renewal of leases
 
 
 class Leases:
-    """Renews the leases of the runs that this process works on, those of each store apart from the others'.
+    """Renews the leases of the runs that this process owns, with one background thread per store.
 
     Args:
         lease: seconds that a lease lasts.
     """
 
     def __init__(self, lease: float = LEASE) -> None:
-        self._lease = lease
+        self.lease = lease
         self.forget()
 
-    @property
-    def lease(self) -> float:
-        """Seconds that a lease lasts."""
-        return self._lease
-
     def hold(self, token: str, journal: Journal) -> None:
-        """Keeps an owner alive until `let_go`: from before it owns the thread, so that no other run finds it gone."""
+        """Renew the lease of an owner until `let_go`."""
         store = id(journal.store.store)
         with self._lock:
             renewer = self._renewers.get(store)
@@ -180,27 +296,25 @@ class Leases:
             self._tokens[token] = renewer
 
     def holds(self, token: str) -> bool:
-        """Whether a run of this process is at work."""
+        """Whether the owner is a run of this process that has not ended."""
         return token in self._tokens
 
     def let_go(self, token: str) -> None:
-        """Renews an owner no longer."""
+        """Stop renewing the lease of an owner."""
         with self._lock:
             renewer = self._tokens.pop(token, None)
             if renewer is not None:
                 renewer.held.pop(token, None)
 
     def renew(self) -> None:
-        """Renews all leases now; a run that was replaced notices at its next write."""
+        """Renew all leases now. A run whose owner was replaced finds out at its next write."""
         for renewer in list(self._renewers.values()):
             renewer.renew()
 
     def forget_idle(self, store: int, renewer: _Renewer) -> bool:
-        """Whether a renewer has nothing to do; the next run in its store gets another one.
+        """Whether a renewer has nothing to renew; it is forgotten then, and the next run in its store gets a new one.
 
-        Args:
-            store: the identity of its store.
-            renewer: the renewer.
+        Asked and forgotten under one lock: else `hold` could add a run to a renewer whose thread is about to end.
         """
         with self._lock:
             idle = self._renewers.get(store) is not renewer or not renewer.held
@@ -209,12 +323,52 @@ class Leases:
         return idle
 
     def forget(self) -> None:
-        """Holds nothing: a process that was forked owns none of its parent's runs."""
+        """Drop all leases, and the lock, which may be held. For a forked process: the runs are its parent's."""
         self._lock = Lock()
         self._renewers: dict[int, _Renewer] = {}
         self._tokens: dict[str, _Renewer] = {}
 
 
+class _Renewer:
+    """The background thread that renews the leases in one store.
+
+    Args:
+        all_leases: says how long a lease lasts, and forgets the renewer when it is idle.
+        store: the `id` of the store.
+    """
+
+    def __init__(self, all_leases: Leases, store: int) -> None:
+        self.held: dict[str, Journal] = {}
+        self._all = all_leases
+        self._store = store
+        self._unfinished: set[str] = set()  # tokens of owners whose last renewal has not returned
+
+    def run(self) -> None:
+        """Renew every third of a lease, so that one failed renewal ends no lease; until there is nothing to renew."""
+        timer = Event()  # never set: a wait with a timeout
+        while not self._all.forget_idle(self._store, self):
+            timer.wait(self._all.lease / 3)
+            self.renew()
+
+    def renew(self) -> None:
+        """Renew all leases. A write that hangs delays the others by a 30th of a lease only: the next worker starts."""
+        queue = deque(item for item in list(self.held.items()) if item[0] not in self._unfinished)
+        while queue:
+            worker = Thread(target=self._work, args=(queue,), name="dspyer-lease", daemon=True)
+            worker.start()
+            worker.join(self._all.lease / 30)
+
+    def _work(self, queue: deque[tuple[str, Journal]]) -> None:
+        while queue:
+            with suppress(IndexError):  # another worker has taken the last one
+                token, journal = queue.popleft()
+                self._unfinished.add(token)
+                try:
+                    journal.renew(self._all.lease)
+                finally:
+                    self._unfinished.discard(token)
+
+
 leases = Leases()
-if hasattr(os, "register_at_fork"):
+if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=leases.forget)

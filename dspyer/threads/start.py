@@ -1,34 +1,28 @@
-"""How a thread gets a run: a new one, or its last one taken up again. Everything is checked before it is owned."""
+"""Start a run on a thread: a new one, or the last one resumed.
+
+A start has three steps, in this order, which makes it safe against crashes and other processes:
+
+1. Load the head of the thread. A thread with a live owner is refused.
+2. Check all that the caller gave (inputs, answers, graph) and build the run in memory: a `FirstWrite`. Up to here
+   nothing is written, so a refused call leaves no open run.
+3. Write owner, head and first rows in one transaction, guarded by the epoch of the thread, its fencing token. Of two
+   processes that come this far one succeeds; the other gets `ConcurrentRunError`, and has written nothing.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-import anyio
-
-from dspyer.blocking import cancellation_count, run_in_thread
-from dspyer.errors import (
-    ChangedGraphError,
-    ConcurrentRunError,
-    DspyerError,
-    OpenRunError,
-    RunStoppedError,
-    StoreError,
-    ThreadError,
-)
-from dspyer.events import Question
+from dspyer.errors import ChangedGraphError, OpenRunError, StoreError, ThreadError
 from dspyer.graph.spec import GraphSpec
 from dspyer.persistence.execution_records import ExecutionRecords, answer_row
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.reader import HistoryReader, RunRows, read_run
 from dspyer.persistence.replay import replay
-from dspyer.persistence.rows import COMMITS, CommitHeader, NewRow, RowKind, end_row, open_row, resume_row
+from dspyer.persistence.rows import COMMITS, CommitHeader, NewRow, RowKind, open_row, resume_row
 from dspyer.persistence.snapshot_encoding import SnapshotEncoder
 from dspyer.persistence.snapshots import recover_state
 from dspyer.runtime.request import Request, RunStart
@@ -36,131 +30,124 @@ from dspyer.scheduler.run_state import RunState
 from dspyer.scheduler.schedule import start
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
-from dspyer.stores.base import Change, Owner, Point, RunRow, Store, ThreadRow
+from dspyer.stores.base import Change, Owner, Point, RunRow, ThreadRow
+from dspyer.threads.answers import given_answers
 from dspyer.threads.graph_changes import AllowChanged, GraphCompatibility
 from dspyer.threads.graph_fingerprint import GraphFingerprint
-from dspyer.threads.ownership import LEASE, REPLACE, WAIT_OR_REPLACE, busy, is_alive, leases, new_owner, pauses
-from dspyer.threads.status import given_answers, questions_in, resumes
+from dspyer.threads.ownership import LEASE, REPLACE, WAIT_OR_REPLACE, OwnedRun, busy, is_alive, leases, new_owner
+from dspyer.threads.status import resumes_without_progress
 from dspyer.threads.views_across_runs import EarlierRuns, Older, PreviousRuns, RecentIndexes
 
 
-class OwnedRun(NamedTuple):
-    """A run that this process owns: what its call asks for, and how it is given back."""
+class ThreadHead(NamedTuple):
+    """The end of a thread's history, where its next run begins.
 
-    request: Request
-    journal: Journal
-    owner: Owner
+    Attributes:
+        row: the thread's row in the store.
+        last_run: the last run, as far as it was read; None for a thread without runs.
+        state: the last state that all branches of that run shared.
+        next_version: the version of the next commit.
+        rows_since_snapshot: how many rows were written since the last snapshot.
+        encoder: encodes the next snapshot; it knows which pieces of earlier states are stored.
+        broken: why the newest commits cannot be read; `""` if they can. State and version are those before them.
+        last_readable: the row of the last commit that can be read, if `broken`.
+    """
+
+    row: ThreadRow
+    last_run: RunRows | None
+    state: ImmutableState
+    next_version: int
+    rows_since_snapshot: int = 0
+    encoder: SnapshotEncoder | None = None
+    broken: str = ""
+    last_readable: Point | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether the last run was not finished."""
+        return self.last_run is not None and self.last_run.status != "completed"
+
+    def open_error(self) -> OpenRunError:
+        """The error for a call that needs a finished last run."""
+        status = self.last_run.status if self.last_run else None
+        ended = {"failed": "failed", "interrupted": "waits for answers", "stopped": "was stopped"}
+        return OpenRunError(
+            f"the last run of thread {self.row.name!r} {ended.get(str(status), 'crashed')}: resume it with t.resume(), "
+            "or abandon it with t.run(..., abandon=True)"
+        )
+
+    def broken_error(self) -> StoreError:
+        """The error for a call that needs commits that cannot be read."""
+        last = self.next_version - 1
+        remedy = (
+            f". What came before it can be read with t.history() and t.at(...); continue from version {last} with "
+            f"t.run(..., abandon=True), or on a copy, t.copy(to=..., at={last})"
+        )
+        return StoreError(f"thread {self.row.name!r}: {self.broken}{remedy if last >= 0 else ''}")
 
 
 class FirstWrite(NamedTuple):
-    """What is about to be written and run.
+    """A run that is ready to start, and the rows that are written before it does.
 
     Attributes:
-        run: the run.
-        seq: the number of its next row.
-        drafts: its next rows.
-        opening: where it stands.
-        memo: what it remembers.
+        run: the run, or the part of it that the rows belong to.
+        first_seq: the number of the first of the rows; 0 if the run is new in the store.
+        rows: the rows.
+        start: the run in memory.
+        records: what earlier attempts left: answers, effects, results of items.
     """
 
     run: RunRow
-    seq: int
-    drafts: list[NewRow]
-    opening: RunStart
-    memo: ExecutionRecords
+    first_seq: int
+    rows: list[NewRow]
+    start: RunStart
+    records: ExecutionRecords
 
 
 class RunStarter:
-    """Starts and takes up the runs of one thread.
+    """Starts, resumes and rebuilds the runs of one thread.
 
     Args:
-        blueprint: the graph.
-        store: where the thread is kept.
-        thread: its name.
-        reader: reads it.
-        shape: the shape of the graph.
-        older: gives all commits up to a row, for views.
-        recent: what views keep between runs.
+        graph: the graph of the program.
+        reader: reads the store of the thread.
+        thread: the name of the thread.
+        fingerprint: of the graph.
+        older: lists all commits up to a row, for views that look back.
+        recent: indexes that views keep between the runs of a program.
     """
 
     def __init__(
         self,
-        blueprint: GraphSpec,
-        store: Store,
-        thread: str,
+        graph: GraphSpec,
         reader: HistoryReader,
-        shape: GraphFingerprint,
+        thread: str,
+        fingerprint: GraphFingerprint,
         older: Older,
         recent: RecentIndexes,
     ) -> None:
-        self.fitting = GraphCompatibility(thread, blueprint, shape, reader)
-        self.blueprint = blueprint
-        self.store = store
-        self.thread = thread
+        self.graph = graph
         self.reader = reader
-        self.older = older
-        self.recent = recent
+        self.store = reader.store
+        self.thread = thread
+        self.compatibility = GraphCompatibility(thread, graph, fingerprint, reader)
+        self._older = older
+        self._recent = recent
 
-    def rest(self) -> ThreadHead:
-        """What the thread has come to."""
-        row = self.store.thread(self.thread) or ThreadRow(self.thread, None, 0)
-        return ThreadHead(row, None, ImmutableState(), 0) if row.head is None else self.rest_at(row, row.head)
+    # --- start and resume
 
-    def rest_at(self, row: ThreadRow, at: Point) -> ThreadHead:
-        """A thread that goes on from a row.
+    def start_new(self, inputs: Mapping[str, Any], request: Request, *, abandon: bool, take_over: bool) -> OwnedRun:
+        """Check the inputs, make a new run and acquire the thread for it."""
 
-        Args:
-            row: the thread.
-            at: the row.
-        """
-        found = recover_state(self.reader, at)
-        end = found.tail, found.encoder, found.broken, found.last_good
-        return ThreadHead(row, found.last_run, found.state, found.next_version, *end)
+        def first_write(head: ThreadHead) -> FirstWrite:
+            if head.open and not abandon:
+                raise head.open_error()
+            if head.broken and (not abandon or head.last_readable is None):
+                raise head.broken_error()  # with a wrong key nothing can be read: that must not start an empty thread
+            return self.new_run(head, inputs, request, self.next_label(head))
 
-    def readable(self) -> ThreadHead:
-        """What the thread has come to.
+        return self.acquire(first_write, request, take_over, WAIT_OR_REPLACE)
 
-        Raises:
-            StoreError: if its newest commits cannot be read; it names the last version that can.
-        """
-        rest = self.rest()
-        if rest.broken:
-            raise rest.broken_error()
-        return rest
-
-    def questions(self) -> tuple[Question, ...]:
-        """What the last run waits to be told."""
-        row = self.store.thread(self.thread)
-        if row is None or row.head is None:
-            return ()
-        memo = ExecutionRecords()
-        memo.read(questions_in(self.store, row.head), self.reader.fetch, self.reader.decode)
-        return memo.open_questions()
-
-    def before(self, of: RunRows) -> tuple[ImmutableState, int]:
-        """The state that a run goes on from, and the version of its first commit."""
-        first = int(of.run.header.get("first", 0))
-        if not of.parents:
-            return ImmutableState(), first
-        return recover_state(self.reader, of.parents[0]).state, first
-
-    def begin(self, inputs: Mapping[str, Any], request: Request, *, abandon: bool, take_over: bool) -> OwnedRun:
-        """Makes a new run and owns the thread for it.
-
-        Args:
-            inputs: the inputs by name.
-            request: what the call asks for beside them.
-            abandon: whether an open run is left as it is.
-            take_over: whether an owner that is alive is replaced.
-
-        Raises:
-            ConcurrentRunError: if another run owns the thread.
-            OpenRunError: if its last run was not finished.
-            InputError: for missing, unknown or invalid inputs.
-        """
-        return self.own(lambda rest: self._new(rest, inputs, request, abandon), request, take_over, WAIT_OR_REPLACE)
-
-    def take_up(
+    def resume_last(
         self,
         answers: Mapping[str, Any] | None,
         request: Request,
@@ -169,240 +156,314 @@ class RunStarter:
         max_resumes: int,
         allow: AllowChanged = False,
     ) -> OwnedRun:
-        """Owns the thread to go on with its last run.
+        """Check the answers, rebuild the last run from its log and acquire the thread for it."""
+
+        def first_write(head: ThreadHead) -> FirstWrite:
+            return self._resumed_run(head, answers or {}, max_resumes, allow)
+
+        return self.acquire(first_write, request, take_over)
+
+    def new_run(self, head: ThreadHead, inputs: Mapping[str, Any], request: Request, label: str) -> FirstWrite:
+        """A new run that begins with the state at the head, with its inputs folded in.
 
         Args:
-            answers: answers to open questions, by key or id.
-            request: what the call asks for beside them.
-            take_over: whether an owner that is alive is replaced.
-            max_resumes: how often a run may be taken up without coming further.
-            allow: whether another graph may go on with it, or new names of nodes by their old ones.
-
-        Raises:
-            ConcurrentRunError: if another run owns the thread.
-            ChangedGraphError: if the graph is another one, or does not fit.
-            ThreadError: if there is nothing to go on with, or an answer answers no open question.
-        """
-        return self.own(lambda rest: self._last(rest, answers or {}, max_resumes, allow), request, take_over)
-
-    def _new(self, rest: ThreadHead, inputs: Mapping[str, Any], request: Request, abandon: bool) -> FirstWrite:
-        if rest.open and not abandon:
-            raise rest.open_error()
-        if rest.broken and (not abandon or rest.good is None):  # a wrong key is no reason to begin from nothing
-            raise rest.broken_error()
-        return self.ahead(rest, inputs, request, self.label(rest))
-
-    def ahead(self, rest: ThreadHead, inputs: Mapping[str, Any], request: Request, label: str) -> FirstWrite:
-        """A new run that goes on from what the thread has come to.
-
-        Args:
-            rest: that.
+            head: of the thread.
             inputs: the inputs by name.
-            request: what the call asks for.
-            label: the name of the run for people.
+            request: the options of the call.
+            label: the name of the run in ids of commits.
         """
-        self.fitting.check_graph(rest.last)
-        fitted = self.fitting.adapted(rest.state, rest.last)
-        self.blueprint.check_inputs(inputs, self._kept(fitted.state))
-        schema, keep = self.blueprint.topology.schema, self.blueprint.keep
-        patch, _ = schema.begin(fitted.state, inputs, keep=keep, commit_id=f"{label}/trunk:0")
-        patch = fitted.patch(schema, patch)
-        state = schema.replay(rest.state, patch)
-        schema.check_state_limit(None, rest.state, patch, state)
-        head = rest.good if rest.broken else rest.row.head
-        parents = () if head is None else (head,)
-        header = self.header(rest.first, label)
+        self.compatibility.check_graph(head.last_run)
+        adapted = self.compatibility.adapted(head.state, head.last_run)
+        self.graph.check_inputs(inputs, self._fields_kept(adapted.state))
+        schema = self.graph.topology.schema
+        patch, _ = schema.begin(adapted.state, inputs, keep=self.graph.keep, commit_id=f"{label}/trunk:0")
+        patch = adapted.patch(schema, patch)
+        state = schema.replay(head.state, patch)
+        schema.check_state_limit(None, head.state, patch, state)
+        last_row = head.last_readable if head.broken else head.row.head
+        parents = () if last_row is None else (last_row,)
+        header = self.run_header(head.next_version, label)
         if not request.live:
             header["live"] = False
         run = RunRow(token_hex(16), self.thread, parents, header)
-        begun = start(self.blueprint.topology, rest.state, rest.first)
-        earlier = self._earlier(parents, rest.state, rest.first, rest.row)
-        opening = RunStart(begun, patch, state, run.id, (label,), earlier)
-        return FirstWrite(run, 0, [open_row(START, patch, beside=self.fitting.beside)], opening, ExecutionRecords())
+        run_state = start(self.graph.topology, head.state, head.next_version)
+        earlier = self._earlier_runs(parents, head.state, head.next_version, head.row)
+        run_start = RunStart(run_state, patch, state, run.id, (label,), earlier)
+        rows = [open_row(START, patch, beside=self.compatibility.fingerprint_blob)]
+        return FirstWrite(run, 0, rows, run_start, ExecutionRecords())
 
-    def _last(self, rest: ThreadHead, answers: Mapping[str, Any], max_resumes: int, allow: AllowChanged) -> FirstWrite:
-        if not rest.open or rest.row.head is None:
-            what = "has no run yet" if rest.last is None else "has finished its last run"
-            raise ThreadError(f"thread {self.thread!r} {what}: there is nothing to resume; start a run with t.run(...)")
-        if rest.broken:
-            raise rest.broken_error()
-        last, names = self.fitting.allowed(read_run(self.store, rest.row.head), allow)
-        memo = ExecutionRecords()
-        memo.read(last.rows, self.reader.fetch, self.reader.decode)
-        memo.resumes += 1
-        drafts: list[NewRow] = []
-        for key, frozen in given_answers(memo, answers, self.blueprint).items():
-            memo.answers[key] = frozen
-            drafts.append(answer_row(key, frozen))
-        opening = self.again(last, memo)
-        moved: list[NewRow] = []
-        if names is not None:
-            opening, moved = self.fitting.going_on(opening, last)
-        count = 1 + resumes(last.rows)
-        running = sorted(opening.run.running) or [group.position[0] for group in opening.run.ready]
+    def _resumed_run(
+        self, head: ThreadHead, answers: Mapping[str, Any], max_resumes: int, allow: AllowChanged
+    ) -> FirstWrite:
+        if not head.open or head.row.head is None:
+            found = "has no run yet" if head.last_run is None else "has finished its last run"
+            raise ThreadError(
+                f"thread {self.thread!r} {found}: there is nothing to resume; start a run with t.run(...)"
+            )
+        if head.broken:
+            raise head.broken_error()
+        last, names = self.compatibility.allowed(read_run(self.store, head.row.head), allow)
+        records = self.read_records(last)
+        records.resumes += 1
+        rows: list[NewRow] = []
+        for key, frozen in given_answers(records, answers, self.graph).items():
+            records.answers[key] = frozen
+            rows.append(answer_row(key, frozen))
+        run_start, migration = self.rebuild_adapted(last, records, adapt=names is not None)
+        count = 1 + resumes_without_progress(last.rows)
+        running = names_of_next(run_start.run)
         if count > max_resumes:
             raise ThreadError(
-                f"the last run of thread {self.thread!r} was taken up {max_resumes} times and came no further; open: "
-                f"{', '.join(running)}. Look for what kills its process, then allow more with "
-                f"resume(max_resumes={2 * max_resumes}), or leave it with t.run(..., abandon=True)"
+                f"the last run of thread {self.thread!r} was resumed {max_resumes} times without progress; open: "
+                f"{', '.join(running)}. Find out what kills its process, then allow more resumes with "
+                f"resume(max_resumes={2 * max_resumes}), or abandon the run with t.run(..., abandon=True)"
             )
-        drafts += [resume_row(count, running, None if names is None else self.fitting.beside), *moved]
-        run, seq = last.run, rest.row.head.seq + 1
+        blob = None if names is None else self.compatibility.fingerprint_blob
+        rows += [resume_row(count, running, blob), *migration]
+        run, seq = last.run, head.row.head.seq + 1
+        # Rows of the run may follow the head (of an owner that was replaced, of another thread), or be another graph's.
         if names is not None or run.thread != self.thread or self.store.rows(run.id, seq, seq):
-            run, seq = self.next_part(rest, run, rest.row.head, names=names), 0
-            opening = opening._replace(run_id=run.id, label=(run.header["label"],))
-        return FirstWrite(run, seq, drafts, opening, memo)
+            run, seq = self.next_part(head, run, head.row.head, names=names), 0
+            run_start = run_start._replace(run_id=run.id, label=(run.header["label"],))
+        return FirstWrite(run, seq, rows, run_start, records)
+
+    # --- from rows to a run in memory
+
+    def read_records(self, run: RunRows) -> ExecutionRecords:
+        """The answers, effects and results of items that a run has stored."""
+        records = ExecutionRecords()
+        records.read(run.rows, self.reader.fetch, self.reader.decode)
+        return records
+
+    def rebuild_adapted(
+        self, last: RunRows, records: ExecutionRecords, adapt: bool
+    ) -> tuple[RunStart, Sequence[NewRow]]:
+        """A run rebuilt from its rows; with `adapt`, its state fitted to a changed graph by further rows."""
+        run_start = self.rebuild(last, records)
+        return self.compatibility.adapted_run(run_start, last) if adapt else (run_start, ())
+
+    def rebuild(self, last: RunRows, records: ExecutionRecords) -> RunStart:
+        """A run as its log left it: every commit is replayed, no node is called."""
+        before, first = self._state_before(last)
+        opening = self.reader.opening_patch(last.rows)
+        if opening is None:
+            raise ThreadError(
+                f"the log of the last run of thread {self.thread!r} lacks its first commit: abandon the run with "
+                "t.run(..., abandon=True)"
+            )
+        node, patch = opening
+        schema_at = self.reader.schema_by_row(last)
+        state = schema_at(next(row for row in last.rows if row.kind == RowKind.OPEN)).replay(before, patch)
+        fresh: RunState = start(self.graph.topology, before, first, node)
+        try:
+            rows = records.commits(())
+            run = replay(fresh, rows, (patch, state), self.reader.fetch, self.reader.decode, schema_at)
+        except ChangedGraphError as error:
+            raise self.compatibility.explained(error, last) from None
+        label = str(last.run.header.get("label", self.thread))
+        earlier = self._earlier_runs(last.parents, before, first, self.store.thread(self.thread))
+        return RunStart(run, patch, state, last.run.id, (label,), earlier, _id_prefixes(last))
+
+    def _state_before(self, run: RunRows) -> tuple[ImmutableState, int]:
+        """The state with which a run began, and the version of its first commit."""
+        first = int(run.run.header.get("first", 0))
+        if not run.parents:
+            return ImmutableState(), first
+        return recover_state(self.reader, run.parents[0]).state, first
+
+    def _earlier_runs(
+        self, parents: tuple[Point, ...], state: ImmutableState, first: int, row: ThreadRow | None
+    ) -> EarlierRuns | None:
+        """The history before a run, for its views; None for the first run of a thread."""
+        if not parents or row is None:
+            return None
+        previous = PreviousRuns(parents[0], row, state, first)
+        return EarlierRuns(self.graph, self.reader, self._older, self._recent, previous)
+
+    # --- rows of runs
 
     def next_part(
         self,
-        rest: ThreadHead,
-        of: RunRow,
+        head: ThreadHead,
+        run: RunRow,
         at: Point,
-        gone: Sequence[tuple[int, int]] = (),
+        excluded: Sequence[tuple[int, int]] = (),
         names: Mapping[str, str] | None = None,
     ) -> RunRow:
-        """A further part of a run.
+        """A new part of a run, which continues it under a new id from one of its rows.
 
         Args:
-            rest: what the thread has come to.
-            of: the part before.
-            at: the row that it goes on from.
-            gone: spans of the rows up to there that do not count.
-            names: if another graph goes on: new names of nodes by their old ones.
+            head: of the thread.
+            run: the part before.
+            at: the row after which the new part continues.
+            excluded: spans of rows up to there that do not belong to the continued run.
+            names: if another graph continues the run: new names of nodes by their old ones.
         """
-        header = {**of.header, "continues": True, "label": self.label(rest), "without": [list(span) for span in gone]}
-        if not gone:
-            del header["without"]
+        header = {**run.header, "continues": True, "label": self.next_label(head)}
+        header.pop("without", None)
+        if excluded:
+            header["without"] = [list(span) for span in excluded]
         header.pop("names", None)
         if names is not None:
             header.pop("named", None)
-            header |= self.graph()
+            header |= self._graph_header()
         if names:
             header["names"] = dict(names)
         return RunRow(token_hex(16), self.thread, (at,), header)
 
-    def label(self, rest: ThreadHead) -> str:
-        """The name of the next run for people, and in front of what is named after its commits."""
-        return f"{self.thread}.{rest.row.runs + 1}"
+    def next_label(self, head: ThreadHead) -> str:
+        """The label of the next run, with which the ids of its commits begin: `"t-42.3"`."""
+        return f"{self.thread}.{head.row.runs + 1}"
 
-    def header(self, first: int, label: str) -> dict[str, Any]:
-        """What a run says about itself from the start."""
-        return {**self.graph(), "first": first, "label": label}
+    def run_header(self, first: int, label: str) -> dict[str, Any]:
+        """The header of a run: its graph, its label and the version of its first commit."""
+        return {**self._graph_header(), "first": first, "label": label}
 
-    def graph(self) -> dict[str, Any]:
-        """What a run says about the graph that makes it."""
-        about = {"graph": self.blueprint.name, "shape": self.fitting.shape.id}
-        return {**about, "named": True} if self.blueprint.named else about
+    def _graph_header(self) -> dict[str, Any]:
+        header: dict[str, Any] = {"graph": self.graph.name, "shape": self.compatibility.fingerprint.id}
+        return {**header, "named": True} if self.graph.named else header
 
-    def again(self, last: RunRows, memo: ExecutionRecords) -> RunStart:
-        """A run as its rows left it.
+    def _fields_kept(self, state: ImmutableState) -> frozenset[str]:
+        """The fields that have a value when the next run begins, so that no input is needed for them."""
+        keep = self.graph.keep
+        return frozenset(name for name in state if keep is None or name in keep)
 
-        Args:
-            last: the run.
-            memo: what it remembers.
-        """
-        before, first = self.before(last)
-        found = self.reader.opening_patch(last.rows)
-        if found is None:
-            raise ThreadError(f"the last run of thread {self.thread!r} has no opening: leave it with abandon=True")
-        node, patch = found
-        topology = self.blueprint.topology
-        schema_at = self.reader.schema_by_row(last)
-        state = schema_at(next(row for row in last.rows if row.kind == RowKind.OPEN)).replay(before, patch)
-        begun: RunState = start(topology, before, first, node)
-        try:
-            rows = memo.commits(())
-            run = replay(begun, rows, (patch, state), self.reader.fetch, self.reader.decode, schema_at)
-        except ChangedGraphError as error:
-            raise self.fitting.explained(error, last) from None
-        label = str(last.run.header.get("label", self.thread))
-        earlier = self._earlier(last.parents, before, first, self.store.thread(self.thread))
-        return RunStart(run, patch, state, last.run.id, (label,), earlier, _taken(last))
+    # --- the head of the thread
 
-    def _earlier(
-        self, heads: tuple[Point, ...], state: ImmutableState, first: int, row: ThreadRow | None
-    ) -> EarlierRuns | None:
-        """What lies behind a run, for its views; None for nothing."""
-        if not heads or row is None:
-            return None
-        return EarlierRuns(
-            self.blueprint, self.reader, self.older, self.recent, PreviousRuns(heads[0], row, state, first)
+    def load_head(self) -> ThreadHead:
+        """The end of the thread's history."""
+        row = self.store.thread(self.thread) or ThreadRow(self.thread, None, 0)
+        return ThreadHead(row, None, ImmutableState(), 0) if row.head is None else self.head_at(row, row.head)
+
+    def head_at(self, row: ThreadRow, at: Point) -> ThreadHead:
+        """The head of a thread as if it ended at a row."""
+        found = recover_state(self.reader, at)
+        return ThreadHead(
+            row,
+            found.last_run,
+            found.state,
+            found.next_version,
+            found.tail,
+            found.encoder,
+            found.broken,
+            found.last_good,
         )
 
-    def own(
-        self, ahead_of: Callable[[ThreadHead], FirstWrite], request: Request, take_over: bool, fix: str = REPLACE
+    def load_readable_head(self) -> ThreadHead:
+        """The end of the thread's history; raises `StoreError` if its newest commits cannot be read."""
+        head = self.load_head()
+        if head.broken:
+            raise head.broken_error()
+        return head
+
+    def load_head_without_owner(self) -> ThreadHead:
+        """The head of a thread that no run owns, for a change that is one transaction.
+
+        Raises `ConcurrentRunError` if the thread has a live owner. An owner that seems dead is fenced off first: it may
+        be alive after all, on a host that cannot be asked, and must write nothing after the head was read.
+        """
+        row = self.store.thread(self.thread)
+        if row is not None and is_alive(row):
+            raise busy(row)
+        if row is not None and row.owner is not None:
+            self.store.write(Change(self.thread, row.epoch, row.epoch + 1, lease=0.0))
+        return self.load_readable_head()
+
+    # --- acquire the thread
+
+    def acquire(
+        self,
+        first_write: Callable[[ThreadHead], FirstWrite],
+        request: Request,
+        take_over: bool,
+        remedy: str = REPLACE,
     ) -> OwnedRun:
-        """Owns the thread for a run.
+        """Acquire the thread and write the first rows of a run.
 
         Args:
-            ahead_of: says what is about to be written and run, from what the thread has come to; checks it.
-            request: what the call asks for.
-            take_over: whether an owner that is alive is replaced.
-            fix: what the caller can do about an owner that is alive.
-
-        Raises:
-            ConcurrentRunError: if another run owns the thread.
+            first_write: builds the run on a head, and checks all that can be wrong with it.
+            request: the options of the call; a copy of it gets the run.
+            take_over: whether a live owner is replaced.
+            remedy: what the error about a live owner advises.
         """
-        rest = self.rest() if take_over else self._free(fix)
-        ahead = ahead_of(rest)  # everything is checked before anything is written
+        head = self.load_head() if take_over else self._load_free_head(remedy)
+        first = first_write(head)  # all checks come before the first write
         owner = new_owner()
-        replaced: Journal | None = None
+        replacing: Journal | None = None
         try:
-            if rest.row.owner is not None:  # it may be at work after all: what it has written until now is kept
-                replaced = self._replace(rest.row, owner)
-                rest = self.rest()
-                ahead = ahead_of(rest)
-            return self._begun(rest, ahead, owner, request)
+            if head.row.owner is not None:
+                # It may still be writing. Fence it off, then read again: all that it wrote until then is kept.
+                replacing = self._replace_owner(head.row, owner)
+                head = self.load_head()
+                first = first_write(head)
+            return self._write_first(head, first, owner, request)
         except BaseException:
             leases.let_go(owner.token)
-            if replaced is not None:
-                replaced.release()
+            if replacing is not None:
+                replacing.release()
             raise
 
-    def _free(self, fix: str) -> ThreadHead:
-        """What a thread has come to that nobody works on."""
+    def _load_free_head(self, remedy: str) -> ThreadHead:
+        """The head of a thread without a live owner; raises `ConcurrentRunError` if it has one.
+
+        The head is loaded again if an owner wrote between the read of the thread's row and the read of its rows, and
+        then ended: else a run that has just finished would look as if it had crashed.
+        """
         while True:
             row = self.store.thread(self.thread)
             if row is not None and is_alive(row):
-                raise busy(row, fix)
-            rest = self.rest()
-            if rest.row.owner is None:
-                return rest
-            if is_alive(rest.row):
-                raise busy(rest.row, fix)
-            last = self.store.thread(self.thread)
-            if last is None or last[1:4] == rest.row[1:4]:  # it has written nothing between the read and its end
-                return rest
+                raise busy(row, remedy)
+            head = self.load_head()
+            if head.row.owner is None:
+                return head
+            if is_alive(head.row):
+                raise busy(head.row, remedy)
+            now = self.store.thread(self.thread)
+            read = (head.row.head, head.row.epoch, head.row.owner)
+            if now is None or (now.head, now.epoch, now.owner) == read:
+                return head
 
-    def _replace(self, row: ThreadRow, owner: Owner) -> Journal:
-        """Owns a thread that has an owner, who can write nothing more."""
+    def _replace_owner(self, row: ThreadRow, owner: Owner) -> Journal:
+        """Make `owner` the owner of a thread that has one. The old one can write nothing more."""
         journal = Journal(self.store, self.thread, 0, "", 0)
-        leases.hold(owner.token, journal)
+        leases.hold(owner.token, journal)  # before the write, for the reason given in _write_first
         journal.set_epoch(self.store.write(Change(self.thread, row.epoch, row.epoch + 1, owner, LEASE)))
         return journal
 
-    def _begun(self, rest: ThreadHead, ahead: FirstWrite, owner: Owner, request: Request) -> OwnedRun:
-        row = rest.row
-        run, seq = ahead.run, ahead.seq
-        rows = [draft.numbered(seq + place) for place, draft in enumerate(ahead.drafts)]
-        journal = Journal(self.store, self.thread, 0, run.id, seq + len(rows), self.blueprint.durability)
-        journal.continue_after(rest.tail + len(rows), rest.forms or SnapshotEncoder())
-        leases.hold(owner.token, journal)  # before anybody can see that it owns the thread
-        head, begun = Point(run.id, rows[-1].seq), run if not seq else None
-        next_epoch = row.epoch + 1 if row.epoch else None
-        change = Change(self.thread, row.epoch, next_epoch, owner, LEASE, head, None, begun, run.id, rows, flush=True)
+    def _write_first(self, head: ThreadHead, first: FirstWrite, owner: Owner, request: Request) -> OwnedRun:
+        """Write owner, head and first rows in one transaction."""
+        thread, run, seq = head.row, first.run, first.first_seq
+        rows = [row.numbered(seq + index) for index, row in enumerate(first.rows)]
+        journal = Journal(self.store, self.thread, 0, run.id, seq + len(rows), self.graph.durability)
+        journal.continue_after(head.rows_since_snapshot + len(rows), head.encoder or SnapshotEncoder())
+        # The lease is held before the write makes the owner visible: another thread of this process that saw the owner
+        # and no lease would take it for dead.
+        leases.hold(owner.token, journal)
+        change = Change(
+            self.thread,
+            thread.epoch,
+            thread.epoch + 1 if thread.epoch else None,
+            owner,
+            LEASE,
+            head=Point(run.id, rows[-1].seq),
+            run=None if seq else run,
+            rows_of=run.id,
+            rows=rows,
+            flush=True,
+        )
         journal.set_epoch(self.store.write(change))
-        live = run.header.get("live", True)
-        asked = replace(request, live=live, run_start=ahead.opening, records=ahead.memo, journal=journal)
-        return OwnedRun(asked, journal, owner)
-
-    def _kept(self, state: ImmutableState) -> frozenset[str]:
-        keep = self.blueprint.keep
-        return frozenset(name for name in state if keep is None or name in keep)
+        live = run.header.get("live", True)  # of a resumed run as it was begun
+        started = replace(request, live=live, run_start=first.start, records=first.records, journal=journal)
+        return OwnedRun(started, journal, owner)
 
 
-def _taken(run: RunRows) -> tuple[tuple[int, str], ...]:
-    """What stands before the ids of the commits of a run, by part, with the place at which the next part begins."""
+def names_of_next(run: RunState) -> list[str]:
+    """The executions that a rebuilt run starts first, for the row and the error of a resume."""
+    return sorted(run.running) or [group.position[0] for group in run.ready]
+
+
+def _id_prefixes(run: RunRows) -> tuple[tuple[int, str], ...]:
+    """For each part of a run, the number of commits up to its end, and the prefix of their ids."""
     found: list[tuple[int, str]] = []
     count = 0
     for row, point in zip(run.rows, run.points, strict=True):
@@ -413,166 +474,3 @@ def _taken(run: RunRows) -> tuple[tuple[int, str], ...]:
                 found.pop()
             found.append((count, prefix))
     return tuple(found)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# What a thread has come to, and why nothing can go on from there.
-
-
-class ThreadHead(NamedTuple):
-    """What a thread has come to.
-
-    Attributes:
-        row: where it stands.
-        last: its last run, as far as it was read; None if it has none.
-        state: the last state that all branches of it shared.
-        first: the version that the next commit gets.
-        tail: how many rows there are since the last snapshot.
-        forms: what is known of the forms of its states.
-        broken: why a commit cannot be read; "" if all can. State and version are those before it.
-        good: the row of the last commit that can be read, if one cannot.
-    """
-
-    row: ThreadRow
-    last: RunRows | None
-    state: ImmutableState
-    first: int
-    tail: int = 0
-    forms: SnapshotEncoder | None = None
-    broken: str = ""
-    good: Point | None = None
-
-    @property
-    def open(self) -> bool:
-        """Whether its last run was not finished."""
-        return self.last is not None and self.last.status != "completed"
-
-    def open_error(self) -> OpenRunError:
-        """The error that the last run was not finished."""
-        status = self.last.status if self.last else None
-        what = {"failed": "failed", "interrupted": "waits for answers", "stopped": "was stopped"}.get(
-            str(status), "crashed"
-        )
-        return OpenRunError(
-            f"the last run of thread {self.row.name!r} {what}: go on with it, t.resume(), or leave it, "
-            "t.run(..., abandon=True)"
-        )
-
-    def broken_error(self) -> StoreError:
-        """The error that a thread has a commit that nobody can read."""
-        last = self.first - 1
-        way_on = (
-            f". What came before it can be read, t.history() and t.at(...); go on from version {last} with "
-            f"t.run(..., abandon=True), or on a copy, t.copy(to=..., at={last})"
-        )
-        return StoreError(f"thread {self.row.name!r}: {self.broken}{way_on if last >= 0 else ''}")
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Holding a thread while a run works on it: got at once or once it is free, and given back whatever happens.
-
-
-class ThreadLock:
-    """The wish to own a thread for one run.
-
-    Args:
-        own: owns it, or raises `ConcurrentRunError`.
-        request: what the run is asked for.
-        on_conflict: what to do while another run owns the thread.
-        timeout: seconds to wait.
-
-    Attributes:
-        patience: seconds to wait.
-        owned: the run, once the thread is owned.
-
-    Raises:
-        ThreadError: for an `on_conflict` that is none.
-    """
-
-    def __init__(self, own: Callable[[], OwnedRun], request: Request, on_conflict: str, timeout: float) -> None:
-        if on_conflict not in ("raise", "wait", "merge"):
-            raise ThreadError(f'on_conflict={on_conflict!r}: it is "raise", "wait" or "merge"')
-        self._own = own
-        self._request = request
-        self.patience = 0.0 if on_conflict == "raise" else timeout
-        self.owned: OwnedRun | None = None
-
-    @contextmanager
-    def held(self) -> Iterator[OwnedRun]:
-        """Owns the thread for the block, in which the run is given."""
-        for pause in self._pauses():
-            if self._try():
-                break
-            time.sleep(pause)
-        else:
-            self._take()
-        assert self.owned is not None
-        try:
-            yield self.owned
-        finally:
-            _give_back(self.owned)
-
-    @asynccontextmanager
-    async def aheld(self) -> AsyncIterator[OwnedRun]:
-        """The same in async code. A cancellation waits until it is known whether the thread is owned."""
-        before = cancellation_count()
-        try:
-            for pause in self._pauses():
-                if await run_in_thread(self._try):
-                    break
-                if cancellation_count() > before:
-                    raise asyncio.CancelledError
-                await anyio.sleep(pause)
-            else:
-                await run_in_thread(self._take)
-            if cancellation_count() > before:
-                raise asyncio.CancelledError
-            assert self.owned is not None
-            yield self.owned
-        finally:
-            owned = self.owned
-            if owned is not None and _is_over(owned):
-                _give_back(owned)
-            elif owned is not None:
-                with anyio.CancelScope(shield=True):
-                    await run_in_thread(lambda: _give_back(owned))
-
-    def _take(self) -> None:
-        self.owned = self._own()
-
-    def _try(self) -> bool:
-        try:
-            self._take()
-        except ConcurrentRunError:
-            return False
-        return True
-
-    def _pauses(self) -> Iterator[float]:
-        """How long to wait before the next look, until the time is over."""
-        for pause in pauses(self.patience):
-            reason = self._request.stop_signal.reason
-            if reason is not None:
-                raise RunStoppedError(
-                    f"the run was stopped while it waited for its thread: {reason}. Nothing was started", reason
-                )
-            yield pause
-
-
-def _is_over(owned: OwnedRun) -> bool:
-    """Whether the run has written how it ended, and with that gave the thread back."""
-    return bool(owned.request.outcome.sessions) and owned.request.outcome.sessions[-1].end_written
-
-
-def _give_back(owned: OwnedRun) -> None:
-    """Ends the work on a thread.
-
-    A run that was stopped before its first step says so; one that cannot say how it ended gives the thread back only.
-    """
-    try:
-        if not owned.request.outcome.sessions:
-            with suppress(DspyerError):  # else the thread is given back below, or its lease runs out
-                owned.journal.write([end_row("stopped", None, ())], flush=True, release=True)
-        if not _is_over(owned):
-            owned.journal.release()
-    finally:
-        leases.let_go(owned.owner.token)

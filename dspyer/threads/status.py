@@ -1,33 +1,47 @@
-"""What a thread says of itself without a look at its states: from its last rows, however many there are."""
+"""The status, failures, token usage and open questions of a thread, from its last rows alone: no state is computed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from dspyer.dspy_module.tracing import add_tokens
-from dspyer.errors import InputError, ThreadError, brief
 from dspyer.events import Question
-from dspyer.graph.spec import GraphSpec
-from dspyer.nodes.answer_types import validated
-from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
-from dspyer.persistence.reader import ending_row, newest_rows, read_runs
+from dspyer.persistence.execution_records import ExecutionRecords
+from dspyer.persistence.reader import HistoryReader, ending_row, newest_rows, read_runs
 from dspyer.persistence.rows import CommitHeader, RowKind
 from dspyer.stores.base import Point, Row, Store
 from dspyer.threads.ownership import is_alive
-from dspyer.values.freezing import freeze, same
 
 PROGRESS = (RowKind.COMMIT, RowKind.JOIN, RowKind.ITEM, RowKind.ONCE, RowKind.ANSWER, RowKind.END)
-"""Rows that show that a run has come further."""
+"""Rows that show that a run has made progress since it was resumed."""
+
+
+class StoredFailure(NamedTuple):
+    """A failure of a stored run. The exception itself is not stored, only its class, text and traceback.
+
+    Attributes:
+        node: the node that failed.
+        branch: the path of its branch.
+        execution: the id of the execution.
+        type: the class of the exception.
+        message: its text.
+        traceback: as Python prints it.
+    """
+
+    node: str
+    branch: tuple[int, ...]
+    execution: str
+    type: str
+    message: str
+    traceback: str
+
+    def __str__(self) -> str:
+        return f"node {self.node!r} (execution {self.execution!r}) raised {self.type}: {self.message}"
 
 
 def status_of(store: Store, thread: str) -> str:
-    """What a thread does, or how its last run ended.
-
-    Args:
-        store: where it is kept.
-        thread: its name.
-    """
+    """`"new"`, `"running"`, `"crashed"`, or how the last run ended."""
     row = store.thread(thread)
     while row is not None and row.head is not None:
         end = last_end(store, row.head)
@@ -36,35 +50,56 @@ def status_of(store: Store, thread: str) -> str:
         if is_alive(row):
             return "running"
         now = store.thread(thread)
-        if now is None or now.head == row.head:  # its owner has gone without a word
+        if now is None or now.head == row.head:  # its owner is gone and has written no end
             return "crashed"
-        row = now
+        row = now  # the owner wrote between the two reads: look again
     return "new"
 
 
-def last_end(store: Store, at: Point) -> Row | None:
-    """The row that says how a run ended; None if it has not ended, or was resumed since.
+def failures_of(store: Store, thread: str) -> tuple[StoredFailure, ...]:
+    """The failures with which the last run ended."""
+    row = store.thread(thread)
+    end = None if row is None or row.head is None else last_end(store, row.head)
+    if end is None or end.content is None:
+        return ()
+    failures: list[dict[str, Any]] = end.content.value(store.blobs, lambda plain: plain)
+    return tuple([StoredFailure(**{**failure, "branch": tuple(failure["branch"])}) for failure in failures])
 
-    Args:
-        store: where it is kept.
-        at: its last row.
-    """
+
+def last_end(store: Store, at: Point) -> Row | None:
+    """The row that says how the run up to `at` ended; None if it has not ended, or was resumed since."""
     return ending_row(row for _, row in newest_rows(store, at))
 
 
-def questions_in(store: Store, at: Point) -> list[Row]:
-    """The rows of the questions of a run that may be open, and of answers to them, in order.
+def usage_of(store: Store, thread: str) -> dict[str, dict[str, Any]]:
+    """The tokens of all runs of a thread by language model, as far as the runs have written their end."""
+    row = store.thread(thread)
+    total: dict[str, dict[str, Any]] = {}
+    if row is not None and row.head is not None:
+        for run in read_runs(store, [row.head], row.root):
+            for end in run.rows:
+                if end.kind == RowKind.END and len(end.header) > 2:
+                    add_tokens(total, end.header[2])
+    return total
 
-    A commit after which one branch was live leaves no question open: every execution before it had ended.
 
-    Args:
-        store: where it is kept.
-        at: its last row.
+def open_questions(reader: HistoryReader, thread: str) -> tuple[Question, ...]:
+    """The questions of the last run that have no answer."""
+    row = reader.store.thread(thread)
+    if row is None or row.head is None:
+        return ()
+    records = ExecutionRecords()
+    oldest_first = list(_question_rows(reader.store, row.head))[::-1]
+    records.read(oldest_first, reader.fetch, reader.decode)
+    return records.open_questions()
+
+
+def _question_rows(store: Store, at: Point) -> Iterator[Row]:
+    """The rows of questions that may be open, and of answers, newest first.
+
+    A commit after which one branch was active leaves no question open: every execution before it had ended. So nothing
+    before such a commit has to be read.
     """
-    return list(_questions(store, at))[::-1]
-
-
-def _questions(store: Store, at: Point) -> Iterator[Row]:
     for _, row in newest_rows(store, at):
         if row.kind in (RowKind.ASK, RowKind.ANSWER):
             yield row
@@ -76,99 +111,12 @@ def _questions(store: Store, at: Point) -> Iterator[Row]:
                 return
 
 
-def usage_of(store: Store, thread: str) -> dict[str, dict[str, Any]]:
-    """The tokens of all runs of a thread, by language model, as far as they have said how they ended.
-
-    Args:
-        store: where it is kept.
-        thread: its name.
-    """
-    row = store.thread(thread)
-    total: dict[str, dict[str, Any]] = {}
-    if row is not None and row.head is not None:
-        for run in read_runs(store, [row.head], row.root):
-            for end in run.rows:
-                if end.kind == RowKind.END and len(end.header) > 2:
-                    add_tokens(total, end.header[2])
-    return total
-
-
-def resumes(rows: Sequence[Row]) -> int:
-    """How often a run was resumed since it last came further.
-
-    Args:
-        rows: of the run.
-    """
+def resumes_without_progress(rows: Sequence[Row]) -> int:
+    """How often a run was resumed since it last made progress."""
     count = 0
     for row in reversed(rows):
+        # The first part of a rerun begins with a RESUME row of number 0, which is no resume after a crash.
         if row.kind in PROGRESS or (row.kind == RowKind.RESUME and not row.header[0]):
             break
         count += row.kind == RowKind.RESUME
     return count
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Answers to the questions of a run that waits.
-
-
-def given_answers(memo: ExecutionRecords, answers: Mapping[str, Any], blueprint: GraphSpec) -> dict[RecordKey, Any]:
-    """What a resume answers: what it was given, and the questions that need no answer.
-
-    Args:
-        memo: what the run has asked and been told.
-        answers: by the key of a question where one open question has it, else by its id.
-        blueprint: the graph. What a node asks in its own code, or in a graph inside, is validated when it runs again.
-
-    Returns:
-        The frozen answers by execution and key.
-
-    Raises:
-        ThreadError: if an answer answers no open question, or several, or one that has another answer already
-            or gets two.
-        InputError: if an answer is none of the type that was asked for, or the answers are no mapping.
-    """
-    if not isinstance(cast(object, answers), Mapping):
-        listed = ", ".join(repr(question.key) for question in memo.open_questions())
-        raise InputError(
-            f"answers come by the key or id of their question, resume({{'key': answer}}), not as {brief(answers)}. "
-            f"Open questions: {listed or 'none'}"
-        )
-    found: dict[RecordKey, Any] = {}
-    for name, answer in answers.items():
-        question = _question(memo, name)
-        key = RecordKey(question.execution, question.key)
-        frozen = freeze(answer)
-        if key in memo.answers:
-            if not same(memo.answers[key], frozen):
-                raise ThreadError(f"question {name!r} was answered already, with {brief(memo.answers[key])}")
-            continue
-        if not same(found.get(key, frozen), frozen):
-            raise ThreadError(
-                f"question {question.id!r} is given two answers, by its key and by its id: {brief(found[key])} and "
-                f"{brief(frozen)}. Nothing was taken: give it one"
-            )
-        node = None if "/" in question.execution else blueprint.nodes.get(question.node)
-        if node is not None and question.key in node.answer_types:
-            validated(node.answer_types[question.key], frozen, question)
-        elif question.answer is None:
-            validated(None, frozen, question)
-        found[key] = frozen
-    for question in memo.open_questions():
-        if question.answer is None:
-            found.setdefault(RecordKey(question.execution, question.key), None)
-    return found
-
-
-def _question(memo: ExecutionRecords, name: str) -> Question:
-    questions = list(memo.questions.values())
-    named = [question for question in questions if question.id == name]
-    opened = [question for question in memo.open_questions() if question.key == name]
-    closed = [question for question in questions if question.key == name]
-    if len(named or opened or closed) == 1:
-        return (named or opened or closed)[0]
-    listed = ", ".join(repr(question.id) for question in memo.open_questions()) or "none"
-    if opened:
-        raise ThreadError(f"{len(opened)} open questions have the key {name!r}: answer each by its id: {listed}")
-    raise ThreadError(
-        f"the last run has no open question {name!r} (another run may have asked it). Open questions: {listed}"
-    )

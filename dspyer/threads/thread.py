@@ -1,343 +1,64 @@
-"""The handle on a stored conversation: `program.thread("t-42")`."""
+"""The handle of a stored conversation: `program.thread("t-42")`.
+
+`Thread` holds the documented methods. Each is a few lines that call the module in which the work is done: `start`,
+`ownership`, `merge_on_finish` for runs; `time_travel` for reading; `changes`, `merging`, `deletion`, `export`.
+"""
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from secrets import token_hex
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, Protocol, Self
 
 import anyio.to_thread
 
-from dspyer.display.redaction import HIDDEN, Redaction, Redactor
-from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
+from dspyer.display.redaction import Redactor
+from dspyer.errors import ThreadError
 from dspyer.events import Commit, Question
+from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.binding import resources_of
-from dspyer.persistence.journal import Journal
-from dspyer.persistence.reader import HistoryReader, load_run, read_run
-from dspyer.persistence.replay import read_commit_content
-from dspyer.persistence.rows import (
-    COMMITS,
-    CommitContent,
-    RowKind,
-    digest,
-    encode_commit_content,
-    end_row,
-    manual_commit_row,
-)
-from dspyer.persistence.snapshot_encoding import SnapshotEncoder
-from dspyer.persistence.snapshots import SnapshotState, check_snapshot, new_snapshot, recover_state
+from dspyer.persistence.reader import HistoryReader
+from dspyer.persistence.store_errors import Guarded
 from dspyer.runtime.request import Observe, Request, ignore
 from dspyer.runtime.run import Counts, Run, counts_in
 from dspyer.runtime.streams import AsyncEvents, Events
-from dspyer.scheduler.topology import END, START
 from dspyer.state import ImmutableState
-from dspyer.stores.base import Change, DeletionReport, Point, Row, RunRow, ThreadRow
-from dspyer.threads.changes import ManualCommit, Travel
-from dspyer.threads.export import export, load, read
+from dspyer.stores.base import DeletionReport, Store
+from dspyer.stores.memory import Memory
+from dspyer.threads.changes import copy_thread, first_write_of_rerun, update_thread
+from dspyer.threads.deletion import delete_thread, prune_thread
+from dspyer.threads.export import export, load, read, shown_row
 from dspyer.threads.graph_changes import AllowChanged
-from dspyer.threads.ownership import REPLACE, busy, is_alive, new_owner, pauses
-from dspyer.threads.start import OwnedRun, ThreadHead, ThreadLock
-from dspyer.threads.status import last_end, status_of, usage_of
-from dspyer.threads.time_travel import PastReader
-
-# --------------------------------------------------------------------------------------------------------------------
-# Runs that start beside others, without owning their thread, and land at their end: `on_conflict="merge"`.
-
-SNAPSHOT = 24
-"""Rows since the last snapshot after which a merge takes one."""
-
-
-class MergeOnFinish(Travel):
-    """Starts runs that own no thread, and merges what they have done into it."""
-
-    def _begin_beside(self, inputs: Mapping[str, Any], request: Request, abandon: bool) -> OwnedRun:
-        """Begins a run that goes on from where the thread stands, and leaves it to others meanwhile."""
-        starter, rest = self._starter, self._ground(abandon)
-        label = f"{self.name}.{token_hex(4)}"  # others begin at the same time
-        ahead = starter.ahead(rest, inputs, request, label)
-        rows = [draft.numbered(seq) for seq, draft in enumerate(ahead.drafts)]
-        starter.store.write(Change(run=ahead.run, rows_of=ahead.run.id, rows=rows))
-        journal = Journal(starter.store, "", 0, ahead.run.id, len(rows), starter.blueprint.durability)
-        if rest.forms is not None:
-            journal.continue_after(rest.tail + len(rows), rest.forms)
-        asked = replace(request, run_start=ahead.opening, records=ahead.memo, journal=journal)
-        return OwnedRun(asked, journal, new_owner())
-
-    def _ground(self, abandon: bool) -> ThreadHead:
-        """What a run goes on from: all that start together need one commit that they have in common."""
-        starter = self._starter
-        row = starter.store.thread(self.name)
-        if row is None or row.head is None:
-            self._found(row or ThreadRow(self.name, None, 0))
-        rest = starter.rest()
-        if rest.broken:
-            raise rest.broken_error()
-        if not rest.open or rest.row.head is None:
-            return rest
-        if not is_alive(rest.row):
-            if not abandon:
-                raise rest.open_error()
-            return rest
-        running = read_run(starter.store, rest.row.head)
-        if not running.parents:
-            raise busy(rest.row)  # there is nothing yet that both could go on from
-        at = running.parents[0]
-        found = recover_state(starter.reader, at)
-        return ThreadHead(
-            rest.row._replace(head=at), found.last_run, found.state, found.next_version, found.tail, found.encoder
-        )
-
-    def _found(self, row: ThreadRow) -> None:
-        """Begins a thread with the defaults of its fields."""
-        starter, label = self._starter, f"{self.name}.{row.runs + 1}"
-        schema = starter.blueprint.topology.schema
-        patch, state = schema.begin(ImmutableState(), {}, keep=None, commit_id=f"{label}/trunk:0")
-        commit = Commit("trunk:0", 0, START, (), 1, 0, patch, (), route=(END,), started=time.time())
-        begun = manual_commit_row(RowKind.UPDATE, commit, CommitContent(patch), starter.fitting.beside)
-        drafts = [begun, end_row("completed", digest(state), ())]
-        self._write(
-            row, ManualCommit(RunRow(token_hex(16), self.name, (), starter.header(0, label)), drafts), self.name
-        )
-
-    def _landed(self, run: Run, claim: ThreadLock) -> Run:
-        """Brings what a run has done into the thread; one that owns its thread is there already."""
-        journal = None if claim.owned is None else claim.owned.journal
-        if journal is None or journal.thread or run.status in ("failed", "stopped"):
-            return run
-        try:
-            if run.status != "completed":
-                raise ThreadError(
-                    f'the run waits for answers, and a run with on_conflict="merge" is nowhere that '
-                    f'resume() could find it: use on_conflict="wait" on thread {self.name!r}, or supply the answers '
-                    "with compile(interrupts={...})"
-                )
-            self._land(Point(journal.run, journal.seq - 1), claim.patience)
-        except Exception as error:  # noqa: BLE001 - it is the run's
-            run.status, run.error = "failed", error
-            if not isinstance(error, StoreError):
-                journal.write([end_row("failed", None, [(f"join:{self.name}", (), "", error)])], flush=True)
-        return run
-
-    def _land(self, tip: Point, patience: float) -> None:
-        for pause in pauses(patience):
-            try:
-                self._land_once(tip)
-            except ConcurrentRunError:
-                time.sleep(pause)
-            else:
-                return
-        self._land_once(tip)
-
-    def _land_once(self, tip: Point) -> None:
-        starter, store = self._starter, self._starter.store
-        row = store.thread(self.name)
-        if row is None or row.head is None:
-            raise ThreadError(f"thread {self.name!r} was removed while a run went on beside it")
-        if is_alive(row):
-            raise busy(row)
-        if row.head in read_run(store, tip).parents:
-            store.write(Change(self.name, row.epoch, row.epoch + 1, lease=0.0, head=tip, flush=True))
-            return
-        rest = starter.rest()
-        head = rest.row.head
-        if rest.open or head is None:
-            raise rest.open_error()
-        starter.fitting.check_graph(rest.last)
-        beside = row._replace(head=tip)
-        met = self._meet(rest.row, beside, self.name, self._deciding(starter.blueprint.topology.policies))
-        if met is None:
-            return
-        by_hand = self._merged(rest, (head, tip), met, self.name)
-        kept = None
-        if rest.tail >= SNAPSHOT and rest.forms is not None:
-            at = Point(by_hand.run.id, len(by_hand.drafts) - 1)
-            kept = new_snapshot(at, SnapshotState(met.state, 0), rest.forms)
-        self._write(rest.row, by_hand, self.name, kept)
-        self._log(met)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# What is done to a thread as a whole: deleting, pruning, taking it along as a file.
-
-
-class StoredFailure(NamedTuple):
-    """A failure of a stored run, as text: nothing of the exception itself is kept.
-
-    Attributes:
-        node: the node that failed.
-        branch: the path of its branch.
-        execution: the id of the execution.
-        type: the class of the exception.
-        message: its text.
-        traceback: as Python prints it.
-    """
-
-    node: str
-    branch: tuple[int, ...]
-    execution: str
-    type: str
-    message: str
-    traceback: str
-
-    def __str__(self) -> str:
-        return f"node {self.node!r} (execution {self.execution!r}) raised {self.type}: {self.message}"
-
-
-class Upkeep(PastReader):
-    """Looks after a thread as a whole."""
-
-    @property
-    def failures(self) -> tuple[StoredFailure, ...]:
-        """The failures with which the last run ended: also in another process, days later."""
-        row = self._starter.store.thread(self.name)
-        if row is None or row.head is None:
-            return ()
-        end = last_end(self._starter.store, row.head)
-        if end is None or end.content is None:
-            return ()
-        found = end.content.value(self._starter.store.blobs, lambda plain: plain)
-        return tuple([_failure(one) for one in found])
-
-    @property
-    def error(self) -> StoredFailure | None:
-        """The first failure with which the last run ended; None if it did not fail."""
-        return next(iter(self.failures), None)
-
-    def delete(self, *, take_over: bool = False) -> DeletionReport:
-        """Removes the thread, and all of its history that no other thread reaches.
-
-        The store uses the space again; `open_store(address).vacuum()` gives it back to the system.
-
-        Args:
-            take_over: removes it from under a run that is at work, which commits nothing more.
-
-        Returns:
-            What was removed, and what stayed with the names of the threads that reach it.
-
-        Raises:
-            ConcurrentRunError: if a run is at work, or begins to work meanwhile.
-            ThreadError: if there is no such thread.
-        """
-        store = self._starter.store
-        while True:
-            row = self._row(take_over)
-            try:
-                return store.delete([self.name], {self.name: row.epoch})
-            except ConcurrentRunError:
-                if not take_over:
-                    raise  # a run has begun since
-
-    def prune(self, before: int | str, *, take_over: bool = False) -> DeletionReport:
-        """Removes history: of what came before a commit, as much as whole runs of it make up.
-
-        The runs that were left behind (abandoned, or done again) go too. State, versions and all commits from there on
-        stay as they are.
-
-        Args:
-            before: version or id of a commit; the run that it belongs to is the first one that stays.
-            take_over: does it although a run is at work, which commits nothing more.
-
-        Returns:
-            What was removed, and what stayed with the names of the threads that reach it.
-
-        Raises:
-            ConcurrentRunError: if a run is at work.
-            ThreadError: if there is no such thread, or the run goes on from two threads.
-            LookupError: if there is no such commit.
-            StoreError: if the state there is larger than is read in one piece; nothing was removed.
-        """
-        row = self._row(take_over)
-        store, listed = self._starter.store, self._known.listed()
-        history, at = listed.history, listed.runs[listed.index_of(before)]
-        behind = history.runs[at].parents
-        if len(behind) > 1:
-            raise ThreadError(
-                f"the run of commit {before!r} of thread {self.name!r} goes on from two threads: prune before a later "
-                "or an earlier one"
-            )
-        root = None
-        if behind and behind[0] != row.root:
-            root = behind[0]
-            first, earlier = (int(load_run(store, point.run).header.get("first", 0)) for point in (at, root))
-            rested = SnapshotState(history.state(history.runs[root].trunk_index), first - 1 - earlier)
-            taken = new_snapshot(root, rested, SnapshotEncoder())
-            store.write(Change(self.name, row.epoch, snapshot=taken, flush=True))
-            if taken.content.is_encoded:  # all that comes before is about to go
-                check_snapshot(taken.content, self._starter.reader.fetch, self._starter.reader.decode)
-        store.write(Change(self.name, row.epoch, row.epoch + 1, root=root, flush=True))
-        return store.delete_unreachable(self.name)
-
-    def export(self, path: str | os.PathLike[str]) -> str:
-        """Writes the thread to a file of JSON lines: its runs, their rows, large values, and a digest.
-
-        With `compile(redact=...)` the file shows what may be shown: patches are redacted by their paths, and answers,
-        effects, results of single items and texts of errors are left out. It is for people then, and cannot be loaded.
-
-        Args:
-            path: the file; it is replaced.
-
-        Returns:
-            The digest.
-
-        Raises:
-            ThreadError: if there is no such thread.
-        """
-        redaction = self._program.graph.redaction
-        shown = None if redaction is None else partial(_shown, redaction, self._starter.reader)
-        return export(self._starter.store, self._row(take_over=True), path, shown)
-
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Makes this thread of a file that `export` has written, in this store or another one.
-
-        Runs that are in the store already are shared, not stored twice.
-
-        Args:
-            path: the file.
-
-        Raises:
-            ThreadError: if there is a thread of this name.
-            StoreError: if the file is not what was exported.
-        """
-        store = self._starter.store
-        if store.thread(self.name) is not None:
-            raise ThreadError(f"there is a thread {self.name!r} already: load into another name, or delete it first")
-        load(store, self.name, read(path))
-
-    def _row(self, take_over: bool) -> ThreadRow:
-        row = self._starter.store.thread(self.name)
-        if row is None:
-            raise ThreadError(f"there is no thread {self.name!r}")
-        if not take_over and is_alive(row):
-            raise busy(row, REPLACE)
-        return row
-
-
-def _shown(redaction: Redaction, reader: HistoryReader, row: Row) -> Any:
-    """What is shown of a row: patches by their paths; of what has no path, that it is there."""
-    if row.kind in (RowKind.OPEN, *COMMITS):
-        written = read_commit_content(row.content, reader.fetch, reader.decode)
-        patch = None if written.patch is None else redaction.patch(written.patch)
-        return encode_commit_content(CommitContent(patch))
-    if row.kind == RowKind.END and row.content is not None:
-        failed = row.content.value(reader.fetch, lambda plain: plain)
-        return [{**one, "message": HIDDEN, "traceback": HIDDEN} for one in failed]
-    return HIDDEN
-
-
-def _failure(found: dict[str, Any]) -> StoredFailure:
-    return StoredFailure(**{**found, "branch": tuple(found["branch"])})
-
+from dspyer.threads.graph_fingerprint import StorableCheck, decoder, fingerprint_of
+from dspyer.threads.merge_on_finish import MergeOnFinish
+from dspyer.threads.merging import ThreadMerger, check_same_store
+from dspyer.threads.ownership import ThreadLock, existing_row
+from dspyer.threads.start import RunStarter
+from dspyer.threads.status import StoredFailure, failures_of, open_questions, status_of, usage_of
+from dspyer.threads.time_travel import Moment, ThreadReader, check_thread_name
+from dspyer.threads.views_across_runs import recent_indexes
 
 Resources = Mapping[type, object] | Sequence[object] | None
+Answers = Mapping[str, Any] | None
 OnConflict = Literal["raise", "wait", "merge"]
 
 
-class Thread(MergeOnFinish, Upkeep):
-    """A named conversation: runs over one state, kept in the store of the program.
+class Program(Protocol):
+    """The compiled graph, as far as a thread needs it. It is defined here, so that this module imports no program."""
+
+    @property
+    def graph(self) -> GraphSpec: ...
+
+    def _run(self, inputs: Mapping[str, Any], request: Request, observe: Observe = ...) -> Run: ...
+
+    async def _arun(self, inputs: Mapping[str, Any], request: Request, observe: Observe = ...) -> Run: ...
+
+    def _check_resources(self, request: Request) -> Mapping[type, object]: ...
+
+
+class Thread:
+    """A named conversation: runs over one state, kept in the store of the program. Made by `program.thread(name)`.
 
     Attributes:
         name: its name.
@@ -350,6 +71,24 @@ class Thread(MergeOnFinish, Upkeep):
         ('completed', 'completed', 2)
     """
 
+    def __init__(self, program: Program, store: Store, name: str) -> None:
+        check_thread_name(name)
+        self.name = name
+        self._program = program
+        self._store = store
+        graph, schema = program.graph, program.graph.topology.schema
+        # A store in memory keeps the values themselves, whatever their classes are; others must be able to read them.
+        check = () if isinstance(store, Memory) else (StorableCheck(graph.name, schema),)
+        fingerprint = fingerprint_of(program)
+        self._reader = HistoryReader(Guarded(store, *check), schema, decoder(schema), fingerprint.id)
+        self._past = ThreadReader(self._reader, name)
+        recent = recent_indexes(program)
+        self._starter = RunStarter(graph, self._reader, name, fingerprint, self._past.cache.up_to, recent)
+        self._merger = ThreadMerger(self._starter, self._past)
+        self._merge_on_finish = MergeOnFinish(self._starter, self._merger)
+
+    # --- run
+
     def run(
         self,
         inputs: Mapping[str, Any],
@@ -361,22 +100,22 @@ class Thread(MergeOnFinish, Upkeep):
         take_over: bool = False,
         live: bool = True,
     ) -> Run:
-        """Starts a run that goes on from what the thread has come to.
+        """Starts a run that continues from the state of the thread.
 
         Args:
             inputs: the inputs by name; those of fields with a reducer are folded in.
             resources: as in `program.run`; never stored.
             on_conflict: what to do while another run owns the thread: `"raise"`, or `"wait"` until it is free. With
-                `"merge"` the run starts at once beside others, owns nothing, and is merged into the thread at its end:
+                `"merge"` the run starts at once next to others, owns nothing, and is merged into the thread at its end:
                 `t.state` has both. What both have changed is a conflict for the graph's merge policies; if one raises,
                 the run has failed and its commits stay. Such a run cannot wait for answers, nor be resumed.
-            timeout: seconds to wait, and to try to land.
+            timeout: most seconds to wait for the thread, and to try to merge.
             abandon: leaves an open run as it is; its commits stay in the history.
-            take_over: replaces another owner, who can commit nothing more.
-            live: as in `program.run`; whoever resumes the run goes on in the same way.
+            take_over: replaces another owner, which can commit nothing more.
+            live: as in `program.run`; a resume of the run keeps it.
 
         Returns:
-            The run.
+            The run; if a node failed, with its error in `run.error`.
 
         Raises:
             ConcurrentRunError: if another run owns the thread.
@@ -384,9 +123,16 @@ class Thread(MergeOnFinish, Upkeep):
             ChangedGraphError: if the thread belongs to a graph of another name, or its values do not fit this one.
             InputError: for missing, unknown or invalid inputs.
             StoreError: if the store fails before the run has begun.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("greet", lambda name: {"text": f"Hello {name}"}).add_path(START, "greet", END)
+            >>> t = graph.compile(store=":memory:").thread("t-42")
+            >>> t.run({"name": "Ada"}).state["text"]
+            'Hello Ada'
         """
         request = Request(resources_of(resources), live=live)
-        return self._play(inputs, self._begin(inputs, request, abandon, take_over, on_conflict, timeout))
+        return self._play(inputs, self._lock_new(inputs, request, abandon, take_over, on_conflict, timeout))
 
     async def arun(
         self,
@@ -394,15 +140,24 @@ class Thread(MergeOnFinish, Upkeep):
         *,
         resources: Resources = None,
         on_conflict: OnConflict = "raise",
-        timeout: float = 60.0,  # noqa: ASYNC109 - the same in both colours
+        timeout: float = 60.0,  # noqa: ASYNC109 - a time to wait for the thread, not for the run; as in `run`
         abandon: bool = False,
         take_over: bool = False,
         live: bool = True,
     ) -> Run:
-        """Starts a run in async code, otherwise like `run`."""
+        """Starts a run in async code, otherwise like `run`.
+
+        Example:
+            >>> import asyncio
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("greet", lambda name: {"text": f"Hello {name}"}).add_path(START, "greet", END)
+            >>> t = graph.compile(store=":memory:").thread("t-42")
+            >>> asyncio.run(t.arun({"name": "Ada"})).state["text"]
+            'Hello Ada'
+        """
         request = Request(resources_of(resources), live=live)
-        claim = self._begin(inputs, request, abandon, take_over, on_conflict, timeout)
-        return await self._aplay(inputs, claim)
+        lock = self._lock_new(inputs, request, abandon, take_over, on_conflict, timeout)
+        return await self._aplay(inputs, lock)
 
     def stream(
         self,
@@ -415,18 +170,25 @@ class Thread(MergeOnFinish, Upkeep):
         take_over: bool = False,
         live: bool = True,
     ) -> Events:
-        """Starts a run like `run` and gives its events as they happen.
+        """Starts a run like `run` and yields its events as they happen.
 
         The run begins with the first event that is asked for. Closing the stream early stops it: nothing new starts,
-        what runs is finished and committed, and `resume` or `stream_resume` goes on from there.
+        what runs is finished and committed, and `resume` or `stream_resume` continues from there.
 
         Returns:
             An iterator of events; its `run` is there after the last one. If a node failed, its error is raised then; a
             question ends the events.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("greet", lambda name: {"text": f"Hello {name}"}).add_path(START, "greet", END)
+            >>> t = graph.compile(store=":memory:").thread("t-42")
+            >>> [type(event).__name__ for event in t.stream({"name": "Ada"})]
+            ['RunStarted', 'Committed', 'NodeStarted', 'Committed', 'RunEnded']
         """
         request = Request(resources_of(resources), live=live)
-        claim = self._begin(inputs, request, abandon, take_over, on_conflict, timeout)
-        return Events(lambda observe: self._play(inputs, claim, observe), request)
+        lock = self._lock_new(inputs, request, abandon, take_over, on_conflict, timeout)
+        return Events(lambda observe: self._play(inputs, lock, observe), request)
 
     def astream(
         self,
@@ -439,92 +201,555 @@ class Thread(MergeOnFinish, Upkeep):
         take_over: bool = False,
         live: bool = True,
     ) -> AsyncEvents:
-        """Starts a run in async code and gives its events as they happen, otherwise like `stream`."""
+        """Starts a run in async code and yields its events as they happen, otherwise like `stream`.
+
+        Example:
+            >>> import asyncio
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("greet", lambda name: {"text": f"Hello {name}"}).add_path(START, "greet", END)
+            >>> t = graph.compile(store=":memory:").thread("t-42")
+            >>> async def names():
+            ...     return [type(event).__name__ async for event in t.astream({"name": "Ada"})]
+            >>> asyncio.run(names())[-1]
+            'RunEnded'
+        """
         request = Request(resources_of(resources), live=live)
-        claim = self._begin(inputs, request, abandon, take_over, on_conflict, timeout)
-        return AsyncEvents(lambda observe: self._aplay(inputs, claim, observe), request)
+        lock = self._lock_new(inputs, request, abandon, take_over, on_conflict, timeout)
+        return AsyncEvents(lambda observe: self._aplay(inputs, lock, observe), request)
 
     def resume(
         self,
-        answers: Mapping[str, Any] | None = None,
+        answers: Answers = None,
         *,
         resources: Resources = None,
         take_over: bool = False,
         max_resumes: int = 10,
         allow_changed_graph: AllowChanged = False,
     ) -> Run:
-        """Goes on with the last run where it stands: after a failure, a crash, or a question.
+        """Continues the last run where it ended: after a failure, a crash, a stop or a question.
 
         What has finished is not called again.
 
         Args:
-            answers: answers to open questions, by `Question.id`. A key does where exactly one open question has it; it
+            answers: answers to open questions, by `Question.id`. A key does if exactly one open question has it; it
                 means whatever is open now, so an answer that may be delivered late or twice must come by id.
-            resources: as in `program.run`: they are never stored.
-            take_over: replaces another owner, who can commit nothing more.
-            max_resumes: how often a run may be taken up without coming any further.
-            allow_changed_graph: whether a graph may go on that has changed since the run was begun (other nodes, edges,
-                fields, policies: code, prompts and language models may always differ), as far as what the log says
-                still has a place in it. A mapping gives new names of nodes by their old ones.
+            resources: as in `program.run`; never stored.
+            take_over: replaces another owner, which can commit nothing more.
+            max_resumes: how often a run may be resumed without progress.
+            allow_changed_graph: whether a graph may continue the run that has changed since it was begun (other nodes,
+                edges, fields, policies: code, prompts and language models may always differ), as far as the log still
+                fits it. A mapping gives new names of nodes by their old ones.
 
         Returns:
             The run, with the commits from its beginning.
 
         Raises:
             ConcurrentRunError: if another run owns the thread.
-            ChangedGraphError: if the graph has changed, with what is different. Nothing was called then.
+            ChangedGraphError: if the graph has changed, with the differences. No node was called then.
             ThreadError: if there is nothing to resume, or an answer answers no open question.
             StoreError: if the store fails before anything has run.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_interrupt("ok", question="Send it?", answer=bool, into="sent")
+            >>> t = graph.add_path(START, "ok", END).compile(store=":memory:").thread("t-42")
+            >>> t.run({}).status, t.resume({"ok": True}).state["sent"]
+            ('interrupted', True)
         """
         request = Request(resources_of(resources))
-        return self._play({}, self._take_up(answers, request, take_over, max_resumes, allow_changed_graph))
+        return self._play({}, self._lock_last(answers, request, take_over, max_resumes, allow_changed_graph))
 
     async def aresume(
         self,
-        answers: Mapping[str, Any] | None = None,
+        answers: Answers = None,
         *,
         resources: Resources = None,
         take_over: bool = False,
         max_resumes: int = 10,
         allow_changed_graph: AllowChanged = False,
     ) -> Run:
-        """Goes on with the last run in async code, otherwise like `resume`."""
+        """Continues the last run in async code, otherwise like `resume`.
+
+        Example:
+            >>> import asyncio
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_interrupt("ok", question="Send it?", answer=bool, into="sent")
+            >>> t = graph.add_path(START, "ok", END).compile(store=":memory:").thread("t-42")
+            >>> t.run({}).status, asyncio.run(t.aresume({"ok": True})).state["sent"]
+            ('interrupted', True)
+        """
         request = Request(resources_of(resources))
-        return await self._aplay({}, self._take_up(answers, request, take_over, max_resumes, allow_changed_graph))
+        lock = self._lock_last(answers, request, take_over, max_resumes, allow_changed_graph)
+        return await self._aplay({}, lock)
 
     def stream_resume(
         self,
-        answers: Mapping[str, Any] | None = None,
+        answers: Answers = None,
         *,
         resources: Resources = None,
         take_over: bool = False,
         max_resumes: int = 10,
         allow_changed_graph: AllowChanged = False,
     ) -> Events:
-        """Goes on with the last run like `resume` and gives the events of what happens now, as they happen.
+        """Continues the last run like `resume` and yields the events of what happens now, as they happen.
 
-        Returns:
-            An iterator of events, as of `stream`.
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_interrupt("ok", question="Send it?", answer=bool, into="sent")
+            >>> t = graph.add_path(START, "ok", END).compile(store=":memory:").thread("t-42")
+            >>> t.run({}).status, [type(event).__name__ for event in t.stream_resume({"ok": True})][-1]
+            ('interrupted', 'RunEnded')
         """
         request = Request(resources_of(resources))
-        claim = self._take_up(answers, request, take_over, max_resumes, allow_changed_graph)
-        return Events(lambda observe: self._play({}, claim, observe), request)
+        lock = self._lock_last(answers, request, take_over, max_resumes, allow_changed_graph)
+        return Events(lambda observe: self._play({}, lock, observe), request)
 
     def astream_resume(
         self,
-        answers: Mapping[str, Any] | None = None,
+        answers: Answers = None,
         *,
         resources: Resources = None,
         take_over: bool = False,
         max_resumes: int = 10,
         allow_changed_graph: AllowChanged = False,
     ) -> AsyncEvents:
-        """Goes on with the last run in async code and gives the events, otherwise like `stream_resume`."""
-        request = Request(resources_of(resources))
-        claim = self._take_up(answers, request, take_over, max_resumes, allow_changed_graph)
-        return AsyncEvents(lambda observe: self._aplay({}, claim, observe), request)
+        """Continues the last run in async code and yields the events, otherwise like `stream_resume`.
 
-    def _begin(
+        Example:
+            >>> import asyncio
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_interrupt("ok", question="Send it?", answer=bool, into="sent")
+            >>> t = graph.add_path(START, "ok", END).compile(store=":memory:").thread("t-42")
+            >>> async def names():
+            ...     return [type(event).__name__ async for event in t.astream_resume({"ok": True})]
+            >>> t.run({}).status, asyncio.run(names())[-1]
+            ('interrupted', 'RunEnded')
+        """
+        request = Request(resources_of(resources))
+        lock = self._lock_last(answers, request, take_over, max_resumes, allow_changed_graph)
+        return AsyncEvents(lambda observe: self._aplay({}, lock, observe), request)
+
+    # --- read
+
+    @property
+    def state(self) -> ImmutableState:
+        """The last state that all branches of the last run shared.
+
+        Raises:
+            StoreError: if the newest commits cannot be read, for want of the right key for example. It names the last
+                version that can: `t.at(version)`.
+        """
+        head = self._starter.load_readable_head()
+        return self._starter.compatibility.without_removed_fields(head.state, head.last_run)
+
+    @property
+    def status(self) -> str:
+        """`"new"`, `"running"`, `"completed"`, `"failed"`, `"interrupted"`, `"stopped"` or `"crashed"`."""
+        return status_of(self._reader.store, self.name)
+
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        """The questions of the last run that have no answer."""
+        questions, redaction = open_questions(self._reader, self.name), self._program.graph.redaction
+        if not questions or redaction is None:
+            return questions
+        values = dict(self._starter.load_readable_head().state.raw_items())
+        redacted: tuple[Question, ...] = Redactor(redaction, values).shown(questions)
+        return redacted
+
+    @property
+    def failures(self) -> tuple[StoredFailure, ...]:
+        """The failures with which the last run ended: also in another process, days later."""
+        return failures_of(self._reader.store, self.name)
+
+    @property
+    def error(self) -> StoredFailure | None:
+        """The first failure with which the last run ended; None if it did not fail."""
+        return next(iter(self.failures), None)
+
+    @property
+    def usage(self) -> dict[str, dict[str, Any]]:
+        """Tokens by language model, of all runs in the history except killed processes. Reads the whole history."""
+        return usage_of(self._reader.store, self.name)
+
+    @property
+    def counts(self) -> dict[str, Counts]:
+        """How often each node has run and called predictors and tools, over all runs. Reads the whole history."""
+        return counts_in(self.history(), self._program.graph.nodes)
+
+    def history(
+        self,
+        inside: int | str | None = None,
+        *,
+        first: int | None = None,
+        count: int | None = None,
+        newest: bool = False,
+    ) -> list[Commit]:
+        """The commits of the thread, over all its runs: who changed what, and when. All of them, or a page.
+
+        They come run by run in canonical order, with versions from 0 on. Commits of forks that have not joined have no
+        version and come last in their run, and what was abandoned stays. An id names the run too, `"t-42.1/trunk:3"`,
+        as `ctx.execution` does in a node. Later runs never change what is listed here; a rerun takes the commits that
+        it replaces out of the list, and they can still be read by id.
+
+        Args:
+            inside: version or id of the commit of a node that is a graph itself: lists the commits inside of that
+                node. For a node that has not finished, the id that its commit will have.
+            first: the version of the first commit of the page; by default that of the oldest, or with `newest` of the
+                newest commit.
+            count: the most commits on the page. Only they are read, and what leads to them from the snapshot before.
+            newest: lists them newest first.
+
+        Raises:
+            ThreadError: for a page of the commits inside of a node, or one of less than one commit.
+            LookupError: if there is no version `inside`.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("tag", lambda state: {"tags": [state["word"]]}).add_path(START, "tag", END)
+            >>> t = graph.compile(store=":memory:").thread("t-42")
+            >>> for word in ("bee", "fly"):
+            ...     _ = t.run({"word": word})
+            >>> [(commit.version, commit.id, commit.node) for commit in t.history()][1:3]
+            [(1, 't-42.1/trunk:1', 'tag'), (2, 't-42.2/trunk:0', 'START')]
+            >>> [commit.version for commit in t.history(count=2, newest=True)]
+            [3, 2]
+        """
+        return self._past.history(inside, first, count, newest)
+
+    def at(self, version: int | str) -> ImmutableState:
+        """The state after a commit; inside a fork, the state of that commit's branch.
+
+        Args:
+            version: version or id of the commit. An id without a run in front is one of the last run.
+
+        Raises:
+            LookupError: if there is no such commit.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> t = graph.compile(store=":memory:").thread("t-42")
+            >>> _ = t.run({"n": 1})
+            >>> t.at(0)["n"], t.at("trunk:1")["n"]
+            (1, 2)
+        """
+        return self._past.at(version)
+
+    def diff(self, first: Moment, second: Moment) -> dict[str, Any]:
+        """The smallest patch that turns one state into another.
+
+        Args:
+            first: version or id of a commit, or a state: `t.diff(3, other.state)` compares with another thread.
+            second: the same.
+
+        Returns:
+            The patch: new values by field, `DELETE` for a field that is gone.
+
+        Raises:
+            LookupError: if there is no such commit.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> t = graph.compile(store=":memory:").thread("t-42")
+            >>> _ = t.run({"n": 1})
+            >>> t.diff(0, 1), t.diff(1, {"n": 5})
+            ({'n': 2}, {'n': 5})
+        """
+        return self._past.state_of(first).diff(self._past.state_of(second))
+
+    def blame(self, path: str | tuple[Any, ...]) -> Commit:
+        """The commit that last wrote a path of the state, in any run: at, in or above it.
+
+        A value that a merge policy chose belongs to the commit that wrote it, a value that a policy made to the join.
+
+        Args:
+            path: segments with dots between them, or a tuple of keys.
+
+        Raises:
+            LookupError: if no commit has written there.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"m": n + 1}, writes=["m"]).add_path(START, "add", END)
+            >>> t = graph.compile(store=":memory:").thread("t-42")
+            >>> _ = t.run({"n": 1})
+            >>> t.blame("m").node, t.blame("n").node
+            ('add', 'START')
+        """
+        return self._past.blame(path)
+
+    def replay(self) -> ImmutableState:
+        """Computes all states again from the stored patches, and compares them with the stored snapshots and digests.
+
+        No node, router, policy or language model is called; reducers fold.
+
+        Raises:
+            StoreError: if a state differs: what is stored was changed, or a reducer returns something else than it did.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> t = graph.compile(store=":memory:").thread("t-42")
+            >>> t.run({"n": 1}).state == t.replay()
+            True
+        """
+        return self._past.replay()
+
+    # --- change
+
+    def copy(self, to: str, *, at: int | str | None = None, patch: Mapping[str, Any] | None = None) -> Self:
+        """Makes another thread that continues from here, or from an earlier commit. Nothing is stored twice.
+
+        At the end of a run the copy has no open run. Inside of a run it is an open run: `resume()` on the copy finishes
+        it, with the branches that were active there. The threads are independent. Without `at` the copy has all that
+        the thread has, with answers, effects and questions of nodes that have not finished; with `at` only what led to
+        that commit.
+
+        Args:
+            to: the name of the new thread.
+            at: version or id of a commit; None for the thread as it is.
+            patch: a change that the copy begins with, written as a node would. It changes the state, not where the
+                run goes.
+
+        Raises:
+            ThreadError: if there is a thread of this name, nothing to copy, or several branches are active where
+                `patch` is to be committed.
+            LookupError: if there is no such commit.
+            NodeOutputError: if the patch does not fit the schema.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> t = graph.compile(store=":memory:").thread("t-42")
+            >>> _ = t.run({"n": 1})
+            >>> t.copy(to="try-1", at=0, patch={"n": 10}).resume().state["n"], t.state["n"]
+            (11, 2)
+        """
+        copied = type(self)(self._program, self._store, to)
+        copy_thread(self._starter, self._past, copied._starter, at, patch)
+        return copied
+
+    def rerun(self, from_version: int | str, *, resources: Resources = None, take_over: bool = False) -> Run:
+        """Goes back to a commit and repeats what came after it: a new run, with new calls and new effects.
+
+        The branches that were active at the commit continue, along the routes that they had taken there. What came
+        after it leaves the history of the thread and stays in the store: `at`, `copy` and `rerun` take its ids.
+
+        Args:
+            from_version: version or id of the commit. To repeat a whole run with its inputs, that of its `START`.
+            resources: as in `program.run`; never stored.
+            take_over: replaces another owner, which can commit nothing more.
+
+        Returns:
+            The run, with the commits from its beginning.
+
+        Raises:
+            ConcurrentRunError: if another run owns the thread.
+            ThreadError: if the commit is the end of a run: nothing comes after it.
+            ChangedGraphError: if the graph has changed, and the log up to the commit does not fit it.
+            LookupError: if there is no such commit.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> t = graph.compile(store=":memory:").thread("t-42")
+            >>> t.run({"n": 1}).state["n"], t.rerun(0).state["n"]
+            (2, 2)
+        """
+        request = Request(resources_of(resources))
+        with self._lock_rerun(from_version, request, take_over).held() as owned:
+            return self._program._run({}, owned.request)
+
+    async def arerun(self, from_version: int | str, *, resources: Resources = None, take_over: bool = False) -> Run:
+        """Goes back to a commit in async code, otherwise like `rerun`.
+
+        Example:
+            >>> import asyncio
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> t = graph.compile(store=":memory:").thread("t-42")
+            >>> t.run({"n": 1}).state["n"], asyncio.run(t.arerun(0)).state["n"]
+            (2, 2)
+        """
+        request = Request(resources_of(resources))
+        async with self._lock_rerun(from_version, request, take_over).aheld() as owned:
+            return await self._program._arun({}, owned.request)
+
+    def update(self, patch: Mapping[str, Any], as_node: str | None = None) -> Commit:
+        """Commits a patch manually. It is validated like the output of a node, and is a commit like any other.
+
+        After a finished run the thread has no open run either. In an open run the commit comes between the last one
+        and the next node: `resume()` continues with it.
+
+        Args:
+            patch: the change, as a node would return it.
+            as_node: makes this node the author; the next `resume()` continues along its edges, and asks its routers.
+                An open run is abandoned.
+
+        Returns:
+            The commit; its author is `"update"`, or the node.
+
+        Raises:
+            ConcurrentRunError: if a run owns the thread.
+            ThreadError: if several branches are active, with the nearest versions at which only one was.
+            NodeOutputError: if the patch does not fit the schema.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> t = graph.compile(store=":memory:").thread("t-42")
+            >>> _ = t.run({"n": 1})
+            >>> t.update({"n": 7}).node, t.state["n"]
+            ('update', 7)
+        """
+        update_thread(self._starter, self._past, patch, as_node)
+        return self.history(count=1, newest=True)[0]
+
+    def merge(self, other: Self, *, base: Moment | None = None, policy: object = None) -> Commit | None:
+        """Merges another thread into this one; the other one stays as it is. Neither may have an open run.
+
+        Each commit that only one of them has is applied once, as when branches join: reducers fold, what only one side
+        changed is taken, and what both changed is a conflict for the merge policies. If one raises, nothing is
+        written. Of fields that `Graph(keep=...)` leaves out, which last for one run, the other thread's values are
+        taken. The commit has the ends of both threads as parents, so merging again adds nothing.
+
+        Args:
+            other: the other thread, of the same store.
+            base: for threads that have no commit in common, the state that both come from: a version or id of this
+                thread, or the state itself.
+            policy: decides conflicts, as in `Graph(merge=...)`; by default those of the graph, which raise.
+
+        Returns:
+            The commit, whose author is `"join:"` with the other thread's name; None if there is nothing to add.
+
+        Raises:
+            MergeConflictError: if both have changed something, and the policy is to raise.
+            ConcurrentRunError: if a run owns one of the threads.
+            OpenRunError: if the last run of one was not finished.
+            ThreadError: if they have no commit in common and there is no `base`.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> t = graph.compile(store=":memory:").thread("t-42")
+            >>> _ = t.run({"n": 1})
+            >>> other = t.copy(to="try-1", patch={"note": "checked"})
+            >>> t.merge(other).node, t.state["note"], t.merge(other)
+            ('join:try-1', 'checked', None)
+        """
+        check_same_store(self.name, self._store, other.name, other._store)
+        if not self._merger.merge_thread(other._starter, base, policy):
+            return None
+        return self._past.cache.listed().commits[-1]
+
+    # --- delete and export
+
+    def delete(self, *, take_over: bool = False) -> DeletionReport:
+        """Deletes the thread, and all of its history that no other thread reaches.
+
+        The store uses the space again; `open_store(address).vacuum()` gives it back to the system.
+
+        Args:
+            take_over: deletes it although a run owns it; that run commits nothing more.
+
+        Returns:
+            What was deleted, and what stayed with the names of the threads that reach it.
+
+        Raises:
+            ConcurrentRunError: if a run owns the thread, or acquires it meanwhile.
+            ThreadError: if there is no such thread.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> t = graph.compile(store=":memory:").thread("t-42")
+            >>> _ = t.run({"n": 1})
+            >>> t.delete().runs, t.status
+            (1, 'new')
+        """
+        return delete_thread(self._reader.store, self.name, take_over)
+
+    def prune(self, before: int | str, *, take_over: bool = False) -> DeletionReport:
+        """Deletes the runs before the one that a commit belongs to.
+
+        Runs that were abandoned, or replaced by a rerun, are deleted too. The state, versions, and all commits from
+        there on stay as they are.
+
+        Args:
+            before: version or id of a commit; its run is the first one that stays.
+            take_over: prunes although a run owns the thread; that run commits nothing more.
+
+        Returns:
+            What was deleted, and what stayed with the names of the threads that reach it.
+
+        Raises:
+            ConcurrentRunError: if a run owns the thread.
+            ThreadError: if there is no such thread, or the run merges two threads.
+            LookupError: if there is no such commit.
+            StoreError: if the state there is larger than is read in one piece; nothing was deleted.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> t = graph.compile(store=":memory:").thread("t-42")
+            >>> _ = t.run({"n": 1}), t.run({"n": 5})
+            >>> t.prune(before=2).rows, [commit.node for commit in t.history()]
+            (3, ['pruned', 'START', 'add'])
+        """
+        return prune_thread(self._reader, self._past.cache, self.name, before, take_over)
+
+    def export(self, path: str | os.PathLike[str]) -> str:
+        """Writes the thread to a file of JSON lines (runs, rows, large values), and returns the digest of the lines.
+
+        With `compile(redact=...)` the file is for people and cannot be loaded: patches are redacted by their paths;
+        answers, effects, results of single items and texts of errors are left out.
+
+        Args:
+            path: the file; it is replaced.
+
+        Raises:
+            ThreadError: if there is no such thread.
+
+        Example:
+            >>> import os, tempfile
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> program = graph.compile(store=":memory:")
+            >>> file = os.path.join(tempfile.mkdtemp(), "t-42.jsonl")
+            >>> _ = program.thread("t-42").run({"n": 1}), program.thread("t-42").export(file)
+            >>> program.thread("t-43").load(file)
+            >>> program.thread("t-43").state["n"]
+            2
+        """
+        redaction = self._program.graph.redaction
+        shown = None if redaction is None else partial(shown_row, redaction, self._reader)
+        return export(self._reader.store, existing_row(self._reader.store, self.name, take_over=True), path, shown)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Makes this thread from a file that `export` has written, in this store or another one.
+
+        Runs that are in the store already are shared, not stored twice. `export` has an example.
+
+        Args:
+            path: the file.
+
+        Raises:
+            ThreadError: if there is a thread of this name.
+            StoreError: if the file is not what was exported.
+        """
+        store = self._reader.store
+        if store.thread(self.name) is not None:
+            raise ThreadError(f"there is a thread {self.name!r} already: load into another name, or delete it first")
+        load(store, self.name, read(path))
+
+    def __repr__(self) -> str:
+        return f"<thread {self.name!r} in {self._store.address}>"
+
+    # --- play a run while holding the thread
+
+    def _lock_new(
         self,
         inputs: Mapping[str, Any],
         request: Request,
@@ -534,90 +759,41 @@ class Thread(MergeOnFinish, Upkeep):
         timeout: float,
     ) -> ThreadLock:
         self._program._check_resources(request)
-        own = partial(self._starter.begin, inputs, request, abandon=abandon, take_over=take_over)
+        acquire = partial(self._starter.start_new, inputs, request, abandon=abandon, take_over=take_over)
         if on_conflict == "merge":
-            own = partial(self._begin_beside, inputs, request, abandon)
-        return ThreadLock(own, request, on_conflict, timeout)
+            acquire = partial(self._merge_on_finish.start, inputs, request, abandon)
+        return ThreadLock(acquire, request, on_conflict, timeout)
 
-    def _take_up(
-        self,
-        answers: Mapping[str, Any] | None,
-        request: Request,
-        take_over: bool,
-        max_resumes: int,
-        allow: AllowChanged,
+    def _lock_last(
+        self, answers: Answers, request: Request, take_over: bool, max_resumes: int, allow: AllowChanged
     ) -> ThreadLock:
         self._program._check_resources(request)
-        take_up = self._starter.take_up
-        own = partial(take_up, answers, request, take_over=take_over, max_resumes=max_resumes, allow=allow)
-        return ThreadLock(own, request, "raise", 0.0)
+        resume = self._starter.resume_last
+        acquire = partial(resume, answers, request, take_over=take_over, max_resumes=max_resumes, allow=allow)
+        return ThreadLock(acquire, request, "raise", 0.0)
 
-    def _play(self, inputs: Mapping[str, Any], claim: ThreadLock, observe: Observe = ignore) -> Run:
-        return self._landed(self._play_held(inputs, claim, observe), claim)
+    def _lock_rerun(self, version: int | str, request: Request, take_over: bool) -> ThreadLock:
+        self._program._check_resources(request)
+        first_write = partial(first_write_of_rerun, self._starter, self._past, version)
+        return ThreadLock(partial(self._starter.acquire, first_write, request, take_over), request, "raise", 0.0)
 
-    async def _aplay(self, inputs: Mapping[str, Any], claim: ThreadLock, observe: Observe = ignore) -> Run:
-        return await self._alanded(await self._aplay_held(inputs, claim, observe), claim)
+    # These hold no run in a variable: the traceback of its error refers to their frames, and would keep it alive.
 
-    # These hold no run in a variable: the traceback of its error refers to their frames.
+    def _play(self, inputs: Mapping[str, Any], lock: ThreadLock, observe: Observe = ignore) -> Run:
+        return self._merge_on_finish.finish(self._play_held(inputs, lock, observe), lock)
 
-    def _play_held(self, inputs: Mapping[str, Any], claim: ThreadLock, observe: Observe) -> Run:
-        with claim.held() as owned:
+    async def _aplay(self, inputs: Mapping[str, Any], lock: ThreadLock, observe: Observe = ignore) -> Run:
+        return await self._afinish(await self._aplay_held(inputs, lock, observe), lock)
+
+    def _play_held(self, inputs: Mapping[str, Any], lock: ThreadLock, observe: Observe) -> Run:
+        with lock.held() as owned:
             return self._program._run(inputs, owned.request, observe)
 
-    async def _aplay_held(self, inputs: Mapping[str, Any], claim: ThreadLock, observe: Observe) -> Run:
-        async with claim.aheld() as owned:
+    async def _aplay_held(self, inputs: Mapping[str, Any], lock: ThreadLock, observe: Observe) -> Run:
+        async with lock.aheld() as owned:
             return await self._program._arun(inputs, owned.request, observe)
 
-    async def _alanded(self, run: Run, claim: ThreadLock) -> Run:
-        if claim.owned is None or claim.owned.journal.thread:
+    async def _afinish(self, run: Run, lock: ThreadLock) -> Run:
+        if lock.owned is None or lock.owned.journal.thread:  # it owns its thread: no worker thread is needed
             return run
-        return await anyio.to_thread.run_sync(self._landed, run, claim)
-
-    @property
-    def state(self) -> ImmutableState:
-        """What the thread has come to: the last state that all branches of its last run shared.
-
-        Raises:
-            StoreError: if the newest commits cannot be read, for want of the right key for example. It names the last
-                version that can: `t.at(version)`.
-        """
-        rest = self._starter.readable()
-        return self._starter.fitting.shown(rest.state, rest.last)
-
-    @property
-    def status(self) -> str:
-        """`"new"`, `"running"`, or how the last run ended: `"completed"`, `"failed"`, `"interrupted"`, `"stopped"`,
-        `"crashed"`.
-        """
-        return status_of(self._starter.store, self.name)
-
-    @property
-    def usage(self) -> dict[str, dict[str, Any]]:
-        """Tokens by language model, of all runs in its history, those of other processes too. What a process used that
-        was killed is not known.
-
-        It reads the whole history.
-        """
-        return usage_of(self._starter.store, self.name)
-
-    @property
-    def counts(self) -> dict[str, Counts]:
-        """How often each node of the graph has run and called predictors and tools, over all runs in its history.
-
-        It reads the whole history; `run.counts` has those of one run.
-        """
-        return counts_in(self.history(), self._program.graph.nodes)
-
-    @property
-    def questions(self) -> tuple[Question, ...]:
-        """What the last run waits to be told."""
-        questions, redaction = self._starter.questions(), self._program.graph.redaction
-        if not questions or redaction is None:
-            return questions
-        shown: tuple[Question, ...] = Redactor(redaction, dict(self._starter.readable().state.raw_items())).shown(
-            questions
-        )
-        return shown
-
-    def __repr__(self) -> str:
-        return f"<thread {self.name!r} in {self._store.address}>"
+        return await anyio.to_thread.run_sync(self._merge_on_finish.finish, run, lock)

@@ -10,7 +10,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from dspyer.graph.spec import GraphSpec
@@ -24,9 +24,6 @@ from dspyer.scheduler.provenance import FieldIndex, FieldIndexes, IndexedField, 
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, ThreadRow
-
-if TYPE_CHECKING:
-    from dspyer.runtime.program import CompiledGraph
 
 logger = logging.getLogger("dspyer")
 
@@ -278,7 +275,7 @@ class EarlierRuns:
         return made
 
 
-def recent_of(program: CompiledGraph) -> RecentIndexes:
+def recent_indexes(program: object) -> RecentIndexes:
     """What the views of a program keep between runs."""
     recent = _recent.get(program)
     if recent is None:
@@ -286,4 +283,4 @@ def recent_of(program: CompiledGraph) -> RecentIndexes:
     return recent
 
 
-_recent: WeakKeyDictionary[CompiledGraph, RecentIndexes] = WeakKeyDictionary()
+_recent: WeakKeyDictionary[object, RecentIndexes] = WeakKeyDictionary()

@@ -111,7 +111,7 @@ def test_a_failed_writer_runs_again_and_so_do_its_listeners(store: Any) -> None:
     assert isinstance(run.error, ValueError)
     assert [event.posts for event in run.events if isinstance(event, Withdrawn) and event.field == "notes"] == [(1,)]
     failing[0] = False
-    run = graph(t._program._store, fails).thread("t").resume()
+    run = graph(t._store, fails).thread("t").resume()
     run.raise_error()
     assert run.state.to_dict() == {"notes": ["first"], "echoes": ["first"]}
     assert [value for value, _ in heard[-1]] == ["first"]

@@ -13,7 +13,7 @@ from dspyer import END, START, CompiledGraph, Context, Graph, Thread, reducers
 from dspyer.errors import ThreadError
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Store
-from dspyer.threads.time_travel import cut_out
+from dspyer.threads.time_travel import cut_page
 from tests.persistence.counting import Counting
 from tests.persistence.kinds import CALLS, INPUTS, KINDS
 
@@ -32,8 +32,8 @@ def every(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 
 def check(thread: Thread) -> None:
     """Compares what is read in pages with the whole history."""
-    handle = thread._program.thread(thread.name)
-    listed = handle._known.listed()
+    handle = Thread(thread._program, thread._store, thread.name)
+    listed = handle._past.cache.listed()
     whole = list(listed.commits)
     assert thread.history() == whole
     for number, commit in enumerate(whole):
@@ -45,22 +45,22 @@ def check(thread: Thread) -> None:
         for first in (None, len(whole) // 2, len(whole) + 5, *[one.version for one in whole[-2:]]):
             for count in (1, 7, len(whole) + 1):
                 page = thread.history(first=first, count=count, newest=newest)
-                assert page == cut_out(whole, first, count, newest), (first, count, newest)
+                assert page == cut_page(whole, first, count, newest), (first, count, newest)
     paths = {(key,) for commit in whole for key in commit.patch}
     for path in paths:
         assert said(thread, path) == said(handle, path, whole=True), path
 
 
 def said(thread: Thread, path: tuple[Any, ...], whole: bool = False) -> Any:
-    pages = thread._pages
+    pages = thread._past.pages
     if whole:
-        thread._pages = type("NoRunViews", (), {"blame": lambda *_: None})()
+        thread._past.pages = type("NoPages", (), {"blame": lambda *_: None})()
     try:
         return thread.blame(path)
     except LookupError as error:
         return str(error)
     finally:
-        thread._pages = pages
+        thread._past.pages = pages
 
 
 @pytest.mark.parametrize("kind", [name for name in KINDS if name != "LM router"])

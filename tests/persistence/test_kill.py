@@ -86,7 +86,7 @@ def test_a_node_that_kills_its_process_is_stopped_by_max_resumes(tmp_path: Path)
     assert end_of(fork(lambda: thread.run({}))) == -signal.SIGKILL
     for _ in range(3):
         assert end_of(fork(lambda: thread.resume(max_resumes=3))) == -signal.SIGKILL
-    with pytest.raises(ThreadError, match=r"taken up 3 times and came no further; open: kills.*max_resumes=6"):
+    with pytest.raises(ThreadError, match=r"resumed 3 times without progress; open: kills.*max_resumes=6"):
         thread.resume(max_resumes=3)
     assert (thread.status, thread.state["log"]) == ("crashed", ["works"])
     deadly.unlink()

@@ -99,7 +99,7 @@ def test_the_history_is_readable_up_to_there(spoil: Any, spoiled: Callable[[Any]
     history = t.history()
     assert [commit.node for commit in history] == ["START", "first", "second", "third"] * 2, "the structure of all"
     assert t.at(5)["log"] == ["a", "aa", "end", "b"]
-    with pytest.raises(StoreError, match="go on from version 5"):
+    with pytest.raises(StoreError, match="continue from version 5"):
         _ = t.state  # an older one would be a lie
     broken, behind = history[6:]
     assert "commit trunk:2 of 'second' cannot be read" in repr(broken.patch)
@@ -116,7 +116,7 @@ def test_the_history_is_readable_up_to_there(spoil: Any, spoiled: Callable[[Any]
 @pytest.mark.parametrize("spoil", SPOIL)
 def test_there_is_a_way_on(spoil: Any, spoiled: Callable[[Any], Thread]) -> None:
     t = spoiled(spoil)
-    with pytest.raises(StoreError, match=r"go on from version 5 with t.run\(..., abandon=True\)"):
+    with pytest.raises(StoreError, match=r"continue from version 5 with t.run\(..., abandon=True\)"):
         t.run({"q": "c"})
     twin = t.copy("twin", at=3)
     assert twin.run({"q": "d"}).state["log"] == ["a", "aa", "end", "d", "dd", "end"]

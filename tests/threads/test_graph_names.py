@@ -60,7 +60,7 @@ DO: dict[str, Callable[[Thread], Any]] = {
     "update": lambda t: t.update({"text": "hi"}),
     "update as a node": lambda t: t.update({"reply": "hi"}, as_node="echo"),
     "copy with a change": lambda t: t.copy(to="u", patch={"text": "hi"}),
-    "merge": lambda t: t.merge(t._program.thread("other")),
+    "merge": lambda t: t.merge(type(t)(t._program, t._store, "other")),
 }
 
 

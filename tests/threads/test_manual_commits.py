@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from dspyer import DELETE, END, START, CompiledGraph, Context, Graph, Run, reducers
 from dspyer.errors import ConcurrentRunError, NodeOutputError, OpenRunError, ThreadError
 from dspyer.stores import Memory
-from dspyer.threads.changes import ManualCommit, at_rest
+from dspyer.threads.changes import ManualCommit, commit_after_run, write_manual_commit
 from dspyer.threads.thread import Thread
 
 
@@ -71,7 +71,7 @@ class Office:
         return thread
 
 
-def test_a_thread_at_rest_stays_at_rest() -> None:
+def test_a_thread_commit_after_run_stays_commit_after_run() -> None:
     thread = Office().thread()
     made = thread.update({"draft": "v0"})  # a thread without any run gets its defaults with it
     assert (made.version, made.node, thread.status, thread.state["n"]) == (0, "update", "completed", 0)
@@ -238,12 +238,12 @@ def test_another_process_that_changes_the_thread_first_wins() -> None:
     assert row is not None
     office.thread().update({"n": 1})
     with pytest.raises(ConcurrentRunError):
-        thread._write(row, _change(thread), "t")
+        write_manual_commit(office.store, row, _change(thread))
     assert thread.state["n"] == 2
 
 
 def _change(thread: Thread) -> ManualCommit:
-    rest = thread._starter.rest()
+    rest = thread._starter.load_head()
     head = rest.row.head
     assert head is not None
-    return at_rest(thread._starter, rest, (head,), {"n": 10})
+    return commit_after_run(thread._starter, rest, (head,), {"n": 10})

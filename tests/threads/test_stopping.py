@@ -267,7 +267,7 @@ def test_a_sync_node_of_a_cancelled_run_is_finished_and_committed(
 
 def test_a_run_without_a_thread_says_that_it_cannot_be_continued() -> None:
     stage = Stage("async")
-    program = stage.thread._program
+    program: Any = stage.thread._program
     with program.stream({}) as stream:
         reaches(stage, stream)
     assert stream.run.status == "stopped"

@@ -1,0 +1,77 @@
+"""Check the answers that a caller gives to the open questions of a run, before anything is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from dspyer.errors import InputError, ThreadError, brief
+from dspyer.events import Question
+from dspyer.graph.spec import GraphSpec
+from dspyer.nodes.answer_types import validated
+from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
+from dspyer.values.freezing import freeze, same
+
+
+def given_answers(records: ExecutionRecords, answers: Mapping[str, Any], graph: GraphSpec) -> dict[RecordKey, Any]:
+    """The frozen answers that a resume adds: those of the caller, and None for each question that needs no answer.
+
+    What a node asks in its own code, or in a graph inside, is validated when the node runs again: its type is not known
+    before.
+
+    Args:
+        records: the questions and answers of the run.
+        answers: by the key of a question if one open question has it, else by its id.
+        graph: the graph of the run.
+
+    Raises:
+        ThreadError: if an answer fits no open question, or several, or one that has another answer.
+        InputError: if an answer has the wrong type, or the answers are no mapping.
+    """
+    if not isinstance(cast(object, answers), Mapping):
+        listed = ", ".join(repr(question.key) for question in records.open_questions())
+        raise InputError(
+            f"answers come by the key or id of their question, resume({{'key': answer}}), not as {brief(answers)}. "
+            f"Open questions: {listed or 'none'}"
+        )
+    given: dict[RecordKey, Any] = {}
+    for name, answer in answers.items():
+        question = _question(records, name)
+        key = RecordKey(question.execution, question.key)
+        frozen = freeze(answer)
+        if key in records.answers:
+            if not same(records.answers[key], frozen):
+                raise ThreadError(f"question {name!r} was answered already, with {brief(records.answers[key])}")
+            continue  # the same answer, delivered twice
+        if not same(given.get(key, frozen), frozen):
+            raise ThreadError(
+                f"question {question.id!r} is given two answers, by its key and by its id: {brief(given[key])} and "
+                f"{brief(frozen)}. Nothing was stored: give it one"
+            )
+        node = None if "/" in question.execution else graph.nodes.get(question.node)
+        if node is not None and question.key in node.answer_types:
+            validated(node.answer_types[question.key], frozen, question)
+        elif question.answer is None:
+            validated(None, frozen, question)
+        given[key] = frozen
+    for question in records.open_questions():
+        if question.answer is None:
+            given.setdefault(RecordKey(question.execution, question.key), None)
+    return given
+
+
+def _question(records: ExecutionRecords, name: str) -> Question:
+    """The question with this id, or else the only one with this key; an open one before one that was answered."""
+    questions = list(records.questions.values())
+    with_id = [question for question in questions if question.id == name]
+    open_with_key = [question for question in records.open_questions() if question.key == name]
+    with_key = [question for question in questions if question.key == name]
+    candidates = with_id or open_with_key or with_key
+    if len(candidates) == 1:
+        return candidates[0]
+    listed = ", ".join(repr(question.id) for question in records.open_questions()) or "none"
+    if open_with_key:
+        raise ThreadError(f"{len(open_with_key)} open questions have the key {name!r}: answer each by its id: {listed}")
+    raise ThreadError(
+        f"the last run has no open question {name!r} (another run may have asked it). Open questions: {listed}"
+    )

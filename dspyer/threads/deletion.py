@@ -1,0 +1,53 @@
+"""Delete a thread, or the older part of its history, without what other threads still reach."""
+
+from __future__ import annotations
+
+from dspyer.errors import ConcurrentRunError, ThreadError
+from dspyer.persistence.reader import HistoryReader, load_run
+from dspyer.persistence.snapshot_encoding import SnapshotEncoder
+from dspyer.persistence.snapshots import SnapshotState, check_snapshot, new_snapshot
+from dspyer.stores.base import Change, DeletionReport, Store
+from dspyer.threads.ownership import existing_row
+from dspyer.threads.time_travel import HistoryCache
+
+
+def delete_thread(store: Store, thread: str, take_over: bool) -> DeletionReport:
+    """Delete a thread, under the epoch that was read; with `take_over` also if a run acquires it meanwhile."""
+    while True:
+        row = existing_row(store, thread, take_over)
+        try:
+            return store.delete([thread], {thread: row.epoch})
+        except ConcurrentRunError:
+            if not take_over:
+                raise
+
+
+def prune_thread(
+    reader: HistoryReader, cache: HistoryCache, thread: str, before: int | str, take_over: bool
+) -> DeletionReport:
+    """Delete the runs before the one of a commit.
+
+    The order matters: the snapshot with which the history will begin is written first, and read back if its values are
+    encoded for this process only by a codec; then the root moves, and only then rows are deleted.
+    """
+    store = reader.store
+    row = existing_row(store, thread, take_over)
+    listed = cache.listed()
+    history, run_end = listed.history, listed.runs[listed.index_of(before)]
+    parents = history.runs[run_end].parents
+    if len(parents) > 1:
+        raise ThreadError(
+            f"the run of commit {before!r} of thread {thread!r} merges two threads: prune before a later or an earlier "
+            "one"
+        )
+    root = None
+    if parents and parents[0] != row.root:
+        root = parents[0]
+        first, first_of_parent = (int(load_run(store, point.run).header.get("first", 0)) for point in (run_end, root))
+        state = SnapshotState(history.state(history.runs[root].trunk_index), first - 1 - first_of_parent)
+        taken = new_snapshot(root, state, SnapshotEncoder())
+        store.write(Change(thread, row.epoch, snapshot=taken, flush=True))
+        if taken.content.is_encoded:
+            check_snapshot(taken.content, reader.fetch, reader.decode)
+    store.write(Change(thread, row.epoch, row.epoch + 1, root=root, flush=True))
+    return store.delete_unreachable(thread)

@@ -1,0 +1,148 @@
+"""Runs with `on_conflict="merge"`: they start at once next to other runs, and are merged into the thread at their end.
+
+Such a run owns nothing. It begins with a commit that it has in common with the thread, so that its end can be merged
+like a copy of the thread (`threads.merging`). The merge is a compare-and-swap loop: read the head, merge, write under
+the epoch that was read; if another run wrote meanwhile, start over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from secrets import token_hex
+from typing import Any
+
+from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
+from dspyer.events import Commit
+from dspyer.persistence.journal import Journal
+from dspyer.persistence.reader import read_run
+from dspyer.persistence.rows import end_row
+from dspyer.persistence.snapshots import SnapshotState, new_snapshot
+from dspyer.runtime.request import Request
+from dspyer.runtime.run import Run
+from dspyer.scheduler.topology import END, START
+from dspyer.state import ImmutableState
+from dspyer.stores.base import Change, Point, ThreadRow
+from dspyer.threads.changes import one_commit_run, write_manual_commit
+from dspyer.threads.merging import ThreadMerger
+from dspyer.threads.ownership import OwnedRun, ThreadLock, busy, check_no_owner, is_alive, new_owner, pauses
+from dspyer.threads.start import RunStarter, ThreadHead
+
+SNAPSHOT_ROWS = 24
+"""Rows since the last snapshot after which a merge writes one."""
+
+
+class MergeOnFinish:
+    """Starts runs that own no thread, and merges each into the thread when it has finished.
+
+    Args:
+        starter: of the thread.
+        merger: of the thread.
+    """
+
+    def __init__(self, starter: RunStarter, merger: ThreadMerger) -> None:
+        self._starter = starter
+        self._merger = merger
+
+    def start(self, inputs: Mapping[str, Any], request: Request, abandon: bool) -> OwnedRun:
+        """Write a new run that continues from the head of the thread, without acquiring the thread."""
+        starter, head = self._starter, self._common_head(abandon)
+        label = f"{starter.thread}.{token_hex(4)}"  # not numbered: other runs may start at the same time
+        first = starter.new_run(head, inputs, request, label)
+        rows = [row.numbered(seq) for seq, row in enumerate(first.rows)]
+        starter.store.write(Change(run=first.run, rows_of=first.run.id, rows=rows))
+        journal = Journal(starter.store, "", 0, first.run.id, len(rows), starter.graph.durability)
+        if head.encoder is not None:
+            journal.continue_after(head.rows_since_snapshot + len(rows), head.encoder)
+        started = replace(request, run_start=first.start, records=first.records, journal=journal)
+        return OwnedRun(started, journal, new_owner())
+
+    def finish(self, run: Run, lock: ThreadLock) -> Run:
+        """Merge a finished run that does not own its thread into it; a no-op for one that does.
+
+        Args:
+            run: the run; it becomes a failed one if it cannot be merged, and its commits stay.
+            lock: with which the run was started.
+        """
+        journal = None if lock.owned is None else lock.owned.journal
+        if journal is None or journal.thread or run.status in ("failed", "stopped"):
+            return run
+        thread = self._starter.thread
+        try:
+            if run.status != "completed":
+                raise ThreadError(
+                    'the run waits for answers, and resume() cannot find a run with on_conflict="merge": use '
+                    f'on_conflict="wait" on thread {thread!r}, or supply the answers with compile(interrupts={{...}})'
+                )
+            self._merge(Point(journal.run, journal.seq - 1), lock.patience)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the error of the run
+            run.status, run.error = "failed", error
+            if not isinstance(error, StoreError):  # a store that fails cannot be written to
+                journal.write([end_row("failed", None, [(f"join:{thread}", (), "", error)])], flush=True)
+        return run
+
+    def _merge(self, run_end: Point, patience: float) -> None:
+        for pause in pauses(patience):
+            try:
+                self._try_merge(run_end)
+            except ConcurrentRunError:
+                # Wait for the owner of the thread to finish, or try again after another merge: 1 ms doubling to 50 ms,
+                # `patience` seconds in all. No jitter: of merges that collide one has succeeded, so all get there.
+                time.sleep(pause)
+            else:
+                return
+        self._try_merge(run_end)  # the time is over: a last attempt, which raises
+
+    def _try_merge(self, run_end: Point) -> None:
+        """Merge the run that ends at a row, or raise `ConcurrentRunError` if the thread is owned or moves meanwhile."""
+        starter, store = self._starter, self._starter.store
+        row = store.thread(starter.thread)
+        if row is None or row.head is None:
+            raise ThreadError(f"thread {starter.thread!r} was deleted while a run with on_conflict='merge' was at work")
+        check_no_owner(row)
+        if row.head in read_run(store, run_end).parents:  # nothing was written meanwhile: a fast-forward
+            store.write(Change(starter.thread, row.epoch, row.epoch + 1, lease=0.0, head=run_end, flush=True))
+            return
+        head = starter.load_head()
+        thread_end = head.row.head
+        if head.open or thread_end is None:
+            raise head.open_error()
+        starter.compatibility.check_graph(head.last_run)
+        side = row._replace(head=run_end)
+        merged = self._merger.merge_commits(head.row, side, starter.thread, starter.graph.topology.policies)
+        if merged is None:
+            return
+        commit = self._merger.merge_commit(head, (thread_end, run_end), merged, starter.thread)
+        taken = None
+        if head.rows_since_snapshot >= SNAPSHOT_ROWS and head.encoder is not None:
+            at = Point(commit.run.id, len(commit.rows) - 1)
+            taken = new_snapshot(at, SnapshotState(merged.state, 0), head.encoder)
+        write_manual_commit(store, head.row, commit, taken)
+        self._merger.log_conflicts(merged)
+
+    def _common_head(self, abandon: bool) -> ThreadHead:
+        """The head to continue from. It is a commit that the thread keeps, so that all runs have it in common."""
+        starter = self._starter
+        row = starter.store.thread(starter.thread)
+        if row is None or row.head is None:
+            self._write_first_commit(row or ThreadRow(starter.thread, None, 0))
+        head = starter.load_readable_head()
+        if not head.open or head.row.head is None:
+            return head
+        if not is_alive(head.row):
+            if not abandon:
+                raise head.open_error()
+            return head
+        running = read_run(starter.store, head.row.head)
+        if not running.parents:
+            raise busy(head.row)  # the first run of the thread: there is no commit before it to start from
+        return starter.head_at(head.row._replace(head=running.parents[0]), running.parents[0])
+
+    def _write_first_commit(self, row: ThreadRow) -> None:
+        """Begin a thread with a commit of the defaults of its fields, which all runs then have in common."""
+        starter, label = self._starter, f"{row.name}.{row.runs + 1}"
+        schema = starter.graph.topology.schema
+        patch, state = schema.begin(ImmutableState(), {}, keep=None, commit_id=f"{label}/trunk:0")
+        commit = Commit("trunk:0", 0, START, (), 1, 0, patch, (), route=(END,), started=time.time())
+        write_manual_commit(starter.store, row, one_commit_run(starter, 0, label, (), commit, state))

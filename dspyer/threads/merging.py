@@ -1,0 +1,274 @@
+"""Merge one thread into another: a three-way merge of the commits that only one of them has.
+
+The rule is that of a join of branches (`scheduler.join`): each commit that only one side has is applied once, reducers
+fold, a field that one side changed is taken, and a field that both changed is a conflict for the merge policies. The
+merge commit has the heads of both threads as parents, so that a second merge finds nothing new, as in Git. Threads
+without a common commit are merged by states, if the caller names the state that both come from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from secrets import token_hex
+from typing import Any, NamedTuple
+
+from dspyer.errors import ThreadError
+from dspyer.events import Commit, MergedConflict
+from dspyer.patch import DELETE, Replace, diff_value, each_update, resets
+from dspyer.persistence.history import History
+from dspyer.persistence.rows import CommitContent, RowKind, digest, end_row, manual_commit_row
+from dspyer.policies import Conflict, Policies
+from dspyer.reducers import Updates
+from dspyer.runtime.session import log_conflict
+from dspyer.scheduler.join import Join, JoinFailedError, PolicyLookup, value_at_key
+from dspyer.scheduler.lineage import Resolution, ancestry
+from dspyer.scheduler.topology import END
+from dspyer.schema.schema import Schema
+from dspyer.state import ImmutableState
+from dspyer.stores.base import Point, RunRow, Store, ThreadRow
+from dspyer.threads.changes import ManualCommit, write_manual_commit
+from dspyer.threads.start import RunStarter, ThreadHead
+from dspyer.threads.time_travel import HistoryCache, Moment, ThreadReader
+from dspyer.values.freezing import same
+
+RIGHT_ONLY = 0b10
+"""Mask of a commit that the right side of a join alone has: bit 0 is the left side, bit 1 the right one."""
+
+
+class MergeResult(NamedTuple):
+    """The merge of two states.
+
+    Attributes:
+        patch: from the left state to the merged one: for fields with a reducer the updates of the right side, for
+            others the net change.
+        state: the merged state.
+        conflicts: what the merge policies decided, for people.
+        resolutions: the same, as the log keeps it.
+    """
+
+    patch: dict[str, Any]
+    state: ImmutableState
+    conflicts: tuple[MergedConflict, ...] = ()
+    resolutions: tuple[Resolution, ...] = ()
+
+
+class ThreadMerger:
+    """Merges other threads, and runs that own none, into one thread.
+
+    Args:
+        starter: of the thread.
+        past: reads the thread.
+    """
+
+    def __init__(self, starter: RunStarter, past: ThreadReader) -> None:
+        self._starter = starter
+        self._past = past
+
+    def merge_thread(self, other: RunStarter, base: Moment | None, policy: object) -> bool:
+        """Merge another thread of the same store, and say whether it had anything new.
+
+        Args:
+            other: of the other thread.
+            base: the state that both threads come from, if they have no commit in common.
+            policy: decides conflicts; None for the merge policies of the graph.
+        """
+        starter = self._starter
+        head, other_head = starter.load_head_without_owner(), other.load_head_without_owner()
+        for one in (head, other_head):
+            if one.open:
+                raise one.open_error()
+            starter.compatibility.check_graph(one.last_run)
+        if other_head.row.head is None:
+            return False
+        if head.row.head is None:
+            raise ThreadError(
+                f"thread {starter.thread!r} has no run yet: make it with other.copy(to={starter.thread!r})"
+            )
+        policies = Policies.of(policy, starter.graph.topology.policies)
+        if base is None:
+            merged = self.merge_commits(head.row, other_head.row, other.thread, policies)
+        else:
+            merged = self._merge_states(base, head, other_head, other.thread, policies)
+        if merged is None:
+            return False
+        self.log_conflicts(merged)
+        heads = (head.row.head, other_head.row.head)
+        commit = self.merge_commit(head, heads, merged, other.thread, has_base=base is not None)
+        write_manual_commit(starter.store, head.row, commit)
+        return True
+
+    def merge_commits(self, left: ThreadRow, right: ThreadRow, name: str, policies: Policies) -> MergeResult | None:
+        """The merge of two threads that have commits in common; None if the left one has all of the right one's.
+
+        Args:
+            left: the thread that is merged into.
+            right: the other thread; it needs no name in the store, only a head.
+            name: names the other thread in errors and conflicts.
+            policies: decide conflicts.
+        """
+        history, ours, theirs = _histories(self._past.cache, left, right)
+        related, contained = common(history, ours, theirs)
+        if contained:
+            return None
+        if not related or ours is None or theirs is None:
+            raise ThreadError(
+                f"threads {self._starter.thread!r} and {name!r} have no commit in common, so that no common state "
+                "shows what each has changed: pass the state that both come from with base="
+            )
+        return merge_lineages(history, ours, theirs, name, self._deciding(policies))
+
+    def _merge_states(
+        self, base: Moment, ours: ThreadHead, theirs: ThreadHead, name: str, policies: Policies
+    ) -> MergeResult | None:
+        """The merge of two threads without a common commit, by the state that both come from."""
+        related, contained = common(*_histories(self._past.cache, ours.row, theirs.row))
+        if contained:
+            return None
+        if related:
+            raise ThreadError(
+                f"threads {self._starter.thread!r} and {name!r} have commits in common: merge them without base="
+            )
+        schema = self._starter.graph.topology.schema
+        return merge_states(self._past.state_of(base), schema, ours.state, theirs.state, policies)
+
+    def merge_commit(
+        self, head: ThreadHead, heads: tuple[Point, Point], merged: MergeResult, name: str, has_base: bool = False
+    ) -> ManualCommit:
+        """The run of one commit that a merge is; its version counts the commits of both sides."""
+        starter = self._starter
+        version = head.next_version + self._past.cache.history.count_settled_not_in(*heads)
+        header = starter.run_header(version, starter.next_label(head))
+        if has_base:
+            header["base"] = True
+        commit = Commit(
+            "trunk:0", version, f"join:{name}", (), 1, 0, merged.patch, (), route=(END,), started=time.time()
+        )
+        content = CommitContent(merged.patch, resolutions=merged.resolutions)
+        rows = [manual_commit_row(RowKind.MERGE, commit, content), end_row("completed", digest(merged.state), ())]
+        return ManualCommit(RunRow(token_hex(16), starter.thread, heads, header), rows)
+
+    def log_conflicts(self, merged: MergeResult) -> None:
+        """Log the conflicts that a policy has decided."""
+        for conflict in merged.conflicts:
+            if self._keeps(conflict.path[0]):
+                log_conflict(conflict)
+
+    def _deciding(self, policies: Policies) -> PolicyLookup:
+        """What decides conflicts. A field that lasts for one run only is no conflict: the other thread's is taken."""
+
+        def deciding(path: tuple[Any, ...]) -> tuple[str, Callable[[Conflict], Any]]:
+            return policies.decider_for(path) if self._keeps(path[0]) else ("last_write_wins", _right)
+
+        return deciding
+
+    def _keeps(self, field: str) -> bool:
+        keep = self._starter.graph.keep
+        return keep is None or field in keep
+
+
+def check_same_store(name: str, store: Store, other_name: str, other: Store) -> None:
+    """Refuse to merge threads of different stores. Stores in memory have one address, and are the same as objects."""
+    if other is not store and (other.address != store.address or store.address == ":memory:"):
+        raise ThreadError(f"threads {name!r} and {other_name!r} are in different stores: export one first")
+
+
+def _right(conflict: Conflict) -> Any:
+    return conflict.right
+
+
+def _histories(cache: HistoryCache, left: ThreadRow, right: ThreadRow) -> tuple[History, int | None, int | None]:
+    """The history of two threads, and the last commit of each that all its branches shared."""
+    assert left.head is not None
+    assert right.head is not None
+    history = cache.extended(left, right)
+    return history, history.runs[left.head].trunk_index, history.runs[right.head].trunk_index
+
+
+def common(history: History, left: int | None, right: int | None) -> tuple[bool, bool]:
+    """Whether two commits have an ancestor in common, and whether the right one is an ancestor of the left one."""
+    ours = set(ancestry(history.log, [] if left is None else [left]))
+    theirs = ancestry(history.log, [] if right is None else [right])
+    return any(place in ours for place in theirs), right is None or right in ours
+
+
+def merge_lineages(history: History, left: int, right: int, name: str, deciding: PolicyLookup) -> MergeResult:
+    """Merge two commits as a join merges branches: by the commits that only one of them descends from.
+
+    Args:
+        history: holds what is before both.
+        left: the place of one commit in the log of the history.
+        right: the place of the other; no ancestor of the left one, and they have ancestors in common.
+        name: the name of the join in conflicts.
+        deciding: decides conflicts.
+
+    Raises:
+        MergeConflictError: if a policy raises.
+    """
+    schema, log = history.reader.schema, history.log
+    join = Join(log, name, schema, deciding, len(log))
+    try:
+        merged = join.merge([left, right], [log[left].state, log[right].state])
+        join.check_whole(merged)
+    except JoinFailedError as raised:
+        raise raised.error from None
+    updates: dict[str, list[Any]] = {}
+    for item in join.own:
+        if item.mask == RIGHT_ONLY:
+            for field, update in log[item.log_index].commit.patch.items():
+                updates.setdefault(field, []).append(update)
+    patch = _patch_between(schema, log[left].state, merged.state, updates)
+    return MergeResult(patch, schema.replay(log[left].state, patch), merged.conflicts, merged.resolutions)
+
+
+def merge_states(
+    base: Mapping[str, Any], schema: Schema, left: ImmutableState, right: ImmutableState, policy: Policies
+) -> MergeResult:
+    """Merge two states that come from a third one, without commits between them.
+
+    Raises:
+        MergeConflictError: if a policy raises.
+    """
+    merged = left.merge(right, policy, base=base)
+    for name in merged:
+        value, sides = merged.raw(name), [left.raw(name, DELETE), right.raw(name, DELETE)]
+        if schema.reducer(name) is None and not any(value is side for side in sides):
+            merged = merged.set(name, schema.validate_joined(name, value, sides, merged))
+    patch = _patch_between(schema, left, merged, {})
+    schema.check_state_limit("merge", left, patch, merged)
+    return MergeResult(patch, schema.replay(left, patch))
+
+
+def _patch_between(
+    schema: Schema, left: ImmutableState, merged: ImmutableState, updates: Mapping[str, list[Any]]
+) -> dict[str, Any]:
+    """A patch from one state to another, made of the updates between them where folding these gives the new value."""
+    patch: dict[str, Any] = {}
+    for field in dict.fromkeys((*left, *merged)):
+        old, new = left.raw(field, DELETE), merged.raw(field, DELETE)
+        if same(old, new):
+            continue
+        if schema.reducer(field) is None:
+            patch[field] = diff_value(old, new)
+            continue
+        found = updates.get(field, [])
+        for update in (Updates(*found), _update_by_key(schema, field, found, new)):
+            if update is not None and found and same(schema.fold(field, old, update), new):
+                patch[field] = update
+                break
+        else:  # a policy has made the value: no update of either side leads to it
+            patch[field] = DELETE if new is DELETE else Replace(new)
+    return patch
+
+
+def _update_by_key(schema: Schema, field: str, updates: list[Any], new: Any) -> Any:
+    """One update that sets the kept value under each key that the updates write; None if there is no such update."""
+    reducer = schema.reducer(field)
+    if reducer is None or reducer.keyed is None or new is DELETE:
+        return None
+    assert reducer.parts is not None  # a keyed reducer has parts
+    if any(map(resets, updates)):
+        return None
+    keys = dict.fromkeys(key for update in updates for one in each_update(update) for key, _ in reducer.parts(one))
+    kept = {key: value_at_key(reducer.keyed, new, key) for key in keys}
+    return None if DELETE in kept.values() else reducer.keyed.make_update(kept)
