@@ -1,4 +1,17 @@
-"""The two drivers, threads for sync code and tasks for async code: they start calls and decide nothing."""
+"""The two drivers: they run what a session starts, in threads for sync code and in tasks for async code.
+
+The split is that of a sans-I/O protocol: the scheduler and the session decide without waiting, a driver waits without
+deciding. Both drivers have the same loop:
+
+1. `start_ready`: begin what may start.
+2. Write the rows of everything that has happened. Only after that does anything start that depends on it.
+3. Run what has begun. A lone branch runs in the caller's thread or task: most graphs never fork, and a switch of
+   threads costs more than the rest of a step.
+4. Wait for one outcome, and `settle` it. A stored run first settles the others that are there: one write for all.
+
+A stop or an exception lets nothing new start. What runs is awaited, committed and written before the exception is
+raised: a result that was paid for is not lost.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +30,54 @@ from dspyer.nodes.sync_async import async_bridge
 from dspyer.runtime.execution import CallScript, script
 from dspyer.runtime.request import CANCELLED
 from dspyer.runtime.session import Session
-from dspyer.runtime.workers import TaskWorkers, ThreadWorkers, WorkOutcome, aattempt_here, attempt_here
+from dspyer.runtime.workers import TaskWorkers, ThreadWorkers, WorkOutcome, arun_here, run_here
 from dspyer.scheduler.run_state import Execution, Transition
 from dspyer.scheduler.schedule import plan
 
+# --- sync
 
-def follow(calls: CallScript) -> Transition:
-    """Makes the calls of a script in sync code."""
+
+def drive(session: Session, **overrides: Any) -> None:
+    """Runs a session to its end with threads, under DSPy's settings with `overrides`."""
+    raised: list[BaseException] = []  # a list, since a variable would form a cycle with the traceback of the error
+    with (
+        recording(**overrides) as steps,
+        async_bridge() as cancel,
+        session.stop_signal.on_stop(cancel),
+        ThreadWorkers(session.max_threads) as threads,
+        session.driving(threads.wake),
+    ):
+        try:
+            _drive(session, threads, steps)
+        except BaseException as error:  # noqa: BLE001 - Ctrl-C too is raised after what runs has finished
+            raised.append(error)
+            session.stop(f"{type(error).__name__} was raised")
+            _drive(session, threads, steps)
+    if session.pending is not None:
+        _write_end(session)
+    if raised:
+        _raise(raised.pop())
+
+
+def _drive(session: Session, threads: ThreadWorkers, steps: list[Any]) -> None:
+    while True:
+        started = session.start_ready()
+        if session.pending is not None and _must_not_start(session, started, _write(session)):
+            started = []
+        if len(started) == 1 and not threads.busy and not plan(session.run):
+            _settle(session, started[0], run_here(steps, _run_script, script(session, started[0])))
+            continue
+        for execution in started:
+            threads.start(execution, _run_script, script(session, execution))
+        if not threads.busy:
+            return
+        _settle(session, *threads.next())
+        while session.pending is not None and threads.done:
+            _settle(session, *threads.next())
+
+
+def _run_script(calls: CallScript) -> Transition:
+    """Makes the calls of a script."""
     reply: Reply | Decision | None = None
     while True:
         try:
@@ -33,8 +87,111 @@ def follow(calls: CallScript) -> Transition:
         reply = step.decide(call) if isinstance(step, Router) else step.call(call)
 
 
-async def afollow(calls: CallScript) -> Transition:
-    """Makes the calls of a script in async code."""
+def _write(session: Session) -> bool:
+    """Writes the rows of everything since the last write, and publishes their events; returns whether it succeeded."""
+    assert session.journal is not None
+    rows = session.new_rows()
+    try:
+        if rows:
+            session.journal.write(rows, session.snapshot_state(rows))
+    except DspyerError as error:
+        session.write_failed(error)
+        return False
+    session.written()
+    return True
+
+
+def _write_end(session: Session) -> None:
+    """Writes how the run ended, and gives its thread back in the same transaction."""
+    if session.journal is None or session.scope or session.cannot_write:
+        return  # a run inside another one ends with the commit of its node
+    try:
+        rows = session.end_rows()
+        session.journal.write(rows, session.snapshot_state(rows), flush=True, release=True)
+        session.end_written = True
+    except DspyerError as error:
+        session.write_failed(error)
+
+
+# --- async
+
+
+async def adrive(session: Session, **overrides: Any) -> None:
+    """Runs a session to its end with tasks, under DSPy's settings with `overrides`."""
+    before = cancellation_count()
+    with recording(**overrides) as steps:
+        async with TaskWorkers() as tasks:
+            with session.driving(tasks.wake):
+                raised = await _until_end(session, tasks, steps, before)
+    if session.pending is not None:
+        with anyio.CancelScope(shield=True):
+            await _awrite_end(session)
+    if raised:
+        _raise(raised.pop())
+    if cancellation_count() > before:  # held back while a thread worked or the store wrote
+        raise asyncio.CancelledError
+
+
+async def _until_end(session: Session, tasks: TaskWorkers, steps: list[Any], before: int) -> list[BaseException]:
+    """Drives a session until nothing runs any more; returns the exception that ended it early, if one did.
+
+    `before` is the number of cancellations of the task when the run began: a higher one means that the caller has
+    cancelled this run.
+    """
+    raised: list[BaseException] = []  # a list, since a variable would form a cycle with the traceback of the error
+    try:
+        await _adrive(session, tasks, steps, before)
+    except BaseException as error:  # noqa: BLE001 - raised by the caller after what runs has finished
+        cancelled = isinstance(error, asyncio.CancelledError)
+        by_the_stop = cancelled and session.stopped and cancellation_count() <= before
+        if not by_the_stop:
+            raised.append(error)
+        session.stop(CANCELLED if cancelled else f"{type(error).__name__} was raised")
+    else:
+        return raised
+    running = True
+    with anyio.CancelScope(shield=True):
+        while running:
+            tasks.cancel()
+            # A further cancellation cancels the async nodes again; sync nodes cannot be cancelled and are awaited.
+            with suppress(asyncio.CancelledError, SystemExit):
+                await _adrive(session, tasks, steps, cancellation_count())
+                running = False
+    return raised
+
+
+async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], before: int) -> None:
+    while True:
+        if cancellation_count() > before:
+            raise asyncio.CancelledError  # it was held back while a sync node worked
+        started = session.start_ready()
+        if session.pending is not None:
+            written = await _awrite(session)
+            held_back = cancellation_count() > before
+            if held_back:
+                session.stop(CANCELLED)
+            if _must_not_start(session, started, written):
+                started = []
+            if held_back:
+                raise asyncio.CancelledError
+        if len(started) == 1 and not tasks.busy and not plan(session.run):
+            try:
+                outcome = await arun_here(steps, _arun_script, script(session, started[0]))
+            except asyncio.CancelledError:
+                session.leave_open(started[0])
+                raise
+            _settle(session, started[0], outcome)
+            continue
+        for execution in started:
+            tasks.start(execution, _arun_script, script(session, execution))
+        if not tasks.busy:
+            return
+        _settle(session, *await tasks.next())
+        while session.pending is not None and tasks.done:
+            _settle(session, *await tasks.next())
+
+
+async def _arun_script(calls: CallScript) -> Transition:
     reply: Reply | Decision | None = None
     while True:
         try:
@@ -44,220 +201,63 @@ async def afollow(calls: CallScript) -> Transition:
         reply = await (step.adecide(call) if isinstance(step, Router) else step.acall(call))
 
 
-def drive(session: Session, **overrides: Any) -> None:
-    """Runs a session to its end with threads. A lone branch runs on the caller's thread.
-
-    Args:
-        session: the run.
-        overrides: DSPy settings for it.
-    """
-    raised: list[BaseException] = []  # no variable keeps it: its traceback refers to this frame
-    with (
-        recording(**overrides) as steps,
-        async_bridge() as cancel,
-        session.stop_signal.on_stop(cancel),
-        ThreadWorkers(session.most_threads) as threads,
-        session.driven(threads.nudge),
-    ):
-        try:
-            _drive(session, threads, steps)
-        except BaseException as error:  # noqa: BLE001 - Ctrl-C: what runs comes to its end first
-            raised.append(error)
-            session.stop(f"{type(error).__name__} was raised")
-            _drive(session, threads, steps)
-    if session.unsaved is not None:
-        end(session)
-    if raised:
-        reraise(raised.pop())
-
-
-def _drive(session: Session, threads: ThreadWorkers, steps: list[Any]) -> None:
-    while True:
-        started = session.start_ready()
-        if session.unsaved is not None and started_in_vain(session, started, save(session)):
-            started = []
-        if len(started) == 1 and not threads.busy and not plan(session.run):
-            calls = script(session, started[0])
-            settle(session, started[0], attempt_here(steps, follow, calls))
-            continue
-        for execution in started:
-            calls = script(session, execution)
-            threads.start(execution, follow, calls)
-        if not threads.busy:
-            return
-        settle(session, *threads.next())
-        while session.unsaved is not None and threads.done:
-            settle(session, *threads.next())
-
-
-async def adrive(session: Session, **overrides: Any) -> None:
-    """Runs a session to its end with tasks. A lone branch runs in the caller's task.
-
-    Args:
-        session: the run.
-        overrides: DSPy settings for it.
-    """
-    before = cancellation_count()
-    with recording(**overrides) as steps:
-        async with TaskWorkers() as tasks:
-            with session.driven(tasks.nudge):
-                raised = await _until_end(session, tasks, steps, before)
-    if session.unsaved is not None:
-        with anyio.CancelScope(shield=True):
-            await aend(session)
-    if raised:
-        reraise(raised.pop())
-    if cancellation_count() > before:  # held back while a thread worked or the store wrote
-        raise asyncio.CancelledError
-
-
-async def _until_end(session: Session, tasks: TaskWorkers, steps: list[Any], before: int) -> list[BaseException]:
-    """Drives a session until nothing runs any more; gives what cut that off.
-
-    Args:
-        session: the run.
-        tasks: what runs.
-        steps: the trace.
-        before: how many cancellation_count of the task there were before.
-    """
-    raised: list[BaseException] = []  # no variable keeps it: its traceback refers to this frame
-    try:
-        await _adrive(session, tasks, steps, before)
-    except BaseException as error:  # noqa: BLE001 - raised by the caller, once what runs has come to its end
-        cancelled = isinstance(error, asyncio.CancelledError)
-        if not (
-            cancelled and session.stopped and cancellation_count() <= before
-        ):  # else a call cut off by the stop itself
-            raised.append(error)
-        session.stop(CANCELLED if cancelled else f"{type(error).__name__} was raised")
-    else:
-        return raised
-    going = True
-    with anyio.CancelScope(shield=True):
-        while going:
-            tasks.cancel()
-            # a further cancellation goes to the async nodes; sync ones come to their end nevertheless
-            with suppress(asyncio.CancelledError, SystemExit):
-                await _adrive(session, tasks, steps, cancellation_count())
-                going = False
-    return raised
-
-
-async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], before: int) -> None:
-    while True:
-        if cancellation_count() > before:
-            raise asyncio.CancelledError  # it was held back while a sync node worked
-        started = session.start_ready()
-        if session.unsaved is not None:
-            saved = await asave(session)
-            held_back = cancellation_count() > before
-            if held_back:
-                session.stop(CANCELLED)
-            if started_in_vain(session, started, saved):
-                started = []
-            if held_back:
-                raise asyncio.CancelledError
-        if len(started) == 1 and not tasks.busy and not plan(session.run):
-            calls = script(session, started[0])
-            try:
-                outcome = await aattempt_here(steps, afollow, calls)
-            except asyncio.CancelledError:
-                session.leave(started[0])
-                raise
-            settle(session, started[0], outcome)
-            continue
-        for execution in started:
-            calls = script(session, execution)
-            tasks.start(execution, afollow, calls)
-        if not tasks.busy:
-            return
-        settle(session, *await tasks.next())
-        while session.unsaved is not None and tasks.done:
-            settle(session, *await tasks.next())
-
-
-def reraise(error: BaseException) -> NoReturn:
-    """Raises an exception that was held back; its traceback refers to frames that should not refer to it."""
-    try:
-        raise error
-    finally:
-        del error
-
-
-def started_in_vain(session: Session, started: list[Execution], saved: bool) -> bool:
-    """Whether what was about to start does not: the store failed, or the run was stopped while it wrote."""
-    if saved and not session.stopped:
-        return False
-    for execution in started:
-        session.leave(execution)
-    return True
-
-
-def save(session: Session) -> bool:
-    """Writes down what has happened, before anything that depends on it starts; says whether that went well."""
+async def _awrite(session: Session) -> bool:
     assert session.journal is not None
-    drafts = session.drafts()
+    rows = session.new_rows()
     try:
-        if drafts:
-            session.journal.write(drafts, session.rested(drafts))
+        if rows:
+            await session.journal.awrite(rows, session.snapshot_state(rows))
     except DspyerError as error:
-        session.lose(error)
+        session.write_failed(error)
         return False
-    session.saved()
+    session.written()
     return True
 
 
-async def asave(session: Session) -> bool:
-    """The same in async code."""
-    assert session.journal is not None
-    drafts = session.drafts()
-    try:
-        if drafts:
-            await session.journal.awrite(drafts, session.rested(drafts))
-    except DspyerError as error:
-        session.lose(error)
-        return False
-    session.saved()
-    return True
-
-
-def end(session: Session) -> None:
-    """Writes down how the run ended; a run inside another one ends with the commit of its node."""
-    if session.journal is None or session.scope or session.cut_off:
+async def _awrite_end(session: Session) -> None:
+    if session.journal is None or session.scope or session.cannot_write:
         return
     try:
-        drafts = session.last_drafts()
-        session.journal.write(drafts, session.rested(drafts), flush=True, release=True)
+        rows = session.end_rows()
+        await session.journal.awrite(rows, session.snapshot_state(rows), flush=True, release=True)
         session.end_written = True
     except DspyerError as error:
-        session.lose(error)
+        session.write_failed(error)
 
 
-async def aend(session: Session) -> None:
-    """The same in async code."""
-    if session.journal is None or session.scope or session.cut_off:
-        return
-    try:
-        drafts = session.last_drafts()
-        await session.journal.awrite(drafts, session.rested(drafts), flush=True, release=True)
-        session.end_written = True
-    except DspyerError as error:
-        session.lose(error)
+# --- both
 
 
-def settle(session: Session, execution: Execution | None, outcome: WorkOutcome) -> None:
-    """Hands an outcome to the session; what is no `Exception` (an interrupt of the process) goes on up at once."""
+def _settle(session: Session, execution: Execution | None, outcome: WorkOutcome) -> None:
+    """Gives an outcome to the session; raises what is no `Exception`, such as Ctrl-C, at once."""
     if execution is None:
-        return  # a nudge
+        return  # a wake-up
     transition, error, steps = outcome
     if isinstance(error, asyncio.CancelledError) and session.stopped:
-        session.leave(execution)
+        session.leave_open(execution)
         return
     if error is not None and not isinstance(error, (Exception, Interrupt)):
-        session.leave(execution)
-        if session.unsaved is not None:
-            save(session)  # what has finished beside it
+        session.leave_open(execution)
+        if session.pending is not None:
+            _write(session)  # the other executions that have finished
         raise error
     if steps and error is None:
         transition = transition._replace(calls=count_calls(steps))
     session.finish(execution, transition if error is None else error, steps)
+
+
+def _must_not_start(session: Session, started: list[Execution], written: bool) -> bool:
+    """Whether executions that have begun are not called: the write failed, or the run was stopped meanwhile."""
+    if written and not session.stopped:
+        return False
+    for execution in started:
+        session.leave_open(execution)
+    return True
+
+
+def _raise(error: BaseException) -> NoReturn:
+    """Raises an exception that was held back, without a cycle between its traceback and this frame."""
+    try:
+        raise error
+    finally:
+        del error

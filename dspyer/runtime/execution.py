@@ -1,4 +1,4 @@
-"""What one execution does, as a script of calls that a driver makes sync or async."""
+"""One execution: from the call of a node to its transition, as a script that a sync or async driver follows."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ from dspyer.scheduler.topology import END, START
 from dspyer.state import ImmutableState
 
 CallScript = Generator[tuple[Node | Router, Call], Any, Transition]
+"""Yields a node or router with its call, is sent the reply, and returns the transition."""
 
 
 def script(session: Session, execution: Execution) -> CallScript:
-    """What one execution does: a driver makes each call sync or async and sends the reply back.
+    """The calls of one execution.
 
-    A transition is whole: if the node, the validation or a router raises, nothing of it is committed.
+    A generator, so that sync and async drivers share it. A transition is whole: if the node, the validation or a router
+    raises, nothing of it is committed.
     """
     if execution.branch.head < 0:
-        return _begin_script(session, execution)
+        return _start_script(session, execution)
     return _node_script(session, execution)
 
 
@@ -52,143 +54,38 @@ def _node_script(session: Session, execution: Execution) -> CallScript:
     condensers = session.graph.condensers
     if condensers and name in condensers:
         updates = yield from condensed(condensers[name], updates, call)
+    # Not three empty methods of `Session`: this runs for every node, and few graphs have live fields.
     live = session if isinstance(session, LiveSession) else None
     if live is not None:
-        updates = live.returned(attempt, updates)
-    patch, after = schema.commit(
-        state, updates, node=name, commit_id=session.global_id(execution.id), whole_values=reply.whole
-    )
+        updates = live.post_returned(attempt, updates)
+    commit_id = session.id_prefix + execution.id
+    patch, after = schema.commit(state, updates, node=name, commit_id=commit_id, whole_values=reply.whole)
     if live is not None:
         patch, after = live.with_posts(execution, patch, after)
     schema.check_state_limit(name, state, patch, after)
-    targets = _straight(session, name, call, reply.goto, after)
+    targets = _known_targets(session, name, call, reply.goto, after)
     if targets is not None:
         transition = Transition(patch, after, targets, None, began, time.perf_counter() - clock)
     else:
-        transition = yield from _leave(session, execution, call, patch, after, began, clock)
+        transition = yield from _route(session, execution, call, patch, after, began, clock)
     if session.records.questions:
         attempt.finish()
     return transition if live is None else transition._replace(live=live.exchange(execution))
 
 
-def _straight(
-    session: Session, name: str, call: Call, goto: Sequence[str | Send] | None, after: ImmutableState
-) -> tuple[Target, ...] | None:
-    """The targets of a node, where it takes no driver to know them; else None."""
-    if goto is not None:
-        return _targets(session, name, goto)
-    ways = session.graph.exits[name]
-    if len(ways) != 1:
-        return None
-    way = ways[0]
-    if isinstance(way, str):
-        return (Target(way),)
-    if not way.inline:
-        return None
-    _, context, program, overlay, resources, runner = call
-    found = way.decide(Call(after, context, program, overlay, resources, runner)).targets
-    first = found[0]  # a router gives its own targets only
-    return (Target(first),) if len(found) == 1 and isinstance(first, str) else _targets(session, name, found)
-
-
-def _begin_script(session: Session, execution: Execution) -> CallScript:
+def _start_script(session: Session, execution: Execution) -> CallScript:
+    """The first commit of the run: its patch is known, and only routers at `START` are called."""
     began, clock = time.time(), time.perf_counter()
     patch = session.run_start.patch
-    ways = session.graph.exits[execution.node]
-    if len(ways) == 1 and isinstance(ways[0], str):
-        return Transition(patch, session.inputs, (Target(ways[0]),), None, began, time.perf_counter() - clock)
+    exits = session.graph.exits[execution.node]
+    if len(exits) == 1 and isinstance(exits[0], str):
+        return Transition(patch, session.inputs, (Target(exits[0]),), None, began, time.perf_counter() - clock)
     call = _call(session, execution, session.inputs)
     call.context.attempt.over = True
     call.context.attempt.raise_if_unanswered()
-    transition = yield from _leave(session, execution, call, patch, session.inputs, began, clock)
+    transition = yield from _route(session, execution, call, patch, session.inputs, began, clock)
     call.context.attempt.finish()
     return transition
-
-
-def _raise_if_unanswered(session: Session, execution: Execution) -> None:
-    """Does not call again what has asked and has no answer, nor before its time what the program stops before."""
-    name, node = session.local_id(execution.id), execution.node
-    if node in session.graph.interrupt_before:
-        before = Question("before", f"{node!r} comes next; go on?", None, node, execution.path, name, session.label)
-        if not session.records.ask(before, session.answer):
-            raise Interrupt([session.records.questions[RecordKey(name, "before")]])
-    waits = [
-        question
-        for question in session.records.open_questions_of(name)
-        if not session.records.ask(question, session.answer)
-    ]
-    if waits:
-        raise Interrupt(waits)
-
-
-def _leave(
-    session: Session,
-    execution: Execution,
-    call: Call,
-    patch: Mapping[str, Any],
-    state: ImmutableState,
-    began: float,
-    clock: float,
-) -> CallScript:
-    """Follows the edges and routers of a node; what a module router writes belongs to the same transition."""
-    name = execution.node
-    goto: list[str | Send] = []
-    reasons: list[str] = []
-    before = execution.branch.state
-    for way in session.graph.exits[name]:
-        if isinstance(way, str):
-            goto.append(way)
-            continue
-        routed = Call(state, call.context, call.program, call.overlay, call.resources, call.runner)
-        decision: Decision = way.decide(routed) if way.inline else (yield way, routed)
-        goto += decision.targets
-        if decision.reason:
-            reasons.append(decision.reason)
-        if decision.updates:
-            schema, author = session.graph.topology.schema, way.module_name or name
-            commit_id = session.global_id(execution.id, author)
-            old = state
-            written, state = schema.commit(old, decision.updates, node=author, commit_id=commit_id, whole_values=True)
-            schema.check_state_limit(author, old, written, state)
-            for field, update in written.items():
-                folds = schema.reducer(field) is not None
-                net = update if folds else diff_value(before.raw(field, DELETE), state.raw(field, DELETE))
-                patch = {**patch, field: _both(session, name, patch, field, net) if folds else net}
-    duration = time.perf_counter() - clock
-    return Transition(patch, state, _targets(session, name, goto), "\n".join(reasons) or None, began, duration)
-
-
-def _both(session: Session, name: str, patch: Mapping[str, Any], field: str, update: Any) -> Any:
-    """What a node and its router did to a field with a reducer: a join, or the graph outside, folds each update."""
-    given = name == START and (session.journal is None or session.scope)  # values that a run is given are no updates
-    if given and not isinstance(patch.get(field), Updates):
-        return Updates(Replace(session.inputs.raw(field)) if field in patch else DELETE, update)
-    return Updates(patch[field], update) if field in patch else update
-
-
-def _targets(session: Session, name: str, goto: Sequence[str | Send]) -> tuple[Target, ...]:
-    """Equal names count once; each `Send` is a branch of its own. What is no declared target is refused."""
-    allowed = session.graph.topology.targets(name)
-    if len(goto) == 1 and isinstance(goto[0], str) and goto[0] in allowed:
-        return (Target(goto[0]),)
-    targets: dict[Any, Target] = {}
-    for i, way in enumerate(goto):
-        node = way if isinstance(way, str) else way.node
-        if node == END and not isinstance(way, str):
-            raise RouteError(f"node {name!r} sent a branch to END: return END to finish the branch, not Send(END)")
-        if node not in allowed:
-            raise RouteError(
-                f"node {name!r} went to {node!r}, which is none of its targets: {list_names(allowed)}. "
-                "Declare it with an edge, in the path map of the router, or with add_node(goto=[...])"
-            )
-        if isinstance(way, str):
-            targets.setdefault(way, Target(way))
-        else:
-            session.graph.check_send(name, way)
-            targets[i] = Target(node, way.overlay)
-    if not targets:
-        raise RouteError(f"node {name!r} has nowhere to go: return the name of a target, or END to finish the branch")
-    return tuple(targets.values())
 
 
 def _call(session: Session, execution: Execution, state: ImmutableState) -> Call:
@@ -200,14 +97,119 @@ def _call(session: Session, execution: Execution, state: ImmutableState) -> Call
     return Call(state, context, session.program, execution.overlay, session.resources, NodeRunner(session))
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Several calls of one node at once: the items of a map.
+def _raise_if_unanswered(session: Session, execution: Execution) -> None:
+    """Raises `Interrupt` if the execution, or `interrupt_before`, waits for an answer: the node is not called."""
+    name, node = session.local_id(execution.id), execution.node
+    records = session.records
+    if node in session.graph.interrupt_before:
+        before = Question("before", f"{node!r} comes next; continue?", None, node, execution.path, name, session.label)
+        if not records.ask(before, session.answer):
+            raise Interrupt([records.questions[RecordKey(name, "before")]])
+    waits = [question for question in records.open_questions_of(name) if not records.ask(question, session.answer)]
+    if waits:
+        raise Interrupt(waits)
+
+
+# --- where the branch continues
+
+
+def _known_targets(
+    session: Session, name: str, call: Call, goto: Sequence[str | Send] | None, after: ImmutableState
+) -> tuple[Target, ...] | None:
+    """The targets of a node if no driver is needed to find them: a `Command`, one edge, or one inline router."""
+    if goto is not None:
+        return _targets(session, name, goto)
+    exits = session.graph.exits[name]
+    if len(exits) != 1:
+        return None
+    exit_ = exits[0]
+    if isinstance(exit_, str):
+        return (Target(exit_),)
+    if not exit_.inline:
+        return None
+    _, context, program, overlay, resources, runner = call
+    found = exit_.decide(Call(after, context, program, overlay, resources, runner)).targets
+    first = found[0]  # a router returns declared targets only, so one name needs no check
+    return (Target(first),) if len(found) == 1 and isinstance(first, str) else _targets(session, name, found)
+
+
+def _route(
+    session: Session,
+    execution: Execution,
+    call: Call,
+    patch: Mapping[str, Any],
+    state: ImmutableState,
+    began: float,
+    clock: float,
+) -> CallScript:
+    """Follows the edges and calls the routers of a node; what a module router writes joins the same transition."""
+    name = execution.node
+    goto: list[str | Send] = []
+    reasons: list[str] = []
+    before = execution.branch.state
+    for exit_ in session.graph.exits[name]:
+        if isinstance(exit_, str):
+            goto.append(exit_)
+            continue
+        routed = call._replace(state=state)
+        decision: Decision = exit_.decide(routed) if exit_.inline else (yield exit_, routed)
+        goto += decision.targets
+        if decision.reason:
+            reasons.append(decision.reason)
+        if decision.updates:
+            schema, author = session.graph.topology.schema, exit_.module_name or name
+            commit_id = session.global_id(execution.id, author)
+            old = state
+            written, state = schema.commit(old, decision.updates, node=author, commit_id=commit_id, whole_values=True)
+            schema.check_state_limit(author, old, written, state)
+            for field, update in written.items():
+                folds = schema.reducer(field) is not None
+                net = update if folds else diff_value(before.raw(field, DELETE), state.raw(field, DELETE))
+                patch = {**patch, field: _both_updates(session, name, patch, field, net) if folds else net}
+    duration = time.perf_counter() - clock
+    return Transition(patch, state, _targets(session, name, goto), "\n".join(reasons) or None, began, duration)
+
+
+def _both_updates(session: Session, name: str, patch: Mapping[str, Any], field: str, update: Any) -> Any:
+    """The updates of a node and of its router to one field with a reducer, kept apart: a join folds each of them."""
+    given = name == START and (session.journal is None or session.scope)  # the inputs of such a run are no updates
+    if given and not isinstance(patch.get(field), Updates):
+        return Updates(Replace(session.inputs.raw(field)) if field in patch else DELETE, update)
+    return Updates(patch[field], update) if field in patch else update
+
+
+def _targets(session: Session, name: str, goto: Sequence[str | Send]) -> tuple[Target, ...]:
+    """The targets of a node, checked: equal names count once, each `Send` is a branch of its own."""
+    allowed = session.graph.topology.targets(name)
+    if len(goto) == 1 and isinstance(goto[0], str) and goto[0] in allowed:
+        return (Target(goto[0]),)
+    targets: dict[Any, Target] = {}
+    for index, target in enumerate(goto):
+        node = target if isinstance(target, str) else target.node
+        if node == END and not isinstance(target, str):
+            raise RouteError(f"node {name!r} sent a branch to END: return END to finish the branch, not Send(END)")
+        if node not in allowed:
+            raise RouteError(
+                f"node {name!r} went to {node!r}, which is none of its targets: {list_names(allowed)}. "
+                "Declare it with an edge, in the path map of the router, or with add_node(goto=[...])"
+            )
+        if isinstance(target, str):
+            targets.setdefault(target, Target(target))
+        else:
+            session.graph.check_send(name, target)
+            targets[index] = Target(node, target.overlay)
+    if not targets:
+        raise RouteError(f"node {name!r} has nowhere to go: return the name of a target, or END to finish the branch")
+    return tuple(targets.values())
+
+
+# --- several calls of one node at once
 
 T = TypeVar("T")
 
 
 class NodeRunner:
-    """Runs the calls of one node at once (the items of a map), with the trace in the order of the calls."""
+    """Runs the calls of one node at once: the items of a map."""
 
     __slots__ = ("session",)
 
@@ -218,62 +220,62 @@ class NodeRunner:
         """Runs sync calls. After a failure nothing new starts, and the first failure in order is raised."""
         batch: Batch[T] = Batch(self.session, len(calls), max_concurrency)
         with ThreadWorkers(batch.limit) as threads:
-            while batch.wants(threads.busy):
-                index = batch.take()
+            while batch.may_start(threads.busy):
+                index = batch.start()
                 threads.start(index, calls[index])
-                while threads.busy and not batch.wants(threads.busy):
+                while threads.busy and not batch.may_start(threads.busy):
                     batch.put(*threads.next())
         return batch.results()
 
     async def agather(self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None) -> list[T]:
-        """Runs async calls, in the same way."""
+        """Runs async calls, with the same rules."""
         batch: Batch[T] = Batch(self.session, len(calls), max_concurrency)
         async with TaskWorkers() as tasks:
-            while batch.wants(tasks.busy):
-                index = batch.take()
+            while batch.may_start(tasks.busy):
+                index = batch.start()
                 tasks.start(index, calls[index])
-                while tasks.busy and not batch.wants(tasks.busy):
+                while tasks.busy and not batch.may_start(tasks.busy):
                     batch.put(*await tasks.next())
         return batch.results()
 
 
 class Batch(Generic[T]):
-    """Which of several calls to start next, and what became of them."""
+    """The state of a `gather`: which calls have started, and their outcomes."""
 
     def __init__(self, session: Session, count: int, max_concurrency: int | None) -> None:
         limit = session.graph.max_concurrency
         self.limit = min(limit, max_concurrency or limit)
         self._stop_signal = session.stop_signal
         self._count = count
-        self._next = 0
+        self._started = 0
         self._outcomes: dict[int, WorkOutcome] = {}
         self._failed = False
 
-    def wants(self, busy: int) -> bool:
-        """Whether another call may start beside `busy` others."""
-        may = self._next < self._count and busy < self.limit and not self._failed
+    def may_start(self, busy: int) -> bool:
+        """Whether another call may start while `busy` calls run."""
+        may = self._started < self._count and busy < self.limit and not self._failed
         return may and self._stop_signal.reason is None
 
-    def take(self) -> int:
-        """The next call to start."""
-        self._next += 1
-        return self._next - 1
+    def start(self) -> int:
+        """The index of the next call to start."""
+        self._started += 1
+        return self._started - 1
 
     def put(self, index: int, outcome: WorkOutcome) -> None:
-        """Keeps an outcome."""
+        """Keeps an outcome; raises what is no `Exception`, such as Ctrl-C."""
         error = outcome[1]
         if error is not None and not isinstance(error, Interrupt):
-            cut_off = isinstance(error, asyncio.CancelledError) and self._stop_signal.reason is not None
-            if not isinstance(error, Exception) and not cut_off:
+            cancelled_by_stop = isinstance(error, asyncio.CancelledError) and self._stop_signal.reason is not None
+            if not isinstance(error, Exception) and not cancelled_by_stop:
                 raise error
             self._failed = True
         self._outcomes[index] = outcome
 
     def results(self) -> list[T]:
-        """The results in order; raises the first failure in order, or all questions if there is none.
+        """The results in order of the calls, whose traces are appended to the caller's.
 
-        The traces are handed over either way. If the run was stopped before all calls had begun, the node is cut off:
-        it runs again on a resume, and finds the items that were kept.
+        If the run was stopped before all calls had begun, the node is cancelled: it runs again on a resume, and finds
+        the items that were recorded. Otherwise the first failure in order is raised, or all questions if there is none.
         """
         ordered = [self._outcomes.pop(index) for index in sorted(self._outcomes)]
         for _, _, steps in ordered:

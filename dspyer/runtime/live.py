@@ -1,8 +1,21 @@
-"""A run with live fields: running siblings see each other's posts and wait for them.
+"""A session with live fields: nodes that run at once read each other's posts before these are committed.
 
-What is recorded: each post as a row before anybody sees it, with its number and the posts that it replaces; with the
-commit of a node the numbers of its posts and how far it has read; and which posts were withdrawn. `board` says what
-becomes of posts, `scheduler.closing` when a loop ends. All of this happens under one lock, and so does scheduling.
+The rule is that of recoverable schedules with cascading aborts (Bernstein, Hadzilacos and Goodman, "Concurrency Control
+and Recovery in Database Systems", 1987, chapter 2), with executions as the transactions:
+
+- A node may read what a running node has posted. It then depends on that node.
+- An execution commits after all on which it depends; executions that depend on each other commit together.
+- If one of them fails or asks, its posts are withdrawn, and all that depend on it are undone: they commit nothing, and
+  run again when the run is resumed. So no committed value depends on a withdrawn post.
+
+`live_buffer` holds the posts, `scheduler.live_deadlock` decides when a reader can wait no longer.
+
+What is stored: each post as a row before a reader sees it, with its number and the posts that it replaces; with the
+commit of a node the numbers of its posts and how far it has read; which posts were withdrawn.
+
+One lock per session guards the buffer, the waiters and the scheduling, as in a monitor (Hoare 1974). It is reentrant,
+since an observer that is called under it may stop the run, and it is never held while a node works or waits. The
+journal's lock is taken inside of it, never around it.
 """
 
 from __future__ import annotations
@@ -25,91 +38,23 @@ from dspyer.nodes.live_access import EntrySource, LiveEntry, Waiter, WaitOutcome
 from dspyer.patch import DELETE, Replace, update_size
 from dspyer.persistence.execution_records import RecordedPost
 from dspyer.persistence.rows import post_row, withdraw_row
-from dspyer.runtime.live_buffer import LiveBuffer, Meeting, ReaderCursor, single_updates
+from dspyer.runtime.live_buffer import LiveBuffer, PostConflict, ReaderCursor, single_updates
 from dspyer.runtime.session import Session
 from dspyer.scheduler.live_deadlock import HeldCommit, PossibleWriter, WaitingReader, WriteReach, readers_to_release
 from dspyer.scheduler.run_state import Branch, Execution, RunState, Transition
 from dspyer.scheduler.schedule import plan
 from dspyer.state import ImmutableState
 
-MANY = 1_000_000
-
-
-@dataclass(slots=True)
-class Visits:
-    """How far the commits of one node have read, by the path of their branch.
-
-    Attributes:
-        places: the indexes of its commits on each path.
-        reads: up to which number each had read, by field, those before it on the path included.
-    """
-
-    places: dict[BranchPath, list[int]] = made(default_factory=dict)
-    reads: dict[BranchPath, list[Mapping[str, int]]] = made(default_factory=dict)
-    latest: tuple[int, Mapping[str, int]] = (-1, {})
-
-    def add(self, commit: Commit) -> None:
-        """Notes a commit."""
-        if commit.live is not None and commit.live.reads:
-            reads = self.reads.setdefault(commit.branch, [])
-            self.places.setdefault(commit.branch, []).append(int(commit.id.rpartition(":")[2]))
-            reads.append(_later(reads[-1] if reads else {}, commit.live.reads))
-
-    def before(self, branch: Branch) -> Mapping[str, int]:
-        """How far those in the lineage of a branch have read. Copies of one branch ask for the same."""
-        head, found = self.latest
-        if head != branch.head:
-            found = {}
-            for path, places in self.places.items():
-                count = bisect_left(places, branch.counts.get(path, 0))
-                if count:
-                    found = _later(found, self.reads[path][count - 1])
-            self.latest = branch.head, found
-        return found
-
-
-class Listener:
-    """One execution that listens to one live field."""
-
-    def __init__(self, session: LiveSession, reader: ReaderCursor, field: str) -> None:
-        self._session = session
-        self._reader = reader
-        self._field = field
-
-    def next_entry(self) -> LiveEntry | None:
-        """The next entry, if it is there."""
-        session, reader = self._session, self._reader
-        with session.lock:
-            if reader.undone:
-                raise Interrupt(())
-            entry = reader.next(session.board, self._field)
-            if entry is not None and session.graph.topology.schema.live_fields[self._field].show_reads:
-                session.publish(Heard(self._field, reader.node, reader.path, reader.execution, entry.seq, entry.author))
-            return entry
-
-    def wait(self, wake: Callable[[], object]) -> Waiter:
-        """Waits for the next entry."""
-        return self._session.wait(self._reader, self._field, wake)
-
-    def time_out(self, waiter: Waiter) -> None:
-        """Its time is over."""
-        with self._session.lock:
-            self._session.room.release(waiter.execution, "timeout")
-            self._session.room.grant()
-
-    def stop_waiting(self, waiter: Waiter) -> None:
-        """Waits no longer."""
-        with self._session.lock:
-            self._session.room.leave(waiter)
+_UNBOUNDED = 1_000_000  # threads; `start_ready` bounds how many executions run
 
 
 class LiveSession(Session):
-    """A run whose live fields are live.
+    """A session whose nodes read each other's posts.
 
     Attributes:
-        lock: held for short, never while a node works.
-        board: what was posted.
-        room: who waits.
+        lock: guards everything below, and scheduling.
+        buffer: the posts.
+        waiters: the executions that run, and which of them wait for an entry.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -120,340 +65,354 @@ class LiveSession(Session):
             name: [field for field in (node.writes or {}).values() if field in topology.schema.live_fields]
             for name, node in graph.nodes.items()
         }
-        self.room = LiveWaiters(graph.max_concurrency, WriteReach(topology, writes))
-        self.board = LiveBuffer(topology.schema, self.run_start.state, self.records.posts.get(self.scope, {}))
-        self._readers: dict[str, ReaderCursor] = {}
-        self._done: dict[str, tuple[Execution, Transition, Steps]] = {}
-        self._visits: dict[str, Visits] = {}
-        self._nudge: Callable[[], None] | None = None
-        self._stands = False
+        self.waiters = LiveWaiters(graph.max_concurrency, WriteReach(topology, writes))
+        self.buffer = LiveBuffer(topology.schema, self.run_start.state, self.records.posts.get(self.scope, {}))
+        self._cursors: dict[str, ReaderCursor] = {}
+        self._finished: dict[str, tuple[Execution, Transition, Steps]] = {}
+        self._node_reads: dict[str, NodeReads] = {}
+        self._wake: Callable[[], None] | None = None
+        self._more_may_start = False
         for entry in self.run.log:
-            self._note(entry.commit)
-        for execution in list(self.board.pending):  # of an earlier attempt that came to no end
+            self._note_commit(entry.commit)
+        for execution in list(self.buffer.pending):  # posted before a crash: the node will post again
             self._withdraw(execution)
 
     @property
-    def most_at_once(self) -> int:
-        """How many executions may have begun at once: those who wait, or have ended, hold no slot."""
-        return self.graph.max_concurrency + self.room.parked + len(self._done)
+    def max_running(self) -> int:
+        """How many executions may run at once: those that wait, or wait to be committed, hold no slot."""
+        return self.graph.max_concurrency + self.waiters.parked + len(self._finished)
 
     @property
-    def most_threads(self) -> int:
-        """How many threads may be needed for them: `start_ready` bounds them."""
-        return MANY
+    def max_threads(self) -> int:
+        """How many threads the executions may need at once: a waiting sync node keeps its thread."""
+        return _UNBOUNDED
 
     @contextmanager
-    def driven(self, nudge: Callable[[], None]) -> Iterator[None]:
-        """Lets a driver be called when something may start; at its end nothing waits any more.
-
-        Args:
-            nudge: makes the driver look, from any thread.
-        """
-        self._nudge = nudge
-        with self.stop_signal.on_stop(self._halted):
+    def driving(self, wake: Callable[[], None]) -> Iterator[None]:
+        """Lets the session wake its driver; at the end, releases every reader that still waits."""
+        self._wake = wake
+        with self.stop_signal.on_stop(self._on_stop):
             try:
                 yield
             finally:
                 with self.lock:
-                    self.room.end()
+                    self.waiters.end()
 
-    # --- scheduling, under the lock
+    # --- what a driver calls, as in `Session`, under the lock
 
     def start_ready(self) -> list[Execution]:
-        """Starts what may start. What has something to read comes first."""
+        """Begins the executions that may start, after readers with an entry have got their slots back."""
         with self.lock:
             started = super().start_ready()
             for execution in started:
-                self.room.running[execution.id] = execution
+                self.waiters.running[execution.id] = execution
             run = self.run
-            self._stands = bool(plan(run)) and len(run.running) < self.most_at_once
-            self._settle()
+            self._more_may_start = bool(plan(run)) and len(run.running) < self.max_running
+            self._release_waiters()
         return started
 
     def finish(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
-        """Folds a finished execution in, once all have committed whose posts it has used."""
+        """Commits a finished execution once all on which it depends have finished; undoes readers of a failed one."""
         with self.lock:
-            self.room.running.pop(execution.id, None)
-            reader = self._readers.get(execution.id)
-            if reader is not None and reader.undone and not isinstance(outcome, BaseException):
+            self.waiters.running.pop(execution.id, None)
+            cursor = self._cursors.get(execution.id)
+            if cursor is not None and cursor.undone and not isinstance(outcome, BaseException):
                 outcome = Interrupt(())
             if isinstance(outcome, BaseException):
                 self._withdraw(execution.id)
-                self._fold(execution, outcome, steps)
+                self._advance(execution, outcome, steps)
             else:
-                self._done[execution.id] = (execution, outcome, steps)
-                self._commit_done(execution.id)
-            self._settle()
+                self._finished[execution.id] = (execution, outcome, steps)
+                self._commit_finished(execution.id)
+            self._release_waiters()
 
-    def _fold(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
-        """Puts what has become of an execution into the run."""
+    def _advance(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
+        """Gives the outcome of an execution to the scheduler."""
         super().finish(execution, outcome, steps)
-        self._readers.pop(execution.id, None)
+        self._cursors.pop(execution.id, None)
 
-    def _commit_done(self, name: str) -> None:
-        """Commits an execution that has ended, and all that waited for it, if nothing is missing that they need."""
+    def _commit_finished(self, name: str) -> None:
+        """Commits a finished execution with what it depends on, then what depends on these, if all have finished."""
         work = [name]
         while work:
-            together = self._complete(work.pop())
-            posted = self.board.pending.keys() & together
+            together = self._with_dependencies(work.pop())
+            posted = self.buffer.pending.keys() & together
             for one in together:
                 self._commit(one)
             if posted:
-                work += [one for one in self._done if not posted.isdisjoint(self._readers[one].used)]
+                work += [one for one in self._finished if not posted.isdisjoint(self._cursors[one].used)]
 
-    def _complete(self, name: str) -> list[str]:
-        """An execution that has ended with all that it needs, those first; nothing if one of them has not ended."""
+    def _with_dependencies(self, name: str) -> list[str]:
+        """A finished execution after all on which it depends, directly or not; empty if one of them still runs."""
+        # A depth-first search in post-order: dependencies come first, and a cycle is entered once.
         found: dict[str, None] = {}
         seen = {name}
-        work = [(name, iter(self._needs(name)))] if name in self._done else []
+        work = [(name, iter(self._depends_on(name)))] if name in self._finished else []
         while work:
             execution, needs = work[-1]
             for other in needs:
-                if other not in self._done:
+                if other not in self._finished:
                     return []
                 if other not in seen:
                     seen.add(other)
-                    work.append((other, iter(self._needs(other))))
+                    work.append((other, iter(self._depends_on(other))))
                     break
             else:
                 work.pop()
                 found[execution] = None
         return list(found)
 
-    def _needs(self, execution: str) -> list[str]:
-        """The executions that must commit before one that has ended, in the order of their names."""
-        reader = self._readers.get(execution)
-        return [] if reader is None or not reader.used else sorted(reader.used & self.board.pending.keys())
+    def _depends_on(self, execution: str) -> list[str]:
+        """The uncommitted executions whose posts an execution has used; sorted, for a reproducible order of commits."""
+        cursor = self._cursors.get(execution)
+        return [] if cursor is None or not cursor.used else sorted(cursor.used & self.buffer.pending.keys())
 
     def _commit(self, name: str) -> None:
-        execution, outcome, steps = self._done.pop(name)
-        self._fold(execution, outcome, steps)
-        self.board.commit(name)
-        if outcome.live is not None and self.broken is None:
-            self._note(self.run.log[len(self.run.log) - 1].commit)
+        execution, outcome, steps = self._finished.pop(name)
+        self._advance(execution, outcome, steps)
+        self.buffer.commit(name)
+        if outcome.live is not None and self.write_error is None:
+            self._note_commit(self.run.log[len(self.run.log) - 1].commit)
 
-    def _note(self, commit: Commit) -> None:
-        self.board.commit(commit.id)
+    def _note_commit(self, commit: Commit) -> None:
+        self.buffer.commit(commit.id)
         if commit.live is not None:
-            self._visits.setdefault(commit.node, Visits()).add(commit)
+            self._node_reads.setdefault(commit.node, NodeReads()).add(commit)
 
-    def lose(self, error: BaseException) -> None:
-        """Goes back to what was written: the store failed."""
+    def write_failed(self, error: BaseException) -> None:
+        """Returns to the run as it was last written; nothing waits any more."""
         with self.lock:
-            super().lose(error)
-            self._done.clear()
-            self.room.end()
+            super().write_failed(error)
+            self._finished.clear()
+            self.waiters.end()
 
-    def leave(self, execution: Execution) -> None:
-        """Leaves an execution open that was cut off. What it has posted is withdrawn: it will be posted again."""
+    def leave_open(self, execution: Execution) -> None:
+        """Keeps a cancelled execution as running, and withdraws its posts: `resume` calls it again."""
         with self.lock:
-            self.room.running.pop(execution.id, None)
+            self.waiters.running.pop(execution.id, None)
             self._withdraw(execution.id)
-            self._readers.pop(execution.id, None)
-            self._settle()
+            self._cursors.pop(execution.id, None)
+            self._release_waiters()
 
-    def _halted(self, reason: str) -> None:
-        """Lets those give way who wait for what does not start any more."""
+    def _on_stop(self, reason: str) -> None:
+        """Releases the readers that wait for what will not start."""
         del reason
         with self.lock:
-            self._settle()
+            self._release_waiters()
 
-    def _settle(self) -> None:
-        self.room.grant()
-        if not self.room.waits:
+    def _release_waiters(self) -> None:
+        self.waiters.grant()
+        if not self.waiters.waits:
             return
         held = [
-            HeldCommit(name, execution.position, execution.path, frozenset(self._needs(name)))
-            for name, (execution, _, _) in self._done.items()
+            HeldCommit(name, execution.position, execution.path, frozenset(self._depends_on(name)))
+            for name, (execution, _, _) in self._finished.items()
         ]
-        self.room.settle(self.run, self.stopped or self._stands or bool(self.run.failures), held)
+        self.waiters.settle(self.run, self.stopped or self._more_may_start or bool(self.run.failures), held)
 
-    # --- what nodes do, from any thread
+    # --- what nodes call, from any thread
 
     def post_live(self, attempt: Attempt, field: str, value: object) -> bool:
-        """Posts to a live field: siblings see it when this returns."""
+        """Posts to a live field; other nodes can read the post when this returns. False if the field is not live."""
         schema = self.graph.topology.schema
         if field not in schema.live_fields:
             return False
         for update in single_updates(schema, attempt.node, field, value):
             with self.lock:
-                reader = self._reader(attempt)
-                number, reader.count = reader.count, reader.count + 1
+                cursor = self._cursor(attempt)
+                number, cursor.count = cursor.count, cursor.count + 1
             commit_id = self.global_id(attempt.execution, *([str(number)] if number else []))
             state = attempt.position.state if attempt.position is not None else ImmutableState()
             whole = schema.reducer(field) is None
             patch, after = schema.commit(state, {field: update}, node=attempt.node, commit_id=commit_id)
             with self.lock:
-                self._add(attempt, reader, field, _latest(after.raw(field, DELETE)) if whole else patch[field])
+                self._add(attempt, cursor, field, _latest(after.raw(field, DELETE)) if whole else patch[field])
         return True
 
-    def _add(self, attempt: Attempt, reader: ReaderCursor, field: str, update: Any) -> None:
-        if reader.undone:
-            raise Interrupt(())
-        board = self.board
-        meeting = board.meets(reader, field, update)
-        if meeting.unread:
-            self._meet(attempt, reader, field, meeting)
-        post = RecordedPost(board.seq + 1, field, attempt.node, attempt.execution, update, meeting.over)
-        if self.journal is not None:
+    def _add(self, attempt: Attempt, cursor: ReaderCursor, field: str, update: Any) -> None:
+        if cursor.undone:
+            raise Interrupt(())  # without questions: the node ends now, and runs again on a resume
+        buffer = self.buffer
+        conflict = buffer.conflicts(cursor, field, update)
+        if conflict.unread:
+            self._report_conflict(attempt, cursor, field, conflict)
+        post = RecordedPost(buffer.seq + 1, field, attempt.node, attempt.execution, update, conflict.over)
+        if self.journal is not None:  # before a reader can see it: what was read must survive a crash
             self.journal.write([post_row(self.scope, post.execution, post.node, field, post.seq, update, post.over)])
-        update = board.add(post)
-        posts = reader.posts.setdefault(field, [])
+        update = buffer.add(post)
+        posts = cursor.posts.setdefault(field, [])
         reducer = self.graph.topology.schema.reducer(field)
         if reducer is None:
-            posts.clear()  # the latest value is all that its commit has
+            posts.clear()  # without a reducer a commit has the latest value only
         posts.append((post.seq, update))
         size = update_size(update)
         how = "replace" if reducer is None else reducer.name
         path, name, now = attempt.branch, attempt.execution, time.time()
         self.publish(Posted(field, attempt.node, path, name, post.seq, size, update, how, now))
-        self.room.came(field, attempt.execution)
+        self.waiters.arrived(field, attempt.execution)
 
-    def _meet(self, attempt: Attempt, reader: ReaderCursor, field: str, meeting: Meeting) -> None:
-        """Says that a post meets what its author has not read; refuses it where that is the rule of the field."""
+    def _report_conflict(self, attempt: Attempt, cursor: ReaderCursor, field: str, conflict: PostConflict) -> None:
+        """Publishes the lost updates that a post would cause; refuses the post where the field says `"reject"`."""
         schema = self.graph.topology.schema
         rule = schema.live_fields[field].on_conflict
-        by_key = self.board.by_key(field)
-        for key, posts in meeting.unread.items():
+        by_key = self.buffer.by_key(field)
+        for key, posts in conflict.unread.items():
             named = key if by_key else None
             self.publish(LiveConflict(field, named, attempt.node, posts[-1].node, posts[-1].seq, rule))
         if rule == "reject" or (rule == "merge" and by_key):
-            found = [post.execution for posts in meeting.unread.values() for post in posts]
-            reader.used.update([execution for execution in found if execution in self.board.pending])
+            found = [post.execution for posts in conflict.unread.values() for post in posts]
+            cursor.used.update([execution for execution in found if execution in self.buffer.pending])
         if rule == "reject":
-            key, posts = next(iter(meeting.unread.items()))
+            key, posts = next(iter(conflict.unread.items()))
             raise MergeConflictError(
                 f"node {attempt.node!r} posts to the live field {field!r}{f', key {key!r},' if by_key else ''} "
-                f"and has not read what {posts[-1].node!r} posted there before (seq {posts[-1].seq}): read on in "
-                f"ctx.live({field!r}), then post again",
+                f"and has not read what {posts[-1].node!r} posted there before (seq {posts[-1].seq}): read "
+                f"ctx.live({field!r}) up to there, then post again",
                 (field, key) if by_key else (field,),
                 (posts[-1].node, attempt.node),
             )
 
-    def returned(self, attempt: Attempt, updates: Mapping[str, object]) -> dict[str, object]:
-        """Posts what a node has returned for live fields; gives the rest."""
+    def post_returned(self, attempt: Attempt, updates: Mapping[str, object]) -> dict[str, object]:
+        """Posts what a node has returned for live fields; returns the updates of the other fields."""
         live = self.graph.topology.schema.live_fields
         for field in [name for name in updates if name in live]:
             self.post_live(attempt, field, updates[field])
         return {name: update for name, update in updates.items() if name not in live}
 
     def live_entries(self, attempt: Attempt, field: str) -> EntrySource:
-        """Where the entries of a live field come from."""
+        """The entries of a live field, for the execution of `attempt`."""
         if field not in self.graph.topology.schema.live_fields:
             raise InputError(
                 f"node {attempt.node!r} listens to {field!r}, which is not live: write Annotated[..., {field}'s "
                 "reducer, live] in the schema, or read it with ctx.view"
             )
         with self.lock:
-            return Listener(self, self._reader(attempt), field)
+            return FieldReader(self, self._cursor(attempt), field)
 
-    def wait(self, reader: ReaderCursor, field: str, wake: Callable[[], object]) -> Waiter:
-        """Waits for the next entry of a field."""
-        waiter = Waiter(reader.execution, field, wake)
+    def wait(self, cursor: ReaderCursor, field: str, wake: Callable[[], object]) -> Waiter:
+        """Begins to wait for the next entry of a field. A wait that is over at once has its outcome already."""
+        waiter = Waiter(cursor.execution, field, wake)
         with self.lock:
-            if self.room.over or reader.undone or reader.execution not in self.room.running:
+            if self.waiters.over or cursor.undone or cursor.execution not in self.waiters.running:
                 waiter.outcome = "abort"
                 wake()
                 return waiter
-            if reader.next(self.board, field, take=False) is not None:
+            if cursor.next(self.buffer, field, take=False) is not None:
                 waiter.outcome = "entry"
                 wake()
                 return waiter
-            self.room.enter(waiter)
-            self.room.grant()
-            if not self.room.is_open(waiter):
-                self._settle()
-            if self._nudge is not None and not self.stopped and plan(self.run):
-                self._nudge()
+            self.waiters.enter(waiter)
+            self.waiters.grant()  # the waiter has freed its slot
+            if not self.waiters.is_open(waiter):
+                self._release_waiters()
+            if self._wake is not None and not self.stopped and plan(self.run):
+                self._wake()
         return waiter
 
-    def at_work(self) -> Sequence[Execution]:
+    def executions(self) -> Sequence[Execution]:
         """The executions whose nodes run."""
         with self.lock:
-            return tuple(self.room.running.values())
+            return tuple(self.waiters.running.values())
 
     def waits_for(self, execution: str) -> str:
         """The live field that an execution waits for; "" if it works."""
         with self.lock:
-            return self.room.field_of(execution)
+            return self.waiters.field_of(execution)
 
     def with_posts(
         self, execution: Execution, patch: dict[str, Any], state: ImmutableState
     ) -> tuple[dict[str, Any], ImmutableState]:
-        """What an execution commits, with its posts."""
-        reader = self._readers.get(execution.id)
-        return (patch, state) if reader is None else reader.folded(self.graph.topology.schema, patch, state)
+        """The patch and state of an execution with its posts."""
+        cursor = self._cursors.get(execution.id)
+        return (patch, state) if cursor is None else cursor.committed(self.graph.topology.schema, patch, state)
 
     def exchange(self, execution: Execution) -> Exchange | None:
-        """What an execution has posted and read."""
-        reader = self._readers.get(execution.id)
-        return None if reader is None else reader.exchange()
+        """The posts of an execution and how far it has read, as its commit keeps them; None without live fields."""
+        cursor = self._cursors.get(execution.id)
+        return None if cursor is None else cursor.exchange()
 
-    def _reader(self, attempt: Attempt) -> ReaderCursor:
+    def _cursor(self, attempt: Attempt) -> ReaderCursor:
         name = attempt.execution
-        if name not in self.room.running:
+        if name not in self.waiters.running:
             raise AttemptError(
-                f"node {attempt.node!r} (execution {attempt.local_id}) has come to its end, and something that it has "
-                "started still uses its ctx: wait for that before the node returns"
+                f"node {attempt.node!r} (execution {attempt.local_id}) has ended, and something that it has started "
+                "still uses its ctx: wait for that before the node returns"
             )
-        reader = self._readers.get(name)
-        if reader is None:
-            branch, visits = attempt.position, self._visits.get(attempt.node)
-            before = {} if branch is None or visits is None else visits.before(branch)
-            reader = self._readers[name] = ReaderCursor(name, attempt.node, attempt.branch, branch, before)
-        return reader
+        cursor = self._cursors.get(name)
+        if cursor is None:
+            branch, reads = attempt.position, self._node_reads.get(attempt.node)
+            before = {} if branch is None or reads is None else reads.before(branch)
+            cursor = self._cursors[name] = ReaderCursor(name, attempt.node, attempt.branch, branch, before)
+        return cursor
 
     def _withdraw(self, execution: str) -> None:
-        """Withdraws the posts of an execution, and of all who have used them."""
+        """Withdraws the posts of an execution, and undoes all that have used them (cascading abort)."""
         work = [execution]
         while work:
             name = work.pop()
-            posts = self.board.withdraw(name)
+            posts = self.buffer.withdraw(name)
             if not posts:
                 continue
             seqs = tuple([post.seq for post in posts])
             if self.journal is not None:
-                self.records.queue_row(withdraw_row(self.scope, name, posts[0].node, self.board.seq, seqs))
+                self.records.queue_row(withdraw_row(self.scope, name, posts[0].node, self.buffer.seq, seqs))
             for field in dict.fromkeys(post.field for post in posts):
                 numbers = tuple([post.seq for post in posts if post.field == field])
-                self.publish(Withdrawn(field, posts[0].node, name, numbers, self.board.seq))
-            for other, reader in list(self._readers.items()):
-                if name in reader.used and not reader.undone:
-                    reader.undone = True
+                self.publish(Withdrawn(field, posts[0].node, name, numbers, self.buffer.seq))
+            for other, cursor in list(self._cursors.items()):
+                if name in cursor.used and not cursor.undone:
+                    cursor.undone = True
                     work.append(other)
-                    self.room.release(other, "abort")
-                    if other in self._done:
-                        ended, _, steps = self._done.pop(other)
-                        self._fold(ended, Interrupt(()), steps)
+                    self.waiters.release(other, "abort")
+                    if other in self._finished:
+                        ended, _, steps = self._finished.pop(other)
+                        self._advance(ended, Interrupt(()), steps)
 
 
-def _later(one: Mapping[str, int], two: Mapping[str, int]) -> dict[str, int]:
-    """The higher number of each field."""
-    return {**one, **{field: max(seq, one.get(field, 0)) for field, seq in two.items()}}
+class FieldReader:
+    """The entries of one live field for one execution (an `EntrySource`)."""
 
+    def __init__(self, session: LiveSession, cursor: ReaderCursor, field: str) -> None:
+        self._session = session
+        self._cursor = cursor
+        self._field = field
 
-def _latest(value: Any) -> Any:
-    """A value as an update that takes the place of what is there."""
-    return Replace(value) if isinstance(value, Mapping) or value is None else value
+    def next_entry(self) -> LiveEntry | None:
+        """The next entry; None if there is none yet."""
+        session, cursor = self._session, self._cursor
+        with session.lock:
+            if cursor.undone:
+                raise Interrupt(())
+            entry = cursor.next(session.buffer, self._field)
+            if entry is not None and session.graph.topology.schema.live_fields[self._field].show_reads:
+                session.publish(Heard(self._field, cursor.node, cursor.path, cursor.execution, entry.seq, entry.author))
+            return entry
 
+    def wait(self, wake: Callable[[], object]) -> Waiter:
+        """Begins to wait for the next entry; calls `wake` when the wait is over."""
+        return self._session.wait(self._cursor, self._field, wake)
 
-# --------------------------------------------------------------------------------------------------------------------
-# Who waits for a live field, and who holds a slot of `max_concurrency`. Nothing is safe without the session's lock.
-#
-# An execution that waits holds no slot. When an entry comes, its field closes or its time is over, it is *due*: it goes
-# on as soon as a slot is free.
+    def time_out(self, waiter: Waiter) -> None:
+        """Ends a wait whose time is over, as soon as a slot is free."""
+        with self._session.lock:
+            self._session.waiters.release(waiter.execution, "timeout")
+            self._session.waiters.grant()
+
+    def stop_waiting(self, waiter: Waiter) -> None:
+        """Removes a waiter."""
+        with self._session.lock:
+            self._session.waiters.leave(waiter)
 
 
 class LiveWaiters:
-    """The executions that wait for an entry, or for a slot to go on with one.
+    """The executions that wait for an entry, and the slots of `max_concurrency`. Guarded by the session's lock.
 
-    Args:
-        slots: how many executions may work at once.
-        reach: what a branch may write.
+    A waiting execution holds no slot. When an entry arrives, the field closes or the time is over, it is *due*: it
+    continues as soon as a slot is free. So a run with one slot and a reader that started first does not deadlock.
 
     Attributes:
         running: the executions whose nodes run, waiting or not, by id.
-        over: whether nothing waits any more: the run is left.
+        over: whether waits end at once, since the run has ended.
     """
 
     def __init__(self, slots: int, reach: WriteReach) -> None:
@@ -467,7 +426,7 @@ class LiveWaiters:
 
     @property
     def parked(self) -> int:
-        """How many run and hold no slot."""
+        """How many executions run and hold no slot."""
         return len(self._waiting) + len(self._due)
 
     @property
@@ -481,7 +440,7 @@ class LiveWaiters:
         return "" if waiter is None else waiter.field
 
     def enter(self, waiter: Waiter) -> None:
-        """Takes in an execution that has nothing to read."""
+        """Adds an execution that has nothing to read."""
         if waiter.execution in self._waiting:
             raise AttemptError(
                 f"the execution {waiter.execution} waits for two live fields at once: write one loop after the other"
@@ -490,48 +449,47 @@ class LiveWaiters:
         self._of_field.setdefault(waiter.field, {})[waiter.execution] = waiter
 
     def is_open(self, waiter: Waiter) -> bool:
-        """Whether a node that works may write the field of a listener."""
+        """Whether a node that is not waiting may still write the field of a waiter."""
         field, place, waiting = waiter.field, self.running[waiter.execution].position, self._waiting
         works = [execution for name, execution in self.running.items() if name not in waiting]
         return any(self._reach.may_write(PossibleWriter(one.position), field, place) for one in works)
 
     def leave(self, waiter: Waiter) -> None:
-        """Lets an execution go that does not wait any more."""
+        """Removes an execution that does not wait any more."""
         if self._waiting.get(waiter.execution) is waiter:
             self._out(waiter)
         elif waiter.outcome == "waiting":
             self._due = deque([due for due in self._due if due[0] is not waiter])
 
-    def came(self, field: str, author: str) -> None:
-        """An entry came to a field: those who wait for it are due, but not its author."""
+    def arrived(self, field: str, author: str) -> None:
+        """Makes the readers of a field due, except the author of the new entry."""
         if waiters := self._of_field.get(field):
             for waiter in [waiter for name, waiter in waiters.items() if name != author]:
                 self.release(waiter.execution, "entry")
             self.grant()
 
     def release(self, execution: str, outcome: WaitOutcome) -> None:
-        """An execution is due, if it waits for an entry."""
+        """Makes an execution due, if it waits for an entry."""
         waiter = self._waiting.get(execution)
         if waiter is not None:
             self._out(waiter)
             self._due.append((waiter, outcome))
 
     def grant(self) -> None:
-        """Gives free slots to those who are due."""
+        """Gives free slots to due executions, first come first served."""
         while self._due and len(self.running) - self.parked < self._slots:
             waiter, outcome = self._due.popleft()
             waiter.outcome = outcome
             waiter.wake()
 
-    def settle(self, run: RunState, halted: bool, held: Iterable[HeldCommit]) -> None:
-        """Releases the listeners to which no entry comes.
+    def settle(self, run: RunState, stopping: bool, held: Iterable[HeldCommit]) -> None:
+        """Releases the readers that no entry can reach any more.
 
-        Args:
-            run: the run.
-            halted: whether nothing new starts.
-            held: the executions that have ended and not committed.
+        `stopping` says that nothing new starts; `held` are the finished executions that are not committed. A reader
+        that misses entries only because something was stopped or failed is undone; otherwise its field is closed.
         """
-        while self._waiting:
+        ended = {one.execution for one in held}
+        while self._waiting:  # a released reader may be the writer that another one waits for
             waiting = []
             for name, waiter in self._waiting.items():
                 execution = self.running[name]
@@ -541,25 +499,24 @@ class LiveWaiters:
                 for name, execution in self.running.items()
                 if name not in self._waiting
             ]
-            stopped = [PossibleWriter(execution.position) for execution, _ in run.suspended.values()]
-            stopped += [PossibleWriter(failure.position) for failure in run.failures]
-            ended = {one.execution for one in held}
-            stopped += [  # those that were cut off
+            unable = [PossibleWriter(execution.position) for execution, _ in run.suspended.values()]
+            unable += [PossibleWriter(failure.position) for failure in run.failures]
+            unable += [  # cancelled executions
                 PossibleWriter(execution.position)
                 for name, execution in run.running.items()
                 if name not in self.running and name not in ended
             ]
-            (stopped if halted else able).extend([PossibleWriter(group.position) for group in run.ready])
+            (unable if stopping else able).extend([PossibleWriter(group.position) for group in run.ready])
             found = readers_to_release(waiting, dict.fromkeys(able), held, self._reach)
             for one in found:
-                missed = any(self._reach.may_write(origin, one.field, one.position) for origin in stopped)
+                missed = any(self._reach.may_write(writer, one.field, one.position) for writer in unable)
                 self.release(one.execution, "abort" if missed else "closed")
             if not found:
                 break
             self.grant()
 
     def end(self) -> None:
-        """Lets all give way."""
+        """Undoes all that wait: the run has ended."""
         self.over = True
         for waiter in (*self._waiting.values(), *[waiter for waiter, _ in self._due]):
             waiter.outcome = "abort"
@@ -571,3 +528,47 @@ class LiveWaiters:
     def _out(self, waiter: Waiter) -> None:
         del self._waiting[waiter.execution]
         del self._of_field[waiter.field][waiter.execution]
+
+
+@dataclass(slots=True)
+class NodeReads:
+    """How far the commits of one node have read, by the path of their branch.
+
+    Attributes:
+        commits: the indexes of its commits on each path, ascending.
+        reads: for each of these commits the number of the last post read, by field, earlier commits included.
+        latest: the head of the branch that asked last, and its answer.
+    """
+
+    commits: dict[BranchPath, list[int]] = made(default_factory=dict)
+    reads: dict[BranchPath, list[Mapping[str, int]]] = made(default_factory=dict)
+    latest: tuple[int, Mapping[str, int]] = (-1, {})
+
+    def add(self, commit: Commit) -> None:
+        """Adds a commit of the node."""
+        if commit.live is not None and commit.live.reads:
+            reads = self.reads.setdefault(commit.branch, [])
+            self.commits.setdefault(commit.branch, []).append(int(commit.id.rpartition(":")[2]))
+            reads.append(_later(reads[-1] if reads else {}, commit.live.reads))
+
+    def before(self, branch: Branch) -> Mapping[str, int]:
+        """How far the commits in the lineage of a branch have read; the branches of a fork share one answer."""
+        head, found = self.latest
+        if head != branch.head:
+            found = {}
+            for path, commits in self.commits.items():
+                count = bisect_left(commits, branch.counts.get(path, 0))
+                if count:
+                    found = _later(found, self.reads[path][count - 1])
+            self.latest = branch.head, found
+        return found
+
+
+def _later(one: Mapping[str, int], two: Mapping[str, int]) -> dict[str, int]:
+    """The higher number of each field."""
+    return {**one, **{field: max(seq, one.get(field, 0)) for field, seq in two.items()}}
+
+
+def _latest(value: Any) -> Any:
+    """A value as an update that replaces the old one: a mapping or None alone would be merged or ignored."""
+    return Replace(value) if isinstance(value, Mapping) or value is None else value

@@ -1,15 +1,14 @@
 """The posts to the live fields of a run, in the order of their arrival.
 
-The rule. A post belongs to its execution: it counts once that commits, and is withdrawn if it does not. What was
-withdrawn is not on the board any more, and its number is not given again. An execution *uses* a post when it hears it,
-when its own post is merged with it, and when its own post is refused because of it. An execution commits after all
-whose posts it has used (several that have used each other's commit together), and if one of these is withdrawn, it
-commits nothing either. So no committed value depends on a withdrawn post, and no listener is told of a withdrawal: when
-it runs again, it hears the posts that are on the board then.
+A post belongs to its execution: it is committed with it, or withdrawn. A withdrawn post is never read again, and its
+number is not reused. An execution *uses* a post when it reads it, when its own post is merged with it, and when its own
+post is refused because of it; it depends on the executions whose posts it has used (see `runtime.live`).
 
-A post to a key (of a message its id) *replaces* the posts there that its author has read, its own, those in its
-lineage, and those that hold the same message; it is kept beside those that it has not read. The value of the key is
-made of the posts that are not replaced, by the `on_conflict` of the field. Which posts it replaces is recorded with it.
+A key of a field (the id of a message) is a multi-value register, as in Dynamo (DeCandia et al. 2007) and in the CRDT
+literature (Shapiro et al. 2011). A post *replaces* the posts at its key that its author knows: those that it has read,
+its own, those in its lineage, and those with the same message. Posts that the author does not know stay beside it as
+further *heads* of the key, and the `on_conflict` of the field says what they come to. Which posts a post replaces is
+stored with it, so that a resumed run rebuilds the same heads.
 
 Nothing here waits, and nothing is safe without the lock of the session.
 """
@@ -36,32 +35,26 @@ from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 from dspyer.values.persistent import PersistentMap
 
 _WHOLE = (object(),)
-"""The one key of a field that is not written by keys."""
+"""The one key of a field that is written as a whole."""
 
 _NOWHERE = Branch((), ((),), ImmutableState(), -1, "", -1, PersistentMap())
 
 
 class ReaderCursor:
-    """One execution at the board: what it has posted, read and used.
-
-    Args:
-        execution: its id.
-        node: its node.
-        path: the path of its branch.
-        position: its branch; None for a node that is called without one.
-        before: up to which number the commits of its node in its lineage have read, by field.
+    """How far one execution has read, and what it has posted and used.
 
     Attributes:
+        position: its branch; an empty one for a node that is called without one.
+        before: the numbers up to which earlier commits of its node in its lineage have read, by field.
         posts: its posts with their numbers, by field, as its commit has them.
         count: how many posts it has made.
-        reads: up to which number it has read, by field, `before` included.
-        used: the executions whose posts it has used before they had committed.
-        undone: whether one of these was withdrawn: it commits nothing.
+        reads: the numbers up to which it has read, by field, `before` included.
+        used: the executions whose posts it has used before they were committed.
+        undone: whether one of these was withdrawn, so that this one commits nothing.
     """
 
     __slots__ = (
-        *("_places", "before", "count", "execution", "node", "path", "position", "posts", "reads"),
-        *("undone", "used"),
+        *("_places", "before", "count", "execution", "node", "path", "position", "posts", "reads", "undone", "used"),
     )
 
     def __init__(
@@ -80,18 +73,12 @@ class ReaderCursor:
         self._places: dict[str, tuple[int, int]] = {}
 
     def knows(self, post: RecordedPost) -> bool:
-        """Whether it has a post without reading it: its own, or one in its lineage."""
+        """Whether a post is its own, or in its lineage, so that it need not be read."""
         return post.execution == self.execution or contains_commit(self.position, post.execution)
 
-    def next(self, board: LiveBuffer, field: str, take: bool = True) -> LiveEntry | None:
-        """The next entry of a field that is there.
-
-        Args:
-            board: where the posts are.
-            field: the field.
-            take: notes that it is read.
-        """
-        posts = board.posts[field]
+    def next(self, buffer: LiveBuffer, field: str, take: bool = True) -> LiveEntry | None:
+        """The next entry of a field, None if there is none yet; `take` moves the cursor past it."""
+        posts = buffer.posts[field]
         known = self._places.get(field)
         if known is None:
             before = self.before.get(field)
@@ -99,7 +86,7 @@ class ReaderCursor:
         place, part = known
         while place < len(posts):
             post = posts[place]
-            entries = () if post.seq and self._skips(board, post) else board.entries(post)
+            entries = () if post.seq and self._skips(buffer, post) else buffer.entries(post)
             if part < len(entries):
                 break
             place, part = place + 1, 0
@@ -110,25 +97,25 @@ class ReaderCursor:
         entry = entries[part]
         if take:
             self.reads[field] = entry.seq
-            if post.execution in board.pending:
+            if post.execution in buffer.pending:
                 self.used.add(post.execution)
         plain = thaw(entry.value)
         return entry if plain is entry.value else entry._replace(value=plain)
 
-    def _skips(self, board: LiveBuffer, post: RecordedPost) -> bool:
-        """Whether it does not hear a post: one that was withdrawn, its own, or one of an earlier visit of its node."""
-        if post.seq in board.withdrawn or post.execution == self.execution:
+    def _skips(self, buffer: LiveBuffer, post: RecordedPost) -> bool:
+        """Whether a post is not for this reader: withdrawn, its own, or of an earlier visit of its node."""
+        if post.seq in buffer.withdrawn or post.execution == self.execution:
             return True
         return post.node == self.node and contains_commit(self.position, post.execution)
 
     def exchange(self) -> Exchange | None:
-        """What belongs to the outcome of the execution."""
+        """The numbers of its posts and how far it has read, as its commit keeps them; None for neither."""
         if not self.posts and not self.reads:
             return None
         posts = {field: tuple([seq for seq, _ in posts]) for field, posts in self.posts.items()}
         return Exchange(posts, dict(self.reads))
 
-    def folded(
+    def committed(
         self, schema: Schema, patch: Mapping[str, Any], state: ImmutableState
     ) -> tuple[dict[str, Any], ImmutableState]:
         """The patch and the state of the execution with its posts."""
@@ -138,12 +125,12 @@ class ReaderCursor:
         return {**patch, **found}, schema.replay(state, found)
 
 
-class Meeting(NamedTuple):
-    """What a post meets at the keys that it writes to.
+class PostConflict(NamedTuple):
+    """What a new post means for the heads of its keys.
 
     Attributes:
-        over: the numbers of the posts that it replaces; None where posts stand side by side.
-        unread: the posts that it does not replace, by key.
+        over: the numbers of the posts that it replaces; None for a field in which all posts are kept.
+        unread: the posts by other nodes that it would overwrite unread (the lost-update check), by key.
     """
 
     over: tuple[int, ...] | None
@@ -151,19 +138,14 @@ class Meeting(NamedTuple):
 
 
 class LiveBuffer:
-    """The posts to the live fields of a run.
-
-    Args:
-        schema: the fields.
-        state: the state with which the run begins.
-        posts: what was posted in earlier attempts, by number; None for what was withdrawn.
+    """The posts to the live fields of a run, those of earlier attempts included.
 
     Attributes:
         seq: the number of the last post.
-        posts: by field, in the order of their arrival, those that were withdrawn included; first the value with which
-            the run begins.
-        withdrawn: the numbers of those.
-        pending: the posts of executions that have not committed, by execution.
+        posts: by field, in the order of arrival, withdrawn posts included; the first is the value with which the run
+            begins.
+        withdrawn: the numbers of the withdrawn posts.
+        pending: the posts of executions that are not committed, by execution.
     """
 
     def __init__(self, schema: Schema, state: ImmutableState, posts: Mapping[int, RecordedPost | None]) -> None:
@@ -186,8 +168,8 @@ class LiveBuffer:
                 self.add(post)
         self.seq = max(posts, default=0)
 
-    def meets(self, reader: ReaderCursor, field: str, update: Any) -> Meeting:
-        """What an update meets that is about to be posted."""
+    def conflicts(self, reader: ReaderCursor, field: str, update: Any) -> PostConflict:
+        """The posts that an update would replace, and those that it would overwrite unread."""
         read = reader.reads.get(field, 0)
         over: list[int] = []
         unread: dict[Any, list[RecordedPost]] = {}
@@ -197,10 +179,10 @@ class LiveBuffer:
                     over.append(seq)
                 else:
                     unread.setdefault(key, []).append(post)
-        return Meeting(tuple(dict.fromkeys(over)) if self._tracked(field) else None, unread)
+        return PostConflict(tuple(dict.fromkeys(over)) if self._tracked(field) else None, unread)
 
     def add(self, post: RecordedPost) -> Any:
-        """Puts a post at the end; returns the update that the commit of its execution has."""
+        """Appends a post; returns the update for the commit of its execution, merged with other heads if declared."""
         field = post.field
         self.seq = post.seq
         self.posts[field].append(post)
@@ -223,11 +205,11 @@ class LiveBuffer:
         return update
 
     def commit(self, execution: str) -> None:
-        """The posts of an execution count."""
+        """Commits the posts of an execution."""
         self.pending.pop(execution, None)
 
     def withdraw(self, execution: str) -> list[RecordedPost]:
-        """Withdraws the posts of an execution; returns them."""
+        """Withdraws the posts of an execution, and restores the heads that they replaced; returns them."""
         posts = self.pending.pop(execution, [])
         self.withdrawn.update([post.seq for post in posts])
         for place in dict.fromkeys((post.field, key) for post in posts for key in self._keys(post.field, post.update)):
@@ -238,7 +220,7 @@ class LiveBuffer:
         return posts
 
     def entries(self, post: RecordedPost) -> tuple[LiveEntry, ...]:
-        """What a listener hears of a post."""
+        """The entries that a reader gets for a post."""
         place = (post.field, post.seq)
         found = self._entries.get(place)
         if found is None:
@@ -248,7 +230,7 @@ class LiveBuffer:
         return found
 
     def _parts(self, post: RecordedPost) -> Iterable[tuple[Any, Any]]:
-        """Keys and values of a post."""
+        """The keys and values of a post."""
         reducer = self._schema.reducer(post.field)
         update = self._merged.get(post.seq, post.update)
         if reducer is None:
@@ -257,18 +239,18 @@ class LiveBuffer:
         return reducer.parts(update)
 
     def _of_inputs(self, post: RecordedPost) -> Iterable[tuple[Any, Any]]:
-        """Keys and values of what was there when the run began."""
+        """The keys and values with which the run began."""
         if self._schema.reducer(post.field) is None:
             return () if post.update is DELETE else ((None, post.update),)
         return [(part.key, part.value) for part in unattributed_parts(post.update).parts]
 
     def _tracked(self, field: str) -> bool:
-        """Whether two posts to a field may be in conflict."""
+        """Whether posts to a field can conflict, so that their heads are kept."""
         rule = self._schema.live_fields[field].on_conflict
         return rule == "reject" or self._schema.reducer(field) is None or self.by_key(field)
 
     def _keys(self, field: str, update: Any) -> Iterable[Any]:
-        """What of a field an update writes to, where two posts may be in conflict."""
+        """The keys of a field that an update writes; none if posts to it cannot conflict."""
         if not self._tracked(field):
             return ()
         if not self.by_key(field):
@@ -279,10 +261,7 @@ class LiveBuffer:
         return dict.fromkeys(key for key, _ in reducer.parts(update))
 
     def by_key(self, field: str) -> bool:
-        """Whether two posts to a field are in conflict where they write to the same key.
-
-        Of a list that refuses conflicts, the whole is what is written to.
-        """
+        """Whether posts to a field conflict only at the same key. A list that rejects conflicts is one key."""
         reducer = self._schema.reducer(field)
         if reducer is None or reducer.keyed is None:
             return False
@@ -293,7 +272,7 @@ class LiveBuffer:
         return reducer.keyed if reducer is not None and self.by_key(field) else None
 
     def _repeats(self, field: str, key: Any, post: RecordedPost, update: Any) -> bool:
-        """Whether an update has the very message that a post has: nothing of it is lost."""
+        """Whether an update has the same message as a post at a key, so that it loses nothing of it."""
         keyed = self._keyed(field)
         if keyed is None or isinstance(update, FrozenDict):
             return False
@@ -301,11 +280,7 @@ class LiveBuffer:
 
 
 def single_updates(schema: Schema, node: str, field: str, value: object) -> tuple[object, ...]:
-    """The updates that are posted one by one.
-
-    Raises:
-        NodeOutputError: for a value that would throw away what others have posted.
-    """
+    """The updates of a value, to be posted one by one; refuses a value that would remove other posts."""
     updates = each_update(value)
     latest = schema.reducer(field) is None
     if any(update is DELETE or (isinstance(update, Replace) and not latest) for update in updates):
@@ -318,7 +293,7 @@ def single_updates(schema: Schema, node: str, field: str, value: object) -> tupl
 
 
 def _replace(heads: dict[int, RecordedPost], post: RecordedPost) -> None:
-    """Puts a post among those of a key that are not replaced."""
+    """Adds a post to the heads of a key, in the place of those that it replaces."""
     if post.over is None:
         heads.clear()
     for seq in post.over or ():
@@ -327,7 +302,7 @@ def _replace(heads: dict[int, RecordedPost], post: RecordedPost) -> None:
 
 
 def _merged(old: Any, new: Any) -> Any:
-    """Two values of one key: mappings by key, lists one after the other, of others the later one."""
+    """Two values of one key: mappings merged by key, lists concatenated, otherwise the later value."""
     if isinstance(old, FrozenDict) and isinstance(new, FrozenDict):
         for key, value in new.raw_items():
             old = old.set(key, _merged(old.raw(key), value) if key in old else value)

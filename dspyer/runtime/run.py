@@ -93,7 +93,7 @@ class Run:
         self.usage = {name: dict(tokens) for name, tokens in usage.items()}
         self.duration = session.duration
         self._prediction = prediction
-        self._looks = tuple(session.looks)
+        self._looks = tuple(session.view_reads)
         self._fields = session.fields.fresh()
         self._made_here = (session.graph.nodes, run.log, len(session.run_start.run.log))
         self._entries = numbered(list(run.log), run.first)

@@ -1,4 +1,13 @@
-"""One run in the making: the scheduler decides, the drivers wait, a session stands between them."""
+"""The session: one run while it works, between the scheduler, which decides, and the drivers, which wait.
+
+A session holds the `RunState` (a value) and replaces it with the next one at each step. A driver repeats three calls:
+`start_ready` gives the executions that may start, the driver runs them, `finish` hands an outcome to the scheduler. The
+session decides nothing about the graph; it adds what the pure scheduler must not know: events, traces, questions of
+`compile(interrupt_after=...)`, redaction, and which rows a stored run has still to write.
+
+The order of events in a stored run is fixed: a commit is written, then its event is published, then what depends on the
+commit starts. So no reader of the stream sees a commit that a crash could undo, and no call depends on one.
+"""
 
 from __future__ import annotations
 
@@ -56,135 +65,36 @@ from dspyer.views import ViewRead
 if TYPE_CHECKING:
     import dspy
 
-
-# --------------------------------------------------------------------------------------------------------------------
-# Writing a run down as it goes on: what has happened since the last write, and when it counts.
-
-ItemsOf = Callable[[Commit], tuple[str, int] | None]
-
-
-class PendingRows:
-    """What has happened in a session since its run was last written down.
-
-    Attributes:
-        run: the run as it was written.
-        events: what was not shown yet.
-    """
-
-    def __init__(self, run: RunState) -> None:
-        self.run = run
-        self.events: list[Event] = []
-        self._overlays: dict[str, tuple[FrozenDict[str, Any] | None, ...]] = {}
-
-    def sent(self, execution_id: str, targets: Sequence[Target]) -> None:
-        """Notes what an execution sends to its targets."""
-        if len(targets) != 1 or targets[0].overlay is not None:
-            self._overlays[execution_id] = tuple([target.overlay for target in targets])
-
-    def drafts(
-        self, run: RunState, scope: tuple[str, ...], opening: Mapping[str, Any], items_of: ItemsOf
-    ) -> list[NewRow]:
-        """The rows of the commits that were not written yet.
-
-        Args:
-            run: the run as it is now.
-            scope: the executions around it.
-            opening: the patch with which it was opened.
-            items_of: the field of a map whose results have rows of their own, and how many there are.
-        """
-        found = []
-        log = run.log
-        for place in range(len(self.run.log), len(log)):
-            entry = log[place]
-            commit = entry.commit
-            overlays = self._overlays.pop(commit.id, ()) if self._overlays else ()
-            found.append(commit_row(entry, place, scope, overlays, commit.patch is opening, items_of(commit)))
-        return found
-
-    def take(self, run: RunState) -> list[Event]:
-        """Takes a run as written, and gives the events that may be shown now."""
-        events, self.events, self.run = self.events, [], run
-        return events
-
-
 logger = logging.getLogger("dspyer")
 
-
-def log_conflict(conflict: MergedConflict) -> None:
-    """A resolved conflict is a warning: somebody's write did not last."""
-    if conflict.winner is not None:
-        path = ".".join(map(str, conflict.path))
-        writers = ", ".join(author for author, _ in conflict.values)
-        decided = f"{brief(conflict.value)} by {conflict.winner}"
-        logger.warning("join at %s: %s wrote %r, %s kept %s", conflict.join, writers, path, conflict.policy, decided)
-
-
-GO_ON = "What it has committed is kept: continue it with t.resume()"
-START_AGAIN = (
+CAN_RESUME = "What it has committed is kept: continue it with t.resume()"
+CANNOT_RESUME = (
     "Start it again; a run on a thread, program.thread('a name'), could be continued with resume(), but not one with "
     'on_conflict="merge"'
 )
-_NOTHING_MORE: AbstractContextManager[None] = nullcontext()
-
-
-class SessionEnd(NamedTuple):
-    """The outcome of a session.
-
-    Attributes:
-        session: the session.
-        run: the run.
-        status: `"completed"`, `"failed"`, `"interrupted"` or `"stopped"`.
-        error: what stopped the run.
-        questions: what the run waits to be told.
-        events: what happened, if they were kept.
-    """
-
-    session: Session
-    run: RunState
-    status: str
-    error: BaseException | None
-    questions: tuple[Question, ...]
-    events: list[Event]
-
-    def branches(self) -> dict[BranchPath, ImmutableState]:
-        """The state of each live branch; of a completed run, the trunk's."""
-        if self.run.ended:
-            return {(): self.run.trunk_state}
-        live = _live(self.run)
-        return {path: live[path].state for path in sorted(live)}
-
-
-def _place(row: Row) -> tuple[str, BranchPath, str]:
-    """The node, branch and execution that a row is of."""
-    if row.kind not in COMMITS:
-        return row.kind, (), str(row.header[0])
-    head = CommitHeader.parse(row.header)
-    return head.node, head.branch, "/".join((*head.scope, head.id))
-
-
-def _live(run: RunState) -> dict[BranchPath, Branch]:
-    branches = [branch for group in (*run.waiting.values(), *run.ready) for branch in group.branches]
-    branches += [execution.branch for execution in run.running.values()]
-    branches += [execution.branch for execution, _ in run.suspended.values()]
-    branches += [branch for failure in run.failures for branch in failure.branches]
-    return {branch.path: branch for branch in branches}
+_NO_CONTEXT: AbstractContextManager[None] = nullcontext()
 
 
 class Session(NotLive):
-    """A run while it goes on. Made for each run, never kept on a program.
+    """One run while it works. Made for each run, never kept on a program.
 
     Attributes:
-        run: the run as a value; each step puts the next one here.
-        events: what happened, in order of arrival, if anybody will be able to ask.
-        steps: the DSPy trace of each execution.
-        records: what executions leave behind beside commits.
-        journal: writes the run down; None for a run that is not stored.
-        answer: answers questions as they are asked.
-        root: the id of the outermost run.
-        looks: which views were looked through.
+        run: the run as a value; each step replaces it.
+        inputs: the state with which the run begins.
+        scope: the executions around the run, if it is a part of another one.
+        records: the results of effects, answers and items of a map, of earlier attempts too.
+        journal: writes the rows of the run; None for a run that is not stored.
+        pending: what the journal has not written yet; None for a run that is not stored.
+        write_error: why the store lost or refused a row; the run has failed with it.
+        end_written: whether the row that ends the run is written.
+        events: the events in order of arrival, if a `Run` will be made.
+        traces: the DSPy trace of each execution, by id.
         fields: the parts of its fields, for views.
-        label: the name of the outermost run, in front of the ids of its questions; empty if it is not stored.
-        live: whether nodes that run at once see each other's posts to live fields.
+        view_reads: which views were read.
+        root: the id of the outermost run.
+        label: the name of the outermost run, in front of the ids of its questions; "" if it is not stored.
+        id_prefix: what the global ids of its commits begin with.
+        live: whether nodes that run at once read each other's posts to live fields.
         stop_signal: says whether the run is to stop, and why.
     """
 
@@ -197,46 +107,164 @@ class Session(NotLive):
         resources: Mapping[type, object],
         answer: AnswerSource,
     ) -> None:
+        self._clock = time.perf_counter()
         self.program = program
         self.graph = graph
         self.run_start = run_start = run_start._replace(patch=seal(run_start.patch))
+        self.run: RunState = run_start.run
         self.inputs = run_start.state
-        self.resources = resources
-        self.observe = request.observe
         self.scope = scope = request.scope
-        self._prefix = "".join([f"{part}/" for part in (*run_start.label, *scope)])
-        self.keeps_events = request.keeps_events
+        self.resources = resources
         self.answer = answer
+        self.observe = request.observe
+        self.keeps_events = request.keeps_events
         self.live = request.live
+        self.stop_signal = request.stop_signal
         self.run_id = run_start.run_id
         self.root = request.root or run_start.run_id
         self.label = "/".join(run_start.label)
-        self.run: RunState = run_start.run
+        self.id_prefix = "".join([f"{part}/" for part in (*run_start.label, *scope)])
         self.records = request.records or ExecutionRecords()
         self.journal = journal = request.journal
-        self.unsaved = PendingRows(run_start.run) if journal is not None else None
-        self.broken: BaseException | None = None
+        self.pending = PendingRows(run_start.run) if journal is not None else None
+        self.write_error: BaseException | None = None
         self.end_written = False
-        self.looks: list[ViewRead] = []
-        given = journal is None or bool(scope)
-        self.fields = Fields(graph.topology.schema, given, self._prefix, run_start.earlier, run_start.id_prefixes)
-        self._taken_up = list(run_start.run.running.values())
-        self._says: dict[str, str] = {}
         self.events: list[Event] = []
-        self.steps: dict[str, Steps] = {}
-        self.stop_signal = request.stop_signal
-        self.started = time.time()
+        self.traces: dict[str, Steps] = {}
+        self.view_reads: list[ViewRead] = []
+        whole_values = journal is None or bool(scope)  # a run on a thread begins with updates of what the thread has
+        self.fields = Fields(
+            graph.topology.schema, whole_values, self.id_prefix, run_start.earlier, run_start.id_prefixes
+        )
+        self._to_restart = list(run_start.run.running.values())
+        self._doing: dict[str, str] = {}
         self.duration = 0.0
-        self._clock = time.perf_counter()
         redaction = graph.redaction
         self.redactor = None if redaction is None else Redactor(redaction, dict(run_start.state.raw_items()))
         if self.redactor is not None:
-            for entry in run_start.run.log:  # of a run that is resumed
+            for entry in run_start.run.log:  # of a resumed run: its values may appear in later errors
                 self.redactor.learn_commit(entry.commit)
         self.publish(RunStarted(self.run_id, graph.name, graph.topology.schema.field_shapes, scope))
 
+    # --- what a driver calls
+
+    def start_ready(self) -> list[Execution]:
+        """Begins the executions that may start, up to `max_running`."""
+        started: list[Execution] = []
+        limit = self.max_running
+        if self._to_restart and not self.stopped:
+            started, self._to_restart = self._restarted(self._to_restart), []
+        while not self.stopped and plan(self.run) and len(self.run.running) < limit:
+            position = 0 if not self.graph.interrupt_after else self._next_position()
+            if position is None:
+                break
+            self.run, execution, events = begin(self.run, position)
+            self._publish_once_written(events)
+            del events  # the traceback of a join that failed refers to this frame
+            if execution is not None:
+                started.append(execution)
+        return started
+
+    def finish(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
+        """Gives the outcome of an execution to the scheduler."""
+        self._doing.pop(execution.id, None)
+        if self.write_error is not None:
+            return  # nothing can be written any more, so nothing more is committed
+        if steps:
+            self.traces[execution.id] = steps
+        found: Transition | Suspended | BaseException = outcome
+        if isinstance(outcome, Interrupt):
+            found = Suspended(cast("tuple[Question, ...]", outcome.questions))  # errors names no class of events
+        elif isinstance(outcome, BaseException):
+            found = unwrap_stop_iteration(outcome)
+            resumes = self.records.resumes  # attempts count within one process: a resume begins with 1 again
+            after = "" if not resumes else f" after {resumes} resume{'s' if resumes > 1 else ''}"
+            where = f"branch {path_text(execution.path)}, visit {execution.visit}, attempt 1{after}"
+            annotate(found, f"in node {execution.node!r} ({where})")
+        elif self.pending is not None:
+            self.pending.note_targets(execution.id, outcome.targets)
+        self.run, events = advance(self.run, execution.id, found)
+        self._publish_once_written(events)
+
+    def leave_open(self, execution: Execution) -> None:
+        """Keeps an execution that was cancelled by the stop of the run as running: `resume` calls it again."""
+
+    def driving(self, wake: Callable[[], None]) -> AbstractContextManager[None]:
+        """The context in which a driver drives the session; `wake` makes it look again at what may start."""
+        del wake
+        return _NO_CONTEXT
+
+    @property
+    def max_running(self) -> int:
+        """How many executions may run at once."""
+        return self.graph.max_concurrency
+
+    @property
+    def max_threads(self) -> int:
+        """How many threads the executions may need at once."""
+        return self.graph.max_concurrency
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing new starts: the run was stopped, or a write has failed."""
+        return self.stop_signal.reason is not None or self.write_error is not None
+
+    def stop(self, reason: str) -> None:
+        """Lets nothing new start. May be called from any thread."""
+        self.stop_signal.stop(reason)
+
+    def _restarted(self, executions: list[Execution]) -> list[Execution]:
+        """The executions that were running when an earlier process ended, without those beyond a limit, which fail."""
+        found = []
+        before = self.run.calls - len(executions)
+        for count, execution in enumerate(executions):
+            limit = limit_error(self.run._replace(calls=before + count), execution.branch, execution.node)
+            if limit is None:
+                found.append(execution)
+            else:
+                self.run, events = advance(self.run, execution.id, limit)
+                self._publish_once_written(events)
+        return found
+
+    def _next_position(self) -> int | None:
+        """The index of the first ready group that does not wait for an answer of `interrupt_after`."""
+        for position, group in enumerate(self.run.ready):
+            try:
+                held = [self._waits_after(branch) for branch in group.branches]  # a list: each branch asks its question
+            except Exception as error:  # noqa: BLE001 - raised by the user's function of answers: it fails the run
+                self._fail(group, error)
+                return None
+            if not any(held):
+                return position
+        return None
+
+    def _waits_after(self, branch: Branch) -> bool:
+        """Whether a branch waits for the answer of `interrupt_after` after its last node; asks for it once."""
+        if branch.head < 0:
+            return False
+        commit = self.run.log[branch.head].commit
+        if commit.node not in self.graph.interrupt_after:
+            return False
+        text = f"{commit.node!r} has run; continue?"
+        question = Question("after", text, None, commit.node, commit.branch, self.local_id(commit.id), self.label)
+        known = RecordKey(question.execution, question.key) in self.records.questions
+        if self.records.ask(question, self.answer):
+            return False
+        if not known:
+            self._publish_once_written([Asked(question)])
+        return True
+
+    def _fail(self, group: Group, error: Exception) -> None:
+        branch = group.branches[0]
+        node = self.run.log[branch.head].commit.node
+        failure = Failure(branch.path, node, branch.id, error, tuple(group.branches), group.position)
+        self.run = self.run._replace(failures=(*self.run.failures, failure))
+        self._publish_once_written([NodeFailed(node, branch.path, branch.id, error)])
+
+    # --- events
+
     def publish(self, event: Event) -> None:
-        """Keeps an event and shows it to whoever listens. May be called from any thread."""
+        """Keeps an event and passes it to the observer. May be called from any thread."""
         if self.scope and not event.scope:
             event = event._replace(scope=self.scope)
         if self.redactor is not None:
@@ -248,37 +276,40 @@ class Session(NotLive):
         if self.observe is not ignore:
             self.observe(event)
 
+    def _publish_once_written(self, events: list[Event]) -> None:
+        """Publishes events of the scheduler; of a stored run, after the rows that they report are written."""
+        if self.pending is not None:
+            self.pending.events += events
+            if self.redactor is not None:
+                for event in events:
+                    self.redactor.learn(event)  # an error published before the next write may name these values
+            return
+        for event in events:
+            self.publish(event)
+
+    # --- what a node asks of its run (as `AttemptHost`)
+
     @property
     def views(self) -> SessionViews:
-        """What its nodes can see through views. It refers to the session, so the session does not keep it."""
+        """What nodes see through views. A new object each time: kept, it would form a reference cycle."""
         return SessionViews(self)
-
-    @property
-    def most_at_once(self) -> int:
-        """How many executions may have begun at once."""
-        return self.graph.max_concurrency
-
-    @property
-    def most_threads(self) -> int:
-        """How many threads may be needed for them."""
-        return self.graph.max_concurrency
 
     def set_doing(self, attempt: Attempt, text: str) -> None:
         """Notes what a node is doing. May be called from any thread."""
-        self._says[attempt.execution.partition("[")[0]] = text
+        self._doing[attempt.execution.partition("[")[0]] = text
 
     def peers(self, attempt: Attempt) -> list[Peer]:
         """The other nodes of the graph that run now. May be called from any thread."""
         if not self.live:
             return []
-        name = attempt.execution.partition("[")[0]
-        others = [one for one in self.at_work() if one.id != name and one.branch.head >= 0]
+        own = attempt.execution.partition("[")[0]
+        others = [one for one in self.executions() if one.id != own and one.branch.head >= 0]
         return [
-            Peer(one.node, one.path, one.visit, self._says.get(one.id, ""), self.waits_for(one.id))
+            Peer(one.node, one.path, one.visit, self._doing.get(one.id, ""), self.waits_for(one.id))
             for one in sorted(others, key=lambda one: (one.path, one.id))
         ]
 
-    def at_work(self) -> Sequence[Execution]:
+    def executions(self) -> Sequence[Execution]:
         """The executions whose nodes run."""
         return tuple(self.run.running.values())
 
@@ -287,94 +318,47 @@ class Session(NotLive):
         del execution
         return ""
 
-    def driven(self, nudge: Callable[[], None]) -> AbstractContextManager[None]:
-        """What a driver is in as long as it drives the session."""
-        del nudge
-        return _NOTHING_MORE
+    def local_id(self, execution_id: str) -> str:
+        """The id of an execution within its run: prefixed with the executions of the graphs around this one."""
+        return "/".join((*self.scope, execution_id)) if self.scope else execution_id
 
-    @property
-    def stopped(self) -> bool:
-        """Whether nothing new starts: the run was stopped, or the store has failed."""
-        return self.stop_signal.reason is not None or self.broken is not None
+    def global_id(self, execution_id: str, *rest: str) -> str:
+        """The id of an execution among all runs of a thread: reducers derive the ids of messages from it."""
+        global_id = self.id_prefix + execution_id
+        return "/".join((global_id, *rest)) if rest else global_id
 
-    def stop(self, reason: str) -> None:
-        """Lets nothing new start. May be called from any thread."""
-        self.stop_signal.stop(reason)
+    # --- what the journal writes
 
-    def leave(self, execution: Execution) -> None:
-        """Leaves an execution open that was cut off since the run stops: `resume` calls it again."""
+    def new_rows(self) -> list[NewRow]:
+        """The rows of everything since the last write."""
+        assert self.pending is not None
+        return [*self.pending.commit_rows(self), *self.records.take_unwritten()]
 
-    def start_ready(self) -> list[Execution]:
-        """Starts what may start, as far as `max_concurrency` goes."""
-        started: list[Execution] = []
-        limit = self.most_at_once
-        if self._taken_up and not self.stopped:
-            started, self._taken_up = self._within_limits(self._taken_up), []
-        while not self.stopped and plan(self.run) and len(self.run.running) < limit:
-            position = 0 if not self.graph.interrupt_after else self._next_position()
-            if position is None:
-                break
-            self.run, execution, events = begin(self.run, position)
-            self._tell(events)
-            del events  # the traceback of a join that failed refers to this frame
-            if execution is not None:
-                started.append(execution)
-        return started
+    def end_rows(self) -> list[NewRow]:
+        """The last rows of the run."""
+        assert self.journal is not None
+        run, refused = self.run, self.journal.refused_row
+        self._redact_failures()
+        failures = [(failure.node, failure.path, failure.execution, failure.error) for failure in self.run.failures]
+        if self.write_error is not None and refused is not None:
+            failures.append((*_origin(refused), self.write_error))
+        fingerprint = self.journal.encoder.digest(run.trunk_state) if run.ended else None
+        return [*self.new_rows(), end_row(self.status, fingerprint, failures, tokens_used())]
 
-    def _within_limits(self, executions: list[Execution]) -> list[Execution]:
-        """Those of the executions that a join had begun before, for which no limit was reached; the others fail."""
-        found = []
-        before = self.run.calls - len(executions)
-        for count, execution in enumerate(executions):
-            limit = limit_error(self.run._replace(calls=before + count), execution.branch, execution.node)
-            if limit is None:
-                found.append(execution)
-            else:
-                self.run, events = advance(self.run, execution.id, limit)
-                self._tell(events)
-        return found
+    def snapshot_state(self, rows: Sequence[NewRow]) -> SnapshotState | None:
+        """The state to store as a snapshot with some rows; None if none is due, or the rows end inside a fork."""
+        run, journal = self.run, self.journal
+        ended = rows[-1].kind == RowKind.END
+        if self.scope or journal is None or not journal.snapshot_is_due(len(rows), ended):
+            return None
+        index = len(run.log) - 1
+        if ended:
+            return SnapshotState(run.trunk_state, index) if run.ended else None
+        alone = rows[-1].kind in COMMITS and run.log[index].commit.version is not None
+        return SnapshotState(run.log[index].state, index) if alone else None
 
-    def finish(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
-        """Folds a finished execution in."""
-        self._says.pop(execution.id, None)
-        if self.broken is not None:
-            return  # nothing can be written any more: what ran beside is not committed
-        if steps:
-            self.steps[execution.id] = steps
-        found: Transition | Suspended | BaseException = outcome
-        if isinstance(outcome, Interrupt):
-            found = Suspended(cast("tuple[Question, ...]", outcome.questions))  # errors names no class of events
-        elif isinstance(outcome, BaseException):
-            found = unwrap_stop_iteration(outcome)
-            resumes = self.records.resumes  # attempts count within one process: a resume begins with 1 again
-            after = "" if not resumes else f" after {resumes} resume{'s' if resumes > 1 else ''}"
-            place = f"branch {path_text(execution.path)}, visit {execution.visit}, attempt 1{after}"
-            annotate(found, f"in node {execution.node!r} ({place})")
-        elif self.unsaved is not None:
-            self.unsaved.sent(execution.id, outcome.targets)
-        self.run, events = advance(self.run, execution.id, found)
-        self._tell(events)
-
-    def _tell(self, events: list[Event]) -> None:
-        """Shows what the scheduler says; where a run is written down, only once it is."""
-        if self.unsaved is not None:
-            self.unsaved.events += events
-            if self.redactor is not None:
-                for event in events:
-                    self.redactor.learn(event)  # what fails before these are written may name it
-            return
-        for event in events:
-            self.publish(event)
-
-    def drafts(self) -> list[NewRow]:
-        """The rows of what has happened since the last ones."""
-        assert self.unsaved is not None
-        drafts = self.unsaved.drafts(self.run, self.scope, self.run_start.patch, self._items_of)
-        drafts += self.records.take_unwritten()
-        return drafts
-
-    def _items_of(self, commit: Commit) -> tuple[str, int] | None:
-        """The field of a map and the number of its results, if they are what the rows of its items hold."""
+    def map_items(self, commit: Commit) -> tuple[str, int] | None:
+        """The field of a map and the number of its results, if the rows of its items hold exactly these results."""
         node = self.graph.nodes.get(commit.node)
         if node is None or node.map_fields is None:
             return None
@@ -387,106 +371,34 @@ class Session(NotLive):
         fits = all(one is two or same(one, two) for one, two in zip(items, results.raw_items(), strict=True))
         return (into, len(items)) if fits else None
 
-    def last_drafts(self) -> list[NewRow]:
-        """The rows that end the run."""
-        ended = self.run.ended
-        self._veil_failures()
-        failures = [(failure.node, failure.path, failure.execution, failure.error) for failure in self.run.failures]
-        refused = None if self.journal is None else self.journal.refused_row
-        if self.broken is not None and refused is not None:
-            failures.append((*_place(refused), self.broken))
-        status = self.status
-        fingerprint = self.journal.encoder.digest(self.run.trunk_state) if ended and self.journal is not None else None
-        return [*self.drafts(), end_row(status, fingerprint, failures, tokens_used())]
-
-    def _veil_failures(self) -> None:
-        """Hides in the failures what `redact` hides."""
-        redactor = self.redactor
-        if redactor is not None and self.run.failures:
-            shown = [failure._replace(error=redactor.error(failure.error)) for failure in self.run.failures]
-            self.run = self.run._replace(failures=tuple(shown))
-
-    def rested(self, drafts: Sequence[NewRow]) -> SnapshotState | None:
-        """What the run comes to with some rows, where that is to be kept as a snapshot."""
-        run, journal = self.run, self.journal
-        ended = drafts[-1].kind == RowKind.END
-        if self.scope or journal is None or not journal.snapshot_is_due(len(drafts), ended):
-            return None
-        place = len(run.log) - 1
-        if ended:
-            return SnapshotState(run.trunk_state, place) if run.ended else None
-        alone = drafts[-1].kind in COMMITS and run.log[place].commit.version is not None
-        return SnapshotState(run.log[place].state, place) if alone else None
-
-    def saved(self) -> None:
-        """Takes what has happened as written, and shows it."""
-        assert self.unsaved is not None
-        for event in self.unsaved.take(self.run):
+    def written(self) -> None:
+        """Publishes the events whose rows are now written."""
+        assert self.pending is not None
+        for event in self.pending.written(self.run):
             self.publish(event)
 
-    @property
-    def closed(self) -> bool:
-        """Whether its end was written, or the store has failed."""
-        return self.cut_off or self.end_written
+    def write_failed(self, error: BaseException) -> None:
+        """Returns to the run as it was last written: the store failed, or refused a value. Nothing new starts."""
+        assert self.pending is not None
+        self.run = self.pending.run
+        self.write_error = error
+        self.pending.written(self.run)  # drops the events: what they report was not stored
 
     @property
-    def cut_off(self) -> bool:
-        """Whether nothing can be written any more: the store has failed, or another run owns the thread."""
-        return self.broken is not None and (self.journal is None or self.journal.broken is not None)
+    def cannot_write(self) -> bool:
+        """Whether the store has failed, or another run owns the thread. A refused value lets later rows be written."""
+        return self.write_error is not None and (self.journal is None or self.journal.broken is not None)
 
-    def lose(self, error: BaseException) -> None:
-        """Goes back to what was written: the store failed, or refused a value. Nothing new starts."""
-        assert self.unsaved is not None
-        self.run = self.unsaved.run
-        self.broken = error
-        self.unsaved.take(self.run)
-
-    def _next_position(self) -> int | None:
-        """The first group that does not wait at a node after which the program stops."""
-        for position, group in enumerate(self.run.ready):
-            try:
-                held = [self._held(branch) for branch in group.branches]  # each asks
-            except Exception as error:  # noqa: BLE001 - of a function that gives answers: the run has failed
-                self._fail(group, error)
-                return None
-            if not any(held):
-                return position
-        return None
-
-    def _fail(self, group: Group, error: Exception) -> None:
-        branch = group.branches[0]
-        node = self.run.log[branch.head].commit.node
-        failure = Failure(branch.path, node, branch.id, error, tuple(group.branches), group.position)
-        self.run = self.run._replace(failures=(*self.run.failures, failure))
-        self._tell([NodeFailed(node, branch.path, branch.id, error)])
-
-    def _held(self, branch: Branch) -> bool:
-        if branch.head < 0:
-            return False
-        commit = self.run.log[branch.head].commit
-        if commit.node not in self.graph.interrupt_after:
-            return False
-        text = f"{commit.node!r} has run; go on?"
-        question = Question("after", text, None, commit.node, commit.branch, self.local_id(commit.id), self.label)
-        known = RecordKey(question.execution, question.key) in self.records.questions
-        if self.records.ask(question, self.answer):
-            return False
-        if not known:
-            self._tell([Asked(question)])
-        return True
-
-    def local_id(self, execution_id: str) -> str:
-        """The id of an execution within its run: prefixed with the executions of the graphs around this one."""
-        return "/".join((*self.scope, execution_id)) if self.scope else execution_id
+    # --- how the run ended
 
     def end(self) -> SessionEnd:
-        """Records that the run is over, and returns its outcome.
+        """Publishes the end of the run, and returns how it ended.
 
-        The session keeps no exception of the run: the frames in a traceback refer to the session, and objects in a
-        cycle are freed only by the cyclic garbage collector.
+        The session keeps no exception of the run: the frames of a traceback refer to the session, and only the cyclic
+        garbage collector would free both.
         """
         self.duration = time.perf_counter() - self._clock
-        self._veil_failures()
+        self._redact_failures()
         status = self.status
         self.publish(RunEnded(self.run_id, status, self.scope))
         error, questions = self.error(), self.questions()
@@ -497,9 +409,9 @@ class Session(NotLive):
         del error  # its traceback may refer to this frame
         if ended.error is not None:
             self.run = self.run._replace(failures=())
-            self.broken = None
-            if self.unsaved is not None:
-                self.unsaved.take(self.run)
+            self.write_error = None
+            if self.pending is not None:
+                self.pending.written(self.run)
             if self.journal is not None and not self.scope:
                 self.journal.drop_traceback()
         self.events = []
@@ -509,39 +421,35 @@ class Session(NotLive):
     def status(self) -> str:
         """`"completed"`, `"failed"`, `"interrupted"` or `"stopped"`."""
         run = self.run
-        if self.broken is not None or run.failures:
+        if self.write_error is not None or run.failures:
             return "failed"
         if run.ended:
             return "completed"
         return "interrupted" if self.questions() else "stopped"
 
     def questions(self) -> tuple[Question, ...]:
-        """What the run waits to be told; nothing as long as it can go on without."""
+        """The open questions; none while something can run without their answers."""
         run = self.run
-        if self.broken is not None or run.ended or run.failures or run.running:
+        if self.write_error is not None or run.ended or run.failures or run.running:
             return ()
         within = self.local_id("") if self.scope else ""
         found = [question for question in self.records.open_questions() if question.execution.startswith(within)]
-        if self.stopped and self._could_go_on({question.execution for question in found}):
+        if self.stopped and self._could_continue({question.execution for question in found}):
             return ()
         return tuple(sorted(found, key=lambda question: (question.branch, question.id)))
 
-    def _could_go_on(self, asked: set[str]) -> bool:
-        """Whether something may start that waits for no answer, in a run that was stopped.
-
-        Args:
-            asked: the executions with open questions.
-        """
+    def _could_continue(self, asked: set[str]) -> bool:
+        """Whether something could start in a stopped run although the executions `asked` have open questions."""
         answers = self.records.answers
-        for _, asking in self.run.suspended.values():
-            if all(RecordKey(question.execution, question.key) in answers for question in asking.questions):
+        for _, suspended in self.run.suspended.values():
+            if all(RecordKey(question.execution, question.key) in answers for question in suspended.questions):
                 return True
         return any(not any(self.local_id(branch.id) in asked for branch in group.branches) for group in self.run.ready)
 
     def error(self) -> BaseException | None:
-        """What keeps the run from its end: the first failure in path order, with the others in its notes."""
-        if self.broken is not None:
-            return self.broken
+        """Why the run is not completed: the first failure in path order, with the others in its notes."""
+        if self.write_error is not None:
+            return self.write_error
         if self.run.failures:
             first, *others = self.run.failures
             for other in others:
@@ -551,33 +459,120 @@ class Session(NotLive):
         if self.status != "stopped":
             return None
         stored = self.journal is not None and bool(self.journal.thread)
-        return RunStoppedError.of(self.stop_signal.reason or "", self.graph.name, GO_ON if stored else START_AGAIN)
+        fix = CAN_RESUME if stored else CANNOT_RESUME
+        return RunStoppedError.of(self.stop_signal.reason or "", self.graph.name, fix)
 
     def trace(self) -> list[Any]:
-        """The DSPy trace in lineage order, whoever finished first. What failed comes after what its branch had done."""
-        if not self.steps:
+        """The DSPy trace in lineage order, whichever node finished first; a failed node's steps follow its branch."""
+        if not self.traces:
             return []
         last = len(self.run.log) - 1
         if self.run.ended and self.run.log[last].commit.id == execution_id((), last):  # it never forked
-            return [step for steps in self.steps.values() for step in steps]
-        heads, failed = self._heads()
-        steps: list[Any] = []
+            return [step for steps in self.traces.values() for step in steps]
+        heads: list[int] = [last]
+        failures: tuple[Failure, ...] = ()
+        if not self.run.ended:
+            branches, failures = _unfinished(self.run), self.run.failures
+            heads = [branches[path].head for path in sorted(branches) if branches[path].head >= 0]
+        trace: list[Any] = []
         done: set[str] = set()
         for index in ancestry(self.run.log, heads):
             done.add(self.run.log[index].commit.id)
-            steps += self.steps.get(self.run.log[index].commit.id, ())
-        for failure in failed:
+            trace += self.traces.get(self.run.log[index].commit.id, ())
+        for failure in failures:
             if failure.execution not in done:
-                steps += self.steps.get(failure.execution, ())
-        return steps
+                trace += self.traces.get(failure.execution, ())
+        return trace
 
-    def _heads(self) -> tuple[list[int], tuple[Failure, ...]]:
+    def _redact_failures(self) -> None:
+        redactor = self.redactor
+        if redactor is not None and self.run.failures:
+            redacted = [failure._replace(error=redactor.error(failure.error)) for failure in self.run.failures]
+            self.run = self.run._replace(failures=tuple(redacted))
+
+
+class SessionEnd(NamedTuple):
+    """How a session ended.
+
+    Attributes:
+        status: `"completed"`, `"failed"`, `"interrupted"` or `"stopped"`.
+        error: why the run is not completed; None for one that is, or that waits for answers.
+        questions: the questions that the run waits for.
+        events: the events, if they were kept.
+    """
+
+    session: Session
+    run: RunState
+    status: str
+    error: BaseException | None
+    questions: tuple[Question, ...]
+    events: list[Event]
+
+    def branches(self) -> dict[BranchPath, ImmutableState]:
+        """The state of each unfinished branch; of a completed run, the trunk's."""
         if self.run.ended:
-            return [len(self.run.log) - 1], ()
-        live = _live(self.run)
-        return [live[path].head for path in sorted(live) if live[path].head >= 0], self.run.failures
+            return {(): self.run.trunk_state}
+        branches = _unfinished(self.run)
+        return {path: branches[path].state for path in sorted(branches)}
 
-    def global_id(self, execution_id: str, *rest: str) -> str:
-        """The id of an execution among all runs of a thread: reducers derive the ids of messages from it."""
-        global_id = self._prefix + execution_id
-        return "/".join((global_id, *rest)) if rest else global_id
+
+class PendingRows:
+    """What has happened in a session since its last write.
+
+    Attributes:
+        run: the run as it was last written: a failed write returns to it.
+        events: the events to publish after the next write.
+    """
+
+    def __init__(self, run: RunState) -> None:
+        self.run = run
+        self.events: list[Event] = []
+        self._overlays: dict[str, tuple[FrozenDict[str, Any] | None, ...]] = {}
+
+    def note_targets(self, execution_id: str, targets: Sequence[Target]) -> None:
+        """Keeps the values that an execution sends to its targets: a commit does not hold them, but its row does."""
+        if len(targets) != 1 or targets[0].overlay is not None:
+            self._overlays[execution_id] = tuple([target.overlay for target in targets])
+
+    def commit_rows(self, session: Session) -> list[NewRow]:
+        """The rows of the commits since the last write."""
+        found = []
+        log, first_patch = session.run.log, session.run_start.patch
+        for index in range(len(self.run.log), len(log)):
+            entry = log[index]
+            commit = entry.commit
+            overlays = self._overlays.pop(commit.id, ()) if self._overlays else ()
+            is_first = commit.patch is first_patch
+            found.append(commit_row(entry, index, session.scope, overlays, is_first, session.map_items(commit)))
+        return found
+
+    def written(self, run: RunState) -> list[Event]:
+        """Marks a run as written; returns the events that may now be published."""
+        events, self.events, self.run = self.events, [], run
+        return events
+
+
+def log_conflict(conflict: MergedConflict) -> None:
+    """Logs a resolved conflict as a warning: a write was discarded."""
+    if conflict.winner is not None:
+        path = ".".join(map(str, conflict.path))
+        writers = ", ".join(author for author, _ in conflict.values)
+        decided = f"{brief(conflict.value)} by {conflict.winner}"
+        logger.warning("join at %s: %s wrote %r, %s kept %s", conflict.join, writers, path, conflict.policy, decided)
+
+
+def _unfinished(run: RunState) -> dict[BranchPath, Branch]:
+    """The branches that have not reached their end, those that failed included, by path."""
+    branches = [branch for group in (*run.waiting.values(), *run.ready) for branch in group.branches]
+    branches += [execution.branch for execution in run.running.values()]
+    branches += [execution.branch for execution, _ in run.suspended.values()]
+    branches += [branch for failure in run.failures for branch in failure.branches]
+    return {branch.path: branch for branch in branches}
+
+
+def _origin(row: Row) -> tuple[str, BranchPath, str]:
+    """The node, branch and execution that wrote a row; the kind of the row in the place of a node without a commit."""
+    if row.kind not in COMMITS:
+        return row.kind, (), str(row.header[0])
+    header = CommitHeader.parse(row.header)
+    return header.node, header.branch, "/".join((*header.scope, header.id))

@@ -154,7 +154,7 @@ class ViewedSession(Protocol):
         """The parts of the fields of the run."""
 
     @property
-    def looks(self) -> list[ViewRead]:
+    def view_reads(self) -> list[ViewRead]:
         """The views that were read."""
 
 
@@ -212,7 +212,7 @@ class SessionViews:
 
     def record_read(self, read: ViewRead) -> None:
         """Notes that a view was looked through. May be called from any thread."""
-        self._session.looks.append(read)
+        self._session.view_reads.append(read)
 
     def warning(self, branch: Branch) -> str:
         """The warning for a node that runs near the limit of its run; "" if it is not near."""

@@ -1,4 +1,14 @@
-"""Work at the same time: in threads for sync code, in tasks for async code. An exception of the work is an outcome."""
+"""Concurrent work: threads for sync code, tasks for async code, and one queue of outcomes for the driver.
+
+The pattern is that of a completion queue: any number of workers, one consumer. Work never raises into the consumer. An
+exception is part of its outcome, so that the driver sees outcomes in the order in which they arrived, failures too.
+
+- A thread is started only when there is more work than threads: `busy` counts work that was started and not yet taken
+  by `next`, so threads are reused.
+- Each piece of work runs in a copy of the caller's context variables (PEP 567), and so with its DSPy settings, but with
+  a trace of its own: DSPy's trace is one list, in which concurrent nodes would mix their steps.
+- `wake` puts an empty outcome into the queue. The consumer then looks again at what may start.
+"""
 
 from __future__ import annotations
 
@@ -19,45 +29,50 @@ import anyio.to_thread
 from dspyer.dspy_module.tracing import Steps, recording
 
 WorkOutcome = tuple[Any, BaseException | None, Steps]
+"""What a piece of work returned, or None; what it raised, or None; its DSPy trace."""
+
+_WAKE_UP: tuple[Any, WorkOutcome] = (None, (None, None, ()))
+
+_tasks: set[asyncio.Future[None]] = set()
+"""Keeps tasks alive until they are done: an event loop keeps only weak references to them."""
 
 
-def attempt(work: Callable[..., Any], *args: Any) -> WorkOutcome:
-    """Runs one piece of work with a DSPy trace of its own; an exception is an outcome."""
+def run(work: Callable[..., Any], *args: Any) -> WorkOutcome:
+    """Runs one piece of work with a DSPy trace of its own."""
     with recording() as steps:
-        return attempt_here(steps, work, *args)
+        return run_here(steps, work, *args)
 
 
-def attempt_here(steps: list[Any], work: Callable[..., Any], *args: Any) -> WorkOutcome:
-    """The same inside a recording that nothing else uses meanwhile: takes the steps out of it."""
+def run_here(steps: list[Any], work: Callable[..., Any], *args: Any) -> WorkOutcome:
+    """Runs one piece of work in a recording that nothing else uses meanwhile, and empties the recording."""
     try:
-        return work(*args), None, take(steps) if steps else ()
-    except BaseException as error:  # noqa: BLE001 - the driver raises what is no Exception
-        return None, error, take(steps)
+        return work(*args), None, _take(steps) if steps else ()
+    except BaseException as error:  # noqa: BLE001 - an outcome; the driver raises what is no Exception
+        return None, error, _take(steps)
 
 
-async def aattempt_here(steps: list[Any], work: Callable[..., Awaitable[Any]], *args: Any) -> WorkOutcome:
-    """The same inside a recording. A cancellation is no outcome: it belongs to whoever cancelled."""
+async def arun_here(steps: list[Any], work: Callable[..., Awaitable[Any]], *args: Any) -> WorkOutcome:
+    """Runs async work in a recording. A cancellation is no outcome: it belongs to the task that was cancelled."""
     try:
-        return await work(*args), None, take(steps) if steps else ()
+        return await work(*args), None, _take(steps) if steps else ()
     except asyncio.CancelledError:
         raise
-    except BaseException as error:  # noqa: BLE001 - as above
-        return None, error, take(steps)
+    except BaseException as error:  # noqa: BLE001 - as in run_here
+        return None, error, _take(steps)
 
 
-def take(steps: list[Any]) -> Steps:
-    """Empties a recording."""
+def _take(steps: list[Any]) -> Steps:
     taken = tuple(steps)
     steps.clear()
     return taken
 
 
 class ThreadWorkers:
-    """Sync work in threads, each with a copy of the caller's context variables.
+    """Sync work in threads.
 
-    In an AnyIO worker thread (under `dspy.streamify` or `dspy.asyncify`) the work goes to further AnyIO worker threads
-    of the same loop, so that tokens can be streamed from it; a limiter of its own keeps it from waiting for the thread
-    that waits for it.
+    In a worker thread of AnyIO (under `dspy.streamify` or `dspy.asyncify`) the work runs in further worker threads of
+    the same event loop, so that tokens can be streamed from it. They have a limiter of their own: with the default one
+    the work could wait for the very thread that waits for the work.
     """
 
     def __init__(self, limit: int) -> None:
@@ -70,10 +85,10 @@ class ThreadWorkers:
         self._on_loop: bool | None = None
 
     def start(self, key: Any, work: Callable[..., Any], *args: Any) -> None:
-        """Starts work; `next` gives its outcome under `key`."""
+        """Starts work; `next` returns its outcome under `key`."""
         self.busy += 1
         if self._on_loop is None:
-            self._on_loop = in_worker_thread()
+            self._on_loop = _in_worker_thread()
         if self._on_loop:
             anyio.from_thread.run_sync(self._spawn, key, work, *args)
             return
@@ -82,43 +97,45 @@ class ThreadWorkers:
             thread = Thread(target=self._serve, name=f"dspyer_{len(self._threads)}")
             try:
                 thread.start()
-            finally:  # Ctrl-C may come when it has begun
+            finally:  # Ctrl-C may be raised after the thread has started: __exit__ must join it all the same
                 self._threads.append(thread)
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
             context, key, work, args = job
-            self._done.put((key, context.run(attempt, work, *args)))
-        self._jobs.put(None)  # for the next one
+            self._done.put((key, context.run(run, work, *args)))
+        self._jobs.put(None)  # the end marker, for the next thread
 
     def _spawn(self, key: Any, work: Callable[..., Any], *args: Any) -> None:
-        def run() -> None:
-            self._done.put((key, attempt(work, *args)))
+        """Starts work in a worker thread of AnyIO. Called on the event loop."""
+
+        def run_in_thread() -> None:
+            self._done.put((key, run(work, *args)))
 
         def ended(task: asyncio.Future[None]) -> None:
             _tasks.discard(task)
-            if task.cancelled():  # the loop shuts down, and the work may never have begun: nobody waits for it
+            if task.cancelled():  # the loop shuts down; the work may never have begun, and `next` would wait forever
                 self._done.put((key, (None, asyncio.CancelledError(), ())))
 
         self._limiter = self._limiter or anyio.CapacityLimiter(self._limit)
-        task = asyncio.ensure_future(anyio.to_thread.run_sync(run, limiter=self._limiter))
+        task = asyncio.ensure_future(anyio.to_thread.run_sync(run_in_thread, limiter=self._limiter))
         _tasks.add(task)
         task.add_done_callback(ended)
 
     @property
     def done(self) -> bool:
-        """Whether `next` need not wait."""
+        """Whether `next` returns at once."""
         return not self._done.empty()
 
     def next(self) -> tuple[Any, WorkOutcome]:
-        """Waits for the next outcome; a `nudge` is one of nothing."""
+        """Waits for the next outcome; its key is None for a wake-up."""
         found = self._done.get()
-        self.busy -= found is not NUDGE
+        self.busy -= found is not _WAKE_UP
         return found
 
-    def nudge(self) -> None:
-        """Wakes whoever waits for an outcome. May be called from any thread."""
-        self._done.put(NUDGE)
+    def wake(self) -> None:
+        """Lets `next` return. May be called from any thread."""
+        self._done.put(_WAKE_UP)
 
     def __enter__(self) -> Self:
         return self
@@ -133,14 +150,8 @@ class ThreadWorkers:
                 thread.join()
 
 
-NUDGE: tuple[Any, WorkOutcome] = (None, (None, None, ()))
-"""Stands for no outcome: whoever waits looks again at what may start."""
-
-_tasks: set[asyncio.Future[None]] = set()  # asyncio itself keeps only weak references to tasks
-
-
-def in_worker_thread() -> bool:
-    """Whether this is a worker thread of AnyIO, whose event loop can be reached."""
+def _in_worker_thread() -> bool:
+    """Whether this is a worker thread of AnyIO, from which its event loop can be reached."""
     try:
         anyio.from_thread.check_cancelled()
     except RuntimeError:
@@ -149,65 +160,67 @@ def in_worker_thread() -> bool:
 
 
 class TaskWorkers:
-    """Async work in tasks of the running event loop: an AnyIO task group costs six times as much for each task."""
+    """Async work in tasks of the running event loop. Plain tasks: an AnyIO task group costs six times as much each."""
 
     def __init__(self) -> None:
         self.busy = 0
         self._tasks: dict[asyncio.Task[None], Any] = {}
         self._done: deque[tuple[Any, WorkOutcome]] = deque()
-        self._wake = asyncio.Event()
+        self._arrived = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
     def start(self, key: Any, work: Callable[..., Awaitable[Any]], *args: Any) -> None:
-        """Starts work; `next` gives its outcome under `key`."""
+        """Starts work; `next` returns its outcome under `key`."""
         self.busy += 1
         self._tasks[asyncio.create_task(self._run(key, work, *args))] = key
 
     async def _run(self, key: Any, work: Callable[..., Awaitable[Any]], *args: Any) -> None:
-        # a cancellation that comes from inside is an outcome after all: whoever waits for it has to know
+        # The work may raise CancelledError itself. Then nothing has cancelled the driver, which must get an outcome.
         outcome: WorkOutcome = (None, asyncio.CancelledError(), ())
         try:
             with recording() as steps:
-                outcome = await aattempt_here(steps, work, *args)
+                outcome = await arun_here(steps, work, *args)
         finally:
-            self._done.append((key, outcome))
-            self._wake.set()
+            self._put(key, outcome)
             del self._tasks[cast("asyncio.Task[None]", asyncio.current_task())]
+
+    def _put(self, key: Any, outcome: WorkOutcome) -> None:
+        self._done.append((key, outcome))
+        self._arrived.set()
 
     @property
     def done(self) -> bool:
-        """Whether `next` need not wait."""
+        """Whether `next` returns at once."""
         return bool(self._done)
 
     async def next(self) -> tuple[Any, WorkOutcome]:
-        """Waits for the next outcome; a `nudge` is one of nothing."""
+        """Waits for the next outcome; its key is None for a wake-up."""
         while not self._done:
-            self._wake.clear()
-            await self._wake.wait()
+            self._arrived.clear()
+            await self._arrived.wait()
         found = self._done.popleft()
-        self.busy -= found is not NUDGE
+        self.busy -= found is not _WAKE_UP
         return found
 
-    def nudge(self) -> None:
-        """Wakes whoever waits for an outcome. May be called from any thread."""
+    def wake(self) -> None:
+        """Lets `next` return. May be called from any thread."""
 
-        def wake() -> None:
-            self._done.append(NUDGE)
-            self._wake.set()
+        def wake_up() -> None:
+            self._done.append(_WAKE_UP)
+            self._arrived.set()
 
-        self._loop.call_soon_threadsafe(wake)
+        self._loop.call_soon_threadsafe(wake_up)
 
     def cancel(self) -> None:
-        """Cancels what runs; `next` gives its outcomes still."""
+        """Cancels what runs; `next` still returns its outcomes."""
         for task in self._tasks:
             task.cancel()
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self._cancelled)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """Gives the outcome of a task that was cancelled before its first step, and so could not give it itself."""
+    def _cancelled(self, task: asyncio.Task[None]) -> None:
+        """Puts the outcome of a task that was cancelled before its first step, when `_run` had not begun."""
         if task in self._tasks:
-            self._done.append((self._tasks.pop(task), (None, asyncio.CancelledError(), ())))
-            self._wake.set()
+            self._put(self._tasks.pop(task), (None, asyncio.CancelledError(), ()))
 
     async def __aenter__(self) -> Self:
         return self
@@ -216,9 +229,10 @@ class TaskWorkers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self._tasks:
-            return  # a scope costs something
+            return  # without entering a scope, which most runs do not need
         self.cancel()
         with anyio.CancelScope(shield=True):
-            while self._tasks:  # a further cancellation cuts off the waiting, and is on its way up already
+            while self._tasks:
+                # A further cancellation interrupts this wait. It is not lost: `__aexit__` was entered by an exception.
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait(tuple(self._tasks))

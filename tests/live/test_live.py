@@ -562,7 +562,7 @@ def test_a_write_over_what_was_not_read_is_a_conflict(
     if mark.on_conflict == "reject":
         assert isinstance(run.error, MergeConflictError)
         assert (run.error.writers, run.error.path) == (("one", "two"), ("code", "k"))
-        assert "read on in ctx.live('code')" in str(run.error)
+        assert "read ctx.live('code') up to there" in str(run.error)
     else:
         assert finished(run).state.to_dict()["code"] == expected
 

@@ -176,7 +176,7 @@ def test_a_timeout_does_not_count_the_wait_for_a_slot() -> None:
     woken: list[str] = []
     waiter = Waiter("r", "f", lambda: woken.append("r"))
     room.enter(waiter)
-    room.came("f", "w")
+    room.arrived("f", "w")
     room.release("r", "timeout")
     room.grant()
     assert (waiter.outcome, woken) == ("waiting", [])

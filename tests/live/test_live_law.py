@@ -334,7 +334,7 @@ def test_a_post_replaces_what_its_author_has_read(actions: list[tuple[str, int]]
             key, seq = action[-1], board.seq + 1
             value = f"{name} {seq}"
             update = schema.commit(state, {"t": {key: [value]}}, node="n", commit_id="")[0]["t"]
-            meeting = board.meets(reader, "t", update)
+            meeting = board.conflicts(reader, "t", update)
             reader.used |= {post.execution for posts in meeting.unread.values() for post in posts} & set(board.pending)
             recorded[seq] = post = RecordedPost(seq, "t", f"n{number}", name, update, meeting.over)
             found = board.add(post)
