@@ -1,4 +1,4 @@
-"""`ImmutableState`: a snapshot of the state of a program, and the way from one to the next."""
+"""`ImmutableState`: an immutable snapshot of the state of a program, and the patches that lead to the next one."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _STR = frozenset({str})
 class ImmutableState(FrozenDict[str, Any]):
     """An immutable snapshot: a mapping from field names to values, in insertion order.
 
-    Nothing that anyone holds can change it: neither what it was built from nor what is read from it. A patch gives a
-    new state that shares every value which the patch does not name.
+    Neither the values that it was built from nor the values read from it can change it. A patch gives a new state that
+    shares every value which the patch does not name.
 
     Args:
         mapping: fields and their values.
@@ -40,12 +40,12 @@ class ImmutableState(FrozenDict[str, Any]):
         True
     """
 
-    __slots__ = ("_total",)
+    __slots__ = ("_size",)
 
-    _total: int  # what `counted` gives; not there until `keep_count` was called
+    _size: int  # see `cached_size`; missing until `cache_size` is called
 
     def __new__(cls, mapping: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> Self:
-        """Freeze a mapping."""
+        """Freezes a mapping."""
         plain = mapping if type(mapping) is dict or isinstance(mapping, Mapping) else dict_of_pairs(mapping, cls)
         if not _STR.issuperset(map(type, plain)):
             plain = {_field_name(key, ()): value for key, value in plain.items()}
@@ -86,13 +86,13 @@ class ImmutableState(FrozenDict[str, Any]):
     __ior__: Any = __or__  # `state |= patch` binds the name to the next state
 
     def diff(self, other: Mapping[str, Any]) -> dict[str, Any]:
-        """The smallest patch that turns this state into another: `state | state.diff(other) == other`.
+        """The smallest patch from this state to another: `state | state.diff(other) == other`.
 
         Args:
             other: the state, or plain mapping, to reach.
 
         Returns:
-            A plain dict with `DELETE` for removed keys and `Replace` where a value would read as a merge or deletion.
+            A plain dict with `DELETE` for removed keys, and `Replace` around values that a patch would merge or delete.
 
         Example:
             >>> ImmutableState({"a": 1, "b": 2}).diff({"a": None})
@@ -103,11 +103,11 @@ class ImmutableState(FrozenDict[str, Any]):
     def merge(
         self, other: Mapping[str, Any], policy: object = "last_write_wins", base: Mapping[str, Any] | None = None
     ) -> ImmutableState:
-        """Reconcile two states in one.
+        """Merges two states into one.
 
         Without `base` a key of only one side is kept, equal values are no conflict, mappings merge deeply, and the
-        policy decides the rest. With `base`, the state that both come from, only what a side changed since then counts,
-        so that nothing is resurrected, lost or doubled.
+        policy decides everything else. With `base`, the common ancestor of both, it is a three-way merge: only what a
+        side changed since `base` counts, so that nothing is resurrected, lost or doubled.
 
         Args:
             other: the incoming state; it is the right side of a conflict, this one the left.
@@ -119,8 +119,8 @@ class ImmutableState(FrozenDict[str, Any]):
             The merged state; keys in the order of this one, then the new ones of `other`.
 
         Raises:
-            MergeConflictError: both sides changed a path, and the policy is to raise.
-            ValueError: an unknown policy.
+            MergeConflictError: both sides changed a path, and the policy is `"raise"`.
+            ValueError: an unknown policy or a malformed pattern.
 
         Example:
             >>> a = ImmutableState({"user_id": 123, "tags": ["active"]})
@@ -134,7 +134,10 @@ class ImmutableState(FrozenDict[str, Any]):
         return merged
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain copies of all values, the caller's own, in insertion order.
+        """A dict of plain copies of all values, in insertion order; the caller may change it.
+
+        Returns:
+            The dict.
 
         Example:
             >>> ImmutableState({"tags": ["a"]}).to_dict()
@@ -144,7 +147,7 @@ class ImmutableState(FrozenDict[str, Any]):
         return plain
 
     def sizes(self) -> dict[str, int]:
-        """The bytes that each field takes as JSON, and so, added up, about what the state takes.
+        """The bytes of each field as JSON. Their sum is about the size of the stored state.
 
         Returns:
             Bytes by field, in insertion order.
@@ -159,7 +162,10 @@ class ImmutableState(FrozenDict[str, Any]):
         return {name: len(encoding.to_json(value).encode("utf-8", "surrogatepass")) for name, value in self.raw_items()}
 
     def to_json(self) -> str:
-        """The state as JSON text, in insertion order; what JSON has no word for is tagged with its type.
+        """The state as JSON text, in insertion order; values of types that JSON lacks are tagged with their type.
+
+        Returns:
+            The text; `from_json` reads it back.
 
         Raises:
             StateError: a value has no JSON form.
@@ -172,14 +178,18 @@ class ImmutableState(FrozenDict[str, Any]):
 
     @classmethod
     def from_json(cls, text: str | bytes, types: Iterable[type] = ()) -> ImmutableState:
-        """Read back what `to_json` wrote. Nothing is imported by name.
+        """Reads back the text of `to_json`. No class is imported by its name: the caller gives the classes.
 
         Args:
             text: the JSON text.
-            types: dataclasses, models, enums and the like that the text names and `register_value_type` does not know.
+            types: the dataclasses, models, enums and other classes in the text that are not registered with
+                `register_value_type`.
+
+        Returns:
+            The state.
 
         Raises:
-            StateError: the text is no state, or it names a class that is unknown here.
+            StateError: the text is no state, or it names an unknown class.
 
         Example:
             >>> ImmutableState.from_json('{"n": 1, "seen": {"$type": "set", "value": ["a"]}}').to_dict()
@@ -192,16 +202,16 @@ class ImmutableState(FrozenDict[str, Any]):
 
 
 def cached_size(state: ImmutableState) -> int | None:
-    """The sum of the sizes of the fields of a state, where `keep_count` has put it; else None."""
-    return getattr(state, "_total", None)
+    """The sum of the sizes of the fields of a state, if `cache_size` was called for it; else None."""
+    return getattr(state, "_size", None)
 
 
 def cache_size(state: ImmutableState, size: int) -> None:
-    """Remembers the sum of the sizes of the fields of a state as long as it lives. It is no part of the value."""
-    state._total = size
+    """Remembers the sum of the sizes of the fields of a state. It is no part of the value, nor of a copy."""
+    state._size = size
 
 
 def _field_name(key: object, path: KeyPath) -> str:
     if isinstance(key, str):
-        return str.__str__(key)
+        return str.__str__(key)  # of a subclass, such as a str enum, the plain text
     return refuse_key(key, path, "the keys of a state are names of fields: strings")
