@@ -9,7 +9,7 @@ from typing import Any
 import dspy
 from dspy.signatures.signature import SignatureMeta
 
-from dspyer.dspy_module.paths import parts_with_paths
+from dspyer.dspy_module.predictors import parts_with_paths
 
 _TAG = "dspyer_node"
 _TOKEN = "__dspyer_token__"  # a dunder name: pydantic makes private attributes of names with one underscore

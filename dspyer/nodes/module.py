@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import dspy
 from pydantic_core import PydanticUndefined
 
-from dspyer.dspy_module.prompt_templates import predictors_in
+from dspyer.dspy_module.predictors import predictors_in
 from dspyer.errors import NodeOutputError, brief, suggestion
 from dspyer.hints import without_none
 from dspyer.messages import turn_message, turns_in

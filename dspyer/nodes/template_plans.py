@@ -10,13 +10,8 @@ from typing import Any, NamedTuple
 import dspy
 from dspy.adapters.utils import serialize_for_json
 
-from dspyer.dspy_module.prompt_templates import (
-    VALUES_SETTING,
-    WARNING_SETTING,
-    can_convert,
-    predictors_in,
-    user_instructions,
-)
+from dspyer.dspy_module.predictors import predictors_in, user_instructions
+from dspyer.dspy_module.prompt_templates import VALUES_SETTING, WARNING_SETTING, can_convert
 from dspyer.nodes.field_names import listed, no_field
 from dspyer.nodes.node import Call
 from dspyer.nodes.options import NodeOptions

@@ -1,0 +1,50 @@
+"""The predictors of a module, by the paths that DSPy gives them, such as `steps[0].predict`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import dspy
+
+
+def predictors_in(value: object, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
+    """The predictors of a module with their paths: those of compiled modules too, but not those of a graph in it."""
+    seen = set() if seen is None else seen
+    if not isinstance(value, (dspy.Module, list, tuple, dict)) or id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, dspy.Predict):
+        yield path, value
+        return
+    if hasattr(type(value), "_dspyer_program"):
+        return
+    for inner, part in parts_with_paths(path, value):
+        yield from predictors_in(part, inner, seen)
+
+
+def user_instructions(module: dspy.Module) -> Iterator[str]:
+    """The instructions that the user wrote: without what a module of DSPy adds to them, such as the texts of tools."""
+    signature = getattr(module, "signature", None)
+    of_dspy = type(module).__module__.partition(".")[0] == "dspy" and not isinstance(module, dspy.Predict)
+    if of_dspy and signature is not None:
+        yield signature.instructions
+        return
+    for _, predictor in predictors_in(module):
+        yield predictor.signature.instructions
+
+
+def parts_with_paths(
+    path: str, value: dspy.Module | Mapping[Any, object] | Iterable[object]
+) -> list[tuple[str, object]]:
+    """The attributes of a module, the values of a dict or the items of a list, each with its path.
+
+    Example:
+        >>> parts_with_paths("answer", [1, 2])
+        [('answer[0]', 1), ('answer[1]', 2)]
+    """
+    if isinstance(value, dspy.Module):
+        return [(f"{path}.{name}" if path else name, part) for name, part in vars(value).items()]
+    if isinstance(value, Mapping):
+        return [(f"{path}['{key}']", part) for key, part in value.items()]
+    return [(f"{path}[{index}]", part) for index, part in enumerate(value)]
