@@ -1,4 +1,4 @@
-"""Saving and loading the parameters of a program, those of frozen modules included."""
+"""The parameters of a program: listing and loading them, copies that keep shared modules shared, copies to pickle."""
 
 from __future__ import annotations
 
@@ -9,16 +9,22 @@ from typing import Any, TypeVar
 import dspy
 from dspy.predict.parameter import Parameter
 
+from dspyer.dspy_module.predictors import parts_with_paths
 from dspyer.dspy_module.prompt_templates import check_template
 from dspyer.errors import InputError, suggestion
+
+ProgramT = TypeVar("ProgramT", bound=dspy.Module)
+
+
+# --- listing and loading
 
 
 def all_parameters(program: dspy.Module) -> list[tuple[str, Any]]:
     """The parameters of a program by name: those that DSPy lists, then those of modules that an optimizer has compiled.
 
-    DSPy leaves out the parameters of a compiled sub-module, which is right for tuning, but would lose them when the
+    DSPy leaves out the parameters of a compiled sub-module. That is right for tuning, but would lose them when the
     program is saved or given a language model. The walk is DSPy's own, one level into lists and dicts: what optimizers
-    leave on a program deeper than that, such as the candidates they tried, is no part of it.
+    store on a program deeper than that, such as the candidates that they tried, is not part of it.
     """
     found = dict(program.named_parameters())
     known = {id(parameter) for parameter in found.values()}
@@ -31,13 +37,8 @@ def all_parameters(program: dspy.Module) -> list[tuple[str, Any]]:
 
 def _parameters(module: dspy.Module) -> Iterator[tuple[str, Any]]:
     for name, value in vars(module).items():
-        if isinstance(value, list | tuple):
-            items = [(f"{name}[{index}]", item) for index, item in enumerate(value)]
-        elif isinstance(value, dict):
-            items = [(f"{name}['{key}']", item) for key, item in value.items()]
-        else:
-            items = [(name, value)]
-        for path, item in items:
+        one_level = isinstance(value, list | tuple | dict)
+        for path, item in parts_with_paths(name, value) if one_level else [(name, value)]:
             if isinstance(item, Parameter):
                 yield path, item
             elif isinstance(item, dspy.Module):
@@ -47,21 +48,19 @@ def _parameters(module: dspy.Module) -> Iterator[tuple[str, Any]]:
 def load_parameters(program: dspy.Module, state: dict[str, Any], allow_unsafe_lm_state: bool) -> None:
     """Loads a state, first into a copy, so that a state that does not fit changes nothing.
 
-    Raises:
-        InputError: if the state lacks a parameter of the program that is open to optimizers, or has one that the
-        program lacks.
+    Raises `InputError` if the state lacks a parameter that optimizers may change, or has one that the program lacks.
     """
     parameters = dict(all_parameters(program))
     tuned = {name for name, _ in program.named_parameters()}
     missing = [name for name in parameters if name not in state and name in tuned]
     extra = [name for name in state if name not in parameters and name != "metadata"]
     if missing or extra:
-        parts = [f"it has nothing for {', '.join(map(repr, missing))}"] if missing else []
+        differences = [f"it has nothing for {', '.join(map(repr, missing))}"] if missing else []
         if extra:
-            parts.append(f"it has {', '.join(map(repr, extra))}, which this graph has not")
+            differences.append(f"it has {', '.join(map(repr, extra))}, which this graph has not")
         hints = "".join(suggestion(name, missing) for name in extra)
         raise InputError(
-            f"this state belongs to another graph: {'; '.join(parts)}.{hints} Give the nodes the names that "
+            f"this state belongs to another graph: {'; '.join(differences)}.{hints} Give the nodes the names that "
             "they had then"
         )
     for target in (dict(all_parameters(program.deepcopy())), parameters):
@@ -75,24 +74,14 @@ def load_parameters(program: dspy.Module, state: dict[str, Any], allow_unsafe_lm
                 parameter.load_state(state[name])
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Copies of modules that keep what is shared shared, and copies to be pickled.
-
-ProgramT = TypeVar("ProgramT", bound=dspy.Module)
+# --- copies
 
 
 def copy_tree(modules: dict[str, Any], memo: dict[int, Any]) -> dict[str, Any]:
-    """Copies modules together, so that a part that two of them share is still shared by their copies.
+    """Copies modules and other attributes together, so that a part that two of them share is shared by their copies.
 
-    What cannot be copied (a client, a lock) is shared with the original. `dspy.Module.deepcopy` would in that case
-    copy each attribute alone, so that one predictor becomes two.
-
-    Args:
-        modules: modules and other attributes by name.
-        memo: the memo of `copy.deepcopy`.
-
-    Returns:
-        The copies by name.
+    A part that cannot be copied (a client, a lock) is shared with the original. `dspy.Module.deepcopy` would in that
+    case copy each attribute alone, so that one predictor becomes two. `memo` is that of `copy.deepcopy`.
     """
     known = dict(memo)
     try:
@@ -109,13 +98,9 @@ def copy_tree(modules: dict[str, Any], memo: dict[int, Any]) -> dict[str, Any]:
 
 
 def without_histories(program: ProgramT) -> ProgramT:
-    """A program to be pickled: its language models have no histories, which hold every prompt of the process.
+    """A program to pickle: a copy whose language models have no histories, which hold every prompt of the process.
 
-    Args:
-        program: the program; it keeps its histories.
-
-    Returns:
-        A copy, in which what is shared is shared; the program itself if there is no history to leave out.
+    The program itself if there is no history to leave out.
     """
     memo: dict[int, Any] = {}
     for value in _attributes(vars(program), set()):

@@ -1,4 +1,10 @@
-"""Signature classes of a program's own, so that optimizers can tell its predictors apart and change one alone."""
+"""One Signature class per predictor of a program, so that optimizers can tell predictors apart and change one alone.
+
+DSPy identifies predictors by their Signature classes: by `==` nearly everywhere, by `hash` in GRPO. Two nodes with
+equal signatures would be taken for one, and a tuned class of a user would change every program that uses it. So a
+program gets subclasses with a tag, the predictor's path, in their fields; `NodeSignatureMeta` and `FieldExtra` define
+when two of them are equal.
+"""
 
 from __future__ import annotations
 
@@ -15,51 +21,13 @@ _TAG = "dspyer_node"
 _TOKEN = "__dspyer_token__"  # a dunder name: pydantic makes private attributes of names with one underscore
 
 
-class NodeSignatureMeta(SignatureMeta):
-    """Type of the own Signature classes: copies of one class hash alike, yet only a class itself equals itself.
-
-    GRPO finds the predictor of a step by `hash(signature)`, so a student and its copies must agree on it. The rest of
-    DSPy compares classes with `==`, where copies have to differ: what is said of one is not said of the other.
-    """
-
-    def __hash__(self) -> int:
-        token = self.__dict__.get(_TOKEN)
-        return hash(token) if token is not None else type.__hash__(self)
-
-
-class FieldExtra(dict[str, Any]):
-    """`json_schema_extra` of a tagged field: equal to an untagged one with the same content, not to another tag's.
-
-    So a graph and the same program written by hand can be each other's teacher, although nodes with equal signatures
-    differ.
-    """
-
-    __hash__ = None
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, dict):
-            return NotImplemented
-        if _TAG in self and _TAG in other:
-            return dict.__eq__(self, other)
-        return _untagged(self) == _untagged(other)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __repr__(self) -> str:
-        return repr(_untagged(self))  # MIPROv2 shows the repr of a signature to its proposer
-
-
 def own_signatures(program: dspy.Module, *, retag: bool = False) -> None:
-    """Give every predictor of a program a Signature class of its own.
+    """Gives every predictor of a program, in place, a Signature class of its own; those of frozen modules too.
 
-    The class is a subclass of the one that the predictor has, with the same name, instructions and fields. What an
-    optimizer writes to it reaches neither the user's class nor another copy of the program. Its fields carry the
-    predictor's path, which no prompt shows, so that predictors with equal signatures stay apart.
-
-    Args:
-        program: the module whose predictors get their own classes, in place, frozen sub-modules included.
-        retag: replace the paths that a predictor already carries; for a program that is new, not for a copy.
+    The class is a subclass of the predictor's, with the same name, instructions and fields. What an optimizer writes to
+    it changes neither the user's class nor another copy of the program. Its fields hold the predictor's path, which no
+    prompt shows, so that predictors with equal signatures differ. `retag` replaces the paths that the predictors have:
+    for a new program, not for a copy.
 
     Example:
         >>> program = dspy.ChainOfThought("question -> answer")
@@ -75,7 +43,7 @@ def own_signatures(program: dspy.Module, *, retag: bool = False) -> None:
 
 def _own(signature: type[dspy.Signature], path: str, retag: bool) -> type[dspy.Signature]:
     if type(signature) not in (SignatureMeta, NodeSignatureMeta):
-        return signature  # a metaclass of the user's: a class of another metaclass could not inherit from it
+        return signature  # the user's own metaclass: a class of another metaclass could not inherit from it
     tag = None if retag else _tag(signature)
     base, token = _origin(signature)
     extras = {
@@ -84,8 +52,27 @@ def _own(signature: type[dspy.Signature], path: str, retag: bool) -> type[dspy.S
     return _subclass(base, signature.__doc__ or "", extras, path if retag else token)
 
 
+def _predictors(program: dspy.Module, retag: bool) -> Iterator[tuple[str, dspy.Predict]]:
+    """Each predictor once, by its path in DSPy, frozen ones too."""
+    copier = getattr(type(program), "__deepcopy__", None)
+    seen: set[int] = set()
+
+    def walk(path: str, value: object) -> Iterator[tuple[str, dspy.Predict]]:
+        if not isinstance(value, (dspy.Module, list, tuple, dict)) or id(value) in seen:
+            return
+        seen.add(id(value))
+        if isinstance(value, dspy.Predict):
+            yield path, value
+        if value is not program and not retag and copier and getattr(type(value), "__deepcopy__", None) is copier:
+            return  # a graph in a graph: its own `__deepcopy__` has done this
+        for name, part in parts_with_paths(path, value):
+            yield from walk(name, part)
+
+    yield from walk("", program)
+
+
 def _origin(signature: type[dspy.Signature]) -> tuple[type[dspy.Signature], object]:
-    """The class that the user or an optimizer made, and what copies of it are known by."""
+    """The class that the user or an optimizer made, and the token by which copies of it get one hash."""
     if isinstance(signature, NodeSignatureMeta) and _TOKEN in signature.__dict__:
         return signature.__bases__[0], signature.__dict__[_TOKEN]
     return signature, signature
@@ -111,7 +98,7 @@ def _subclass(
         "__qualname__": base.__qualname__,
         "__doc__": instructions,
         _TOKEN: token,
-        "model_config": {"defer_build": True},  # copies are made by the thousand, and nobody builds an instance of one
+        "model_config": {"defer_build": True},  # copies are made by the thousand, and none is instantiated
     }
     own: type[dspy.Signature] = NodeSignatureMeta(base.__name__, (base,), namespace)
     for name, field in own.model_fields.items():
@@ -127,23 +114,42 @@ def _reduce(own: type[dspy.Signature]) -> str | tuple[Any, ...]:
     return _subclass, (base, own.__doc__, extras, token)
 
 
+# --- when two of these classes are equal
+
+
+class NodeSignatureMeta(SignatureMeta):
+    """The metaclass of a program's Signature classes: copies of one class have one hash, and are not equal.
+
+    GRPO finds the predictor of a step by `hash(signature)`, so a student and its copies must agree on it. The rest of
+    DSPy compares classes with `==`, where copies must differ: a change of one is no change of the other.
+    """
+
+    def __hash__(self) -> int:
+        token = self.__dict__.get(_TOKEN)
+        return hash(token) if token is not None else type.__hash__(self)
+
+
+class FieldExtra(dict[str, Any]):
+    """The `json_schema_extra` of a tagged field: equal to an untagged one, not to one with another tag.
+
+    So a graph and a plain `dspy.Module` with the same predictors can be each other's teacher, although two nodes with
+    equal signatures differ.
+    """
+
+    __hash__ = None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, dict):
+            return NotImplemented
+        if _TAG in self and _TAG in other:
+            return dict.__eq__(self, other)
+        return _untagged(self) == _untagged(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __repr__(self) -> str:
+        return repr(_untagged(self))  # MIPROv2 shows the repr of a signature to the LM that proposes instructions
+
+
 copyreg.pickle(NodeSignatureMeta, _reduce)
-
-
-def _predictors(program: dspy.Module, retag: bool) -> Iterator[tuple[str, dspy.Predict]]:
-    """Each predictor once, under the path that DSPy names it by, frozen ones too."""
-    copier = getattr(type(program), "__deepcopy__", None)
-    seen: set[int] = set()
-
-    def walk(path: str, value: object) -> Iterator[tuple[str, dspy.Predict]]:
-        if not isinstance(value, (dspy.Module, list, tuple, dict)) or id(value) in seen:
-            return
-        seen.add(id(value))
-        if isinstance(value, dspy.Predict):
-            yield path, value
-        if value is not program and not retag and copier and getattr(type(value), "__deepcopy__", None) is copier:
-            return  # a graph in a graph: its own copying has done this
-        for name, part in parts_with_paths(path, value):
-            yield from walk(name, part)
-
-    yield from walk("", program)

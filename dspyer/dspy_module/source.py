@@ -1,4 +1,8 @@
-"""The class of one compiled graph, whose source is the user's graph and not the code that runs it."""
+"""The class of a compiled graph, whose source text is the user's graph and not the code that runs it.
+
+MIPROv2, SIMBA and Refine show `inspect.getsource` of a program's class to a language model. `graph_text` writes the
+graph as a class, and `source_class` makes a class with that text as its source.
+"""
 
 from __future__ import annotations
 
@@ -23,24 +27,20 @@ from dspyer.hints import signature_of
 
 ModuleType = TypeVar("ModuleType", bound=dspy.Module)
 
+_TEXT = "__dspyer_text__"  # the attribute of a class that holds its source text
+
 _classes: weakref.WeakValueDictionary[tuple[type, str, str], type] = weakref.WeakValueDictionary()
 _classes_lock = threading.Lock()
-_TEXT = "__dspyer_text__"
+
+
+# --- a class with a given source text
 
 
 def source_class(name: str, base: type[ModuleType], text: str) -> type[ModuleType]:
-    """Make a subclass of `base` for which `inspect.getsource` gives `text`.
+    """Makes a subclass of `base` for which `inspect.getsource` gives `text`, which is the text of a class of that name.
 
-    MIPROv2, SIMBA and Refine show the source of a program's class to a language model. All programs with the same
-    name and text share one class for as long as one of them lives.
-
-    Args:
-        name: name of the graph; characters that no class name has become underscores.
-        base: the class that does the work.
-        text: Python text that begins with a class of that name, as `graph_text` gives it.
-
-    Returns:
-        The class. Programs of it are pickled with `reduce_program`.
+    All programs with the same name and text share one class for as long as one of them lives. They are pickled with
+    `reduce_program`.
 
     Example:
         >>> import inspect
@@ -58,39 +58,32 @@ def source_class(name: str, base: type[ModuleType], text: str) -> type[ModuleTyp
         module = _text_module(base, name, text)
         namespace = {"__module__": module.__name__, "__qualname__": name, "__doc__": base.__doc__, "__firstlineno__": 1}
         metaclass: Any = type(base)
-        made: type[ModuleType] = metaclass(name, (base,), {**namespace, _TEXT: text})
-        _classes[base, name, text] = made
-        sys.modules[module.__name__] = module
-        weakref.finalize(made, _forget, module).atexit = False
-        return made
+        new: type[ModuleType] = metaclass(name, (base,), {**namespace, _TEXT: text})
+        _classes[base, name, text] = new
+        sys.modules[module.__name__] = module  # where `inspect.getsource` looks for the module of a class
+        weakref.finalize(new, _remove_module, module).atexit = False
+        return new
 
 
 def reduce_program(program: dspy.Module) -> tuple[Any, ...]:
-    """Pickle a program whose class was made by `source_class`: what its `__reduce__` returns.
-
-    Args:
-        program: the program.
-
-    Returns:
-        Recipe and state: the class is made again from its base, name and text, also in another process.
-    """
-    made = type(program)
-    return _bare, (made.__bases__[0], made.__name__, made.__dict__[_TEXT]), program.__getstate__()
+    """The `__reduce__` of a program of a `source_class`: the class is made again from base, name and text."""
+    kind = type(program)
+    return _new_instance, (kind.__bases__[0], kind.__name__, kind.__dict__[_TEXT]), program.__getstate__()
 
 
 def class_name(name: str) -> str:
-    """Give the class name for the name of a graph."""
+    """The name of a graph as a class name: other characters become underscores."""
     plain = re.sub(r"\W", "_", name)
     return plain if plain.isidentifier() else f"Graph_{plain}".rstrip("_")
 
 
-def _bare(base: type[dspy.Module], name: str, text: str) -> dspy.Module:
-    made: Any = source_class(name, base, text)
-    return made.__new__(made)
+def _new_instance(base: type[dspy.Module], name: str, text: str) -> dspy.Module:
+    kind: Any = source_class(name, base, text)
+    return kind.__new__(kind)
 
 
-class _Text:
-    """A module loader that knows the text: `linecache` asks it whenever its cache was cleared."""
+class _TextLoader:
+    """A module loader with the text of its module: `linecache` asks it whenever its cache was cleared."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -100,22 +93,25 @@ class _Text:
 
 
 def _text_module(base: type, name: str, text: str) -> types.ModuleType:
-    about = f"{base.__module__}.{base.__qualname__}\n{text}"
-    digest = hashlib.sha256(about.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    identity = f"{base.__module__}.{base.__qualname__}\n{text}"
+    digest = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:12]
     module = types.ModuleType(f"dspyer.compiled.{name}_{digest}")
-    module.__file__ = f"dspyer-compiled/{name}_{digest}.py"  # inspect wants a name; there is no such file
-    module.__loader__ = _Text(text)  # type: ignore[assignment]
+    module.__file__ = f"dspyer-compiled/{name}_{digest}.py"  # inspect needs a name; there is no such file
+    module.__loader__ = _TextLoader(text)  # type: ignore[assignment]  # only `get_source` of a loader is called
     return module
 
 
-def _forget(module: types.ModuleType) -> None:
-    if sys.modules.get(module.__name__) is module:
+def _remove_module(module: types.ModuleType) -> None:
+    if sys.modules.get(module.__name__) is module:  # not that of a later class with the same text
         del sys.modules[module.__name__]
+
+
+# --- a graph as text
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionText:
-    """A function node with its bound modules, as `graph_text` shows it."""
+    """A function node with its bound modules, for `graph_text`."""
 
     function: Callable[..., object]
     modules: Mapping[str, object] = field(default_factory=dict)
@@ -123,7 +119,7 @@ class FunctionText:
 
 @dataclass(frozen=True, slots=True)
 class MapText:
-    """A node that runs once per item of a field, as `graph_text` shows it."""
+    """A node that runs once per item of a field, for `graph_text`."""
 
     node: object
     over: str
@@ -132,7 +128,7 @@ class MapText:
 
 
 class InterruptText(NamedTuple):
-    """A node that asks somebody outside, as `graph_text` shows it."""
+    """A node that interrupts the run with a question, for `graph_text`."""
 
     question: object
     answer: object
@@ -140,7 +136,7 @@ class InterruptText(NamedTuple):
 
 
 class EdgeText(NamedTuple):
-    """An edge, a fork or a router, as `graph_text` shows it."""
+    """An edge, a fork or a router, for `graph_text`."""
 
     source: str
     targets: tuple[str, ...]
@@ -151,7 +147,7 @@ class EdgeText(NamedTuple):
 def graph_text(
     name: str, *, schema: type[BaseModel] | None, nodes: Mapping[str, object], edges: Sequence[EdgeText], doc: str = ""
 ) -> str:
-    """Write a graph as the class that a program by hand would have been.
+    """Writes a graph as the class that a user would write for it, the same text in every process.
 
     The text is for language models to read and is never run: the calls that build the graph, then the schema and the
     source of the functions.
@@ -162,30 +158,27 @@ def graph_text(
         nodes: by name a function, a module, a `FunctionText`, a `MapText` or an `InterruptText`.
         edges: all edges in the order of declaration.
         doc: what the graph is for, in the user's words.
-
-    Returns:
-        The same text for the same graph in every process.
     """
     quoted = doc.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
-    about = f"{quoted.strip()}\n\n{_ABOUT}" if doc else _ABOUT
-    sources: dict[str, None] = {}  # a set in order
+    docstring = f"{quoted.strip()}\n\n{_EXPLANATION}" if doc else _EXPLANATION
+    sources: dict[str, None] = {}  # an ordered set
     if schema is not None:
         sources[_source_of(schema) or _schema_text(schema)] = None
     calls = [f"graph = Graph({schema.__name__ if schema is not None else ''})"]
     calls += [_node_call(node_name, node, sources) for node_name, node in nodes.items()]
     calls += [_edge_call(edge, sources) for edge in edges]
-    body = [f'"""{about}\n"""', "def __init__(self):\n" + textwrap.indent("\n".join(calls), "    "), *sources]
+    body = [f'"""{docstring}\n"""', "def __init__(self):\n" + textwrap.indent("\n".join(calls), "    "), *sources]
     return f"class {class_name(name)}(dspy.Module):\n" + textwrap.indent("\n\n".join(body), "    ") + "\n"
 
 
 def modules_text(name: str, modules: Mapping[str, dspy.Module]) -> str:
-    """Write the modules that are bound to a function as the class that holds them."""
+    """Writes the modules that are bound to a function as the class that holds them."""
     lines = [f"self.{local} = {_module_text(module)}" for local, module in modules.items()]
     body = "def __init__(self):\n" + textwrap.indent("\n".join(lines), "    ")
     return f"class {class_name(name)}(dspy.Module):\n" + textwrap.indent(body, "    ") + "\n"
 
 
-_ABOUT = (
+_EXPLANATION = (
     "A graph of nodes over one shared state. A node reads fields of the state and writes others.\n\n"
     "The targets of one edge run in parallel, each on the state as it was before them; branches that arrive at the\n"
     "same node join there, and it runs once on what they wrote together."
@@ -209,30 +202,30 @@ def _node_call(name: str, node: object, sources: dict[str, None]) -> str:
 
 
 def _edge_call(edge: EdgeText, sources: dict[str, None]) -> str:
-    source = _place(edge.source)
+    source = _node_name(edge.source)
     if edge.router is None:
-        return f"graph.add_edge({source}, {_places(edge.targets)})"
+        return f"graph.add_edge({source}, {_node_names(edge.targets)})"
     router = repr(edge.router) if isinstance(edge.router, str) else _value_text(edge.router, sources)
     if edge.labels is None:
         if not edge.targets:
             return f"graph.add_conditional_edges({source}, {router})"
-        ways = "[" + ", ".join(_place(target) for target in edge.targets) + "]"
+        ways = "[" + ", ".join(_node_name(target) for target in edge.targets) + "]"
     else:
-        ways = "{" + ", ".join(f"{label!r}: {_places(target)}" for label, target in edge.labels.items()) + "}"
+        ways = "{" + ", ".join(f"{label!r}: {_node_names(target)}" for label, target in edge.labels.items()) + "}"
     return f"graph.add_conditional_edges({source}, {router}, {ways})"
 
 
-def _places(nodes: str | Sequence[str]) -> str:
-    names = [_place(node) for node in ([nodes] if isinstance(nodes, str) else nodes)]
+def _node_names(nodes: str | Sequence[str]) -> str:
+    names = [_node_name(node) for node in ([nodes] if isinstance(nodes, str) else nodes)]
     return names[0] if len(names) == 1 else "[" + ", ".join(names) + "]"
 
 
-def _place(node: str) -> str:
+def _node_name(node: str) -> str:
     return node if node in {"START", "END"} else f'"{node}"'
 
 
 def _value_text(value: object, sources: dict[str, None]) -> str:
-    """How a call names a function or module; what it names is added to the sources."""
+    """The text of a function or module in a call; its source is added to the sources."""
     if isinstance(value, FunctionText):
         return _value_text(value.function, sources)
     if isinstance(value, dspy.Module):
@@ -291,7 +284,7 @@ def _source_of(value: Any) -> str | None:
 
 
 def _lambda_text(function: Callable[..., object]) -> str:
-    """The lambda alone out of the statement that has it, if there is no doubt which one it is."""
+    """The lambda alone, without the statement around it, if only one lambda there has its parameters."""
     names = list(signature_of(function).parameters)
     try:
         text = textwrap.dedent(source_of(function)).strip()
@@ -320,8 +313,7 @@ def _argument_names(arguments: ast.arguments) -> Iterator[str]:
             yield argument.arg
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Reading and parsing source text in programs of several threads.
+# --- source text and syntax trees in programs of several threads
 
 T = TypeVar("T")
 
@@ -330,30 +322,21 @@ _TRIES = 50
 
 
 def source_of(value: Any) -> str:
-    """The source of a function or class, as `inspect.getsource` gives it.
-
-    Raises:
-        OSError: if there is none.
-        TypeError: for anything that has no source.
-    """
-    return _undisturbed(lambda: inspect.getsource(value))
+    """`inspect.getsource`, alone. Raises `OSError` or `TypeError` if there is no source."""
+    return _alone(lambda: inspect.getsource(value))
 
 
 def parsed(text: str, mode: str = "exec") -> Any:
-    """The syntax tree of a text, as `ast.parse` gives it.
-
-    Raises:
-        SyntaxError: if it has none.
-    """
-    return _undisturbed(lambda: ast.parse(text, mode=mode))
+    """`ast.parse`, alone. Raises `SyntaxError`."""
+    return _alone(lambda: ast.parse(text, mode=mode))
 
 
-def _undisturbed(parse: Callable[[], T]) -> T:
-    """Parses, alone.
+def _alone(parse: Callable[[], T]) -> T:
+    """Parses while no other thread of this package does.
 
-    Some versions of CPython count the depth of a tree in one place for all threads: two that parse at once get a
-    SystemError, or a RecursionError. The lock holds back this package; other code of the process parses when it likes,
-    so such an error is believed when it comes each time.
+    Some versions of CPython count the depth of a syntax tree in one counter for all threads: two threads that parse at
+    once get a `SystemError` or a `RecursionError`. The lock covers this package; other code of the process may parse at
+    any time, so such an error is only raised if it comes at every try.
     """
     with _lock:
         for _ in range(_TRIES - 1):

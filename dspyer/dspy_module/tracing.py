@@ -1,4 +1,9 @@
-"""DSPy's trace, usage and callbacks in a run: recorded per node call, handed over in lineage order."""
+"""DSPy's trace and token usage in a run.
+
+DSPy appends each predictor call to the list `settings.trace`, in order of arrival. Optimizers read it, so its order
+must not depend on which branch was faster: each node call records into a list of its own (`recording`), and the lists
+are appended to the trace around the run in the order of the run's commits (`append_to_trace`).
+"""
 
 from __future__ import annotations
 
@@ -8,22 +13,17 @@ from typing import Any
 import dspy
 
 Steps = Sequence[tuple[Any, dict[str, Any], Any]]
+"""Entries of a trace: predictor, inputs, prediction."""
 
 
-class recording:  # noqa: N801  read as `with recording() as steps`
-    """Gives the block a DSPy trace of its own.
-
-    A node sees an empty trace, so that what it appends can be put where it belongs, whatever runs beside it.
-
-    Args:
-        overrides: further DSPy settings for the block.
-    """
+class recording:  # noqa: N801  # a context manager, read as `with recording() as steps`
+    """Gives the block an empty DSPy trace of its own, with further DSPy settings."""
 
     __slots__ = ("_context", "_steps")
 
-    def __init__(self, **overrides: Any) -> None:
+    def __init__(self, **settings: Any) -> None:
         self._steps: list[Any] = []
-        self._context = dspy.context(trace=self._steps, **overrides)
+        self._context = dspy.context(trace=self._steps, **settings)
 
     def __enter__(self) -> list[Any]:
         self._context.__enter__()
@@ -46,7 +46,7 @@ def append_to_trace(steps: Steps) -> None:
 
 
 def count_calls(steps: Steps) -> tuple[int, int]:
-    """How often predictors were called, and how often tools: as `ReAct` and `ReActV2` say in their predictions."""
+    """The number of predictor calls and of tool calls, the latter as predictions of `ReAct` and `ReActV2` name them."""
     tools = 0
     for _, _, prediction in steps:
         if prediction.get("next_tool_name") not in (None, "finish"):
@@ -65,7 +65,7 @@ def tokens_used() -> dict[str, dict[str, Any]]:
 
 
 def add_tokens(total: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Adds counts to counts, in place; what is no count is left out.
+    """Adds counts to counts, in place; values that are no counts are left out.
 
     Example:
         >>> total = {"lm": {"prompt_tokens": 1}}
