@@ -450,7 +450,7 @@ class HistoryReader:
         join = Join(log, node, schema, RecordedResolutions(written.resolutions), len(log))
         merged = join.merge(parents, [log[parent].state for parent in parents])
         commit = self._commit(head, written, parents, log)._replace(patch=merged.patch)
-        commit = join.measured(commit, merged)
+        commit = join.with_sizes(commit, merged)
         return LogEntry(commit, merged.state, parents, _NO_TALLY, merged.winners, merged.conflicts, merged.resolutions)
 
     def _commit(

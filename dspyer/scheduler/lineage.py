@@ -1,8 +1,11 @@
-"""Joining branches by what each of them committed.
+"""The log as a graph of commits: what a branch contains, where branches parted, who wrote a value.
 
-A branch is known by its last commit, and its lineage is that commit with all commits behind it. Of two branches the
-common commits are the base, what only one of them has are its changes, and each change is applied exactly once,
-however the branches were forked and crossed before.
+The rule is git's. A branch is its last commit, the head. Its lineage is that commit and all commits that it descends
+from: the branch *contains* them. What a set of branches has changed is what they contain after their merge base.
+
+`merge_base` walks the graph as git's merge-base search does: from the heads backwards, latest first, each commit
+passing a set of bits, one per head that has reached it, on to its parents. It goes on until one commit is left that all
+heads have reached, so the base lies on every path of the lineage and there is only one (git may find several).
 """
 
 from __future__ import annotations
@@ -24,33 +27,26 @@ from dspyer.values.refusals import KeyPath
 
 
 class Resolution(NamedTuple):
-    """What a merge policy decided about one conflict.
-
-    Attributes:
-        policy: its name.
-        chosen: `"left"`, `"right"` or `"new"`.
-        value: the new value.
-    """
+    """What a merge policy decided about one conflict: `chosen` is `"left"`, `"right"` or `"new"`."""
 
     policy: str
     chosen: str
     value: Any = None
 
     def value_of(self, conflict: Conflict) -> Any:
-        """The decided value."""
+        """The value that was kept."""
         return self.value if self.chosen == "new" else getattr(conflict, self.chosen)
 
 
 class LogEntry(NamedTuple):
-    """One commit of the log, with what the scheduler remembers of it.
+    """One commit of the log, with what the scheduler keeps for it.
 
     Attributes:
         commit: the commit as users see it.
         state: the state after it.
-        parents: places of the parents in the log.
-        counts: how often each node has committed in this lineage, how many commits each branch path has, and what else
-            is known of it; kept where branches part, since only a join needs it.
-        winners: for a join, the place in the log of the commit that wrote each resolved value.
+        parents: log indexes of the parents.
+        counts: the counts of its lineage; kept where branches part, since only a join needs them.
+        winners: for a join, the log index of the commit that wrote each resolved value.
         conflicts: for a join, the conflicts that were resolved.
         resolutions: for a join, what the merge policies decided, in the order in which they were asked.
     """
@@ -65,36 +61,29 @@ class LogEntry(NamedTuple):
 
 
 class Log(Protocol):
-    """The entries of a run by place."""
+    """The entries of a run by index."""
 
     def __getitem__(self, index: int, /) -> LogEntry: ...
 
 
 class ReachableCommit(NamedTuple):
-    """A commit by its place in the log, which not all joining branches need have. Bit i of `mask`: branch i has it."""
+    """A commit with the heads that contain it: bit i of `mask` is set if head i does."""
 
     log_index: int
     mask: int
 
 
 def merge_base(log: Log, heads: Sequence[int]) -> tuple[int, list[ReachableCommit]]:
-    """Finds the last commit that every branch went through alone, and all commits after it.
-
-    Args:
-        log: the entries of the run.
-        heads: the last commit of each branch.
-
-    Returns:
-        The place of that commit, and the commits after it in lineage order with the branches that have them.
-    """
+    """The index of the last commit on every path of the lineage, and the commits after it in lineage order."""
     everyone = (1 << len(heads)) - 1
     masks: dict[int, int] = {}
-    heap: list[tuple[int, int]] = []
+    heap: list[tuple[int, int]] = []  # (-step, index): a commit has a larger step than its parents, so it comes first
     for bit, head in enumerate(heads):
         if head not in masks:
             heappush(heap, (-log[head].commit.step, head))
         masks[head] = masks.get(head, 0) | (1 << bit)
     after: set[int] = set()
+    # A commit that all heads contain is not yet the base while others are in the heap: a path may pass by it.
     while len(heap) > 1 or masks[heap[0][1]] != everyone:
         _, index = heappop(heap)
         mask = masks[index]
@@ -107,26 +96,25 @@ def merge_base(log: Log, heads: Sequence[int]) -> tuple[int, list[ReachableCommi
 
 
 def ancestry(log: Log, heads: Sequence[int], within: Container[int] | None = None) -> list[int]:
-    """The commits behind some heads, in lineage order: what a commit builds on comes first, a left branch before a
-    right one.
+    """The commits that some heads contain, in lineage order: parents first, a left branch before a right one.
 
-    Args:
-        log: the entries of the run.
-        heads: the last commit of each branch, in path order.
-        within: leaves out all commits that are not in it, and those behind them.
+    `heads` are in path order. Commits that are not in `within` are left out, with all that only they descend from.
     """
     ordered: list[int] = []
     seen: set[int] = set()
     stack = [(head, False) for head in reversed(heads)]
     while stack:
-        index, done = stack.pop()
-        if done:
+        index, parents_done = stack.pop()
+        if parents_done:
             ordered.append(index)
         elif index not in seen and (within is None or index in within):
             seen.add(index)
             stack.append((index, True))
             stack.extend((parent, False) for parent in reversed(log[index].parents))
     return ordered
+
+
+# --- paths
 
 
 def touches(patch: Any, path: KeyPath) -> bool:
@@ -144,14 +132,14 @@ def touches(patch: Any, path: KeyPath) -> bool:
 
 
 class Obstacle(NamedTuple):
-    """A value that is no mapping where a path goes on: `x` is 1, and the path `x.a`."""
+    """A value in the middle of a path that is no mapping: for the path `x.a` of `{"x": 1}` the 1, at depth 1."""
 
     depth: int
     value: Any
 
 
 def value_at(state: FrozenDict[Any, Any], path: KeyPath) -> Any:
-    """The frozen value at a path; `DELETE` if there is none, an `Obstacle` if something stands in its way."""
+    """The frozen value at a path; `DELETE` if there is none, an `Obstacle` if the path leads through a plain value."""
     value: Any = state
     for depth, key in enumerate(path):
         if not isinstance(value, FrozenDict):
@@ -161,7 +149,7 @@ def value_at(state: FrozenDict[Any, Any], path: KeyPath) -> Any:
 
 
 def existing_prefix(state: FrozenDict[Any, Any], path: KeyPath) -> KeyPath:
-    """The path as far as it can be followed: to its end, to something in its way, or to a key that is not there."""
+    """The path up to its end, or to the first key whose value is absent or no mapping (with that key)."""
     value: Any = state
     for depth, key in enumerate(path):
         if not isinstance(value, FrozenDict):
@@ -170,51 +158,46 @@ def existing_prefix(state: FrozenDict[Any, Any], path: KeyPath) -> KeyPath:
     return path
 
 
-def last_writer(log: Log, places: Iterable[int], heads: Iterable[int], path: KeyPath, value: Any) -> int | None:
-    """The commit that last wrote at, in or above a path.
+# --- who wrote a value
 
-    Where branches have joined, those count that hold what was made of them: one that wrote a value and restored the
-    old one has changed nothing. A resolved value keeps its winner.
 
-    Args:
-        log: the entries of the run.
-        places: the commits to look at, in lineage order.
-        heads: the last commits of the branches to look at.
-        path: keys from the state down.
-        value: what these branches came to at the path.
+def last_writer(log: Log, commits: Iterable[int], heads: Iterable[int], path: KeyPath, value: Any) -> int | None:
+    """The commit that last wrote at, in or above a path; None if none of `commits` did.
 
-    Returns:
-        The place of the commit, None if none of them wrote there.
+    `commits` are given in lineage order, `value` is what the branches at `heads` hold at the path. Where branches
+    joined, those count that hold the joined value: one that wrote a value and later put the old one back has changed
+    nothing. A value that a conflict decided is credited to the commit that won.
     """
-    found: dict[int, tuple[int, int]] = {}  # by place: when in lineage order, and who
+    found: dict[int, tuple[int, int]] = {}  # by log index: (position in lineage order, writer) of the last write so far
 
     def latest(branches: Iterable[int], value: Any) -> tuple[int, int] | None:
-        wrote = [place for place in branches if place in found]
-        hold = [place for place in wrote if len(wrote) == 1 or same(value_at(log[place].state, path), value)]
-        return max([found[place] for place in hold or wrote], default=None)
+        wrote = [index for index in branches if index in found]
+        hold = [index for index in wrote if len(wrote) == 1 or same(value_at(log[index].state, path), value)]
+        return max([found[index] for index in hold or wrote], default=None)
 
-    for order, place in enumerate(places):
-        entry = log[place]
+    for order, index in enumerate(commits):
+        entry = log[index]
         value_here = value_at(entry.state, path)
-        last: tuple[int, int] | None = (order, place)
+        last: tuple[int, int] | None = (order, index)
         if not touches(entry.commit.patch, path):
             last = latest(entry.parents, value_here)
         elif len(entry.parents) > 1:
             known = [path[:length] for length in range(len(path), 0, -1) if path[:length] in entry.winners]
-            winner = entry.winners[known[0]] if known else place
-            kept = winner == place or same(value_at(log[winner].state, path), value_here)
+            winner = entry.winners[known[0]] if known else index
+            kept = winner == index or same(value_at(log[winner].state, path), value_here)
             last = (order, winner) if kept else latest(entry.parents, value_here) or last
         if last is not None:
-            found[place] = last
+            found[index] = last
     last = latest(heads, value)
     return None if last is None else last[1]
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What a branch knows of its lineage without a look at it: kept with its counts, and added up where branches join.
+# --- counts of a lineage
 
 LineageCounts = PersistentMap[Any, Any]
-"""By node and by branch path the number of their commits; and the keys of this module."""
+"""What is known of a lineage without walking it: the number of commits by node and by branch path, and the keys below.
+
+They are counted as commits are made. Where branches join, they are added up over the commits after the base."""
 
 CALL_KINDS = ("calls", "tool_calls")
 REASON_KEY = ("reason",)
@@ -227,20 +210,19 @@ def calls_key(kind: str, node: str) -> tuple[str, str]:
 
 
 def written_key(field: str) -> tuple[str, str]:
-    """The key of whether a field that may be None was written by a commit that is not the first."""
+    """The key that is set once a commit after the first has written a field that is None by default."""
     return "wrote", field
 
 
-def extra_counts(commit: Commit, nullable: AbstractSet[str], before: Callable[[Any, int], Any]) -> dict[Any, Any]:
-    """What a commit adds to a counts beside its counts.
+def extra_counts(
+    commit: Commit, none_by_default: AbstractSet[str], before: Callable[[Any, int], Any]
+) -> dict[Any, Any]:
+    """What a commit changes in the counts of its lineage, except for the numbers of commits.
 
-    Args:
-        commit: the commit.
-        nullable: the fields that are None as long as nothing writes them.
-        before: gives what a key had before, `(key, default)`.
+    `before(key, default)` gives the value before the commit.
     """
     found: dict[Any, Any] = {}
-    if commit.calls == NO_CALLS and commit.reason is None and not nullable:
+    if commit.calls == NO_CALLS and commit.reason is None and not none_by_default:
         return found
     for kind, count in zip(CALL_KINDS, commit.calls, strict=True):
         if count:
@@ -248,6 +230,6 @@ def extra_counts(commit: Commit, nullable: AbstractSet[str], before: Callable[[A
             found[key] = before(key, 0) + count
     if commit.reason is not None:
         found[REASON_KEY] = commit.reason
-    if commit.step and nullable and not nullable.isdisjoint(commit.patch):
-        found |= {written_key(field): True for field in nullable if field in commit.patch}
+    if commit.step and none_by_default and not none_by_default.isdisjoint(commit.patch):
+        found |= {written_key(field): True for field in none_by_default if field in commit.patch}
     return found

@@ -311,7 +311,7 @@ def _join(run: RunState, group: Group, policies: PolicyLookup | None) -> tuple[R
     join = Join(run.log, node, topology.schema, policies or topology.policies_at(node).decider_for, index)
     merged = join.merge([branch.head for branch in branches], [branch.state for branch in branches])
     if not isinstance(join.policies, RecordedResolutions):  # a replay must not fail where the run itself did not
-        join.check_whole(merged)
+        join.check_state_limit(merged)
     fork_children = collapse_forks([path for branch in branches for path in branch.fork_children])
     path = path_of(fork_children)
     alone = not run.waiting and not run.ready and not run.running and not run.failures and not run.suspended
@@ -330,7 +330,7 @@ def _join(run: RunState, group: Group, policies: PolicyLookup | None) -> tuple[R
         route=(node,),
         started=max([run.log[branch.head].commit.ended for branch in branches]),
     )
-    commit = join.measured(commit, merged)
+    commit = join.with_sizes(commit, merged)
     heads = tuple([branch.head for branch in branches])
     entry = LogEntry(commit, merged.state, heads, None, merged.winners, merged.conflicts, merged.resolutions)
     counts = merged.counts.update({join.author: visit, path: count + 1})

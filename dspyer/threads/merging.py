@@ -209,11 +209,11 @@ def merge_lineages(history: History, left: int, right: int, name: str, deciding:
     join = Join(log, name, schema, deciding, len(log))
     try:
         merged = join.merge([left, right], [log[left].state, log[right].state])
-        join.check_whole(merged)
+        join.check_state_limit(merged)
     except JoinFailedError as raised:
         raise raised.error from None
     updates: dict[str, list[Any]] = {}
-    for item in join.own:
+    for item in join.commits:
         if item.mask == RIGHT_ONLY:
             for field, update in log[item.log_index].commit.patch.items():
                 updates.setdefault(field, []).append(update)
