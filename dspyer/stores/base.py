@@ -178,7 +178,7 @@ class Store(ABC):
         >>> from dspyer.stores import Memory
         >>> from dspyer.stores.content import Content
         >>> store = Memory()
-        >>> rows = [Row(0, "open", ("START",)), Row(1, "commit", ("trunk:1",), Content({"answer": 42}))]
+        >>> rows = [Row(0, "open", ("START",)), Row(1, "commit", ("trunk:1",), Content("42"))]
         >>> store.write(Change("t-1", run=RunRow("r", "t-1", (), {}), rows_of="r", rows=rows, head=Point("r", 1)))
         1
         >>> store.write(Change("t-1", epoch=1, next_epoch=2, owner=Owner("host", 7, "today", "x"), lease=30.0))
@@ -190,7 +190,7 @@ class Store(ABC):
         >>> store.thread("t-1").head
         Point(run='r', seq=1)
         >>> store.rows("r", first=1)[0].content.value(store.blobs)
-        {'answer': 42}
+        '42'
         >>> store.delete(["t-1"]).rows
         2
     """

@@ -1,6 +1,9 @@
-"""What rows hold: frozen values, as bytes where a store wants bytes.
+"""The content of rows and snapshots: a frozen value, and its bytes as JSON once a store asks for them.
 
-Long texts and bytes are kept apart as *blobs*, named by what they are: stored once, however often they are written.
+Long texts and bytes are stored apart from their row as *blobs*, named by a hash of their bytes (content addressing, as
+in git), so that a value that is written in a hundred rows is stored once.
+
+A store may hold what an attacker has written: `ReadBudget` bounds the memory that reading one content can take.
 """
 
 from __future__ import annotations
@@ -20,56 +23,48 @@ from dspyer.values.json import TAG
 from dspyer.values.refusals import MAX_DEPTH
 
 MAX_INLINE = 16 * 1024
-"""Bytes of a text or of bytes that stay in their row."""
+"""The longest text or bytes that stay in their row; longer ones become blobs."""
 
 MAX_JSON_BYTES = 1 << 28
-"""Bytes of JSON that are read at most for one content, or one snapshot with all its pieces: 256 MiB. The long texts and
-bytes that are stored apart are not counted."""
+"""Bytes of JSON of one content, or of one snapshot with all its pieces, at most: 256 MiB, not counting blobs."""
 
 MAX_VALUES = 4_000_000
-"""Values that are read at most for one of them: each takes some hundred bytes of memory, however short its text is."""
+"""Values in it at most: each takes about a hundred bytes of memory, however short its text is."""
 
 MAX_EXPANDED_BYTES = 1 << 30
-"""Bytes of long texts and bytes that one content may refer to, each as often as it is referred to: 1 GiB."""
+"""Bytes of blobs that it may refer to, each counted as often as it is referred to: 1 GiB."""
 
-_FEW = 100_000
-"""Bytes of a single content whose values need not be counted."""
+_UNCOUNTED = 100_000
+"""Bytes of JSON that cannot hold enough values to matter, so that the values of a usual row are not counted."""
 
 Fetch = Callable[[Collection[str]], Mapping[str, bytes]]
-"""Gives blobs by id."""
+"""Returns blobs by id."""
 
 BLOB_TAGS = ("blob text", "blob bytes")
-"""The tags of references to blobs."""
+"""The tags of references to blobs within the JSON."""
 
 _NO_BLOBS: Mapping[str, bytes] = MappingProxyType({})
 _UNREAD = object()
 
 
 class ReadBudget:
-    """What may still be read for one content or one snapshot. It is asked before anything is decompressed or parsed."""
+    """What may still be read for one content or one snapshot, spent before anything is decompressed or parsed."""
 
     def __init__(self) -> None:
         self._bytes = MAX_JSON_BYTES
         self._values = MAX_VALUES
         self._expanded = MAX_EXPANDED_BYTES
 
-    def spend(self, data: bytes, few: int = 0) -> bytes:
-        """The same bytes of JSON, which are read now.
-
-        Args:
-            data: the bytes.
-            few: their values are not counted if they are no more bytes than this.
-
-        Raises:
-            StateError: if they are more than may be read.
-        """
+    def spend(self, data: bytes, uncounted: int = 0) -> bytes:
+        """Account for bytes of JSON, and return them; the values of at most `uncounted` bytes are not counted."""
         self._bytes -= len(data)
         if self._bytes < 0:
             raise StateError(
                 f"it has {MAX_JSON_BYTES - self._bytes:,} bytes of JSON besides its long texts and bytes; "
                 f"{MAX_JSON_BYTES:,} are stored and read at most"
             )
-        if len(data) > few:
+        if len(data) > uncounted:
+            # An upper bound without parsing: each value but the first follows one of these characters.
             self._values -= data.count(b",") + data.count(b"[") + data.count(b"{")
         if self._values < 0:
             raise StateError(
@@ -79,28 +74,20 @@ class ReadBudget:
         return data
 
     def inflate(self, data: bytes) -> bytes:
-        """Decompressed bytes of JSON, which are read now.
-
-        Raises:
-            StateError: if they are more than may be read, or end too early.
-            zlib.error: if they were not compressed.
-        """
+        """Decompress bytes of JSON and account for them."""
         reader = zlib.decompressobj()
+        # One byte more than allowed: a zip bomb is recognized without being decompressed.
         found = reader.decompress(data, self._bytes + 1)
         if len(found) > self._bytes:
             raise StateError(
                 f"compressed bytes hold more than the {MAX_JSON_BYTES:,} bytes that are read at most in one piece"
             )
         if not reader.eof:
-            raise StateError("compressed bytes end too early")
+            raise StateError("compressed bytes are truncated")
         return self.spend(found)
 
     def expand(self, data: bytes) -> bytes:
-        """The same long text or bytes, which stand in the place of a reference now.
-
-        Raises:
-            StateError: if they are more than may be read.
-        """
+        """Account for the bytes of a blob that replaces a reference, and return them."""
         self._expanded -= len(data)
         if self._expanded < 0:
             raise StateError(
@@ -110,12 +97,20 @@ class ReadBudget:
 
 
 class Content:
-    """A frozen value on its way to a store or back: encoded when a store asks for bytes, decoded when somebody reads.
+    """A frozen value on its way to a store or back, encoded and decoded only when needed.
 
     Args:
-        value: what nobody can change.
-        encode: what makes JSON values of it.
-        extra_blobs: blobs that are kept with it, though its bytes do not name them.
+        value: a frozen value.
+        encode: turns it into JSON values.
+        extra_blobs: blobs to store with it, by id, that its bytes do not name.
+
+    Example:
+        >>> content = Content("x" * 20_000)
+        >>> content.data
+        b'{"$type":"blob text","value":"12b84e707b695a54f692644f5accaaed"}'
+        >>> stored = Content.stored(content.data, content.refs)
+        >>> stored.value(lambda ids: content.blobs) == "x" * 20_000
+        True
     """
 
     __slots__ = ("_blobs", "_data", "_encode", "_refs", "_value", "extra_blobs")
@@ -135,12 +130,16 @@ class Content:
 
     @classmethod
     def stored(cls, data: bytes, refs: Iterable[str] = (), blobs: Mapping[str, bytes] = _NO_BLOBS) -> Content:
-        """Content as its bytes.
+        """A content of bytes that a store has read.
 
         Args:
-            data: the bytes.
+            data: the bytes, as `data` returned them.
             refs: ids of the blobs that they refer to.
-            blobs: those of them that may have to be stored.
+            blobs: those of these blobs that may not be stored yet, by id.
+
+        Example:
+            >>> Content.stored(b'{"n":1}').value(lambda ids: {})
+            FrozenDict({'n': 1})
         """
         content = cls(_UNREAD)
         content._data = data
@@ -150,27 +149,28 @@ class Content:
 
     @property
     def is_encoded(self) -> bool:
-        """Whether the bytes are there already."""
+        """Whether the bytes were computed, or read, already."""
         return self._data is not None
 
     @property
     def original(self) -> Any:
-        """The value that it was made of; None for what comes from a store."""
+        """The value that it was made of; None for a content from a store."""
         return None if self._value is _UNREAD else self._value
 
     @property
     def data(self) -> bytes:
-        """The bytes: JSON as UTF-8.
+        """The bytes: JSON as UTF-8, encoded on first use.
 
         Raises:
-            StateError: if they would be more than can be read again.
+            StateError: the value is larger than what can be read again.
         """
         if self._data is None:
             encoded = self._encode(self._value)
             data = _dump(encoded)
             if len(data) > MAX_INLINE:
                 blobs: dict[str, bytes] = {}
-                data = ReadBudget().spend(_dump(extract_blobs(encoded, blobs)), _FEW)
+                # Checked when written: a content that is too large to read would be lost.
+                data = ReadBudget().spend(_dump(extract_blobs(encoded, blobs)), _UNCOUNTED)
                 self._refs, self._blobs = tuple(blobs), blobs
             if self.extra_blobs:
                 self._refs, self._blobs = (*self._refs, *self.extra_blobs), {**self._blobs, **self.extra_blobs}
@@ -179,40 +179,45 @@ class Content:
 
     @property
     def refs(self) -> tuple[str, ...]:
-        """The ids of the blobs that the bytes refer to."""
-        self.data  # noqa: B018 - finds them
+        """The ids of the blobs that belong to it."""
+        self.data  # noqa: B018 - encoding finds the blobs
         return self._refs
 
     @property
     def blobs(self) -> Mapping[str, bytes]:
-        """Those of the blobs that may have to be stored, by id; none for what comes from a store."""
-        self.data  # noqa: B018 - finds them
+        """The blobs that may not be stored yet, by id; none for a content from a store."""
+        self.data  # noqa: B018 - encoding finds the blobs
         return self._blobs
 
     def value(self, fetch: Fetch, decode: Callable[[Any], Any] = encoding.decode) -> Any:
         """The value.
 
         Args:
-            fetch: where blobs come from.
-            decode: what makes the value of JSON values again.
+            fetch: returns blobs by id, such as a store's `blobs`.
+            decode: turns JSON values into the value.
 
         Raises:
-            StateError: if the bytes are not the form of a value, or name what is unknown here.
-            LookupError: if a blob is missing.
+            StateError: the bytes are damaged, larger than `ReadBudget` allows, or name a class that is not registered.
+            LookupError: a blob is missing.
+
+        Example:
+            >>> Content(("a", 1)).value(lambda ids: {})
+            ('a', 1)
         """
         if self._value is not _UNREAD:
             return self._value
         data = self.data
         budget = ReadBudget()
         try:
-            plain = json.loads(budget.spend(data, _FEW))
+            plain = json.loads(budget.spend(data, _UNCOUNTED))
             if self._refs:
+                # Blobs that are only stored with it are not named in its bytes: they are not fetched.
                 named = [name for name in self._refs if name.encode() in data]
                 plain = insert_blobs(plain, fetch(named), budget) if named else plain
         except RecursionError:
             raise StateError(f"the value is nested deeper than {MAX_DEPTH} levels") from None
         except ValueError as error:
-            raise StateError(f"the bytes are not the form of a value: {error}") from error
+            raise StateError(f"the bytes are not those of an encoded value: {error}") from error
         return decode(plain)
 
     def __eq__(self, other: object) -> bool:
@@ -223,7 +228,7 @@ class Content:
 
 
 def blob_id(data: bytes) -> str:
-    """The name of a blob: what it is says what it is called."""
+    """The id of a blob: a hash of its bytes, 32 hexadecimal digits."""
     return blake2b(data, digest_size=16).hexdigest()
 
 
@@ -235,7 +240,7 @@ def _dump(encoded: Any) -> bytes:
 
 
 def extract_blobs(encoded: Any, blobs: dict[str, bytes]) -> Any:
-    """The same JSON with references in the place of long texts and bytes, which go to `blobs`."""
+    """The JSON with long texts and bytes replaced by references; they are added to `blobs`."""
     if type(encoded) is str:
         return encoded if len(encoded) <= MAX_INLINE else extract_blob(encoded, blobs)
     if type(encoded) is list:
@@ -248,48 +253,39 @@ def extract_blobs(encoded: Any, blobs: dict[str, bytes]) -> Any:
 
 
 def extract_blob(value: str | bytes, blobs: dict[str, bytes]) -> dict[str, str]:
-    """The reference to a long text or to bytes, which go to `blobs`."""
+    """The reference to a long text or bytes; its blob is added to `blobs`."""
     data, kind = (value.encode(), "text") if isinstance(value, str) else (value, "bytes")
-    known = _named.get(id(value))
+    known = _known_ids.get(id(value))
     if known is not None and known[0] is value:
         name = known[1]
     else:
         name = blob_id(data)
-        _remember(value, name)
+        _remember_id(value, name)
     blobs[name] = data
     return {TAG: f"blob {kind}", "value": name}
 
 
 REMEMBERED_CHARACTERS = 32 * 1024 * 1024
-"""Characters of the last long values whose names are remembered: what stays in a state is not hashed again."""
+"""Length of the most recent long values whose ids are remembered: a value that stays in a state is hashed once."""
 
-_named: dict[int, tuple[str | bytes, str]] = {}
-_naming = Lock()
+# By the value's `id()`, with the value itself: while it is kept here, no other object can get the same `id()`.
+_known_ids: dict[int, tuple[str | bytes, str]] = {}
+_known_ids_lock = Lock()
 
 
-def _remember(value: str | bytes, name: str) -> None:
+def _remember_id(value: str | bytes, name: str) -> None:
     if len(value) > REMEMBERED_CHARACTERS:
         return
-    with _naming:
-        _named.pop(id(value), None)
-        _named[id(value)] = (value, name)
-        size = sum([len(one) for one, _ in _named.values()])
+    with _known_ids_lock:
+        _known_ids.pop(id(value), None)
+        _known_ids[id(value)] = (value, name)
+        size = sum([len(one) for one, _ in _known_ids.values()])
         while size > REMEMBERED_CHARACTERS:
-            size -= len(_named.pop(next(iter(_named)))[0])
+            size -= len(_known_ids.pop(next(iter(_known_ids)))[0])
 
 
 def insert_blobs(plain: Any, blobs: Mapping[str, bytes], budget: ReadBudget) -> Any:
-    """The JSON form with the blobs in their places again.
-
-    Args:
-        plain: the form.
-        blobs: by id.
-        budget: what may still be read.
-
-    Raises:
-        StateError: if they are more than may be read.
-        LookupError: if one is missing.
-    """
+    """The JSON with references replaced by their blobs."""
     if type(plain) is list:
         return [insert_blobs(item, blobs, budget) for item in plain]
     if type(plain) is not dict:

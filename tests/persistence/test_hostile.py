@@ -141,7 +141,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits that a test can reach."""
     monkeypatch.setattr(content, "MAX_JSON_BYTES", 100_000)
     monkeypatch.setattr(content, "MAX_VALUES", 10_000)
-    monkeypatch.setattr(content, "_FEW", 1_000)
+    monkeypatch.setattr(content, "_UNCOUNTED", 1_000)
     monkeypatch.setattr(exported, "VALUES", 50_000)
     monkeypatch.setattr(exported, "LONGEST", 400_000)
 

@@ -289,5 +289,5 @@ def test_sizes_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StateError, match="more than the 1,000 bytes"):
         content.ReadBudget().inflate(zlib.compress(b"a" * 1_001))
     assert content.ReadBudget().inflate(zlib.compress(b"a" * 1_000)) == b"a" * 1_000
-    with pytest.raises(StateError, match="end too early"):
+    with pytest.raises(StateError, match="truncated"):
         content.ReadBudget().inflate(zlib.compress(b"a" * 1_000)[:-3])
