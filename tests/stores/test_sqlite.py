@@ -122,7 +122,7 @@ def test_write_now_waits_for_nobody(store: SQLite, path: Path, monkeypatch: pyte
     store.write(append("t", "r", 1))
     assert len(breaks) == 3
     assert store.write_now(append("t", "r", 2))
-    with connections(store).writing:  # a thread of this process is about to write
+    with connections(store).write_lock:  # a thread of this process is about to write
         assert store.write_now(append("t", "r", 3)) is False
     other.close()
     assert numbers(store, "r") == [0, 1, 2]
@@ -143,7 +143,7 @@ def test_patience_ends_with_advice(path: Path) -> None:
 def test_patience_with_other_threads_ends_too(path: Path) -> None:
     with SQLite(path, patience=0.01) as store:
         begin(store, "t", "r", 1)
-        with connections(store).writing, pytest.raises(StoreError, match=r"other threads .* patience="):
+        with connections(store).write_lock, pytest.raises(StoreError, match=r"other threads .* patience="):
             store.write(append("t", "r", 1))
         store.write(append("t", "r", 1))
 
@@ -165,9 +165,9 @@ def test_connections_belong_to_threads(store: SQLite) -> None:
 
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(work, range(3))) == [1, 1, 1]
-        assert len(connections(store).pool.opened) == 4
+        assert len(connections(store).pool.held) == 4
     gc.collect()
-    assert len(connections(store).pool.opened) == 1
+    assert len(connections(store).pool.held) == 1
     spare = connections(store).pool.take()
     assert spare is not None
     connections(store).pool.give_back(spare)
@@ -269,8 +269,8 @@ def test_another_process_empties_the_log(store: SQLite, path: Path, monkeypatch:
         return True
 
     monkeypatch.setattr(sqlite_connections, "checkpoint", noted)
-    monkeypatch.setattr(sqlite_connections, "ERASING", 0.0)
-    with sqlite_connections._locked(Path(f"{path}-wal")) as alone:
+    monkeypatch.setattr(sqlite_connections, "ERASE_PATIENCE", 0.0)
+    with sqlite_connections._lock_checkpoints(Path(f"{path}-wal")) as alone:
         assert alone
         connections(store).erase()
         assert modes == []
@@ -376,7 +376,7 @@ def test_a_reader_keeps_what_is_removed_in_the_log(
     store: SQLite, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """That is said, and the log is emptied as soon as nothing needs it any more."""
-    monkeypatch.setattr(sqlite_connections, "ERASING", 0.0)
+    monkeypatch.setattr(sqlite_connections, "ERASE_PATIENCE", 0.0)
     begin(store, "t", "r", 2)
     store.write(append("t", "r", 2, SECRET.decode()))
     reader = sqlite3.connect(path, isolation_level=None)
@@ -540,12 +540,12 @@ def test_network_file_systems_are_told(path: Path, mounts: str, kind: str) -> No
     listed = path.with_name("mounts")
     listed.write_text(mounts.format(folder=str(path.parent).replace(" ", "\\040")))
     assert sqlite_file.file_system(path, listed) == kind
-    if kind in sqlite_file.NETWORK:
+    if kind in sqlite_file.NETWORK_FILE_SYSTEMS:
         with pytest.raises(StoreError) as caught:
-            sqlite_file.check_place(path, listed)
+            sqlite_file.check_path(path, listed)
         assert f"network file system ({kind})" in str(caught.value)
     else:
-        sqlite_file.check_place(path, listed)
+        sqlite_file.check_path(path, listed)
 
 
 def test_no_list_of_file_systems(path: Path) -> None:
@@ -563,15 +563,15 @@ def test_rows_are_small(path: Path) -> None:
 def test_a_file_that_another_process_makes_meanwhile(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sqlite3.connect(path).execute("PRAGMA journal_mode=WAL").connection.close()
     assert path.stat().st_size
-    marks = sqlite_file._marks
+    marks = sqlite_file._application_and_version
 
     def slow(connection: sqlite3.Connection) -> tuple[int, int]:
-        monkeypatch.setattr(sqlite_file, "_marks", marks)
+        monkeypatch.setattr(sqlite_file, "_application_and_version", marks)
         found = marks(connection)
         with SQLite(path) as other:
             begin(other, "t", "r", 1)
         return found
 
-    monkeypatch.setattr(sqlite_file, "_marks", slow)
+    monkeypatch.setattr(sqlite_file, "_application_and_version", slow)
     with SQLite(path) as store:
         assert store.threads() == ["t"]
