@@ -488,7 +488,7 @@ _WRITE_THREAD = (
 )
 
 
-class EncodedChange(NamedTuple):
+class PostgresChange(NamedTuple):
     """A change, encoded before any lock is taken.
 
     Attributes:
@@ -517,7 +517,7 @@ class ChangeWriter:
         self._append_nothing = statement(_APPEND_NOTHING)
         self._append_apart = statement(_APPEND_APART)
 
-    def pack(self, change: Change) -> EncodedChange:
+    def pack(self, change: Change) -> PostgresChange:
         """Encodes a change.
 
         Raises:
@@ -548,16 +548,16 @@ class ChangeWriter:
             **rows._asdict(),
         }
         del values["blobs"]
-        return EncodedChange(rows, snapshot, values, not moves and _is_usual(change) and not rows.blobs)
+        return PostgresChange(rows, snapshot, values, not moves and _is_usual(change) and not rows.blobs)
 
-    def write(self, connection: Connection, change: Change, written: EncodedChange) -> int:
+    def write(self, connection: Connection, change: Change, written: PostgresChange) -> int:
         """Applies a change, and says the epoch that its thread has afterwards."""
         if written.usual and self._append(connection, change, written):
             return change.epoch
         with connection.transaction():
             return self._transact(connection, change, written)
 
-    def _append(self, connection: Connection, change: Change, written: EncodedChange) -> bool:
+    def _append(self, connection: Connection, change: Change, written: PostgresChange) -> bool:
         """A change that only adds what must be new; False if it does not fit: nothing was written then."""
         statement = self._append_rows if change.rows else self._append_nothing
         if not change.thread:
@@ -568,7 +568,7 @@ class ChangeWriter:
             return False
         return found is not None and found[0] == 1
 
-    def _transact(self, connection: Connection, change: Change, written: EncodedChange) -> int:
+    def _transact(self, connection: Connection, change: Change, written: PostgresChange) -> int:
         def execute(statement: str, values: Any = None) -> list[tuple[Any, ...]]:
             cursor = connection.execute(self._sql(statement), values, binary=True)
             return cursor.fetchall() if cursor.description else []
@@ -599,7 +599,7 @@ class ChangeWriter:
         execute(_WRITE_THREAD, {**written.values, **more})
         return plan.epoch
 
-    def _thread(self, execute: _Execute, change: Change, written: EncodedChange) -> tuple[ThreadRow | None, int]:
+    def _thread(self, execute: _Execute, change: Change, written: PostgresChange) -> tuple[ThreadRow | None, int]:
         """The thread, whose row is locked, and made if it must be new; then the largest epoch of removed ones too."""
         if not change.thread:
             execute("LOCK TABLE {s}.thread IN ROW SHARE MODE")  # a removal from the whole store has it alone
@@ -611,7 +611,7 @@ class ChangeWriter:
                 return ThreadRow(change.thread, unpack_point(run, seq), epoch, unpack_owner(owner)), 0
         return None, 0 if change.epoch else execute(_FENCE)[0][0]
 
-    def _found(self, execute: _Execute, change: Change, written: EncodedChange) -> CurrentRows:
+    def _found(self, execute: _Execute, change: Change, written: PostgresChange) -> CurrentRows:
         """What is there where the change wants to write, without the thread."""
         run_row: RunRow | None = None
         if change.run is not None:
@@ -623,7 +623,7 @@ class ChangeWriter:
         rows = [Row(seq, kind, tuple(unpack(head)), unpack_content(*content)) for seq, kind, head, *content in there]
         return CurrentRows(None, run_row, last, rows)
 
-    def _add(self, execute: _Execute, change: Change, written: EncodedChange, plan: WritePlan) -> None:
+    def _add(self, execute: _Execute, change: Change, written: PostgresChange, plan: WritePlan) -> None:
         packed, snapshot = written.rows, written.snapshot
         if packed.blobs:
             # In one order by all: two that bring the same blobs wait for each other, and not in a circle.

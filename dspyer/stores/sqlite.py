@@ -95,7 +95,7 @@ class SQLite(Store):
         encoded = encode_change(change)
         return self._connections.write_now(partial(self._write, change, encoded), change.flush, encoded.size)
 
-    def _write(self, change: Change, encoded: EncodedChange, connection: sqlite3.Connection) -> int:
+    def _write(self, change: Change, encoded: SQLiteChange, connection: sqlite3.Connection) -> int:
         if change.flush:  # not for each write: a flush is rare, and takes longer than this look at the file
             self._opener.check_same_file()
         return write(connection, change, encoded, self._clock())
@@ -172,7 +172,7 @@ COMMON_KIND = "commit"
 """The kind of most rows: it is stored as the empty text, which takes no space."""
 
 
-class EncodedChange(NamedTuple):
+class SQLiteChange(NamedTuple):
     """The columns of a change, encoded before the write lock is taken.
 
     Attributes:
@@ -188,7 +188,7 @@ class EncodedChange(NamedTuple):
     size: int
 
 
-def encode_change(change: Change) -> EncodedChange:
+def encode_change(change: Change) -> SQLiteChange:
     rows: dict[int, EncodedRow] = {}
     blobs: list[tuple[bytes | str, bytes]] = []
     size = 0
@@ -199,7 +199,7 @@ def encode_change(change: Change) -> EncodedChange:
         size += len(data or b"")
     snapshot = None if change.snapshot is None else _encode_content(change.snapshot.content, blobs)
     size += len(snapshot[0]) if snapshot else 0
-    return EncodedChange(rows, snapshot, blobs, size + sum(len(blob) for _, blob in blobs))
+    return SQLiteChange(rows, snapshot, blobs, size + sum(len(blob) for _, blob in blobs))
 
 
 def _encode_content(content: Content, blobs: list[tuple[bytes | str, bytes]]) -> tuple[bytes, Refs]:
@@ -210,7 +210,7 @@ def _encode_content(content: Content, blobs: list[tuple[bytes | str, bytes]]) ->
     return data, pack_refs(refs)
 
 
-def write(connection: sqlite3.Connection, change: Change, encoded: EncodedChange, now: float) -> int:
+def write(connection: sqlite3.Connection, change: Change, encoded: SQLiteChange, now: float) -> int:
     """Write what is new of a change; return the epoch of its thread afterwards, 0 without one."""
     if change.head is not None and change.head.run == change.rows_of and _append(connection, change, encoded):
         return change.epoch
@@ -239,7 +239,7 @@ def write(connection: sqlite3.Connection, change: Change, encoded: EncodedChange
 _NONE_OF_SIX = (None,) * 6
 
 
-def _append(connection: sqlite3.Connection, change: Change, encoded: EncodedChange) -> bool:
+def _append(connection: sqlite3.Connection, change: Change, encoded: SQLiteChange) -> bool:
     """Append the next rows of a run for the thread's owner; False, without a change, for any other change.
 
     This is nearly every write of a run, and takes three statements.
