@@ -10,8 +10,6 @@ from dspyer.errors import ImmutableError, PatchError, with_article
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze, freeze_within, same
 from dspyer.values.frozen import (
-    PLAIN,
-    SCALARS,
     CopyOnRead,
     FrozenDict,
     FrozenList,
@@ -22,6 +20,7 @@ from dspyer.values.frozen import (
 from dspyer.values.json import TAG
 from dspyer.values.persistent import as_map
 from dspyer.values.refusals import MAX_DEPTH, KeyPath, TooDeepError, add_advice, refuse_depth
+from dspyer.values.scalars import PLAIN, SCALARS
 from dspyer.values.types import kind_of
 
 

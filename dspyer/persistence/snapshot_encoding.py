@@ -18,8 +18,9 @@ from dspyer.state import ImmutableState
 from dspyer.stores.content import BLOB_TAGS, MAX_INLINE, Fetch, ReadBudget, extract_blob, extract_blobs, insert_blobs
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
-from dspyer.values.frozen import SCALARS, FrozenDict, FrozenList
+from dspyer.values.frozen import FrozenDict, FrozenList
 from dspyer.values.json import TAG
+from dspyer.values.scalars import SCALARS
 
 CHUNK = 256
 """Items of a piece."""
@@ -223,7 +224,7 @@ def chunk_id(data: bytes) -> str:
 def _flat(form: Any) -> Any:
     """A mapping of scalars is frozen at once: long lists are mostly of them. Anything else stays as it is."""
     if type(form) is dict and TAG not in form and SCALARS.issuperset(map(type, form.values())):
-        return FrozenDict.flat(form)
+        return FrozenDict.from_scalars(form)
     return form
 
 

@@ -39,7 +39,8 @@ from dspyer.schema.fields import (
 from dspyer.schema.limits import Limit, Patches, excess, size_of, state_size_after
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import same
-from dspyer.values.frozen import SCALARS, FrozenDict, thaw
+from dspyer.values.frozen import FrozenDict, thaw
+from dspyer.values.scalars import SCALARS
 
 _NEVER_MERGED = (SCALARS - {type(None)}) | {type(DELETE)}  # types that a patch takes as they are
 

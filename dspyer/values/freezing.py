@@ -1,4 +1,4 @@
-"""`freeze`: from any supported value to its immutable form."""
+"""`freeze`, from any supported value to its frozen form, and `same`, the equality of values with their types."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Any
 
 from dspyer.errors import UnsupportedValueError
 from dspyer.values.frozen import (
-    PLAIN,
-    SCALARS,
     Container,
     CopyOnRead,
     FrozenDict,
@@ -16,31 +14,28 @@ from dspyer.values.frozen import (
     FrozenSet,
     check_depth,
     depth_of,
-    freeze_key,
-    is_scalar,
     rebuild_tuple,
-    same_scalar,
-    scalar_identity,
 )
 from dspyer.values.persistent import MapData, as_map, as_sequence
 from dspyer.values.refusals import MAX_DEPTH, KeyPath, TooDeepError, refuse_depth, refuse_value
+from dspyer.values.scalars import PLAIN, SCALARS, freeze_key, is_scalar, same_scalar, scalar_identity
 from dspyer.values.types import BUNDLE, kind_of
 
 _FROZEN: frozenset[type] = frozenset({FrozenDict, FrozenList, FrozenSet, CopyOnRead})
 
 
 def freeze(value: object, path: KeyPath = ()) -> Any:
-    """The frozen form of a value: a deep, immutable copy that shares whatever is frozen already.
+    """Return the frozen form of a value: a deep, immutable copy that shares whatever is frozen already.
 
     Args:
         value: any supported value.
-        path: where it is to be put, for error messages.
+        path: the path at which it will be stored, for error messages.
 
     Returns:
-        The frozen value; `value` itself where it is frozen.
+        The frozen value; `value` itself if it is frozen.
 
     Raises:
-        UnsupportedValueError: something in it cannot be protected from later changes, or it is nested too deep.
+        UnsupportedValueError: a part of it cannot be protected from later changes, or it is nested too deep.
 
     Example:
         >>> freeze({"tags": ["a"]})
@@ -56,11 +51,7 @@ def freeze(value: object, path: KeyPath = ()) -> Any:
 
 
 def freeze_within(value: Any, path: KeyPath, room: int) -> Any:
-    """`freeze` for a value that may have `room` levels.
-
-    Raises:
-        TooDeepError: it has more; nothing says where yet.
-    """
+    """Freeze a value that may have `room` levels; raises `TooDeepError`, without a path, if it has more."""
     cls = type(value)
     if cls in SCALARS or cls in _FROZEN:
         return value
@@ -84,7 +75,7 @@ def _other(value: Any, path: KeyPath, room: int) -> Any:
         )
     if is_scalar(value):
         return value
-    if isinstance(value, FrozenDict):  # a state inside a value
+    if isinstance(value, FrozenDict):  # a state inside a value becomes a plain FrozenDict
         return FrozenDict._of(value._map, value._depth)
     if isinstance(value, Mapping):
         return _mapping(value, path, room)
@@ -124,16 +115,16 @@ def _list(value: list[Any], path: KeyPath, room: int) -> Any:
 
 
 def _members(value: Iterable[Any], cls: Any, path: KeyPath, room: int) -> Any:
-    """Tuples and sets: themselves where every member is frozen, in a box where a member reads as a copy."""
+    """Freeze a tuple or set; the result is a `CopyOnRead` if a member is one, or if the tuple has attributes."""
     members = []
-    changed = boxed = False
+    changed = copied = False
     for index, member in enumerate(value):
         part = member if type(member) in SCALARS else freeze_within(member, (*path, index), room - 1)
         changed = changed or part is not member
-        boxed = boxed or type(part) is CopyOnRead
+        copied = copied or type(part) is CopyOnRead
         members.append(part)
     frozen: Any = value
-    if boxed or (issubclass(cls, tuple) and cls.__dictoffset__):
+    if copied or (issubclass(cls, tuple) and cls.__dictoffset__):  # an instance with a `__dict__` can be changed
         frozen = CopyOnRead(BUNDLE, cls, tuple(members))
     elif cls is set:
         frozen = FrozenSet(members)
@@ -142,24 +133,23 @@ def _members(value: Iterable[Any], cls: Any, path: KeyPath, room: int) -> Any:
     return check_depth(frozen)
 
 
-Container._freeze = staticmethod(freeze)
+Container._freeze = staticmethod(freeze)  # `FrozenDict.set` and others call it; see the class
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# `same`: when two values have one type and one content, all the way down.
+# --- same
 
 
 _ABSENT: Any = object()
-_MAPS = (FrozenDict, dict)  # tuples: a union would be made anew at each test
+_MAPS = (FrozenDict, dict)  # tuples: a union type would be built at each test
 _LISTS = (FrozenList, list)
 _SETS = (FrozenSet, set)
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values have one type and one content, all the way down.
+    """Whether two values and all their parts have the same types and contents.
 
-    Stricter than `==`: `1`, `True` and `1.0` differ, and so do `-0.0` and `0.0`. NaN is the same as NaN, arrays give
-    one truth value, and a view counts as the plain type that it stands for.
+    Stricter than `==`: `1`, `True` and `1.0` differ, and so do `-0.0` and `0.0`. NaN is the same as NaN, arrays are
+    compared as a whole, and a frozen container counts as the plain type that it is the form of.
 
     Example:
         >>> same([1], [1]), same([1], [True])
@@ -190,7 +180,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def _same_plain(a: Any, b: Any) -> bool:
-    """Models and the like that are not frozen yet."""
+    """Compare values that are not frozen yet, such as models."""
     return type(a) is type(b) and same(freeze(a), freeze(b))
 
 
@@ -207,13 +197,14 @@ def _same_maps(a: MapData[Any, Any], b: MapData[Any, Any]) -> bool:
         return True
     if len(a) != len(b):
         return False
-    odd = False
+    other_keys = False
     for key, value in a.items():
         theirs = b.get(key, _ABSENT)
         if theirs is not value and (theirs is _ABSENT or not same(value, theirs)):
             return False
-        odd = odd or type(key) is not str
-    return not odd or _identities(a) == _identities(b)
+        other_keys = other_keys or type(key) is not str
+    # A dict finds 1 for the key True: keys that are not strings are compared with their types as well.
+    return not other_keys or _identities(a) == _identities(b)
 
 
 def _same_items(a: Any, b: Any) -> bool:
@@ -233,7 +224,7 @@ def _identities(members: Any) -> frozenset[Any]:
 
 
 def _identity(member: Any) -> Any:
-    """A hashable that is equal exactly for members that are the same."""
+    """Return a hashable key that is equal exactly for members that are the same."""
     if isinstance(member, tuple) and not is_scalar(member):
         return type(member), tuple([_identity(part) for part in member])
     if isinstance(member, frozenset):

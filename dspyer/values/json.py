@@ -1,7 +1,9 @@
-"""The JSON form of frozen values, there and back, without pickle and without an import by name.
+"""Frozen values as JSON and back, without pickle and without an import by name.
 
-JSON's own values stand for themselves. Everything else is an object with the key `"$type"`, for example
-`{"$type": "set", "value": [...]}`. A mapping with that key of its own, or with keys that are no strings, becomes pairs.
+The values that JSON has are written as they are. Everything else is an object with the key `"$type"`, for example
+`{"$type": "set", "value": [...]}`. A mapping that has this key itself, or keys that are not strings, is written as
+pairs. A class is written by name and found among those that are registered, or that the caller passes: text from
+anywhere can be decoded without loading code.
 """
 
 from __future__ import annotations
@@ -21,18 +23,15 @@ from zoneinfo import ZoneInfo
 from dspyer.errors import StateError
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import (
-    ADDRESSES,
-    PATHS,
     CopyOnRead,
     FrozenDict,
     FrozenList,
     FrozenSet,
-    is_array_scalar,
     rebuild_tuple,
-    scalar_base,
     thaw,
 )
 from dspyer.values.refusals import MAX_DEPTH
+from dspyer.values.scalars import ADDRESSES, PATHS, is_array_scalar, scalar_base
 from dspyer.values.types import (
     ARRAY,
     BUNDLE,
@@ -45,25 +44,21 @@ from dspyer.values.types import (
     registered_kind,
 )
 
-TAG = "$type"
+TAG = "$type"  # the key that marks a value that JSON does not have
+# What reading a malformed JSON form may raise.
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 _LARGE = 2**1024  # Python refuses to read longer integers as decimal digits
 
 
 def to_json(frozen: Any) -> str:
-    """The JSON text of a frozen value."""
+    """Return the JSON text of a frozen value."""
     return json.dumps(encode(frozen), ensure_ascii=False, allow_nan=False)
 
 
 def from_json(text: str | bytes, types: Iterable[type] = ()) -> Any:
-    """The frozen value of a JSON text.
+    """Return the frozen value of a JSON text; `types` are classes that it may name besides the registered ones.
 
-    Args:
-        text: what `to_json` gave.
-        types: classes that the text may name beside the registered ones.
-
-    Raises:
-        StateError: the text is no JSON, or names what is unknown here.
+    Raises `StateError` if the text is not JSON of this form, or names a class that is unknown.
     """
     try:
         return decode(json.loads(text), types)
@@ -76,7 +71,7 @@ def from_json(text: str | bytes, types: Iterable[type] = ()) -> Any:
 
 
 def encode(frozen: Any) -> Any:
-    """The JSON form of a frozen value, as dicts, lists, strings, numbers, booleans and None.
+    """Return the JSON form of a frozen value: dicts, lists, strings, numbers, booleans and None.
 
     Example:
         >>> encode((1, b"x"))
@@ -100,7 +95,7 @@ def encode(frozen: Any) -> Any:
     if isinstance(frozen, frozenset):
         return _tagged("set" if cls is FrozenSet else "frozenset", _encode_set(frozen))
     if cls is CopyOnRead:
-        return _encode_box(frozen)
+        return _encode_copied(frozen)
     if cls in _SCALARS:
         name, write, _ = _SCALARS[cls]
         return _tagged(name, write(frozen))
@@ -116,7 +111,7 @@ def _encode_all(items: Iterable[Any]) -> list[Any]:
 
 
 def _encode_set(members: Iterable[Any]) -> list[Any]:
-    """In the order of their text: the order of a set differs between processes."""
+    """Encode the members in the order of their text: the order of a set differs between processes."""
     return sorted(_encode_all(members), key=json.dumps)
 
 
@@ -131,24 +126,24 @@ def _encode_mapping(frozen: FrozenDict[Any, Any]) -> dict[str, Any]:
     return _tagged("dict", [[encode(key), value] for key, value in encoded.items()])
 
 
-def _encode_box(box: CopyOnRead) -> Any:
-    if box.kind is ARRAY:
-        array = box.content
-        return _tagged("array", _pack(array.tobytes()), dtype=_encode_dtype(array.dtype), shape=list(array.shape))
-    if box.kind is BUNDLE:
-        members = _encode_all(box.content)
-        if box.cls in (tuple, set, frozenset):
-            return _tagged(box.cls.__name__, members)
-        return _tagged("namedtuple", members, **{"class": class_name(box.cls)})
-    if box.kind is OPAQUE:
-        return json.loads(box.content.text)
-    if isinstance(box.kind, RegisteredKind):
-        return _tagged("registered", encode(freeze(box.kind.encode(box.content))), **{"class": class_name(box.cls)})
-    return _tagged(box.kind.name, encode(box.content), **{"class": class_name(box.cls)})
+def _encode_copied(value: CopyOnRead) -> Any:
+    kind, cls, content = value.kind, value.cls, value.content
+    if kind is ARRAY:
+        return _tagged("array", _pack(content.tobytes()), dtype=_encode_dtype(content.dtype), shape=list(content.shape))
+    if kind is BUNDLE:
+        members = _encode_all(content)
+        if cls in (tuple, set, frozenset):
+            return _tagged(cls.__name__, members)
+        return _tagged("namedtuple", members, **{"class": class_name(cls)})
+    if kind is OPAQUE:
+        return json.loads(content.text)
+    if isinstance(kind, RegisteredKind):
+        return _tagged("registered", encode(freeze(kind.encode(content))), **{"class": class_name(cls)})
+    return _tagged(kind.name, encode(content), **{"class": class_name(cls)})
 
 
 def _encode_named(frozen: Any) -> Any:
-    """Values of classes that JSON has to name: enums, namedtuples, subclasses of scalars, scalars of numpy."""
+    """Encode a value with the name of its class: an enum, a namedtuple, a subclass of a scalar, or a numpy scalar."""
     cls = type(frozen)
     if isinstance(frozen, Enum):
         value = encode(freeze(frozen.value)) if isinstance(frozen, Flag) else frozen.name
@@ -166,7 +161,7 @@ def _encode_named(frozen: Any) -> Any:
 
 
 def _as_base(value: Any, base: Any) -> Any:
-    """A plain scalar of class `base`, whatever the subclass overrides."""
+    """Return the plain scalar of class `base`, through methods of `base` that a subclass cannot override."""
     if base in (str, bytes):
         return base.__getitem__(value, slice(None))
     return base.__pos__(value) if base in (int, float) else _from_base(base, value)
@@ -193,7 +188,7 @@ def _is_hashable(value: Any) -> bool:
 
 
 def _is_text(text: str) -> bool:
-    """Whether a string can be written as UTF-8: a lone surrogate cannot."""
+    """Whether a string can be written as UTF-8; one with a lone surrogate cannot."""
     if text.isascii():
         return True
     try:
@@ -215,29 +210,29 @@ def _encode_dtype(dtype: Any) -> Any:
     return dtype.str if dtype.names is None else encode(freeze(dtype.descr))
 
 
+# --- decoding
+
 OnUnknown = Callable[[dict[str, Any], Exception], Any]
-"""What stands for a tagged value that cannot be read: it gets the JSON form and the reason."""
+"""Returns the replacement for a tagged value that cannot be read, from its JSON form and the error."""
 
 
 class _Known(NamedTuple):
-    """What the JSON form may name, and what becomes of the rest."""
+    """The classes that the JSON form may name, and what to do with any other."""
 
     types: Mapping[str, type]
     unknown: OnUnknown
 
 
 def raise_unknown(tagged: dict[str, Any], error: Exception) -> NoReturn:
-    """Reads nothing that is unknown."""
+    """Raise the error, as decoding does by default."""
     del tagged
     raise error
 
 
 def decoder(types: Iterable[type] = (), unknown: OnUnknown = raise_unknown) -> Callable[[Any], Any]:
-    """What makes frozen values of what `encode` gave.
+    """Return the inverse of `encode`.
 
-    Args:
-        types: classes that it may name beside the registered ones.
-        unknown: what stands for a value of another class.
+    `types` are classes that the JSON form may name besides the registered ones; `unknown` is called for any other.
     """
     known = _Known({class_name(cls): cls for cls in types}, unknown)
 
@@ -251,7 +246,7 @@ def decoder(types: Iterable[type] = (), unknown: OnUnknown = raise_unknown) -> C
 
 
 def decode(value: Any, types: Iterable[type] = ()) -> Any:
-    """The frozen value of what `encode` gave.
+    """Return the frozen value of a JSON form that `encode` returned.
 
     Example:
         >>> decode({"$type": "tuple", "value": [1, None]})
@@ -284,14 +279,15 @@ def _decode_tagged(tagged: dict[str, Any], known: _Known) -> Any:
         return _READERS[name](value)
     if name in ("array", "scalar"):
         return _decode_array(name, tagged)
-    cls = _class_of(tagged["class"], known.types) if "class" in tagged else None  # before its parts are read
+    # The class before its parts: the error names the outermost one that is unknown.
+    cls = _class_of(tagged["class"], known.types) if "class" in tagged else None
     parts = _decode(value, known)
     if name == "dict":
         _refuse_opaque(key for key, _ in parts)
         return dict(parts)
     if name == "tuple":
         return tuple(parts)
-    if name in ("set", "frozenset"):  # a list can be a member only in its frozen form
+    if name in ("set", "frozenset"):  # lists as members are hashable only in frozen form
         _refuse_opaque(parts)
         members = [part if _is_hashable(part) else freeze(part) for part in parts]
         return set(members) if name == "set" else frozenset(members)
@@ -301,7 +297,7 @@ def _decode_tagged(tagged: dict[str, Any], known: _Known) -> Any:
 
 
 def _refuse_opaque(members: Iterable[Any]) -> None:
-    """What is looked up by its value is opaque as a whole if one member is."""
+    """Raise if a member is opaque: a set or a mapping with such a key cannot be looked up and is opaque as a whole."""
     for member in members:
         if type(member) is Opaque:
             raise StateError(f"one of its members is a {member.name}: {member.reason}")
@@ -318,7 +314,9 @@ def _decode_class(name: str, cls: Any, parts: Any) -> Any:
         return _from_base(cls, parts)
     kind = record_kind(cls)
     if kind is None:
-        raise StateError(f"the JSON form has a {name} of {class_name(cls)}, which is none here")
+        raise StateError(
+            f"the JSON form tags a value as {name}, but its class {class_name(cls)} is not one in this process"
+        )
     return kind.build(cls, parts)
 
 
@@ -354,7 +352,7 @@ def _write_time(value: Any) -> list[Any]:
 
 
 def _zone_of(value: Any) -> Any:
-    """The zone of a time; zones of other makers become their offset at this time."""
+    """Return the time zone; one of a foreign class becomes its offset at this time."""
     if value.tzinfo is None or type(value.tzinfo) in (timezone, ZoneInfo):
         return value.tzinfo
     offset = value.utcoffset()
@@ -366,7 +364,7 @@ def _read_time(cls: Any) -> Callable[[Any], Any]:
 
 
 def _read_fraction(text: str) -> Fraction:
-    """Not every text that `Fraction` reads: an exponent could make it as large as it likes."""
+    """Read `a/b`. `Fraction(text)` takes exponents too, and a short text with one would fill the memory."""
     above, _, below = text.partition("/")
     return Fraction(int(above), int(below or 1))
 
@@ -378,6 +376,7 @@ def _timezone_parts(zone: timezone) -> list[Any]:
     return parts if name == timezone(offset).tzname(None) else [*parts, name]
 
 
+# By type: the tag, how to write a value, how to read it.
 _SCALARS: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     bytes: ("bytes", _pack, _unpack),
     complex: ("complex", lambda value: [repr(value.real), repr(value.imag)], lambda parts: complex(*map(float, parts))),

@@ -1,6 +1,7 @@
-"""Kinds of values that a state keeps as private copies: dataclasses, models, DSPy's records, arrays, registered types.
+"""The types of which a state keeps private copies: dataclasses, models, DSPy's records, arrays, registered types.
 
-DSPy and numpy are never imported here: a value of theirs can only exist where they have been imported already.
+A `ValueKind` for each of them says how a value is taken apart and rebuilt. DSPy and numpy are never imported here: a
+value of theirs can only exist once they have been imported.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from typing import Any, NoReturn
 from pydantic import AnyUrl, BaseModel
 
 from dspyer.errors import StateError, brief
-from dspyer.values.frozen import SCALARS, Same, ValueKind, rebuild_tuple, scalar_base, thaw
+from dspyer.values.frozen import Same, ValueKind, rebuild_tuple, thaw
+from dspyer.values.scalars import SCALARS, scalar_base
 
+# A dataclass that inherits from one of these has content that its attributes do not show.
 _LAYOUTS = (dict, list, set, frozenset, tuple, str, bytes, int, float, BaseException)
 
 
 class _NamedKind:
-    """A kind of which there is one instance, pickled by its name in this module."""
+    """A kind with one instance, which is pickled as the name of a constant of this module."""
 
     name = ""
     freezes_content = False
@@ -35,7 +38,7 @@ class _NamedKind:
 
 
 class _Record(_NamedKind):
-    """Values that are their attributes: the content is a frozen mapping of them."""
+    """Values that consist of their attributes: the content is a frozen mapping of them."""
 
     freezes_content = True
 
@@ -49,11 +52,11 @@ class _Record(_NamedKind):
         return same(a, b)
 
     def parts(self, value: Any) -> dict[str, Any]:
-        """The attributes that make up the value."""
+        """Return the attributes of which the value consists."""
         raise NotImplementedError
 
     def build(self, cls: type, parts: dict[str, Any]) -> Any:
-        """A value with these attributes, without a call of its class."""
+        """Return a value with these attributes, without a call of its class."""
         new: Any = object.__new__(cls)
         for name, part in parts.items():
             object.__setattr__(new, name, part)
@@ -69,7 +72,7 @@ class _Dataclass(_Record):
 
 
 class _Model(_Record):
-    """Pydantic models: fields under their names, the rest under names that no field can have."""
+    """Pydantic models: fields under their names, everything else under names that no field can have."""
 
     name = "model"
 
@@ -98,7 +101,7 @@ class _Model(_Record):
 
 
 class _Example(_Record):
-    """DSPy's `Example`, `Prediction` and `Completions`. The signature of completions, a class, is left out."""
+    """DSPy's `Example`, `Prediction` and `Completions`, without the signature of completions, which is a class."""
 
     name = "example"
 
@@ -110,7 +113,7 @@ class _Example(_Record):
 
 
 class _Array(_NamedKind):
-    """Arrays of numpy."""
+    """Numpy arrays."""
 
     name = "array"
 
@@ -130,7 +133,7 @@ class _Array(_NamedKind):
 
 
 class _Bundle(_NamedKind):
-    """Tuples and sets with members that read as copies."""
+    """Tuples and sets with members that are stored as `CopyOnRead`."""
 
     name = "bundle"
 
@@ -146,7 +149,7 @@ class _Bundle(_NamedKind):
 
 
 class RegisteredKind:
-    """A type that the user taught with `register_value_type`."""
+    """The kind of a type that was registered with `register_value_type`."""
 
     name = "registered"
     freezes_content = False
@@ -185,19 +188,19 @@ def register_value_type(
     decode: Callable[[Any], Any] | None = None,
     copy: Callable[[Any], Any] = copy.deepcopy,
 ) -> None:
-    """Teach states to keep values of a type, and to read them back from JSON.
+    """Let states hold values of a type, and read them back from JSON.
 
     A dataclass, a pydantic model, an enum, a namedtuple or a subclass of a scalar is supported already: registered
-    without more, it is found by its name in `from_json`.
+    without `encode` and `decode`, it is found by its name in `from_json`.
 
     Args:
         type_: the class; its subclasses are not included.
-        encode: gives a value that states support (a dict, a string, ...) for an instance.
-        decode: gives an instance for what `encode` gave.
-        copy: gives an independent copy of an instance; `lambda value: value` for a type that is immutable.
+        encode: from an instance to a value that states support (a dict, a string, ...).
+        decode: from the result of `encode` to an instance.
+        copy: from an instance to an independent copy; `lambda value: value` for an immutable type.
 
     Raises:
-        TypeError: `type_` is no class, or `encode` and `decode` are missing for a type that needs them.
+        TypeError: `type_` is not a class, or `encode` or `decode` is missing for a type that needs them.
 
     Example:
         >>> from dspyer.values.freezing import freeze
@@ -221,7 +224,7 @@ def register_value_type(
 
 
 def registered_kind(cls: type) -> RegisteredKind:
-    """How a registered type is kept; an error that says what to do for one that is not."""
+    """Return the kind of a registered type; raises `LookupError` for any other class."""
     try:
         return _registered[cls]
     except KeyError:
@@ -229,7 +232,7 @@ def registered_kind(cls: type) -> RegisteredKind:
 
 
 def is_rebuildable(cls: type) -> bool:
-    """Whether values of a class can be taken apart and rebuilt without help."""
+    """Whether values of a class can be taken apart and rebuilt without functions of the user."""
     return (
         dataclasses.is_dataclass(cls)
         or issubclass(cls, BaseModel | Enum)
@@ -240,13 +243,13 @@ def is_rebuildable(cls: type) -> bool:
 
 
 def kind_of(value: object) -> ValueKind | None:
-    """How a value is kept as a private copy; None for a value that no kind knows."""
+    """Return the kind by which a value is kept as a private copy; None if there is none."""
     cls = type(value)
     if cls in _registered:
         return _registered[cls]
     if cls is Opaque:
         return OPAQUE
-    if isinstance(value, Enum):  # also one that is mixed with a dataclass
+    if isinstance(value, Enum):  # tested before dataclasses: an enum may inherit from one
         return None
     if isinstance(value, BaseModel):
         return MODEL
@@ -261,7 +264,7 @@ def kind_of(value: object) -> ValueKind | None:
 
 
 def record_kind(cls: type) -> _Record | None:
-    """The kind of a class of records; None for any other class."""
+    """Return the kind of a class whose values are records; None for any other class."""
     if issubclass(cls, BaseModel):
         return MODEL
     if dataclasses.is_dataclass(cls):
@@ -270,12 +273,12 @@ def record_kind(cls: type) -> _Record | None:
 
 
 def class_name(cls: type) -> str:
-    """The name under which JSON knows a class."""
+    """Return the name of a class in JSON, `module:qualname`."""
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def known_class(name: str) -> type | None:
-    """A class that was registered under this name, or one of DSPy's that has been imported already."""
+    """Return the registered class with this name, or the class of DSPy if it has been imported; None for any other."""
     if name in _known:
         return _known[name]
     module, _, qualname = name.partition(":")
@@ -324,16 +327,15 @@ def _register_builtins() -> None:
 _register_builtins()
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Values of classes that are unknown here: kept as they are written, shown as such, of no use to anybody else.
+# --- stored values of unknown classes
 
 
 class Opaque:
-    """A stored value whose class is unknown here. It is kept and written again unchanged; whoever uses it fails.
+    """A stored value of a class that is unknown in this process. It is written back unchanged; any use of it raises.
 
     Attributes:
-        name: the class, as `module:qualname`, or what else the value is tagged with.
-        reason: why it could not be read.
+        name: the class, as `module:qualname`; without one the `$type` of the JSON form.
+        reason: why the value could not be read.
         text: its JSON form.
     """
 
@@ -342,9 +344,9 @@ class Opaque:
     reason: str
     text: str
 
-    shape = ()  # it is compared as what is no array
+    shape = ()  # `equal` asks every value for its shape; any other attribute raises
     any_exist = False
-    """Whether this process has met one: nobody looks for them before."""
+    """Whether this process has created one: until then no search for them is made."""
 
     def __init__(self, name: str, reason: str, text: str) -> None:
         for attribute, value in (("name", name), ("reason", reason), ("text", text)):
@@ -353,12 +355,7 @@ class Opaque:
 
     @classmethod
     def of(cls, tagged: dict[str, Any], error: Exception) -> Opaque:
-        """Keeps what could not be read.
-
-        Args:
-            tagged: its JSON form.
-            error: why not.
-        """
+        """Wrap the JSON form of a value that could not be read because of `error`."""
         name = str(tagged.get("class", tagged.get("$type")))
         reason = str(error) if isinstance(error, StateError) else f"{type(error).__name__}: {error}"
         return cls(name, reason, json.dumps(tagged, ensure_ascii=False, allow_nan=False))
@@ -374,7 +371,7 @@ class Opaque:
         return hash(self.text)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # Python asks every object for these
+        if name.startswith("__"):  # `copy`, `pickle` and numpy look for such names on every object
             raise AttributeError(f"an opaque value has no attribute {name!r}")
         self._refuse()
 
@@ -389,7 +386,7 @@ class Opaque:
 
     @property
     def explanation(self) -> str:
-        """Why nobody can use it, and what helps."""
+        """Why the value cannot be used, and what to do."""
         return (
             f"this stored value is a {self.name}, which cannot be read here: {self.reason}. It is kept as it is; "
             "name its class in the graph's schema, or call register_value_type(...) before the thread is read"
@@ -408,7 +405,7 @@ class Opaque:
 
 
 class _OpaqueKind:
-    """How states keep them."""
+    """The kind of opaque values: they are immutable and need no copy."""
 
     name = "opaque"
     freezes_content = False
@@ -430,7 +427,7 @@ OPAQUE = _OpaqueKind()
 
 
 def find_opaque(value: Any) -> Opaque | None:
-    """The first opaque value in a plain or frozen one. Costs nothing in a process that has met none."""
+    """Return the first opaque value in a plain or frozen one; None if there is none."""
     if not Opaque.any_exist:
         return None
     if type(value) is Opaque:

@@ -1,0 +1,102 @@
+"""Immutable values without parts: which types they have, and when two of them are the same value."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
+from pathlib import PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
+from types import NoneType
+from typing import Any, cast
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from dspyer.values.refusals import KeyPath, refuse_key
+
+ADDRESSES = (IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network)
+PATHS = (PosixPath, PurePosixPath, PureWindowsPath, WindowsPath)
+
+# Scalars of which two equal values of one type are the same value.
+PLAIN: frozenset[type] = frozenset(
+    {NoneType, bool, int, str, bytes, date, timedelta, UUID, Fraction, range, *ADDRESSES, *PATHS}
+)
+# Scalars of which two values can be equal and differ: -0.0 and 0.0, 1.0 and 1.00, one instant in two time zones.
+SUBTLE: frozenset[type] = frozenset({float, complex, Decimal, datetime, time, timezone, ZoneInfo})
+SCALARS: frozenset[type] = PLAIN | SUBTLE
+
+# A datetime is a date: the more specific class comes first.
+_BASES = (str, int, float, bytes, complex, datetime, date, time, timedelta, Decimal, UUID, Fraction)
+
+
+def is_scalar(value: object) -> bool:
+    """Whether a value is immutable and has no parts."""
+    cls = type(value)
+    return cls in SCALARS or isinstance(value, Enum) or scalar_base(cls) is not None or is_array_scalar(value)
+
+
+def is_array_scalar(value: object) -> bool:
+    """Whether a value is a numpy scalar. Structured ones (`numpy.void`) can be changed in place and do not count."""
+    numpy: Any = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.generic) and not isinstance(value, (numpy.void, numpy.object_))
+
+
+def scalar_base(cls: type) -> type | None:
+    """Return the scalar type behind a subclass whose instances take no attributes; None for any other class."""
+    if issubclass(cls, Enum) or cls.__dictoffset__:
+        return None
+    for base in _BASES:
+        if issubclass(cls, base):
+            return None if _is_numpy(cls) or _has_slots(cls, base) else base
+    return None
+
+
+def _is_numpy(cls: type) -> bool:
+    numpy: Any = sys.modules.get("numpy")
+    return numpy is not None and issubclass(cls, numpy.generic)
+
+
+def _has_slots(cls: type, base: type) -> bool:
+    return any(parent.__dict__.get("__slots__") for parent in cls.__mro__ if parent not in base.__mro__)
+
+
+def freeze_key(key: Any, path: KeyPath) -> Hashable:
+    """Return the frozen form of a key of the mapping at `path`; it must be a scalar or a tuple of scalars."""
+    if is_scalar(key):
+        return cast("Hashable", key)
+    if isinstance(key, str):  # of a subclass whose instances take attributes: keep the text alone
+        return str.__str__(key)
+    if type(key) is tuple:
+        return tuple([freeze_key(part, path) for part in key])
+    return refuse_key(key, path, "use a string, a number or another immutable value without parts")
+
+
+def same_scalar(a: Any, b: Any) -> bool:
+    """Whether two scalars have the same type and value; NaN is the same as NaN."""
+    kind = type(a)
+    if kind is not type(b):
+        return False
+    if kind in PLAIN:
+        return bool(a == b)
+    return bool(scalar_identity(a) == scalar_identity(b))
+
+
+def scalar_identity(value: Any) -> object:
+    """Return a hashable key that is equal exactly for scalars that are the same."""
+    kind = type(value)
+    if kind in PLAIN or isinstance(value, Enum):
+        return kind, value
+    if isinstance(value, datetime | time):
+        return kind, repr(value.replace(tzinfo=None)), str(value.utcoffset()), scalar_identity(value.tzinfo)
+    if is_array_scalar(value):
+        return kind, value.dtype.str, value.tobytes()
+    if isinstance(value, ZoneInfo) and value.key is not None:
+        return kind, value.key
+    return kind, repr(value) if scalar_base(kind) is None else _BASE_REPR[scalar_base(kind)](value)
+
+
+# Their own `__repr__`: a subclass may override it.
+_BASE_REPR: dict[type | None, Any] = {base: base.__repr__ for base in _BASES}
