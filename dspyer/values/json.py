@@ -314,9 +314,7 @@ def _decode_class(name: str, cls: Any, parts: Any) -> Any:
         return _from_base(cls, parts)
     kind = record_kind(cls)
     if kind is None:
-        raise StateError(
-            f"the JSON form tags a value as {name}, but its class {class_name(cls)} is not one in this process"
-        )
+        raise StateError(f"the JSON form tags {class_name(cls)} as a {name}, which the class is not in this process")
     return kind.build(cls, parts)
 
 

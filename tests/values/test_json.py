@@ -163,7 +163,10 @@ UNKNOWN = [
     ('{"x": {"$type": "enum", "class": "m:Color", "value": "RED"}}', "register_value_type"),
     ('{"x": {"$type": "registered", "class": "m:C", "value": 1}}', "register_value_type"),
     ('{"x": {"$type": "nonsense", "value": 1}}', "tagged 'nonsense'"),
-    ('{"x": {"$type": "dataclass", "class": "tests.value_samples:Color", "value": {}}}', "Color, which is none"),
+    (
+        '{"x": {"$type": "dataclass", "class": "tests.value_samples:Color", "value": {}}}',
+        "Color as a dataclass, which the class is not",
+    ),
     ('{"x": {"$type": "uuid", "value": "zz"}}', "not the JSON form"),
     ('{"x": {"$type": "set"}}', "not the JSON form"),
     ('{"x": {"$type": "dict", "value": 5}}', "not the JSON form"),
