@@ -13,23 +13,24 @@ from pydantic import BaseModel
 
 from dspyer.display.redaction import Redact
 from dspyer.errors import GraphError
-from dspyer.graph.compile import Assembly
+from dspyer.graph.compile import Limits, compile_graph, source_text
 from dspyer.graph.declarations import (
-    EdgeSpec,
-    NodeSpec,
-    RouterSpec,
+    EdgeDeclaration,
+    GraphOptions,
+    as_names,
+    check_conversations,
     check_limits,
     check_name,
-    check_turns,
-    fields_of,
-    listed,
-    names_of,
+    checked_edge_ends,
+    checked_keep,
     warn_of_shadowed,
 )
-from dspyer.graph.spec import Migrate
-from dspyer.nodes.answer_types import Interrupts
+from dspyer.graph.spec import Migrate, with_redaction
+from dspyer.nodes.answer_types import Interrupts, answering
 from dspyer.nodes.build import node_name
 from dspyer.nodes.interrupt import InterruptOptions
+from dspyer.nodes.options import MapOptions, NodeOptions, node_options
+from dspyer.nodes.router import RouterOptions
 from dspyer.persistence.journal import Durability, check_durability
 from dspyer.policies import Policies
 from dspyer.scheduler.topology import END, START  # noqa: F401 - for the examples below
@@ -88,17 +89,20 @@ class Graph:
         required: Iterable[str] | None = None,
         limit: Limit | None = None,
     ) -> None:
-        self._schema = Schema.of(schema, state_limit=None if limit is None else checked_state_limit(limit))
-        self._named = bool(name)
-        self._name = name or (schema.__name__ if schema is not None else "Graph")
-        self._inputs = None if inputs is None else listed(inputs)
-        self._outputs = None if outputs is None else listed(outputs)
-        self._required = None if required is None else listed(required)
-        self._policies = Policies.of(merge)
-        self._keep = None if keep is None else frozenset(fields_of(keep, self._schema))
+        fields = Schema.of(schema, state_limit=None if limit is None else checked_state_limit(limit))
+        self._options = GraphOptions(
+            name or (schema.__name__ if schema is not None else "Graph"),
+            bool(name),
+            fields,
+            None if inputs is None else as_names(inputs),
+            None if required is None else as_names(required),
+            None if outputs is None else as_names(outputs),
+            Policies.of(merge),
+            None if keep is None else checked_keep(keep, fields),
+        )
+        self._nodes: dict[str, NodeOptions] = {}
+        self._edges: list[EdgeDeclaration | RouterOptions] = []
         self._join_policies: dict[str, Policies] = {}
-        self._nodes: dict[str, NodeSpec] = {}
-        self._ways: list[EdgeSpec | RouterSpec] = []
 
     def add_node(
         self,
@@ -144,7 +148,17 @@ class Graph:
         check_name(name, self._nodes)
         if node is None:
             raise GraphError(f"node {name!r} has no function or module: write add_node({name!r}, function)")
-        self._nodes[name] = NodeSpec(name, node, reads, writes, modules, frozen, tuple(goto), condense=condense)
+        self._nodes[name] = node_options(
+            name,
+            node,
+            self._options.schema,
+            reads=reads,
+            writes=writes,
+            modules=modules,
+            goto=goto,
+            frozen=frozen,
+            condense=condense,
+        )
         return self
 
     def add_map(
@@ -191,7 +205,16 @@ class Graph:
             [1, 3]
         """
         check_name(name, self._nodes)
-        self._nodes[name] = NodeSpec(name, node, reads, writes, modules, frozen, (), over, item, into, max_concurrency)
+        self._nodes[name] = node_options(
+            name,
+            node,
+            self._options.schema,
+            reads=reads,
+            writes=writes,
+            modules=modules,
+            map=MapOptions(over, item, into, max_concurrency),
+            frozen=frozen,
+        )
         return self
 
     def add_interrupt(
@@ -221,7 +244,7 @@ class Graph:
             ('interrupted', 'Send Dear Ada?')
         """
         check_name(name, self._nodes)
-        self._nodes[name] = NodeSpec(name, InterruptOptions(question, answer, into))
+        self._nodes[name] = node_options(name, InterruptOptions(question, answer, into), self._options.schema)
         return self
 
     def add_edge(self, source: str | Sequence[str], target: str | Sequence[str], *, policy: object = None) -> Graph:
@@ -242,12 +265,12 @@ class Graph:
             >>> graph = Graph().add_edge(START, ["left", "right"])
             >>> graph = graph.add_edge(["left", "right"], "judge", policy="last_write_wins")
         """
-        sources, targets = names_of(source), names_of(target)
+        sources, targets = checked_edge_ends(source), checked_edge_ends(target)
         if policy is not None:
-            policies = Policies.of(policy, self._policies)
+            policies = Policies.of(policy, self._options.policies)
             for node in targets:
                 self._join_policies[node] = policies
-        self._ways.append(EdgeSpec(sources, targets))
+        self._edges.append(EdgeDeclaration(sources, targets))
         return self
 
     def add_path(self, *nodes: str) -> Graph:
@@ -298,7 +321,7 @@ class Graph:
         """
         if name is not None:
             check_name(name, self._nodes)
-        self._ways.append(RouterSpec(source, route, path_map, name, writes))
+        self._edges.append(RouterOptions(source, route, path_map, name, writes))
         return self
 
     def compile(
@@ -363,32 +386,33 @@ class Graph:
         check_limits(max_steps=max_steps, max_concurrency=max_concurrency)
         optional = {"max_calls": max_calls, "max_demo_turns": max_demo_turns, "warn_at": warn_at}
         check_limits(**{name: limit for name, limit in optional.items() if limit is not None})
-        assembly = Assembly(
-            self._name,
-            self._schema,
-            tuple(self._nodes.values()),
-            tuple(self._ways),
-            self._inputs,
-            self._outputs,
-            self._policies,
+        nodes = tuple(self._nodes.values())
+        graph, modules = compile_graph(
+            self._options,
+            nodes,
+            self._edges,
             dict(self._join_policies),
-            self._keep,
-            listed(interrupt_before),
-            listed(interrupt_after),
-            interrupts,
-            self._required,
+            Limits(max_steps, max_calls, max_concurrency),
+            as_names(interrupt_before),
+            as_names(interrupt_after),
         )
-        blueprint, modules, text = assembly.build(max_steps, max_calls, max_concurrency)
         if warn_at is not None:
-            check_turns(blueprint.nodes.values())
-        warn_of_shadowed(self._name, blueprint.outputs or ())
-        blueprint = replace(blueprint, migrate=migrate, max_demo_turns=max_demo_turns, warn_at=warn_at)
-        blueprint = replace(blueprint, named=self._named, shares_threads_with=frozenset(listed(shares_threads_with)))
-        blueprint = replace(blueprint, durability=check_durability(durability)).hiding(redact)
-        return assemble(blueprint, modules, text, None if store is None else open_store(store))
+            check_conversations(graph.nodes.values())
+        warn_of_shadowed(graph.name, graph.outputs or ())
+        graph = replace(
+            graph,
+            answer=answering(interrupts),
+            migrate=migrate,
+            durability=check_durability(durability),
+            max_demo_turns=max_demo_turns,
+            warn_at=warn_at,
+            shares_threads_with=frozenset(as_names(shares_threads_with)),
+        )
+        text = source_text(self._options, nodes, self._edges)
+        return assemble(with_redaction(graph, redact), modules, text, None if store is None else open_store(store))
 
     def __repr__(self) -> str:
-        return f"<{self._name}: {', '.join(self._nodes)}>"
+        return f"<{self._options.name}: {', '.join(self._nodes)}>"
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
         """Says what to do: a graph is compiled first."""

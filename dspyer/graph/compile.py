@@ -1,4 +1,8 @@
-"""From the declarations of a graph to its blueprint: builds every node and router, and reports all problems at once."""
+"""`compile_graph`: from the declarations of a graph to its `GraphSpec`, with all problems reported at once.
+
+The nodes and routers are built first. What cannot be built hides nothing from the checks of the graph as a whole: a
+node that was not built may write any field, and a router without known targets may lead to any node.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,14 @@ from pydantic import BaseModel
 from dspyer.dspy_module.prompt_templates import enable_templates, enable_warnings, shorten_demos
 from dspyer.dspy_module.source import EdgeText, FunctionText, InterruptText, MapText, graph_text
 from dspyer.errors import GraphError, list_names, suggestion
-from dspyer.graph.declarations import EdgeSpec, NodeSpec, RouterSpec
+from dspyer.graph.declarations import EdgeDeclaration, GraphOptions
 from dspyer.graph.spec import Exit, GraphSpec
-from dspyer.nodes.answer_types import Interrupts, answering
-from dspyer.nodes.build import build_map, build_node
+from dspyer.nodes.build import build_node
 from dspyer.nodes.condense import Condenser, Condensers, plan_condenser
 from dspyer.nodes.interrupt import InterruptOptions
 from dspyer.nodes.node import Node
-from dspyer.nodes.router import Router, build_router, lost_ways
+from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.router import Router, RouterOptions, build_router
 from dspyer.nodes.view_access import author_problems
 from dspyer.patch import DELETE
 from dspyer.policies import Policies
@@ -39,440 +43,334 @@ from dspyer.scheduler.validation import (
 )
 from dspyer.schema.schema import Schema
 from dspyer.templates import RUN
-from dspyer.views import View
 
-_SENT = (
+_PROMISE_SEND = (
     " If a Send brings it that is made in another function, let the router promise it, `-> list[Send]`, or the node, "
     "`-> Command[Send]`."
 )
 
 
-class LostRouter(NamedTuple):
-    """A router that could not be built.
+class Limits(NamedTuple):
+    """The limits of a run.
 
     Attributes:
-        source: the node that it follows.
-        targets: where it may go; empty for unknown.
-        sends: whether it may return `Send`s.
+        max_steps: longest chain of commits.
+        max_calls: most node calls; None for no limit.
+        max_concurrency: most nodes that work at the same time.
     """
 
-    source: str
-    targets: tuple[str, ...]
-    sends: bool
+    max_steps: int
+    max_calls: int | None
+    max_concurrency: int
 
 
-class Assembly(NamedTuple):
-    """The declarations of a graph, as `Graph.compile` hands them over."""
+def compile_graph(
+    options: GraphOptions,
+    nodes: Sequence[NodeOptions],
+    edges: Sequence[EdgeDeclaration | RouterOptions],
+    join_policies: Mapping[str, Policies],
+    limits: Limits,
+    interrupt_before: Sequence[str] = (),
+    interrupt_after: Sequence[str] = (),
+) -> tuple[GraphSpec, dict[str, dspy.Module]]:
+    """The graph, and the modules of its program by attribute.
 
-    name: str
-    schema: Schema
-    nodes: tuple[NodeSpec, ...]
-    ways: tuple[EdgeSpec | RouterSpec, ...]
-    inputs: tuple[str, ...] | None
-    outputs: tuple[str, ...] | None
-    policies: Policies
-    join_policies: Mapping[str, Policies]
-    keep: frozenset[str] | None = None
-    interrupt_before: tuple[str, ...] = ()
-    interrupt_after: tuple[str, ...] = ()
-    interrupts: Interrupts = None
-    required: tuple[str, ...] | None = None
+    Raises:
+        GraphError: with every problem of the graph.
+    """
+    problems: list[str] = []
+    parts = _build_parts(options.schema, nodes, edges, problems)
+    problems += _author_problems(parts)
+    problems += parts.unsent_problems()
+    topology = Topology(
+        options.name,
+        parts.names,
+        tuple(parts.edges()),
+        options.schema,
+        options.policies,
+        join_policies,
+        limits.max_steps,
+        limits.max_calls,
+        Rounds.of((START, *parts.names, END), repaired_edges(parts.edges(), parts.names)),
+    )
+    inputs, required = _check(options, parts, topology, problems)
+    problems += _interrupt_problems(parts.names, interrupt_before, interrupt_after)
+    if problems:
+        raise GraphError(problems)
+    optional = _optional_inputs(options, parts)
+    spec = GraphSpec(
+        topology,
+        parts.nodes,
+        parts.exits,
+        inputs,
+        required,
+        _declared_outputs(options, parts, inputs, required),
+        frozen=parts.attributes(True),
+        thawed=parts.attributes(False),
+        closed=optional is not None,
+        also=optional or frozenset(),
+        max_concurrency=limits.max_concurrency,
+        keep=options.keep,
+        interrupt_before=frozenset(interrupt_before),
+        interrupt_after=frozenset(interrupt_after),
+        condensers=parts.condensers,
+        takes={name: _taken(node, parts.exits[name]) for name, node in parts.nodes.items()},
+        named=options.named,
+    )
+    return spec, parts.modules
 
-    def build(
-        self, max_steps: int, max_calls: int | None, max_concurrency: int
-    ) -> tuple[GraphSpec, dict[str, dspy.Module], str]:
-        """Builds the blueprint.
 
-        Args:
-            max_steps: longest chain of commits in a run.
-            max_calls: most node calls in a run, None for no limit.
-            max_concurrency: most nodes of one run that work at the same time.
+# --- building nodes, routers and condensers
 
-        Returns:
-            The blueprint, the modules by attribute of the program, and the graph as text.
 
-        Raises:
-            GraphError: with every problem of the graph.
-        """
-        problems: list[str] = []
-        modules: dict[str, dspy.Module] = {}
-        nodes, unknown = self._build_nodes(modules, problems)
-        exits, lost = self._build_exits(modules, problems)
-        condensers = build_condensers(self.nodes, nodes, self.schema, modules, problems)
-        problems += view_authors(self.nodes)
-        edges = self._edges(nodes, exits)
-        names = tuple(spec.name for spec in self.nodes)
-        sent = _sent(nodes, exits) | {name for router in lost if router.sends for name in router.targets or names}
-        routed = {target for router in _routers(exits) for target in router.targets}
-        routed |= {target for node in nodes.values() for target in node.goto}
-        for name, texts in unknown.items():
-            if name not in sent:
-                problems += [f"{text}{_SENT if name in routed else ''}" for text in texts]
-        rounds = Rounds.of((START, *names, END), repaired_edges(edges, names))
-        inputs, required = self._check(nodes, exits, lost, edges, sent, rounds, condensers, problems)
-        if problems:
-            raise GraphError(problems)
-        topology = Topology(
-            self.name, names, tuple(edges), self.schema, self.policies, self.join_policies, max_steps, max_calls, rounds
-        )
-        outputs = self._declared_outputs(nodes, exits, inputs, required)
-        parts = {
-            spec.name: [spec.name, *[each.name for each in condensers.get(spec.name, {}).values()]]
-            for spec in self.nodes
-        }
-        frozen = frozenset(part for spec in self.nodes if spec.frozen for part in parts[spec.name])
-        thawed = frozenset(part for spec in self.nodes if spec.frozen is False for part in parts[spec.name])
-        known = self._known_inputs(nodes, exits, condensers)
-        blueprint = GraphSpec(
-            topology,
-            nodes,
-            exits,
-            inputs,
-            required,
-            outputs,
-            frozen,
-            thawed,
-            known is not None,
-            max_concurrency,
-            keep=self.keep,
-            interrupt_before=frozenset(self.interrupt_before),
-            interrupt_after=frozenset(self.interrupt_after),
-            answer=answering(self.interrupts),
-            condensers=condensers,
-            also=known or frozenset(),
-            takes={name: _taken(node, exits[name]) for name, node in nodes.items()},
-        )
-        return blueprint, modules, self._text()
+class GraphParts(NamedTuple):
+    """The parts of a graph that were built, and what is known of the others.
 
-    def _check(
-        self,
-        nodes: Mapping[str, Node],
-        exits: Mapping[str, tuple[Exit, ...]],
-        lost: Sequence[LostRouter],
-        edges: list[Edge],
-        sent: Collection[str],
-        rounds: Rounds,
-        condensers: Condensers,
-        problems: list[str],
-    ) -> tuple[tuple[str, ...], frozenset[str]]:
-        """Adds the problems of the graph as a whole, as far as it is known, and gives the inputs of a run.
+    Attributes:
+        options: the options of all nodes, in the order of declaration.
+        nodes: the nodes that were built.
+        exits: the edges and routers of each node.
+        lost: the routers that could not be built.
+        condensers: the modules that shorten what nodes write, by node and field.
+        modules: the modules of the program by attribute.
+        unsent: by node, what is wrong unless a `Send` brings the missing values.
+    """
 
-        What could not be built hides nothing: a node without a plan may write anything, and a router without targets
-        may lead anywhere.
-        """
-        names = tuple(spec.name for spec in self.nodes)
-        ways = [Edge(router.source, target, True) for router in lost for target in router.targets or (*names, END)]
-        every = [*edges, *(way for way in ways if way not in edges)]
-        commands = [
-            name for name, node in nodes.items() if not exits[name] and not node.goto and node.may_return_command
-        ]
-        facts = GraphFacts(names, tuple(every), {}, {}, {}, (), (), (), commands)
-        problems += check_targets(facts)
-        facts = facts._replace(edges=tuple(repaired_edges(every, names)))
-        problems += check_paths(facts)
-        facts = facts._replace(edges=tuple(with_missing_starts(facts.edges, names)))
-        inputs, required = self._declared_inputs(nodes, exits, list(facts.edges), sent, problems)
-        facts = self._facts(facts, nodes, exits, inputs, required, sent)
-        problems += check_parallel_writers(facts._replace(edges=tuple(repaired_edges(edges, names))), rounds)
-        declared = self.inputs is not None or self.required is not None or not self.schema.accepts_any_key
-        problems += check_reads(facts) if declared else ()
-        problems += self._check_outputs(nodes, exits, inputs)
-        routers = [(source, way) for source, ways in exits.items() for way in _routers({source: ways})]
-        problems += live_problems(self.schema, nodes, routers)
-        parts: list[tuple[str, Node | Router]] = [*nodes.items(), *_all(condensers), *routers]
-        problems += template_problems(parts, facts, self.schema, inputs)
-        problems += [
-            f"interrupt_{option} names {name!r}, which is no node.{suggestion(name, names)} Nodes: {', '.join(names)}"
-            for option, listed in (("before", self.interrupt_before), ("after", self.interrupt_after))
-            for name in listed
-            if name not in names
-        ]
-        return inputs, required
+    options: Sequence[NodeOptions]
+    nodes: dict[str, Node]
+    exits: dict[str, tuple[Exit, ...]]
+    lost: list[RouterOptions]
+    condensers: Condensers
+    modules: dict[str, dspy.Module]
+    unsent: dict[str, tuple[str, ...]]
 
-    def _build_nodes(
-        self, modules: dict[str, dspy.Module], problems: list[str]
-    ) -> tuple[dict[str, Node], dict[str, tuple[str, ...]]]:
-        nodes: dict[str, Node] = {}
-        unknown: dict[str, tuple[str, ...]] = {}
-        for spec in self.nodes:
-            if spec.over is not None:
-                built = build_map(
-                    spec.name,
-                    spec.node,
-                    schema=self.schema,
-                    over=spec.over,
-                    item=spec.item,
-                    into=spec.into,
-                    max_concurrency=spec.max_concurrency,
-                    reads=spec.reads,
-                    writes=spec.writes,
-                    modules=spec.modules,
-                )
-            else:
-                built = build_node(
-                    spec.name,
-                    spec.node,
-                    schema=self.schema,
-                    reads=spec.reads,
-                    writes=spec.writes,
-                    modules=spec.modules,
-                    goto=spec.goto,
-                )
-            problems += built.problems
-            unknown[spec.name] = built.unknown
-            if built.node is not None:
-                nodes[spec.name] = built.node
-            if built.module is not None:
-                modules[spec.name] = built.module
-        return nodes, unknown
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(node.name for node in self.options)
 
-    def _build_exits(
-        self, modules: dict[str, dspy.Module], problems: list[str]
-    ) -> tuple[dict[str, tuple[Exit, ...]], list[LostRouter]]:
-        """The ways out of each node, and the routers that could not be built."""
-        lost: list[LostRouter] = []
-        exits: dict[str, list[Exit]] = {name: [] for name in (START, *(spec.name for spec in self.nodes))}
-        for way in self.ways:
-            if isinstance(way, EdgeSpec):
-                for source in way.sources:
-                    exits.setdefault(source, []).extend(way.targets)
-                continue
-            built = build_router(
-                way.source, way.route, way.path_map, schema=self.schema, name=way.name, writes=way.writes
-            )
-            problems += built.problems
-            if built.router is None:
-                lost.append(LostRouter(way.source, *lost_ways(way.route, way.path_map)))
-                continue
-            exits.setdefault(way.source, []).append(built.router)
-            if built.module is not None:
-                name = str(built.router.module_name)
-                if name in modules or name in exits:
-                    problems.append(
-                        f"two parts of the graph are called {name!r}: give the router at {way.source!r} a name="
-                    )
-                modules[name] = built.module
-        return {source: tuple(ways) for source, ways in exits.items()}, lost
+    def routers(self) -> list[tuple[str, Router]]:
+        """The routers, each with the node that it follows."""
+        return [(source, way) for source, ways in self.exits.items() for way in ways if isinstance(way, Router)]
 
-    def _edges(self, nodes: Mapping[str, Node], exits: Mapping[str, tuple[Exit, ...]]) -> list[Edge]:
-        edges: dict[tuple[str, str], Edge] = {}
-        for source, ways in exits.items():
+    def all_condensers(self) -> list[tuple[str, Node]]:
+        """The condensers, each with its node."""
+        return [(node, part) for node, parts in self.condensers.items() for part in parts.values()]
+
+    def edges(self) -> list[Edge]:
+        """All edges, each pair of nodes once; an edge is conditional unless one declaration of it is not."""
+        found: dict[tuple[str, str], Edge] = {}
+        for source, ways in self.exits.items():
             for way in ways:
                 for target in (way,) if isinstance(way, str) else way.targets:
-                    known = edges.get((source, target))
+                    known = found.get((source, target))
                     conditional = not isinstance(way, str) and (known is None or known.conditional)
-                    edges[source, target] = Edge(source, target, conditional)
-            node = nodes.get(source)
+                    found[source, target] = Edge(source, target, conditional)
+            node = self.nodes.get(source)
             for target in node.goto if node is not None else ():
-                edges.setdefault((source, target), Edge(source, target, True))
-        return list(edges.values())
+                found.setdefault((source, target), Edge(source, target, True))
+        return list(found.values())
 
-    def _declared_inputs(
-        self,
-        nodes: Mapping[str, Node],
-        exits: Mapping[str, tuple[Exit, ...]],
-        edges: list[Edge],
-        sent: Collection[str],
-        problems: list[str],
-    ) -> tuple[tuple[str, ...], frozenset[str]]:
-        """The fields that a run is given, and those that it must be given."""
-        fields = self.schema.fields
-        written = {field for _, writes in _writers(nodes, exits) for field in writes or ()}
-        if self.schema.accepts_any_key:
-            inferred = self._open_inputs(nodes, edges, sent)
-            inputs = tuple(inferred) if self.inputs is None else self.inputs
-            return inputs, self._required_of(inputs, [name for name in inputs if inferred.get(name)], problems)
-        if self.inputs is None:
-            inputs = tuple(name for name in fields if name not in written)
-        else:
-            inputs = self.inputs
-            unknown = [name for name in inputs if name not in fields]
-            problems += [
-                f"the input {name!r} is no field of {self.name}.{suggestion(name, fields)}" for name in unknown
-            ]
-        needed = [name for name in inputs if name in fields and fields[name].required]
-        return inputs, self._required_of(inputs, needed, problems)
-
-    def _required_of(self, inputs: tuple[str, ...], needed: list[str], problems: list[str]) -> frozenset[str]:
-        """The inputs that a run must be given: what was declared, else what is needed."""
-        if self.required is None:
-            return frozenset(needed)
-        problems += [
-            f"required names {name!r}, which is no input of {self.name} ({list_names(inputs)})."
-            f"{suggestion(name, inputs)}"
-            for name in self.required
-            if name not in inputs
+    def possible_edges(self) -> list[Edge]:
+        """The edges, and those that a lost router may have."""
+        edges = self.edges()
+        lost = [
+            Edge(router.source, target, True)
+            for router in self.lost
+            for target in router.known_targets or (*self.names, END)
         ]
-        return frozenset(self.required)
+        return [*edges, *(edge for edge in lost if edge not in edges)]
 
-    def _known_inputs(
-        self, nodes: Mapping[str, Node], exits: Mapping[str, tuple[Exit, ...]], condensers: Condensers
-    ) -> frozenset[str] | None:
-        """What a run may be given besides its inputs: without a schema what a node or router reads or writes; None for
-        anything, where one reads the state as a whole.
-        """
-        if self.inputs is not None or not self.schema.accepts_any_key:
-            return frozenset()
-        parts: list[Node | Router] = [*nodes.values(), *_routers(exits)]
-        if any(part.reads is None for part in parts):
-            return None
-        known = {*(self.outputs or ()), *(self.keep or ())}
-        for part in parts:
-            known.update((part.reads or {}).values(), (part.writes or {}).values())
-        known.update(field for _, part in _all(condensers) for field in part.templates.fields)
-        return frozenset(known)
+    def writers(self) -> Iterator[tuple[str, Collection[str] | None]]:
+        """The nodes, with the fields that they or their routers write; None for unknown."""
+        for name, node in self.nodes.items():
+            yield name, None if node.writes is None else node.writes.values()
+        for source, router in self.routers():
+            yield source, router.writes.values()
 
-    def _open_inputs(self, nodes: Mapping[str, Node], edges: list[Edge], sent: Collection[str]) -> dict[str, bool]:
-        """Without a schema: what a node reads and no earlier node writes, and whether a run must be given it.
+    def sent(self) -> set[str]:
+        """The nodes that a `Send` may start, whose inputs may come with it."""
+        found = {target for node in self.nodes.values() for target in node.send_targets}
+        found.update(target for _, router in self.routers() for target in router.send_targets)
+        found.update(name for router in self.lost if router.may_send for name in router.known_targets or self.names)
+        return found
 
-        What only the targets of a `Send` read may come with the `Send`. What no node needs may be left out, and
-        comes last.
-        """
-        writes: dict[str, tuple[str, ...] | None] = dict.fromkeys(spec.name for spec in self.nodes)
-        writes |= {name: tuple(node.writes.values()) for name, node in nodes.items() if node.writes is not None}
-        earlier = WritesBefore(edges, writes)
-        found: dict[str, bool] = {}
-        for name, node in nodes.items():
-            if earlier.unknown(name):
-                continue
-            for field in (node.reads or {}).values():
-                if not earlier.wrote(name, field):
-                    needed = field not in node.optional and name not in sent
-                    found[field] = found.get(field, False) or needed
-        return dict(sorted(found.items(), key=lambda item: not item[1]))
+    def unsent_problems(self) -> list[str]:
+        """Missing values of the nodes that no `Send` starts."""
+        sent = self.sent()
+        routed = {target for _, router in self.routers() for target in router.targets}
+        routed |= {target for node in self.nodes.values() for target in node.goto}
+        return [
+            f"{text}{_PROMISE_SEND if name in routed else ''}"
+            for name, texts in self.unsent.items()
+            if name not in sent
+            for text in texts
+        ]
 
-    def _declared_outputs(
-        self,
-        nodes: Mapping[str, Node],
-        exits: Mapping[str, tuple[Exit, ...]],
-        inputs: tuple[str, ...],
-        required: frozenset[str],
-    ) -> tuple[str, ...] | None:
-        if self.outputs is not None or self.schema.accepts_any_key:
-            return self.outputs
-        writers = list(_writers(nodes, exits))
-        written = {field for _, writes in writers for field in writes or ()}
-        undeclared = any(writes is None for _, writes in writers)
-        kept = inputs if self.inputs is not None else required
-        return tuple(
+    def attributes(self, frozen: bool) -> frozenset[str]:
+        """The program's attributes of the nodes whose option `frozen` is this."""
+        return frozenset(
             name
-            for name in self.schema.fields
-            if self.schema.reducer(name) is not None or (name not in kept and (name in written or undeclared))
+            for node in self.options
+            if node.frozen is frozen
+            for name in (node.name, *(each.name for each in self.condensers.get(node.name, {}).values()))
         )
 
-    def _facts(
-        self,
-        facts: GraphFacts,
-        nodes: Mapping[str, Node],
-        exits: Mapping[str, tuple[Exit, ...]],
-        inputs: tuple[str, ...],
-        required: frozenset[str],
-        sent: Collection[str],
-    ) -> GraphFacts:
-        forks = {
-            source: [(way,) if isinstance(way, str) else way.targets for way in ways] for source, ways in exits.items()
-        }
-        reads = {
-            name: [field for field in (node.reads or {}).values() if field not in node.optional]
-            for name, node in nodes.items()
-            if name not in sent
-        }
-        writes: dict[str, tuple[str, ...] | None] = dict.fromkeys(facts.nodes)
-        writes |= {name: tuple(node.writes.values()) for name, node in nodes.items() if node.writes is not None}
-        given = {name for name in self.schema.fields if not self.schema.fields[name].required}
-        given |= set(inputs) if self.required is None else required
-        folded = {name for name in self.schema.fields if self._settled(name)}
-        if self.schema.accepts_any_key:
-            folded = {field for fields in writes.values() for field in fields or () if self._settled(field)}
-        left_out = set(inputs) - given
-        return facts._replace(forks=forks, reads=reads, writes=writes, given=given, folded=folded, left_out=left_out)
 
-    def _settled(self, name: str) -> bool:
-        """Whether parallel writes of a field fold, merge by key, are live, or are covered by what the user said."""
-        if self.schema.reducer(name) is not None or name in self.schema.live_fields:
-            return True
-        field = self.schema.fields.get(name)
-        covered = any(policies.covers(name) for policies in (self.policies, *self.join_policies.values()))
-        return covered or (field is not None and _is_mapping(field.annotation))
+def _build_parts(
+    schema: Schema,
+    nodes: Sequence[NodeOptions],
+    edges: Sequence[EdgeDeclaration | RouterOptions],
+    problems: list[str],
+) -> GraphParts:
+    """Build all nodes, routers and condensers; what is wrong with them is added to `problems`."""
+    modules: dict[str, dspy.Module] = {}
+    built: dict[str, Node] = {}
+    unsent: dict[str, tuple[str, ...]] = {}
+    for options in nodes:
+        found = build_node(options)
+        problems += found.problems
+        unsent[options.name] = found.unknown
+        if found.node is not None:
+            built[options.name] = found.node
+        if found.module is not None:
+            modules[options.name] = found.module
+    exits, lost = _build_exits(schema, nodes, edges, modules, problems)
+    condensers = _build_condensers(nodes, built, modules, problems)
+    return GraphParts(nodes, built, exits, lost, condensers, modules, unsent)
 
-    def _check_outputs(
-        self, nodes: Mapping[str, Node], exits: Mapping[str, tuple[Exit, ...]], inputs: Collection[str]
-    ) -> Iterator[str]:
-        """Outputs that are no fields, or that nothing writes."""
-        written = dict.fromkeys(inputs)
-        for _, writes in _writers(nodes, exits):
-            if writes is None and self.schema.accepts_any_key:
-                return
-            written |= dict.fromkeys(writes or ())
-        known = written if self.schema.accepts_any_key else self.schema.fields
-        for name in self.outputs or ():
-            if name not in known:
-                what = (
-                    f"nothing that a node of {self.name} writes"
-                    if self.schema.accepts_any_key
-                    else f"no field of {self.name}"
+
+def _build_exits(
+    schema: Schema,
+    nodes: Sequence[NodeOptions],
+    edges: Sequence[EdgeDeclaration | RouterOptions],
+    modules: dict[str, dspy.Module],
+    problems: list[str],
+) -> tuple[dict[str, tuple[Exit, ...]], list[RouterOptions]]:
+    """The edges and routers of each node and of `START`, and the routers that cannot be built."""
+    lost: list[RouterOptions] = []
+    exits: dict[str, list[Exit]] = {name: [] for name in (START, *(node.name for node in nodes))}
+    for edge in edges:
+        if isinstance(edge, EdgeDeclaration):
+            for source in edge.sources:
+                exits.setdefault(source, []).extend(edge.targets)
+            continue
+        built = build_router(edge, schema)
+        problems += built.problems
+        if built.router is None:
+            lost.append(edge)
+            continue
+        exits.setdefault(edge.source, []).append(built.router)
+        if built.module is not None:
+            name = str(built.router.module_name)
+            if name in modules or name in exits:
+                problems.append(
+                    f"two parts of the graph are called {name!r}: give the router at {edge.source!r} a name="
                 )
-                yield f"the output {name!r} is {what}.{suggestion(name, known)}"
-
-    def _text(self) -> str:
-        nodes: dict[str, object] = {}
-        for spec in self.nodes:
-            node = FunctionText(cast(Any, spec.node), spec.modules) if spec.modules else spec.node
-            if isinstance(node, InterruptOptions):
-                node = InterruptText(*node)
-            nodes[spec.name] = node if spec.over is None else MapText(node, spec.over, spec.item, spec.into)
-        edges: list[EdgeText] = []
-        for way in self.ways:
-            if isinstance(way, EdgeSpec):
-                edges += [EdgeText(source, way.targets) for source in way.sources]
-            else:
-                labels = dict(way.path_map) if isinstance(way.path_map, Mapping) else None
-                targets = () if labels else tuple(way.path_map or ())
-                edges.append(EdgeText(way.source, targets, way.route, labels))
-        model: type[BaseModel] | None = self.schema.model
-        return graph_text(self.name, schema=model, nodes=nodes, edges=edges)
+            modules[name] = built.module
+    return {source: tuple(ways) for source, ways in exits.items()}, lost
 
 
-def _all(condensers: Condensers) -> list[tuple[str, Node]]:
-    """The modules that shorten, each with its node."""
-    return [(node, part) for node, parts in condensers.items() for part in parts.values()]
-
-
-def _routers(exits: Mapping[str, tuple[Exit, ...]]) -> list[Router]:
-    return [way for ways in exits.values() for way in ways if isinstance(way, Router)]
-
-
-def _writers(
-    nodes: Mapping[str, Node], exits: Mapping[str, tuple[Exit, ...]]
-) -> Iterator[tuple[str, Collection[str] | None]]:
-    for name, node in nodes.items():
-        yield name, None if node.writes is None else node.writes.values()
-    for source, ways in exits.items():
-        for way in ways:
-            if isinstance(way, Router):
-                yield source, way.writes.values()
-
-
-def _sent(nodes: Mapping[str, Node], exits: Mapping[str, tuple[Exit, ...]]) -> set[str]:
-    """The nodes that a `Send` may start, whose inputs may come with it."""
-    found: set[str] = set()
-    for node in nodes.values():
-        found.update(node.goto if node.sends else ())
-    for ways in exits.values():
-        for way in ways:
-            if isinstance(way, Router) and way.sends:
-                found.update(way.targets)
+def _build_condensers(
+    options: Sequence[NodeOptions], nodes: Mapping[str, Node], modules: dict[str, dspy.Module], problems: list[str]
+) -> Condensers:
+    """The modules that shorten what nodes write, by node and field."""
+    found: dict[str, dict[str, Condenser]] = {}
+    for node in options:
+        if not node.condense or node.name not in nodes:
+            continue
+        given: Any = node.condense
+        if not isinstance(given, Mapping):
+            problems.append(f"node {node.name!r}: condense takes a dict from fields to modules")
+            continue
+        for field, module in given.items():
+            condenser, wrong = plan_condenser(node.name, field, module, node.schema, nodes[node.name].writes)
+            problems += wrong
+            if condenser is None:
+                continue
+            if condenser.name in modules or condenser.name in nodes:
+                problems.append(f"two parts of the graph are called {condenser.name!r}: rename the other one")
+            modules[condenser.name] = module
+            found.setdefault(node.name, {})[field] = condenser
     return found
 
 
-def _taken(node: Node, exits: tuple[Exit, ...]) -> frozenset[str] | None:
-    """The names that a node and its routers may get by a `Send`; None for any."""
-    found: frozenset[str] = frozenset()
-    for taken in (node.takes, *(way.takes for way in exits if isinstance(way, Router))):
-        if taken is None:
-            return None
-        found |= taken
-    return found
+# --- checks of the graph as a whole
+
+
+def _check(
+    options: GraphOptions, parts: GraphParts, topology: Topology, problems: list[str]
+) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The inputs of a run and those that it must be given; what is wrong with the graph is added to `problems`."""
+    schema, names = options.schema, parts.names
+    possible = parts.possible_edges()
+    commands = [
+        name
+        for name, node in parts.nodes.items()
+        if not parts.exits[name] and not node.goto and node.may_return_command
+    ]
+    facts = GraphFacts(names, tuple(possible), {}, {}, {}, (), (), (), commands)
+    problems += check_targets(facts)
+    # Each check continues with edges repaired as the problems found so far suggest: one mistake is reported once.
+    facts = facts._replace(edges=tuple(repaired_edges(possible, names)))
+    problems += check_paths(facts)
+    facts = facts._replace(edges=tuple(with_missing_starts(facts.edges, names)))
+    inputs, required = _declared_inputs(options, parts, list(facts.edges), problems)
+    facts = _complete_facts(facts, options, parts, topology, inputs, required)
+    sure = facts._replace(edges=tuple(repaired_edges(topology.edges, names)))
+    problems += check_parallel_writers(sure, topology.rounds)
+    if options.inputs is not None or options.required is not None or not schema.accepts_any_key:
+        problems += check_reads(facts)
+    problems += _output_problems(options, parts, inputs)
+    problems += _live_problems(schema, parts)
+    problems += _template_problems(parts, facts, schema, inputs)
+    return inputs, required
+
+
+def _complete_facts(
+    facts: GraphFacts,
+    options: GraphOptions,
+    parts: GraphParts,
+    topology: Topology,
+    inputs: tuple[str, ...],
+    required: frozenset[str],
+) -> GraphFacts:
+    """The facts with forks, reads, writes and the fields that are set from the start."""
+    schema, nodes, sent = options.schema, parts.nodes, parts.sent()
+    forks = {
+        source: [(way,) if isinstance(way, str) else way.targets for way in ways]
+        for source, ways in parts.exits.items()
+    }
+    reads = {
+        name: [field for field in (node.reads or {}).values() if field not in node.optional]
+        for name, node in nodes.items()
+        if name not in sent
+    }
+    writes = _node_writes(parts)
+    given = {name for name in schema.fields if not schema.fields[name].required}
+    given |= set(inputs) if options.required is None else required
+    written = (
+        {field for fields in writes.values() for field in fields or ()} if schema.accepts_any_key else schema.fields
+    )
+    folded = {field for field in written if _merges(topology, field)}
+    return facts._replace(
+        forks=forks, reads=reads, writes=writes, given=given, folded=folded, left_out=set(inputs) - given
+    )
+
+
+def _node_writes(parts: GraphParts) -> dict[str, tuple[str, ...] | None]:
+    """The fields that each node writes; None for unknown."""
+    writes: dict[str, tuple[str, ...] | None] = dict.fromkeys(parts.names)
+    writes |= {name: tuple(node.writes.values()) for name, node in parts.nodes.items() if node.writes is not None}
+    return writes
+
+
+def _merges(topology: Topology, name: str) -> bool:
+    """Whether parallel writes of a field are no conflict: folded, merged by key, live, or covered by a policy."""
+    schema = topology.schema
+    if schema.reducer(name) is not None or name in schema.live_fields or topology.has_policy(name):
+        return True
+    field = schema.fields.get(name)
+    return field is not None and _is_mapping(field.annotation)
 
 
 def _is_mapping(annotation: Any) -> bool:
@@ -482,86 +380,38 @@ def _is_mapping(annotation: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Mapping)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The modules of a graph that shorten what its nodes write.
-
-
-def build_condensers(
-    specs: Iterable[NodeSpec],
-    nodes: Mapping[str, Node],
-    schema: Schema,
-    modules: dict[str, dspy.Module],
-    problems: list[str],
-) -> Condensers:
-    """The modules that shorten what nodes write, by node and field.
-
-    Args:
-        specs: the declared nodes.
-        nodes: the nodes that were built.
-        schema: the fields of the state.
-        modules: the modules of the program by attribute; these are added.
-        problems: what is wrong with them is added.
-    """
-    found: dict[str, dict[str, Condenser]] = {}
-    for spec in specs:
-        if not spec.condense or spec.name not in nodes:
-            continue
-        given: Any = spec.condense
-        if not isinstance(given, Mapping):
-            problems.append(f"node {spec.name!r}: condense takes a dict from fields to modules")
-            continue
-        for field, module in given.items():
-            condenser, wrong = plan_condenser(spec.name, field, module, schema, nodes[spec.name].writes)
-            problems += wrong
-            if condenser is None:
-                continue
-            if condenser.name in modules or condenser.name in nodes:
-                problems.append(f"two parts of the graph are called {condenser.name!r}: rename the other one")
-            modules[condenser.name] = module
-            found.setdefault(spec.name, {})[field] = condenser
-    return found
-
-
-def view_authors(specs: Iterable[NodeSpec]) -> list[str]:
-    """Views that name nobody who could have brought anything, each with its fix.
-
-    Args:
-        specs: the declared nodes.
-    """
-    specs = list(specs)
-    nodes = [START, *[spec.name for spec in specs]]
+def _author_problems(parts: GraphParts) -> list[str]:
+    """Views that name an author which cannot write anything."""
+    known = [START, *parts.names]
     return [
         problem
-        for spec in specs
-        if isinstance(spec.reads, Mapping)
-        for name, right in spec.reads.items()
-        if isinstance(right, View)
-        for problem in author_problems(right, name, nodes, f"node {spec.name!r}")
+        for node in parts.options
+        for name, view in node.views.items()
+        for problem in author_problems(view, name, known, node.who)
     ]
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Whether the live fields of a graph can be: for each, all who may write it are known.
+def _interrupt_problems(names: Sequence[str], before: Sequence[str], after: Sequence[str]) -> list[str]:
+    return [
+        f"interrupt_{option} names {name!r}, which is no node.{suggestion(name, names)} Nodes: {', '.join(names)}"
+        for option, given in (("before", before), ("after", after))
+        for name in given
+        if name not in names
+    ]
 
 
-def live_problems(schema: Schema, nodes: Mapping[str, Node], routers: Iterable[tuple[str, Router]]) -> Iterator[str]:
-    """What is wrong with the live fields, each with its fix.
-
-    Args:
-        schema: the fields.
-        nodes: the nodes by name.
-        routers: the routers, with the nodes at which they decide.
-    """
+def _live_problems(schema: Schema, parts: GraphParts) -> Iterator[str]:
+    """Live fields that can never be closed, since not every writer is known, or that a router writes."""
     if not schema.live_fields:
         return
     named = ", ".join(map(repr, schema.live_fields))
-    for name, node in nodes.items():
+    for name, node in parts.nodes.items():
         if node.writes is None:
             yield (
-                f"node {name!r} does not say what it writes, so nobody could tell when the live field {named} is "
+                f"node {name!r} does not say what it writes, so it would never be known when the live field {named} is "
                 "closed: declare it, add_node(..., writes=[...])"
             )
-    for source, router in routers:
+    for source, router in parts.routers():
         for field in router.writes.values():
             if field in schema.live_fields:
                 yield (
@@ -570,23 +420,11 @@ def live_problems(schema: Schema, nodes: Mapping[str, Node], routers: Iterable[t
                 )
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The templates of a graph: whether what they name can be there, and the predictors that are filled in.
-
-
-def template_problems(
-    parts: Iterable[tuple[str, Node | Router]], facts: GraphFacts, schema: Schema, inputs: Collection[str]
-) -> Iterator[str]:
-    """What templates and run values name that cannot be there, each with its fix.
-
-    Args:
-        parts: nodes and routers, with the node at which they stand.
-        facts: what is known of the graph.
-        schema: the fields.
-        inputs: the fields that a run may be given.
-    """
-    earlier: WritesBefore | None = None
-    for place, part in parts:
+def _template_problems(parts: GraphParts, facts: GraphFacts, schema: Schema, inputs: Collection[str]) -> Iterator[str]:
+    """Run values that do not exist, and fields of templates that are not set when the template is filled in."""
+    earlier: WritesBefore | None = None  # costly, and rarely needed
+    readers: list[tuple[str, Node | Router]] = [*parts.nodes.items(), *parts.all_condensers(), *parts.routers()]
+    for place, part in readers:
         for name in part.templates.names:
             if name.startswith(RUN):
                 problem = run_value_problem(name, facts.nodes)
@@ -603,42 +441,179 @@ def template_problems(
                     yield f"{part.who} is filled with {{{name}}}, {unwritten_reason(facts, place, name)}"
 
 
-def fill_templates(blueprint: GraphSpec, modules: Mapping[str, dspy.Module]) -> None:
-    """Lets predictors fill in the fields that their instructions name, and shorten the histories in their demos.
+# --- inputs and outputs
 
-    Args:
-        blueprint: the graph.
-        modules: the program's own modules by attribute; changed in place.
 
-    Raises:
-        GraphError: if a predictor that is to be warned, or whose demos are to be shortened, has a `forward` of its own.
+def _declared_inputs(
+    options: GraphOptions, parts: GraphParts, edges: list[Edge], problems: list[str]
+) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The fields that a run may be given, and those that it must be given."""
+    schema, fields = options.schema, options.schema.fields
+    if schema.accepts_any_key:
+        inferred = _inferred_inputs(parts, edges)
+        inputs = tuple(inferred) if options.inputs is None else options.inputs
+        return inputs, _required_inputs(options, inputs, [name for name in inputs if inferred.get(name)], problems)
+    if options.inputs is None:
+        written = {field for _, writes in parts.writers() for field in writes or ()}
+        inputs = tuple(name for name in fields if name not in written)
+    else:
+        inputs = options.inputs
+        unknown = [name for name in inputs if name not in fields]
+        problems += [f"the input {name!r} is no field of {options.name}.{suggestion(name, fields)}" for name in unknown]
+    needed = [name for name in inputs if name in fields and fields[name].required]
+    return inputs, _required_inputs(options, inputs, needed, problems)
+
+
+def _required_inputs(
+    options: GraphOptions, inputs: tuple[str, ...], needed: list[str], problems: list[str]
+) -> frozenset[str]:
+    """The inputs that a run must be given: what was declared, else what is needed."""
+    if options.required is None:
+        return frozenset(needed)
+    problems += [
+        f"required names {name!r}, which is no input of {options.name} ({list_names(inputs)})."
+        f"{suggestion(name, inputs)}"
+        for name in options.required
+        if name not in inputs
+    ]
+    return frozenset(options.required)
+
+
+def _inferred_inputs(parts: GraphParts, edges: list[Edge]) -> dict[str, bool]:
+    """Without a schema: the fields that a node reads and no earlier node writes, and whether a run must be given them.
+
+    What only the targets of a `Send` read may come with the `Send`. Inputs that may be left out come last.
     """
-    named = [(name, node.templates) for name, node in blueprint.nodes.items()]
-    named += [(router.module_name or "", router.templates) for router in blueprint.routers()]
-    named += [(part.name, part.templates) for parts in blueprint.condensers.values() for part in parts.values()]
+    sent = parts.sent()
+    earlier = WritesBefore(edges, _node_writes(parts))
+    found: dict[str, bool] = {}
+    for name, node in parts.nodes.items():
+        if earlier.unknown(name):
+            continue
+        for field in (node.reads or {}).values():
+            if not earlier.wrote(name, field):
+                needed = field not in node.optional and name not in sent
+                found[field] = found.get(field, False) or needed
+    return dict(sorted(found.items(), key=lambda item: not item[1]))
+
+
+def _optional_inputs(options: GraphOptions, parts: GraphParts) -> frozenset[str] | None:
+    """What a run may be given besides its inputs; None for anything.
+
+    Without a schema that is each field that a node or router reads or writes, so that a misspelled input is refused;
+    where one of them reads the state as a whole, it is anything.
+    """
+    if options.inputs is not None or not options.schema.accepts_any_key:
+        return frozenset()
+    readers: list[Node | Router] = [*parts.nodes.values(), *(router for _, router in parts.routers())]
+    if any(part.reads is None for part in readers):
+        return None
+    known = {*(options.outputs or ()), *(options.keep or ())}
+    for part in readers:
+        known.update((part.reads or {}).values(), (part.writes or {}).values())
+    known.update(field for _, part in parts.all_condensers() for field in part.templates.fields)
+    return frozenset(known)
+
+
+def _declared_outputs(
+    options: GraphOptions, parts: GraphParts, inputs: tuple[str, ...], required: frozenset[str]
+) -> tuple[str, ...] | None:
+    """The fields that the program returns; None for every field that is no input."""
+    schema = options.schema
+    if options.outputs is not None or schema.accepts_any_key:
+        return options.outputs
+    writers = list(parts.writers())
+    written = {field for _, writes in writers for field in writes or ()}
+    undeclared = any(writes is None for _, writes in writers)
+    kept = inputs if options.inputs is not None else required
+    return tuple(
+        name
+        for name in schema.fields
+        if schema.reducer(name) is not None or (name not in kept and (name in written or undeclared))
+    )
+
+
+def _output_problems(options: GraphOptions, parts: GraphParts, inputs: Collection[str]) -> Iterator[str]:
+    """Outputs that are no fields, or that nothing writes."""
+    any_key = options.schema.accepts_any_key
+    written = dict.fromkeys(inputs)
+    for _, writes in parts.writers():
+        if writes is None and any_key:
+            return
+        written |= dict.fromkeys(writes or ())
+    known = written if any_key else options.schema.fields
+    for name in options.outputs or ():
+        if name not in known:
+            what = f"nothing that a node of {options.name} writes" if any_key else f"no field of {options.name}"
+            yield f"the output {name!r} is {what}.{suggestion(name, known)}"
+
+
+def _taken(node: Node, exits: tuple[Exit, ...]) -> frozenset[str] | None:
+    """The names that a `Send` may bring for a node and its routers; None for any."""
+    found: frozenset[str] = frozenset()
+    for taken in (node.takes, *(way.takes for way in exits if isinstance(way, Router))):
+        if taken is None:
+            return None
+        found |= taken
+    return found
+
+
+# --- the program's own text and modules
+
+
+def source_text(
+    options: GraphOptions, nodes: Iterable[NodeOptions], edges: Iterable[EdgeDeclaration | RouterOptions]
+) -> str:
+    """The graph as Python text, which optimizers show to a language model as the source of the program."""
+    shown: dict[str, object] = {}
+    for node in nodes:
+        part = FunctionText(cast(Any, node.node), node.modules) if node.modules else node.node
+        if isinstance(part, InterruptOptions):
+            part = InterruptText(*part)
+        shown[node.name] = part if node.map is None else MapText(part, node.map.over, node.map.item, node.map.into)
+    texts: list[EdgeText] = []
+    for edge in edges:
+        if isinstance(edge, EdgeDeclaration):
+            texts += [EdgeText(source, edge.targets) for source in edge.sources]
+        else:
+            labels = dict(edge.path_map) if isinstance(edge.path_map, Mapping) else None
+            targets = () if labels else tuple(edge.path_map or ())
+            texts.append(EdgeText(edge.source, targets, edge.route, labels))
+    model: type[BaseModel] | None = options.schema.model
+    return graph_text(options.name, schema=model, nodes=shown, edges=texts)
+
+
+def prepare_modules(graph: GraphSpec, modules: Mapping[str, dspy.Module]) -> None:
+    """Let the predictors of a program fill in templates, append warnings and shorten demos.
+
+    `modules` are the program's own copies, by attribute; they are changed in place. It is an error if a predictor that
+    must append a warning or shorten demos has a `forward` of its own, which would not do it.
+    """
+    named = [(name, node.templates) for name, node in graph.nodes.items()]
+    named += [(router.module_name or "", router.templates) for router in graph.routers]
+    named += [(part.name, part.templates) for parts in graph.condensers.values() for part in parts.values()]
     run_values = [f"{RUN}{name}" for name in RUN_VALUES]
-    run_values += [f"{RUN}{node}.{name}" for node in blueprint.nodes for name in NODE_VALUES]
-    run_values = [name for name in run_values if blueprint.counts or not is_counted(name)]
+    run_values += [f"{RUN}{node}.{name}" for node in graph.nodes for name in NODE_VALUES]
+    run_values = [name for name in run_values if graph.counts or not is_counted(name)]
     for attribute, templates in named:
         if templates.in_instructions and attribute in modules:
-            may = None if templates.allowed is None else templates.allowed.union(run_values)
-            enable_templates(attribute, modules[attribute], may)
-    if blueprint.warn_at is not None:
-        problems = [
+            allowed = None if templates.allowed is None else templates.allowed.union(run_values)
+            enable_templates(attribute, modules[attribute], allowed)
+    problems: list[str] = []
+    if graph.warn_at is not None:
+        problems += [
             f"warn_at: node {name!r}: nothing can be added to the instructions of {path!r}, since its class has a "
             "`forward` of its own: use dspy.Predict"
-            for name, node in blueprint.nodes.items()
+            for name, node in graph.nodes.items()
             if node.conversations and name in modules
             for path in enable_warnings(modules[name])
         ]
-        if problems:
-            raise GraphError(problems)
-    if blueprint.max_demo_turns is not None:
-        problems = [
+    if graph.max_demo_turns is not None and not problems:
+        problems += [
             f"max_demo_turns: the demos of {name!r} in node {attribute!r} cannot be shortened, since its class has a "
             "`forward` of its own: use dspy.Predict"
             for attribute, module in modules.items()
-            for name in shorten_demos(module, blueprint.max_demo_turns)
+            for name in shorten_demos(module, graph.max_demo_turns)
         ]
-        if problems:
-            raise GraphError(problems)
+    if problems:
+        raise GraphError(problems)

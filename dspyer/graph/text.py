@@ -1,11 +1,92 @@
-"""A graph as text: the Mermaid flowchart."""
+"""A graph as text: in words, and as a Mermaid flowchart."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from dspyer.display.graph_picture import GraphPicture
 from dspyer.scheduler.topology import END, START
+from dspyer.schema.limits import kilobytes
+
+if TYPE_CHECKING:
+    from dspyer.graph.spec import GraphSpec
+
+
+def explain(graph: GraphSpec) -> str:
+    """The graph in words, one line per fact: nodes with reads, writes and targets, loops, stops, shared fields."""
+    topology = graph.topology
+    inputs = [name if name in graph.required else f"{name} (optional)" for name in graph.inputs]
+    outputs = "every field that is no input" if graph.outputs is None else ", ".join(graph.outputs)
+    lines = [f"graph {graph.name}: {len(graph.nodes)} nodes"]
+    lines.append(f"  inputs: {', '.join(inputs) or 'none'}")
+    lines.append(f"  outputs: {outputs}")
+    if topology.schema.state_limit is not None:
+        lines.append(f"  limit: the state holds at most {kilobytes(topology.schema.state_limit.max_bytes)}")
+    labels = route_labels(graph)
+    for name in (START, *graph.nodes):
+        node = graph.nodes.get(name)
+        facts = [] if node is None else [f"reads {_fields(node.reads)}", f"writes {_fields(node.writes)}"]
+        facts.append("-> " + ", ".join(_target(graph, name, target, labels) for target in topology.targets(name)))
+        lines.append(f"  {name}: {'; '.join(facts)}")
+    lines.extend(
+        f"  loop of {', '.join(loop.nodes)}: a round begins at {', '.join(loop.heads)}"
+        for loop in topology.rounds.loops
+    )
+    for word, names in (("before", graph.interrupt_before), ("after", graph.interrupt_after)):
+        if names:
+            lines.append(f"  stops {word} {', '.join(name for name in graph.nodes if name in names)}")
+    lines.extend(
+        f"  several writers: {written} is written by {', '.join(writers)}; the last one's value stays"
+        + (", in parallel the merge policy decides" if topology.has_policy(written) else "")
+        for written, writers in _overwritten_fields(graph).items()
+    )
+    unknown = [name for name, node in graph.nodes.items() if node.writes is None]
+    if unknown:
+        lines.append(
+            f"  not checked: what {', '.join(unknown)} write is not declared, so parallel writers and unset reads "
+            "are found when they happen; declare it with writes=[...]"
+        )
+    return "\n".join(lines)
+
+
+def route_labels(graph: GraphSpec) -> dict[tuple[str, str], str]:
+    """The labels by which routers choose an edge, by source and target."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for source, ways in graph.exits.items():
+        for way in ways:
+            if not isinstance(way, str):
+                for target, text in way.labels.items():
+                    found.setdefault((source, target), []).append(text)
+    return {edge: ", ".join(texts) for edge, texts in found.items()}
+
+
+def _target(graph: GraphSpec, name: str, target: str, labels: Mapping[tuple[str, str], str]) -> str:
+    label = labels.get((name, target))
+    facts = [repr(label)] if label else []
+    facts += ["next round"] if graph.topology.rounds.goes_back(name, target) else []
+    return f"{target} ({', '.join(facts)})" if facts else target
+
+
+def _fields(names: Mapping[str, str] | None) -> str:
+    if names is None:
+        return "?"
+    return ", ".join(field if own == field else f"{field} (as {own})" for own, field in names.items()) or "nothing"
+
+
+def _overwritten_fields(graph: GraphSpec) -> dict[str, list[str]]:
+    """The fields in which one node's value replaces another one's, with their writers."""
+    schema = graph.topology.schema
+    merged = {name for name, found in schema.fields.items() if found.reducer is not None or found.patches_by_key}
+    writers: dict[str, list[str]] = {}
+    for name, node in graph.nodes.items():
+        for written in (node.writes or {}).values():
+            writers.setdefault(written, []).append(name)
+    return {written: names for written, names in writers.items() if len(names) > 1 and written not in merged}
+
+
+# --- Mermaid
 
 # What Mermaid would read as markup inside a label, and what its Markdown renderer would read as a list item: a dash in
 # front, or a number followed by a dot.

@@ -15,11 +15,19 @@ from threading import Lock
 from typing import Any, Protocol
 
 from dspyer.blocking import cancellation_count
-from dspyer.errors import AttemptError, InputError, Interrupt, NodeOutputError, StateError, brief, suggestion
+from dspyer.errors import (
+    AttemptError,
+    InputError,
+    Interrupt,
+    NodeOutputError,
+    StateError,
+    brief,
+    list_names,
+    suggestion,
+)
 from dspyer.events import BranchPath, Doing, Emitted, Event, Question
 from dspyer.hints import signature_of
 from dspyer.nodes.answer_types import schema_of, validated
-from dspyer.nodes.field_names import listed
 from dspyer.nodes.live_access import BranchEntries, Entries, EntrySource, LiveEntry, Peer, latest_value
 from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.view_access import (
@@ -370,8 +378,8 @@ class Attempt:
         allowed = views.permitted_fields(self.node, "reads")
         if allowed is not None and view.field not in allowed:
             raise InputError(
-                f"{self.who} looks at {view!r}, and {view.field!r} is not among its reads ({listed(sorted(allowed))}): "
-                "add it there"
+                f"{self.who} looks at {view!r}, and {view.field!r} is not among its reads "
+                f"({list_names(sorted(allowed))}): add it there"
             )
         schema = views.schema
         problems = view_problems(view, "ctx.view", schema, self.who)
@@ -444,7 +452,7 @@ class Attempt:
         allowed = views.permitted_fields(self.node, "writes")
         if allowed is not None and field not in allowed:
             raise NodeOutputError(
-                f"{self.who} posts to {field!r}, which is not among its writes ({listed(sorted(allowed))}): add it "
+                f"{self.who} posts to {field!r}, which is not among its writes ({list_names(sorted(allowed))}): add it "
                 "there"
             )
         schema = views.schema
@@ -472,8 +480,8 @@ class Attempt:
         allowed = self.host.views.permitted_fields(self.node, "reads")
         if allowed is not None and field not in allowed:
             raise InputError(
-                f"{self.who} listens to {field!r}, which is not among its reads ({listed(sorted(allowed))}): add it "
-                "there"
+                f"{self.who} listens to {field!r}, which is not among its reads ({list_names(sorted(allowed))}): "
+                "add it there"
             )
         return Entries(self.host.live_entries(self, field), field, timeout)
 

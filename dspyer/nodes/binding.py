@@ -15,13 +15,13 @@ from typing import Any, NamedTuple, Protocol
 import dspy
 from pydantic import BaseModel
 
-from dspyer.errors import InputError, StateError, UnsetFieldError, suggestion
+from dspyer.errors import InputError, StateError, UnsetFieldError, list_names, suggestion
 from dspyer.messages import turns_in
 from dspyer.nodes.callables import Described, Parameter, class_of, members, wants_copy
 from dspyer.nodes.context import Context
-from dspyer.nodes.field_names import FieldNames, check_names, listed, no_field
+from dspyer.nodes.field_names import FieldNames, check_names, unknown_field_text
 from dspyer.nodes.node import NOTHING, Call
-from dspyer.nodes.template_plans import made_for
+from dspyer.nodes.template_plans import computed_value
 from dspyer.nodes.view_access import form_of, form_problems
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
@@ -44,7 +44,7 @@ class FieldParameter(NamedTuple):
         readable: whether the field may come from the state; else from an overlay alone.
         view: the view through which it comes; None for the whole field.
         form: how the view is handed over.
-        made: the template or run value that it is; None for a field.
+        computed: the template or run value that it is; None for a field.
     """
 
     name: str
@@ -54,7 +54,7 @@ class FieldParameter(NamedTuple):
     readable: bool = True
     view: View | None = None
     form: ViewForm = "values"
-    made: ComputedInput | None = None
+    computed: ComputedInput | None = None
 
 
 class ResourceParameter(NamedTuple):
@@ -115,7 +115,7 @@ class Binding:
         if self.states or self.takes_all:
             return None
         seen = {*(self.reads.values() if self.reads is not None else self._model_fields())} if self.views else set()
-        named = {field.field for field in self.fields if field.made is None}
+        named = {field.field for field in self.fields if field.computed is None}
         return frozenset({*seen, *named, *(resource.name for resource in self.resources)})
 
     def _model_fields(self) -> Iterable[str]:
@@ -130,7 +130,7 @@ class Binding:
         """
         state, overlay = call.state, call.overlay
         arguments: dict[str, Any] = {}
-        for name, field, copy, default, readable, view, form, made in self.fields:
+        for name, field, copy, default, readable, view, form, computed in self.fields:
             value = ABSENT if overlay is None else read_field(overlay, field, copy)
             if view is not None:
                 value = call.read_view(view, form, name)
@@ -138,8 +138,8 @@ class Binding:
                     value = dspy.History(messages=turns_in(value, (), ()))
             elif value is ABSENT and readable:
                 value = read_field(state, field, copy) if copy else state.get(field, ABSENT)
-            elif value is ABSENT and made is not None:
-                value = made_for(made, form, call)
+            elif value is ABSENT and computed is not None:
+                value = computed_value(computed, form, call)
             if value is not ABSENT:
                 arguments[name] = value if not Opaque.any_exist else usable(value, field, self.reader)
             elif not default:
@@ -250,7 +250,7 @@ def plan_binding(
     modules: tuple[str, ...] = (),
     overlay: frozenset[str] = frozenset(),
     views: Mapping[str, View] = NOTHING,
-    made: Mapping[str, ComputedInput] = NOTHING,
+    computed: Mapping[str, ComputedInput] = NOTHING,
 ) -> Plan:
     """Decide what each parameter of a function gets.
 
@@ -262,12 +262,12 @@ def plan_binding(
         modules: names of the modules that are bound to it.
         overlay: names that an overlay is known to bring.
         views: the views through which it reads, its own names on the left.
-        made: the templates and run values that it reads, its own names on the left.
+        computed: the templates and run values that it reads, its own names on the left.
 
     Returns:
         The plan and what is wrong with it.
     """
-    planner = _Planner(who, schema, reads, modules, overlay, described, views, made)
+    planner = _Planner(who, schema, reads, modules, overlay, described, views, computed)
     for parameter in described.parameters:
         planner.place(parameter)
     planner.check()
@@ -284,14 +284,14 @@ class _Planner:
         overlay: frozenset[str],
         described: Described,
         views: Mapping[str, View],
-        made: Mapping[str, ComputedInput],
+        computed: Mapping[str, ComputedInput],
     ) -> None:
-        self.views, self.made = views, made
+        self.views, self.computed = views, computed
         self.who, self.schema, self.reads, self.modules, self.overlay = who, schema, reads, modules, overlay
         self.described = described
         self.problems: list[str] = list(described.problems)
         self.unknown: list[str] = []
-        fields = None if reads is None else {name: field for name, field in reads.items() if name not in made}
+        fields = None if reads is None else {name: field for name, field in reads.items() if name not in computed}
         self.binding = Binding(who, reads=fields, schema=schema, takes_all=described.takes_all)
 
     def place(self, parameter: Parameter) -> None:
@@ -324,15 +324,15 @@ class _Planner:
     def _add_field(self, parameter: Parameter, readable: bool = True) -> None:
         name = parameter.name
         field = name if self.reads is None else self.reads.get(name, name)
-        made = self.made.get(name)
-        readable = readable and field not in self.overlay and made is None
+        computed = self.computed.get(name)
+        readable = readable and field not in self.overlay and computed is None
         copy, view = wants_copy(parameter.annotation), self.views.get(name)
         form = form_of(parameter.annotation)
         if view is not None:
             self.problems += form_problems(view, parameter.annotation, name, self.schema, self.who, parameter.text)
-        entry = FieldParameter(name, field, copy, parameter.default, readable, view, form, made)
+        entry = FieldParameter(name, field, copy, parameter.default, readable, view, form, computed)
         self._add(fields=(*self.binding.fields, entry))
-        if not readable and field not in self.overlay and made is None:
+        if not readable and field not in self.overlay and computed is None:
             self.unknown.append(self._unknown_text(parameter))
 
     def _is_view(self, parameter: Parameter) -> bool:
@@ -347,9 +347,9 @@ class _Planner:
     def _unknown_text(self, parameter: Parameter) -> str:
         name = parameter.name
         if self.schema.accepts_any_key or name in self.schema.fields:
-            allowed = listed(self.reads or ())
+            allowed = list_names(self.reads or ())
             return f"{self.who}: its parameter {name!r} is not among its reads ({allowed}): add it there"
-        text = f"{self.who}: its parameter {name!r} {no_field(name, self.schema)}"
+        text = f"{self.who}: its parameter {name!r} {unknown_field_text(name, self.schema)}"
         if parameter.text:
             text += (
                 f" Its annotation {parameter.text!r} cannot be resolved from here: if it is the schema or the class of "
@@ -378,18 +378,18 @@ class _Planner:
                 self.who,
                 own=own,
                 schema=self.schema,
-                overlay={*self.overlay, *map(repr, self.made.values())},
+                overlay={*self.overlay, *map(repr, self.computed.values())},
             )
             self.problems += [
-                f"{self.who}: reads gives {name!r} a value of its own, {made!r}: take it as the parameter {name!r}"
-                for name, made in self.made.items()
+                f"{self.who}: reads gives {name!r} a value of its own, {computed!r}: take it as the parameter {name!r}"
+                for name, computed in self.computed.items()
                 if name not in taken and own is None
             ]
         renamed = [name for name, field in (self.reads or {}).items() if name != field]
         if self.binding.views and renamed:
             self.problems.append(
                 f"{self.who}: a parameter annotated with the schema reads fields by their own names, but reads renames "
-                f"{listed(renamed)}: take `state` or the fields themselves as parameters"
+                f"{list_names(renamed)}: take `state` or the fields themselves as parameters"
             )
         for name in self.modules:
             if name not in taken and not self.described.takes_all:

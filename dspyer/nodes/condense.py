@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 
 import dspy
 
-from dspyer.errors import NodeOutputError
+from dspyer.errors import NodeOutputError, list_names
 from dspyer.hints import without_none
 from dspyer.nodes.callables import class_of
-from dspyer.nodes.field_names import listed, no_field
+from dspyer.nodes.field_names import unknown_field_text
 from dspyer.nodes.module import module_io, values_of_prediction
 from dspyer.nodes.node import Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
@@ -66,7 +66,7 @@ class Condenser(Node):
         names = list(self.writes or values)
         if len(names) != 1 or names[0] not in values:
             raise NodeOutputError(
-                f"{self.who} gave {listed(values)}: a module of condense gives one value, the shorter one"
+                f"{self.who} gave {list_names(values)}: a module of condense gives one value, the shorter one"
             )
         return Reply({self.field: values[names[0]]})
 
@@ -137,9 +137,9 @@ def plan_condenser(
     """
     who = f"node {node!r}: condense"
     if not schema.accepts_any_key and field not in schema.fields:
-        return None, [f"{who} names {field!r}, which {no_field(field, schema)}"]
+        return None, [f"{who} names {field!r}, which {unknown_field_text(field, schema)}"]
     if writes is not None and field not in writes.values():
-        return None, [f"{who} names {field!r}, which it does not write: its writes are {listed(writes.values())}"]
+        return None, [f"{who} names {field!r}, which it does not write: its writes are {list_names(writes.values())}"]
     if field in schema.live_fields:
         return None, [
             f"{who} names {field!r}, a live field, whose posts are seen as they are made: shorten in the node"
@@ -152,7 +152,7 @@ def plan_condenser(
     found = module_io(module)
     inputs = [name for name in found.inputs if name not in found.optional] or list(found.inputs)
     if len(inputs) != 1 or (found.outputs is not None and len(found.outputs) != 1):
-        has = f"has the inputs {listed(found.inputs)} and the outputs {listed(found.outputs or ())}"
+        has = f"has the inputs {list_names(found.inputs)} and the outputs {list_names(found.outputs or ())}"
         return None, [
             f"{who}: the module for {field!r} {has}: it takes one value, gives one, dspy.Predict('text -> short')"
         ]
@@ -163,8 +163,8 @@ def plan_condenser(
     several = taken is not None and issubclass(taken, (list, tuple, Mapping))
     outputs = None if found.outputs is None else dict.fromkeys(found.outputs, field)
     name = f"{node}_condense_{field}"
-    spec = NodeOptions(name, schema, overlay=frozenset({inputs[0]}))
-    templates, problems, unknown = plan_templates([module], spec, (), f"{who} of {field!r}")
+    options = NodeOptions(name, schema, overlay=frozenset({inputs[0]}))
+    templates, problems, unknown = plan_templates([module], options, (), f"{who} of {field!r}")
     condenser = Condenser(
         name=name,
         node=node,

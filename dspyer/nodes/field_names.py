@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from dspyer.errors import list_names, suggestion
 from dspyer.schema.schema import Schema
-from dspyer.templates import RUN, ComputedInput, Fill, RunValue
+from dspyer.templates import Fill
 from dspyer.views import View
 
 FieldNames: TypeAlias = Mapping[str, str]
@@ -15,12 +15,7 @@ NamesSpec: TypeAlias = Mapping[str, str] | Iterable[str]
 ReadsSpec: TypeAlias = Mapping[str, str | View | Fill] | Iterable[str]
 
 
-def listed(names: Iterable[object]) -> str:
-    """Names for a message, in order."""
-    return list_names(names)
-
-
-def as_map(spec: NamesSpec | None, option: str, who: str) -> tuple[dict[str, str] | None, list[str]]:
+def name_map(spec: NamesSpec | None, option: str, who: str) -> tuple[dict[str, str] | None, list[str]]:
     """A list or a map of names as a map from the node's own name to the state's, and what is wrong with it."""
     if spec is None:
         return None, []
@@ -29,29 +24,8 @@ def as_map(spec: NamesSpec | None, option: str, who: str) -> tuple[dict[str, str
     found = dict(spec) if isinstance(spec, Mapping) else {name: name for name in spec}
     wrong = [name for pair in found.items() for name in pair if not isinstance(name, str)]
     if wrong:
-        return None, [f"{who}: {option} holds {listed(wrong)}: names are strings"]
+        return None, [f"{who}: {option} holds {list_names(wrong)}: names are strings"]
     return found, []
-
-
-def without_views(spec: Mapping[str, str | View] | Iterable[str] | None) -> tuple[NamesSpec | None, dict[str, View]]:
-    """What a node reads with fields in the place of views, and the views by the node's own names."""
-    if not isinstance(spec, Mapping):
-        return spec, {}
-    views = {name: right for name, right in spec.items() if isinstance(right, View)}
-    return {name: right.field if isinstance(right, View) else right for name, right in spec.items()}, views
-
-
-def made_inputs(spec: ReadsSpec | None) -> dict[str, ComputedInput]:
-    """Of what a node reads, the templates and run values, by the node's own names."""
-    if not isinstance(spec, Mapping):
-        return {}
-    made: dict[str, ComputedInput] = {}
-    for name, right in spec.items():
-        if isinstance(right, Fill):
-            made[name] = right
-        elif isinstance(right, str) and right.startswith(RUN):
-            made[name] = RunValue(right)
-    return made
 
 
 def check_names(
@@ -87,9 +61,9 @@ def check_names(
         if not known_left:
             parts = "inputs" if option == "reads" else "outputs"
             hint = swap or suggestion(left, own or ()) or " Leave it out."
-            problems.append(f"{who}: {left!r} in {option} is none of its {parts} ({listed(own or ())}).{hint}")
+            problems.append(f"{who}: {left!r} in {option} is none of its {parts} ({list_names(own or ())}).{hint}")
         else:
-            problems.append(f"{who}: {right!r} in {option} {no_field(right, schema)}{swap}")
+            problems.append(f"{who}: {right!r} in {option} {unknown_field_text(right, schema)}{swap}")
     if option == "writes":
         fields = list(names.values())
         twice = [field for field in dict.fromkeys(fields) if fields.count(field) > 1]
@@ -97,16 +71,16 @@ def check_names(
     return problems
 
 
-def no_field(name: str, schema: Schema) -> str:
+def unknown_field_text(name: str, schema: Schema) -> str:
     """A text that says that a name is no field of the state, and which name may have been meant."""
-    return f"is no field of the state ({listed(schema.fields)}).{suggestion(name, schema.fields)}"
+    return f"is no field of the state ({list_names(schema.fields)}).{suggestion(name, schema.fields)}"
 
 
-def no_patch(names: Iterable[str], schema: Schema) -> str:
+def unknown_outputs_text(names: Iterable[str], schema: Schema) -> str:
     """A text that says that nothing of what a function returns is a field, and how to store it as one value."""
     return (
-        f"has {listed(names)}, none of which is a field of the state ({listed(schema.fields)}). What a function "
-        "returns is a patch, also as a model: to store all of it in one field, return {'field': ...}"
+        f"has {list_names(names)}, none of which is a field of the state ({list_names(schema.fields)}). What a "
+        "function returns is a patch, also as a model: to store all of it in one field, return {'field': ...}"
     )
 
 

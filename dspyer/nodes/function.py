@@ -12,7 +12,7 @@ from dspyer.dspy_module.source import modules_text, reduce_program, source_class
 from dspyer.errors import NodeOutputError
 from dspyer.nodes.binding import Binding, plan_binding
 from dspyer.nodes.callables import describe
-from dspyer.nodes.field_names import FieldNames, check_names, no_patch
+from dspyer.nodes.field_names import FieldNames, check_names, unknown_outputs_text
 from dspyer.nodes.hidden_modules import hidden_problems, mentions
 from dspyer.nodes.node import Built, Call, Command, Node, Reply, Send
 from dspyer.nodes.options import NodeOptions
@@ -78,7 +78,9 @@ class FunctionNode(Node):
 
     def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
         """The fields that a call reads whole, without a view, each as the node's own name and the field."""
-        found = [(one.name, one.field) for one in self.binding.fields if one.readable and not one.view and not one.made]
+        found = [
+            (one.name, one.field) for one in self.binding.fields if one.readable and not one.view and not one.computed
+        ]
         found += [(name, name) for name in state] if self.whole_state and self.reads is None else []
         return [(name, field) for name, field in found if field in state]
 
@@ -113,43 +115,45 @@ class FunctionNode(Node):
     def _check_model(self, result: object, values: Mapping[str, object]) -> None:
         schema = self.binding.schema
         if schema and not schema.accepts_any_key and not values.keys() & schema.fields.keys():
-            raise NodeOutputError(f"{self.who} returned a {type(result).__name__}, which {no_patch(values, schema)}")
+            raise NodeOutputError(
+                f"{self.who} returned a {type(result).__name__}, which {unknown_outputs_text(values, schema)}"
+            )
 
 
-def build_function(fn: Callable[..., Any], spec: NodeOptions) -> Built:
+def build_function(fn: Callable[..., Any], options: NodeOptions) -> Built:
     """Make a node of a function.
 
     Args:
         fn: a function, method, partial or callable object, sync or async.
-        spec: the node's options.
+        options: the node's options.
 
     Returns:
         The node with its modules, and what is wrong with it.
     """
-    described = describe(fn, spec.who)
+    described = describe(fn, options.who)
     plan = plan_binding(
         described,
-        spec.who,
-        spec.schema,
-        reads=spec.reads,
-        modules=tuple(spec.modules),
-        overlay=spec.overlay,
-        views=spec.views,
-        made=spec.made,
+        options.who,
+        options.schema,
+        reads=options.reads,
+        modules=tuple(options.modules),
+        overlay=options.overlay,
+        views=options.views,
+        computed=options.computed,
     )
-    promise = promise_of(described.returns, spec.schema)
-    writes, problems = _writes(spec, promise.writes, bool(plan.binding.contexts))
-    problems = [*plan.problems, *problems, *_module_problems(spec.modules, spec.who)]
-    given = ", ".join([f"{spec.name!r}", getattr(fn, "__name__", "fn"), "modules={{{local!r}: {name}}}"])
+    promise = promise_of(described.returns, options.schema)
+    writes, problems = _writes(options, promise.writes, bool(plan.binding.contexts))
+    problems = [*plan.problems, *problems, *_module_problems(options.modules, options.who)]
+    given = ", ".join([f"{options.name!r}", getattr(fn, "__name__", "fn"), "modules={{{local!r}: {name}}}"])
     fix = "bind it, add_node(" + given + "), and take it as the parameter `{local}`"
-    problems += hidden_problems(fn, spec.who, fix)
+    problems += hidden_problems(fn, options.who, fix)
     reads, optional = plan.binding.facts()
     fields = None if reads is None else reads.values()
-    templates, wrong, missing = plan_templates(spec.modules.values(), spec, fields, spec.who)
+    templates, wrong, missing = plan_templates(options.modules.values(), options, fields, options.who)
     problems += wrong
-    goto = tuple(dict.fromkeys((*spec.goto, *promise.goto)))
+    goto = tuple(dict.fromkeys((*options.goto, *promise.goto)))
     node = FunctionNode(
-        name=spec.name,
+        name=options.name,
         reads=None if reads is None else templates.all_reads(reads),
         optional=optional if reads is None else templates.optional_fields(reads, optional),
         templates=templates,
@@ -161,32 +165,32 @@ def build_function(fn: Callable[..., Any], spec: NodeOptions) -> Built:
         fn=fn,
         binding=plan.binding,
         asynchronous=is_async(fn),
-        per_item=bool(spec.overlay),
+        per_item=bool(options.overlay),
     )
-    return Built(node, _bound(spec) if spec.modules else None, tuple(problems), (*plan.unknown, *missing))
+    return Built(node, _bound(options) if options.modules else None, tuple(problems), (*plan.unknown, *missing))
 
 
-def _bound(spec: NodeOptions) -> NodeModules | None:
-    if not all(isinstance(module, dspy.Module) for module in spec.modules.values()):
+def _bound(options: NodeOptions) -> NodeModules | None:
+    if not all(isinstance(module, dspy.Module) for module in options.modules.values()):
         return None
-    kind = source_class(spec.name, NodeModules, modules_text(spec.name, spec.modules))
-    return kind(**spec.modules)
+    kind = source_class(options.name, NodeModules, modules_text(options.name, options.modules))
+    return kind(**options.modules)
 
 
-def _writes(spec: NodeOptions, promised: tuple[str, ...] | None, posts: bool) -> tuple[FieldNames | None, list[str]]:
+def _writes(options: NodeOptions, promised: tuple[str, ...] | None, posts: bool) -> tuple[FieldNames | None, list[str]]:
     """What a function writes: as `writes=` says, else as its return annotation does. One that posts may write more than
     it returns.
     """
-    if spec.writes is not None:
+    if options.writes is not None:
         own = None if posts else promised
-        return spec.writes, check_names(spec.writes, "writes", spec.who, own=own, schema=spec.output_schema)
+        return options.writes, check_names(options.writes, "writes", options.who, own=own, schema=options.output_schema)
     if promised is None:
         return None, []
-    if promised and not spec.output_schema.accepts_any_key and not set(promised) & set(spec.output_schema.fields):
-        return None, [f"{spec.who}: its return annotation {no_patch(promised, spec.output_schema)}"]
+    if promised and not options.output_schema.accepts_any_key and not set(promised) & set(options.output_schema.fields):
+        return None, [f"{options.who}: its return annotation {unknown_outputs_text(promised, options.output_schema)}"]
     writes = {name: name for name in promised}
-    who = f"{spec.who}, by its return annotation"
-    return writes, check_names(writes, "writes", who, own=None, schema=spec.output_schema)
+    who = f"{options.who}, by its return annotation"
+    return writes, check_names(writes, "writes", who, own=None, schema=options.output_schema)
 
 
 def _module_problems(modules: Mapping[str, Any], who: str) -> list[str]:

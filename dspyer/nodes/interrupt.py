@@ -15,7 +15,7 @@ from dspyer.nodes.answer_types import NO_ANSWER, schema_of, type_name
 from dspyer.nodes.attempt import RESERVED_KEYS
 from dspyer.nodes.binding import Binding, FieldParameter, plan_binding
 from dspyer.nodes.callables import describe
-from dspyer.nodes.field_names import no_field
+from dspyer.nodes.field_names import unknown_field_text
 from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.sync_async import is_async
@@ -91,12 +91,12 @@ class QuestionTemplate:
             raise NodeOutputError(f"{self.who}: its question {self.text!r} does not fit the state: {error}") from None
 
 
-def build_interrupt(inquiry: InterruptOptions, spec: NodeOptions) -> Built:
+def build_interrupt(inquiry: InterruptOptions, options: NodeOptions) -> Built:
     """Make a node that asks.
 
     Args:
         inquiry: the question, the type of its answer, the field that it goes to.
-        spec: the node's options.
+        options: the node's options.
 
     Returns:
         The node, and what is wrong with it.
@@ -104,30 +104,30 @@ def build_interrupt(inquiry: InterruptOptions, spec: NodeOptions) -> Built:
     problems: list[str] = []
     text: Callable[..., object]
     if isinstance(inquiry.question, str):
-        fields = list(_fields(inquiry.question, spec.who, problems))
-        known = [name for name in fields if spec.schema.accepts_any_key or name in spec.schema.fields]
+        fields = list(_fields(inquiry.question, options.who, problems))
+        known = [name for name in fields if options.schema.accepts_any_key or name in options.schema.fields]
         unknown = [
-            f"{spec.who}: {{{name}}} in its question {no_field(name, spec.schema)} Double the braces to show them as "
-            "they are"
+            f"{options.who}: {{{name}}} in its question {unknown_field_text(name, options.schema)} Double the "
+            "braces to show them as they are"
             for name in fields
             if name not in known
         ]
         parameters = tuple(FieldParameter(name, name, True, False, name in known) for name in fields)
-        binding = Binding(spec.who, fields=parameters, schema=spec.schema)
-        text = QuestionTemplate(inquiry.question, spec.who)
+        binding = Binding(options.who, fields=parameters, schema=options.schema)
+        text = QuestionTemplate(inquiry.question, options.who)
     elif callable(inquiry.question):
-        plan = plan_binding(describe(inquiry.question, spec.who), spec.who, spec.schema)
+        plan = plan_binding(describe(inquiry.question, options.who), options.who, options.schema)
         binding, unknown, text = plan.binding, plan.unknown, inquiry.question
         problems += plan.problems
         if is_async(text):
-            problems.append(f"{spec.who}: its question is an async function: give one that is not")
+            problems.append(f"{options.who}: its question is an async function: give one that is not")
     else:
-        problem = f"{spec.who}: its question is {brief(inquiry.question)}: give a text, or a function of fields"
+        problem = f"{options.who}: its question is {brief(inquiry.question)}: give a text, or a function of fields"
         return Built(None, None, (problem,))
-    problems += _answer_problems(inquiry, spec)
+    problems += _answer_problems(inquiry, options)
     reads, optional = binding.facts()
     node = InterruptNode(
-        name=spec.name,
+        name=options.name,
         reads=reads,
         optional=optional,
         writes={} if inquiry.into is None else {inquiry.into: inquiry.into},
@@ -149,7 +149,7 @@ def _fields(template: str, who: str, problems: list[str]) -> Iterator[str]:
         problems.append(f"{who}: its question {template!r} is no template ({error}): double braces to show them")
         return
     found: dict[str, None] = {}
-    for _, name, spec, _ in parts:
+    for _, name, format_spec, _ in parts:
         if name is None:
             continue
         if not name.isidentifier():
@@ -158,43 +158,45 @@ def _fields(template: str, who: str, problems: list[str]) -> Iterator[str]:
                 f"{who}: its question names {shown!r}: braces hold the name of a field alone; for more give a "
                 "function of fields, and double braces to show them"
             )
-        elif "{" in (spec or ""):
+        elif "{" in (format_spec or ""):
             problems.append(f"{who}: its question formats {name!r} by another field: give a function of fields instead")
         else:
             found[name] = None
     yield from found
 
 
-def _answer_problems(inquiry: InterruptOptions, spec: NodeOptions) -> Iterator[str]:
+def _answer_problems(inquiry: InterruptOptions, options: NodeOptions) -> Iterator[str]:
     """What is wrong with the answer and where it goes."""
-    if spec.name in RESERVED_KEYS:
-        yield f"{spec.who}: its name is the key of its question, and compile(interrupt_{spec.name}=) has this key"
+    if options.name in RESERVED_KEYS:
+        yield f"{options.who}: its name is the key of its question, and compile(interrupt_{options.name}=) has this key"
     try:
         schema_of(inquiry.answer)
     except TypeError as error:
-        yield f"{spec.who}: {error}"
+        yield f"{options.who}: {error}"
         return
-    into, schema = inquiry.into, spec.schema
+    into, schema = inquiry.into, options.schema
     if inquiry.answer in NO_ANSWER:
         if into is not None:
-            yield f"{spec.who}: it takes no answer that into={into!r} could get: say answer=bool, or leave `into` out"
+            yield (
+                f"{options.who}: it takes no answer that into={into!r} could get: say answer=bool, or leave `into` out"
+            )
         return
     if into is None:
         yield (
-            f"{spec.who}: its answer goes nowhere, so a no would change nothing: name a field, into='approved', or say "
-            "answer=None if it is there to wait only"
+            f"{options.who}: its answer goes nowhere, so a no would change nothing: name a field, into='approved', or "
+            "say answer=None if it is there to wait only"
         )
     elif not schema.accepts_any_key and into not in schema.fields:
-        yield f"{spec.who}: into={into!r} {no_field(into, schema)}"
+        yield f"{options.who}: into={into!r} {unknown_field_text(into, schema)}"
     elif not schema.accepts_any_key:
-        reason = _never_fits(inquiry.answer, into, spec)
+        reason = _never_fits(inquiry.answer, into, options)
         if reason:
-            yield f"{spec.who}: no answer of type {type_name(inquiry.answer)} fits into {into!r}: {reason}"
+            yield f"{options.who}: no answer of type {type_name(inquiry.answer)} fits into {into!r}: {reason}"
 
 
-def _never_fits(answer: Any, into: str, spec: NodeOptions) -> str:
+def _never_fits(answer: Any, into: str, options: NodeOptions) -> str:
     """Why a field takes no answer of a type, as far as samples can tell; empty if it may take some."""
-    field = spec.schema.fields[into]
+    field = options.schema.fields[into]
     check = field.validate_update if field.reducer is not None else None
     if field.reads_other_fields or (field.reducer is not None and check is None):
         return ""

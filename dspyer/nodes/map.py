@@ -11,10 +11,10 @@ from dspyer.events import ItemFinished, ItemStarted
 from dspyer.nodes.binding import unset
 from dspyer.nodes.callables import class_of
 from dspyer.nodes.context import Context
-from dspyer.nodes.field_names import no_field
+from dspyer.nodes.field_names import unknown_field_text
 from dspyer.nodes.module import ModuleNode, module_io
 from dspyer.nodes.node import Built, Call, Node, Reply
-from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.options import MapOptions, NodeOptions
 from dspyer.nodes.outputs import RESULT
 from dspyer.nodes.subgraph import SubgraphNode, SubgraphProgram
 from dspyer.persistence.execution_records import MISSING
@@ -210,30 +210,19 @@ def result_of(reply: Reply, node: MapNode) -> object:
     return values or None
 
 
-def build_map_node(inner: Built, spec: NodeOptions, over: str, into: str, max_concurrency: int | None) -> Built:
-    """Make a node that maps another one over the items of a field.
-
-    Args:
-        inner: the node that runs per item, built with the item's name as its only overlay.
-        spec: the options of the inner node.
-        over: the field with the items.
-        into: the field for the results.
-        max_concurrency: most items that run at once; None for no limit of its own.
-
-    Returns:
-        The node, and what is wrong with it.
-    """
+def build_map_node(inner: Built, options: NodeOptions, mapped: MapOptions) -> Built:
+    """A node that maps another one, built with the same options, over the items of a field."""
     if inner.node is None:
         return inner
     node = inner.node
-    (item,) = spec.overlay
-    problems = [*inner.problems, *_field_problems(spec, over, into), *_item_problems(inner, spec, into)]
-    if not _sees(node, item):
-        problems.append(f"{spec.who} never reads its item: give it a parameter or input {item!r}, or say item=...")
+    over, item, into, max_concurrency = mapped
+    problems = [*inner.problems, *_field_problems(options, over, into), *_item_problems(inner, options, into)]
+    if node.takes is not None and item not in node.takes:
+        problems.append(f"{options.who} never reads its item: give it a parameter or input {item!r}, or say item=...")
     if max_concurrency is not None and max_concurrency < 1:
-        problems.append(f"{spec.who}: max_concurrency={max_concurrency} lets no item run: give 1 or more, or None")
+        problems.append(f"{options.who}: max_concurrency={max_concurrency} lets no item run: give 1 or more, or None")
     outer = MapNode(
-        name=spec.name,
+        name=options.name,
         reads=None if node.reads is None else {**node.reads, over: over},
         optional=node.optional - {over},
         writes={into: into},
@@ -245,35 +234,35 @@ def build_map_node(inner: Built, spec: NodeOptions, over: str, into: str, max_co
         item=item,
         into=into,
         max_concurrency=max_concurrency,
-        check=item_check(spec.schema, into, spec.who),
-        parts=_ids(spec, into),
+        check=item_check(options.schema, into, options.who),
+        parts=_ids(options, into),
     )
     return Built(outer, inner.module, tuple(problems), inner.unknown)
 
 
-def _field_problems(spec: NodeOptions, over: str, into: str) -> list[str]:
-    schema = spec.schema
+def _field_problems(options: NodeOptions, over: str, into: str) -> list[str]:
+    schema = options.schema
     if schema.accepts_any_key:
         return []
     problems = [
-        f"{spec.who}: {option}={name!r} {no_field(name, schema)}"
+        f"{options.who}: {option}={name!r} {unknown_field_text(name, schema)}"
         for option, name in (("over", over), ("into", into))
         if name not in schema.fields
     ]
     kind = class_of(schema.fields[over].annotation) if over in schema.fields else None
     if kind is not None and issubclass(kind, (str, bytes, int, float, dict, set)):
-        problems.append(f"{spec.who}: over={over!r} is a field of type {kind.__name__}: a map needs a list")
+        problems.append(f"{options.who}: over={over!r} is a field of type {kind.__name__}: a map needs a list")
     return problems
 
 
-def _ids(spec: NodeOptions, into: str) -> Callable[[Any], Iterable[tuple[Any, Any]]] | None:
+def _ids(options: NodeOptions, into: str) -> Callable[[Any], Iterable[tuple[Any, Any]]] | None:
     """What gives the ids of results, where the reducer of the field replaces messages by id."""
-    reducer = spec.schema.reducer(into)
+    reducer = options.schema.reducer(into)
     by_id = reducer is not None and reducer.keyed is not None and reducer.assign_ids is not None
     return reducer.parts if by_id and reducer is not None else None
 
 
-def _item_problems(inner: Built, spec: NodeOptions, into: str) -> list[str]:
+def _item_problems(inner: Built, options: NodeOptions, into: str) -> list[str]:
     """Results of items that can never be items of the field."""
     given: Any = Any
     if isinstance(inner.node, ModuleNode) and inner.module is not None and inner.node.gives is not None:
@@ -282,15 +271,11 @@ def _item_problems(inner: Built, spec: NodeOptions, into: str) -> list[str]:
     elif isinstance(inner.node, SubgraphNode) and inner.module is not None and inner.node.gives is not None:
         schema = cast(SubgraphProgram, inner.module).graph.topology.schema
         given = _result_type([value_type(schema, name) for name in inner.node.gives])
-    wrong = misfit(spec.schema, into, list[given])
+    wrong = misfit(options.schema, into, list[given])
     advice = "declare the type in the signature, or change the field"
-    return [f"{spec.who}: the list of its results {wrong}: {advice}"] if wrong else []
+    return [f"{options.who}: the list of its results {wrong}: {advice}"] if wrong else []
 
 
 def _result_type(outputs: list[Any]) -> Any:
     """The type of an item's result: that of the only output, or a dict of several."""
     return outputs[0] if len(outputs) == 1 else dict[str, Any] if outputs else Any
-
-
-def _sees(node: Node, item: str) -> bool:
-    return node.takes is None or item in node.takes

@@ -12,16 +12,16 @@ import dspy
 from pydantic_core import PydanticUndefined
 
 from dspyer.dspy_module.predictors import predictors_in
-from dspyer.errors import NodeOutputError, brief, suggestion
+from dspyer.errors import NodeOutputError, brief, list_names, suggestion
 from dspyer.hints import without_none
 from dspyer.messages import turn_message, turns_in
 from dspyer.nodes.binding import unset, usable
 from dspyer.nodes.callables import Described, describe
-from dspyer.nodes.field_names import FieldNames, check_names, listed, no_field
+from dspyer.nodes.field_names import FieldNames, check_names, unknown_field_text
 from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.sync_async import acall_module, call_module
-from dspyer.nodes.template_plans import filling, made_for, plan_templates
+from dspyer.nodes.template_plans import computed_value, filling, plan_templates
 from dspyer.nodes.view_access import form_of, form_problems, is_conversation
 from dspyer.reducers import Updates
 from dspyer.schema.type_fit import misfit, shown_type, update_type
@@ -262,77 +262,79 @@ class PlannedTurns(NamedTuple):
     problems: tuple[str, ...] = ()
 
 
-def plan_turns(module: dspy.Module, found: ModuleIO, spec: NodeOptions) -> PlannedTurns:
+def plan_turns(module: dspy.Module, found: ModuleIO, options: NodeOptions) -> PlannedTurns:
     """Decides which of what a node writes is its turn, and which of what it reads its history.
 
     Args:
         module: the module.
         found: its inputs and outputs.
-        spec: the options of the node.
+        options: the options of the node.
     """
     outputs = found.outputs or {}
-    names = dict(spec.writes or {})
+    names = dict(options.writes or {})
     turns = {
         name: field
         for name, field in names.items()
-        if name not in outputs and is_conversation(field, spec.output_schema)
+        if name not in outputs and is_conversation(field, options.output_schema)
     }
-    writes = spec.writes if not turns else {name: field for name, field in names.items() if name not in turns}
-    histories = tuple(name for name in spec.views if found.inputs.get(name) is dspy.History)
-    missing = tuple(name for name in spec.views if name not in found.inputs and _is_own(name, spec))
+    writes = options.writes if not turns else {name: field for name, field in names.items() if name not in turns}
+    histories = tuple(name for name in options.views if found.inputs.get(name) is dspy.History)
+    missing = tuple(name for name in options.views if name not in found.inputs and _is_own(name, options))
     if not turns and not histories and not missing:
-        return PlannedTurns(NO_TURNS, spec.writes)
-    told = tuple(name for name, kind in found.inputs.items() if _is_held(name, kind, spec))
+        return PlannedTurns(NO_TURNS, options.writes)
+    told = tuple(name for name, kind in found.inputs.items() if _is_held(name, kind, options))
     beside = tuple(name for name in found.by_products if name == "reasoning")
     planned = Turns(tuple(turns.values()), histories, told, tuple(outputs), beside)
     problems = [
-        f"{spec.who}: its signature has no input {name!r} for its own turns: add {name}: dspy.History = "
+        f"{options.who}: its signature has no input {name!r} for its own turns: add {name}: dspy.History = "
         "dspy.InputField()"
         for name in missing
     ]
     problems += [
-        f"{spec.who}: {field!r} gets its turn, and a {type(module).__name__} does not say what it answers: let a "
+        f"{options.who}: {field!r} gets its turn, and a {type(module).__name__} does not say what it answers: let a "
         "function call it and return the message"
         for field in turns.values()
         if found.outputs is None
     ]
     if histories:
-        problems += _history_problems(module, found, planned, spec.who)
+        problems += _history_problems(module, found, planned, options.who)
     return PlannedTurns(planned, writes, tuple(problems))
 
 
-def _is_held(name: str, kind: Any, spec: NodeOptions) -> bool:
+def _is_held(name: str, kind: Any, options: NodeOptions) -> bool:
     """Whether a turn holds an input: one that shows the conversation only if a step of its view bounds it.
 
     Otherwise each turn would hold all turns before it, and a conversation would grow with its square, or double.
     """
     if dspy.History in (kind, without_none(kind)):
         return False
-    view, made = spec.views.get(name), spec.made.get(name)
-    if made is not None:
-        return not any(is_conversation(field, spec.schema) for field in made.names)
-    field = (spec.reads or {}).get(name, name)
-    if field in spec.overlay or not is_conversation(field, spec.schema):
+    view, computed = options.views.get(name), options.computed.get(name)
+    if computed is not None:
+        return not any(is_conversation(field, options.schema) for field in computed.names)
+    field = (options.reads or {}).get(name, name)
+    if field in options.overlay or not is_conversation(field, options.schema):
         return True
     bounded = view is not None and any(step.name in ("new", "last", "fit") for step in view.steps)
     return bounded and view is not None and view.last_step != "then"
 
 
-def _is_own(name: str, spec: NodeOptions) -> bool:
-    view = spec.views[name]
-    return any(step.name == "own" for step in view.steps) and is_conversation(view.field, spec.schema)
+def _is_own(name: str, options: NodeOptions) -> bool:
+    view = options.views[name]
+    return any(step.name == "own" for step in view.steps) and is_conversation(view.field, options.schema)
 
 
 def _history_problems(module: dspy.Module, found: ModuleIO, turns: Turns, who: str) -> list[str]:
     kinds = [name for name, kind in found.inputs.items() if kind is dspy.History]
     if len(kinds) > 1:
-        return [f"{who}: it has the histories {listed(kinds)}, of which DSPy shows one as JSON: keep one of them"]
+        return [f"{who}: it has the histories {list_names(kinds)}, of which DSPy shows one as JSON: keep one of them"]
     known = {*turns.answers, *turns.beside}
     for path, predictor in predictors_in(module):
         fields = predictor.signature.output_fields
         others = [name for name in fields if name not in known]
         if others and any(field.annotation is dspy.History for field in predictor.signature.input_fields.values()):
-            text = f"{who}: its predictor {path!r} answers in {listed(others)}, which a turn of the node does not hold"
+            text = (
+                f"{who}: its predictor {path!r} answers in {list_names(others)}, which a turn of the node does not hold"
+            )
             return [f"{text}: take {turns.histories[0]!r} as text, by an input of type str"]
     return []
 
@@ -347,7 +349,7 @@ class Input(NamedTuple):
         readable: whether it may come from the state; else from an overlay alone.
         view: the view through which it comes; None for the whole field.
         form: how the view is handed over.
-        made: the template or run value that it is; None for a field.
+        computed: the template or run value that it is; None for a field.
     """
 
     name: str
@@ -356,7 +358,7 @@ class Input(NamedTuple):
     readable: bool = True
     view: View | None = None
     form: ViewForm = "values"
-    made: ComputedInput | None = None
+    computed: ComputedInput | None = None
 
 
 def gather_inputs(inputs: tuple[Input, ...], call: Call, reader: str) -> dict[str, Any]:
@@ -367,15 +369,15 @@ def gather_inputs(inputs: tuple[Input, ...], call: Call, reader: str) -> dict[st
     """
     state, overlay = call.state, call.overlay
     found: dict[str, Any] = {}
-    for name, field, default, readable, view, form, made in inputs:
+    for name, field, default, readable, view, form, computed in inputs:
         if view is not None:
             found[name] = call.read_view(view, form, name)
         elif overlay is not None and field in overlay:
             found[name] = thaw(overlay.raw(field))
         elif readable and field in state:
             found[name] = thaw(state.raw(field))
-        elif made is not None:
-            found[name] = made_for(made, form, call)
+        elif computed is not None:
+            found[name] = computed_value(computed, form, call)
         elif not default:
             raise unset(field, reader)
         if Opaque.any_exist and name in found:
@@ -386,13 +388,15 @@ def gather_inputs(inputs: tuple[Input, ...], call: Call, reader: str) -> dict[st
 def whole_inputs(inputs: tuple[Input, ...], state: ImmutableState) -> list[tuple[str, str]]:
     """The inputs that come from whole fields, not through a view, each as its name and the field."""
     return [
-        (one.name, one.field) for one in inputs if one.readable and not one.view and not one.made and one.field in state
+        (one.name, one.field)
+        for one in inputs
+        if one.readable and not one.view and not one.computed and one.field in state
     ]
 
 
 def taken(inputs: tuple[Input, ...]) -> frozenset[str]:
     """The names that an overlay may bring for some inputs."""
-    return frozenset([item.field for item in inputs if item.made is None])
+    return frozenset([item.field for item in inputs if item.computed is None])
 
 
 def with_rest(given: dict[str, Any], inputs: tuple[Input, ...], call: Call) -> dict[str, Any]:
@@ -430,7 +434,7 @@ def selected(values: Mapping[str, object], writes: FieldNames | None, who: str) 
     for name in writes:
         if name not in values:
             raise NodeOutputError(
-                f"the module of {who} gave no {name!r}, which is in its writes; it gave {listed(values)}."
+                f"the module of {who} gave no {name!r}, which is in its writes; it gave {list_names(values)}."
                 f"{suggestion(name, values)}"
             )
     return {field: values[name] for name, field in writes.items()}
@@ -521,59 +525,61 @@ class Inputs(NamedTuple):
         return reads, frozenset(item.field for item in self.inputs if item.default and item.readable) - needed
 
 
-def plan_inputs(found: ModuleIO, spec: NodeOptions, who: str) -> Inputs:
+def plan_inputs(found: ModuleIO, options: NodeOptions, who: str) -> Inputs:
     """Decide where each input of a module comes from: from the field of its name, or as `reads` says."""
     any_name = "**" in found.extras
     own = None if any_name else (*found.inputs, *found.extras)
     problems: list[str] = []
     unknown: list[str] = []
-    if spec.reads is not None:
-        problems += check_names(spec.reads, "reads", who, own=own, schema=spec.schema, overlay=spec.known)
+    if options.reads is not None:
+        problems += check_names(options.reads, "reads", who, own=own, schema=options.schema, overlay=options.not_fields)
     elif any_name and not found.inputs:
         problems.append(f"{who}: its `forward` takes **kwargs, which does not say what it reads: give reads=[...]")
     names = list(found.inputs)
-    names += [name for name in spec.reads or () if name not in names and (any_name or name in found.extras)]
+    names += [name for name in options.reads or () if name not in names and (any_name or name in found.extras)]
     names += [name for name in found.extras if name not in names and name != "**"]
     inputs = []
     for name in names:
         default = name in found.optional or name not in found.inputs
-        if spec.reads is not None and name in spec.reads:
-            view, made = spec.views.get(name), spec.made.get(name)
+        if options.reads is not None and name in options.reads:
+            view, computed = options.views.get(name), options.computed.get(name)
             default = default or view is not None  # nothing to see is no error
             form = form_of(found.inputs.get(name, Any))
             if view is not None:
-                problems += form_problems(view, found.inputs.get(name, Any), name, spec.schema, who)
-            readable = spec.reads[name] not in spec.known
-            inputs.append(Input(name, spec.reads[name], default, readable, view, form, made))
-        elif name in spec.overlay:
+                problems += form_problems(view, found.inputs.get(name, Any), name, options.schema, who)
+            readable = options.reads[name] not in options.not_fields
+            inputs.append(Input(name, options.reads[name], default, readable, view, form, computed))
+        elif name in options.overlay:
             inputs.append(Input(name, name, default, readable=False))
         elif (
-            name in found.inputs and spec.reads is None and (spec.schema.accepts_any_key or name in spec.schema.fields)
+            name in found.inputs
+            and options.reads is None
+            and (options.schema.accepts_any_key or name in options.schema.fields)
         ):
             inputs.append(Input(name, name, default))
         else:
             inputs.append(Input(name, name, default, readable=False))  # a `Send` may bring it
-            unknown += () if default else (_unknown_input(name, spec, who),)
+            unknown += () if default else (_unknown_input(name, options, who),)
     return Inputs(tuple(inputs), problems, unknown)
 
 
-def _unknown_input(name: str, spec: NodeOptions, who: str) -> str:
-    if spec.reads is not None:
-        return f"{who}: its input {name!r} is not in reads ({listed(spec.reads)}): add {{{name!r}: 'a field'}}"
-    missing = no_field(name, spec.schema)
+def _unknown_input(name: str, options: NodeOptions, who: str) -> str:
+    if options.reads is not None:
+        return f"{who}: its input {name!r} is not in reads ({list_names(options.reads)}): add {{{name!r}: 'a field'}}"
+    missing = unknown_field_text(name, options.schema)
     return f"{who}: its input {name!r} {missing} Add the field, or map it: reads={{{name!r}: 'a field'}}"
 
 
-def plan_writes(found: ModuleIO, spec: NodeOptions, who: str, kind: str) -> tuple[FieldNames | None, list[str]]:
+def plan_writes(found: ModuleIO, options: NodeOptions, who: str, kind: str) -> tuple[FieldNames | None, list[str]]:
     """Decide what is written: the outputs of the signature, or as `writes` says."""
-    schema = spec.output_schema
+    schema = options.output_schema
     outputs = None if found.outputs is None else (*found.outputs, *found.by_products)
-    if spec.writes is not None:
-        return spec.writes, check_names(spec.writes, "writes", who, own=outputs, schema=schema)
+    if options.writes is not None:
+        return options.writes, check_names(options.writes, "writes", who, own=outputs, schema=schema)
     if found.outputs is not None:
         names = {name: name for name in found.outputs}
         problems = [
-            f"{who}: its output {name!r} {no_field(name, schema)} Add the field, or say what is written: "
+            f"{who}: its output {name!r} {unknown_field_text(name, schema)} Add the field, or say what is written: "
             f"writes={{{name!r}: 'a field'}}"
             for name in names
             if not schema.accepts_any_key and name not in schema.fields
@@ -582,42 +588,42 @@ def plan_writes(found: ModuleIO, spec: NodeOptions, who: str, kind: str) -> tupl
     if schema.accepts_any_key:
         return None, []
     fields = [name for name in schema.fields if name not in found.inputs][:2] or ["a field"]
-    line = f"add_node({spec.name!r}, ..., writes={fields!r})"
+    line = f"add_node({options.name!r}, ..., writes={fields!r})"
     problem = f"{who}: a module of class {kind} does not say what it gives; with a schema, say what is written: {line}"
     return None, [problem]
 
 
-def _type_problems(found: ModuleIO, gives: FieldNames | None, spec: NodeOptions) -> list[str]:
+def _type_problems(found: ModuleIO, gives: FieldNames | None, options: NodeOptions) -> list[str]:
     """Outputs whose declared types can never be written to their fields."""
     problems = []
     for name, field in (gives or {}).items():
-        wrong = misfit(spec.output_schema, field, found.type_of(name))
+        wrong = misfit(options.output_schema, field, found.type_of(name))
         if wrong:
             problems.append(
-                f"{spec.who}: its output {name!r} {wrong}: declare the type in the signature (... -> {name}: "
-                f"{shown_type(update_type(spec.output_schema, field))}), or change the field"
+                f"{options.who}: its output {name!r} {wrong}: declare the type in the signature (... -> {name}: "
+                f"{shown_type(update_type(options.output_schema, field))}), or change the field"
             )
     return problems
 
 
-def build_module(module: dspy.Module, spec: NodeOptions) -> Built:
+def build_module(module: dspy.Module, options: NodeOptions) -> Built:
     """Make a node of a module.
 
     Args:
         module: any DSPy module but a compiled graph.
-        spec: the node's options.
+        options: the node's options.
 
     Returns:
         The node with its module, and what is wrong with it.
     """
     found = module_io(module)
-    planned = plan_inputs(found, spec, spec.who)
-    turns, own_writes, amiss = plan_turns(module, found, spec)
-    gives, problems = plan_writes(found, spec._replace(writes=own_writes), spec.who, type(module).__name__)
+    planned = plan_inputs(found, options, options.who)
+    turns, own_writes, amiss = plan_turns(module, found, options)
+    gives, problems = plan_writes(found, options._replace(writes=own_writes), options.who, type(module).__name__)
     reads, optional = planned.facts()
-    templates, wrong, missing = plan_templates([module], spec, reads.values(), spec.who)
+    templates, wrong, missing = plan_templates([module], options, reads.values(), options.who)
     node = ModuleNode(
-        name=spec.name,
+        name=options.name,
         reads=templates.all_reads(reads),
         optional=templates.optional_fields(reads, optional),
         templates=templates,
@@ -628,10 +634,18 @@ def build_module(module: dspy.Module, spec: NodeOptions) -> Built:
         takes_all="**" in found.extras,
         turns=turns,
     )
-    problems += _type_problems(found, gives, spec)
-    problems = [*(f"{spec.who}: {problem}" for problem in found.problems), *planned.problems, *problems, *wrong, *amiss]
-    if spec.modules:
-        problems.append(f"{spec.who}: modules={{...}} binds modules to a function; this node is a module itself")
-    if spec.goto:
-        problems.append(f"{spec.who}: goto=[...] is for functions that return Command; give a module edges or a router")
+    problems += _type_problems(found, gives, options)
+    problems = [
+        *(f"{options.who}: {problem}" for problem in found.problems),
+        *planned.problems,
+        *problems,
+        *wrong,
+        *amiss,
+    ]
+    if options.modules:
+        problems.append(f"{options.who}: modules={{...}} binds modules to a function; this node is a module itself")
+    if options.goto:
+        problems.append(
+            f"{options.who}: goto=[...] is for functions that return Command; give a module edges or a router"
+        )
     return Built(node, module, tuple(problems), (*planned.unknown, *missing))

@@ -1,4 +1,7 @@
-"""What `add_node` was told, put in order."""
+"""The options of a node: what `Graph.add_node`, `add_map` and `add_interrupt` were given, in one form.
+
+`Graph` makes one `NodeOptions` per node; the functions that build nodes, condensers and the text of the graph read it.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,28 @@ from typing import Any, NamedTuple
 
 import dspy
 
-from dspyer.nodes.field_names import FieldNames, NamesSpec, ReadsSpec, as_map, made_inputs, without_views
+from dspyer.nodes.field_names import FieldNames, NamesSpec, ReadsSpec, name_map
 from dspyer.nodes.node import NOTHING
 from dspyer.nodes.view_access import view_problems
 from dspyer.schema.schema import Schema
-from dspyer.templates import ComputedInput
+from dspyer.templates import RUN, ComputedInput, Fill, RunValue
 from dspyer.views import View
+
+
+class MapOptions(NamedTuple):
+    """What makes a node a map.
+
+    Attributes:
+        over: the field with the items.
+        item: the name under which the node sees its item; it need not be a field.
+        into: the field for the results.
+        max_concurrency: most items that run at once; None for no limit of its own.
+    """
+
+    over: str
+    item: str
+    into: str
+    max_concurrency: int | None = None
 
 
 class NodeOptions(NamedTuple):
@@ -21,70 +40,113 @@ class NodeOptions(NamedTuple):
     Attributes:
         name: the node's name.
         schema: the fields of the state.
-        reads: what it may read, its own names on the left; None if that was not said.
-        writes: what it may write, its own names on the left; None if that was not said.
-        modules: the modules bound to a function.
+        node: the function, module, program or question.
+        reads: the fields that it may read, by its own names; None if not given. The field of a view, and the text of a
+            computed input, are among them.
+        writes: the fields that it may write, by its own names; None if not given.
+        modules: the modules bound to a function, by parameter.
         goto: declared targets of its `Command`s.
-        overlay: names that an overlay is known to bring.
+        overlay: names that hide fields: the item of a map.
         views: the views through which it reads, by its own names.
-        made: the templates and run values that it reads, by its own names.
+        computed: the templates and run values that it reads, by its own names.
+        map: the options of a map; None for any other node.
+        frozen: whether optimizers leave its modules alone; None to follow DSPy.
+        condense: by field, the module that shortens what it writes, as given.
+        problems: what is wrong with the form of the options.
     """
 
     name: str
     schema: Schema
+    node: object = None
     reads: FieldNames | None = None
     writes: FieldNames | None = None
-    modules: Mapping[str, dspy.Module] = {}
+    modules: Mapping[str, dspy.Module] = NOTHING
     goto: tuple[str, ...] = ()
     overlay: frozenset[str] = frozenset()
     views: Mapping[str, View] = NOTHING
-    made: Mapping[str, ComputedInput] = NOTHING
+    computed: Mapping[str, ComputedInput] = NOTHING
+    map: MapOptions | None = None
+    frozen: bool | None = None
+    condense: Mapping[str, dspy.Module] | None = None
+    problems: tuple[str, ...] = ()
 
     @property
     def who(self) -> str:
-        """What problems and errors call the node."""
+        """How problems and errors name the node."""
         return f"node {self.name!r}"
 
     @property
-    def known(self) -> frozenset[str]:
-        """What is as good as a field on the right side of `reads`."""
-        return self.overlay if not self.made else self.overlay | {repr(made) for made in self.made.values()}
+    def not_fields(self) -> frozenset[str]:
+        """What the right side of `reads` may name besides fields."""
+        if not self.computed:
+            return self.overlay
+        return self.overlay | {repr(source) for source in self.computed.values()}
 
     @property
     def output_schema(self) -> Schema:
-        """What its writes are checked against: inside a map the outputs become items and are no fields."""
+        """What its writes are checked against: the outputs of a map's node become items and need not be fields."""
         return Schema.of(None) if self.overlay else self.schema
 
 
 def node_options(
     name: str,
+    node: object,
     schema: Schema,
-    reads: ReadsSpec | None,
-    writes: NamesSpec | None,
-    modules: Mapping[str, dspy.Module] | None,
-    goto: Iterable[str],
-    overlay: Iterable[str] = (),
-) -> tuple[NodeOptions, list[str]]:
-    """The options of a node as a `Spec`, and what is wrong with their form."""
+    *,
+    reads: ReadsSpec | None = None,
+    writes: NamesSpec | None = None,
+    modules: Mapping[str, dspy.Module] | None = None,
+    goto: Iterable[str] = (),
+    map: MapOptions | None = None,  # noqa: A002 - the field's name; the builtin is not used here
+    frozen: bool | None = None,
+    condense: Mapping[str, dspy.Module] | None = None,
+) -> NodeOptions:
+    """The options of a node, from the arguments of `Graph.add_node` and its siblings."""
     who = f"node {name!r}"
-    made = made_inputs(reads)
-    fields, views = without_views(_named(reads, made))
-    read, problems = as_map(fields, "reads", who)
-    problems += [problem for name, view in views.items() for problem in view_problems(view, name, schema, who)]
+    names, views, computed = _split_reads(reads)
+    read, problems = name_map(names, "reads", who)
+    problems += [problem for own, view in views.items() for problem in view_problems(view, own, schema, who)]
     given: Any = modules
     if given is not None and not isinstance(given, Mapping):
         problems.append(f"{who}: modules takes a dict from parameters to modules, {{'predict': dspy.Predict(...)}}")
         given = None
-    written, more = as_map(writes, "writes", who)
+    written, more = name_map(writes, "writes", who)
     problems += more
-    targets = (goto,) if isinstance(goto, str) else tuple(goto)
     return NodeOptions(
-        name, schema, read, written, dict(given or {}), targets, frozenset(overlay), views, made
-    ), problems
+        name,
+        schema,
+        node,
+        read,
+        written,
+        dict(given or {}),
+        (goto,) if isinstance(goto, str) else tuple(goto),
+        frozenset() if map is None else frozenset([map.item]),
+        views,
+        computed,
+        map,
+        frozen,
+        condense,
+        tuple(problems),
+    )
 
 
-def _named(reads: ReadsSpec | None, made: Mapping[str, ComputedInput]) -> Any:
-    """What a node reads, with texts in the place of what is made for it."""
-    if not made or not isinstance(reads, Mapping):
-        return reads
-    return {name: repr(made[name]) if name in made else right for name, right in reads.items()}
+def _split_reads(reads: ReadsSpec | None) -> tuple[NamesSpec | None, dict[str, View], dict[str, ComputedInput]]:
+    """`reads` as names alone, and its views and computed inputs by the node's own names.
+
+    A view gives way to the name of its field, a computed input to its text, which is no field.
+    """
+    if not isinstance(reads, Mapping):
+        return reads, {}, {}
+    names: dict[str, str] = {}
+    views: dict[str, View] = {}
+    computed: dict[str, ComputedInput] = {}
+    for own, right in reads.items():
+        if isinstance(right, View):
+            views[own] = right
+            names[own] = right.field
+        elif isinstance(right, Fill) or (isinstance(right, str) and right.startswith(RUN)):
+            computed[own] = right if isinstance(right, Fill) else RunValue(right)
+            names[own] = repr(computed[own])
+        else:
+            names[own] = right
+    return names, views, computed

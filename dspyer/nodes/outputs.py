@@ -9,10 +9,10 @@ import dspy
 from pydantic import BaseModel
 from typing_extensions import is_typeddict
 
-from dspyer.errors import NodeOutputError, RouteError, brief, suggestion
+from dspyer.errors import NodeOutputError, RouteError, brief, list_names, suggestion
 from dspyer.hints import typed_dict_keys
 from dspyer.nodes.callables import literals, members
-from dspyer.nodes.field_names import FieldNames, listed
+from dspyer.nodes.field_names import FieldNames
 from dspyer.nodes.node import Command, Goto, Send
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
@@ -99,7 +99,7 @@ def permitted(values: Values, writes: FieldNames | None, who: str) -> Values:
     for name in values:
         if name not in writes:
             raise NodeOutputError(
-                f"{who} returned {name!r}, which it does not write: its writes are {listed(writes)}. "
+                f"{who} returned {name!r}, which it does not write: its writes are {list_names(writes)}. "
                 f"Add it to them, or do not return it.{suggestion(name, writes)}"
             )
     return {writes[name]: value for name, value in values.items()}
@@ -166,5 +166,5 @@ def check_target(target: object, declared: tuple[str, ...], who: str, fix: str) 
         )
     if name not in declared:
         raise RouteError(
-            f"{who} went to {name!r}; its targets are {listed(declared)}: {fix}.{suggestion(name, declared)}"
+            f"{who} went to {name!r}; its targets are {list_names(declared)}: {fix}.{suggestion(name, declared)}"
         )

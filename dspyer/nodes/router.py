@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import dspy
 
-from dspyer.errors import RouteError, annotate, brief, suggestion
+from dspyer.errors import RouteError, annotate, brief, list_names, suggestion
 from dspyer.nodes.binding import Binding, plan_binding, unset
 from dspyer.nodes.callables import describe, gives_literals_alone, literals, members
-from dspyer.nodes.field_names import FieldNames, NamesSpec, as_map, check_names, listed, no_field
+from dspyer.nodes.field_names import FieldNames, NamesSpec, check_names, name_map, unknown_field_text
 from dspyer.nodes.hidden_modules import hidden_problems, mentions
 from dspyer.nodes.module import Input, gather_inputs, module_io, plan_inputs, selected, taken, values_of_prediction
 from dspyer.nodes.node import Call, Command, Decision, Goto, Send
@@ -126,7 +126,7 @@ class FunctionRouter(Router):
         if result is None or isinstance(result, Command):
             raise RouteError(
                 f"{self.who} returned {brief(result)}: a router returns a label, a name, a Send or a list of them; "
-                f"its targets are {listed(self.targets)}"
+                f"its targets are {list_names(self.targets)}"
             )
         return Decision(self.routes.resolve(result, self.who))
 
@@ -262,8 +262,8 @@ class Routes:
             check_target(part, self.targets, who, _FIX)
         hint = suggestion(part, [*self.labels, *self.targets])
         raise RouteError(
-            f"{who} returned {brief(part)}; its labels are {listed(self.labels)} and its targets "
-            f"{listed(self.targets)}: {_FIX}.{hint}"
+            f"{who} returned {brief(part)}; its labels are {list_names(self.labels)} and its targets "
+            f"{list_names(self.targets)}: {_FIX}.{hint}"
         )
 
     def _label(self, part: object) -> tuple[str, ...] | None:
@@ -298,7 +298,7 @@ def routes_of(
     if path_map is None:
         names = tuple(name for name in promised if isinstance(name, str))
         if not names or len(names) < len(promised):
-            labels = f" for {listed(promised)}" if promised else ""
+            labels = f" for {list_names(promised)}" if promised else ""
             fix = "a dict from label to node, a list of nodes, or a return annotation `-> Literal['a', 'b']`"
             return None, [f"{who} does not say where it may go: give it a path map{labels}: {fix}"]
         return Routes({}, tuple(dict.fromkeys(names))), []
@@ -336,7 +336,7 @@ def _uncovered(
         if label not in labels and label not in targets
     ]
     problems += [
-        f"{who} never gives {label!r}, which the path map has; it gives {listed(promised)}: remove it."
+        f"{who} never gives {label!r}, which the path map has; it gives {list_names(promised)}: remove it."
         f"{suggestion(label, promised)}"
         for label in labels
         if complete and label not in promised
@@ -344,15 +344,14 @@ def _uncovered(
     return problems
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# From what a user gave to `add_conditional_edges` to a router.
+# --- building
 
 
 class BuiltRouter(NamedTuple):
-    """A router that was built, or the reasons why not.
+    """A router, or the reasons why it cannot be built.
 
     Attributes:
-        router: None if there is no telling where it goes.
+        router: None if its targets are unknown.
         module: what the program holds under `router.module_name`; None for nothing.
         problems: what is wrong with it, each with its fix.
     """
@@ -362,50 +361,61 @@ class BuiltRouter(NamedTuple):
     problems: tuple[str, ...] = ()
 
 
-def build_router(
-    source: str,
-    route: Route,
-    path_map: PathMap | None = None,
-    *,
-    schema: Schema,
-    name: str | None = None,
-    writes: str | NamesSpec | None = None,
-) -> BuiltRouter:
-    """Make a router.
+class RouterOptions(NamedTuple):
+    """The options of a router: what `Graph.add_conditional_edges` was given.
 
-    Args:
+    Attributes:
         source: the node that it follows, or `START`.
         route: a pure function, the name of a field, or a module with one `Literal` output.
         path_map: targets by label, or a list of names.
-        schema: the fields of the state.
-        name: the name of a module router among the graph's predictors; `SOURCE_router` if not given.
+        name: the name of a module router among the graph's predictors; None for `SOURCE_router`.
         writes: where a module router commits its label: a field, or its outputs as for a node.
-
-    Returns:
-        The router with its module, and what is wrong with it.
     """
-    who = f"the router of {source!r}"
+
+    source: str
+    route: Route
+    path_map: PathMap | None = None
+    name: str | None = None
+    writes: str | NamesSpec | None = None
+
+    @property
+    def who(self) -> str:
+        """How problems and errors name the router."""
+        return f"the router of {self.source!r}"
+
+    @property
+    def known_targets(self) -> tuple[str, ...]:
+        """The targets that the path map names, for a router that cannot be built."""
+        path_map = self.path_map
+        parts = path_map.values() if isinstance(path_map, Mapping) else () if path_map is None else (path_map,)
+        found = [name for part in parts for name in _names(part)]
+        return tuple(name for name in found if isinstance(name, str))
+
+    @property
+    def may_send(self) -> bool:
+        """Whether its function may return `Send`s."""
+        return callable(self.route) and not isinstance(self.route, dspy.Module) and mentions(self.route, Send)
+
+
+def build_router(options: RouterOptions, schema: Schema) -> BuiltRouter:
+    """A router with its module, and what is wrong with it."""
+    route = options.route
     if isinstance(route, dspy.Module):
-        return _build_module_router(source, route, path_map, schema, name or f"{source}_router", writes)
+        return _build_module_router(route, options, schema)
     problems = []
-    if name is not None or writes is not None:
-        problems.append(f"{who}: name= and writes= are for routers that are modules; this one is {brief(route)}")
+    if options.name is not None or options.writes is not None:
+        problems.append(
+            f"{options.who}: name= and writes= are for routers that are modules; this one is {brief(route)}"
+        )
     if isinstance(route, str):
-        built = _build_field_router(source, route, path_map, schema)
+        built = _build_field_router(route, options, schema)
     elif callable(route):
-        built = _build_function_router(source, route, path_map, schema)
+        built = _build_function_router(route, options, schema)
     else:
         fix = "give a function, the name of a field, or a dspy.Module with one Literal output"
-        built = BuiltRouter(None, None, (f"{who} is {brief(route)}, of type {type(route).__name__}: {fix}",))
+        problem = f"{options.who} is {brief(route)}, of type {type(route).__name__}: {fix}"
+        built = BuiltRouter(None, None, (problem,))
     return built._replace(problems=(*problems, *built.problems))
-
-
-def lost_ways(route: Route, path_map: PathMap | None) -> tuple[tuple[str, ...], bool]:
-    """Of a router that could not be built, the targets that its path map names, and whether it may return `Send`s."""
-    parts = path_map.values() if isinstance(path_map, Mapping) else () if path_map is None else (path_map,)
-    found = [name for part in parts for name in _names(part)]
-    sends = callable(route) and not isinstance(route, dspy.Module) and mentions(route, Send)
-    return tuple(name for name in found if isinstance(name, str)), sends
 
 
 def _names(part: object) -> Iterable[object]:
@@ -418,27 +428,25 @@ def _promises(kind: object) -> tuple[bool, bool]:
     return all(gives_literals_alone(each) for each in given if each is not NoneType), NoneType in given
 
 
-def _build_field_router(source: str, field: str, path_map: PathMap | None, schema: Schema) -> BuiltRouter:
-    who = f"the router of {source!r}"
+def _build_field_router(field: str, options: RouterOptions, schema: Schema) -> BuiltRouter:
+    who = options.who
     if not schema.accepts_any_key and field not in schema.fields:
         return BuiltRouter(
-            None, None, (f"{who}: {field!r} {no_field(field, schema)} A router that is a string is a field.",)
+            None, None, (f"{who}: {field!r} {unknown_field_text(field, schema)} A router that is a string is a field.",)
         )
     kind = None if schema.accepts_any_key else schema.fields[field].annotation
     by = f"{who} by the field {field!r}"
     complete, unset = _promises(kind)
-    routes, problems = routes_of(path_map, literals(kind), by, complete, unset)
+    routes, problems = routes_of(options.path_map, literals(kind), by, complete, unset)
     if routes is None:
         return BuiltRouter(None, None, tuple(problems))
     return BuiltRouter(
-        FieldRouter(name=source, routes=routes, reads={field: field}, field=field), None, tuple(problems)
+        FieldRouter(name=options.source, routes=routes, reads={field: field}, field=field), None, tuple(problems)
     )
 
 
-def _build_function_router(
-    source: str, fn: Callable[..., object], path_map: PathMap | None, schema: Schema
-) -> BuiltRouter:
-    who = f"the router of {source!r}"
+def _build_function_router(fn: Callable[..., object], options: RouterOptions, schema: Schema) -> BuiltRouter:
+    who = options.who
     problems = []
     if is_async(fn):
         problems.append(
@@ -447,18 +455,18 @@ def _build_function_router(
     described = describe(fn, who)
     plan = plan_binding(described, who, schema)
     promised = literals(described.returns)
-    routes, more = routes_of(path_map, promised, who, complete=gives_literals_alone(described.returns))
+    routes, more = routes_of(options.path_map, promised, who, complete=gives_literals_alone(described.returns))
     problems += [*plan.problems, *plan.unknown, *more]
     fix = (
         "route with the module itself, add_conditional_edges({source!r}, {{name}}, ...), or call it in a node and "
         "route by the field that it wrote"
     )
-    problems += hidden_problems(fn, who, fix.format(source=source))
+    problems += hidden_problems(fn, who, fix.format(source=options.source))
     if routes is None:
         return BuiltRouter(None, None, tuple(problems))
     reads, optional = plan.binding.facts()
     router = FunctionRouter(
-        name=source,
+        name=options.source,
         routes=routes,
         reads=reads,
         optional=optional,
@@ -470,30 +478,23 @@ def _build_function_router(
     return BuiltRouter(router, None, tuple(problems))
 
 
-def _build_module_router(
-    source: str,
-    module: dspy.Module,
-    path_map: PathMap | None,
-    schema: Schema,
-    name: str,
-    writes: str | NamesSpec | None,
-) -> BuiltRouter:
-    who = f"the router of {source!r}"
+def _build_module_router(module: dspy.Module, options: RouterOptions, schema: Schema) -> BuiltRouter:
+    who, name = options.who, options.name or f"{options.source}_router"
     found = module_io(module)
     flaws = [f"{who}: {problem}" for problem in found.problems]
     choices = {output: literals(kind) for output, kind in (found.outputs or {}).items() if literals(kind)}
     if len(choices) != 1:
-        have = f"{len(choices)} Literal outputs ({listed(choices)})" if choices else "no Literal output"
+        have = f"{len(choices)} Literal outputs ({list_names(choices)})" if choices else "no Literal output"
         problem = (
             f"{who} is a {type(module).__name__} with {have}: a router has exactly one, "
             "as in dspy.Predict(\"question -> next: Literal['search', 'done']\")"
         )
         return BuiltRouter(None, None, (*flaws, problem))
     ((label, promised),) = choices.items()
-    known = () if found.own_code and path_map is not None else promised
+    known = () if found.own_code and options.path_map is not None else promised
     complete, unset = _promises((found.outputs or {})[label])
-    routes, problems = routes_of(path_map, known, who, complete, unset)
-    written, more = _router_writes(writes, label, who)
+    routes, problems = routes_of(options.path_map, known, who, complete, unset)
+    written, more = _router_writes(options.writes, label, who)
     own = (*(found.outputs or {}), *found.by_products)
     problems += [*more, *check_names(written, "writes", who, own=own, schema=schema)]
     planned = plan_inputs(found, NodeOptions(name, schema), who)
@@ -503,7 +504,7 @@ def _build_module_router(
     if routes is None:
         return BuiltRouter(None, module, tuple(problems))
     router = ModuleRouter(
-        name=source,
+        name=options.source,
         routes=routes,
         reads=templates.all_reads(reads),
         optional=templates.optional_fields(reads, optional),
@@ -519,5 +520,5 @@ def _build_module_router(
 def _router_writes(writes: str | NamesSpec | None, label: str, who: str) -> tuple[FieldNames, list[str]]:
     if isinstance(writes, str):
         return {label: writes}, []
-    written, problems = as_map(writes, "writes", who)
+    written, problems = name_map(writes, "writes", who)
     return written or {}, problems

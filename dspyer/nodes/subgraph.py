@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Protocol, cast
 
 import dspy
 
-from dspyer.nodes.field_names import FieldNames, check_names, listed
+from dspyer.errors import list_names
+from dspyer.nodes.field_names import FieldNames, check_names
 from dspyer.nodes.module import Input, ModuleIO, gather_inputs, plan_inputs, taken, whole_inputs, with_rest
 from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
@@ -144,12 +145,12 @@ class SubgraphNode(Node):
         return Reply(values, None, True)
 
 
-def build_subgraph(module: dspy.Module, spec: NodeOptions) -> Built:
+def build_subgraph(module: dspy.Module, options: NodeOptions) -> Built:
     """Make a node of a compiled graph.
 
     Args:
         module: the program.
-        spec: the node's options.
+        options: the node's options.
 
     Returns:
         The node with its program, and what is wrong with it.
@@ -157,62 +158,62 @@ def build_subgraph(module: dspy.Module, spec: NodeOptions) -> Built:
     graph = cast(SubgraphProgram, module).graph
     optional = frozenset(graph.inputs) - graph.required
     found = ModuleIO(inputs=dict.fromkeys(graph.inputs, Any), optional=optional)
-    planned = plan_inputs(found, spec, spec.who)
-    writes, problems = _plan_writes(graph, spec)
+    planned = plan_inputs(found, options, options.who)
+    writes, problems = _plan_writes(graph, options)
     reads, unset = planned.facts()
     gives = writes
-    if spec.writes is None and writes is not None and not spec.overlay:
-        partial = {name for name in spec.views if spec.schema.reducer(name) is None}  # its rest must not get lost
+    if options.writes is None and writes is not None and not options.overlay:
+        partial = {name for name in options.views if options.schema.reducer(name) is None}  # its rest must not get lost
         changed = [name for name in _changed_inputs(graph, reads) if name not in partial]
-        gives = {**_fields(changed, spec.schema), **writes}
+        gives = {**_fields(changed, options.schema), **writes}
         writes = {**writes, **{name: name for name in gives if name in (graph.writes or ())}}
-    templates, wrong, missing = plan_templates((), spec, reads.values(), spec.who)
+    templates, wrong, missing = plan_templates((), options, reads.values(), options.who)
     node = SubgraphNode(
-        name=spec.name,
+        name=options.name,
         reads=templates.all_reads(reads),
         optional=templates.optional_fields(reads, unset),
         templates=templates,
         writes=writes,
         inputs=planned.inputs,
         gives=gives,
-        folds=frozenset() if spec.overlay else _folded(gives, spec.schema),
-        per_item=bool(spec.overlay),
+        folds=frozenset() if options.overlay else _folded(gives, options.schema),
+        per_item=bool(options.overlay),
         takes_all=not graph.closed,
     )
-    problems += _type_problems(graph.topology.schema, gives, node.folds, spec)
+    problems += _type_problems(graph.topology.schema, gives, node.folds, options)
     return Built(node, module, (*planned.problems, *problems, *wrong), (*planned.unknown, *missing))
 
 
-def _plan_writes(graph: GraphView, spec: NodeOptions) -> tuple[FieldNames | None, list[str]]:
+def _plan_writes(graph: GraphView, options: NodeOptions) -> tuple[FieldNames | None, list[str]]:
     """What it declares to write: its outputs, as far as the outer state has such fields, or what `writes` says."""
-    schema = spec.output_schema
+    schema = options.output_schema
     own = graph.writes if graph.outputs is None else graph.outputs
-    if spec.writes is not None:
+    if options.writes is not None:
         known = None if own is None else tuple(dict.fromkeys((*own, *graph.inputs)))
-        return spec.writes, check_names(spec.writes, "writes", spec.who, own=known, schema=schema)
+        return options.writes, check_names(options.writes, "writes", options.who, own=known, schema=schema)
     if own is None:
         return (None if schema.accepts_any_key else _fields(schema.fields, schema)), []
     writes = _fields(own, schema)
     if own and not writes:
         problem = (
-            f"{spec.who}: the graph gives {listed(own)}, and none of these is a field of the state "
-            f"({listed(schema.fields)}): say where its results go, as writes={{{own[0]!r}: 'a field'}}"
+            f"{options.who}: the graph gives {list_names(own)}, and none of these is a field of the state "
+            f"({list_names(schema.fields)}): say where its results go, as writes={{{own[0]!r}: 'a field'}}"
         )
         return {}, [problem]
     return writes, []
 
 
-def _type_problems(inner: Schema, gives: FieldNames | None, folds: frozenset[str], spec: NodeOptions) -> list[str]:
+def _type_problems(inner: Schema, gives: FieldNames | None, folds: frozenset[str], options: NodeOptions) -> list[str]:
     """Fields of the graph whose types can never be written to those of the outer state."""
     problems = []
     for name, field in (gives or {}).items():
         if name not in inner.fields:
             continue
         raw = name in folds and inner.reducer(name) is not None
-        wrong = misfit(spec.output_schema, field, update_type(inner, name) if raw else value_type(inner, name))
+        wrong = misfit(options.output_schema, field, update_type(inner, name) if raw else value_type(inner, name))
         if wrong:
             problems.append(
-                f"{spec.who}: its output {name!r} {wrong}: give both fields one type, or say writes={{...}}"
+                f"{options.who}: its output {name!r} {wrong}: give both fields one type, or say writes={{...}}"
             )
     return problems
 

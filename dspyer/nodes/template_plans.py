@@ -12,7 +12,8 @@ from dspy.adapters.utils import serialize_for_json
 
 from dspyer.dspy_module.predictors import predictors_in, user_instructions
 from dspyer.dspy_module.prompt_templates import VALUES_SETTING, WARNING_SETTING, can_convert
-from dspyer.nodes.field_names import listed, no_field
+from dspyer.errors import list_names
+from dspyer.nodes.field_names import unknown_field_text
 from dspyer.nodes.node import Call
 from dspyer.nodes.options import NodeOptions
 from dspyer.scheduler.lineage import written_key
@@ -105,7 +106,7 @@ def _never_written(field: str, call: Call) -> bool:
     return written_key(field) not in branch.counts
 
 
-def made_for(source: ComputedInput, form: ViewForm, call: Call) -> Any:
+def computed_value(source: ComputedInput, form: ViewForm, call: Call) -> Any:
     """What an input gets that is no field.
 
     Args:
@@ -153,12 +154,12 @@ class Planned(NamedTuple):
     unknown: tuple[str, ...] = ()
 
 
-def plan_templates(modules: Iterable[object], spec: NodeOptions, reads: Collection[str] | None, who: str) -> Planned:
+def plan_templates(modules: Iterable[object], options: NodeOptions, reads: Collection[str] | None, who: str) -> Planned:
     """Finds the templates of a node and checks what they name.
 
     Args:
         modules: the modules that the node calls.
-        spec: the options of the node.
+        options: the options of the node.
         reads: the fields that it reads besides; None for all.
         who: the node.
     """
@@ -167,37 +168,43 @@ def plan_templates(modules: Iterable[object], spec: NodeOptions, reads: Collecti
     problems: list[str] = []
     inside = False
     brought: set[str] = set()  # by a `Send`, or a problem
-    for own, made in spec.made.items():
-        names |= dict.fromkeys(made.names)
-        unknown += _unknown(made.names, f"in reads[{own!r}]", spec, who)
+    for own, computed in options.computed.items():
+        names |= dict.fromkeys(computed.names)
+        unknown += _unknown(computed.names, f"in reads[{own!r}]", options, who)
     for module in modules:
         if not isinstance(module, dspy.Module):
             continue
         texts = [text for text in user_instructions(module) if is_template(text)]
         named = tuple(dict.fromkeys(name for text in texts for name in names_in(text)))
-        known = [name for name in named if _is_known(name, spec)]
+        known = [name for name in named if _is_known(name, options)]
         inside = inside or bool(texts)
         names |= dict.fromkeys(known)
         brought |= {name for name in named if name not in known}
         if not getattr(module, "_compiled", False):  # what was tuned before is loaded text
-            unknown += _unknown(named, "in its instructions", spec, who)
+            unknown += _unknown(named, "in its instructions", options, who)
         problems += _cannot(module, known, who) if known else ()
     if not names and not inside:
         return Planned()
     fields = frozenset(name for name in names if not name.startswith(RUN))
-    may = None if reads is None else frozenset(reads) | fields | spec.overlay | brought
+    may = None if reads is None else frozenset(reads) | fields | options.overlay | brought
     return Planned(Templates(tuple(names), may, inside), tuple(problems), tuple(unknown))
 
 
-def _is_known(name: str, spec: NodeOptions) -> bool:
-    return name.startswith(RUN) or spec.schema.accepts_any_key or name in spec.schema.fields or name in spec.overlay
+def _is_known(name: str, options: NodeOptions) -> bool:
+    return (
+        name.startswith(RUN)
+        or options.schema.accepts_any_key
+        or name in options.schema.fields
+        or name in options.overlay
+    )
 
 
-def _unknown(names: Iterable[str], where: str, spec: NodeOptions, who: str) -> list[str]:
+def _unknown(names: Iterable[str], where: str, options: NodeOptions, who: str) -> list[str]:
     return [
-        f"{who}: {{{name}}} {where} {no_field(name, spec.schema)} Double the braces to show them as they are"
+        f"{who}: {{{name}}} {where} {unknown_field_text(name, options.schema)} Double the braces to show them as they "
+        "are"
         for name in names
-        if not _is_known(name, spec)
+        if not _is_known(name, options)
     ]
 
 
@@ -205,7 +212,7 @@ def _cannot(module: dspy.Module, names: list[str], who: str) -> list[str]:
     """Predictors with templates in whose call nothing can be filled."""
     kinds = [type(predictor).__name__ for _, predictor in predictors_in(module) if not can_convert(predictor)]
     return [
-        f"{who}: its instructions name {listed(names)}, and nothing is filled into those of a {kind}, which has a "
+        f"{who}: its instructions name {list_names(names)}, and nothing is filled into those of a {kind}, which has a "
         "`forward` of its own: use dspy.Predict, or give the text as an input, reads={'name': fill('...')}"
         for kind in dict.fromkeys(kinds)
     ]

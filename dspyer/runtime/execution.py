@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from dspyer.dspy_module.tracing import append_to_trace
 from dspyer.errors import Interrupt, RouteError, list_names
 from dspyer.events import Question
+from dspyer.graph.spec import check_send
 from dspyer.nodes.attempt import Attempt, with_posts
 from dspyer.nodes.condense import condensed
 from dspyer.nodes.context import Context
@@ -196,7 +197,7 @@ def _targets(session: Session, name: str, goto: Sequence[str | Send]) -> tuple[T
         if isinstance(target, str):
             targets.setdefault(target, Target(target))
         else:
-            session.graph.check_send(name, target)
+            check_send(session.graph, name, target)
             targets[index] = Target(node, target.overlay)
     if not targets:
         raise RouteError(f"node {name!r} has nowhere to go: return the name of a target, or END to finish the branch")

@@ -15,8 +15,8 @@ from dspyer.dspy_module.signatures import own_signatures
 from dspyer.dspy_module.source import reduce_program, source_class
 from dspyer.dspy_module.tracing import append_to_trace
 from dspyer.errors import InputError, Interrupt, Interrupted, RunStoppedError, ThreadError
-from dspyer.graph.compile import fill_templates
-from dspyer.graph.spec import GraphSpec
+from dspyer.graph.compile import prepare_modules
+from dspyer.graph.spec import GraphSpec, check_inputs
 from dspyer.nodes.answer_types import Interrupts, answering, first_of
 from dspyer.nodes.binding import check_resources, resources_of
 from dspyer.nodes.node import Call
@@ -314,12 +314,12 @@ class CompiledGraph(dspy.Module):
         """The resources of a call; refuses one that lacks some."""
         resources = {**self._resources, **request.resources}
         if self._graph.needs_resources:
-            check_resources((*self._graph.nodes.values(), *self._graph.routers()), resources)
+            check_resources((*self._graph.nodes.values(), *self._graph.routers), resources)
         return resources
 
     def _run_start(self, inputs: Mapping[str, Any], request: Request) -> RunStart:
         """A run from the inputs; inside of a stored run, with the commits that an earlier attempt has made."""
-        self._graph.check_inputs(inputs)
+        check_inputs(self._graph, inputs)
         topology, schema = self._graph.topology, self._graph.topology.schema
         state = schema.initial_state(schema.as_replacements(inputs) if request.inside else inputs)
         run_start = RunStart.of(topology, state, request.label)
@@ -495,7 +495,7 @@ def assemble(
         if name in graph.thawed:
             for _, inner in module.named_sub_modules():
                 inner._compiled = False
-    fill_templates(graph, copies)
+    prepare_modules(graph, copies)
     program = source_class(graph.name, CompiledGraph, text)(graph, copies)
     own_signatures(program, retag=True)
     program._store = store

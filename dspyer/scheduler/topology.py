@@ -56,5 +56,9 @@ class Topology:
         """The merge policies of a join at `node`."""
         return self.join_policies.get(node, self.policies)
 
+    def has_policy(self, field: str) -> bool:
+        """Whether a merge policy was chosen for a field: only then may nodes that run in parallel both write it."""
+        return any(policies.covers(field) for policies in (self.policies, *self.join_policies.values()))
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Topology:
         return self

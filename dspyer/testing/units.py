@@ -10,7 +10,7 @@ from typing import Any
 import dspy
 
 from dspyer.errors import GraphError, Interrupt, Interrupted, suggestion
-from dspyer.graph.spec import GraphSpec
+from dspyer.graph.spec import GraphSpec, check_send
 from dspyer.hints import signature_of
 from dspyer.nodes.answer_types import Interrupts, answering, first_of
 from dspyer.nodes.attempt import Attempt, NoRun, with_posts
@@ -19,6 +19,7 @@ from dspyer.nodes.build import build_node
 from dspyer.nodes.condense import CondenserCalls, condensed
 from dspyer.nodes.context import Context
 from dspyer.nodes.node import Call, Node, Send
+from dspyer.nodes.options import node_options
 from dspyer.nodes.router import Router
 from dspyer.patch import plain_patch
 from dspyer.runtime.program import CompiledGraph
@@ -116,7 +117,7 @@ def route(
         for way in ways:
             for target in (way,) if isinstance(way, str) else way.decide(call).targets:
                 if isinstance(target, Send):
-                    blueprint.check_send(node, target)
+                    check_send(blueprint, node, target)
                 if isinstance(target, Send) or target not in found:
                     found.append(target)
     return found
@@ -143,16 +144,17 @@ def stub(program: CompiledGraph, **fakes: Callable[..., Any] | Mapping[str, Any]
     """
     blueprint = program.graph
     nodes = dict(blueprint.nodes)
-    senders: list[Node | Router] = [*nodes.values(), *blueprint.routers()]
+    senders: list[Node | Router] = [*nodes.values(), *blueprint.routers]
     sent = {target for sender in senders for target in sender.send_targets}
     problems: list[str] = []
     for name, fake in fakes.items():
         node = _node(blueprint, name)
         function = _constant(fake) if isinstance(fake, Mapping) else fake
         reads = _reads(function, node.reads)
-        built = build_node(
-            name, function, schema=blueprint.topology.schema, reads=reads, writes=node.writes, goto=node.goto
+        options = node_options(
+            name, function, blueprint.topology.schema, reads=reads, writes=node.writes, goto=node.goto
         )
+        built = build_node(options)
         problems += [*built.problems, *(built.unknown if name not in sent else ())]
         if built.node is not None:
             nodes[name] = built.node

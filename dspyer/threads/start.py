@@ -17,7 +17,7 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 from dspyer.errors import ChangedGraphError, OpenRunError, StoreError, ThreadError
-from dspyer.graph.spec import GraphSpec
+from dspyer.graph.spec import GraphSpec, check_inputs
 from dspyer.persistence.execution_records import ExecutionRecords, answer_row
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.reader import HistoryReader, RunRows, read_run
@@ -174,7 +174,7 @@ class RunStarter:
         """
         self.compatibility.check_graph(head.last_run)
         adapted = self.compatibility.adapted(head.state, head.last_run)
-        self.graph.check_inputs(inputs, self._fields_kept(adapted.state))
+        check_inputs(self.graph, inputs, self._fields_kept(adapted.state))
         schema = self.graph.topology.schema
         patch, _ = schema.begin(adapted.state, inputs, keep=self.graph.keep, commit_id=f"{label}/trunk:0")
         patch = adapted.patch(schema, patch)

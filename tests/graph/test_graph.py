@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, Send, reducers, view
 from dspyer.errors import GraphError, InputError
-from dspyer.graph.declarations import RESERVED
+from dspyer.graph.declarations import RESERVED_NAMES
 
 
 class Draft(BaseModel):
@@ -243,7 +243,7 @@ def test_a_graph_handed_to_an_optimizer_says_compile_first(use: str) -> None:
 
 def test_every_attribute_of_a_program_is_reserved() -> None:
     own = {name for name in dir(CompiledGraph) if not name.startswith("_")} - set(dir(dspy.Module))
-    assert own <= RESERVED
+    assert own <= RESERVED_NAMES
     for name in own | {"score", "candidate_programs", "set_lm", "named_predictors"}:
         with pytest.raises(GraphError):
             Graph().add_node(name, nothing)

@@ -13,7 +13,8 @@ from dspy.utils import DummyLM
 from dspyer.nodes.build import build_node
 from dspyer.nodes.context import Context
 from dspyer.nodes.node import Built, Call, Decision, Node, Reply
-from dspyer.nodes.router import Router
+from dspyer.nodes.options import MapOptions, node_options
+from dspyer.nodes.router import BuiltRouter, Router, RouterOptions, build_router
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze
@@ -52,7 +53,19 @@ def call_of(
 
 
 def built(node: object, name: str = "node", *, schema: Schema = OPEN, **options: Any) -> Built:
-    return build_node(name, node, schema=schema, **options)
+    return build_node(node_options(name, node, schema, **options))
+
+
+def built_map(node: object, name: str = "node", *, schema: Schema = OPEN, **options: Any) -> Built:
+    """A map over `node`; `over`, `item`, `into` and `max_concurrency` are options of the map."""
+    mapped = {key: options.pop(key) for key in MapOptions._fields if key in options}
+    return build_node(node_options(name, node, schema, map=MapOptions(**mapped), **options))
+
+
+def built_router(
+    source: str, route: Any, path_map: Any = None, *, schema: Schema, name: Any = None, writes: Any = None
+) -> BuiltRouter:
+    return build_router(RouterOptions(source, route, path_map, name, writes), schema)
 
 
 def good(result: Built) -> Node:

@@ -300,9 +300,9 @@ def test_the_context() -> None:
         assert SEEN == ["run", "node", (1,), 2, "1:0"]
 
 
-def test_emit_goes_to_whoever_listens() -> None:
+def test_emit_publishes_an_event_to_the_host() -> None:
     class Listener(NoRun):
-        def record(self, event: Event) -> None:
+        def publish(self, event: Event) -> None:
             got.append(event)
 
     got: list[Event] = []

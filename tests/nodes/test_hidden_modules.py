@@ -12,8 +12,7 @@ from dspyer.nodes import node as node_module
 from dspyer.nodes.function import NodeModules
 from dspyer.nodes.hidden_modules import find_hidden, mentions
 from dspyer.nodes.node import Command, Send
-from dspyer.nodes.router import build_router
-from tests.nodes.kit import OPEN, built
+from tests.nodes.kit import OPEN, built, built_router
 
 PREDICT = dspy.Predict("question -> answer")
 LISTED = [dspy.Predict("question -> answer")]
@@ -156,7 +155,7 @@ def test_a_module_that_the_graph_does_not_see_is_a_problem(fn: Any, name: str, p
     (problem,) = [text for text in built(fn, "search").problems if "dspy.Module" in text]
     assert f"node 'search' uses the dspy.Module {name!r}" in problem
     assert "modules={" in problem
-    problems = build_router("judge", fn, ["a", "b"], schema=OPEN).problems
+    problems = built_router("judge", fn, ["a", "b"], schema=OPEN).problems
     assert any("the router of 'judge' uses the dspy.Module" in text for text in problems)
 
 

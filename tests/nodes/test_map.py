@@ -8,11 +8,10 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer.errors import NodeOutputError, UnsetFieldError
-from dspyer.nodes.build import build_map
 from dspyer.nodes.map import MapNode
 from dspyer.nodes.node import Built, Command, OneByOne, Reply, Send
 from dspyer.schema.schema import Schema
-from tests.nodes.kit import MODES, OPEN, answering, call_of, good, holder, reply
+from tests.nodes.kit import MODES, OPEN, answering, built_map, call_of, good, holder, reply
 
 T = TypeVar("T")
 
@@ -43,7 +42,7 @@ STATE = {"docs": ["b", "a"], "title": "t"}
 
 def mapped(node: object, schema: Schema = DIGEST, **options: Any) -> Built:
     given = {"over": "docs", "item": "doc", "into": "summaries", **options}
-    return build_map("digest", node, schema=schema, **given)
+    return built_map(node, "digest", schema=schema, **given)
 
 
 def results(node: object, mode: str, state: dict[str, Any] = STATE, **options: Any) -> Reply:

@@ -12,7 +12,7 @@ from dspy.utils import DummyLM
 from pydantic import BaseModel
 
 from dspyer.errors import GraphError, NodeOutputError, UnsetFieldError
-from dspyer.nodes.build import node_name, precompiled
+from dspyer.nodes.build import node_name
 from dspyer.nodes.module import TABLE, module_io
 from dspyer.nodes.node import Built
 from dspyer.nodes.sync_async import uses_acall
@@ -474,12 +474,3 @@ def test_a_node_without_a_name_of_its_own_must_be_given_one() -> None:
     for node in (lambda state: None, functools.partial(reward), dspy.Predict("a -> b")):
         with pytest.raises(GraphError, match="has no name of its own"):
             node_name(node)
-
-
-def test_precompiled_modules_are_named() -> None:
-    module = Own()
-    assert precompiled(module) == ()
-    module.answer._compiled = True
-    assert precompiled(module) == ("self.answer",)
-    module._compiled = True
-    assert precompiled(module) == ("self", "self.answer")

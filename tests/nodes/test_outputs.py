@@ -8,7 +8,6 @@ import typing_extensions
 from pydantic import BaseModel, ConfigDict
 
 from dspyer.errors import NodeOutputError, RouteError
-from dspyer.nodes.build import build_node
 from dspyer.nodes.node import Command, Reply, Send
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
@@ -288,6 +287,6 @@ def test_the_typed_dict_of_typing_extensions_declares_writes_too() -> None:
         return {"answer": question}
 
     search.__annotations__["return"] = Found
-    node = build_node("search", search, schema=Schema.of(None)).node
+    node = built(search, "search").node
     assert node is not None
     assert node.writes == {"answer": "answer"}

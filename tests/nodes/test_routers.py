@@ -10,10 +10,10 @@ from pydantic import BaseModel
 
 from dspyer.errors import RouteError, UnsetFieldError
 from dspyer.nodes.node import Command, Decision, Send
-from dspyer.nodes.router import FieldRouter, FunctionRouter, ModuleRouter, Router, build_router
+from dspyer.nodes.router import FieldRouter, FunctionRouter, ModuleRouter, Router
 from dspyer.scheduler.topology import END
 from dspyer.schema.schema import Schema
-from tests.nodes.kit import MODES, OPEN, answering, call_of, decision, holder
+from tests.nodes.kit import MODES, OPEN, answering, built_router, call_of, decision, holder
 
 
 class Size(enum.Enum):
@@ -34,14 +34,14 @@ TICKET = Schema.of(Ticket)
 
 
 def made(route: Any, path_map: Any = None, schema: Schema = OPEN, **options: Any) -> Router:
-    found = build_router("judge", route, path_map, schema=schema, **options)
+    found = built_router("judge", route, path_map, schema=schema, **options)
     assert found.problems == ()
     assert found.router is not None
     return found.router
 
 
 def problems_of(route: Any, path_map: Any = None, schema: Schema = OPEN, **options: Any) -> str:
-    return "\n".join(build_router("judge", route, path_map, schema=schema, **options).problems)
+    return "\n".join(built_router("judge", route, path_map, schema=schema, **options).problems)
 
 
 def gives(result: object) -> Any:
@@ -270,7 +270,7 @@ def answer(mode: str, router: Router, module: dspy.Module, **fields: str) -> Dec
 @MODES
 def test_a_module_with_one_literal_output_routes(mode: str) -> None:
     module = dspy.ChainOfThought(CHOOSE)
-    found = build_router("judge", module, schema=TICKET)
+    found = built_router("judge", module, schema=TICKET)
     assert found.problems == ()
     assert found.module is module
     router = found.router

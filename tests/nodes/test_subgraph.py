@@ -12,14 +12,13 @@ from pydantic import BaseModel
 
 from dspyer import reducers
 from dspyer.errors import UnsetFieldError
-from dspyer.nodes.build import build_map
 from dspyer.nodes.node import Call, Reply
 from dspyer.nodes.subgraph import SubgraphNode, is_program
 from dspyer.patch import DELETE
 from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema
 from dspyer.values.freezing import freeze
-from tests.nodes.kit import MODES, OPEN, built, call_of, good, holder, reply
+from tests.nodes.kit import MODES, OPEN, built, built_map, call_of, good, holder, reply
 
 
 class Inner(BaseModel):
@@ -202,7 +201,7 @@ def test_what_does_not_fit_the_outer_state(schema: Schema, options: dict[str, An
 def test_a_worker_of_a_map_gives_no_inputs_back() -> None:
     for outputs in (("answer",), None):
         program = Program({"answer": "a", "hint": "changed"}, outputs, None, Schema.of(Small))
-        found = build_map("node", program, schema=OPEN, over="topics", item="question", into="results")
+        found = built_map(program, schema=OPEN, over="topics", item="question", into="results")
         call = call_of({"topics": ["t"], "hint": "h"}, program=holder(node=program))
         assert reply(good(found), call).updates == {"results": ["a"]}
         assert program.given == [{"question": "t", "hint": "h"}]
@@ -210,7 +209,7 @@ def test_a_worker_of_a_map_gives_no_inputs_back() -> None:
 
 def test_a_worker_of_a_map_gives_outputs_that_did_not_change() -> None:
     program = Program({}, ("hint",))
-    found = build_map("node", program, schema=OUTER, over="topics", item="question", into="results")
+    found = built_map(program, schema=OUTER, over="topics", item="question", into="results")
     call = call_of({"topics": ["t"]}, program=holder(node=program))
     assert reply(good(found), call).updates == {"results": [""]}
 
@@ -239,7 +238,7 @@ def test_a_worker_of_a_map_gives_the_values_of_its_outputs(
 ) -> None:
     changes = {"answer": "a", "scratch": "s", "notes": DELETE, "log": Updates(freeze(["x"]), freeze(["y"]))}
     program = Program(changes, outputs, writes)
-    found = build_map("node", program, schema=OUTER, over="topics", item="question", into="results")
+    found = built_map(program, schema=OUTER, over="topics", item="question", into="results")
     call = call_of({"topics": ["t1", "t2"]}, program=holder(node=program))
     given = reply(good(found), call, mode)
     if outputs == ("notes",):
