@@ -1,4 +1,10 @@
-"""A thread as a file of JSON lines, and back: a line for the thread, for each run, row, large value; a digest last."""
+"""Write a thread to a file of JSON lines, and load it.
+
+The first line is the thread. Each run is a line, followed by its rows; a large value (blob) comes before the first row
+that refers to it. If older history was pruned, the snapshot at its root comes next. The last line is a digest of all
+lines before it: it shows that the file is complete, not who made it. So a file is checked in full before anything is
+written, within limits on its size.
+"""
 
 from __future__ import annotations
 
@@ -29,92 +35,18 @@ from dspyer.threads.ownership import LEASE, leases, new_owner
 from dspyer.values import json as encoding
 from dspyer.values.types import Opaque
 
-BATCH = 500
-"""Rows that are written together."""
-
-
-class Reached(NamedTuple):
-    """What a thread reaches of one run."""
-
-    run: RunRow
-    rows: list[Row]
-
-
-def reached(store: Store, row: ThreadRow) -> list[Reached]:
-    """What a thread reaches, runs before those that go on from them.
-
-    Args:
-        store: where it is.
-        row: where it stands.
-    """
-    own = [run.id for run in store.runs(row.name)]
-    rows: dict[str, list[Row]] = {}
-    runs: dict[str, RunRow] = {}
-    waiting = [*own, *([row.head.run] if row.head else [])]
-    while waiting:
-        name = waiting.pop()
-        run = None if name in runs else store.run(name)
-        if run is not None:
-            runs[name], rows[name] = run, store.rows(name)
-            waiting += [parent.run for parent in run.parents]
-    extents = {
-        name: RunSummary(run.thread, run.parents, rows[name][-1].seq if rows[name] else -1)
-        for name, run in runs.items()
-    }
-    spans = reachable_rows(ThreadBounds(row.head, row.root), extents, own)
-    kept = {
-        name: Reached(
-            runs[name], [part for part in rows[name] if any(first <= part.seq <= last for first, last in found)]
-        )
-        for name, found in spans.items()
-    }
-    return [kept[name] for name in _parents_first(store, kept)]
-
-
-def _parents_first(store: Store, kept: Mapping[str, Reached]) -> list[str]:
-    done: dict[str, None] = {}
-    begun: set[str] = set()
-    stack = [(name, False) for name in reversed(list(kept))]
-    while stack:
-        name, ready = stack.pop()
-        if ready:
-            done[name] = None
-        elif name in begun and name not in done:
-            raise cyclic_history(store, name)
-        elif name in kept and name not in done:
-            begun.add(name)
-            stack.append((name, True))
-            stack += [(parent.run, False) for parent in kept[name].run.parents]
-    return list(done)
-
-
-def shown_row(redaction: Redaction, reader: HistoryReader, row: Row) -> Any:
-    """The content of a row as a redacted export shows it: patches by their paths, of all else only that it exists."""
-    if row.kind in (RowKind.OPEN, *COMMITS):
-        written = read_commit_content(row.content, reader.fetch, reader.decode)
-        patch = None if written.patch is None else redaction.patch(written.patch)
-        return encode_commit_content(CommitContent(patch))
-    if row.kind == RowKind.END and row.content is not None:
-        failures = row.content.value(reader.fetch, lambda plain: plain)
-        return [{**failure, "message": HIDDEN, "traceback": HIDDEN} for failure in failures]
-    return HIDDEN
-
-
 ShowRow = Callable[[Row], Any]
-"""What is shown of a row, as JSON values."""
+"""Makes the JSON values that a redacted export shows of a row."""
 
 
 def export(store: Store, row: ThreadRow, path: str | os.PathLike[str], shown: ShowRow | None = None) -> str:
-    """Writes all that a thread reaches to a file.
+    """Write all that a thread reaches to a file, and return the digest.
 
     Args:
-        store: where it is.
-        row: where it stands.
-        path: the file; it is replaced.
-        shown: what is shown of each row, if not all is; then the file is for people alone.
-
-    Returns:
-        The digest of the lines.
+        store: of the thread.
+        row: of the thread.
+        path: the file; it is replaced when the new one is complete.
+        shown: makes the content of each row in a redacted export, which cannot be loaded.
     """
     digest = blake2b(digest_size=16)
     target = Path(path)
@@ -130,7 +62,7 @@ def export(store: Store, row: ThreadRow, path: str | os.PathLike[str], shown: Sh
 
 
 def _lines(store: Store, thread: ThreadRow, shown: ShowRow | None) -> Iterator[dict[str, Any]]:
-    found = reached(store, thread)
+    found = reached_runs(store, thread)
     yield {
         "thread": thread.name,
         "format": FORMAT,
@@ -139,7 +71,7 @@ def _lines(store: Store, thread: ThreadRow, shown: ShowRow | None) -> Iterator[d
         "runs": thread.runs,
         **({} if shown is None else {"redacted": True}),
     }
-    told: set[str] = set()
+    written: set[str] = set()  # the ids of blobs
     for run, rows in found:
         yield {
             "run": run.id,
@@ -152,23 +84,23 @@ def _lines(store: Store, thread: ThreadRow, shown: ShowRow | None) -> Iterator[d
             if row.content is not None and shown is not None:
                 line["content"] = shown(row)
             elif row.content is not None:
-                yield from _blob_lines(store, row.content, told)
+                yield from _blob_lines(store, row.content, written)
                 line |= _content_line(row.content)
             yield line
     if shown is not None:
         return
     snapshot = store.snapshot(thread.root) if thread.root is not None else None
     if snapshot is not None and snapshot.at == thread.root:
-        yield from _blob_lines(store, snapshot.content, told)
+        yield from _blob_lines(store, snapshot.content, written)
         yield {"snapshot": snapshot.at, **_content_line(snapshot.content)}
 
 
-def _blob_lines(store: Store, content: Content, told: set[str]) -> Iterator[dict[str, Any]]:
-    content.data  # noqa: B018 - a content of a store in memory has its blobs only then
-    names = [name for name in content.refs if name not in told]
+def _blob_lines(store: Store, content: Content, written: set[str]) -> Iterator[dict[str, Any]]:
+    content.data  # noqa: B018 - it encodes the content, if its store is in memory: only then are its blobs known
+    names = [name for name in content.refs if name not in written]
     if not names:
         return
-    told.update(names)
+    written.update(names)
     blobs = {**content.blobs, **store.blobs([name for name in names if name not in content.blobs])}
     for name in names:
         if name not in blobs:
@@ -177,6 +109,7 @@ def _blob_lines(store: Store, content: Content, told: set[str]) -> Iterator[dict
 
 
 def _content_line(content: Content) -> dict[str, Any]:
+    """Content as JSON where that restores the same bytes, else as base64: its hash must not change."""
     refs = {"refs": content.refs} if content.refs else {}
     try:
         plain = json.loads(ReadBudget().spend(content.data))
@@ -194,30 +127,93 @@ def _bytes_line(data: bytes) -> dict[str, str]:
         return {"base64": base64.b64encode(data).decode()}
 
 
-# --- and back
+def shown_row(redaction: Redaction, reader: HistoryReader, row: Row) -> Any:
+    """The content of a row as a redacted export shows it: patches by their paths, of all else only that it exists."""
+    if row.kind in (RowKind.OPEN, *COMMITS):
+        written = read_commit_content(row.content, reader.fetch, reader.decode)
+        patch = None if written.patch is None else redaction.patch(written.patch)
+        return encode_commit_content(CommitContent(patch))
+    if row.kind == RowKind.END and row.content is not None:
+        failures = row.content.value(reader.fetch, lambda plain: plain)
+        return [{**failure, "message": HIDDEN, "traceback": HIDDEN} for failure in failures]
+    return HIDDEN
+
+
+# --- which rows a thread reaches
+
+
+class ReachedRun(NamedTuple):
+    """A run, with the rows of it that a thread reaches."""
+
+    run: RunRow
+    rows: list[Row]
+
+
+def reached_runs(store: Store, row: ThreadRow) -> list[ReachedRun]:
+    """All runs that a thread reaches, parents first."""
+    own = [run.id for run in store.runs(row.name)]
+    rows: dict[str, list[Row]] = {}
+    runs: dict[str, RunRow] = {}
+    waiting = [*own, *([row.head.run] if row.head else [])]
+    while waiting:
+        name = waiting.pop()
+        run = None if name in runs else store.run(name)
+        if run is not None:
+            runs[name], rows[name] = run, store.rows(name)
+            waiting += [parent.run for parent in run.parents]
+    extents = {
+        name: RunSummary(run.thread, run.parents, rows[name][-1].seq if rows[name] else -1)
+        for name, run in runs.items()
+    }
+    spans = reachable_rows(ThreadBounds(row.head, row.root), extents, own)
+    kept = {
+        name: ReachedRun(
+            runs[name], [part for part in rows[name] if any(first <= part.seq <= last for first, last in found)]
+        )
+        for name, found in spans.items()
+    }
+    return [kept[name] for name in _parents_first(store, kept)]
+
+
+def _parents_first(store: Store, kept: Mapping[str, ReachedRun]) -> list[str]:
+    """The ids of runs in topological order: a depth-first search that adds a run after its parents."""
+    done: dict[str, None] = {}
+    begun: set[str] = set()
+    stack = [(name, False) for name in reversed(list(kept))]
+    while stack:
+        name, ready = stack.pop()
+        if ready:
+            done[name] = None
+        elif name in begun and name not in done:
+            raise cyclic_history(store, name)
+        elif name in kept and name not in done:
+            begun.add(name)
+            stack.append((name, True))
+            stack += [(parent.run, False) for parent in kept[name].run.parents]
+    return list(done)
+
+
+# --- load
+
+BATCH = 500
+"""Most rows in one transaction."""
 
 
 def load(store: Store, name: str, found: Exported) -> None:
-    """Makes a thread of what was exported.
+    """Write an exported thread to a store, under a name that no thread has.
 
-    Args:
-        store: where to.
-        name: the name of the thread.
-        found: what was exported.
-
-    Raises:
-        ConcurrentRunError: if there is a thread of this name.
+    The thread is owned while it is written, so that no run starts on a part of it; if writing fails it is deleted.
     """
     owner, journal = new_owner(), Journal(store, name, 0, "", 0)
-    moved = {str(line["run"]): _place(store, line, rows, found) for line, rows in found.runs}
+    moved = {str(line["run"]): _offset_of(store, line, rows, found) for line, rows in found.runs}
     try:
-        leases.hold(owner.token, journal)  # before another can see that it owns the thread
+        leases.hold(owner.token, journal)  # before the write that makes the owner visible
         epoch = store.write(Change(name, 0, None, owner, LEASE))
         journal.set_epoch(epoch)
         try:
             _fill(store, name, epoch, found, moved)
         except BaseException:
-            with suppress(ConcurrentRunError):  # another has it, who knows that it is not whole
+            with suppress(ConcurrentRunError):  # another process has replaced the owner
                 store.delete([name], {name: epoch})
             raise
     finally:
@@ -225,7 +221,7 @@ def load(store: Store, name: str, found: Exported) -> None:
 
 
 def _fill(store: Store, name: str, epoch: int, found: Exported, moved: Mapping[str, _RunOffset]) -> None:
-    """Writes what was exported into a thread that is owned."""
+    """Write runs, rows, snapshot and head into a thread that this process owns."""
     count = 0
     for line, rows in found.runs:
         own = moved[line["run"]]
@@ -241,19 +237,22 @@ def _fill(store: Store, name: str, epoch: int, found: Exported, moved: Mapping[s
     snapshot = None
     if found.snapshot is not None and root is not None:
         snapshot = Snapshot(root, content_of(found.snapshot, found.blobs))
-    runs = max(found.thread["runs"] - count, 0)  # so that no later run gets the name of one that is there
+    runs = max(found.thread["runs"] - count, 0)  # later runs get labels that none of these has
     store.write(Change(name, epoch, lease=0.0, head=head, root=root, snapshot=snapshot, flush=True, runs=runs))
 
 
 class _RunOffset(NamedTuple):
-    """Where a run goes: its id, and the number by which those of its rows become smaller."""
+    """The id under which a run is written, and how much smaller the numbers of its rows become.
+
+    Rows that were pruned are not exported, and the rows of a run in a store begin with number 0.
+    """
 
     run: str
     shift: int
 
 
-def _place(store: Store, line: Mapping[str, Any], rows: list[Mapping[str, Any]], found: Exported) -> _RunOffset:
-    """The id that a run had, if it is free or the run is there already; else a new one."""
+def _offset_of(store: Store, line: Mapping[str, Any], rows: list[Mapping[str, Any]], found: Exported) -> _RunOffset:
+    """The id that the run had, if the store has no such run or the same one; else a new one."""
     shift = int(rows[0]["row"]) if rows else 0
     name = str(line["run"])
     known = store.run(name)
@@ -290,29 +289,29 @@ def _moved(run: str, seq: int, moved: Mapping[str, _RunOffset]) -> Point:
     return Point(run, seq) if place is None else Point(place.run, seq - place.shift)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# An exported thread, read line by line. The digest of a file says that it is whole, not who made it.
+# --- read a file, and check it
 
 FORMAT = 1
-"""Of the files that this dspyer writes and reads."""
+"""The version of the file format."""
 
 LONGEST = 1 << 30
-"""Bytes of a line that are read at most, 1 GiB: one with a long text or bytes. For others see `ReadBudget`."""
+"""Most bytes of a line, 1 GiB: of a blob. Other lines have to fit `ReadBudget`."""
 
 VALUES = 32_000_000
-"""Values that are read at most in all lines of a file."""
+"""Most JSON values in all lines of a file."""
 
+# What parsing of a line that `export` has not written may raise.
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, zlib.error, StateError, StoreError)
 
 
 class Exported(NamedTuple):
-    """What a file holds.
+    """The lines of a file, parsed and checked.
 
     Attributes:
         thread: the line of the thread.
-        runs: the lines of its runs, each with those of its rows.
-        blobs: by id.
-        snapshot: the line of the snapshot at its root.
+        runs: the lines of its runs, each with the lines of its rows.
+        blobs: large values by id.
+        snapshot: the line of the snapshot at the root of pruned history.
     """
 
     thread: Mapping[str, Any]
@@ -322,13 +321,10 @@ class Exported(NamedTuple):
 
 
 def read(path: str | os.PathLike[str]) -> Exported:
-    """Reads an exported thread. Everything in it is checked, and nothing larger than the limits is read.
-
-    Args:
-        path: the file.
+    """Read an exported thread.
 
     Raises:
-        StoreError: if it is none, is not complete, holds what no thread has, or more than is read at most.
+        StoreError: if the file is not complete, holds what `export` does not write, or exceeds a limit.
     """
     name = repr(os.fspath(path))
     digest, lines, number = blake2b(digest_size=16), _Lines(), 0
@@ -352,19 +348,14 @@ def read(path: str | os.PathLike[str]) -> Exported:
 
 
 def content_of(line: Mapping[str, Any], blobs: Mapping[str, bytes]) -> Content:
-    """The content of a line.
-
-    Args:
-        line: of a row or a snapshot.
-        blobs: by id.
-    """
+    """The content of the line of a row or a snapshot."""
     refs = line.get("refs", ())
     data = dump(line["content"]) if "content" in line else bytes_of(line)
     return Content.stored(data, refs, {name: blobs[name] for name in refs if name in blobs})
 
 
 def bytes_of(line: Mapping[str, Any]) -> bytes:
-    """The bytes of a line, which are written as text where they are text."""
+    """The bytes of a line: of its text, or of its base64."""
     return str(line["text"]).encode() if "text" in line else base64.b64decode(line["base64"])
 
 
@@ -374,7 +365,7 @@ def dump(value: Any) -> bytes:
 
 
 class _Lines:
-    """The lines of a file as they come. Each method raises `StateError` for a line that `export` does not write."""
+    """Checks the lines of a file one by one. Each method raises `StateError` for what `export` does not write."""
 
     def __init__(self) -> None:
         self._thread: dict[str, Any] = {}
@@ -382,12 +373,12 @@ class _Lines:
         self._blobs: dict[str, bytes] = {}
         self._snapshot: Mapping[str, Any] | None = None
         self._rows: list[Mapping[str, Any]] = []
-        self._elsewhere: set[str] = set()  # parents of runs whose lines have not come
+        self._unseen_parents: set[str] = set()  # a run whose line comes after a child of it is an error
         self._values = VALUES
-        self._pieces = ReadBudget()
+        self._budget = ReadBudget()  # for the chunks of snapshots, together
 
     def parsed(self, data: bytes) -> dict[str, Any]:
-        """A line, parsed if it is not too large."""
+        """A line as JSON, if it is within the limits. Commas and brackets bound the number of its values."""
         _require(len(data) <= LONGEST, f"it has more than the {LONGEST:,} bytes that are read at most")
         if not data.startswith(b'{"blob":'):
             ReadBudget().spend(data)
@@ -399,7 +390,7 @@ class _Lines:
         return line
 
     def add(self, line: dict[str, Any]) -> None:
-        """Takes a line."""
+        """Check a line against those before it, and keep it."""
         if not self._thread:
             _require(line.get("format") == FORMAT, f"it is not the line of a thread in format {FORMAT}")
             _require(not line.get("redacted"), "it was exported with redact=: it lacks values, and cannot be loaded")
@@ -423,7 +414,7 @@ class _Lines:
             self._snapshot = line
 
     def exported(self) -> Exported:
-        """What all lines say."""
+        """All lines, checked against each other."""
         for name in ("head", "root"):
             at = self._thread[name]
             _require(at is None or self._has(*at), f"its {name} is in none of its runs")
@@ -435,16 +426,16 @@ class _Lines:
         _require(isinstance(name, str) and bool(name) and isinstance(line["header"], dict), "it is no run")
         _require(name not in self._runs, f"run {name!r} is there twice")
         parents = {run for run, seq in line["parents"] if isinstance(run, str) and _is_count(seq)}
-        _require(all(run in parents for run, _ in line["parents"]), "it goes on from what is no row")
-        circles = name in parents or name in self._elsewhere
-        _require(not circles, f"run {name!r} goes on from itself, or another run from it that comes before")
-        self._elsewhere |= parents - self._runs.keys()
+        _require(all(run in parents for run, _ in line["parents"]), "a parent of the run is no row")
+        cycle = name in parents or name in self._unseen_parents
+        _require(not cycle, f"run {name!r} is its own parent, or comes after a run of which it is the parent")
+        self._unseen_parents |= parents - self._runs.keys()
         self._rows = []
         self._runs[name] = line, self._rows
 
     def _add_blob(self, name: str, data: bytes) -> None:
         if name != blob_id(data):
-            _require(name == _piece(data, self._pieces), f"large value {name!r} is another one than its id says")
+            _require(name == _chunk_id(data, self._budget), f"large value {name!r} is another one than its id says")
         self._blobs[name] = data
 
     def _has(self, run: str, seq: int) -> bool:
@@ -452,8 +443,8 @@ class _Lines:
         return bool(rows) and rows[0]["row"] <= seq <= rows[-1]["row"]
 
 
-def _piece(data: bytes, budget: ReadBudget) -> str:
-    """The id of a piece of a snapshot, which is compressed; `""` for what is none."""
+def _chunk_id(data: bytes, budget: ReadBudget) -> str:
+    """The id of a chunk of a snapshot, which is that of its uncompressed bytes; `""` for other bytes."""
     try:
         return chunk_id(budget.inflate(data))
     except zlib.error:

@@ -1,11 +1,18 @@
-"""The fingerprint of a graph: what the log of a run relies on, as plain JSON. No code, prompt or LM is in it."""
+"""The fingerprint of a graph: all that the log of a run relies on, as plain JSON, and its hash.
+
+In it are the names and edges of nodes, what they read and write, the types of the fields, reducers and merge policies.
+Not in it are code, prompts, demos and language models: these may change between two runs of a thread. Each run stores
+the id of its graph's fingerprint; `graph_changes` compares fingerprints.
+
+The second part of this file decides which classes stored values may have: those of the schema and the registered ones.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cached_property
 from types import NoneType
@@ -15,10 +22,9 @@ from weakref import WeakKeyDictionary
 from pydantic import BaseModel
 
 from dspyer.errors import StateError
-from dspyer.graph.spec import GraphSpec
+from dspyer.graph.spec import Exit, GraphSpec
 from dspyer.hints import UNIONS
 from dspyer.nodes.node import Node
-from dspyer.nodes.router import Router
 from dspyer.patch import Replace
 from dspyer.persistence.rows import COMMITS, CommitContent, CommitHeader
 from dspyer.policies import Policies
@@ -39,14 +45,11 @@ class HasGraph(Protocol):
 
 
 FingerprintFacts = Mapping[str, Any]
+"""Facts about a graph as JSON values: nodes, edges, fields, types, merge policies, interrupts."""
 
 
 class GraphFingerprint:
-    """What a graph looks like.
-
-    Attributes:
-        facts: nodes, edges, fields, types, merge policies and interrupts; of graphs inside it too.
-    """
+    """The facts of a graph, and of the graphs inside it, with the id that equal facts have in every process."""
 
     def __init__(self, facts: FingerprintFacts) -> None:
         self.facts = facts
@@ -58,34 +61,35 @@ class GraphFingerprint:
 
     @cached_property
     def id(self) -> str:
-        """The same for equal shapes, in every process."""
+        """The hash of the facts, under which they are stored as a blob."""
         return blob_id(self.data)
 
     @classmethod
     def stored(cls, data: bytes) -> GraphFingerprint:
-        """The shape of what was stored as `data`."""
+        """The fingerprint that was stored as `data`."""
         return cls(json.loads(data))
 
 
-_shapes: WeakKeyDictionary[HasGraph, GraphFingerprint] = WeakKeyDictionary()
+_fingerprints: WeakKeyDictionary[HasGraph, GraphFingerprint] = WeakKeyDictionary()
+"""Computed once for each program. Weak, so that an entry goes with its program."""
 
 
 def fingerprint_of(program: HasGraph) -> GraphFingerprint:
-    """The shape of a program's graph."""
-    shape = _shapes.get(program)
-    if shape is None:
-        shape = _shapes[program] = GraphFingerprint(graph_facts(program))
-    return shape
+    """The fingerprint of a program's graph."""
+    fingerprint = _fingerprints.get(program)
+    if fingerprint is None:
+        fingerprint = _fingerprints[program] = GraphFingerprint(graph_facts(program))
+    return fingerprint
 
 
 def graph_facts(program: HasGraph) -> dict[str, Any]:
-    """What the log of a run relies on."""
+    """The facts of a graph; empty ones are left out, so that a new kind of fact leaves old fingerprints as they are."""
     graph = program.graph
     topology = graph.topology
     facts = {
         "nodes": {name: _node_facts(node, program) for name, node in graph.nodes.items()},
         "edges": [[edge.source, edge.target] for edge in topology.edges],
-        "routers": {source: found for source, ways in graph.exits.items() if (found := list(_written(ways)))},
+        "routers": {source: found for source, ways in graph.exits.items() if (found := list(_router_writes(ways)))},
         **schema_facts(topology.schema),
         "merge": _policy_facts(topology.policies),
         "joins": {node: _policy_facts(found) for node, found in sorted(topology.join_policies.items())},
@@ -96,7 +100,7 @@ def graph_facts(program: HasGraph) -> dict[str, Any]:
 
 
 def in_common(first: FingerprintFacts, second: FingerprintFacts) -> bool:
-    """Whether two graphs have a node or a field in common, as far as it is known which fields they have."""
+    """Whether two graphs have a node or a field in common; true if the fields of one are unknown."""
     if first.get("nodes", {}).keys() & second.get("nodes", {}).keys():
         return True
     ours, theirs = _fields_of(first), _fields_of(second)
@@ -104,7 +108,7 @@ def in_common(first: FingerprintFacts, second: FingerprintFacts) -> bool:
 
 
 def _fields_of(facts: FingerprintFacts) -> set[str] | None:
-    """The fields of a graph; without a schema, those that its nodes name. None if one takes any."""
+    """The fields of a graph; without a schema, those that its nodes name. None if a node takes any."""
     if not facts.get("open"):
         return set(facts.get("fields", {}))
     used = [node.get(part) for node in facts.get("nodes", {}).values() for part in ("reads", "writes")]
@@ -112,7 +116,7 @@ def _fields_of(facts: FingerprintFacts) -> set[str] | None:
 
 
 def schema_facts(schema: Schema) -> dict[str, Any]:
-    """The fields with their types and reducers, and what the classes among the types are made of."""
+    """The fields with their types and reducers, and the fields of the classes among the types."""
     if schema.accepts_any_key:
         return {"open": True}
     fields = {
@@ -124,12 +128,12 @@ def schema_facts(schema: Schema) -> dict[str, Any]:
         for name, field in schema.fields.items()
     }
     own = [cls for cls in named_classes(schema) if cls is not schema.model]
-    return {"fields": fields, "types": {name_of(cls): found for cls in own if (found := _parts(cls)) is not None}}
+    return {"fields": fields, "types": {name_of(cls): found for cls in own if (found := _class_facts(cls)) is not None}}
 
 
 def type_text(annotation: Any) -> str:
-    """A type in short words: the same for `Optional[str]` and `str | None`."""
-    annotation = getattr(annotation, "__value__", annotation)  # what `type X = ...` names
+    """A type as text: the same for `Optional[str]` and `str | None`."""
+    annotation = getattr(annotation, "__value__", annotation)  # of an alias, `type X = ...`
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation is NoneType:
         return "None"
@@ -147,13 +151,13 @@ def type_text(annotation: Any) -> str:
 
 
 def name_of(cls: type) -> str:
-    """The name of a class, with its module unless everybody knows it."""
+    """The name of a class, with its module unless that is of the standard library and well known."""
     known = cls.__module__ in ("builtins", "typing", "collections.abc", "collections", "datetime", "decimal", "uuid")
     return cls.__qualname__ if known else f"{cls.__module__}:{cls.__qualname__}"
 
 
 def _constraints(metadata: Any) -> list[str]:
-    """What `Annotated` says beside the type: constraints as they are written, anything else by its class."""
+    """The metadata of `Annotated` that constrains values: by its text, pydantic's by the name of its class."""
     found = []
     for item in metadata:
         if type(item).__module__ == "annotated_types":
@@ -163,8 +167,8 @@ def _constraints(metadata: Any) -> list[str]:
     return found
 
 
-def _parts(cls: type) -> Any:
-    """What values of a class are made of; None where the class says nothing about it."""
+def _class_facts(cls: type) -> Any:
+    """The fields of a model, dataclass, TypedDict or named tuple, or the members of an enum; None for other classes."""
     if issubclass(cls, BaseModel):
         return {name: type_text(field.annotation) for name, field in cls.model_fields.items()}
     if issubclass(cls, Enum):
@@ -172,7 +176,7 @@ def _parts(cls: type) -> Any:
     if dataclasses.is_dataclass(cls) or hasattr(cls, "__required_keys__") or hasattr(cls, "_fields"):
         try:
             return {name: type_text(hint) for name, hint in get_type_hints(cls).items()}
-        except NameError:  # it names what only type checkers import
+        except NameError:  # a name that is imported under TYPE_CHECKING only
             return {name: str(hint) for name, hint in cls.__annotations__.items()}
     return None
 
@@ -191,9 +195,9 @@ def _node_facts(node: Node, program: HasGraph) -> dict[str, Any]:
     return facts
 
 
-def _written(ways: Any) -> Iterator[list[str]]:
+def _router_writes(ways: Iterable[Exit]) -> Iterator[list[str]]:
     for way in ways:
-        if isinstance(way, Router) and way.writes:
+        if not isinstance(way, str) and way.writes:
             yield sorted(way.writes.values())
 
 
@@ -208,22 +212,27 @@ def _pattern_text(segments: tuple[Any, ...]) -> str:
     return ".".join(map(str, segments))
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Which classes the rows of a graph may name: those of its schema, and the registered ones.
+# --- which classes may stored values have?
 #
-# Whatever else they name becomes an opaque value: nothing is imported, and no class is called that nobody has named.
+# A value of any other class is read as an opaque value: nothing is imported, and no class is called, because a row
+# names it.
 
 NAMED = (Enum, tuple, str, int, float, bytes)
-"""Bases of classes that JSON names, beside models and dataclasses."""
+"""Bases of the classes that rows name, in addition to models and dataclasses."""
+
+
+# How the JSON of a row names a class: {"$type":"model","class":"module:Name","value":...}
+_CLASS = b'","class":"'
+_CLASSES = re.compile(rb'"\$type":"\w+","class":"([^"\\]+)"')
 
 
 def decoder(schema: Schema) -> Callable[[Any], Any]:
-    """What makes frozen values of the JSON form in which rows of a graph hold them."""
+    """The function that makes frozen values from the JSON of rows."""
     return encoding.decoder(named_classes(schema), Opaque.of)
 
 
 def named_classes(schema: Schema) -> tuple[type, ...]:
-    """The classes that the types of the fields name, and those that these name in their turn."""
+    """The classes that the types of the fields name, directly or through the fields of other classes."""
     found: dict[type, None] = {}
     if schema.model is not None:
         _collect(schema.model, found)
@@ -231,12 +240,12 @@ def named_classes(schema: Schema) -> tuple[type, ...]:
 
 
 class StorableCheck:
-    """Refuses to write what no later process could read back, since nothing names its class.
+    """Refuses to write a value that no other process could read, since neither schema nor registry names its class.
 
-    What was read from the store already, as an opaque value, is written again as it is.
+    An opaque value, which was read from the store, is written again as it is.
 
     Args:
-        graph: the name of the graph.
+        graph: the name of the graph, for errors.
         schema: its schema.
     """
 
@@ -245,11 +254,7 @@ class StorableCheck:
         self._named = {class_name(cls) for cls in named_classes(schema)}
 
     def __call__(self, change: Change) -> None:
-        """Looks at what is to be written.
-
-        Raises:
-            StateError: if it holds a value of a class that nothing names.
-        """
+        """Raise `StateError` if a change holds such a value. Only rows whose JSON names a class are looked into."""
         for row in change.rows:
             content = row.content
             value = None if content is None else content.original
@@ -274,7 +279,7 @@ class StorableCheck:
 
 
 def _holds(value: Any, name: str) -> bool:
-    """Whether a value has a part of a class; what an opaque value holds is no part of it."""
+    """Whether a value is, or has in it, a value of a class; what is in an opaque value does not count."""
     if isinstance(value, CopyOnRead):
         return not isinstance(value.content, Opaque) and (class_name(value.cls) == name or _holds(value.content, name))
     if class_name(type(value)) == name:
@@ -294,12 +299,9 @@ def _holds(value: Any, name: str) -> bool:
     return False
 
 
-_CLASS = b'","class":"'
-_CLASSES = re.compile(rb'"\$type":"\w+","class":"([^"\\]+)"')
-
-
 def _collect(annotation: Any, found: dict[type, None]) -> None:
-    annotation = getattr(annotation, "__value__", annotation)  # what `type X = ...` names
+    """Add the classes that a type names to `found`, which also keeps recursive types from looping."""
+    annotation = getattr(annotation, "__value__", annotation)  # of an alias, `type X = ...`
     for argument in get_args(annotation):
         _collect(argument, found)
     if not isinstance(annotation, type) or annotation in found:
@@ -320,7 +322,7 @@ def _collect(annotation: Any, found: dict[type, None]) -> None:
 def _collect_hints(cls: type, found: dict[type, None]) -> None:
     try:
         hints = get_type_hints(cls)
-    except NameError:  # it names what only type checkers import
+    except NameError:  # a name that is imported under TYPE_CHECKING only
         return
     for hint in hints.values():
         _collect(hint, found)

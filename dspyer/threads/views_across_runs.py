@@ -1,7 +1,8 @@
-"""What lies behind a run of a thread, for views that span its runs: read block by block, as far as a view looks back.
+"""The history before a run of a thread, for views that look back over its runs.
 
-The parts of a field, each with its author, are an index that grows with the commits. The one at the end of a run is
-kept for the next run that this process begins on the thread: that run reads what came since, and no more.
+It is read block by block, as far as a view looks back. The parts of a field, each with its author, are an index that
+grows with the commits (`scheduler.provenance`). The program keeps the index at the begin of each run, so that the next
+run on the thread reads only the commits since then.
 """
 
 from __future__ import annotations
@@ -28,69 +29,17 @@ from dspyer.stores.base import Point, ThreadRow
 logger = logging.getLogger("dspyer")
 
 Older = Callable[[Point], CommitListing]
-"""Gives all commits up to a row of a thread."""
-
-MOST_PARTS = 200_000
-"""Parts of fields that a program keeps between runs, over all threads."""
-
-
-class RecentIndexes:
-    """The indexes of fields at the rows where runs have begun, the latest of them. It may be used by any thread.
-
-    Args:
-        most: how many parts are kept.
-    """
-
-    def __init__(self, most: int = MOST_PARTS) -> None:
-        self._most = most
-        self._size = 0
-        self._found: OrderedDict[tuple[Point, str, Point | None], FieldIndex] = OrderedDict()
-        self._lock = Lock()
-
-    def get(self, at: Point, field: str, root: Point | None = None) -> FieldIndex | None:
-        """The index of a field at a row; None if it is not kept.
-
-        Args:
-            at: the row.
-            field: the field.
-            root: where the history begins, if older history was pruned: an index from before names authors that the
-                history does not name any more.
-        """
-        with self._lock:
-            found = self._found.get((at, field, root))
-            if found is not None:
-                self._found.move_to_end((at, field, root))
-            return found
-
-    def put(self, at: Point, field: str, index: FieldIndex, before: Point | None, root: Point | None = None) -> None:
-        """Keeps the index of a field at a row.
-
-        Args:
-            at: the row.
-            field: the field.
-            index: the index.
-            before: the row whose index it was made from, which is not kept any more.
-            root: where the history begins, if older history was pruned.
-        """
-        with self._lock:
-            for key in ((at, field, root), *([] if before is None else [(before, field, root)])):
-                old = self._found.pop(key, None)
-                self._size -= 0 if old is None else 1 + len(old.row)
-            self._found[at, field, root] = index
-            self._size += 1 + len(index.row)
-            while self._size > self._most:
-                _, old = self._found.popitem(last=False)
-                self._size -= 1 + len(old.row)
+"""Lists all commits up to a row of a thread."""
 
 
 class PreviousRuns(NamedTuple):
-    """Where a run goes on from.
+    """The history before a run.
 
     Attributes:
-        head: the row.
-        row: the thread.
-        state: the state there.
-        first: the number of the first commit of the run.
+        head: its last row.
+        row: the row of the thread.
+        state: the state at its end.
+        first: how many commits it has, which is the version of the first commit of the run.
     """
 
     head: Point
@@ -99,52 +48,93 @@ class PreviousRuns(NamedTuple):
     first: int
 
 
-class EarlierGraphs:
-    """What the graphs of earlier runs did with the fields.
+class EarlierRuns:
+    """The history before a run, field by field, read when a view asks for it. Safe for use by several threads at once.
 
     Args:
-        reader: reads rows.
-        past: where the run goes on from.
+        graph: of the run.
+        reader: reads the store.
+        older: lists all commits up to a row.
+        recent: the indexes that the program keeps between runs.
+        past: the history before the run.
     """
 
-    def __init__(self, reader: HistoryReader, past: PreviousRuns) -> None:
+    def __init__(
+        self, graph: GraphSpec, reader: HistoryReader, older: Older, recent: RecentIndexes, past: PreviousRuns
+    ) -> None:
+        self._graph = graph
         self._reader = reader
+        self._older = older
+        self._recent = recent
         self._past = past
-        self._told: set[str] = set()
+        self._lock = Lock()
+        self._line: LinearHistory | None = None
+        self._was_read = False
+        self._found: dict[str, PriorHistory] = {}
+        self._graphs = EarlierGraphs(reader, past)
 
-    def fold(self, field: str, shapes: frozenset[str]) -> bool:
-        """Whether graphs of these fingerprints fold a field as this one does."""
-        if not field:
-            return True
-        now = self._reader.schema.fields[field]
-        then = [self._reader.schema_of(shape).fields.get(field) for shape in shapes]
-        empty = field not in self._past.state
-        return all(empty if was is None else was.folds_like(now) for was in then)
+    def __call__(self, field: str) -> PriorHistory:
+        """The commits before the run, and the parts of a field there; of `""` the commits only."""
+        with self._lock:
+            found = self._found.get(field)
+            if found is None:
+                found = self._found[field] = self._history_of(field)
+            return found
 
-    def warn(self, field: str, why: str) -> None:
-        """Logs once that the authors of a field are not known any more."""
-        if field not in self._told:
-            self._told.add(field)
-            logger.warning(
-                "thread %r: it is not known any more who brought what to %r in older runs, since %s; views take all "
-                "of that as new and from an unknown author",
-                self._past.row.name,
-                field or "its fields",
-                why,
-            )
+    def _history_of(self, field: str) -> PriorHistory:
+        keep, past = self._graph.keep, self._past
+        if field and keep is not None and field not in keep:  # each run begins with its default
+            default = self._graph.topology.schema.fields[field].fixed_default
+            return PriorHistory.state(ImmutableState({} if default is DELETE else {field: default}), START)
+        if not past.first:
+            return PriorHistory((), ())
+        if not self._was_read:
+            self._was_read, self._line = True, self._read_newest()
+        log = EarlierLog(past, self._line, self._older, self._graphs, field)
+        return PriorHistory(log, (past.first - 1,), self._index(field, log) if field else None)
+
+    def _read_newest(self) -> LinearHistory | None:
+        """The history back from its last row; None if its newest part is merged or cannot be read."""
+        root = self._past.row.root
+        block = recovered_block(self._reader, recover_state(self._reader, self._past.head), root)
+        return None if block is None else LinearHistory(self._reader, block, root)
+
+    def _index(self, field: str, log: EarlierLog) -> FieldIndex | None:
+        """The index of a field at the end of the history, made from the newest index that is kept."""
+        of, past = IndexedField.of(self._graph.topology.schema.fields.get(field)), self._past
+        if of is None:
+            return None
+        known = self._recent.get(past.head, field, past.row.root)
+        if known is not None:
+            return known
+        indexes, number, before = FieldIndexes(of), 0, None
+        for span in runs_back(self._reader.store, past.head, past.row.root):
+            before = span.at
+            # At the newest run, number is still 0: its end is past.head, for which no index is kept.
+            known = self._recent.get(before, field, past.row.root) if number else None
+            if known is not None:
+                indexes.begin(number - 1, known)
+                break
+            number = span.first
+        made = indexes.at(log, past.first - 1)
+        self._recent.put(past.head, field, made, before if known is not None else None, past.row.root)
+        return made
+
+
+# --- commits by version
 
 
 class EarlierLog:
-    """The commits behind a run by their numbers, for one field.
+    """The commits before a run by their versions, as the index of one field reads them.
 
-    What a graph has made that folded the field in another way counts as a state of which no more is known, and so does
-    what comes before pruned history.
+    Of commits of a graph that folded the field in another way, and of pruned history, only the state is used: the
+    values there count as new, and their author as unknown.
 
     Args:
-        past: where the run goes on from.
-        line: the commits as far as they are of one history; None if the last ones are not.
-        older: gives all commits up to a row.
-        graphs: what is known of the graphs that made them.
+        past: the history before the run.
+        line: reads it in blocks, back to the first merge or pruning; None if even the newest block cannot be read so.
+        older: lists all commits up to a row, for what is before that.
+        graphs: the graphs that made the commits.
         field: the field; `""` for none.
     """
 
@@ -156,7 +146,7 @@ class EarlierLog:
         self._older = older
         self._graphs = graphs
         self._field = field
-        self._whole: tuple[CommitListing, dict[int, int]] | None = None
+        self._all: tuple[CommitListing, dict[int, int]] | None = None
 
     def __len__(self) -> int:
         return self._past.first
@@ -164,119 +154,121 @@ class EarlierLog:
     def __getitem__(self, number: int, /) -> LogEntry:
         block = None if self._line is None else self._line.block(number)
         if block is None:
-            return self._entry_of_all(number)
+            return self._entry_from_all(number)
         entry = block.entries[number - block.first]
         if self._folds(block.fingerprints[number - block.first]):
             return entry
         return self._unknown(entry.state, "an earlier graph folded it in another way")
 
-    def _entry_of_all(self, number: int) -> LogEntry:
-        """A commit of merged or pruned history."""
+    def _entry_from_all(self, number: int) -> LogEntry:
+        """A commit of merged or pruned history, for which all commits are listed."""
         oldest = None if self._line is None else self._line.oldest
         at = self._past.head if oldest is None or oldest.snapshot_at is None else oldest.snapshot_at
         if at == self._past.row.root:
             state = self._past.state if oldest is None else oldest.state
             return self._unknown(state, "older history was pruned")
-        if self._whole is None:
+        if self._all is None:
             listed = self._older(at)
             versions = {
-                place: commit.version or 0 for place, commit in zip(listed.log_indexes, listed.commits, strict=True)
+                index: commit.version or 0 for index, commit in zip(listed.log_indexes, listed.commits, strict=True)
             }
-            self._whole = listed, versions
-        listed, versions = self._whole
+            self._all = listed, versions
+        listed, versions = self._all
         entry = listed.history.log[listed.log_index_of(number)]
-        shapes = [listed.history.runs[run].fingerprints for run in listed.history.runs_behind(listed.heads)]
-        if listed.history.roots or not all(map(self._folds, shapes)):
+        fingerprints = [listed.history.runs[run].fingerprints for run in listed.history.runs_behind(listed.heads)]
+        if listed.history.roots or not all(map(self._folds, fingerprints)):
             why = "older history was pruned" if listed.history.roots else "an earlier graph folded it in another way"
             return self._unknown(entry.state, why)
         parents = tuple([versions[parent] for parent in entry.parents])
         return entry._replace(parents=parents, winners={path: versions[at] for path, at in entry.winners.items()})
 
-    def _folds(self, shapes: frozenset[str]) -> bool:
-        return self._graphs.fold(self._field, shapes)
+    def _folds(self, fingerprints: frozenset[str]) -> bool:
+        return self._graphs.fold(self._field, fingerprints)
 
     def _unknown(self, state: ImmutableState, why: str) -> LogEntry:
+        """A commit with the whole state as its patch and without an author."""
         self._graphs.warn(self._field, why)
         return PriorHistory.state(state, "").log[0]
 
 
-class EarlierRuns:
-    """Gives what lies behind a run, field by field. It may be called from any thread.
+class EarlierGraphs:
+    """The graphs that made the runs before, for which a field may have been folded in another way."""
+
+    def __init__(self, reader: HistoryReader, past: PreviousRuns) -> None:
+        self._reader = reader
+        self._past = past
+        self._warned: set[str] = set()
+
+    def fold(self, field: str, fingerprints: frozenset[str]) -> bool:
+        """Whether the graphs of some fingerprints fold a field as the graph now does."""
+        if not field:
+            return True
+        now = self._reader.schema.fields[field]
+        then = [self._reader.schema_of(fingerprint).fields.get(field) for fingerprint in fingerprints]
+        empty = field not in self._past.state
+        return all(empty if was is None else was.folds_like(now) for was in then)
+
+    def warn(self, field: str, why: str) -> None:
+        """Log once that the authors of a field are unknown."""
+        if field not in self._warned:
+            self._warned.add(field)
+            logger.warning(
+                "thread %r: it is unknown who wrote what to %r in older runs, since %s; views show all of that as new "
+                "and from an unknown author",
+                self._past.row.name,
+                field or "its fields",
+                why,
+            )
+
+
+# --- indexes that are kept between runs
+
+MOST_PARTS = 200_000
+"""Most parts of fields that a program keeps between runs, over all threads."""
+
+
+class RecentIndexes:
+    """A cache of the indexes of fields at the rows where runs begin, which drops the least recently used ones.
+
+    Safe for use by several threads at once.
 
     Args:
-        blueprint: the graph of the run.
-        reader: reads rows.
-        older: gives all commits up to a row.
-        recent: what is kept between runs.
-        past: where the run goes on from.
+        most: the most parts of fields in all indexes together.
     """
 
-    def __init__(
-        self, blueprint: GraphSpec, reader: HistoryReader, older: Older, recent: RecentIndexes, past: PreviousRuns
-    ) -> None:
-        self._blueprint = blueprint
-        self._reader = reader
-        self._older = older
-        self._recent = recent
-        self._past = past
+    def __init__(self, most: int = MOST_PARTS) -> None:
+        self._most = most
+        self._size = 0
+        self._found: OrderedDict[tuple[Point, str, Point | None], FieldIndex] = OrderedDict()
         self._lock = Lock()
-        self._line: LinearHistory | None = None
-        self._begun = False
-        self._found: dict[str, PriorHistory] = {}
-        self._graphs = EarlierGraphs(reader, past)
 
-    def __call__(self, field: str) -> PriorHistory:
-        """The commits of earlier runs, and the parts of a field there.
+    def get(self, at: Point, field: str, root: Point | None = None) -> FieldIndex | None:
+        """The index of a field at a row; None if it is not kept.
 
-        Args:
-            field: the field; `""` for no field, but the commits.
+        The root, at which pruned history begins, is a part of the key: an index from before the pruning names authors
+        that the history no longer has.
         """
         with self._lock:
-            found = self._found.get(field)
-            if found is None:
-                found = self._found[field] = self._behind(field)
+            found = self._found.get((at, field, root))
+            if found is not None:
+                self._found.move_to_end((at, field, root))
             return found
 
-    def _behind(self, field: str) -> PriorHistory:
-        keep, past = self._blueprint.keep, self._past
-        if field and keep is not None and field not in keep:  # each run begins with its default
-            default = self._blueprint.topology.schema.fields[field].fixed_default
-            return PriorHistory.state(ImmutableState({} if default is DELETE else {field: default}), START)
-        if not past.first:
-            return PriorHistory((), ())
-        if not self._begun:
-            self._begun, self._line = True, self._newest()
-        log = EarlierLog(past, self._line, self._older, self._graphs, field)
-        return PriorHistory(log, (past.first - 1,), self._index(field, log) if field else None)
-
-    def _newest(self) -> LinearHistory | None:
-        root = self._past.row.root
-        block = recovered_block(self._reader, recover_state(self._reader, self._past.head), root)
-        return None if block is None else LinearHistory(self._reader, block, root)
-
-    def _index(self, field: str, log: EarlierLog) -> FieldIndex | None:
-        """The parts of a field where the run goes on from: made from those where an earlier run did."""
-        of, past = IndexedField.of(self._blueprint.topology.schema.fields.get(field)), self._past
-        if of is None:
-            return None
-        known = self._recent.get(past.head, field, past.row.root)
-        if known is not None:
-            return known
-        indexes, number, before = FieldIndexes(of), 0, None
-        for span in runs_back(self._reader.store, past.head, past.row.root):
-            before = span.at
-            known = self._recent.get(before, field, past.row.root) if number else None
-            if known is not None:
-                indexes.begin(number - 1, known)
-                break
-            number = span.first
-        made = indexes.at(log, past.first - 1)
-        self._recent.put(past.head, field, made, before if known is not None else None, past.row.root)
-        return made
+    def put(self, at: Point, field: str, index: FieldIndex, before: Point | None, root: Point | None = None) -> None:
+        """Keep the index of a field at a row, and drop the one at the row `before`, from which it was made."""
+        with self._lock:
+            for key in ((at, field, root), *([] if before is None else [(before, field, root)])):
+                old = self._found.pop(key, None)
+                self._size -= 0 if old is None else 1 + len(old.row)
+            self._found[at, field, root] = index
+            self._size += 1 + len(index.row)
+            while self._size > self._most:
+                _, old = self._found.popitem(last=False)
+                self._size -= 1 + len(old.row)
 
 
 def recent_indexes(program: object) -> RecentIndexes:
-    """What the views of a program keep between runs."""
+    """The indexes that a program keeps between runs."""
     recent = _recent.get(program)
     if recent is None:
         recent = _recent.setdefault(program, RecentIndexes())
@@ -284,3 +276,4 @@ def recent_indexes(program: object) -> RecentIndexes:
 
 
 _recent: WeakKeyDictionary[object, RecentIndexes] = WeakKeyDictionary()
+"""Weak, so that the indexes of a program go with it."""

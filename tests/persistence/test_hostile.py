@@ -119,8 +119,8 @@ def many_pieces(lines: list[Line]) -> None:
 
 
 FILES: list[tuple[Callable[[list[Line]], None], str]] = [
-    (own_parent, "run '.*' goes on from itself"),
-    (circle, "goes on from itself, or another run from it"),
+    (own_parent, "run '.*' is its own parent"),
+    (circle, "is its own parent, or comes after a run"),
     (twice, "run '.*' is there twice"),
     (gap, "row 2 does not follow"),
     (no_run, "row 0 does not follow"),

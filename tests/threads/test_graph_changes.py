@@ -292,7 +292,7 @@ def test_inside_a_fork_fields_do_not_change(tmp_path: Path) -> None:
     calls = Calls()
     first = opened(tmp_path, calls, more=fork)
     t = build(calls, schema=More, more=fork).compile(store=first._store).thread("t")
-    with pytest.raises(ChangedGraphError, match="branches are live"):
+    with pytest.raises(ChangedGraphError, match="branches are active"):
         t.resume(allow_changed_graph=True)
     t = build(calls, more=fork, merge={"q": "last_write_wins"}).compile(store=first._store).thread("t")
     assert t.resume(allow_changed_graph=True).state["n"] == 14
@@ -346,7 +346,7 @@ def test_a_field_that_is_gone_leaves_with_one_warning(tmp_path: Path, caplog: py
         assert t.run({"q": "b"}).state["n"] == 5
         assert t.run({"q": "c"}).state["n"] == 6
     assert [record.getMessage() for record in caplog.records if "leaves the state" in record.getMessage()] == [
-        "thread 't': the graph has no field 'log' any more; it leaves the state and stays in the history"
+        "thread 't': the graph no longer has the field 'log'; it leaves the state and stays in the history"
     ]
     assert t.at(2)["log"] == ["why"]
     assert t.history()[1].patch["log"] == ["why"]
@@ -357,7 +357,7 @@ def test_a_value_that_does_not_fit(tmp_path: Path) -> None:
     first = rested(tmp_path)
     graph = Graph(Texts).add_node("count", lambda q: {"n": q}, writes=["n"]).add_path(START, "count", END)
     t = graph.compile(store=first._store).thread("t")
-    with pytest.raises(ChangedGraphError, match=r"field 'n': 4 does not fit any more: Input should be a valid string"):
+    with pytest.raises(ChangedGraphError, match=r"field 'n': 4 no longer fits: Input should be a valid string"):
         t.run({"q": "b"})
     assert t.state["n"] == 4
     assert t.at(1)["n"] == 2
@@ -400,9 +400,9 @@ def test_migrate_in_the_middle_of_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("migrate", "words"),
     [
-        pytest.param(lambda old: None, "gave None", id="no dict"),
-        pytest.param(lambda old: {"nn": "4"}, "gave 'nn' for thread 't', which the schema has not", id="no field"),
-        pytest.param(lambda old: {"n": 4}, "field 'n': 4 does not fit any more", id="no value"),
+        pytest.param(lambda old: None, "returned None", id="no dict"),
+        pytest.param(lambda old: {"nn": "4"}, "returned 'nn' for thread 't', which is not in", id="no field"),
+        pytest.param(lambda old: {"n": 4}, "field 'n': 4 no longer fits", id="no value"),
     ],
 )
 def test_what_migrate_gives_is_checked(tmp_path: Path, migrate: Any, words: str) -> None:

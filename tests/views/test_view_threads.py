@@ -162,7 +162,7 @@ def test_where_an_earlier_graph_folded_otherwise_nobody_knows(caplog: pytest.Log
     with caplog.at_level(logging.WARNING, "dspyer"):
         thread_of(Annotated[list[str], reducers.extend]).run({}).raise_error()
     assert SEEN == [[("x", ""), ("x", "write")]]
-    assert "it is not known any more who brought what to 'log' in older runs" in caplog.text
+    assert "it is unknown who wrote what to 'log' in older runs" in caplog.text
 
 
 def test_after_older_history_is_gone_its_authors_are_not_known_and_it_says_so(
