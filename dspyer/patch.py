@@ -1,4 +1,4 @@
-"""Merge patches (RFC 7396) over frozen mappings: apply one, find the one between two values, list what one writes."""
+"""JSON merge patches (RFC 7396) over frozen mappings: their markers, `apply`, `diff`, and their JSON form."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ from dspyer.values.refusals import MAX_DEPTH, KeyPath, TooDeepError, add_advice,
 from dspyer.values.scalars import PLAIN, SCALARS
 from dspyer.values.types import kind_of
 
+_ABSENT: Any = object()
+_EMPTY: FrozenDict[Any, Any] = freeze({})
+
+# --- the markers of a patch
+
 
 @final
 class _Delete:
@@ -44,58 +49,18 @@ class _Delete:
 
 
 DELETE = _Delete()
-"""In a patch: delete this key. In a conflict of a merge: absent."""
-
-
-class SealedPatch(dict[Any, Any]):
-    """A patch that was committed: a dict that nobody can change. Its values are frozen, inner patches sealed."""
-
-    __slots__ = ()
-
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise ImmutableError("a committed patch cannot be changed: make a copy of it, dict(commit.patch)")
-
-    __setitem__ = __delitem__ = __ior__ = _refuse
-    update = pop = popitem = clear = setdefault = _refuse
-
-    def __copy__(self) -> SealedPatch:
-        return self
-
-    def __deepcopy__(self, memo: object) -> SealedPatch:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SealedPatch, (dict(self),)
-
-
-_MAPPINGS = (dict, FrozenDict, SealedPatch)
-
-
-def seal(patch: Mapping[Any, Any]) -> SealedPatch:
-    """A patch of frozen values as one that nobody can change.
-
-    Example:
-        >>> seal({"user": {"theme": "dark"}})["user"].clear()
-        Traceback (most recent call last):
-        dspyer.errors.ImmutableError: a committed patch cannot be changed: make a copy of it, dict(commit.patch)
-    """
-    if isinstance(patch, SealedPatch):
-        return patch
-    for update in patch.values():
-        if type(update) is dict:
-            return SealedPatch({key: seal(part) if type(part) is dict else part for key, part in patch.items()})
-    return SealedPatch(patch)
+"""In a patch: delete this key. In the conflict of a merge: absent."""
 
 
 @final
 class Replace:
-    """In a patch: put exactly this value here, a whole mapping instead of a merge, or a real `None`.
+    """In a patch: put exactly this value here, such as a mapping without merging it, or a `None` that deletes nothing.
 
     Args:
         value: the value; it is frozen at once.
 
     Raises:
-        UnsupportedValueError: a state cannot hold the value.
+        UnsupportedValueError: the value cannot be protected from later changes.
 
     Example:
         >>> apply(freeze({"user": {"name": "Ada"}}), {"user": Replace({"id": 7})})
@@ -111,7 +76,7 @@ class Replace:
 
     @property
     def value(self) -> Any:
-        """The value as it reads from a state."""
+        """The value as it reads from a state: immutable, or a copy."""
         return self.frozen.read() if type(self.frozen) is CopyOnRead else self.frozen
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -130,17 +95,11 @@ class Replace:
         return Replace, (self.frozen,)
 
 
-add_advice((_Delete, Replace), "the markers DELETE and Replace have a meaning in the mappings of a patch only")
-
-_EMPTY: FrozenDict[Any, Any] = freeze({})
-_ABSENT: Any = object()
-
-
 class Updates:
-    """Several updates of one field with a reducer, folded in order.
+    """In a patch: several updates of one field with a reducer, which are folded one after the other.
 
     Args:
-        *updates: the updates, the first one first.
+        *updates: the updates, in order; those of an `Updates` are taken one by one.
 
     Example:
         >>> Updates(1, 2)
@@ -168,17 +127,63 @@ class Updates:
         return Updates, self.updates
 
 
+add_advice((_Delete, Replace), "the markers DELETE and Replace have a meaning in the mappings of a patch only")
+add_advice((Updates,), "Updates(...) is for the value of a field with a reducer only")
+
+
 def each_update(update: Any) -> tuple[Any, ...]:
-    """The updates of a field in a patch, one by one."""
+    """Return the single updates that a patch holds for a field with a reducer."""
     return update.updates if isinstance(update, Updates) else (update,)
 
 
 def resets(update: Any) -> bool:
-    """Whether an update of a field with a reducer replaces or deletes what was there."""
-    return any(one is DELETE or isinstance(one, Replace) for one in each_update(update))
+    """Whether an update of a field with a reducer replaces or deletes the value instead of folding into it."""
+    return any(part is DELETE or isinstance(part, Replace) for part in each_update(update))
 
 
-add_advice((Updates,), "Updates(...) stands for the value of a field with a reducer, nowhere else")
+# --- patches that were committed
+
+
+class SealedPatch(dict[Any, Any]):
+    """A committed patch: a dict that cannot be changed. Its values are frozen and its inner patches sealed."""
+
+    __slots__ = ()
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise ImmutableError("a committed patch cannot be changed: make a copy of it, dict(commit.patch)")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    update = pop = popitem = clear = setdefault = _refuse
+
+    def __copy__(self) -> SealedPatch:
+        return self
+
+    def __deepcopy__(self, memo: object) -> SealedPatch:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SealedPatch, (dict(self),)
+
+
+def seal(patch: Mapping[Any, Any]) -> SealedPatch:
+    """Return a patch of frozen values as a `SealedPatch`.
+
+    Example:
+        >>> seal({"user": {"theme": "dark"}})["user"].clear()
+        Traceback (most recent call last):
+        dspyer.errors.ImmutableError: a committed patch cannot be changed: make a copy of it, dict(commit.patch)
+    """
+    if isinstance(patch, SealedPatch):
+        return patch
+    for update in patch.values():
+        if type(update) is dict:
+            return SealedPatch({key: seal(part) if type(part) is dict else part for key, part in patch.items()})
+    return SealedPatch(patch)
+
+
+# --- applying a patch
+
+_MAPPINGS = (dict, FrozenDict, SealedPatch)
 
 
 def apply(
@@ -189,15 +194,16 @@ def apply(
     Args:
         value: the frozen mapping to patch.
         patch: the patch, with the markers `DELETE` and `Replace`.
-        path: where `value` is, for error messages.
-        net: gets what the patch changed, as `diff` would give it, found by what the patch names.
+        path: the path of `value`, for error messages.
+        net: a dict that receives the net change, as `diff` would give it, without comparing keys that the patch does
+            not name.
 
     Returns:
-        A mapping of the type of `value` that shares what the patch does not name; `value` itself where nothing changes.
+        A mapping of the type of `value` that shares what the patch does not name; `value` itself if nothing changes.
 
     Raises:
-        PatchError: the patch, or a mapping in it, is none or is nested too deep.
-        UnsupportedValueError: a value in it cannot be stored.
+        PatchError: the patch is not a mapping, or is nested too deep.
+        UnsupportedValueError: a value in it cannot be protected from later changes.
 
     Example:
         >>> before = freeze({"user": {"name": "Ada", "theme": "dark"}, "tags": ["a"]})
@@ -222,13 +228,13 @@ def _apply(
 ) -> Any:
     before: Any = value._map
     data = before
-    small = type(data) is dict
+    small = type(data) is dict  # a small map is copied once, on the first change, and then changed in place
     depth = value._depth
     for given, update in patch.items():
         key = given if type(given) is str else value._key(given, path)
         old = data.get(key, _ABSENT)
         cls = type(update)
-        inner: dict[Any, Any] | None = None  # stays None where the new value is the update itself
+        inner: dict[Any, Any] | None = None  # stays None if the new value is the update itself
         if update is None or update is DELETE:
             if old is _ABSENT:
                 continue
@@ -247,7 +253,7 @@ def _apply(
             net[key] = new if inner is None else inner or diff_value(DELETE if old is _ABSENT else old, new)
         if not small:
             data = data.discard(key) if new is DELETE else data.set(key, new)
-            small = type(data) is dict  # few keys were left
+            small = type(data) is dict  # a trie becomes a dict when few keys remain
             continue
         if data is before:
             data = data.copy()
@@ -262,9 +268,9 @@ def _apply(
 
 
 def _updated(old: Any, update: Any, path: KeyPath, room: int, net: dict[Any, Any] | None) -> Any:
-    """The new value of one key whose update is no scalar; `old` itself where it is the same."""
+    """Return the new value of a key whose update is not a scalar; `old` itself if nothing changes."""
     cls = type(update)
-    if cls is FrozenList:  # a longer list, most often: frozen already, and no mapping
+    if cls is FrozenList:  # the most frequent case: frozen already, and not a mapping
         return old if old is not _ABSENT and same(old, update) else update
     if cls in _MAPPINGS or (isinstance(update, Mapping) and kind_of(update) is None):
         if room <= 0:
@@ -277,7 +283,7 @@ def _updated(old: Any, update: Any, path: KeyPath, room: int, net: dict[Any, Any
 
 
 def apply_value(old: Any, update: Any, path: KeyPath = ()) -> Any:
-    """The frozen value that an update makes of one value; `DELETE` stands for an absent one.
+    """Return the frozen value after one update; `DELETE` as the old or new value means absent.
 
     Example:
         >>> apply_value(freeze({"a": 1}), {"b": 2}), apply_value(1, None)
@@ -291,11 +297,14 @@ def apply_value(old: Any, update: Any, path: KeyPath = ()) -> Any:
         refuse_depth(update, path, PatchError)
 
 
-def diff(old: FrozenDict[Any, Any], new: FrozenDict[Any, Any]) -> dict[Any, Any]:
-    """The patch that names only what differs between two mappings, so that applying it to `old` gives `new`.
+# --- the patch between two values
 
-    Values are frozen; deletions are `DELETE`, and `Replace` stands where a plain value would be read as a merge or a
-    deletion.
+
+def diff(old: FrozenDict[Any, Any], new: FrozenDict[Any, Any]) -> dict[Any, Any]:
+    """Return the smallest patch that makes `new` of `old`.
+
+    Its values are frozen; deletions are `DELETE`, and a value that would be read as a merge or a deletion is wrapped in
+    `Replace`.
 
     Example:
         >>> diff(freeze({"a": 1, "b": {"c": 2, "d": 3}}), freeze({"b": {"c": None, "d": 3}}))
@@ -313,10 +322,10 @@ def diff(old: FrozenDict[Any, Any], new: FrozenDict[Any, Any]) -> dict[Any, Any]
 
 
 def diff_value(old: Any, new: Any) -> Any:
-    """The update that turns one frozen value into another; `DELETE` stands for an absent one.
+    """Return the update that makes `new` of `old`; `DELETE` as either of them means absent.
 
-    Two mappings give a nested patch. A mapping where there was none gives a `Replace`, so that every mapping in the
-    result is a patch of a mapping.
+    Two mappings give a nested patch. A mapping in place of anything else gives a `Replace`, so that every mapping in
+    the result is a patch of a mapping.
     """
     if isinstance(new, FrozenDict):
         return diff(old, new) if isinstance(old, FrozenDict) else Replace(new)
@@ -324,26 +333,26 @@ def diff_value(old: Any, new: Any) -> Any:
 
 
 def plain_patch(patch: Mapping[Any, Any]) -> dict[Any, Any]:
-    """A patch of `diff` as plain values, with `Replace` only where nothing simpler says the same."""
+    """Return a patch of `diff` with plain values, and with `Replace` only where it is needed."""
     return {key: _plain_update(update) for key, update in patch.items()}
 
 
 def _plain_update(update: Any) -> Any:
     if type(update) is Replace:
-        bare = isinstance(update.frozen, FrozenDict) and not _holds_none(update.frozen)
-        return thaw(update.frozen) if bare else update
+        plain = isinstance(update.frozen, FrozenDict) and not _holds_none(update.frozen)
+        return thaw(update.frozen) if plain else update
     return plain_patch(update) if type(update) in (dict, SealedPatch) else thaw(update)
 
 
 def _holds_none(frozen: FrozenDict[Any, Any]) -> bool:
-    """Whether a patch with this mapping would lose a `None` in it."""
+    """Whether a mapping holds a `None`, which a patch would take for a deletion."""
     return any(
         value is None or (isinstance(value, FrozenDict) and _holds_none(value)) for _, value in frozen.raw_items()
     )
 
 
 def written_paths(update: object, path: KeyPath = ()) -> Iterator[KeyPath]:
-    """The paths that an update of `path` writes: its leaves, and every place where a whole value is put or deleted.
+    """Yield the paths that an update of `path` writes: its leaves, including those that it deletes or replaces.
 
     Example:
         >>> list(written_paths({"user": {"theme": "dark", "age": DELETE}, "tags": ["a"]}))
@@ -356,13 +365,21 @@ def written_paths(update: object, path: KeyPath = ()) -> Iterator[KeyPath]:
         yield path
 
 
+# --- the JSON form
+
+
 def update_size(update: Any) -> int:
-    """The bytes of the JSON form of one update of a patch."""
+    """Return the bytes of the JSON form of one update of a patch."""
     return len(json.dumps(encode_update(update), ensure_ascii=False).encode("utf-8", "surrogatepass"))
 
 
 def encode_update(update: Any) -> Any:
-    """The JSON form of one update of a patch."""
+    """Return the JSON form of one update of a patch.
+
+    Example:
+        >>> encode_update({"theme": "dark", "age": DELETE})
+        {'$type': 'patch', 'value': [['theme', 'dark'], ['age', {'$type': 'delete'}]]}
+    """
     if update is DELETE:
         return {TAG: "delete"}
     if isinstance(update, Replace):
@@ -375,7 +392,7 @@ def encode_update(update: Any) -> Any:
 
 
 def decode_update(found: Any, decode: Callable[[Any], Any] = encoding.decode) -> Any:
-    """One update of a patch, from its JSON form."""
+    """Return one update of a patch from its JSON form; `decode` reads the values in it."""
     tag = found.get(TAG) if type(found) is dict else None
     if tag == "delete":
         return DELETE
