@@ -1,4 +1,10 @@
-"""An LM that knows nothing but its prompt: it answers like the demonstrations that are nearest to the inputs."""
+"""`NearestLM`: an LM without a model, which answers like the demonstrations in its prompt that are nearest to it.
+
+It is a k-nearest-neighbour classifier over the demonstrations: texts are compared by the cosine of TF-IDF weighted
+features (`TextIndex`), and the similarities are votes for the values of a field (`scores`). Texts without a fixed set
+of values are copied from the nearest demonstration, or extracted from the inputs. It has no other knowledge, so
+optimizers that add demonstrations or better instructions improve it, as they would improve a real LM.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +22,21 @@ from typing import Any
 
 import dspy
 
-from dspyer.testing.prompt import Prompt, PromptField, Said, ToolCall, write_answer
+from dspyer.testing.prompt import LMAnswer, Prompt, PromptField, ToolCall, write_answer
 from dspyer.testing.text_engine import Sampling, TextLM
 
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w])")
-_SAME = 0.45  # likeness from which on the text of a demonstration is taken over
-_NOISE = 0.04  # of a score, per degree of temperature
+_COPY_FROM = 0.45  # similarity from which on the text of a demonstration is copied
+_NOISE = 0.04  # scale of the noise in scores, per unit of temperature
 
 
 class NearestLM(TextLM):
     """An LM for tests and examples that learns from the demonstrations in its prompt, and from nothing else.
 
-    A value of a `Literal`, `Enum` or `bool` field is voted for by the demonstrations, the nearest with most weight
-    (likeness of word stems, pairs of stems and pieces of words); what instructions and descriptions say about a value
-    counts too. Other texts are taken from the nearest demonstration or from the sentences of the inputs. Asked for
-    instructions, as optimizers do, it lists the words that speak for each value in the examples that it is shown.
+    For a `Literal`, `Enum` or `bool` field the demonstrations vote, the most similar ones with the most weight (by word
+    stems, pairs of stems and pieces of words); instructions and descriptions that mention a value count too. Other
+    texts are copied from the nearest demonstration or from the sentences of the inputs. Asked for instructions, as
+    optimizers do, it lists the words that are typical of each value in the examples of the prompt.
 
     The same prompt gets the same answer. Another `rollout_id` or candidate at a temperature above 0 may get another
     one, the same in every process.
@@ -54,40 +60,61 @@ class NearestLM(TextLM):
         super().__init__(model, NearestWriter(), **kwargs)
 
     def dump_state(self) -> dict[str, Any]:
-        """What `load_state` needs: the class, the model's name and the settings."""
-        state: dict[str, Any] = dspy.BaseLM.dump_state(self)  # without the engine: it has no state
+        """The state to save, for `load_state`: the model's name and the settings.
+
+        Returns:
+            A dict of JSON values.
+
+        Example:
+            >>> NearestLM("mine").dump_state()["model"]
+            'mine'
+        """
+        state: dict[str, Any] = dspy.BaseLM.dump_state(self)  # not that of dspy.LM: the engine has no state
         return state
 
     @classmethod
     def load_state(cls, state: Mapping[str, Any]) -> NearestLM:
-        """An LM with the saved settings."""
+        """Makes an LM from a saved state.
+
+        Args:
+            state: the result of `dump_state`.
+
+        Returns:
+            The LM.
+
+        Example:
+            >>> NearestLM.load_state(NearestLM("mine").dump_state()).model
+            'mine'
+        """
         return cls(**state)
 
 
 class NearestWriter:
-    """The writer behind `NearestLM`. It keeps no state."""
+    """Writes the answers of a `NearestLM`. It has no state."""
 
-    def write(self, prompt: Prompt, sampling: Sampling, /) -> Said:
-        """Answers one prompt."""
+    def write(self, prompt: Prompt, sampling: Sampling, /) -> LMAnswer:
+        """The answer to one prompt."""
         varies = sampling.temperature > 0 and (sampling.rollout is not None or sampling.candidate > 0)
         seed = f"{sampling.rollout}|{sampling.candidate}" if varies else ""
         noise = _NOISE * sampling.temperature if varies else 0.0
         answer = _Answer(prompt, noise, seed)
         calls = (answer.tool_call(),) if prompt.tools else ()
         if prompt.output_fields:
-            return Said(write_answer(prompt, answer.values()), calls)
-        return Said("" if calls else extract(prompt, PromptField("answer", "str", "", "text"), 1)[0] or "Yes.", calls)
+            return LMAnswer(write_answer(prompt, answer.values()), calls)
+        return LMAnswer(
+            "" if calls else extract(prompt, PromptField("answer", "str", "", "text"), 1)[0] or "Yes.", calls
+        )
 
 
 class _Answer:
-    """One answer in the making. Values first: the reasoning speaks of them."""
+    """One answer, field by field. The reasoning comes last, since it names the other values."""
 
     def __init__(self, prompt: Prompt, noise: float, seed: str) -> None:
         self.prompt = prompt
         self.noise = noise
         self.seed = seed
-        self.likeness = similar_demos(prompt)
-        self.nearest = max(range(len(prompt.demos)), key=self.likeness.__getitem__, default=-1)
+        self.similarity = demo_similarities(prompt)
+        self.nearest = max(range(len(prompt.demos)), key=self.similarity.__getitem__, default=-1)
 
     def values(self) -> dict[str, object]:
         fields = self.prompt.output_fields
@@ -106,7 +133,7 @@ class _Answer:
         return self.text(field)
 
     def choice(self, field: PromptField, choices: Sequence[str]) -> str:
-        scored = scores(self.prompt, field, choices, self.likeness)
+        scored = scores(self.prompt, field, choices, self.similarity)
         return best(scored, self.noise, f"{self.prompt.inputs}|{field.name}|{self.seed}")
 
     def condition(self, field: PromptField) -> str:
@@ -116,66 +143,67 @@ class _Answer:
 
     def number(self, field: PromptField) -> str:
         given = self.given(field)
-        taken_over = self.nearest >= 0 and given in " ".join(self.prompt.demos[self.nearest].inputs.values())
-        found = self.shown_number()
-        number = given if _NUMBER.fullmatch(given) and not (taken_over and found) else found or "0"
+        # A number that the demonstration took from its own inputs was copied, so one from these inputs is copied here.
+        copied = self.nearest >= 0 and given in " ".join(self.prompt.demos[self.nearest].inputs.values())
+        found = self.input_number()
+        number = given if _NUMBER.fullmatch(given) and not (copied and found) else found or "0"
         return str(round(float(number))) if field.type == "int" else number
 
-    def shown_number(self) -> str:
+    def input_number(self) -> str:
         """The first number of the inputs, empty if there is none."""
         match = _NUMBER.search(" ".join(self.prompt.inputs.values()))
         return match.group() if match else ""
 
     def structure(self, field: PromptField) -> object:
         given = self.given(field)
-        if given and self.likeness[self.nearest] >= _SAME:
+        if given and self.similarity[self.nearest] >= _COPY_FROM:
             return given
         return self.build(field, field.schema or {}, field.schema or {}, 0)
 
     def text(self, field: PromptField) -> str:
         if "prefix" in field.name:
             return "Answer:"
-        instruction = written_instruction(self.prompt, field, self.seed)
+        instruction = text_from_examples(self.prompt, field, self.seed)
         if instruction:
             return instruction
         given = self.given(field)
-        if given and self.likeness[self.nearest] >= _SAME:
+        if given and self.similarity[self.nearest] >= _COPY_FROM:
             return given
         return " ".join(extract(self.prompt, field))
 
     def reasoning(self, found: Mapping[str, object]) -> str:
         quoted = extract(self.prompt, PromptField("reasoning", "str", "", "text"))[0]
-        told = ", ".join(content_words(quoted)[:6]) or "nothing in particular"
+        topics = ", ".join(content_words(quoted)[:6]) or "nothing in particular"
         chosen = [field.name for field in self.prompt.output_fields if field.kind in ("choice", "bool", "number")]
         outcome = "".join(f" That speaks for {name} {found[name]}." for name in chosen[-1:])
-        return f"The input speaks of {told}.{outcome}"
+        return f"The input speaks of {topics}.{outcome}"
 
     def tool_call(self) -> ToolCall:
-        """The tool that is most like the inputs; once tools have given results, the one that must or may end it."""
+        """A call of the tool that is most similar to the inputs; after results, of the one that ends the loop."""
         tools = [tool for tool in self.prompt.tools if tool.name in self.prompt.must_call] or list(self.prompt.tools)
         ends = [tool for tool in tools if tool.name == "submit"]
         if len(tools) > len(ends) and any(turn.role == "tool" for turn in self.prompt.turns):
             tools = ends or tools
         elif len(tools) > 1:
             tools = [tool for tool in tools if tool not in ends]
-        texts = tuple(f"{tool.name.replace('_', ' ')} {tool.about}" for tool in tools)
-        likeness = index_of(texts).similarities(" ".join(self.prompt.inputs.values()))
-        tool = tools[max(range(len(tools)), key=likeness.__getitem__)]
+        texts = tuple(f"{tool.name.replace('_', ' ')} {tool.description}" for tool in tools)
+        similarity = index_of(texts).similarities(" ".join(self.prompt.inputs.values()))
+        tool = tools[max(range(len(tools)), key=similarity.__getitem__)]
         properties = dict(tool.schema.get("properties", {}))
         needed = tool.schema.get("required", properties)
         args = {
-            name: self.build(PromptField(name, "", tool.about, "text"), properties[name], tool.schema, 1)
+            name: self.build(PromptField(name, "", tool.description, "text"), properties[name], tool.schema, 1)
             for name in properties
             if name in needed
         }
         return ToolCall(tool.name, args)
 
     def given(self, field: PromptField) -> str:
-        """What the nearest demonstration gives for a field, empty if it does not."""
+        """The value of a field in the nearest demonstration, empty if it has none."""
         return self.prompt.demos[self.nearest].outputs.get(field.name, "").strip() if self.nearest >= 0 else ""
 
     def build(self, field: PromptField, schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Any:
-        """A value for a JSON schema, from the inputs."""
+        """A value that fits a JSON schema, from the inputs."""
         if "$ref" in schema and depth < 8:
             name = str(schema["$ref"]).rsplit("/", 1)[-1]
             return self.build(field, root.get("$defs", {}).get(name, {}), root, depth + 1)
@@ -200,13 +228,13 @@ class _Answer:
                 return [self.build(field, items, root, depth + 1)]
             return extract(self.prompt, field, 3)
         if kind in ("integer", "number"):
-            number = float(self.shown_number() or "0")
+            number = float(self.input_number() or "0")
             return round(number) if kind == "integer" else number
         if kind == "boolean":
             return condition_holds(self.prompt, field)
         if kind == "null":
             return None
-        return self.text(PromptField(field.name, "str", field.about, "text"))
+        return self.text(PromptField(field.name, "str", field.description, "text"))
 
     def build_object(self, field: PromptField, schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Any:
         properties = dict(schema.get("properties", {}))
@@ -216,7 +244,7 @@ class _Answer:
             properties = dict.fromkeys(self.names(), inner)
         if depth >= 8:
             return {}
-        fields = {name: PromptField(field.name if free else name, "", field.about, "text") for name in properties}
+        fields = {name: PromptField(field.name if free else name, "", field.description, "text") for name in properties}
         return {name: self.build(fields[name], inner, root, depth + 1) for name, inner in properties.items()}
 
     def names(self) -> list[str]:
@@ -232,22 +260,18 @@ class _Answer:
         return []
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Which allowed value fits: votes of the demonstrations, and what instructions and names of the values say.
+# --- which allowed value fits: votes of the demonstrations, and what the prompt says about each value
+
+_SHARPNESS = 2.0  # exponent of a similarity: near demonstrations count more than many far ones
+_HALF_TRUST = 4  # the number of demonstrations that get half of the trust of very many
+_NAME_WEIGHT = 2.0  # weight of the similarity to the bare name of a value
+_PASSAGE_WEIGHT = 6.0  # weight that passages about the values add, at most
+_HALF_WEIGHT = 6  # the number of content words per value that add half of it
+_CONDITION_FROM = 0.12  # similarity to its description from which on a condition holds
 
 
-_SHARPNESS = 2.0  # power of a likeness: near demonstrations count more than many far ones
-_FEW = 4  # so many demonstrations get half of the trust that very many would
-_NAMES = 2.0  # weight of the likeness to the bare name of a value
-_PASSAGES = 6.0  # weight that passages about the values add, at most
-_SAID = 6  # so many content words per value add half of it
-_TRUE = 0.12  # likeness to its description from which on a condition holds
-
-Noise = Mapping[str, float]
-
-
-def similar_demos(prompt: Prompt) -> list[float]:
-    """How alike the inputs of each demonstration are to the current ones: the mean over the input fields."""
+def demo_similarities(prompt: Prompt) -> list[float]:
+    """The similarity of the inputs of each demonstration to the current ones: the mean over the input fields."""
     totals = [0.0] * len(prompt.demos)
     names = [name for name, text in prompt.inputs.items() if text]
     for name in names:
@@ -257,110 +281,105 @@ def similar_demos(prompt: Prompt) -> list[float]:
     return totals
 
 
-def scores(prompt: Prompt, field: PromptField, values: Sequence[str], likeness: Sequence[float]) -> dict[str, float]:
-    """How well each of some values fits as the value of a field.
-
-    Args:
-        prompt: the prompt.
-        field: the field that is asked for.
-        values: its allowed values.
-        likeness: of each demonstration, see `similar_demos`.
-
-    Returns:
-        A score per value, the higher the better.
-    """
+def scores(prompt: Prompt, field: PromptField, values: Sequence[str], similarity: Sequence[float]) -> dict[str, float]:
+    """A score for each allowed value of a field, the higher the better, from the `demo_similarities` of the prompt."""
     votes = dict.fromkeys(values, 0.0)
     seen = dict.fromkeys(values, 0)
-    for demo, like in zip(prompt.demos, likeness, strict=True):
+    for demo, like in zip(prompt.demos, similarity, strict=True):
         value = demo.outputs.get(field.name, "").strip()
         if value in votes:
             votes[value] += like**_SHARPNESS
             seen[value] += 1
-    shares = {value: vote / math.sqrt(1 + seen[value]) for value, vote in votes.items()}  # not by their number alone
+    # Divided by the root of its count, a frequent value does not win by its number alone.
+    shares = {value: vote / math.sqrt(1 + seen[value]) for value, vote in votes.items()}
     total = sum(shares.values()) or 1.0
     count = sum(seen.values())
-    trust = count / (count + _FEW)
-    new = 1 - max(likeness, default=0.0) ** 2  # of an input that was demonstrated itself, hints tell nothing new
-    hints, attention = hint_scores(prompt, field, values), new * attention_to_hints(prompt, field, values)
-    return {value: trust * shares[value] / total + attention * hints[value] + 1e-6 * seen[value] for value in values}
+    trust = count / (count + _HALF_TRUST)
+    novelty = 1 - max(similarity, default=0.0) ** 2  # an input that was demonstrated needs no descriptions
+    described, weight = description_scores(prompt, field, values), novelty * description_weight(prompt, field, values)
+    return {value: trust * shares[value] / total + weight * described[value] + 1e-6 * seen[value] for value in values}
 
 
-def hint_scores(prompt: Prompt, field: PromptField, values: Sequence[str]) -> dict[str, float]:
-    """How much the inputs have in common with what the prompt says about each value."""
-    texts = hints_of(prompt.instructions, field.name, field.about, tuple(values))
+def description_scores(prompt: Prompt, field: PromptField, values: Sequence[str]) -> dict[str, float]:
+    """The similarity of the inputs to what the prompt says about each value."""
+    texts = value_descriptions(prompt.instructions, field.name, field.description, tuple(values))
     found = index_of(texts).similarities(" \n".join(prompt.inputs.values()))
     return dict(zip(values, found, strict=True))
 
 
-def attention_to_hints(prompt: Prompt, field: PromptField, values: Sequence[str]) -> float:
-    """How much hints count beside demonstrations: the more, the more the prompt says about the values."""
-    texts = hints_of(prompt.instructions, field.name, field.about, tuple(values))
-    said = sum(len(content_words(text)) - 1 for text in texts) / len(texts)
-    return _NAMES + _PASSAGES * said / (said + _SAID)
+def description_weight(prompt: Prompt, field: PromptField, values: Sequence[str]) -> float:
+    """The weight of descriptions against demonstrations: it grows with what the prompt says about the values."""
+    texts = value_descriptions(prompt.instructions, field.name, field.description, tuple(values))
+    length = sum(len(content_words(text)) - 1 for text in texts) / len(texts)
+    return _NAME_WEIGHT + _PASSAGE_WEIGHT * length / (length + _HALF_WEIGHT)
 
 
 @lru_cache(maxsize=512)
-def hints_of(instructions: str, name: str, about: str, values: tuple[str, ...]) -> tuple[str, ...]:
-    """What a prompt says about each value: the name of the value and the passages that speak of it."""
-    said = {value: [_spoken(value)] for value in values}
+def value_descriptions(instructions: str, name: str, description: str, values: tuple[str, ...]) -> tuple[str, ...]:
+    """What a prompt says about each value: the name of the value, and the passages that mention it alone.
+
+    A passage that mentions several values is cut at the mentions; each piece belongs to the value that it begins with.
+    """
+    texts = {value: [_name_words(value)] for value in values}
     if values == ("True", "False"):
-        said["True"].append(f"{_spoken(name)} {about}")
-    mentions = {value: re.compile(rf"(?<!\w){_mention(value)}(?!\w)", re.IGNORECASE) for value in values}
-    for passage in [*sentences(instructions), *sentences(about)]:
+        texts["True"].append(f"{_name_words(name)} {description}")
+    mentions = {value: re.compile(rf"(?<!\w){_mention_pattern(value)}(?!\w)", re.IGNORECASE) for value in values}
+    for passage in [*sentences(instructions), *sentences(description)]:
         found = sorted(
             (match.start(), match.end(), v) for v, each in mentions.items() for match in each.finditer(passage)
         )
-        speakers = {value for _, _, value in found}
-        if len(speakers) == 1:
-            said[speakers.pop()].append(passage)
+        mentioned = {value for _, _, value in found}
+        if len(mentioned) == 1:
+            texts[mentioned.pop()].append(passage)
             continue
         ends = [start for start, _, _ in found[1:]] + [len(passage)]
         for (_, start, value), end in zip(found, ends if found else [], strict=True):
-            said[value].append(passage[start:end])
-    return tuple(" . ".join(said[value]) for value in values)
+            texts[value].append(passage[start:end])
+    return tuple(" . ".join(texts[value]) for value in values)
 
 
 def condition_holds(prompt: Prompt, field: PromptField) -> bool:
     """Whether a bool field is true, by its name, its description and the instructions alone."""
-    true, false = hint_scores(prompt, field, ("True", "False")).values()
-    return true > max(false, _TRUE)
+    true, false = description_scores(prompt, field, ("True", "False")).values()
+    return true > max(false, _CONDITION_FROM)
 
 
 def best(scored: Mapping[str, float], noise: float, seed: str) -> str:
-    """The value with the best score, the first of equals. Noise above 0 makes it vary with the seed."""
+    """The value with the best score, the first of equals.
+
+    With noise above 0 it varies with the seed: Gumbel noise makes the maximum a sample of the softmax of the scores.
+    """
     if noise <= 0:
         return max(scored, key=lambda value: scored[value])
-    return max(scored, key=lambda value: scored[value] + noise * _gumbel(f"{seed}|{value}"))
+    return max(scored, key=lambda value: scored[value] + noise * _gumbel_noise(f"{seed}|{value}"))
 
 
-def fraction(seed: str) -> float:
+def hash_fraction(seed: str) -> float:
     """A number in (0, 1) that depends on the seed alone."""
     digest = hashlib.blake2b(seed.encode(), digest_size=7).digest()
     return (int.from_bytes(digest, "big") + 0.5) / 2**56
 
 
-def _gumbel(seed: str) -> float:
-    return -math.log(-math.log(fraction(seed)))
+def _gumbel_noise(seed: str) -> float:
+    return -math.log(-math.log(hash_fraction(seed)))
 
 
-def _spoken(name: str) -> str:
+def _name_words(name: str) -> str:
     return " ".join(words(name.replace("_", " ")))
 
 
-def _mention(value: str) -> str:
+def _mention_pattern(value: str) -> str:
     parts = [re.escape(part) for part in re.split(r"[\s_-]+", value.strip()) if part]
     return r"[\s_-]+".join(parts) or "(?!)"  # an empty value is never mentioned
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Free texts: sentences taken from the inputs, and instructions built from the examples that a prompt shows.
-
+# --- free texts: sentences of the inputs, and instructions made from the examples in a prompt
 
 Example = tuple[tuple[str, str], ...]  # (field, value) pairs
-Hints = dict[str, dict[str, list[str]]]  # field -> value -> words
+WordLists = dict[str, dict[str, list[str]]]  # field -> value -> words that are typical of the value
 
 _INSTRUCTION = re.compile(r"instruction|rules?$|advice|guideline", re.IGNORECASE)
-_ACCOUNT = re.compile(r"observation|description|summary", re.IGNORECASE)
+_OBSERVATIONS = re.compile(r"observation|description|summary", re.IGNORECASE)
 _ATTEMPT = re.compile(r"Instruction #\d+: (.*?)\s*Resulting Score #\d+: ([\d.]+)", re.DOTALL)
 _LISTED = re.compile(r"^\s*- (?:(\w+) )?[“\"](.+?)[”\"]: ([^.\n]+)", re.MULTILINE)
 _PREFIXED = re.compile(r"^([A-Z]\w*(?: \w+){0,3}|\w+): (.*)$")
@@ -375,20 +394,20 @@ _VALUE_LENGTH = 30  # characters; longer values are texts, not labels
 _LEARNED = 12  # words per value that an instruction lists
 _USUAL_LENGTH = 5  # of words; much longer ones are rare and help little
 _KEPT = 24  # words per value after several rounds
-_NOTED = 60  # words per value in an account, from which an instruction is still to be made
+_OBSERVED = 60  # words per value in observations, from which an instruction is made later
 
 
 def extract(prompt: Prompt, field: PromptField, count: int = 1) -> list[str]:
-    """The sentences of the inputs that have most to do with what is asked.
+    """The sentences of the longest input that are most similar to the question, in their order.
 
-    The longest input is the source. The other inputs, or else the field's name and the instructions, are the question.
+    The question is the text of the other inputs, or else the field's name, its description and the instructions.
     """
     longest = max(prompt.inputs, key=lambda name: len(prompt.inputs[name]), default="")
     source = list(dict.fromkeys(sentences(_prose(prompt.inputs.get(longest, "")))))
     if not source:
         return [""]
     others = " ".join(_prose(text) for name, text in prompt.inputs.items() if name != longest)
-    question = others or f"{field.name.replace('_', ' ')} {field.about} {prompt.instructions}"
+    question = others or f"{field.name.replace('_', ' ')} {field.description} {prompt.instructions}"
     index = index_of(tuple(source))
     asked = index.similarities(question)
     central = index.similarities(" ".join(source))
@@ -396,35 +415,35 @@ def extract(prompt: Prompt, field: PromptField, count: int = 1) -> list[str]:
     return [source[number] for number in sorted(order[:count])]
 
 
-def written_instruction(prompt: Prompt, field: PromptField, seed: str = "") -> str:
-    """The text for a field that asks for an instruction, or for an account of examples; empty for any other field."""
+def text_from_examples(prompt: Prompt, field: PromptField, seed: str = "") -> str:
+    """The text of a field that asks for an instruction, or for observations on examples; empty for any other field."""
     if _INSTRUCTION.search(field.name):
         return write_instruction(prompt, seed)
-    return write_account(prompt) if _ACCOUNT.search(field.name) else ""
+    return write_observations(prompt) if _OBSERVATIONS.search(field.name) else ""
 
 
 def write_instruction(prompt: Prompt, seed: str = "") -> str:
-    """An instruction from what the prompt shows: the task as it was, and the words that speak for each value."""
-    base = _base_instruction(prompt)
+    """An instruction made from the prompt: the current one, and lists of the words that are typical of each value."""
+    base = _current_instruction(prompt)
     plain = "\n".join(line for line in base.splitlines() if not _LISTED.match(line)).strip()
-    lead = _LEADS[int(fraction(f"lead|{seed}") * len(_LEADS))]
+    lead = _LEADS[int(hash_fraction(f"lead|{seed}") * len(_LEADS))]
     lines = [plain] if plain else []
     if lead not in plain:
         lines.append(lead)
-    keep = _LEARNED + int(fraction(f"keep|{seed}") * 5) - 2
-    learned = learn(list(examples_in(prompt)), keep)
-    return "\n".join([*lines, *_listing(_merged(hints_in(prompt), learned, _KEPT))])
+    keep = _LEARNED + int(hash_fraction(f"keep|{seed}") * 5) - 2
+    learned = characteristic_words(list(examples_in(prompt)), keep)
+    return "\n".join([*lines, *_list_lines(_merge_lists(listed_words(prompt), learned, _KEPT))])
 
 
-def write_account(prompt: Prompt) -> str:
-    """An account of the examples that a prompt shows, or of earlier accounts. Empty if it shows fewer than two."""
+def write_observations(prompt: Prompt) -> str:
+    """Observations on the examples in a prompt, or on earlier observations; empty if there are fewer than two."""
     examples = list(examples_in(prompt))
-    learned = learn(examples, _NOTED) if len(examples) > 1 else {}
-    lines = _listing(learned or hints_in(prompt))  # what it was told before is not told again: it would count twice
+    learned = characteristic_words(examples, _OBSERVED) if len(examples) > 1 else {}
+    lines = _list_lines(learned or listed_words(prompt))  # words listed before are not repeated: they would count twice
     return "\n".join(["Each value is told by words of its own.", *lines]) if lines else ""
 
 
-def _listing(hints: Hints) -> list[str]:
+def _list_lines(hints: WordLists) -> list[str]:
     return [
         f'- {field} "{value}": {", ".join(found)}.'
         for field, values in hints.items()
@@ -432,45 +451,45 @@ def _listing(hints: Hints) -> list[str]:
     ]
 
 
-def learn(examples: Sequence[Example], keep: int) -> Hints:
-    """The words, at most so many, that speak for each value of the short fields of some examples."""
+def characteristic_words(examples: Sequence[Example], keep: int) -> WordLists:
+    """The words that are typical of each value of the label fields of some examples, at most `keep` per value."""
     labels = _label_fields(examples)
-    result: Hints = {}
+    result: WordLists = {}
     for field in labels:
-        told: dict[str, Counter[str]] = {}
+        counts_by_value: dict[str, Counter[str]] = {}
         for example in examples:
             value = dict(example).get(field)
             if value:
                 text = " ".join(other for name, other in example if name not in labels)
-                told.setdefault(value, Counter()).update(set(content_words(text)))
-        for value, found in _telling_words(told, keep).items():
+                counts_by_value.setdefault(value, Counter()).update(set(content_words(text)))
+        for value, found in _distinctive_words(counts_by_value, keep).items():
             if found:
                 result.setdefault(field, {})[value] = found
     return result
 
 
-def _telling_words(told: Mapping[str, Counter[str]], keep: int) -> dict[str, list[str]]:
-    """For each value the words that come with it often, and seldom with other values."""
-    spread = Counter(stem(word) for counts in told.values() for word in counts)
+def _distinctive_words(counts_by_value: Mapping[str, Counter[str]], keep: int) -> dict[str, list[str]]:
+    """For each value the words that are frequent with it and rare with other values."""
+    values_with = Counter(stem(word) for counts in counts_by_value.values() for word in counts)
     overall: Counter[str] = Counter()
-    for counts in told.values():
+    for counts in counts_by_value.values():
         overall.update(counts)
-    common = max(1, len(told) // 2)
+    common = max(1, len(counts_by_value) // 2)
 
     def rank(word: str, count: int) -> tuple[float, int, str]:
         share = (count - 0.5) / (overall[word] + 1)  # one time proves less than two
         return -share * math.sqrt(count), abs(len(word) - _USUAL_LENGTH), word
 
     return {
-        value: sorted((word for word in counts if spread[stem(word)] <= common), key=lambda w: rank(w, counts[w]))[
+        value: sorted((word for word in counts if values_with[stem(word)] <= common), key=lambda w: rank(w, counts[w]))[
             :keep
         ]
-        for value, counts in told.items()
+        for value, counts in counts_by_value.items()
     }
 
 
-def hints_in(prompt: Prompt) -> Hints:
-    """The words per value that the inputs of a prompt already list, those that are listed most often first."""
+def listed_words(prompt: Prompt) -> WordLists:
+    """The words per value that the inputs of a prompt already list, the most frequent first."""
     counts: dict[str, dict[str, Counter[str]]] = {}
     for text in prompt.inputs.values():
         for field, value, found in _LISTED.findall(text):
@@ -482,7 +501,7 @@ def hints_in(prompt: Prompt) -> Hints:
 
 
 def examples_in(prompt: Prompt) -> Iterator[Example]:
-    """The examples that the inputs of a prompt show: as JSON, as reprs of `Example`, or as `name: value` lines."""
+    """The examples in the inputs of a prompt: as JSON, as reprs of `dspy.Example`, or as `name: value` lines."""
     for text in prompt.inputs.values():
         if text.startswith("[{"):
             yield from _json_examples(text)
@@ -527,7 +546,7 @@ def _json_examples(text: str) -> Iterator[Example]:
 
 
 def _corrected(value: str, feedback: str, known: set[str]) -> str:
-    """The right value by the feedback: another value that it names, the given one if it does not object."""
+    """The right value according to feedback: the value that it names, or the given one if it does not object."""
     named = [other for other in sorted(known) if other != value and re.search(rf"\b{re.escape(other)}\b", feedback)]
     if len(named) == 1 and len(named[0]) <= _VALUE_LENGTH:
         return named[0]
@@ -547,7 +566,7 @@ def _repr_examples(text: str) -> Iterator[Example]:
 
 
 def _line_examples(text: str) -> Iterator[Example]:
-    """Blocks of `name: value` lines. A name that comes again begins the next example."""
+    """The examples in blocks of `name: value` lines; a repeated name begins the next example."""
     pairs: dict[str, str] = {}
     last = ""
     for line in text.splitlines():
@@ -565,7 +584,7 @@ def _line_examples(text: str) -> Iterator[Example]:
 
 
 def _label_fields(examples: Sequence[Example]) -> list[str]:
-    """The fields whose values are short and come again, as far as that can be told from a few examples."""
+    """The fields whose values are short and repeated, as far as a few examples show that."""
     values: dict[str, list[str]] = {}
     for example in examples:
         for name, value in example:
@@ -581,7 +600,7 @@ def _label_fields(examples: Sequence[Example]) -> list[str]:
     ]
 
 
-def _base_instruction(prompt: Prompt) -> str:
+def _current_instruction(prompt: Prompt) -> str:
     for name, text in prompt.inputs.items():
         attempts = _ATTEMPT.findall(text)
         if attempts:
@@ -592,8 +611,8 @@ def _base_instruction(prompt: Prompt) -> str:
     return ""
 
 
-def _merged(old: Hints, new: Hints, keep: int) -> Hints:
-    result: Hints = {}
+def _merge_lists(old: WordLists, new: WordLists, keep: int) -> WordLists:
+    result: WordLists = {}
     for hints in (old, new):
         for field, values in hints.items():
             for value, found in values.items():
@@ -618,8 +637,7 @@ def _prose(text: str) -> str:
     return text
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Words, stems and character pieces of texts, and how alike two texts are. No model and no data beyond the texts.
+# --- the similarity of texts: words, stems, and the cosine of TF-IDF weighted features
 
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
 _SENTENCE = re.compile(r"(?<=[.!?…])[\"'”’)]*\s+|\n+")
@@ -650,9 +668,9 @@ _STOP_WORDS = """
     where whether which while who whom whose why will with within without would yes yet you your yours
 """
 _STOP = frozenset(_STOP_WORDS.split())
-_PIECE = 4  # characters of a piece of a word
-_PIECE_WEIGHT = 0.35
-_PAIR_WEIGHT = 0.5
+_NGRAM = 4  # characters of a piece of a word; pieces find misspelled words
+_NGRAM_WEIGHT = 0.35
+_BIGRAM_WEIGHT = 0.5
 
 
 def words(text: str) -> list[str]:
@@ -667,7 +685,7 @@ def content_words(text: str) -> list[str]:
 
 @lru_cache(maxsize=8192)
 def stem(word: str) -> str:
-    """A rough stem: common English endings are cut off longer words."""
+    """A word without common English endings, if four letters remain: a crude suffix-stripping stemmer."""
     word = word.removesuffix("'s")
     for suffix in _SUFFIXES:
         if word.endswith(suffix) and len(word) - len(suffix) >= 4:
@@ -685,46 +703,43 @@ def sentences(text: str) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def features(text: str) -> Mapping[str, float]:
-    """Features of a text with their weight: stems, pairs of stems, and pieces of words (for misspellings)."""
+    """The term frequencies of a text, damped by their square root: stems, bigrams of stems, and character n-grams."""
     stems = [stem(word) for word in words(text)]
     counts: defaultdict[str, float] = defaultdict(float)
     for each in stems:
         counts[each] += 1.0
         padded = f"^{each}$"
-        for start in range(max(1, len(padded) - _PIECE + 1)):
-            counts["~" + padded[start : start + _PIECE]] += _PIECE_WEIGHT
+        for start in range(max(1, len(padded) - _NGRAM + 1)):
+            counts["~" + padded[start : start + _NGRAM]] += _NGRAM_WEIGHT
     for left, right in pairwise(stems):
-        counts[f"{left} {right}"] += _PAIR_WEIGHT
+        counts[f"{left} {right}"] += _BIGRAM_WEIGHT
     return MappingProxyType({name: math.sqrt(count) for name, count in counts.items()})
 
 
 class TextIndex:
-    """Texts, ready to be compared with another one by the cosine of their weighted features.
-
-    A feature counts the more, the fewer of the texts have it.
-    """
+    """An inverted index of texts, which compares them with another text by the cosine of their TF-IDF vectors."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        found = [features(text) for text in texts]
-        self.size = len(found)
-        spread = Counter(name for each in found for name in each)
-        self.rarity = {name: math.log(1 + self.size / count) for name, count in spread.items()}
-        self.unseen = math.log(1 + self.size)
-        self.places: dict[str, list[tuple[int, float]]] = {}
-        for number, each in enumerate(found):
-            weights = {name: weight * self.rarity[name] for name, weight in each.items()}
+        vectors = [features(text) for text in texts]
+        self.size = len(vectors)
+        document_frequency = Counter(name for vector in vectors for name in vector)
+        self.idf = {name: math.log(1 + self.size / count) for name, count in document_frequency.items()}
+        self.idf_unseen = math.log(1 + self.size)
+        self.postings: dict[str, list[tuple[int, float]]] = {}
+        for number, vector in enumerate(vectors):
+            weights = {name: frequency * self.idf[name] for name, frequency in vector.items()}
             length = math.sqrt(sum(weight * weight for weight in weights.values())) or 1.0
             for name, weight in weights.items():
-                self.places.setdefault(name, []).append((number, weight / length))
+                self.postings.setdefault(name, []).append((number, weight / length))
 
     def similarities(self, text: str) -> list[float]:
-        """How alike each text is to this one: from 0, nothing in common, to 1."""
+        """The cosine of each text with this one, from 0 for nothing in common to 1."""
         result = [0.0] * self.size
         square = 0.0
-        for name, count in features(text).items():
-            weight = count * self.rarity.get(name, self.unseen)
+        for name, frequency in features(text).items():
+            weight = frequency * self.idf.get(name, self.idf_unseen)
             square += weight * weight
-            for number, other in self.places.get(name, ()):
+            for number, other in self.postings.get(name, ()):
                 result[number] += weight * other
         length = math.sqrt(square) or 1.0
         return [value / length for value in result]
@@ -732,5 +747,5 @@ class TextIndex:
 
 @lru_cache(maxsize=256)
 def index_of(texts: tuple[str, ...]) -> TextIndex:
-    """The index of some texts. Prompts repeat their demonstrations, so recent ones are kept."""
+    """The index of some texts, cached: one prompt after another has the same demonstrations."""
     return TextIndex(texts)

@@ -45,7 +45,7 @@ class PromptField:
     Attributes:
         name: name of the field.
         type: the type as the prompt spells it, for example `"list[str]"`.
-        about: the description, empty if there is none.
+        description: the description, empty if there is none.
         kind: what an answer has to look like.
         choices: the allowed values of a choice, as text.
         schema: the JSON schema that the prompt shows, None if it shows none.
@@ -53,7 +53,7 @@ class PromptField:
 
     name: str
     type: str
-    about: str
+    description: str
     kind: AnswerKind
     choices: tuple[str, ...] = ()
     schema: Mapping[str, Any] | None = None
@@ -63,7 +63,7 @@ class Tool(NamedTuple):
     """A function that the LM may call, as the request describes it: name, description, JSON schema of its arguments."""
 
     name: str
-    about: str
+    description: str
     schema: Mapping[str, Any]
 
 
@@ -74,7 +74,7 @@ class ToolCall(NamedTuple):
     args: Mapping[str, Any]
 
 
-class Said(NamedTuple):
+class LMAnswer(NamedTuple):
     """An answer: its text, and the tools that it calls."""
 
     text: str
@@ -296,21 +296,21 @@ def _read_notes(structure: str) -> dict[str, str]:
     return {match.group(1): match.group(2) for line in lines if (match := _NOTE.search(line))}
 
 
-def _field(name: str, type_: str, about: str, note: str) -> PromptField:
+def _field(name: str, type_: str, description: str, note: str) -> PromptField:
     choices = _literal_values(type_)
     if not choices and " one of: " in note:
         choices = tuple(note.split(" one of: ", 1)[1].split("; "))
     if choices and "[" not in type_.removeprefix("Literal[").removeprefix("Union[Literal["):
-        return PromptField(name, type_, about, "choice", choices)
+        return PromptField(name, type_, description, "choice", choices)
     if type_ == "bool":
-        return PromptField(name, type_, about, "bool", ("True", "False"))
+        return PromptField(name, type_, description, "bool", ("True", "False"))
     if type_ in ("int", "float"):
-        return PromptField(name, type_, about, "number")
+        return PromptField(name, type_, description, "number")
     marker = "must adhere to the JSON schema: "
     if marker in note:
         schema = json.loads(note.split(marker, 1)[1])
-        return PromptField(name, type_, about, "json", choices, MappingProxyType(schema))
-    return PromptField(name, type_, about, "text")
+        return PromptField(name, type_, description, "json", choices, MappingProxyType(schema))
+    return PromptField(name, type_, description, "text")
 
 
 def _literal_values(type_: str) -> tuple[str, ...]:

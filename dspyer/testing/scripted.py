@@ -15,7 +15,7 @@ from dspy.utils.exceptions import LMError
 from pydantic import ValidationError
 
 from dspyer.errors import ScriptError
-from dspyer.testing.prompt import Prompt, Said, ToolCall, write_answer
+from dspyer.testing.prompt import LMAnswer, Prompt, ToolCall, write_answer
 from dspyer.testing.text_engine import Sampling, TextLM
 
 
@@ -223,7 +223,7 @@ class AnswerScript:
             "Set it with dspy.context(lm=...) instead of on a predictor that is pickled"
         )
 
-    def write(self, prompt: Prompt, _sampling: Sampling, /) -> Said:
+    def write(self, prompt: Prompt, _sampling: Sampling, /) -> LMAnswer:
         """Answers one call by the script."""
         with self.lock:
             rule = next((rule for rule in self.rules if rule.meets(prompt) and rule.left()), None)
@@ -291,13 +291,13 @@ def rules_of(script: Any) -> list[Rule]:
     return [Rule(None, list(script))]
 
 
-def _written(answer: Any, prompt: Prompt) -> Said:
+def _written(answer: Any, prompt: Prompt) -> LMAnswer:
     if isinstance(answer, type) and issubclass(answer, BaseException):
         raise answer
     if isinstance(answer, BaseException):
         raise answer
     if isinstance(answer, str):
-        return Said(answer)
+        return LMAnswer(answer)
     if isinstance(answer, Mapping):
         return _written_fields(answer, prompt)
     if callable(answer):
@@ -312,16 +312,16 @@ def _no_answer(answer: object) -> str:
     )
 
 
-def _written_fields(answer: Mapping[str, object], prompt: Prompt) -> Said:
+def _written_fields(answer: Mapping[str, object], prompt: Prompt) -> LMAnswer:
     calls: tuple[ToolCall, ...] = ()
     if prompt.tools:
         called = {name: _tool_calls(value) for name, value in answer.items() if name not in prompt.asks}
         calls = tuple(call for found in called.values() for call in found or ())
         answer = {name: value for name, value in answer.items() if called.get(name) is None}
         if calls and not answer:
-            return Said("", calls)
+            return LMAnswer("", calls)
     if prompt.form == "plain":
-        return Said(json.dumps(dict(answer)), calls)
+        return LMAnswer(json.dumps(dict(answer)), calls)
     unknown = [name for name in answer if name not in prompt.asks]
     missing = [name for name in prompt.asks if name not in answer and name != "reasoning"]
     if unknown or missing:
@@ -330,7 +330,7 @@ def _written_fields(answer: Mapping[str, object], prompt: Prompt) -> Said:
             f"{'; '.join([*_names('it lacks', missing), *_names('it has', unknown)])}. {_shown(prompt)}"
         )
     values = {name: answer.get(name, "") for name in prompt.asks}
-    return Said(write_answer(prompt, values), calls)
+    return LMAnswer(write_answer(prompt, values), calls)
 
 
 def _tool_calls(value: Any) -> tuple[ToolCall, ...] | None:

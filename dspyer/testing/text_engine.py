@@ -24,7 +24,7 @@ from dspy.lm15 import (
     Usage,
 )
 
-from dspyer.testing.prompt import Prompt, Said, Tool, Turn, read_prompt
+from dspyer.testing.prompt import LMAnswer, Prompt, Tool, Turn, read_prompt
 
 _CHUNK = re.compile(r"\s*\S+\s*")
 
@@ -49,7 +49,7 @@ class Sampling:
 class AnswerWriter(Protocol):
     """What stands behind an engine: it answers a prompt, or raises."""
 
-    def write(self, prompt: Prompt, sampling: Sampling, /) -> str | Said:
+    def write(self, prompt: Prompt, sampling: Sampling, /) -> str | LMAnswer:
         """Answers one prompt, with a text alone or also by calling tools."""
         ...
 
@@ -68,7 +68,7 @@ class TextEngine:
     def complete(self, request: Request) -> Response:
         """Answers a request at once."""
         written = self.writer.write(prompt_of(request), _next_sampling(request))
-        said = Said(written) if isinstance(written, str) else written
+        said = LMAnswer(written) if isinstance(written, str) else written
         before = sum(part.type == "tool_call" for message in request.messages for part in message.parts)
         parts: list[Any] = [
             ToolCallPart(id=f"call_{number}", name=name, input=dict(args))

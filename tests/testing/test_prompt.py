@@ -68,7 +68,10 @@ def test_fields_instructions_and_inputs(form: str) -> None:
     prompt = prompt_for(form, Sort, [], INPUTS)
     assert prompt.form == form
     assert prompt.instructions == "Sort a ticket.\n\n- billing: money"
-    assert [(field.name, field.about) for field in prompt.input_fields] == [("text", "what was written"), ("notes", "")]
+    assert [(field.name, field.description) for field in prompt.input_fields] == [
+        ("text", "what was written"),
+        ("notes", ""),
+    ]
     assert prompt.asks == tuple(VALUES)
     assert prompt.inputs == {"text": "Hello\nthere", "notes": '["one", "two"]'}
     assert prompt.demos == ()
