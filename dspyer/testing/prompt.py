@@ -1,6 +1,7 @@
-"""What a prompt says: fields, instructions, demonstrations and the inputs at hand, read from the messages alone.
+"""Reads a prompt: fields, instructions, demonstrations and current inputs, from the messages alone; writes an answer.
 
-The messages are those of DSPy's Chat, JSON and XML adapters. Any other text is a plain prompt without fields.
+This is the inverse of DSPy's Chat, JSON and XML adapters: the patterns below follow the texts that they write. Any
+other text is a plain prompt without fields.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PromptField:
-    """A field as the prompt describes it.
+    """A field of a signature, as the prompt describes it.
 
     Attributes:
         name: name of the field.
-        type: the type as the prompt spells it, for example `"list[str]"`.
+        type: the type as the prompt writes it, for example `"list[str]"`.
         description: the description, empty if there is none.
-        kind: what an answer has to look like.
+        kind: the form of an answer.
         choices: the allowed values of a choice, as text.
-        schema: the JSON schema that the prompt shows, None if it shows none.
+        schema: the JSON schema in the prompt, None if there is none.
     """
 
     name: str
@@ -68,7 +69,7 @@ class Tool(NamedTuple):
 
 
 class ToolCall(NamedTuple):
-    """A call that an answer asks for, as a provider would give it: not as text."""
+    """A native tool call in an answer, as providers give it: not as text."""
 
     name: str
     args: Mapping[str, Any]
@@ -83,7 +84,7 @@ class LMAnswer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """A demonstration: texts by field name. A field that it does not supply is left out."""
+    """A demonstration: texts by field name, without the fields that it does not have."""
 
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
@@ -91,19 +92,19 @@ class Demo:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Everything that a prompt says.
+    """A prompt, read.
 
     Attributes:
-        turns: the messages, as they came.
-        form: how the answer has to be written.
-        instructions: the task, as the signature states it.
-        input_fields: the fields of the inputs.
-        output_fields: the fields that are asked for, none for a plain prompt.
+        turns: the messages, in order.
+        form: the form in which the answer must be written.
+        instructions: the instructions of the signature.
+        input_fields: the input fields.
+        output_fields: the output fields, none for a plain prompt.
         demos: the demonstrations, first to last.
-        inputs: the current inputs as text, and the newest `tool_call_results` where tools have been called; of a plain
-            prompt, `{"prompt": ...}`.
+        inputs: the current inputs as text, and the newest `tool_call_results` if tools were called; of a plain prompt,
+            `{"prompt": ...}`.
         tools: the tools that the answer may call natively.
-        must_call: the tools of which it has to call one; empty for none.
+        must_call: the tools of which it must call one; empty for none.
     """
 
     turns: tuple[Turn, ...]
@@ -118,7 +119,7 @@ class Prompt:
 
     @property
     def asks(self) -> tuple[str, ...]:
-        """Names of the fields that are asked for."""
+        """The names of the output fields."""
         return tuple(field.name for field in self.output_fields)
 
 
@@ -129,38 +130,24 @@ class _Task(NamedTuple):
 
 
 def read_prompt(turns: Sequence[Turn], tools: Iterable[Tool] = (), must_call: Iterable[str] = ()) -> Prompt:
-    """Reads the messages of one call.
-
-    Args:
-        turns: the messages in order, a system message first if there is one.
-        tools: the tools that the answer may call natively.
-        must_call: the tools of which it has to call one.
-
-    Returns:
-        The prompt. Messages that no known adapter wrote give a plain prompt.
-    """
+    """Reads the messages of one call; messages that no known adapter wrote are a plain prompt."""
     system = turns[0].content if turns and turns[0].role == "system" else ""
     rest = turns[1:] if system else turns
     last = rest[-1].content if rest else ""
-    task, called = _read_task(system), (tuple(tools), tuple(must_call))
-    if not task.outputs and not (task.inputs and called[0]):
-        return Prompt(tuple(turns), "plain", system, (), (), (), MappingProxyType({"prompt": last}), *called)
+    task, offered = _read_task(system), (tuple(tools), tuple(must_call))
+    if not task.outputs and not (task.inputs and offered[0]):
+        return Prompt(tuple(turns), "plain", system, (), (), (), MappingProxyType({"prompt": last}), *offered)
     form = _form_of(last, system)
     asked = frozenset(field.name for field in task.inputs)
     demos = tuple(_read_demos(rest[:-1], form, asked, frozenset(field.name for field in task.outputs)))
     inputs = MappingProxyType(_read_inputs(rest, form, task))
-    return Prompt(tuple(turns), form, task.instructions, task.inputs, task.outputs, demos, inputs, *called)
+    return Prompt(tuple(turns), form, task.instructions, task.inputs, task.outputs, demos, inputs, *offered)
 
 
 def write_answer(prompt: Prompt, values: Mapping[str, object]) -> str:
-    """Writes values of the asked fields in the form that the prompt asks for.
+    """Writes the values of output fields as an answer in the form that the prompt asks for.
 
-    Args:
-        prompt: the prompt that is answered.
-        values: a value per field: a text, or anything that pydantic can turn into JSON.
-
-    Returns:
-        The text of the answer.
+    A value is a text, or anything that pydantic can turn into JSON.
     """
     if prompt.form == "chat":
         parts = [f"[[ ## {name} ## ]]\n{_as_text(value)}" for name, value in values.items()]
@@ -195,19 +182,19 @@ def _form_of(last: str, system: str) -> PromptForm:
 
 
 def _read_inputs(turns: Sequence[Turn], form: PromptForm, task: _Task) -> dict[str, str]:
-    """The inputs at hand: of all messages behind the last answer; in a conversation also what was said before once."""
+    """The inputs after the last answer; in a conversation also those of earlier turns that were not given again."""
     names = frozenset(field.name for field in task.inputs)
     found: dict[str, str] = {}
-    ours = True
-    talks = any(field.type == "History" for field in task.inputs)
+    is_current = True
+    has_history = any(field.type == "History" for field in task.inputs)
     for turn in reversed(turns):
-        ours = ours and turn.role != "assistant"
-        if turn.role == "assistant" or not (ours or talks):
+        is_current = is_current and turn.role != "assistant"
+        if turn.role == "assistant" or not (is_current or has_history):
             continue
         if turn.role == "tool":
-            read = {_RESULTS: turn.content} if ours else {}
+            read = {_RESULTS: turn.content} if is_current else {}
         else:
-            read = _read_fields(_without_request(turn.content), form, names | {_RESULTS} if ours else names)
+            read = _read_fields(_without_request(turn.content), form, names | {_RESULTS} if is_current else names)
         found = {**read, **found}
     order = [field.name for field in task.inputs]
     return {name: found[name] for name in sorted(found, key=lambda name: order.index(name) if name in order else -1)}
@@ -260,13 +247,13 @@ def _read_fields(content: str, form: PromptForm, names: frozenset[str]) -> dict[
 @lru_cache(maxsize=512)
 def _read_task(system: str) -> _Task:
     head, found, objective = system.partition(_OBJECTIVE)
-    given, asked, outputs = head.partition("\nYour output fields are:\n")
-    if not asked:
+    inputs_text, found_outputs, outputs = head.partition("\nYour output fields are:\n")
+    if not found_outputs:
         return _Task(system, (), ())
     listing = re.split(r"\n(?:All interactions|\n)", outputs, maxsplit=1)[0]
     notes = _read_notes(outputs)
     instructions = textwrap.dedent(objective.strip("\n")).strip() if found else ""
-    inputs = tuple(_list_fields(given.splitlines(), {}))
+    inputs = tuple(_list_fields(inputs_text.splitlines(), {}))
     return _Task(instructions, inputs, tuple(_list_fields(listing.splitlines(), notes)))
 
 
@@ -283,7 +270,7 @@ def _list_fields(lines: Iterable[str], notes: Mapping[str, str]) -> Iterator[Pro
 
 
 def _read_notes(structure: str) -> dict[str, str]:
-    """What the prompt notes on the values of its output fields, by name."""
+    """The notes of the prompt on the values of its output fields, by name."""
     start = structure.find("Outputs will be a JSON object with the following fields.")
     brace = structure.find("{", start) if start >= 0 else -1
     lines: Iterable[str] = structure.splitlines()
@@ -292,7 +279,7 @@ def _read_notes(structure: str) -> dict[str, str]:
             shown, _ = json.JSONDecoder().raw_decode(structure, brace)
             lines = [str(text) for text in shown.values()]
         except (ValueError, AttributeError):
-            pass  # another adapter's way to show the structure: the lines are read as they are
+            pass  # another adapter shows the structure in another way: its lines are read
     return {match.group(1): match.group(2) for line in lines if (match := _NOTE.search(line))}
 
 

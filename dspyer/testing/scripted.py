@@ -1,4 +1,7 @@
-"""An LM that says what a test wrote down, and complains about every call that the test did not expect."""
+"""`ScriptedLM`: an LM that gives the answers of a test's script, and fails at calls that the script does not expect.
+
+All copies of one `ScriptedLM` share one `AnswerScript`, which holds the answers and records the calls.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +25,20 @@ from dspyer.testing.text_engine import Sampling, TextLM
 class ScriptedLM(TextLM):
     """An LM for tests that answers by a script.
 
-    Copies (`deepcopy`, `copy(rollout_id=...)`) share the script and the record, so optimizers can be tested too.
-    As a context manager it is the LM of the block (`dspy.context`) and calls `assert_used` at its end.
+    Copies (`deepcopy`, `copy(rollout_id=...)`) share the script and the recorded calls, so optimizers can be tested
+    too. As a context manager it is the LM of the block (`dspy.context`) and calls `assert_used` at its end.
 
     Args:
         script: what to answer, one of
 
             - a list of answers, given in order;
-            - a mapping from match to answer, or a list of pairs (match, answer): the first match with an answer left
-              counts, so parallel branches get the same answers in any order. A match is a text that an input of
-              the call contains, `Asks(...)`, or a function of the `Prompt`. A list of answers is used up in order, a
-              single answer serves every call that matches;
+            - a mapping from match to answer, or a list of pairs (match, answer): a call gets an answer of the first
+              match that has one left, so parallel branches get the same answers in any order. A match is a text that
+              an input of the call contains, `Asks(...)`, or a function of the `Prompt`. A list of answers is used up
+              in order, a single answer serves every call that matches;
             - a function from `Prompt` to answer.
 
-            An answer is a text (raw, as the LM would say it), a dict of output fields (written in the form that the
+            An answer is a text (the raw answer of the LM), a dict of output fields (written in the form that the
             adapter asks for), an exception to raise, or a function from `Prompt` to one of these.
         model: name of the model, in histories and usage.
         **kwargs: settings of `dspy.LM`; by default it does not cache and does not retry.
@@ -68,11 +71,18 @@ class ScriptedLM(TextLM):
         return list(self._script.calls)
 
     def assert_used(self) -> None:
-        """Checks that everything went by the script.
+        """Checks that every answer was used and that the script had an answer for every call.
 
         Raises:
-            ScriptError: an answer was not used, or a call came that the script has no answer for, even if somebody
-                swallowed the error of that call.
+            ScriptError: if not, even if the error of an unexpected call was caught by the program.
+
+        Example:
+            >>> lm = ScriptedLM([{"answer": "Paris"}])
+            >>> lm.assert_used()
+            Traceback (most recent call last):
+            ...
+            dspyer.errors.ScriptError: the script was not followed:
+              - not used: 1 of 1 answers
         """
         problems = self._script.problems()
         if problems:
@@ -92,10 +102,16 @@ class ScriptedLM(TextLM):
             self.assert_used()
 
     def dump_state(self) -> NoReturn:
-        """Refuses: a script lives in its test.
+        """Refuses to save the LM: a script belongs to its test.
 
         Raises:
             TypeError: always.
+
+        Example:
+            >>> ScriptedLM([]).dump_state()
+            Traceback (most recent call last):
+            ...
+            TypeError: a ScriptedLM is not saved: its script lives in the test. Save the program without it ...
         """
         raise TypeError(
             "a ScriptedLM is not saved: its script lives in the test. Save the program without it "
@@ -103,31 +119,49 @@ class ScriptedLM(TextLM):
         )
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The script behind a `ScriptedLM`: which answer a call gets, what was asked, and what was not used.
+class Asks:
+    """Matches calls by their output fields and their inputs, in the script of a `ScriptedLM`.
 
-ScriptedAnswer = str | Mapping[str, object] | BaseException | Callable[[Prompt], Any]
-Match = str | Callable[[Prompt], bool]
+    Args:
+        *fields: names of output fields that the call must ask for.
+        **inputs: for each named input field, a text that it must contain.
 
-_SHOWN = 60  # characters of an input that an error shows
+    Example:
+        >>> Asks("category", text="invoice")
+        Asks('category', text='invoice')
+    """
 
+    def __init__(self, *fields: str, **inputs: str) -> None:
+        self.fields = fields
+        self.inputs = inputs
 
-class UnexpectedCallError(ScriptError, LMError):
-    """A call that the script of a `ScriptedLM` has no answer for."""
+    def __call__(self, prompt: Prompt) -> bool:
+        """Whether a call matches."""
+        return set(self.fields) <= set(prompt.asks) and all(
+            text in prompt.inputs.get(name, "") for name, text in self.inputs.items()
+        )
 
-    def __init__(self, message: str) -> None:
-        LMError.__init__(self, message)
+    def __repr__(self) -> str:
+        arguments = [*map(repr, self.fields), *(f"{name}={text!r}" for name, text in self.inputs.items())]
+        return f"Asks({', '.join(arguments)})"
 
 
 @dataclass(frozen=True, slots=True)
 class LMCall:
-    """One call of a scripted LM.
+    """A call of a scripted LM, an item of `lm.calls`.
 
     Attributes:
-        prompt: what the call said: `messages` in `prompt.turns`, `prompt.inputs`, `prompt.asks`, `prompt.demos`.
-        answer: the text that was answered, None if the call raised.
-        tool_calls: the tools that the answer called natively.
-        error: what the call raised, None if it was answered.
+        prompt: the prompt of the call, read: its messages in `prompt.turns`, and `prompt.inputs`, `prompt.asks`,
+            `prompt.demos`.
+        answer: the text of the answer, None if the call raised.
+        error: the exception that the call raised, None if it was answered.
+        tool_calls: the native tool calls of the answer.
+
+    Example:
+        >>> with ScriptedLM([{"answer": "Paris"}]) as lm:
+        ...     _ = dspy.Predict("question -> answer")(question="Capital of France?")
+        >>> lm.calls[0].prompt.asks, lm.calls[0].messages[-1]["role"]
+        (('answer',), 'user')
     """
 
     prompt: Prompt
@@ -141,35 +175,31 @@ class LMCall:
         return [{"role": turn.role, "content": turn.content} for turn in self.prompt.turns]
 
 
-class Asks:
-    """Matches calls by the fields that they ask for and by their inputs.
-
-    Args:
-        *fields: names of output fields that the call has to ask for.
-        **inputs: for each named input field, a text that it has to contain.
+class UnexpectedCallError(ScriptError, LMError):
+    """A call for which the script of a `ScriptedLM` has no answer.
 
     Example:
-        >>> Asks("category", text="invoice")
-        Asks('category', text='invoice')
+        >>> with dspy.context(lm=ScriptedLM([])):
+        ...     dspy.Predict("question -> answer")(question="Capital of France?")
+        Traceback (most recent call last):
+        ...
+        dspyer.testing.scripted.UnexpectedCallError: unexpected LM call 1: ...
     """
 
-    def __init__(self, *fields: str, **inputs: str) -> None:
-        self.fields = fields
-        self.inputs = inputs
-
-    def __call__(self, prompt: Prompt) -> bool:
-        """Tells whether a call matches."""
-        return set(self.fields) <= set(prompt.asks) and all(
-            text in prompt.inputs.get(name, "") for name, text in self.inputs.items()
-        )
-
-    def __repr__(self) -> str:
-        shown = [*map(repr, self.fields), *(f"{name}={text!r}" for name, text in self.inputs.items())]
-        return f"Asks({', '.join(shown)})"
+    def __init__(self, message: str) -> None:
+        LMError.__init__(self, message)
 
 
-class Rule:
-    """Answers for one kind of call. A single answer serves any number of calls, a list is used up in order."""
+# --- the script: which answer a call gets, the recorded calls, and the answers that were not used
+
+ScriptedAnswer = str | Mapping[str, object] | BaseException | Callable[[Prompt], Any]
+Match = str | Callable[[Prompt], bool]
+
+_SHOWN = 60  # characters of an input in an error
+
+
+class AnswerRule:
+    """The answers for the calls that one match meets: a single one for any number of calls, or a list in order."""
 
     def __init__(self, match: Match | None, answers: ScriptedAnswer | Sequence[ScriptedAnswer]) -> None:
         self.match = match
@@ -178,18 +208,18 @@ class Rule:
         self.used = 0
         for answer in self.answers:
             if not (isinstance(answer, str | Mapping | BaseException) or callable(answer)):
-                raise TypeError(_no_answer(answer))
+                raise TypeError(_invalid_answer(answer))
 
-    def meets(self, prompt: Prompt) -> bool:
-        """Whether the answers are meant for this call."""
+    def matches(self, prompt: Prompt) -> bool:
+        """Whether the answers are for this call."""
         if self.match is None:
             return True
         if isinstance(self.match, str):
             return any(self.match in text for text in prompt.inputs.values())
         return self.match(prompt)
 
-    def left(self) -> bool:
-        """Whether there is an answer for one more call."""
+    def has_answer(self) -> bool:
+        """Whether an answer is left for one more call."""
         return not self.several or self.used < len(self.answers)
 
     def take(self) -> Any:
@@ -199,7 +229,7 @@ class Rule:
         return answer
 
     def unused(self) -> str:
-        """What of the answers was not used, empty if all were."""
+        """A text about the answers that were not used, empty if all were."""
         if (self.used and not self.several) or self.used >= len(self.answers):
             return ""
         where = "" if self.match is None else f"{self.match!r}: "
@@ -207,37 +237,37 @@ class Rule:
 
 
 class AnswerScript:
-    """The answers and the record, shared by all copies of one `ScriptedLM`."""
+    """The rules with their answers and the recorded calls, shared by all copies of one `ScriptedLM`."""
 
-    def __init__(self, rules: Iterable[Rule]) -> None:
+    def __init__(self, rules: Iterable[AnswerRule]) -> None:
         self.rules = list(rules)
         self.calls: list[LMCall] = []
         self.lock = threading.Lock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AnswerScript:
-        return self  # copies of a program are asked in turn, as the program itself would be
+        return self  # a copy of a program uses up the same answers as the program
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a ScriptedLM cannot be pickled: all its copies share one script and one record, in this process. "
+            "a ScriptedLM cannot be pickled: all its copies share one script and its calls, in this process. "
             "Set it with dspy.context(lm=...) instead of on a predictor that is pickled"
         )
 
     def write(self, prompt: Prompt, _sampling: Sampling, /) -> LMAnswer:
-        """Answers one call by the script."""
+        """The answer to one call."""
         with self.lock:
-            rule = next((rule for rule in self.rules if rule.meets(prompt) and rule.left()), None)
+            rule = next((rule for rule in self.rules if rule.matches(prompt) and rule.has_answer()), None)
             answer = rule.take() if rule else UnexpectedCallError(self._unexpected(prompt))
         try:
-            said = _written(answer, prompt)
-        except BaseException as error:
+            written = _written(answer, prompt)
+        except BaseException as error:  # an answer may be any exception, KeyboardInterrupt too
             self._record(LMCall(prompt, error=error))
             raise
-        self._record(LMCall(prompt, answer=said.text, tool_calls=said.calls))
-        return said
+        self._record(LMCall(prompt, answer=written.text, tool_calls=written.calls))
+        return written
 
     def problems(self) -> list[str]:
-        """What did not go by the script."""
+        """The unexpected calls and the unused answers, as texts."""
         with self.lock:
             found = [str(call.error) for call in self.calls if isinstance(call.error, ScriptError)]
             unused = [text for rule in self.rules if (text := rule.unused())]
@@ -248,16 +278,16 @@ class AnswerScript:
             self.calls.append(call)
 
     def _unexpected(self, prompt: Prompt) -> str:
-        fit = [rule for rule in self.rules if rule.meets(prompt)]
-        if fit:
-            used = sum(len(rule.answers) for rule in fit)
+        matching = [rule for rule in self.rules if rule.matches(prompt)]
+        if matching:
+            used = sum(len(rule.answers) for rule in matching)
             why = f"all {used} answers that fit it are used" if used > 1 else "the one answer that fits it is used"
             why = why if used else "the script expects no call"
         else:
             why = (
                 f"none of the {len(self.rules)} matches of the script fits it" if self.rules else "the script is empty"
             )
-        return f"unexpected LM call {len(self.calls) + 1}: {why}. {_shown(prompt)}{self._retry_note(prompt)}"
+        return f"unexpected LM call {len(self.calls) + 1}: {why}. {_call_text(prompt)}{self._retry_note(prompt)}"
 
     def _retry_note(self, prompt: Prompt) -> str:
         last = self.calls[-1] if self.calls else None
@@ -268,12 +298,12 @@ class AnswerScript:
         return f". DSPy asks again in JSON because it could not parse the answer before: {_short(last.answer)!r}"
 
 
-def rules_of(script: Any) -> list[Rule]:
+def rules_of(script: Any) -> list[AnswerRule]:
     """The rules of a script in any of its forms, see `ScriptedLM`."""
     if callable(script):
-        return [Rule(None, script)]
+        return [AnswerRule(None, script)]
     if isinstance(script, Mapping):
-        return [Rule(match, answers) for match, answers in script.items()]
+        return [AnswerRule(match, answers) for match, answers in script.items()]
     if not isinstance(script, Sequence) or isinstance(script, str):
         raise TypeError(
             f"a script is a list of answers, a mapping from match to answer, a list of pairs, or a function, "
@@ -287,8 +317,8 @@ def rules_of(script: Any) -> list[Rule]:
                 "a script is a list of answers or a list of pairs (match, answer), not both: its item "
                 f"[{pairs.index(False)}] is no pair but {_short(repr(lone))}. Give it a match, such as Asks('answer')"
             )
-        return [Rule(match, answers) for match, answers in script]
-    return [Rule(None, list(script))]
+        return [AnswerRule(match, answers) for match, answers in script]
+    return [AnswerRule(None, list(script))]
 
 
 def _written(answer: Any, prompt: Prompt) -> LMAnswer:
@@ -302,10 +332,10 @@ def _written(answer: Any, prompt: Prompt) -> LMAnswer:
         return _written_fields(answer, prompt)
     if callable(answer):
         return _written(answer(prompt), prompt)
-    raise UnexpectedCallError(_no_answer(answer))
+    raise UnexpectedCallError(_invalid_answer(answer))
 
 
-def _no_answer(answer: object) -> str:
+def _invalid_answer(answer: object) -> str:
     return (
         f"an answer of a script is a text, a dict of output fields, an exception or a function from a Prompt to one "
         f"of these, not {type(answer).__name__}"
@@ -327,14 +357,14 @@ def _written_fields(answer: Mapping[str, object], prompt: Prompt) -> LMAnswer:
     if unknown or missing:
         raise UnexpectedCallError(
             f"an answer of the script does not fit the call: "
-            f"{'; '.join([*_names('it lacks', missing), *_names('it has', unknown)])}. {_shown(prompt)}"
+            f"{'; '.join([*_list_if_any('it lacks', missing), *_list_if_any('it has', unknown)])}. {_call_text(prompt)}"
         )
     values = {name: answer.get(name, "") for name in prompt.asks}
     return LMAnswer(write_answer(prompt, values), calls)
 
 
 def _tool_calls(value: Any) -> tuple[ToolCall, ...] | None:
-    """The calls in a value as DSPy's `ToolCalls` takes them; None if it is none."""
+    """The calls in a value that `dspy.ToolCalls` accepts; None for any other value."""
     try:
         found = dspy.ToolCalls.model_validate(value)
     except ValidationError:
@@ -342,11 +372,11 @@ def _tool_calls(value: Any) -> tuple[ToolCall, ...] | None:
     return tuple(ToolCall(call.name, call.args or {}) for call in found.tool_calls)
 
 
-def _names(what: str, names: Sequence[str]) -> list[str]:
-    return [f"{what} {', '.join(names)}"] if names else []
+def _list_if_any(verb: str, names: Sequence[str]) -> list[str]:
+    return [f"{verb} {', '.join(names)}"] if names else []
 
 
-def _shown(prompt: Prompt) -> str:
+def _call_text(prompt: Prompt) -> str:
     inputs = ", ".join(f"{name}={_short(text)!r}" for name, text in prompt.inputs.items())
     asked = ", ".join(prompt.asks) or "a plain text"
     return f"The call asks for {asked}, with inputs {inputs}"

@@ -1,4 +1,4 @@
-"""The engine of the LMs for tests: a function from a prompt to a text, in both colours, streamed, with usage."""
+"""The engine of the LMs for tests: a `dspy.LM`, sync, async and streamed, of a function from a prompt to a text."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _CHUNK = re.compile(r"\s*\S+\s*")
 
 
 class Sampling:
-    """How an answer may vary.
+    """The settings by which an answer may vary.
 
     Attributes:
-        temperature: 0 for the best answer always.
+        temperature: 0 for always the best answer.
         rollout: the rollout id of the call, None if it has none.
-        candidate: which of the `n` answers of one call this is, from 0.
+        candidate: the number of the answer among the `n` of one call, from 0.
     """
 
     __slots__ = ("candidate", "rollout", "temperature")
@@ -47,14 +47,14 @@ class Sampling:
 
 
 class AnswerWriter(Protocol):
-    """What stands behind an engine: it answers a prompt, or raises."""
+    """Writes the answers of an engine."""
 
     def write(self, prompt: Prompt, sampling: Sampling, /) -> str | LMAnswer:
-        """Answers one prompt, with a text alone or also by calling tools."""
+        """The answer to one prompt: a text, or an `LMAnswer` with tool calls."""
         ...
 
 
-_calls: ContextVar[Sampling | None] = ContextVar("dspyer_testing_sampling", default=None)
+_current_sampling: ContextVar[Sampling | None] = ContextVar("dspyer_testing_sampling", default=None)
 
 
 class TextEngine:
@@ -66,23 +66,24 @@ class TextEngine:
         self.writer = writer
 
     def complete(self, request: Request) -> Response:
-        """Answers a request at once."""
+        """The response to a request."""
         written = self.writer.write(prompt_of(request), _next_sampling(request))
-        said = LMAnswer(written) if isinstance(written, str) else written
+        answer = LMAnswer(written) if isinstance(written, str) else written
+        # Calls are numbered through the whole conversation, so that no two of them share an id.
         before = sum(part.type == "tool_call" for message in request.messages for part in message.parts)
         parts: list[Any] = [
             ToolCallPart(id=f"call_{number}", name=name, input=dict(args))
-            for number, (name, args) in enumerate(said.calls, before)
+            for number, (name, args) in enumerate(answer.calls, before)
         ]
-        spoken = [said.text, *(f"{call.name} {json.dumps(call.input)}" for call in parts)]
-        usage = Usage(input_tokens=_input_tokens(request), output_tokens=sum(map(count_tokens, spoken)))
+        outputs = [answer.text, *(f"{call.name} {json.dumps(call.input)}" for call in parts)]
+        usage = Usage(input_tokens=_input_tokens(request), output_tokens=sum(map(count_tokens, outputs)))
         reason: Any = "tool_call" if parts else "stop"
-        parts = [TextPart(text=said.text), *parts] if said.text or not parts else parts
+        parts = [TextPart(text=answer.text), *parts] if answer.text or not parts else parts
         message = Message(role="assistant", parts=tuple(parts))
         return Response(id=None, model=request.model, message=message, finish_reason=reason, usage=usage)
 
     def stream(self, request: Request) -> Iterator[Any]:
-        """Answers a request word by word."""
+        """The response to a request, word by word."""
         response = self.complete(request)
         yield StreamStartEvent(id=None, model=request.model)
         for index, part in enumerate(response.message.parts):
@@ -99,17 +100,17 @@ class TextEngine:
 
 
 class AsyncTextEngine:
-    """The same engine for `await`. It answers on the caller's event loop, without waiting for anything."""
+    """The same engine for `await`. It answers on the caller's event loop and never waits."""
 
     def __init__(self, engine: TextEngine) -> None:
         self.engine = engine
 
     async def complete(self, request: Request) -> Response:
-        """Answers a request at once."""
+        """The response to a request."""
         return self.engine.complete(request)
 
     async def stream(self, request: Request) -> AsyncIterator[Any]:
-        """Answers a request word by word."""
+        """The response to a request, word by word."""
         for event in self.engine.stream(request):
             yield event
 
@@ -118,7 +119,7 @@ class AsyncTextEngine:
 
 
 class TextLM(dspy.LM):
-    """A `dspy.LM` whose answers a `Writer` writes. It never caches, never retries and needs no network."""
+    """A `dspy.LM` whose answers an `AnswerWriter` writes. By default it does not cache or retry; it has no network."""
 
     def __init__(self, model: str, writer: AnswerWriter, **kwargs: Any) -> None:
         engine = TextEngine(writer)
@@ -126,23 +127,23 @@ class TextLM(dspy.LM):
         super().__init__(model, engine=engine, async_engine=AsyncTextEngine(engine), **{**defaults, **kwargs})
 
     def __call__(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
-        """Answers as `dspy.LM` does."""
+        """As `dspy.LM.__call__`, with the sampling settings for the writer."""
         with _sampling({**self.kwargs, **kwargs}):
             return super().__call__(prompt, messages=messages, **kwargs)
 
     async def acall(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
-        """Answers as `dspy.LM` does."""
+        """As `dspy.LM.__call__`, with the sampling settings for the writer."""
         with _sampling({**self.kwargs, **kwargs}):
             return await super().acall(prompt, messages=messages, **kwargs)
 
 
 def count_tokens(text: str) -> int:
-    """Tokens of a text by the rule of these LMs: one per word between blanks."""
+    """The tokens of a text as these LMs report them: one per word."""
     return len(text.split())
 
 
 def turns_of(request: Request) -> tuple[Turn, ...]:
-    """The messages of a request as texts, results of tools too. Other parts that are no text are left out."""
+    """The messages of a request as texts, results of tools too; parts that are no text are left out."""
     system = request.system
     turns = [] if system is None else [Turn("system", system if isinstance(system, str) else _text(system))]
     turns.extend(Turn(message.role, _text(message.parts)) for message in request.messages)
@@ -150,14 +151,14 @@ def turns_of(request: Request) -> tuple[Turn, ...]:
 
 
 def prompt_of(request: Request) -> Prompt:
-    """What a request says."""
+    """The prompt of a request, read."""
     tools = [tool for tool in request.tools or () if tool.type == "function"]
     choice = request.config.tool_choice
-    must: Any = ()
+    must_call: Any = ()
     if choice is not None and choice.mode == "required":
-        must = choice.allowed or [tool.name for tool in tools]
+        must_call = choice.allowed or [tool.name for tool in tools]
     known = [Tool(tool.name, tool.description or "", tool.parameters or {}) for tool in tools]
-    return read_prompt(turns_of(request), known, must)
+    return read_prompt(turns_of(request), known, must_call)
 
 
 def _text(parts: Any) -> str:
@@ -172,16 +173,16 @@ def _input_tokens(request: Request) -> int:
 
 @contextmanager
 def _sampling(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Hands rollout and candidate to the engine: DSPy takes both out of the request."""
-    token = _calls.set(Sampling(settings.get("temperature") or 0.0, settings.get("rollout_id")))
+    """Passes rollout and candidate to the engine in a context variable: DSPy removes both from the request."""
+    token = _current_sampling.set(Sampling(settings.get("temperature") or 0.0, settings.get("rollout_id")))
     try:
         yield
     finally:
-        _calls.reset(token)
+        _current_sampling.reset(token)
 
 
 def _next_sampling(request: Request) -> Sampling:
-    call = _calls.get()
+    call = _current_sampling.get()
     if call is None:
         return Sampling(request.config.temperature or 0.0)
     current = Sampling(call.temperature, call.rollout, call.candidate)
