@@ -381,7 +381,7 @@ class Graph:
             Traceback (most recent call last):
             dspyer.errors.GraphError: nothing starts: add an edge from START, for example add_edge(START, 'first')
         """
-        from dspyer.runtime.program import assemble
+        from dspyer.runtime.program import make_program
 
         check_limits(max_steps=max_steps, max_concurrency=max_concurrency)
         optional = {"max_calls": max_calls, "max_demo_turns": max_demo_turns, "warn_at": warn_at}
@@ -409,7 +409,7 @@ class Graph:
             shares_threads_with=frozenset(as_names(shares_threads_with)),
         )
         text = source_text(self._options, nodes, self._edges)
-        return assemble(with_redaction(graph, redact), modules, text, None if store is None else open_store(store))
+        return make_program(with_redaction(graph, redact), modules, text, None if store is None else open_store(store))
 
     def __repr__(self) -> str:
         return f"<{self._options.name}: {', '.join(self._nodes)}>"

@@ -1,4 +1,9 @@
-"""The compiled graph: a `dspy.Module` whose attributes are the nodes' modules."""
+"""`CompiledGraph`: what `Graph.compile()` returns, a `dspy.Module` that runs its graph.
+
+The modules of the nodes are its attributes, as in every module of DSPy, so that optimizers find them. A call goes
+through DSPy's own `__call__` (callbacks, usage, history), which calls `forward`. What `run` and its like ask beyond the
+inputs travels in DSPy's settings as a `Request`, which reaches `forward` whatever lies in between.
+"""
 
 from __future__ import annotations
 
@@ -37,19 +42,19 @@ from dspyer.threads.thread import Thread
 from dspyer.values.freezing import same
 from dspyer.values.frozen import thaw
 
-_OTHERS = {
+_NAMES_ELSEWHERE = {
     "invoke": "call the program, program(question=...), or program.run({...}) for the whole run",
     "ainvoke": "await program.acall(question=...), or program.arun({...}) for the whole run",
     "get_state": "a thread has one, program.thread('a name').state",
     "update_state": "a thread has it, program.thread('a name').update({...})",
 }
-"""What other graph libraries call it."""
+"""Names of other graph libraries, with the name here: part of the error of a missing attribute."""
 
 
 class CompiledGraph(dspy.Module):
-    """A graph that runs. Made by `Graph.compile()`; each graph has a subclass of its own, whose source is the graph.
+    """A compiled graph, made by `Graph.compile()`. Each graph has a subclass of its own, whose source is the graph.
 
-    It is called like any module, `program(question="...")` or `await program.acall(question="...")`, and gives a
+    It is called like any module, `program(question="...")` or `await program.acall(question="...")`, and returns a
     `dspy.Prediction`. Every optimizer of DSPy tunes it.
 
     Example:
@@ -70,48 +75,7 @@ class CompiledGraph(dspy.Module):
         for name, module in modules.items():
             setattr(self, name, module)
 
-    @property
-    def graph(self) -> GraphSpec:
-        """The graph as it was compiled: `explain()`, `to_mermaid()`, a picture in a notebook."""
-        return self._graph
-
-    def forward(self, *args: Any, **inputs: Any) -> dspy.Prediction:
-        """Runs the graph. Call the program itself, not this.
-
-        Args:
-            args: none; inputs have names.
-            inputs: the inputs by name.
-
-        Returns:
-            The outputs as plain values.
-
-        Raises:
-            InputError: for missing, unknown or invalid inputs.
-            Exception: what the first failing node raised, unwrapped.
-        """
-        request, session = self._open(args, inputs)
-        try:
-            drive(session, **{REQUEST: None})
-        finally:
-            self._close(request, session)
-        return self._answer(request, session)
-
-    async def aforward(self, *args: Any, **inputs: Any) -> dspy.Prediction:
-        """Runs the graph in async code. Await `acall`, not this.
-
-        Args:
-            args: none; inputs have names.
-            inputs: the inputs by name.
-
-        Returns:
-            The outputs as plain values.
-        """
-        request, session = self._open(args, inputs)
-        try:
-            await adrive(session, **{REQUEST: None})
-        finally:
-            self._close(request, session)
-        return self._answer(request, session)
+    # --- running
 
     def run(
         self,
@@ -121,20 +85,27 @@ class CompiledGraph(dspy.Module):
         interrupts: Interrupts = None,
         live: bool = True,
     ) -> Run:
-        """Runs the graph and gives all that the run leaves behind.
+        """Runs the graph and returns the run with its state, commits, events and errors.
 
         Args:
             inputs: the inputs by name.
             resources: objects for parameters that are annotated with their type: clients, connections; never stored.
             interrupts: answers to questions by key, or a function from a `Question` to its answer; they come before
                 those of `compile`.
-            live: whether nodes that run at once see each other's posts to live fields; else each is isolated.
+            live: whether nodes that run at once read each other's posts to live fields; otherwise each is isolated.
 
         Returns:
-            The run; if a node failed, with its error in `run.error`; if it waits for answers, with its `questions`.
+            The run. If a node failed, its error is `run.error`; if the run waits for answers, it has `questions`.
 
         Raises:
             InputError: for missing, unknown or invalid inputs.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("shout", lambda state: {"loud": state["text"].upper()})
+            >>> run = graph.add_path(START, "shout", END).compile().run({"text": "hey"})
+            >>> run.status, run.prediction.loud
+            ('completed', 'HEY')
         """
         return self._run(inputs, Request(resources_of(resources), answer=answering(interrupts), live=live))
 
@@ -146,16 +117,14 @@ class CompiledGraph(dspy.Module):
         interrupts: Interrupts = None,
         live: bool = True,
     ) -> Run:
-        """Runs the graph in async code and gives all that the run leaves behind.
+        """Runs the graph in async code; arguments, result and errors are those of `run`.
 
-        Args:
-            inputs: the inputs by name.
-            resources: as in `run`.
-            interrupts: as in `run`.
-            live: as in `run`.
-
-        Returns:
-            The run.
+        Example:
+            >>> import asyncio
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("shout", lambda state: {"loud": state["text"].upper()})
+            >>> asyncio.run(graph.add_path(START, "shout", END).compile().arun({"text": "hey"})).status
+            'completed'
         """
         return await self._arun(inputs, Request(resources_of(resources), answer=answering(interrupts), live=live))
 
@@ -167,9 +136,10 @@ class CompiledGraph(dspy.Module):
         interrupts: Interrupts = None,
         live: bool = True,
     ) -> Events:
-        """Runs the graph and gives its events as they happen.
+        """Runs the graph and returns its events as they happen.
 
-        A reader that goes away (`close()`, the end of a `with` block, `break`) stops the run: see `Events`.
+        The run begins with the first event that is asked for. A reader that goes away (`close()`, the end of a `with`
+        block, `break`) stops the run: see `Events`.
 
         Args:
             inputs: the inputs by name.
@@ -178,8 +148,19 @@ class CompiledGraph(dspy.Module):
             live: as in `run`.
 
         Returns:
-            An iterator of events; its `run` is there after the last one. If a node failed, its error is raised then; a
-            question ends the events.
+            An iterator of events, whose `run` is the run after the last event. A question ends the events.
+
+        Raises:
+            InputError: from the iterator, for missing, unknown or invalid inputs.
+            Exception: from the iterator, after the last event, what the failing node raised.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("shout", lambda state: {"loud": state["text"].upper()})
+            >>> with graph.add_path(START, "shout", END).compile().stream({"text": "hey"}) as stream:
+            ...     names = [type(event).__name__ for event in stream]
+            >>> names[0], names[-1], stream.run.state["loud"]
+            ('RunStarted', 'RunEnded', 'HEY')
         """
         request = Request(resources_of(resources), answer=answering(interrupts), live=live)
         return Events(lambda observe: self._run(inputs, request, observe), request)
@@ -192,22 +173,53 @@ class CompiledGraph(dspy.Module):
         interrupts: Interrupts = None,
         live: bool = True,
     ) -> AsyncEvents:
-        """Runs the graph in async code and gives its events as they happen.
+        """Runs the graph in async code and returns its events as they happen; otherwise like `stream`.
 
-        Args:
-            inputs: the inputs by name.
-            resources: as in `run`.
-            interrupts: as in `run`.
-            live: as in `run`.
-
-        Returns:
-            An async iterator of events, otherwise as in `stream`.
+        Example:
+            >>> import asyncio
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("shout", lambda state: {"loud": state["text"].upper()})
+            >>> async def main(program):
+            ...     return [type(event).__name__ async for event in program.astream({"text": "hey"})]
+            >>> asyncio.run(main(graph.add_path(START, "shout", END).compile()))[-1]
+            'RunEnded'
         """
         request = Request(resources_of(resources), answer=answering(interrupts), live=live)
         return AsyncEvents(lambda observe: self._arun(inputs, request, observe), request)
 
+    def with_resources(self, resources: Mapping[type, object] | Sequence[object]) -> CompiledGraph:
+        """The same program with resources for every run: for `program(...)`, `dspy.Evaluate` and optimizers.
+
+        Args:
+            resources: as in `run`; the resources of a single run come before these.
+
+        Returns:
+            A program that shares the modules of this one.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> class Rates:
+            ...     usd = 0.5
+            >>> def convert(amount: float, rates: Rates) -> dict:
+            ...     return {"euros": amount * rates.usd}
+            >>> program = Graph().add_node("convert", convert).add_path(START, "convert", END).compile()
+            >>> program.with_resources([Rates()])(amount=8).euros
+            4.0
+        """
+        bound = type(self).__new__(type(self))
+        bound.__dict__.update(self.__dict__)
+        bound._resources = {**self._resources, **resources_of(resources)}
+        return bound
+
+    @property
+    def graph(self) -> GraphSpec:
+        """The graph as it was compiled: `explain()`, `to_mermaid()`, a picture in a notebook."""
+        return self._graph
+
+    # --- stored conversations
+
     def thread(self, name: str) -> Thread:
-        """A stored conversation: runs that go on from each other. It begins with its first run.
+        """A stored conversation: each run continues from the state of the one before. It begins with its first run.
 
         Args:
             name: any text; the same name is the same thread, in every process that uses the store.
@@ -228,10 +240,19 @@ class CompiledGraph(dspy.Module):
         return Thread(self, self._kept(), name)
 
     def threads(self) -> list[str]:
-        """The names of all threads in the store, sorted: those of other graphs too, if they share it.
+        """The names of all threads in the store, sorted; a store that graphs share has those of other graphs too.
 
         Raises:
             ThreadError: if the program was compiled without a store.
+            StoreError: if the store fails.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("shout", lambda state: {"loud": state["text"].upper()})
+            >>> program = graph.add_path(START, "shout", END).compile(store=":memory:")
+            >>> _ = program.thread("t-42").run({"text": "hey"})
+            >>> program.threads()
+            ['t-42']
         """
         return Guarded(self._kept()).threads()
 
@@ -243,19 +264,131 @@ class CompiledGraph(dspy.Module):
             )
         return self._store
 
-    def with_resources(self, resources: Mapping[type, object] | Sequence[object]) -> CompiledGraph:
-        """The same program with resources for every run: for `program(...)`, `dspy.Evaluate` and optimizers.
+    # --- what DSPy calls
+
+    def forward(self, *args: Any, **inputs: Any) -> dspy.Prediction:
+        """Runs the graph for DSPy. Call the program itself, not this.
 
         Args:
-            resources: as in `run`; those of a run come before these.
+            args: none; inputs have names.
+            inputs: the inputs by name.
 
         Returns:
-            A program that shares the modules of this one.
+            The outputs as plain values.
+
+        Raises:
+            InputError: for missing, unknown or invalid inputs.
+            Interrupted: if the run waits for answers.
+            Exception: what the first failing node raised, unwrapped.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("shout", lambda state: {"loud": state["text"].upper()})
+            >>> graph.add_path(START, "shout", END).compile()(text="hey")
+            Prediction(
+                loud='HEY'
+            )
         """
-        bound = type(self).__new__(type(self))
-        bound.__dict__.update(self.__dict__)
-        bound._resources = {**self._resources, **resources_of(resources)}
-        return bound
+        request, session = self._open(args, inputs)
+        try:
+            drive(session, **{REQUEST: None})
+        finally:
+            self._close(request, session)
+        return self._answer(request, session)
+
+    async def aforward(self, *args: Any, **inputs: Any) -> dspy.Prediction:
+        """Runs the graph for DSPy in async code. Await `acall`, not this; otherwise like `forward`.
+
+        Example:
+            >>> import asyncio
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("shout", lambda state: {"loud": state["text"].upper()})
+            >>> asyncio.run(graph.add_path(START, "shout", END).compile().acall(text="hey")).loud
+            'HEY'
+        """
+        request, session = self._open(args, inputs)
+        try:
+            await adrive(session, **{REQUEST: None})
+        finally:
+            self._close(request, session)
+        return self._answer(request, session)
+
+    def set_lm(self, lm: dspy.LM | None) -> None:
+        """Sets the language model of every predictor, frozen ones too.
+
+        Args:
+            lm: the language model; None for the one of DSPy's settings.
+
+        Example:
+            >>> import dspy
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("answer", dspy.Predict("question -> answer"))
+            >>> program = graph.add_path(START, "answer", END).compile()
+            >>> program.set_lm(dspy.LM("openai/gpt-4o-mini"))
+            >>> program.answer.lm.model
+            'openai/gpt-4o-mini'
+        """
+        for _, parameter in all_parameters(self):
+            if isinstance(parameter, dspy.Module):
+                parameter.lm = lm
+
+    def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
+        """The parameters by name, frozen ones too, in the form of `dspy.Module.dump_state`.
+
+        Args:
+            json_mode: whether the values are made JSON, as in DSPy.
+
+        Returns:
+            The state of each predictor: demonstrations, signature, language model.
+
+        Example:
+            >>> import dspy
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("answer", dspy.Predict("question -> answer"))
+            >>> list(graph.add_path(START, "answer", END).compile().dump_state())
+            ['answer']
+        """
+        return {name: parameter.dump_state(json_mode=json_mode) for name, parameter in all_parameters(self)}
+
+    def load_state(self, state: dict[str, Any], *, allow_unsafe_lm_state: bool = False) -> None:
+        """Loads parameters. If they are another graph's, nothing is changed.
+
+        Args:
+            state: what `dump_state` has returned.
+            allow_unsafe_lm_state: as in DSPy.
+
+        Raises:
+            GraphError: if the predictors differ from those of the state; it names them.
+
+        Example:
+            >>> import dspy
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("answer", dspy.Predict("question -> answer")).add_path(START, "answer", END)
+            >>> tuned, fresh = graph.compile(), graph.compile()
+            >>> tuned.answer.demos = [dspy.Example(question="1 + 1", answer="2")]
+            >>> fresh.load_state(tuned.dump_state())
+            >>> fresh.answer.demos[0]["answer"]
+            '2'
+        """
+        load_parameters(self, state, allow_unsafe_lm_state)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledGraph:
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        shared = {"_graph": self._graph, "_resources": self._resources, "_store": self._store}
+        own = {name: value for name, value in self.__getstate__().items() if name not in shared}
+        twin.__setstate__({**copy_tree(own, memo), **shared})
+        own_signatures(twin)
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        return {**state, "_resources": {}}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reduce_program(without_histories(self))
+
+    # --- as a node of another graph
 
     def run_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
         """Runs as a node of another graph; returns what its commits changed."""
@@ -270,6 +403,8 @@ class CompiledGraph(dspy.Module):
         with _inside(call, request):
             await self.acall(**inputs)
         return _changes(request.outcome.sessions[-1])
+
+    # --- one call
 
     def _run(self, inputs: Mapping[str, Any], request: Request, observe: Observe = ignore) -> Run:
         request, outcome = replace(request, observe=observe), request.outcome
@@ -296,7 +431,7 @@ class CompiledGraph(dspy.Module):
         return Run(*outcome.take(), tracker.get_total_tokens())
 
     def _open(self, args: tuple[Any, ...], inputs: Mapping[str, Any]) -> tuple[Request, Session]:
-        """Checks the inputs before anything starts."""
+        """Checks the inputs, and makes the session of a call."""
         graph = self._graph
         if args:
             name = graph.inputs[0] if graph.inputs else "name"
@@ -311,7 +446,7 @@ class CompiledGraph(dspy.Module):
         return request, session
 
     def _check_resources(self, request: Request) -> Mapping[type, object]:
-        """The resources of a call; refuses one that lacks some."""
+        """The resources of a call, checked against what the nodes need."""
         resources = {**self._resources, **request.resources}
         if self._graph.needs_resources:
             check_resources((*self._graph.nodes.values(), *self._graph.routers), resources)
@@ -330,7 +465,7 @@ class CompiledGraph(dspy.Module):
         run = replay(
             run_start.run, request.records.commits(request.scope), run_start[1:3], *request.records.fetch_and_decode
         )
-        if not len(run.log):  # what has been committed is never refused
+        if not len(run.log):  # what is committed already is not checked again: a limit may have changed since
             schema.check_state_limit(None, ImmutableState(), inputs, state)
         return run_start._replace(run=run)
 
@@ -349,7 +484,7 @@ class CompiledGraph(dspy.Module):
             try:
                 raise ended.error
             finally:
-                del ended  # the traceback refers to this frame
+                del ended  # the traceback refers to this frame, which should not refer to the error
         if ended.questions:
             raise Interrupted.of(ended.questions, self._graph.name, session.journal is not None)
         state, outputs = session.run.trunk_state, self._graph.outputs
@@ -363,43 +498,11 @@ class CompiledGraph(dspy.Module):
         outcome.predicted(session.run_id, prediction)
         return prediction
 
-    if not TYPE_CHECKING:  # type checkers know the modules of no graph
+    if not TYPE_CHECKING:  # with it, a type checker would refuse the modules of the nodes as attributes
 
         def __getattr__(self, name: str) -> NoReturn:
-            hint = f": {_OTHERS[name]}" if name in _OTHERS else ""
+            hint = f": {_NAMES_ELSEWHERE[name]}" if name in _NAMES_ELSEWHERE else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
-
-    # --- what DSPy does with a module
-
-    def set_lm(self, lm: dspy.LM | None) -> None:
-        """Sets the language model of every predictor, frozen ones too."""
-        for _, parameter in all_parameters(self):
-            if isinstance(parameter, dspy.Module):
-                parameter.lm = lm
-
-    def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
-        """The parameters by name, frozen ones too, in the form of `dspy.Module.dump_state`."""
-        return {name: parameter.dump_state(json_mode=json_mode) for name, parameter in all_parameters(self)}
-
-    def load_state(self, state: dict[str, Any], *, allow_unsafe_lm_state: bool = False) -> None:
-        """Loads parameters. If they are another graph's, the error names what differs and nothing is changed."""
-        load_parameters(self, state, allow_unsafe_lm_state)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledGraph:
-        twin = type(self).__new__(type(self))
-        memo[id(self)] = twin
-        shared = {"_graph": self._graph, "_resources": self._resources, "_store": self._store}
-        own = {name: value for name, value in self.__getstate__().items() if name not in shared}
-        twin.__setstate__({**copy_tree(own, memo), **shared})
-        own_signatures(twin)
-        return twin
-
-    def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = super().__getstate__()
-        return {**state, "_resources": {}}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return reduce_program(without_histories(self))
 
 
 # --- a program as a node of another one
@@ -474,19 +577,12 @@ def _changes(session: Session) -> dict[str, object]:
 # --- making a program
 
 
-def assemble(
+def make_program(
     graph: GraphSpec, modules: Mapping[str, dspy.Module], text: str, store: Store | None = None
 ) -> CompiledGraph:
-    """Makes the program of a graph, with copies of the modules; modules that share a part go on sharing it.
+    """The program of a graph, with copies of the user's modules; modules that share a part still share it.
 
-    Args:
-        graph: the graph.
-        modules: the user's modules by attribute.
-        text: the graph as source text.
-        store: where its threads are kept.
-
-    Returns:
-        The program.
+    `text` is the graph as source, which becomes the source of the program's class.
     """
     copies = copy_tree(dict(modules), {})
     for name, module in copies.items():

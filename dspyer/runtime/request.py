@@ -68,7 +68,9 @@ class RunStart(NamedTuple):
         return cls(start(topology), patch, state, token_hex(16), label)
 
     def to_replay(self) -> RunStart:
-        """The same with a patch that can be folded again: the whole values of fields with a reducer are no updates."""
+        """The same with a patch that can be replayed: it replaces the values of fields with a reducer."""
+        # The patch of a run that begins from inputs holds whole values. Folding them a second time would add them to
+        # what is there.
         reducer = self.run.topology.schema.reducer
         patch = {
             name: update if reducer(name) is None else Replace(self.state.raw(name))

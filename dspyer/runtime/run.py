@@ -1,8 +1,8 @@
-"""What a run leaves behind: result, commits, conflicts, events, and the questions one can ask of them."""
+"""`Run`: the result of a run, with its commits, conflicts, events and usage, and the methods that search them."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import dspy
@@ -14,59 +14,31 @@ from dspyer.display.tokens import Count, Tokens, count_tokens
 from dspyer.errors import Interrupted
 from dspyer.events import BranchPath, Commit, Event, MergedConflict, Question
 from dspyer.runtime.session import SessionEnd
-from dspyer.runtime.session_views import Sent
+from dspyer.runtime.session_views import TokenReads
 from dspyer.scheduler.lineage import LogEntry, ancestry, last_writer, touches, value_at
+from dspyer.scheduler.run_state import Failure
 from dspyer.state import ImmutableState
 from dspyer.views import estimate_tokens
 
 
-class Counts(NamedTuple):
-    """How often a node has run.
-
-    Attributes:
-        visits: how often it has committed.
-        calls: how often it has called predictors in these visits.
-        tool_calls: how often it has called tools.
-    """
-
-    visits: int = 0
-    calls: int = 0
-    tool_calls: int = 0
-
-
-def counts_in(commits: Iterable[Commit], nodes: Container[str]) -> dict[str, Counts]:
-    """How often nodes have run, by name, in the order of their first commits.
-
-    Args:
-        commits: the commits.
-        nodes: the names of the nodes: joins, inputs and manual changes are none.
-    """
-    found: dict[str, Counts] = {}
-    for commit in commits:
-        if commit.node in nodes:
-            visits, calls, tools = found.get(commit.node, Counts())
-            found[commit.node] = Counts(visits + 1, calls + commit.calls[0], tools + commit.calls[1])
-    return found
-
-
 class Run:
-    """A run that has come to its end.
+    """A run that has ended: completed, failed, stopped, or waiting for answers.
 
     Attributes:
         run_id: its id.
         status: `"completed"`, `"failed"`, `"interrupted"` if it waits for answers, or `"stopped"`: its stream was
             closed or dropped, its task was cancelled, or Ctrl-C was pressed.
-        state: the final state; of another run, the last state that all branches shared.
+        state: the final state; of a run that is not completed, the last state that all branches shared.
         error: what the failing node raised; a `RunStoppedError` of a stopped run; else None.
-        questions: what an interrupted run waits to be told, in branch order.
+        questions: the questions that an interrupted run waits for, in branch order.
         commits: in canonical order: by step, then by branch. Inside a fork that never joined they have no version,
             and come last.
         conflicts: every conflict of a join, resolved or not.
-        events: what happened, in the order in which it happened.
+        events: the events, in the order in which they happened.
         trace: the DSPy trace, (predictor, inputs, prediction) in lineage order.
         usage: tokens by language model, as DSPy counts them.
         duration: seconds.
-        branches: the state of each live branch by path; of a completed run the trunk alone.
+        branches: the state of each unfinished branch by path; of a completed run that of the trunk, `()`.
 
     Example:
         >>> from dspyer import END, START, Graph
@@ -93,10 +65,10 @@ class Run:
         self.usage = {name: dict(tokens) for name, tokens in usage.items()}
         self.duration = session.duration
         self._prediction = prediction
-        self._looks = tuple(session.view_reads)
+        self._view_reads = tuple(session.view_reads)
         self._fields = session.fields.fresh()
         self._made_here = (session.graph.nodes, run.log, len(session.run_start.run.log))
-        self._entries = numbered(list(run.log), run.first)
+        self._entries = canonical_order(list(run.log), run.first)
         self._first = run.first
         self.commits: tuple[Commit, ...] = tuple([entry.commit for entry in self._entries])
         self._head = len([commit for commit in self.commits if commit.version is not None]) - 1
@@ -109,20 +81,15 @@ class Run:
             *[conflict for entry in self._entries for conflict in entry.conflicts],
             *(failed for failure in run.failures for failed in failure.conflicts),
         )
-        self._places = {commit.id: i for i, commit in enumerate(self.commits)}
+        self._index_of = {commit.id: i for i, commit in enumerate(self.commits)}
         self.branches: Mapping[BranchPath, ImmutableState] = ended.branches()
 
     @property
-    def shown(self) -> tuple[Commit, ...]:
-        """The commits as reports and pictures show them: without what `compile(redact=...)` hides."""
-        return self.commits if self._redaction is None else tuple(map(self._redaction.commit, self.commits))
-
-    @property
     def counts(self) -> dict[str, Counts]:
-        """How often each node has run and called predictors and tools, by name: what was committed in this run.
+        """How often each node has run and called predictors and tools, by name, counted from the commits of the run.
 
-        It has what a resumed run did in other processes too. Nodes of graphs inside of a node count as that node's
-        calls; attempts that failed do not count.
+        A resumed run counts what it did in earlier processes too. The nodes of a graph that is a node count as calls of
+        that node; failed attempts do not count.
 
         Example:
             >>> from dspyer import END, START, Graph
@@ -139,18 +106,34 @@ class Run:
 
         Raises:
             Interrupted: if the run waits for answers.
+            RunStoppedError: if the run was stopped.
             Exception: what the failing node raised.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph.compile().run({"n": 1}).prediction.n
+            2
         """
         self.raise_error()
         assert self._prediction is not None
         return self._prediction
 
     def raise_error(self) -> None:
-        """Raises what keeps the run from having a result.
+        """Raises the reason why the run has no result; does nothing for a completed run.
 
         Raises:
             Interrupted: if it waits for answers.
+            RunStoppedError: if it was stopped.
             Exception: what the failing node raised.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("half", lambda n: {"h": 1 / n}, writes=["h"]).add_path(START, "half", END)
+            >>> graph.compile().run({"n": 0}).raise_error()
+            Traceback (most recent call last):
+            ZeroDivisionError: division by zero
+            ...
         """
         error = self.error or self._interrupted
         if error is not None:
@@ -158,10 +141,7 @@ class Run:
 
     @property
     def routing_reason(self) -> str | None:
-        """Why an LM router went where it went, in its own words: of the last one that gave a reason.
-
-        Each commit has the reason of its own route: `commit.reason`.
-        """
+        """The last reason that an LM router gave for its route; None if none did. Each commit has its own: `reason`."""
         return next((commit.reason for commit in reversed(self.commits) if commit.reason), None)
 
     def at(self, version: int | str) -> ImmutableState:
@@ -170,8 +150,18 @@ class Run:
         Args:
             version: the version of the commit, or its id.
 
+        Returns:
+            The state, which nothing can change.
+
         Raises:
             LookupError: if there is no such commit.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> run = graph.compile().run({"n": 1})
+            >>> run.at(0)["n"], run.at("trunk:1")["n"]
+            (1, 2)
         """
         return self._entry(version).state
 
@@ -181,6 +171,18 @@ class Run:
         Args:
             first: version or id of a commit.
             second: version or id of another.
+
+        Returns:
+            The patch, with plain values.
+
+        Raises:
+            LookupError: if there is no such commit.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph.compile().run({"n": 1}).diff(0, 1)
+            {'n': 2}
         """
         return self.at(first).diff(self.at(second))
 
@@ -192,9 +194,18 @@ class Run:
         Args:
             path: segments with dots between them, or a tuple of keys.
 
+        Returns:
+            The commit; its `node` is the author.
+
         Raises:
-            LookupError: if nothing in this run has written there: what an earlier run of the thread wrote,
-                `t.blame(path)` knows.
+            LookupError: if no commit of this run has written there. `t.blame(path)` searches all runs of the thread.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("rate", lambda: {"score": {"fit": 3}}, writes=["score"])
+            >>> run = graph.add_path(START, "rate", END).compile().run({})
+            >>> run.blame("score.fit").node
+            'rate'
         """
         keys: tuple[Any, ...] = tuple(path.split(".")) if isinstance(path, str) else tuple(path)
         head = [self._head]
@@ -214,10 +225,17 @@ class Run:
         raise LookupError(f"no commit has written {name!r}; fields of the state: {known}")
 
     def report(self) -> str:
-        """The run in words, for a terminal: commits in canonical order, branches beside each other, conflicts, errors.
+        """The run as text for a terminal: commits in canonical order, branches side by side, conflicts, errors.
 
         Returns:
             A text of at most 100 columns.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> print(graph.compile().run({"n": 1}).report())
+            Run completed in ...: graph 'Graph', 2 commits, 1 node call
+            ...
         """
         return describe_run(
             self._rows(),
@@ -229,11 +247,11 @@ class Run:
         )
 
     def tokens(self, count: Count | None = None) -> Tokens:
-        """What its nodes got, in tokens: each view against the whole field; what is no view is sent whole.
+        """The tokens of what nodes have read: each view compared with the whole field; other inputs are sent whole.
 
-        It is counted from the commits when it is asked for, and functions of `.then` are called again for it. It covers
-        the nodes that ran in this process, and not those of graphs inside of it. Input tokens that a provider had
-        cached are listed apart: a whole history is mostly cached, so that it costs less than it seems.
+        Counted from the commits on each call; functions of `.then` are called again. It covers the nodes that ran in
+        this process, without those of graphs inside of it. Input tokens that the provider had cached are listed apart:
+        most of a long history is cached, and costs less than its size suggests.
 
         Args:
             count: counts the tokens of a text, for example by a model's tokenizer. By default a fixed estimate does
@@ -241,38 +259,69 @@ class Run:
 
         Returns:
             The counts, a table as text.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("size", lambda text: {"size": len(text)}, writes=["size"])
+            >>> tokens = graph.add_path(START, "size", END).compile().run({"text": "high tide at six"}).tokens()
+            >>> tokens.rows[0].node, tokens.rows[0].sent
+            ('size', 4)
         """
         nodes, log, first = self._made_here
-        sent = Sent(self._fields, log, count or estimate_tokens)
-        reads = (*sent.looked(self._looks), *sent.read(nodes, first))
-        return count_tokens(nodes, reads, self.usage, "by estimate" if count is None else "by tokenizer")
+        reads = TokenReads(self._fields, log, count or estimate_tokens)
+        found = (*reads.of_views(self._view_reads), *reads.of_plain_inputs(nodes, first))
+        return count_tokens(nodes, found, self.usage, "by estimate" if count is None else "by tokenizer")
 
     def lanes(self) -> Lanes:
-        """Its fields over time: who wrote what to which of them when, and how much. A picture in a notebook."""
-        return Lanes(self.shown)
+        """The fields over time: which node wrote which field when, and how much. Shown as a picture in a notebook.
+
+        Returns:
+            A value with the picture, `to_svg()`.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph.compile().run({"n": 1}).lanes().to_svg()[:4]
+            '<svg'
+        """
+        return Lanes(self.redacted_commits)
 
     def to_svg(self) -> str:
         """The run as a picture: a lane for each branch, a dot for each commit, conflicts marked.
 
         Returns:
-            An SVG document that needs nothing from outside.
+            An SVG document without references to other files.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph.compile().run({"n": 1}).to_svg()[:4]
+            '<svg'
         """
         return draw_run(self._rows(), f"run {self.status}")
 
+    @property
+    def redacted_commits(self) -> tuple[Commit, ...]:
+        """The commits as reports and pictures show them: without what `compile(redact=...)` hides."""
+        return self.commits if self._redaction is None else tuple(map(self._redaction.commit, self.commits))
+
     def _rows(self) -> list[DisplayRow]:
-        """The commits and where the run ended, as reports and pictures show them: with what `redact` hides hidden."""
-        shown = self._redaction.conflict if self._redaction is not None else _as_it_is
-        conflicts = {entry.commit.id: tuple(map(shown, entry.conflicts)) for entry in self._entries if entry.conflicts}
-        failures = [failure._replace(conflicts=tuple(map(shown, failure.conflicts))) for failure in self._failures]
+        """The commits and where the run ended, for reports and pictures: without what `compile(redact=...)` hides."""
+        conflicts = {entry.commit.id: entry.conflicts for entry in self._entries if entry.conflicts}
+        failures: Sequence[Failure] = self._failures
+        if self._redaction is not None:
+            hide = self._redaction.conflict
+            conflicts = {commit: tuple(map(hide, found)) for commit, found in conflicts.items()}
+            failures = [failure._replace(conflicts=tuple(map(hide, failure.conflicts))) for failure in failures]
         live = () if self.status == "completed" else self.branches
-        return display_rows(self.shown, conflicts, failures, self._asked, live, self._depth)
+        return display_rows(self.redacted_commits, conflicts, failures, self._asked, live, self._depth)
 
     def _repr_svg_(self) -> str:
         return self.to_svg()
 
     def _entry(self, version: int | str) -> LogEntry:
         if isinstance(version, str):
-            place = self._places.get(version)
+            place = self._index_of.get(version)
             if place is not None:
                 return self._entries[place]
             raise LookupError(f"no commit has the id {version!r}; ids look like {self.commits[-1].id!r}")
@@ -280,9 +329,12 @@ class Run:
             if entry.commit.version == version:
                 return entry
         last = max((commit.version for commit in self.commits if commit.version is not None), default=-1)
-        raise LookupError(f"no commit has version {version}: they go from 0 to {last}; others are known by their id")
+        raise LookupError(
+            f"no commit has version {version}: they range from {self._first} to {last}; a commit in a fork "
+            "that never joined has none, and is found by its id"
+        )
 
-    if not TYPE_CHECKING:
+    if not TYPE_CHECKING:  # with it, a type checker would accept every attribute
 
         def __getattr__(self, name: str) -> NoReturn:
             hint = f": a field of the state is read as run.state[{name!r}]" if not name.startswith("_") else ""
@@ -293,34 +345,53 @@ class Run:
         return f"<run {self.status}: {len(self.commits)} commits{conflicts}, {self.duration:.3g} s>"
 
 
-def _as_it_is(conflict: MergedConflict) -> MergedConflict:
-    return conflict
+class Counts(NamedTuple):
+    """How often a node has run.
+
+    Attributes:
+        visits: how often it has committed.
+        calls: how often it has called predictors in these visits.
+        tool_calls: how often it has called tools.
+    """
+
+    visits: int = 0
+    calls: int = 0
+    tool_calls: int = 0
 
 
-def numbered(log: list[LogEntry], first: int = 0) -> list[LogEntry]:
-    """The log in canonical order, with a version for each commit up to the last at which only one branch was live.
+def counts_in(commits: Iterable[Commit], nodes: Container[str]) -> dict[str, Counts]:
+    """How often `nodes` have run, by name, in the order of their first commits; joins and inputs are no nodes."""
+    found: dict[str, Counts] = {}
+    for commit in commits:
+        if commit.node in nodes:
+            visits, calls, tools = found.get(commit.node, Counts())
+            found[commit.node] = Counts(visits + 1, calls + commit.calls[0], tools + commit.calls[1])
+    return found
 
-    Args:
-        log: the commits in the order in which they were made.
-        first: the version of the first one.
+
+def canonical_order(log: list[LogEntry], first: int = 0) -> list[LogEntry]:
+    """The log in canonical order, with a version for each commit up to the last at which only one branch was active.
+
+    Commits are logged in the order in which they were made, which differs between runs of one fork. Sorted by step and
+    branch, every run of the same graph with the same results has the same versions.
     """
     if [entry.commit.version for entry in log] == list(range(first, first + len(log))):
-        return log  # it never forked
+        return log  # no fork
     settled = max((i for i, entry in enumerate(log) if entry.commit.version is not None), default=-1) + 1
 
-    def order(i: int) -> tuple[bool, int, BranchPath]:
+    def place(i: int) -> tuple[bool, int, BranchPath]:
         return i >= settled, log[i].commit.step, log[i].commit.branch
 
-    places = sorted(range(len(log)), key=order)
+    places = sorted(range(len(log)), key=place)
     moved = {old: new for new, old in enumerate(places)}
-    numbered = []
+    ordered = []
     for new, old in enumerate(places):
         entry = log[old]
-        numbered.append(
+        ordered.append(
             entry._replace(
                 commit=entry.commit._replace(version=first + new if old < settled else None),
                 parents=tuple(moved[parent] for parent in entry.parents),
                 winners={path: moved[winner] for path, winner in entry.winners.items()},
             )
         )
-    return numbered
+    return ordered

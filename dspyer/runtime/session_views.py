@@ -1,4 +1,9 @@
-"""What the nodes of a session see through views."""
+"""What nodes see through views: the parts of each field at each commit, with their authors, and what is unseen.
+
+`SessionViews` serves the nodes of a run, `StateViews` a node that is called with a state alone, and `TokenReads` counts
+afterwards what they have read. All of them derive it from the log (see `scheduler.provenance`): nothing is recorded
+while the run works but which views were read.
+"""
 
 from __future__ import annotations
 
@@ -39,103 +44,7 @@ if TYPE_CHECKING:
     from dspyer.graph.spec import GraphSpec
 
 EarlierCommits = Callable[[str], PriorHistory]
-"""Gives, for a field, what lies behind a run. It is asked once somebody looks there."""
-
-
-class Fields:
-    """The parts of the fields of a run, of each field at each commit.
-
-    Args:
-        schema: the fields of the state.
-        given: whether the first commit of the run holds whole values.
-        prefix: what the ids of its commits begin with.
-        id_prefixes: the same for commits that it has from earlier parts, with the place at which the next part begins.
-        earlier: gives what lies behind it; None for nothing.
-    """
-
-    def __init__(
-        self,
-        schema: Schema,
-        given: bool,
-        prefix: str = "",
-        earlier: EarlierCommits | None = None,
-        id_prefixes: tuple[tuple[int, str], ...] = (),
-    ) -> None:
-        self.schema = schema
-        self._given = given
-        self._prefix = prefix
-        self._id_prefixes = id_prefixes
-        self._earlier = earlier
-        self._weigh: Callable[[str, FieldPart], int] | None = None
-        self._indexes: dict[str, FieldIndexes] = {}
-        self._lock = Lock()
-
-    def fresh(self, weigh: Callable[[str, FieldPart], int] | None = None) -> Fields:
-        """The same fields, of which nothing was looked at yet.
-
-        Args:
-            weigh: gives the size of a part; None where sizes are not counted.
-        """
-        new = Fields(self.schema, self._given, self._prefix, self._earlier, self._id_prefixes)
-        new._weigh = weigh
-        return new
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A copy for another process looks again; the history of a thread stays with its store."""
-        return Fields, (self.schema, self._given, self._prefix, self._earlier and _left_behind, self._id_prefixes)
-
-    def folded(self, field: str) -> IndexedField | None:
-        """How a field comes about; None if it has no parts."""
-        return IndexedField.of(self.schema.fields.get(field), self._given, self._prefix, self._id_prefixes, self._weigh)
-
-    def log(self, log: Log, field: str) -> Log:
-        """The commits of the run, with those behind it.
-
-        Args:
-            log: those of the run.
-            field: the field that is looked for; `""` for none.
-        """
-        earlier = self._earlier
-        return log if earlier is None else ThreadLog(log, lambda: earlier(field))
-
-    def index(self, field: str, log: Log, place: int) -> FieldIndex | None:
-        """The parts of a field after a commit; None if it has none. May be called from any thread.
-
-        Args:
-            field: the field.
-            log: the commits of the run.
-            place: the place of the commit.
-        """
-        with self._lock:
-            found = self._indexes.get(field)
-            if found is None:
-                of, earlier = self.folded(field), self._earlier
-                if of is None:
-                    return None
-                base = None if earlier is None or self._weigh is not None else lambda: earlier(field).known
-                found = self._indexes[field] = FieldIndexes(of, base)
-            return found.at(self.log(log, field), place)
-
-    def news(self, field: str, log: Log, place: int, reader: str) -> UnseenParts:
-        """What of a field a node has not seen.
-
-        Args:
-            field: a field with parts.
-            log: the commits of the run.
-            place: the place of the last commit of its branch.
-            reader: the node.
-        """
-        index, of, spanning = self.index(field, log, place), self.folded(field), self.log(log, field)
-        assert index is not None
-        assert of is not None
-        return unseen_parts(index, spanning, unseen_commits(spanning, [place], reader), of)
-
-
-def _left_behind(field: str) -> PriorHistory:
-    raise ThreadError(
-        f"what earlier runs of the thread wrote to {field!r} is not in a copy of the run: ask for run.tokens() in the "
-        "process that ran it"
-    )
+"""Loads the commits of the thread before a run, for a field. Called when a view first needs them."""
 
 
 class ViewedSession(Protocol):
@@ -147,7 +56,7 @@ class ViewedSession(Protocol):
 
     @property
     def run(self) -> RunState:
-        """The run as it is now."""
+        """The run."""
 
     @property
     def fields(self) -> Fields:
@@ -159,7 +68,7 @@ class ViewedSession(Protocol):
 
 
 class SessionViews:
-    """What the nodes of a session see through views.
+    """What the nodes of a run see through views (a `ViewSource`).
 
     The session must not refer to this object: its states would wait for the cyclic garbage collector.
     """
@@ -178,19 +87,19 @@ class SessionViews:
         return (START, *self._session.graph.nodes)
 
     def index(self, field: str, branch: Branch) -> FieldIndex | None:
-        """Who brought what to a field, up to the last commit of a branch; None if the field has no parts."""
+        """The parts of a field with their authors, in a branch; None if the field has no parts."""
         return self._session.fields.index(field, self._session.run.log, branch.head)
 
     def news(self, field: str, branch: Branch, reader: str) -> UnseenParts:
-        """What of such a field a node has not seen."""
+        """The parts of such a field that a node has not seen."""
         return self._session.fields.news(field, self._session.run.log, branch.head, reader)
 
     def changed(self, branch: Branch, reader: str, fields: frozenset[str] | None) -> list[Changed]:
-        """What has changed since a node last ran, of some fields or all."""
+        """The changes of fields (None for all) since a node last ran in the lineage of a branch."""
         log = self._session.fields.log(self._session.run.log, "")
-        fresh = unseen_commits(log, [branch.head], reader)
-        touched = {name for place in fresh for name in log[place].commit.patch}
-        visits = last_visits(log, fresh, [branch.head], reader)
+        unseen = unseen_commits(log, [branch.head], reader)
+        touched = {name for place in unseen for name in log[place].commit.patch}
+        visits = last_visits(log, unseen, [branch.head], reader)
         base = log[visits[0]].state if len(visits) == 1 else ImmutableState()
         known = tuple(self.schema.fields) or tuple(branch.state)
         names = [*known, *sorted(touched - set(known))]
@@ -199,9 +108,9 @@ class SessionViews:
             if name not in touched or (fields is not None and name not in fields):
                 continue
             before, after = base.raw(name, DELETE), branch.state.raw(name, DELETE)
-            of = self._session.fields.folded(name)
+            of = self._session.fields.indexed(name)
             parts = None if of is None else FieldParts(of.reducer.kind, tuple(self.news(name, branch, reader).parts))
-            if not same(before, after) if parts is None else _is_news(parts, before, after):
+            if not same(before, after) if parts is None else _has_changed(parts, before, after):
                 found.append(Changed(name, before, after, parts))
         return found
 
@@ -211,11 +120,11 @@ class SessionViews:
         return None if known is None else known.permitted_fields(option)
 
     def record_read(self, read: ViewRead) -> None:
-        """Notes that a view was looked through. May be called from any thread."""
+        """Notes that a view was read. May be called from any thread."""
         self._session.view_reads.append(read)
 
     def warning(self, branch: Branch) -> str:
-        """The warning for a node that runs near the limit of its run; "" if it is not near."""
+        """The text that warns a node of the limit on steps; "" if the limit is far."""
         warn_at, topology = self._session.graph.warn_at, self._session.graph.topology
         remaining = run_value("run.remaining", topology, branch)
         if warn_at is None or not isinstance(remaining, int) or remaining > warn_at:
@@ -225,12 +134,7 @@ class SessionViews:
 
 
 class StateViews:
-    """What can be seen of a state alone: all of it is new, and comes from `START`.
-
-    Args:
-        graph: the graph.
-        state: the state.
-    """
+    """What a node sees of a state alone, without a run: all of it is unseen, and its author is `START`."""
 
     def __init__(self, graph: GraphSpec, state: ImmutableState) -> None:
         self.authors = (START, *graph.nodes)
@@ -241,21 +145,21 @@ class StateViews:
         self._log = PriorHistory.state(state, START).log
 
     def index(self, field: str, branch: Branch) -> FieldIndex | None:
-        """Who brought what to a field; None if the field has no parts."""
+        """The parts of a field; None if the field has no parts."""
         del branch
         return self._fields.index(field, self._log, 0)
 
     def news(self, field: str, branch: Branch, reader: str) -> UnseenParts:
-        """What of such a field a node has not seen."""
+        """The parts of such a field that a node has not seen."""
         del branch
         return self._fields.news(field, self._log, 0, reader)
 
     def changed(self, branch: Branch, reader: str, fields: frozenset[str] | None) -> list[Changed]:
-        """All that is set."""
+        """The fields that are set."""
         del branch
         found = []
         for name in [name for name in self._state if fields is None or name in fields]:
-            of = self._fields.folded(name)
+            of = self._fields.indexed(name)
             parts = of and FieldParts(of.reducer.kind, tuple(self._fields.news(name, self._log, 0, reader).parts))
             found.append(Changed(name, DELETE, self._state.raw(name), parts))
         return found
@@ -265,31 +169,97 @@ class StateViews:
         return self._nodes[node].permitted_fields(option)
 
     def record_read(self, read: ViewRead) -> None:
-        """Nothing is counted."""
+        """Does nothing: there is no run to count tokens for."""
 
     def warning(self, branch: Branch) -> str:
-        """There is no run that could come to its limit."""
+        """No warning: without a run there is no limit."""
         del branch
         return ""
 
 
-class Sent:
-    """What nodes have got of a run, in tokens. All of it is made again from the commits.
+class Fields:
+    """The parts of each field of a run at each of its commits, computed when asked for.
 
-    Args:
-        fields: the parts of the fields.
-        log: the commits.
-        count: counts the tokens of a text.
+    `whole_values` says that the first commit of the run holds whole values and not updates; `prefix` and `id_prefixes`
+    are what the global ids of the commits of this and of earlier processes begin with (see `RunStart`).
     """
+
+    def __init__(
+        self,
+        schema: Schema,
+        whole_values: bool,
+        prefix: str = "",
+        earlier: EarlierCommits | None = None,
+        id_prefixes: tuple[tuple[int, str], ...] = (),
+    ) -> None:
+        self.schema = schema
+        self._whole_values = whole_values
+        self._prefix = prefix
+        self._id_prefixes = id_prefixes
+        self._earlier = earlier
+        self._weigh: Callable[[str, FieldPart], int] | None = None
+        self._indexes: dict[str, FieldIndexes] = {}
+        self._lock = Lock()
+
+    def fresh(self, weigh: Callable[[str, FieldPart], int] | None = None) -> Fields:
+        """The same fields with nothing computed yet; `weigh` returns the size of a part, None counts no sizes."""
+        new = Fields(self.schema, self._whole_values, self._prefix, self._earlier, self._id_prefixes)
+        new._weigh = weigh
+        return new
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy in another process computes anew, without the earlier runs of a thread, which are in its store."""
+        return Fields, (self.schema, self._whole_values, self._prefix, self._earlier and _not_copied, self._id_prefixes)
+
+    def indexed(self, field: str) -> IndexedField | None:
+        """How the parts of a field follow from its updates; None if it has no parts."""
+        return IndexedField.of(
+            self.schema.fields.get(field), self._whole_values, self._prefix, self._id_prefixes, self._weigh
+        )
+
+    def log(self, log: Log, field: str) -> Log:
+        """The log of a run after the commits of earlier runs, as far as they concern `field` ("" for none)."""
+        earlier = self._earlier
+        return log if earlier is None else ThreadLog(log, lambda: earlier(field))
+
+    def index(self, field: str, log: Log, place: int) -> FieldIndex | None:
+        """The parts of a field after the commit at `place` of a log; None if it has none. For any thread."""
+        with self._lock:
+            found = self._indexes.get(field)
+            if found is None:
+                of, earlier = self.indexed(field), self._earlier
+                if of is None:
+                    return None
+                base = None if earlier is None or self._weigh is not None else lambda: earlier(field).known
+                found = self._indexes[field] = FieldIndexes(of, base)
+            return found.at(self.log(log, field), place)
+
+    def news(self, field: str, log: Log, place: int, reader: str) -> UnseenParts:
+        """The parts of a field that node `reader` has not seen, in a branch whose last commit is at `place`."""
+        index, of, spanning = self.index(field, log, place), self.indexed(field), self.log(log, field)
+        assert index is not None
+        assert of is not None
+        return unseen_parts(index, spanning, unseen_commits(spanning, [place], reader), of)
+
+
+def _not_copied(field: str) -> PriorHistory:
+    raise ThreadError(
+        f"a copy of a run does not have what earlier runs of the thread wrote to {field!r}: call run.tokens() in the "
+        "process that ran it"
+    )
+
+
+class TokenReads:
+    """The tokens of what the nodes of a run have read, computed from its log."""
 
     def __init__(self, fields: Fields, log: PersistentVector[LogEntry], count: Count) -> None:
         self._sizes = Sizes(count)
         self._fields = fields.fresh(self._sizes.part)
         self._log = log
 
-    def looked(self, looks: Iterable[ViewRead]) -> Iterator[Read]:
-        """What views have shown."""
-        for node, name, view, place in looks:
+    def of_views(self, reads: Iterable[ViewRead]) -> Iterator[Read]:
+        """The reads of views."""
+        for node, name, view, place in reads:
             index = self._fields.index(view.field, self._log, place)
             kind = kind_of_parts(self._fields.schema, view.field)
             value = self._log[place].state.raw(view.field, DELETE)
@@ -300,20 +270,15 @@ class Sent:
                     view, kind, index, node, partial(self._fields.news, view.field, self._log, place, node)
                 )
             if view.last_step == "then":
-                sent = self._sizes.whole(_kept(render(view, kind, parts, "entries")))
+                sent = self._sizes.whole(_frozen_or_text(render(view, kind, parts, "entries")))
             elif index is None or kind == "amount":
                 sent = self._sizes.parts(kind, parts)
             else:
                 sent = sum([part.weight for part in parts])
             yield Read(node, name, repr(view), sent, self._whole(view.field, place, value))
 
-    def read(self, nodes: Mapping[str, Node], first: int) -> Iterator[Read]:
-        """What nodes have read whole, by the commits of a run.
-
-        Args:
-            nodes: the nodes of the graph.
-            first: the place of the first commit that counts.
-        """
+    def of_plain_inputs(self, nodes: Mapping[str, Node], first: int) -> Iterator[Read]:
+        """The reads of whole fields, by the nodes of the commits from `first` on."""
         for place in range(first, len(self._log)):
             entry = self._log[place]
             node = nodes.get(entry.commit.node)
@@ -326,23 +291,23 @@ class Sent:
 
     def _whole(self, field: str, place: int, value: Any) -> int:
         """The tokens of a whole field."""
-        of = self._fields.folded(field)
+        of = self._fields.indexed(field)
         if of is None or of.reducer.kind == "amount":
             return self._sizes.whole(value)
         index = self._fields.index(field, self._log, place)
         return 0 if index is None else index.weight
 
 
-def _kept(result: object) -> Any:
-    """What a function has made of a view, as far as its size can be told."""
+def _frozen_or_text(result: object) -> Any:
+    """The result of a `.then` function in a form whose size can be counted."""
     try:
         return freeze(result)
-    except (TypeError, ValueError):  # the node may get what no state could hold
+    except (TypeError, ValueError):  # the function may return what no state can hold
         return repr(result)
 
 
-def _is_news(parts: FieldParts, before: Any, after: Any) -> bool:
-    """Whether something came, or all of it went."""
+def _has_changed(parts: FieldParts, before: Any, after: Any) -> bool:
+    """Whether a field with parts has changed: there are unseen parts, or all parts were removed."""
     if parts.kind == "amount":
         return any(part.value for part in parts.parts)
     return bool(parts.parts) or (before is not DELETE and bool(before) and not after)

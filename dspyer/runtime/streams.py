@@ -1,13 +1,15 @@
-"""Events of a run as they happen, from a thread or a task of its own.
+"""The events of a run as they happen: the run works in a thread or task of its own, and puts events into a queue.
 
-What drives the run does not refer to the stream, so a stream that its reader drops is freed at once, and stops its run.
+The thread or task does not refer to the stream. So a stream that its reader drops is freed at once by its reference
+count, and its `__del__` stops the run. The traceback of an exception refers to the frames that it passed, and these to
+their variables: that is why several functions here delete a variable before they raise.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
-import concurrent.futures.thread  # noqa: F401 - it waits for its threads at exit, after what is registered later
+import concurrent.futures.thread  # noqa: F401 - it registers its exit handler when imported: ours must come later, to run first
 import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -25,19 +27,17 @@ from dspyer.events import Event
 from dspyer.runtime.request import CANCELLED, CLOSED, DROPPED, EXITING, Observe, Request
 from dspyer.runtime.run import Run
 
-NOT_OVER = (
-    "the run of this stream is not over: read its events to the end, or close the stream, then look at stream.run"
-)
-NOT_BEGUN = "the stream was closed before its run had begun: nothing was started"
+_NOT_OVER = "the run of this stream has not ended: read its events to the end, or close the stream, then use stream.run"
+_NOT_BEGUN = "the stream was closed before its run had begun: nothing was started"
 
 
-def raise_failure(run: Run) -> None:
-    """Raises the error of a failed run; a `StopIteration` would end the loop over the events like success."""
+def _raise_failure(run: Run) -> None:
+    """Raises the error of a failed run. A `StopIteration` is wrapped: it would end the reader's loop as a success."""
     error = run.error if run.status == "failed" else None
     del run  # the traceback refers to this frame
     try:
         if isinstance(error, StopIteration | StopAsyncIteration):
-            raise RuntimeError(f"a node raised {type(error).__name__}") from error  # noqa: TRY004
+            raise RuntimeError(f"a node raised {type(error).__name__}") from error  # noqa: TRY004 - as Python does for generators
         if error is not None:
             raise error
     finally:
@@ -46,24 +46,33 @@ def raise_failure(run: Run) -> None:
 
 def _run_of(future: Future[Run] | asyncio.Future[Run] | None, closed: bool) -> Run:
     if future is None and closed:
-        raise RunStoppedError(NOT_BEGUN, CLOSED)
+        raise RunStoppedError(_NOT_BEGUN, CLOSED)
     if future is None or not future.done():
-        raise RuntimeError(NOT_OVER)
+        raise RuntimeError(_NOT_OVER)
     if future.cancelled():
-        raise RunStoppedError(NOT_BEGUN, CLOSED)
+        raise RunStoppedError(_NOT_BEGUN, CLOSED)
     return future.result()
 
 
 class Events(Iterator[Event]):
-    """The events of a run that works in a thread.
+    """The events of a run that works in a thread. Made by `stream`.
 
     Use it as an iterator, best in a `with` block. It ends after the last event: when the run is completed, waits for
-    answers, or was stopped; if a node failed, its error is raised then. `run` has the run in each of these cases.
+    answers, or was stopped; if a node failed, its error is raised then. `run` is the run in each of these cases.
 
     A reader that goes away stops the run: `close()`, the end of the `with` block, or a `break` or `return` out of the
     loop after which nothing refers to the stream any more. Nothing new starts, async nodes are cancelled, sync nodes
     are finished and committed, and the end of the run is written before this returns. On a thread, `resume` continues
     the run.
+
+    Example:
+        >>> from dspyer import END, START, Graph
+        >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+        >>> with graph.compile().stream({"n": 1}) as stream:
+        ...     print([event.commit.node for event in stream if type(event).__name__ == "Committed"])
+        ['START', 'add']
+        >>> stream.run.state["n"]
+        2
     """
 
     def __init__(self, work: Callable[[Observe], Run], request: Request) -> None:
@@ -71,51 +80,60 @@ class Events(Iterator[Event]):
         self._request = request
         self._queue: SimpleQueue[Event | None] = SimpleQueue()
         self._future: Future[Run] | None = None
-        self._starting = threading.Lock()
+        self._start_lock = threading.Lock()
         self._reader: threading.Thread | None = None
-        self._through = False
+        self._exhausted = False
 
     @property
     def run(self) -> Run:
-        """The run, once it is over.
+        """The run, once it has ended.
 
         Raises:
-            RuntimeError: if it is not over.
+            RuntimeError: if it has not ended.
             RunStoppedError: if the stream was closed before the run had begun.
-            Exception: what kept the run from beginning: invalid inputs, a thread that another run owns.
+            Exception: why the run could not begin: invalid inputs, a thread that another run owns.
         """
-        return _run_of(self._future, self._through)
+        return _run_of(self._future, self._exhausted)
 
     def __iter__(self) -> Events:
         return self
 
     def __next__(self) -> Event:
         self._reader = threading.current_thread()
-        with self._starting:  # two readers begin one run
-            if self._future is None and not self._through:
+        with self._start_lock:  # two readers must not begin two runs
+            if self._future is None and not self._exhausted:
                 self._future = _start(self._work, self._request, self._queue)
-        if self._future is None or self._through:
+        if self._future is None or self._exhausted:
             raise StopIteration
         event = self._queue.get()
         if event is not None:
             return event
-        self._queue.put(None)  # for other readers
-        if not self._through:
-            self._through = True
+        self._queue.put(None)  # the end marker, for other readers
+        if not self._exhausted:
+            self._exhausted = True
             try:
-                raise_failure(self._future.result())
+                _raise_failure(self._future.result())
             finally:
-                del self  # the traceback refers to this frame, and the stream to the run with its error
+                del self  # the traceback refers to this frame, and the stream to the run with its error: a cycle
         raise StopIteration
 
     def close(self) -> None:
-        """Stops the run, if it still works, and waits for its end."""
+        """Stops the run, if it still works, and waits for its end.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> stream = graph.compile().stream({"n": 1})
+            >>> stream.close()  # before the first event was asked for: nothing was started
+            >>> list(stream)
+            []
+        """
         self._end(CLOSED)
 
     def _end(self, reason: str) -> None:
         self._request.stop(reason)
-        with self._starting:
-            self._through = self._through or self._future is None
+        with self._start_lock:
+            self._exhausted = self._exhausted or self._future is None
         if self._future is not None:
             self._future.exception()
 
@@ -132,12 +150,13 @@ class Events(Iterator[Event]):
         if future is None or future.done():
             return
         self._request.stop(DROPPED)
-        if threading.current_thread() is self._reader:  # elsewhere it could be the run that would wait for itself
+        # The garbage collector may call this in any thread, also in the run's own, which would wait for itself.
+        if threading.current_thread() is self._reader:
             future.exception()
 
 
 def _start(work: Callable[[Observe], Run], request: Request, queue: SimpleQueue[Event | None]) -> Future[Run]:
-    """Begins the run in a thread that knows nothing of the stream."""
+    """Begins the run in a thread that does not refer to the stream."""
     future: Future[Run] = Future()
     _open[future] = request
     threading.Thread(
@@ -151,40 +170,53 @@ def _drive(
 ) -> None:
     try:
         future.set_result(context.run(work, queue.put))
-    except BaseException as error:  # noqa: BLE001 - raised where the run is asked for
+    except BaseException as error:  # noqa: BLE001 - raised by `Events.run`
         future.set_exception(error)
     finally:
         del _open[future]
         queue.put(None)
-        del future, queue  # the tracebacks of exceptions refer to this frame
+        del future, queue  # the traceback of an exception refers to this frame
 
 
 _open: dict[Future[Run], Request] = {}
+"""The streams whose runs have not ended."""
 
 
 def _stop_all() -> None:
-    """Stops the runs of open streams before the process ends, and waits until their ends are written."""
+    """Stops the runs of open streams when the process exits, and waits until their ends are written."""
     for request in list(_open.values()):
         request.stop(EXITING)
     for future in list(_open):
         future.exception()
 
 
-# Before threads are joined, which would wait for runs without a reader; `atexit` comes after that.
+# Python joins its threads before it calls `atexit` handlers, and would wait for runs that have no reader any more. The
+# private hook runs before that; where it is missing, `atexit` is the next best.
 getattr(threading, "_register_atexit", atexit.register)(_stop_all)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_open.clear)  # their threads are the parent's
+    os.register_at_fork(after_in_child=_open.clear)  # the threads exist in the parent only
 
 
 class AsyncEvents(AsyncIterator[Event]):
-    """The events of a run that works in a task.
+    """The events of a run that works in a task. Made by `astream`.
 
-    Use it as an async iterator, in an `async with` block to be sure when it ends. It ends as `Events` does.
+    Use it as an async iterator, best in an `async with` block. It ends as `Events` does.
 
     A reader that goes away stops the run: `await aclose()`, the end of the `async with` block, a cancelled reader, or a
-    loop that is left after which nothing refers to the stream any more. Nothing new starts, async nodes are cancelled,
-    sync nodes are finished and committed. As with every async generator, cancelling `anext(stream)` ends the stream: to
-    wait for an event with a time limit, use `asyncio.wait`.
+    `break` out of the loop after which nothing refers to the stream any more. Nothing new starts, async nodes are
+    cancelled, sync nodes are finished and committed. As with every async generator, cancelling `anext(stream)` ends the
+    stream: to wait for an event with a time limit, use `asyncio.wait`.
+
+    Example:
+        >>> import asyncio
+        >>> from dspyer import END, START, Graph
+        >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+        >>> async def main():
+        ...     async with graph.compile().astream({"n": 1}) as stream:
+        ...         nodes = [event.commit.node async for event in stream if type(event).__name__ == "Committed"]
+        ...     return nodes, stream.run.state["n"]
+        >>> asyncio.run(main())
+        (['START', 'add'], 2)
     """
 
     def __init__(self, work: Callable[[Observe], Awaitable[Run]], request: Request) -> None:
@@ -192,26 +224,26 @@ class AsyncEvents(AsyncIterator[Event]):
         self._request = request
         self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
         self._task: asyncio.Task[Run] | None = None
-        self._through = False
+        self._exhausted = False
 
     @property
     def run(self) -> Run:
-        """The run, once it is over.
+        """The run, once it has ended.
 
         Raises:
-            RuntimeError: if it is not over.
+            RuntimeError: if it has not ended.
             RunStoppedError: if the stream was closed before the run had begun.
-            Exception: what kept the run from beginning: invalid inputs, a thread that another run owns.
+            Exception: why the run could not begin: invalid inputs, a thread that another run owns.
         """
-        return _run_of(self._task, self._through)
+        return _run_of(self._task, self._exhausted)
 
     def __aiter__(self) -> AsyncEvents:
         return self
 
     async def __anext__(self) -> Event:
-        if self._task is None and not self._through:
+        if self._task is None and not self._exhausted:
             self._task = _begin(self._work, self._request, self._queue)
-        if self._task is None or self._through:
+        if self._task is None or self._exhausted:
             raise StopAsyncIteration
         try:
             event = await self._queue.get()
@@ -220,23 +252,35 @@ class AsyncEvents(AsyncIterator[Event]):
             raise
         if event is not None:
             return event
-        self._queue.put_nowait(None)  # for other readers
-        if not self._through:
-            self._through = True
+        self._queue.put_nowait(None)  # the end marker, for other readers
+        if not self._exhausted:
+            self._exhausted = True
             try:
-                raise_failure(self.run)
+                _raise_failure(self.run)
             finally:
-                del self  # as above
+                del self  # as in Events.__next__
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Stops the run, if it still works, and waits for its end."""
+        """Stops the run, if it still works, and waits for its end.
+
+        Example:
+            >>> import asyncio
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> async def main():
+            ...     stream = graph.compile().astream({"n": 1})
+            ...     await stream.aclose()  # before the first event was asked for: nothing was started
+            ...     return [event async for event in stream]
+            >>> asyncio.run(main())
+            []
+        """
         await self._end(CLOSED)
 
     async def _end(self, reason: str) -> None:
         self._request.stop(reason)
         if self._task is None:
-            self._through = True
+            self._exhausted = True
             return
         cancelled: asyncio.CancelledError | None = None
         with anyio.CancelScope(shield=True):
@@ -270,7 +314,7 @@ class AsyncEvents(AsyncIterator[Event]):
 def _begin(
     work: Callable[[Observe], Awaitable[Run]], request: Request, queue: asyncio.Queue[Event | None]
 ) -> asyncio.Task[Run]:
-    """Begins the run in a task that knows nothing of the stream."""
+    """Begins the run in a task that does not refer to the stream."""
     loop = asyncio.get_running_loop()
 
     def observe(event: Event) -> None:  # may be called from a worker thread
@@ -296,4 +340,5 @@ def _begin(
     return task
 
 
-_tasks: set[asyncio.Task[Run]] = set()  # asyncio keeps weak references alone, and a dropped stream none
+_tasks: set[asyncio.Task[Run]] = set()
+"""Keeps tasks alive until they are done: an event loop keeps only weak references to them, a dropped stream none."""

@@ -279,7 +279,7 @@ def test_a_run_without_a_thread_says_that_it_cannot_be_continued() -> None:
 def test_a_stream_that_is_never_read_starts_nothing(recwarn: pytest.WarningsRecorder) -> None:
     stage = Stage("async")
     for stream in (stage.thread.stream({}), stage.thread.astream({})):
-        with pytest.raises(RuntimeError, match="is not over"):
+        with pytest.raises(RuntimeError, match="has not ended"):
             _ = stream.run
         del stream
     with stage.thread.stream({}) as closed:
