@@ -39,17 +39,9 @@ from dspyer.nodes.view_access import (
     view_problems,
 )
 from dspyer.patch import DELETE, Replace, diff_value, plain_patch
-from dspyer.persistence.execution_records import (
-    MISSING,
-    AnswerSource,
-    ExecutionRecords,
-    RecordKey,
-    effect_row,
-    item_row,
-    no_answer,
-)
+from dspyer.persistence.execution_records import MISSING, AnswerSource, ExecutionRecords, RecordKey, no_answer
 from dspyer.persistence.journal import Journal
-from dspyer.persistence.rows import NewRow
+from dspyer.persistence.rows import NewRow, effect_row, item_row
 from dspyer.reducers import Updates
 from dspyer.scheduler.run_state import Branch
 from dspyer.schema.schema import Schema

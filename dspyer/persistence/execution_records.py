@@ -1,4 +1,8 @@
-"""What the executions of a run have left behind beside their commits: answers, effects, items of maps."""
+"""What the executions of a run have recorded besides commits: effects, items of maps, questions, answers, live posts.
+
+An execution that is called again after a crash finds its records here: `ctx.once` returns the recorded result, an
+answered question is not asked again, and a map calls only the items that have no result.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +12,37 @@ from typing import Any, NamedTuple
 
 from dspyer.errors import InputError, brief
 from dspyer.events import Question
-from dspyer.persistence.rows import COMMITS, CommitContent, CommitHeader, NewRow, RowKind, decode_commit_content
+from dspyer.persistence.rows import (
+    COMMITS,
+    CommitHeader,
+    Decode,
+    NewRow,
+    RowKind,
+    answer_row,
+    question_row,
+    read_commit_content,
+    retraction_row,
+)
 from dspyer.stores.base import Row
-from dspyer.stores.content import Content, Fetch
+from dspyer.stores.content import Fetch
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
 
 MISSING: Any = object()
-"""Stands for a result that is not there: `None` is one."""
+"""A result that is not recorded: `None` may be a result."""
 
 AnswerSource = Callable[[Question], Any]
+"""Returns the answer to a question; `MISSING` for none."""
 
 
 def no_answer(question: Question) -> Any:
-    """Answers nothing."""
+    """Answer no question."""
     del question
     return MISSING
 
 
 class RecordKey(NamedTuple):
-    """The name of something that an execution leaves behind.
-
-    Attributes:
-        execution: the id of the execution, with those around it.
-        key: its name there.
-    """
+    """The key of an effect, question or answer: the local id of its execution, and its key there."""
 
     execution: str
     key: str
@@ -42,13 +52,13 @@ class RecordedPost(NamedTuple):
     """A post to a live field.
 
     Attributes:
-        seq: the number of its arrival.
+        seq: its arrival number.
         field: the field.
-        node: who posted it; `"START"` for what was there when the run began.
+        node: its author; `"START"` for the value with which the run began.
         execution: the id of the execution, and of the commit that it makes.
-        update: the update, frozen, as the node gave it.
-        over: the posts to the same keys that its author had read: it replaces these, and no others. None for
-            all before it.
+        update: the update as the node gave it, frozen.
+        over: arrival numbers of the posts to the same keys that its author had read: it replaces these, and no others.
+            None for all before it.
     """
 
     seq: int
@@ -60,98 +70,91 @@ class RecordedPost(NamedTuple):
 
 
 class ExecutionRecords:
-    """What a run remembers of its executions.
+    """The records of one run. Methods may be called from the threads of several nodes at once.
 
     Attributes:
         effects: results of `ctx.once`, frozen.
         items: results of the items of maps, frozen, by the item's execution.
-        questions: all that were asked, by execution and key.
-        posts: those to live fields by their numbers, by the executions around the run; None for one that was withdrawn.
-        answers: frozen.
-        resumes: how often the run was resumed.
-        fetch_and_decode: where blobs of its rows come from, and what makes frozen values of their JSON form.
+        questions: all questions, by execution and key.
+        answers: answers, frozen, by execution and key of their question.
+        posts: posts to live fields by scope and arrival number; None for a withdrawn one.
+        resumes: how often the run was resumed since its last rerun.
+        fetch_and_decode: how contents of its rows are read.
     """
 
     def __init__(self) -> None:
         self.effects: dict[RecordKey, Any] = {}
         self.items: dict[str, Any] = {}
         self.questions: dict[RecordKey, Question] = {}
-        self.posts: dict[tuple[str, ...], dict[int, RecordedPost | None]] = {}
         self.answers: dict[RecordKey, Any] = {}
+        self.posts: dict[tuple[str, ...], dict[int, RecordedPost | None]] = {}
         self.resumes = 0
-        self.fetch_and_decode: tuple[Fetch, Callable[[Any], Any]] = (_no_blobs, encoding.decode)
+        self.fetch_and_decode: tuple[Fetch, Decode] = (_no_blobs, encoding.decode)
         self._commits: dict[tuple[str, ...], list[Row]] = {}
-        self._keys: dict[str, list[str]] = {}
+        self._question_keys: dict[str, list[str]] = {}  # by execution, in the order of asking
         self._unwritten: deque[NewRow] = deque()
 
-    def read(self, rows: Iterable[Row], fetch: Fetch, decode: Callable[[Any], Any] = encoding.decode) -> None:
-        """Remembers what the rows of a run say.
+    # --- Reading rows
 
-        Args:
-            rows: rows of any kind.
-            fetch: where blobs come from.
-            decode: what makes frozen values of their JSON form.
-        """
+    def read(self, rows: Iterable[Row], fetch: Fetch, decode: Decode = encoding.decode) -> None:
+        """Add what the rows of a run have recorded, whatever their kind."""
         self.fetch_and_decode = (fetch, decode)
         for row in rows:
-            content = row.content
-            if row.kind in COMMITS:
+            kind, content = row.kind, row.content
+            if kind in COMMITS:
                 self._commits.setdefault(CommitHeader.parse(row.header).scope, []).append(row)
-            elif row.kind == RowKind.ASK:
-                execution, key, node, branch, *run = row.header  # without a run where an earlier version has written it
-                text, answer = read_question(content, fetch)
-                self._ask(Question(key, text, answer, node, tuple(branch), execution, *run))
-            elif row.kind in (RowKind.POST, RowKind.WITHDRAW):
-                self._read_posts(row, fetch, decode)
-            elif row.kind == RowKind.RESUME:
+            elif kind == RowKind.ASK:
+                execution, key, node, branch, *run = row.header  # earlier versions did not write the run
+                text, answer = ("", None) if content is None else content.value(fetch, lambda encoded: encoded)
+                self._add_question(Question(key, text, answer, node, tuple(branch), execution, *run))
+            elif kind in (RowKind.POST, RowKind.WITHDRAW):
+                self._read_post(row, fetch, decode)
+            elif kind == RowKind.RESUME:
                 self.resumes = self.resumes + 1 if row.header[0] else 0
-            elif row.kind == RowKind.ANSWER and content is None:
+            elif kind == RowKind.ANSWER and content is None:
                 self.answers.pop(RecordKey(*row.header), None)
             elif content is None:
                 continue
-            elif row.kind == RowKind.ANSWER:
+            elif kind == RowKind.ANSWER:
                 self.answers[RecordKey(*row.header)] = content.value(fetch, decode)
-            elif row.kind == RowKind.ONCE:
+            elif kind == RowKind.ONCE:
                 self.effects[RecordKey(*row.header)] = content.value(fetch, decode)
-            elif row.kind == RowKind.ITEM:
+            elif kind == RowKind.ITEM:
                 self.items[row.header[0]] = content.value(fetch, decode)
 
-    def _read_posts(self, row: Row, fetch: Fetch, decode: Callable[[Any], Any]) -> None:
+    def _read_post(self, row: Row, fetch: Fetch, decode: Decode) -> None:
         execution, scope, node, *rest = row.header
         posts = self.posts.setdefault(tuple(scope), {})
         if row.kind == RowKind.WITHDRAW:
             seq, withdrawn = rest
-            posts.setdefault(seq, None)
+            posts.setdefault(seq, None)  # arrival numbers continue after it
             posts.update(dict.fromkeys(withdrawn))
         elif row.content is not None:
             field, seq, *over = rest
-            written: CommitContent = row.content.value(fetch, lambda found: decode_commit_content(found, decode))
-            update = (written.patch or {})[field]
+            update = (read_commit_content(row.content, fetch, decode).patch or {})[field]
             posts[seq] = RecordedPost(seq, field, node, execution, update, tuple(over[0]) if over else None)
 
-    def queue_row(self, draft: NewRow) -> None:
-        """Takes a row that is written with the next ones."""
-        self._unwritten.append(draft)
-
     def commits(self, scope: tuple[str, ...]) -> list[Row]:
-        """The rows of the commits of one scope."""
+        """Return the rows of the commits of one scope."""
         return self._commits.get(scope, [])
 
+    # --- Questions and answers
+
     def ask(self, question: Question, answer: AnswerSource = no_answer) -> bool:
-        """Whether a question is answered; one that is new is asked.
+        """Record a question that is new, and return whether it has an answer now.
 
         Args:
             question: the question.
-            answer: answers it if nobody has yet.
+            answer: asked for the answer if none is recorded.
 
         Raises:
-            InputError: if that is an answer to a question that takes none.
+            InputError: if the question takes no answer, and gets one.
         """
         key = RecordKey(question.execution, question.key)
         if key in self.answers:
             return True
         if key not in self.questions:
-            self._ask(question)
+            self._add_question(question)
             self._unwritten.append(question_row(question))
         given = answer(question)
         if given is MISSING:
@@ -161,75 +164,50 @@ class ExecutionRecords:
                 f"question {question.key!r} of node {question.node!r} takes no answer, and was given {brief(given)}: "
                 "give None to go on"
             )
-        self.record_answer(key, freeze(given, ("answer",)))
+        self.answers[key] = frozen = freeze(given, ("answer",))
+        self._unwritten.append(answer_row(key, frozen))
         return True
 
-    def _ask(self, question: Question) -> None:
+    def _add_question(self, question: Question) -> None:
         self.questions[RecordKey(question.execution, question.key)] = question
-        self._keys.setdefault(question.execution, []).append(question.key)
-
-    def record_answer(self, key: RecordKey, frozen: Any) -> None:
-        """Takes an answer."""
-        self.answers[key] = frozen
-        self._unwritten.append(answer_row(key, frozen))
+        self._question_keys.setdefault(question.execution, []).append(question.key)
 
     def retract_answer(self, key: RecordKey) -> None:
-        """Takes an answer back that does not fit its question, which is open again."""
+        """Remove an answer that does not fit its question: the question is open again."""
         if self.answers.pop(key, MISSING) is not MISSING:
-            self._unwritten.append(NewRow(RowKind.ANSWER, tuple(key)))
-
-    def take_unwritten(self) -> list[NewRow]:
-        """The rows of questions and answers that were not written yet. May be called from any thread, each row once."""
-        drafts = []
-        while self._unwritten:
-            try:
-                drafts.append(self._unwritten.popleft())
-            except IndexError:  # another thread was faster
-                break
-        return drafts
+            self._unwritten.append(retraction_row(key))
 
     def open_questions(self) -> tuple[Question, ...]:
-        """The questions that have no answer."""
+        """Return the questions without an answer."""
         return tuple([question for key, question in list(self.questions.items()) if key not in self.answers])
 
     def open_questions_of(self, execution: str) -> tuple[Question, ...]:
-        """The questions of one execution that have no answer."""
-        keys = [RecordKey(execution, key) for key in self._keys.get(execution, ())]
+        """Return the questions of one execution without an answer."""
+        keys = [RecordKey(execution, key) for key in self._question_keys.get(execution, ())]
         return tuple([self.questions[key] for key in keys if key not in self.answers])
 
     def answered_keys(self, execution: str) -> list[str]:
-        """The keys of the questions of one execution that have an answer."""
-        return [key for key in self._keys.get(execution, ()) if RecordKey(execution, key) in self.answers]
+        """Return the keys of the answered questions of one execution."""
+        return [key for key in self._question_keys.get(execution, ()) if RecordKey(execution, key) in self.answers]
+
+    # --- Rows to write
+
+    def queue_row(self, row: NewRow) -> None:
+        """Queue a row for the next write."""
+        self._unwritten.append(row)
+
+    def take_unwritten(self) -> list[NewRow]:
+        """Take all queued rows; of several threads that call this, each row goes to one."""
+        rows = []
+        while self._unwritten:
+            try:
+                rows.append(self._unwritten.popleft())
+            except IndexError:  # another thread has taken the last one since the check
+                break
+        return rows
 
 
 def _no_blobs(ids: Collection[str]) -> Mapping[str, bytes]:
-    """A run that is not stored has no blobs."""
+    """Return no blobs: a run that is not stored has none."""
     del ids
     return {}
-
-
-def read_question(content: Content | None, fetch: Fetch) -> tuple[str, Mapping[str, Any] | None]:
-    """Text and answer schema of a question."""
-    text, answer = ("", None) if content is None else content.value(fetch, lambda plain: plain)
-    return text, answer
-
-
-def question_row(question: Question) -> NewRow:
-    """The row of a question."""
-    head = (question.execution, question.key, question.node, list(question.branch), question.run)
-    return NewRow(RowKind.ASK, head, Content((question.text, question.answer), list))
-
-
-def answer_row(key: RecordKey, frozen: Any) -> NewRow:
-    """The row of an answer."""
-    return NewRow(RowKind.ANSWER, tuple(key), Content(frozen))
-
-
-def effect_row(key: RecordKey, frozen: Any) -> NewRow:
-    """The row of the result of an effect."""
-    return NewRow(RowKind.ONCE, tuple(key), Content(frozen))
-
-
-def item_row(execution: str, frozen: Any) -> NewRow:
-    """The row of the result of one item of a map."""
-    return NewRow(RowKind.ITEM, (execution,), Content(frozen))

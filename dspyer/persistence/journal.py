@@ -1,4 +1,17 @@
-"""The writer of one run: numbers rows, writes them for the owner of the thread, and keeps the lease alive."""
+"""The journal of one run: the only writer of its rows, as a write-ahead log.
+
+- *Write-ahead*: the rows of a transition are written before anything that depends on it starts. What a caller was told
+  is in the log; after a crash, the log is replayed, and a node that has no commit there is called again.
+- *One transaction per write*: the rows of a write, the thread's head and a snapshot are one `Change`, applied whole.
+- *Fencing token*: each write names the epoch in which this run owns the thread. A store refuses a write with an older
+  epoch (`ConcurrentRunError`), so a process that was paused and replaced cannot write over its successor.
+- *Lease*: ownership ends unless it is renewed in time. The lease says when another process may take the thread over;
+  the log stays correct without it, by the fencing token.
+- *No write after a failed one*: later rows would refer to rows that the store does not have.
+
+See Gray and Reuter, "Transaction Processing" (1992), for write-ahead logs; Gray and Cheriton, "Leases" (1989); and
+Burrows, "The Chubby lock service" (2006), whose sequencers are fencing tokens.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +22,9 @@ from typing import Literal, get_args
 
 from dspyer.blocking import run_in_thread
 from dspyer.errors import ConcurrentRunError, DspyerError, GraphError, suggestion, without_traceback
+from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.rows import NewRow
-from dspyer.persistence.snapshot_encoding import SnapshotEncoder
-from dspyer.persistence.snapshots import AT_END, EVERY, SnapshotState, new_snapshot
-from dspyer.persistence.store_errors import Guarded
+from dspyer.persistence.snapshots import AT_END, EVERY, SnapshotEncoder, SnapshotState, new_snapshot
 from dspyer.stores.base import Change, Point, Row, Store
 
 logger = logging.getLogger("dspyer")
@@ -36,23 +48,21 @@ def check_durability(durability: str) -> Durability:
 
 
 class Journal:
-    """Writes the rows of one run.
-
-    Rows that are given together are one transaction. After a write that failed nothing is written any more: what came
-    after it would stand on what is not there.
+    """Writes the rows of one run. May be used from any thread.
 
     Args:
-        store: where to.
-        thread: the thread that the run belongs to; `""` for a run that no thread stands at.
-        epoch: the epoch in which this run owns the thread; 0 as long as it does not, see `owns`.
+        store: the store.
+        thread: the thread of the run; "" for a run that does not own one: it is merged into the thread at its end.
+        epoch: the fencing token; 0 until the run owns the thread, see `set_epoch`.
         run: the id of the run.
         seq: the number of its next row.
         durability: whether each write is flushed to the disk.
 
     Attributes:
-        tail: how many rows there are since the last snapshot.
-        encoder: what is known of the encoder of earlier states.
-        refused_row: the last row that cannot be stored whatever the store's condition is; later ones are written.
+        tail: number of rows since the last snapshot.
+        encoder: encodes snapshots; knows the chunks of earlier ones.
+        broken: the error after which nothing is written any more: a failed write, or the loss of the thread.
+        refused_row: the last row whose content cannot be stored. The store itself works, so later rows are written.
     """
 
     def __init__(
@@ -60,7 +70,7 @@ class Journal:
     ) -> None:
         self.tail = 0
         self.encoder = SnapshotEncoder()
-        self.store = store if isinstance(store, Guarded) else Guarded(store)
+        self.store = store if isinstance(store, CheckedStore) else CheckedStore(store)
         self.thread = thread
         self.epoch = epoch
         self.run = run
@@ -68,79 +78,68 @@ class Journal:
         self.durability = durability
         self.broken: DspyerError | None = None
         self.refused_row: Row | None = None
+        # Rows are numbered under the lock, and written under it: they reach the store in the order of their numbers.
         self._lock = Lock()
         self._released = not thread
-        self._pending: Change | None = None
+        self._pending: Change | None = None  # accepted, and not in the store yet
 
     def continue_after(self, tail: int, encoder: SnapshotEncoder) -> None:
-        """Goes on from what earlier runs have written.
-
-        Args:
-            tail: how many rows there are since the last snapshot.
-            encoder: what is known of the encoder of earlier states.
-        """
+        """Take over the number of rows since the last snapshot, and the encoder, from the runs before."""
         self.tail, self.encoder = tail, encoder
 
     def set_epoch(self, epoch: int) -> None:
-        """Writes as the owner of the thread from now on.
-
-        Args:
-            epoch: the epoch in which the run owns it.
-        """
+        """Write as the owner of the thread from now on, with this fencing token."""
         with self._lock:
             self.epoch = epoch
 
     def snapshot_is_due(self, rows: int, ended: bool = False) -> bool:
-        """Whether a snapshot is due with the next rows.
-
-        Args:
-            rows: how many they are.
-            ended: whether they end the run.
-        """
+        """Return whether to take a snapshot with the next rows, which may end the run."""
         return self.tail + rows >= (AT_END if ended else EVERY)
+
+    # --- Writing
 
     def write(
         self,
-        drafts: Sequence[NewRow],
-        rested: SnapshotState | None = None,
+        new_rows: Sequence[NewRow],
+        state: SnapshotState | None = None,
         *,
         flush: bool = False,
         release: bool = False,
     ) -> None:
-        """Writes rows as one transaction.
+        """Write rows as one transaction.
 
         Args:
-            drafts: the rows, in order.
-            rested: what the run has come to with the last of them, if a snapshot is to be taken.
+            new_rows: the rows, in order.
+            state: the state at the last of them, if a snapshot is to be taken.
             flush: whether they must be on the disk when this returns.
-            release: whether the run gives the thread back with it.
+            release: whether the run releases the thread in the same transaction.
 
         Raises:
-            StoreError: if the store fails; its exception is the cause.
-            StateError: if a row holds what cannot be stored; none of them counts, and later rows are written.
+            StoreError: if the store fails, with its exception as the cause.
+            StateError: if the content of a row cannot be stored; none of the rows is written, later ones are.
             ConcurrentRunError: if another run has taken the thread over.
         """
         with self._lock:
-            self._accept(drafts, rested, flush, release)
+            self._accept(new_rows, state, flush, release)
             self._send(self.store.write)
 
     async def awrite(
         self,
-        drafts: Sequence[NewRow],
-        rested: SnapshotState | None = None,
+        new_rows: Sequence[NewRow],
+        state: SnapshotState | None = None,
         *,
         flush: bool = False,
         release: bool = False,
     ) -> None:
-        """The same in async code, without blocking the event loop.
+        """Write rows without blocking the event loop.
 
         A cancellation that arrives meanwhile is held back until the rows are written: see `dspyer.blocking`.
         """
         if not self._lock.acquire(blocking=False):
-            await run_in_thread(lambda: self.write(drafts, rested, flush=flush, release=release))
+            await run_in_thread(lambda: self.write(new_rows, state, flush=flush, release=release))
             return
         try:
-            self._accept(drafts, rested, flush, release)
+            self._accept(new_rows, state, flush, release)
             end = self.seq
             done = self._send(self.store.write_now)
         finally:
@@ -148,42 +147,46 @@ class Journal:
         if not done:
             await run_in_thread(lambda: self._send_up_to(end))
 
-    def _accept(self, drafts: Sequence[NewRow], rested: SnapshotState | None, flush: bool, release: bool) -> None:
-        """Numbers rows and adds them to the pending change. The lock is held."""
+    def _accept(self, new_rows: Sequence[NewRow], state: SnapshotState | None, flush: bool, release: bool) -> None:
+        """Number rows and add them to the pending change. The lock is held."""
         if self.broken is not None:
             raise self.broken
         seq = self.seq
-        rows = [draft.numbered(seq + place) for place, draft in enumerate(drafts)]
+        rows = [row.numbered(seq + index) for index, row in enumerate(new_rows)]
         self._check(rows)
         self.seq = seq + len(rows)
         self.tail += len(rows)
-        taken = None
-        if rested is not None and rows:
-            taken = new_snapshot(Point(self.run, self.seq - 1), rested, self.encoder)
+        snapshot = None
+        if state is not None and rows:
+            snapshot = new_snapshot(Point(self.run, self.seq - 1), state, self.encoder)
             self.tail = 0
         pending = self._pending
-        if pending is not None:  # rows of an `awrite` that has not reached the store yet: one transaction with these
+        if pending is not None:  # of an `awrite` whose store has to wait: one transaction with these rows
             rows = [*pending.rows, *rows]
-            taken = taken or pending.snapshot
+            snapshot = snapshot or pending.snapshot
             flush = flush or pending.flush
             release = release or pending.lease is not None
         thread = self.thread
         lease = 0.0 if release and thread else None
         head = Point(self.run, rows[-1].seq) if thread and rows else None
         flush = flush or self.durability == "flush"
-        self._pending = Change(thread, self.epoch, None, None, lease, head, None, None, self.run, rows, taken, flush)
+        # By position, since keywords cost 0.5 µs more: this is done for every commit.
+        self._pending = Change(thread, self.epoch, None, None, lease, head, None, None, self.run, rows, snapshot, flush)
 
     def _check(self, rows: Sequence[Row]) -> None:
-        """Refuses rows that cannot be stored before any of them counts: the run can still write how it ended."""
+        """Raise for rows that cannot be stored before any is numbered: the run can still write how it ended."""
+        check = self.store.check
+        if check is None:
+            return
         for row in rows:
             try:
-                self.store.check(Change(self.thread, self.epoch, rows_of=self.run, rows=[row]))
+                check(Change(self.thread, self.epoch, rows_of=self.run, rows=[row]))
             except DspyerError:
                 self.refused_row = row
                 raise
 
     def _send(self, write: Callable[[Change], object]) -> bool:
-        """Writes the pending change; returns False if `write` would have to wait. The lock is held."""
+        """Write the pending change; return False if `write` would have to wait. The lock is held."""
         pending = self._pending
         if pending is None:
             return True
@@ -199,27 +202,23 @@ class Journal:
         return True
 
     def _send_up_to(self, end: int) -> None:
+        """Write the rows below a number, unless another writer has written them with its own since."""
         with self._lock:
             pending = self._pending
             if pending is None or pending.rows[0].seq >= end:
-                return  # another writer has sent these rows with its own, whatever has failed since
+                return  # before `broken`: these rows are in the store, even if a later write has failed
             if self.broken is not None:
                 raise self.broken
             self._send(self.store.write)
 
-    def drop_traceback(self) -> None:
-        """Keeps no traceback of what has failed, once the run is over: it refers to the journal. Writes still raise."""
-        if self.broken is not None:
-            self.broken = without_traceback(self.broken)
+    # --- Ownership
 
     def renew(self, lease: float) -> None:
-        """Renews the lease, from any thread; nothing is renewed that was given back.
+        """Renew the lease of the thread for so many seconds; a released one is not renewed.
 
-        Args:
-            lease: seconds.
+        The lock is not taken: a write of the run may wait for long, and its lease must not end meanwhile. A renewal
+        that arrives after the release finds no owner in the store, and changes nothing.
         """
-        # Without the lock: a write of the run may wait long, and its lease must not end meanwhile. A renewal that comes
-        # after the thread was given back finds no owner to keep alive, and changes nothing.
         if self.broken is not None or self._released or not self.epoch:
             return
         try:
@@ -227,11 +226,11 @@ class Journal:
         except ConcurrentRunError as error:
             if not self._released:
                 self.broken = error
-        except Exception as error:  # noqa: BLE001 - the run itself finds out when it writes
+        except Exception as error:  # noqa: BLE001 - a store that stays broken fails the next write of the run
             logger.warning("the lease of thread %r could not be renewed: %s", self.thread, error)
 
     def release(self) -> None:
-        """Gives the thread back. A store that fails now is only logged: something else is on its way up."""
+        """Release the thread. A failure is only logged: another error is being raised already, and the lease ends."""
         with self._lock:
             if self._released or not self.epoch:
                 return
@@ -244,5 +243,10 @@ class Journal:
             except ConcurrentRunError:
                 pass  # another run owns the thread
             except Exception as error:  # noqa: BLE001 - see above
-                logger.warning("thread %r could not be given back, its lease runs out: %s", self.thread, error)
+                logger.warning("thread %r could not be released, its lease runs out: %s", self.thread, error)
             self._released = True
+
+    def drop_traceback(self) -> None:
+        """Drop the traceback of `broken` once the run is over: its frames refer to the journal. Writes still raise."""
+        if self.broken is not None:
+            self.broken = without_traceback(self.broken)

@@ -1,4 +1,12 @@
-"""From the rows of a thread back to its commits and states. It needs the schema and no graph: it reads any history."""
+"""Read the log of a thread: its rows, run by run, and the commits and states that they fold to.
+
+Reading needs the schema and no graph, so every history can be read, whatever graph wrote it.
+
+A run may consist of several *parts*: a rerun from a past version, for example, begins a new part that continues the run
+at one of its rows. Rows are kept in order of arrival, so inside a fork the commits up to a version are no prefix of the
+rows. The header of the new part therefore lists the rows before it that do not count: nothing is written twice, and a
+commit keeps its row.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +21,16 @@ from pydantic.fields import FieldInfo
 from dspyer.errors import StoreError
 from dspyer.events import Commit
 from dspyer.patch import DELETE, seal
-from dspyer.persistence.replay import read_commit_content
-from dspyer.persistence.rows import COMMITS, CommitContent, CommitHeader, MapCommitContent, RowKind, UnreadablePatch
+from dspyer.persistence.rows import (
+    COMMITS,
+    CommitContent,
+    CommitHeader,
+    Decode,
+    MapCommitContent,
+    RowKind,
+    UnreadablePatch,
+    read_commit_content,
+)
 from dspyer.reducers import BUILT_IN, Reducer
 from dspyer.scheduler.join import Join, RecordedResolutions
 from dspyer.scheduler.lineage import LogEntry
@@ -28,19 +44,22 @@ from dspyer.values import json as encoding
 from dspyer.values.persistent import PersistentMap
 from dspyer.values.types import Opaque
 
-Decode = Callable[[Any], Any]
+PAGE = 16
+"""Rows that `newest_rows` reads first; each further page is twice as long."""
+
+# --- Rows of one run
 
 
 class RunRows(NamedTuple):
-    """One run of a thread, with all parts that it was written in.
+    """One run of a thread, with all its parts.
 
     Attributes:
         run: its newest part.
-        parents: the rows that the run goes on from.
-        rows: its rows, in the order in which they were written, without those that a later part has left out.
-        points: the place of each of these rows.
-        labels: by id of each part, its name for people.
-        fingerprints: by id of each part, the id of the fingerprint of the graph that made it.
+        parents: the rows that the run continues from.
+        rows: its rows in the order of writing, without those that a later part leaves out.
+        points: the point of each of these rows.
+        labels: the readable name of each part, by its id.
+        fingerprints: the id of the fingerprint of the graph that made each part, by the part's id.
     """
 
     run: RunRow
@@ -52,41 +71,31 @@ class RunRows(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """The id of the fingerprint of the graph that made its newest part; `""` if it is not known."""
+        """The id of the fingerprint of the graph that made its newest part; "" if unknown."""
         return str(self.run.header.get("shape", ""))
 
     @property
     def status(self) -> str | None:
-        """How it ended: `"completed"`, `"failed"`, `"interrupted"` or `"stopped"`; None if it has not ended."""
+        """The status with which it ended; None if it has not ended."""
         end = ending_row(reversed(self.rows))
         return None if end is None else str(end.header[0])
 
     def own_commits(self) -> Iterator[tuple[Row, CommitHeader]]:
-        """The rows of its own commits, without those of the graphs inside of it."""
+        """Yield the rows of its own commits, without those of graphs inside its nodes."""
         for row in self.rows:
             if row.kind in COMMITS:
-                head = CommitHeader.parse(row.header)
-                if not head.scope:
-                    yield row, head
+                header = CommitHeader.parse(row.header)
+                if not header.scope:
+                    yield row, header
 
 
 def read_run(store: Store, at: Point) -> RunRows:
-    """The run that a row belongs to, up to this row.
-
-    Args:
-        store: where it is kept.
-        at: the row.
-
-    Raises:
-        StoreError: if the store has no such run or row, or a part of the run continues itself.
-    """
+    """Read the run of a row, up to this row; raise `StoreError` if the run or the row is missing."""
     parts: list[tuple[RunRow, list[Row]]] = []
     run, last = load_run(store, at.run), at.seq
     ancestry = RunAncestry(store, run)
     while True:
-        parts.append((run, store.rows(run.id, 0, last)))
-        if not parts[-1][1] or parts[-1][1][-1].seq != last:
-            raise StoreError(f"the store {store.address!r} has no row {last} of run {run.id!r}, which a thread needs")
+        parts.append((run, rows_through(store, run, 0, last)))
         if not run.header.get("continues"):
             break
         run, last = ancestry.continued_part(run)
@@ -94,8 +103,8 @@ def read_run(store: Store, at: Point) -> RunRows:
     points: list[Point] = []
     for part, its_rows in reversed(parts):
         if part.header.get("without"):
-            rows, places = without_rows(rows, part.header["without"])
-            points = [points[place] for place in places]
+            rows, kept = without_rows(rows, part.header["without"])
+            points = [points[index] for index in kept]
         if part.header.get("names"):
             rows = [rename_nodes(row, part.header["names"]) for row in rows]
         rows += its_rows
@@ -106,28 +115,18 @@ def read_run(store: Store, at: Point) -> RunRows:
     return RunRows(parts[0][0], run.parents, tuple(rows), tuple(points), labels, fingerprints)
 
 
-def ending_row(newest: Iterable[Row]) -> Row | None:
-    """The row that says how a run ended; None if it has not ended, or was resumed since.
-
-    Args:
-        newest: the rows of the run, newest first.
-    """
-    for row in newest:
-        if row.kind == RowKind.END:
-            return row
-        if row.kind in COMMITS or row.kind == RowKind.RESUME:
-            break
-    return None
+def rows_through(store: Store, run: RunRow, first: int, last: int) -> list[Row]:
+    """Read the rows of a run up to `last`; raise `StoreError` if that row is missing: another process may delete it."""
+    rows = store.rows(run.id, first, last)
+    if not rows or rows[-1].seq != last:
+        raise StoreError(f"the store {store.address!r} has no row {last} of run {run.id!r}, which a thread needs")
+    return rows
 
 
 def newest_rows(store: Store, at: Point) -> Iterator[tuple[RunRow, Row]]:
-    """The rows of a run up to one of them, newest first, each with the part of the run that it is in.
+    """Yield the rows of a run up to one of them, newest first, each with the part of the run that it is in.
 
-    They are read in pages, each twice as long as the one before: what is looked for is mostly among the last few.
-
-    Args:
-        store: where it is kept.
-        at: the row.
+    They are read in pages of doubling length: callers mostly need a few of the last ones.
     """
     run, last, count, given = load_run(store, at.run), at.seq, PAGE, 0
     ancestry = RunAncestry(store, run)
@@ -140,86 +139,88 @@ def newest_rows(store: Store, at: Point) -> Iterator[tuple[RunRow, Row]]:
         if not run.header.get("continues"):
             return
         if run.header.get("without") or run.header.get("names"):
-            break
+            break  # of the parts before this one, some rows do not count, or nodes have other names
         run, last = ancestry.continued_part(run)
-    whole = read_run(store, at)  # what comes before this part counts in part only, or with other names
+    whole = read_run(store, at)
     parts = {name: load_run(store, name) for name in whole.labels}
     older = list(zip(whole.rows, whole.points, strict=True))[: len(whole.rows) - given]
     yield from ((parts[point.run], row) for row, point in reversed(older))
 
 
-PAGE = 16
-"""Rows that `newest` reads at first."""
+def ending_row(newest_first: Iterable[Row]) -> Row | None:
+    """Return the end row of a run; None if it has not ended, or was resumed since."""
+    for row in newest_first:
+        if row.kind == RowKind.END:
+            return row
+        if row.kind in COMMITS or row.kind == RowKind.RESUME:
+            break
+    return None
 
 
 def with_map_results(rows: Sequence[Row], earlier: Callable[[], Sequence[Row]] = tuple) -> list[Row]:
-    """Rows in which the commits of maps hold what the rows of their items do.
+    """Return rows in which the commits of maps have the results of their item rows.
 
     Args:
         rows: rows of a run.
-        earlier: gives those before them, if they do not begin with the first.
+        earlier: reads the rows before them, if they are not from the beginning.
     """
     items = {str(row.header[0]): row.content for row in rows if row.kind == RowKind.ITEM}
     found: list[Row] = []
     for row in rows:
-        head = CommitHeader.parse(row.header) if row.kind in COMMITS and len(row.header) > _PLACE_OF_ITEMS else None
-        if head is None or head.items is None or row.content is None:
+        header = None
+        if row.kind in COMMITS and len(row.header) > _INDEX_OF_ITEMS:
+            header = CommitHeader.parse(row.header)
+        if header is None or header.items is None or row.content is None:
             found.append(row)
             continue
-        names = head.item_names if head.items[1] <= len(items) else []
-        if head.items[1] > len(items) or not all(name in items for name in names):
+        # A corrupt header may claim any number of items: ids are listed only for as many as there are rows.
+        ids = header.item_ids if header.items[1] <= len(items) else []
+        if header.items[1] > len(items) or not all(name in items for name in ids):
             items = {**{str(one.header[0]): one.content for one in earlier() if one.kind == RowKind.ITEM}, **items}
-            names = head.item_names if head.items[1] <= len(items) else [""]
-        results = [content for name in names if (content := items.get(name)) is not None]
-        if len(results) < len(names):
-            raise StoreError(f"commit {head.id} of {head.node!r} refers to rows of its items, which are not there")
-        found.append(row._replace(content=MapCommitContent(row.content, head.items[0], results)))
+            ids = header.item_ids if header.items[1] <= len(items) else [""]
+        results = [content for name in ids if (content := items.get(name)) is not None]
+        if len(results) < len(ids):
+            raise StoreError(f"commit {header.id} of {header.node!r} refers to rows of its items, which are not there")
+        found.append(row._replace(content=MapCommitContent(row.content, header.items[0], results)))
     return found
 
 
-_PLACE_OF_ITEMS = 10
+_INDEX_OF_ITEMS = 10
+"""Where a packed header has its `items`: most headers are shorter, and need not be parsed."""
 
 
 def rename_nodes(row: Row, names: Mapping[str, str]) -> Row:
-    """A row with new names of nodes.
-
-    Args:
-        row: the row.
-        names: new names of nodes by their old ones.
-    """
+    """Return a row with new names of nodes, by their old ones."""
     if row.kind == RowKind.OPEN:
         return row._replace(header=(names.get(row.header[0], row.header[0]), *row.header[1:]))
     if row.kind not in COMMITS:
         return row
-    head = CommitHeader.parse(row.header)
-    if head.scope:
+    header = CommitHeader.parse(row.header)
+    if header.scope:  # of a graph inside a node: its nodes have their own names
         return row
-    author, _, node = head.node.rpartition(":")
-    now = names.get(node, node)
-    route = tuple([names.get(target, target) for target in head.route])
-    return row._replace(header=head._replace(node=f"{author}:{now}" if author else now, route=route).pack())
+    prefix, _, node = header.node.rpartition(":")  # "join:answer": the commit of a join
+    renamed = names.get(node, node)
+    route = tuple([names.get(target, target) for target in header.route])
+    return row._replace(header=header._replace(node=f"{prefix}:{renamed}" if prefix else renamed, route=route).pack())
+
+
+# --- The chain of runs behind a row
 
 
 def load_run(store: Store, run: str) -> RunRow:
-    """A run by its id.
-
-    Raises:
-        StoreError: if it is not there.
-    """
+    """Return a run by its id; raise `StoreError` if it is missing."""
     found = store.run(run)
     if found is None:
         raise StoreError(
-            f"the store {store.address!r} has no run {run!r}, which a thread goes on from: was it removed?"
+            f"the store {store.address!r} has no run {run!r}, which a thread continues from: was it removed?"
         )
     return found
 
 
 class RunAncestry:
-    """The runs on the ancestry back from a row. None of them comes twice, in what dspyer has written.
+    """The runs passed on the way back from a row. In a log that dspyer wrote, no run comes twice.
 
-    Args:
-        store: where they are kept.
-        first: the run of the row.
+    Without this check, a forged or corrupt log whose runs continue from each other would be read without end.
     """
 
     def __init__(self, store: Store, first: RunRow | None = None) -> None:
@@ -227,21 +228,13 @@ class RunAncestry:
         self._passed = set() if first is None else {first.id}
 
     def visit(self, run: str) -> None:
-        """Notes that the ancestry goes over a run.
-
-        Raises:
-            StoreError: if it did so before.
-        """
+        """Record a run; raise `StoreError` if it was passed before."""
         if run in self._passed:
             raise cyclic_history(self._store, run)
         self._passed.add(run)
 
     def continued_part(self, run: RunRow) -> tuple[RunRow, int]:
-        """The part of a run that another part continues, and its last row that counts.
-
-        Raises:
-            StoreError: if there is none, or the ancestry went over it before.
-        """
+        """Return the part that a part of a run continues, and the number of its last row that counts."""
         if len(run.parents) != 1:
             raise StoreError(
                 f"run {run.id!r} of the store {self._store.address!r} continues {len(run.parents)} runs, not one"
@@ -252,59 +245,57 @@ class RunAncestry:
 
 
 def cyclic_history(store: Store, run: str) -> StoreError:
-    """The error that what a run goes on from leads back to it: no run of ours does."""
+    """Return the error for a run that continues from itself."""
     return StoreError(
-        f"run {run!r} of the store {store.address!r} goes on from itself, over one or several runs: its rows were not "
-        "written by dspyer. Delete the thread, or load it from an export that can be trusted"
+        f"run {run!r} of the store {store.address!r} continues from itself, through one or several runs: its rows were "
+        "not written by dspyer. Delete the thread, or load it from an export that can be trusted"
     )
 
 
 def read_runs(
     store: Store, heads: Sequence[Point], root: Point | None = None, known: Container[Point] = ()
 ) -> list[RunRows]:
-    """The runs behind some rows, oldest first: what is behind a first parent, or a first row, comes before what only
-    the others have.
+    """Read the runs behind some rows, parents first: ancestors of an earlier head, or first parent, come first.
 
     Args:
-        store: where they are kept.
+        store: the store.
         heads: the rows.
-        root: the row at which the history begins, if older history was pruned.
-        known: rows at which runs have ended that are not read, nor what is behind them.
-
-    Raises:
-        StoreError: if a run is not there, or goes on from itself.
+        root: the row at which a pruned history begins.
+        known: last rows of runs that are not read again, nor what is behind them.
     """
     found: dict[Point, RunRows] = {}
     stack: list[tuple[Point, bool]] = [(head, False) for head in reversed(heads)]
     order: dict[Point, None] = {}
-    while stack:
+    while stack:  # depth first, in postorder: `done` marks a run whose parents are in `order`
         at, done = stack.pop()
         if done:
             order[at] = None
         elif at in found and at not in order:
             raise cyclic_history(store, at.run)
         elif at not in found and at not in known:
-            found[at] = read_run(store, at) if at != root else _at_root(store, at)
+            found[at] = read_run(store, at) if at != root else _read_root(store, at)
             stack.append((at, True))
             if at != root:
                 stack.extend((parent, False) for parent in reversed(found[at].parents))
     return [found[at] for at in order]
 
 
-def _at_root(store: Store, at: Point) -> RunRows:
-    """A run of which nothing but its last row is read."""
+def _read_root(store: Store, at: Point) -> RunRows:
+    """Read only the last row of a run: what is before it was pruned."""
     run = load_run(store, at.run)
-    return RunRows(
-        run, (), tuple(store.rows(at.run, at.seq, at.seq)), (at,), {run.id: str(run.header.get("label", ""))}
-    )
+    rows, labels = tuple(store.rows(at.run, at.seq, at.seq)), {run.id: str(run.header.get("label", ""))}
+    return RunRows(run, (), rows, (at,), labels)
+
+
+# --- Folding rows to commits and states
 
 
 class FoldedRun(NamedTuple):
-    """The commits of a chapter, each with its state, in the order in which they were written.
+    """The commits of a run, each with its state, in the order of writing.
 
     Attributes:
-        entries: the commits. The first one that cannot be read has an `Unreadable` patch and the state before it, and
-            so have those that come after it.
+        entries: the commits. The first unreadable one, and those after it, have an `UnreadablePatch` and the state of
+            their parent.
         before: the state before them.
         last_settled: the index of the last readable one after which a single branch was active; -1 for none.
         broken: why one cannot be read; "" if all can.
@@ -317,283 +308,265 @@ class FoldedRun(NamedTuple):
 
     @property
     def trunk_state(self) -> ImmutableState:
-        """The last state that all branches shared."""
+        """The last state at which a single branch was active."""
         return self.entries[self.last_settled].state if self.last_settled >= 0 else self.before
 
 
 class HistoryReader:
-    """Reads chapters with a schema.
+    """Folds the rows of runs with a schema.
 
     Args:
-        store: where they are kept.
+        store: the store.
         schema: types and reducers of the fields.
-        decode: what makes frozen values of their JSON form.
-        fingerprint: the id of the fingerprint of the graph; what other graphs have written is folded as they did it.
+        decode: makes frozen values of their JSON form.
+        fingerprint: the id of the graph's fingerprint; rows of other graphs are folded as those graphs did.
     """
 
     def __init__(self, store: Store, schema: Schema, decode: Decode = encoding.decode, fingerprint: str = "") -> None:
         self.fingerprint = fingerprint
-        self._earlier_schemas: dict[str, Schema] = {}
         self.fetch: Fetch = store.blobs
         self.store = store
         self.schema = schema
         self.decode = decode
+        self._earlier_schemas: dict[str, Schema] = {}
+
+    def fold(self, run_rows: RunRows, before: ImmutableState, broken: str = "") -> FoldedRun:
+        """Return the commits of a run with their states.
+
+        Args:
+            run_rows: the run.
+            before: the state that it continues from.
+            broken: why that state cannot be read; then no commit of the run can.
+        """
+        opening = self._try_opening_patch(run_rows.rows)
+        schema_at = self.schema_by_row(run_rows)
+        entries: list[LogEntry] = []
+        last_settled = -1
+        for index, (row, header) in enumerate(run_rows.own_commits()):
+            parents = header.parents if header.parents is not None else ((index - 1,) if index else ())
+            if not broken:
+                try:
+                    entry = self._entry(row, header, parents, entries, before, opening, run_rows, schema_at(row))
+                except Exception as error:  # noqa: BLE001 - whatever is wrong with this row, the others stay readable
+                    broken = f"commit {header.id} of {header.node!r} cannot be read: {type(error).__name__}: {error}"
+                else:
+                    last_settled = index if header.settled else last_settled
+            if broken:
+                state = entries[parents[0]].state if parents else before
+                commit = self._commit(header, CommitContent(UnreadablePatch(broken)), parents, entries)
+                entry = LogEntry(commit, state, parents, _NO_COUNTS)
+            entries.append(entry)
+        if not entries and opening is not None and opening[0] != "START":
+            entries.append(self._manual_opening(*opening, before, run_rows.rows))
+            last_settled = 0
+        return FoldedRun(entries, before, last_settled, broken)
 
     def opening_patch(self, rows: Iterable[Row]) -> tuple[str, Mapping[str, Any]] | None:
-        """The node and the patch with which a run was opened."""
+        """Return node and patch of the open row; None without one."""
         for row in rows:
             if row.kind == RowKind.OPEN:
                 patch = read_commit_content(row.content, self.fetch, self.decode).patch
                 return str(row.header[0]), patch or {}
         return None
 
-    def fold(self, of: RunRows, before: ImmutableState, broken: str = "") -> FoldedRun:
-        """The commits of a chapter with their states.
-
-        Args:
-            of: the chapter.
-            before: the state that it goes on from.
-            broken: why that cannot be read; then nothing of the chapter can.
-        """
-        opening = self._try_opening(of.rows)
-        schema_at = self.schema_by_row(of)
-        entries: list[LogEntry] = []
-        settled = -1
-        for place, (row, head) in enumerate(of.own_commits()):
-            parents = head.parents if head.parents is not None else ((place - 1,) if place else ())
-            if not broken:
-                try:
-                    entry = self._entry(row, head, parents, entries, before, opening, of, schema_at(row))
-                except Exception as error:  # noqa: BLE001 - whatever is wrong with it: the rest stays readable
-                    broken = f"commit {head.id} of {head.node!r} cannot be read: {type(error).__name__}: {error}"
-                else:
-                    settled = place if head.settled else settled
-            if broken:
-                state = entries[parents[0]].state if parents else before
-                commit = self._commit(head, CommitContent(UnreadablePatch(broken)), parents, entries)
-                entry = LogEntry(commit, state, parents, _NO_TALLY)
-            entries.append(entry)
-        if not entries and opening is not None and opening[0] != "START":
-            entries.append(self._by_hand(*opening, before, of.rows))
-            settled = 0
-        return FoldedRun(entries, before, settled, broken)
-
-    def _entry(
-        self,
-        row: Row,
-        head: CommitHeader,
-        parents: tuple[int, ...],
-        entries: list[LogEntry],
-        before: ImmutableState,
-        opening: tuple[str, Mapping[str, Any]] | None,
-        of: RunRows,
-        schema: Schema,
-    ) -> LogEntry:
-        written = read_commit_content(row.content, self.fetch, self.decode)
-        if written.patch is None:
-            if opening is None:
-                self.opening_patch(of.rows)  # says why there is none
-            written = written._replace(patch=opening[1] if opening else {})
-            head = open_row_head(head, of.rows)
-        if row.kind == RowKind.JOIN:
-            return self._join(entries, head, written, parents, schema)
-        state = entries[parents[0]].state if parents else before
-        patch = written.patch or {}
-        after = schema.replay(state, patch)
-        commit = schema.with_sizes(self._commit(head, written, parents, entries), state, (patch,), after)
-        return LogEntry(commit, after, parents, _NO_TALLY)
-
-    def _try_opening(self, rows: Iterable[Row]) -> tuple[str, Mapping[str, Any]] | None:
+    def _try_opening_patch(self, rows: Iterable[Row]) -> tuple[str, Mapping[str, Any]] | None:
         try:
             return self.opening_patch(rows)
-        except Exception:  # noqa: BLE001 - the commit that it belongs to says so
+        except Exception:  # noqa: BLE001 - `_entry` reads it again for the first commit, which then is unreadable
             return None
 
     def schema_of(self, fingerprint: str) -> Schema:
-        """The schema that folds what a graph has written.
-
-        Args:
-            fingerprint: the id of its fingerprint; "" if it is not known.
-        """
+        """Return the schema that folds what a graph has written, by the id of its fingerprint; "" is this graph."""
         if fingerprint in ("", self.fingerprint):
             return self.schema
         if fingerprint not in self._earlier_schemas:
             found = self.fetch([fingerprint]).get(fingerprint)
-            self._earlier_schemas[fingerprint] = (
-                self.schema if found is None else earlier_schema(json.loads(found), self.schema)
-            )
+            schema = self.schema if found is None else earlier_schema(json.loads(found), self.schema)
+            self._earlier_schemas[fingerprint] = schema
         return self._earlier_schemas[fingerprint]
 
-    def schema_by_row(self, of: RunRows) -> Callable[[Row], Schema]:
-        """What folds each row of a run: the schema of the graph that wrote it.
-
-        Args:
-            of: the run.
-        """
-        if len(set(of.fingerprints.values())) < 2:
-            schema = self.schema_of(of.fingerprint)
+    def schema_by_row(self, run_rows: RunRows) -> Callable[[Row], Schema]:
+        """Return a function from each row of a run to the schema of the graph that wrote it."""
+        if len(set(run_rows.fingerprints.values())) < 2:
+            schema = self.schema_of(run_rows.fingerprint)
             return lambda _: schema
-        fingerprints = {id(row): of.fingerprints[point.run] for row, point in zip(of.rows, of.points, strict=True)}
+        fingerprints = {
+            id(row): run_rows.fingerprints[point.run] for row, point in zip(run_rows.rows, run_rows.points, strict=True)
+        }
         return lambda row: self.schema_of(fingerprints[id(row)])
 
-    def _by_hand(self, node: str, patch: Mapping[str, Any], before: ImmutableState, rows: Sequence[Row]) -> LogEntry:
-        """A commit that somebody made in the name of a node, whose routes nobody has asked for yet."""
-        head = open_row_head(CommitHeader("trunk:0", node, 0, 1, True, (), None, (), 0, 0), rows)
+    def _entry(
+        self,
+        row: Row,
+        header: CommitHeader,
+        parents: tuple[int, ...],
+        entries: list[LogEntry],
+        before: ImmutableState,
+        opening: tuple[str, Mapping[str, Any]] | None,
+        run_rows: RunRows,
+        schema: Schema,
+    ) -> LogEntry:
+        content = read_commit_content(row.content, self.fetch, self.decode)
+        if content.patch is None:
+            if opening is None:
+                self.opening_patch(run_rows.rows)  # raises what is wrong with it
+            content = content._replace(patch=opening[1] if opening else {})
+            header = _with_creation_time(header, run_rows.rows)
+        if row.kind == RowKind.JOIN:
+            return self._join(entries, header, content, parents, schema)
+        state = entries[parents[0]].state if parents else before
+        patch = content.patch or {}
+        after = schema.replay(state, patch)
+        commit = schema.with_sizes(self._commit(header, content, parents, entries), state, (patch,), after)
+        return LogEntry(commit, after, parents, _NO_COUNTS)
+
+    def _manual_opening(
+        self, node: str, patch: Mapping[str, Any], before: ImmutableState, rows: Sequence[Row]
+    ) -> LogEntry:
+        """Return the manual commit of an open row whose run was not resumed yet: it has no commit row."""
+        header = _with_creation_time(CommitHeader("trunk:0", node, 0, 1, True, (), None, (), 0, 0), rows)
         after = self.schema.replay(before, patch)
-        commit = self.schema.with_sizes(self._commit(head, CommitContent(patch), (), []), before, (patch,), after)
-        return LogEntry(commit, after, (), _NO_TALLY)
+        commit = self.schema.with_sizes(self._commit(header, CommitContent(patch), (), []), before, (patch,), after)
+        return LogEntry(commit, after, (), _NO_COUNTS)
 
     def _join(
-        self, log: list[LogEntry], head: CommitHeader, written: CommitContent, parents: tuple[int, ...], schema: Schema
+        self,
+        log: list[LogEntry],
+        header: CommitHeader,
+        content: CommitContent,
+        parents: tuple[int, ...],
+        schema: Schema,
     ) -> LogEntry:
-        node = head.node.removeprefix("join:")
-        join = Join(log, node, schema, RecordedResolutions(written.resolutions), len(log))
+        """Merge again, with the recorded resolutions instead of the merge policies."""
+        node = header.node.removeprefix("join:")
+        join = Join(log, node, schema, RecordedResolutions(content.resolutions), len(log))
         merged = join.merge(parents, [log[parent].state for parent in parents])
-        commit = self._commit(head, written, parents, log)._replace(patch=merged.patch)
+        commit = self._commit(header, content, parents, log)._replace(patch=merged.patch)
         commit = join.with_sizes(commit, merged)
-        return LogEntry(commit, merged.state, parents, _NO_TALLY, merged.winners, merged.conflicts, merged.resolutions)
+        return LogEntry(commit, merged.state, parents, _NO_COUNTS, merged.winners, merged.conflicts, merged.resolutions)
 
     def _commit(
-        self, head: CommitHeader, written: CommitContent, parents: tuple[int, ...], log: list[LogEntry]
+        self, header: CommitHeader, content: CommitContent, parents: tuple[int, ...], log: list[LogEntry]
     ) -> Commit:
-        return self.commit(head, written, [log[parent].commit.id for parent in parents])
+        return self.commit(header, content, [log[parent].commit.id for parent in parents])
 
     @staticmethod
-    def commit(head: CommitHeader, written: CommitContent, parents: Iterable[str]) -> Commit:
-        """A commit as users see it, without version.
-
-        Args:
-            head: its structure.
-            written: what it holds.
-            parents: ids of its parents.
-        """
+    def commit(header: CommitHeader, content: CommitContent, parents: Iterable[str]) -> Commit:
+        """Return a commit as users see it, without version, from its row and the ids of its parents."""
         return Commit(
-            head.id,
+            header.id,
             None,
-            head.node,
-            head.branch,
-            head.visit,
-            head.step,
-            seal({} if written.patch is None else written.patch),
+            header.node,
+            header.branch,
+            header.visit,
+            header.step,
+            seal({} if content.patch is None else content.patch),
             tuple(parents),
             1,
-            head.route,
-            written.reason,
-            head.started / 1_000,
-            head.duration / 1_000_000,
-            head.live,
-            head.calls,
+            header.route,
+            content.reason,
+            header.started / 1_000,
+            header.duration / 1_000_000,
+            header.live,
+            header.calls,
         )
 
 
-def open_row_head(head: CommitHeader, rows: Iterable[Row]) -> CommitHeader:
-    """The head of a run's first commit: what somebody made by hand has the time at which it was made."""
-    made = next((row.header[1] for row in rows if row.kind == RowKind.OPEN and len(row.header) > 1), None)
-    return head if made is None else head._replace(started=made, duration=0)
+def _with_creation_time(header: CommitHeader, rows: Iterable[Row]) -> CommitHeader:
+    """Return the header of a run's first commit; a manual one has the time at which it was made."""
+    created = next((row.header[1] for row in rows if row.kind == RowKind.OPEN and len(row.header) > 1), None)
+    return header if created is None else header._replace(started=created, duration=0)
 
 
-_NO_TALLY: PersistentMap[Any, int] = PersistentMap()
+_NO_COUNTS: PersistentMap[Any, int] = PersistentMap()
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# A run up to one of its commits, in canonical order, whatever had arrived in between.
-#
-# Rows are kept in order of arrival. So the commits up to a version are no prefix of the rows inside a fork: a part of a
-# run that goes on from there says which of the rows before it do not count. Nothing is written a second time, and a
-# commit stays the row that it is.
+# --- Cutting a run at one of its commits
 
 RowRange = tuple[int, int]
-"""First and last of some places."""
+"""First and last of successive row indexes."""
 
 
 def rows_left_out(rows: Sequence[Row], kept: Collection[int]) -> tuple[int, list[RowRange]]:
-    """Which rows do not count where a run is cut.
+    """Return the index of the last row that counts if a run is cut, and the rows before it that do not.
+
+    What does not count are other commits, and the items, effects, questions and answers of executions that have no
+    commit among those that are kept.
 
     Args:
         rows: the rows of the run.
-        kept: places of the commits that stay, among these rows: with each of them, those it builds on.
-
-    Returns:
-        The place of the last row that counts, and the rows before it that do not: other commits, and what executions
-        have left behind that have no commit up to there.
+        kept: indexes of the commits that are kept; with each of them, those it descends from.
     """
     last = max(kept)
-    committed = {CommitHeader.parse(rows[place].header).id: place for place in kept}
-    gone = []
-    for place, row in enumerate(rows[:last]):
+    committed = {CommitHeader.parse(rows[index].header).id: index for index in kept}
+    dropped = []
+    for index, row in enumerate(rows[:last]):
         if row.kind in COMMITS:
-            head = CommitHeader.parse(row.header)
-            stays = committed.get(outermost_execution(head.scope[0]), -1) > place if head.scope else place in kept
+            header = CommitHeader.parse(row.header)
+            counts = committed.get(outermost_execution(header.scope[0]), -1) > index if header.scope else index in kept
         elif row.kind in (RowKind.ITEM, RowKind.ONCE, RowKind.ASK, RowKind.ANSWER):
-            stays = committed.get(outermost_execution(str(row.header[0])), -1) > place
+            counts = committed.get(outermost_execution(str(row.header[0])), -1) > index
         else:
-            stays = True
-        if not stays:
-            gone.append(place)
-    return last, row_ranges(gone)
+            counts = True
+        if not counts:
+            dropped.append(index)
+    return last, row_ranges(dropped)
 
 
 def outermost_execution(execution: str) -> str:
-    """The execution that another one is a part of: `"trunk:2"` of `"trunk:2[0]/trunk:1"`."""
+    """Return the execution that another one is a part of: `"trunk:2"` of `"trunk:2[0]/trunk:1"`."""
     return execution.partition("/")[0].partition("[")[0]
 
 
-def row_ranges(places: Iterable[int]) -> list[RowRange]:
-    """Ascending places as spans."""
+def row_ranges(indexes: Iterable[int]) -> list[RowRange]:
+    """Return ascending indexes as ranges."""
     found: list[RowRange] = []
-    for place in places:
-        if found and found[-1][1] == place - 1:
-            found[-1] = (found[-1][0], place)
+    for index in indexes:
+        if found and found[-1][1] == index - 1:
+            found[-1] = (found[-1][0], index)
         else:
-            found.append((place, place))
+            found.append((index, index))
     return found
 
 
-def without_rows(rows: Sequence[Row], gone: Iterable[Sequence[int]]) -> tuple[list[Row], list[int]]:
-    """The rows that count, and their places; the commits among them refer to each other by their new places.
+def without_rows(rows: Sequence[Row], dropped: Iterable[Sequence[int]]) -> tuple[list[Row], list[int]]:
+    """Return rows without some ranges of them, and the old indexes of those that are left.
 
-    Args:
-        rows: rows of a run.
-        gone: spans of those that do not count.
+    Parents of commits are indexes among the commits of their scope, so they are counted anew.
     """
-    dropped = {place for first, last in gone for place in range(max(first, 0), min(last + 1, len(rows)))}
-    moved: dict[tuple[str, ...], dict[int, int]] = {}
+    gone = {index for first, last in dropped for index in range(max(first, 0), min(last + 1, len(rows)))}
+    new_indexes: dict[tuple[str, ...], dict[int, int]] = {}
     counts: dict[tuple[str, ...], int] = {}
-    found: list[Row] = []
-    places: list[int] = []
-    for place, row in enumerate(rows):
+    left: list[Row] = []
+    kept: list[int] = []
+    for index, row in enumerate(rows):
         if row.kind in COMMITS:
-            head = CommitHeader.parse(row.header)
-            old = counts.get(head.scope, 0)
-            counts[head.scope] = old + 1
-            if place in dropped:
+            header = CommitHeader.parse(row.header)
+            old = counts.get(header.scope, 0)
+            counts[header.scope] = old + 1
+            if index in gone:
                 continue
-            known = moved.setdefault(head.scope, {})
-            parents = head.parents if head.parents is not None else ((old - 1,) if old else ())
+            known = new_indexes.setdefault(header.scope, {})
+            parents = header.parents if header.parents is not None else ((old - 1,) if old else ())
             now = tuple([known[parent] for parent in parents])
             known[old] = len(known)
-            found.append(row._replace(header=head._replace(parents=now).pack()) if now != parents else row)
-        elif place in dropped:
+            left.append(row._replace(header=header._replace(parents=now).pack()) if now != parents else row)
+        elif index in gone:
             continue
         else:
-            found.append(row)
-        places.append(place)
-    return found, places
+            left.append(row)
+        kept.append(index)
+    return left, kept
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# How values were folded when the graph was another one, as far as the fingerprint of its schema tells.
+# --- Schemas of earlier graphs
 
 
 def earlier_schema(facts: Mapping[str, Any], now: Schema) -> Schema:
-    """The schema that folds the updates of runs which another graph has made.
+    """Return the schema that folds the updates that another graph has written, from that graph's fingerprint.
 
-    Nothing is validated again. A field that is still there is folded by its reducer if that has the same name, any
-    other by the built-in reducer of the name; what a reducer has folded that is not there any more is opaque.
-
-    Args:
-        facts: the fingerprint of that graph: its fields, with type and name of the reducer.
-        now: the schema of the graph now.
+    Nothing is validated again. A field that the schema still has is folded by its reducer if that has the same name,
+    any other by the built-in reducer of the name; a field whose reducer no longer exists gets an opaque value.
     """
     if facts.get("open"):
         return Schema.of(None, state_limit=now.state_limit)
@@ -605,13 +578,13 @@ def earlier_schema(facts: Mapping[str, Any], now: Schema) -> Schema:
     return Schema(now.model, MappingProxyType(fields), None, state_limit=now.state_limit)
 
 
-def _field(name: str, text: str, reducer: str, limit: Limit | None, now: Field | None) -> Field:
+def _field(name: str, type_text: str, reducer: str, limit: Limit | None, now: Field | None) -> Field:
     if now is not None and now.reducer is not None and now.reducer.name == reducer:
         return replace(now, checks_result=False, limit=limit)
-    found = BUILT_IN.get(reducer) or Reducer(reducer, _lost(name, reducer), None)
+    found = BUILT_IN.get(reducer) or Reducer(reducer, _opaque(name, reducer), None)
     start = found.empty
     if found is BUILT_IN["union"]:
-        kind = text.partition("[")[0].partition(" ")[0]
+        kind = type_text.partition("[")[0].partition(" ")[0]
         start = next((value for cls, value in STARTS.items() if cls.__name__ == kind), start)
     return Field(
         name=name,
@@ -636,6 +609,6 @@ def _field(name: str, text: str, reducer: str, limit: Limit | None, now: Field |
     )
 
 
-def _lost(name: str, reducer: str) -> Any:
-    lost = Opaque(f"value of field {name!r}", f"it was folded by reducer {reducer!r}, which is not there", "null")
-    return lambda _current, _update: lost
+def _opaque(name: str, reducer: str) -> Any:
+    value = Opaque(f"value of field {name!r}", f"it was folded by reducer {reducer!r}, which is not there", "null")
+    return lambda _current, _update: value

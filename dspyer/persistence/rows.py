@@ -1,21 +1,23 @@
-"""The rows of a run: one for each commit, and one for each thing that outlives a crash beside commits.
+"""The rows of a run: their kinds, their headers, their contents, and the functions that build them.
 
-    open      the patch with which a run begins, before anything has run
-    commit    a commit: of a node, of the inputs, of somebody who updates a thread by hand
-    join      the commit of a join, with what the merge policies decided
-    update    a commit that somebody made by hand; it changes the state, and not where the run goes
-    merge     the commit in which two threads come together: of a run with two parents
+A run is an append-only log. One row is a commit, or something else that must survive a crash:
+
+    open      the patch with which a run begins, written before any node runs
+    commit    the commit of a node, or of the inputs
+    join      the commit of a join, with the resolutions of its merge policies
+    update    a manual commit: it changes the state, and not which node comes next
+    merge     the commit that merges two threads: its run has two parents
     item      the result of one item of a map
-    once      the result of an effect
+    once      the result of `ctx.once`
     ask       a question
-    answer    the answer to one
-    post      a post to a live field, before anybody sees it
-    withdraw  posts that were withdrawn: their execution committed nothing
-    resume    the run was resumed, or a rerun begins
-    end       the run came to its end, whatever its status
+    answer    the answer to a question; without content, the answer was retracted
+    post      a post to a live field, written before any reader sees it
+    withdraw  posts of an execution that ended without a commit
+    resume    a resume, or the beginning of a rerun
+    end       the end of a run, with its status
 
-The structure of a row is its head, plain JSON that stays readable whatever its content is; what users wrote is in its
-content.
+A row has a header and a content. The header is plain JSON that encryption leaves readable; user data is in the content.
+Headers of commits are packed (see `CommitHeader.pack`): a long run is mostly commits.
 """
 
 from __future__ import annotations
@@ -28,16 +30,17 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dspyer.errors import StoreError, brief
-from dspyer.events import BranchPath, Commit, Exchange
+from dspyer.events import BranchPath, Commit, Exchange, Question
 from dspyer.patch import SealedPatch, decode_update, encode_update
-from dspyer.persistence.snapshot_encoding import SnapshotEncoder
 from dspyer.scheduler.lineage import LogEntry, Resolution
-from dspyer.state import ImmutableState
 from dspyer.stores.base import Row
 from dspyer.stores.content import Content, Fetch
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict
+
+Decode = Callable[[Any], Any]
+"""Makes a frozen value of its JSON form."""
 
 
 class RowKind(StrEnum):
@@ -58,28 +61,35 @@ class RowKind(StrEnum):
     END = "end"
 
 
+COMMITS = frozenset(kind.value for kind in (RowKind.COMMIT, RowKind.JOIN, RowKind.UPDATE, RowKind.MERGE))
+"""The kinds of rows that are commits."""
+
+_PLAIN: Mapping[str, str] = {kind: kind.value for kind in RowKind}
+"""Each kind as a plain `str`: stores get the type that they return, and every row shares one object."""
+
 NO_BLOBS: Mapping[str, bytes] = MappingProxyType({})
 
 TIME_ORIGIN = 1_700_000_000_000
-"""Rows say when a node began in milliseconds since then."""
-
-COMMITS = (RowKind.COMMIT, RowKind.JOIN, RowKind.UPDATE, RowKind.MERGE)
-"""Rows that are commits."""
+"""Milliseconds since the Unix epoch from which headers count: a smaller number takes fewer digits."""
 
 
 class NewRow(NamedTuple):
-    """A row that has no number yet."""
+    """A row without its number: the journal numbers it when it writes it."""
 
     kind: str
     header: tuple[Any, ...]
     content: Content | None = None
 
     def numbered(self, seq: int) -> Row:
-        """The row."""
-        return Row(seq, self.kind, self.header, self.content)
+        """Return the row with this number."""
+        return Row(seq, _PLAIN.get(self.kind, self.kind), self.header, self.content)
 
 
-_USUAL: tuple[Any, ...] = (0, 1, None, (), None, None, (0, 0))
+# --- Headers of commits
+
+
+_DEFAULTS: tuple[Any, ...] = (0, 1, None, (), None, None, (0, 0))
+"""Of the fields that a header may lack at its end: lag, settled, parents, scope, items, live, calls."""
 
 
 class CommitHeader(NamedTuple):
@@ -87,18 +97,18 @@ class CommitHeader(NamedTuple):
 
     Attributes:
         id: branch path and index.
-        node: who made it.
-        step: the longest chain of commits up to it.
+        node: its author.
+        step: length of the longest chain of commits up to it.
         visit: how often the node has committed in its lineage.
-        settled: whether no other branch was live.
-        route: where its branch went.
-        parents: places of its parents among the commits of its scope; None for the one before it.
-        scope: the executions around it.
-        started: when the node began, milliseconds since the epoch.
-        duration: how long it took, microseconds.
-        items: the field of a map's results and how many there are, where they are the results of its item rows.
-        live: what the node exchanged over live fields.
-        calls: how often it called predictors and tools, where the graph reads that.
+        settled: whether no other branch was active.
+        route: the nodes that its branch continues to.
+        parents: indexes of its parents among the commits of its scope; None for the one before it.
+        scope: local ids of the executions around it, outermost first.
+        started: when the node began, milliseconds since the Unix epoch.
+        duration: microseconds.
+        items: of a map whose results are in item rows, the field and the number of results.
+        live: posts to and reads of live fields.
+        calls: number of predictor and tool calls, where the graph reads them.
     """
 
     id: str
@@ -116,8 +126,8 @@ class CommitHeader(NamedTuple):
     calls: tuple[int, int] = (0, 0)
 
     @property
-    def item_names(self) -> list[str]:
-        """The executions of these items."""
+    def item_ids(self) -> list[str]:
+        """The local ids of the executions of its items."""
         name = "/".join((*self.scope, self.id))
         return [f"{name}[{index}]" for index in range(self.items[1])] if self.items else []
 
@@ -128,50 +138,43 @@ class CommitHeader(NamedTuple):
         return () if path == "trunk" else tuple(map(int, path.split(".")))
 
     def pack(self) -> tuple[Any, ...]:
-        """The head of a row: small numbers, and what says nothing is left out at the end."""
-        name, node, step, visit, settled, route, parents, scope, started, duration, items, live, calls = self
-        branch, _, number = name.rpartition(":")
-        whole = number.isdigit()  # else it was made by hand
-        index = int(number) if whole else _index(name)
-        late = step - index
-        goes = list(route) if len(route) != 1 else 0 if route[0] == node else route[0]
-        first = index if whole and branch == "trunk" else name
-        head = (first, node, goes, index - visit, started - TIME_ORIGIN, duration)
-        rest = _beside(items, live, calls)
-        if settled and not late and parents is None and not scope and not rest:
-            return head
+        """Return the header as its row holds it: differences instead of numbers, defaults at the end left out."""
+        commit_id, node, step, visit, settled, route, parents, scope, started, duration, items, live, calls = self
+        branch, _, number = commit_id.rpartition(":")
+        regular = number.isdigit()  # a manual commit is "trunk:3+1"
+        index = int(number) if regular else _index(commit_id)
+        lag = step - index
+        targets = list(route) if len(route) != 1 else 0 if route[0] == node else route[0]  # 0: a loop to itself
+        short_id = index if regular and branch == "trunk" else commit_id
+        header = (short_id, node, targets, index - visit, started - TIME_ORIGIN, duration)
+        rest = _pack_rare(items, live, calls)
         if parents is None and not scope and not rest:
-            return (*head, late, int(settled))
-        full = (*head, late, int(settled), None if parents is None else list(parents), list(scope))
-        return (*full, *rest)
+            return header if settled and not lag else (*header, lag, int(settled))
+        return (*header, lag, int(settled), None if parents is None else list(parents), list(scope), *rest)
 
     @classmethod
-    def parse(cls, head: Sequence[Any]) -> CommitHeader:
-        """The structure of a commit, from the head of its row.
-
-        Raises:
-            StoreError: if it is none.
-        """
+    def parse(cls, header: Sequence[Any]) -> CommitHeader:
+        """Return the header of a commit's row; raise `StoreError` if it is malformed."""
         try:
-            return cls._parse(head)
+            return cls._parse(header)
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise StoreError(
-                f"the row of a commit begins with {brief(list(head))}, which is no commit ({error}): it was changed "
-                "since dspyer has written it"
+                f"a row has the header {brief(list(header))}, which is no commit's ({error}): it was changed after "
+                "dspyer wrote it. Restore the store from a backup, or load the thread from an export"
             ) from error
 
     @classmethod
-    def _parse(cls, head: Sequence[Any]) -> CommitHeader:
-        name, node, route, behind, started, duration, *rest = head
-        late, settled, parents, scope, items, live, calls = (*rest, *_USUAL[len(rest) :])
-        if isinstance(name, int):
-            index, name = name, f"trunk:{name}"
+    def _parse(cls, header: Sequence[Any]) -> CommitHeader:
+        commit_id, node, route, behind, started, duration, *rest = header
+        lag, settled, parents, scope, items, live, calls = (*rest, *_DEFAULTS[len(rest) :])
+        if isinstance(commit_id, int):
+            index, commit_id = commit_id, f"trunk:{commit_id}"
         else:
-            index = _index(name)
+            index = _index(commit_id)
         return cls(
-            name,
+            commit_id,
             node,
-            index + late,
+            index + lag,
             index - behind,
             bool(settled),
             (node,) if route == 0 else (route,) if isinstance(route, str) else tuple(route),
@@ -186,12 +189,12 @@ class CommitHeader(NamedTuple):
 
 
 def _index(commit_id: str) -> int:
-    """The place of a commit on its branch; of one made by hand (`"trunk:3+1"`), that of the commit before it."""
+    """Return the index of a commit on its branch; of a manual commit (`"trunk:3+1"`), that of the commit before it."""
     return int(commit_id.rpartition(":")[2].partition("+")[0])
 
 
-def _beside(items: tuple[str, int] | None, live: Exchange | None, calls: tuple[int, int]) -> list[Any]:
-    """What few commits have in their heads: items of a map, posts and reads of live fields, counted calls."""
+def _pack_rare(items: tuple[str, int] | None, live: Exchange | None, calls: tuple[int, int]) -> list[Any]:
+    """Pack the fields that few commits have: items of a map, live posts and reads, counted calls."""
     if items is None and live is None and not any(calls):
         return []
     exchanged = None
@@ -203,27 +206,45 @@ def _beside(items: tuple[str, int] | None, live: Exchange | None, calls: tuple[i
     return rest
 
 
+# --- Building rows
+
+
+def open_row(
+    node: str, patch: Mapping[str, Any], created: float | None = None, graph_blobs: Mapping[str, bytes] = NO_BLOBS
+) -> NewRow:
+    """Build the row of the patch with which a run begins.
+
+    Args:
+        node: `START` for inputs, or the node that a manual commit is attributed to.
+        patch: the patch.
+        created: when a manual commit was made, seconds since the Unix epoch.
+        graph_blobs: the fingerprint of the graph by its id.
+    """
+    header = (node,) if created is None else (node, int(created * 1_000))
+    return NewRow(RowKind.OPEN, header, Content(CommitContent(patch), encode_commit_content, graph_blobs))
+
+
 def commit_row(
     entry: LogEntry,
-    place: int,
+    index: int,
     scope: tuple[str, ...],
     overlays: Iterable[FrozenDict[str, Any] | None] = (),
-    opened: bool = False,
+    is_opening: bool = False,
     items: tuple[str, int] | None = None,
 ) -> NewRow:
-    """The row of a commit.
+    """Build the row of a commit.
 
     Args:
         entry: the commit in the log of its run.
-        place: its place there.
-        scope: the executions around it.
-        overlays: what the branches get that it sends.
-        opened: whether its patch is the one with which the run was opened, and is not written again.
-        items: the field of a map and how many results it holds, where item rows have them already.
+        index: its index there.
+        scope: local ids of the executions around it.
+        overlays: what a `Send` adds to the state of each branch that it starts.
+        is_opening: whether its patch is in the run's open row already, and is not written again.
+        items: of a map whose results are in item rows, the field and the number of results.
     """
     commit = entry.commit
-    before = (place - 1,) if place else ()
-    head = CommitHeader(
+    before = (index - 1,) if index else ()
+    header = CommitHeader(
         commit.id,
         commit.node,
         commit.step,
@@ -239,15 +260,43 @@ def commit_row(
         commit.calls,
     )
     sent = tuple(overlays)
-    written = CommitContent(
-        None if opened else commit.patch,
+    content = CommitContent(
+        None if is_opening else commit.patch,
         sent if sent and any(overlay is not None for overlay in sent) else (),
         commit.reason,
         entry.resolutions,
     )
     kind = RowKind.JOIN if len(entry.parents) > 1 else RowKind.COMMIT
-    encode = encode_commit_content if items is None else partial(encode_without, items[0])
-    return NewRow(kind, head.pack(), Content(written, encode))
+    encode = encode_commit_content if items is None else partial(_encode_without, items[0])
+    return NewRow(kind, header.pack(), Content(content, encode))
+
+
+def manual_commit_row(
+    kind: str, commit: Commit, content: CommitContent, graph_blobs: Mapping[str, bytes] = NO_BLOBS
+) -> NewRow:
+    """Build the row of a commit that no node made.
+
+    Args:
+        kind: `UPDATE` or `MERGE`.
+        commit: the commit.
+        content: its patch, and the resolutions of the merge policies.
+        graph_blobs: the fingerprint of the graph by its id, if a run begins with this row.
+    """
+    started = int(commit.started * 1_000)
+    header = CommitHeader(commit.id, commit.node, commit.step, commit.visit, True, commit.route, None, (), started, 0)
+    return NewRow(kind, header.pack(), Content(content, encode_commit_content, graph_blobs))
+
+
+def resume_row(attempt: int, executions: Iterable[str], graph_blobs: Mapping[str, bytes] | None = None) -> NewRow:
+    """Build the row of a resume, or of the beginning of a rerun.
+
+    Args:
+        attempt: how often the run was resumed without a commit in between; 0 for a rerun.
+        executions: what is called again.
+        graph_blobs: the fingerprint of the graph by its id, if it is another graph than before.
+    """
+    content = Content(None, extra_blobs=graph_blobs) if graph_blobs else None
+    return NewRow(RowKind.RESUME, (attempt, list(executions)), content)
 
 
 def end_row(
@@ -256,13 +305,13 @@ def end_row(
     failures: Iterable[tuple[str, BranchPath, str, BaseException]],
     usage: Mapping[str, Any] | None = None,
 ) -> NewRow:
-    """The row that says how a run ended.
+    """Build the row of the end of a run.
 
     Args:
         status: `"completed"`, `"failed"`, `"interrupted"` or `"stopped"`.
         fingerprint: that of the final state of a completed run.
-        failures: node, branch, execution and error of each failure. An error is kept as text.
-        usage: tokens by language model, of the calls since the run was begun or taken up.
+        failures: node, branch, execution and error of each failure. Errors are stored as text.
+        usage: tokens by language model, of the calls since the run was started or resumed.
     """
     failed = [
         {
@@ -275,121 +324,81 @@ def end_row(
         }
         for node, path, execution, error in failures
     ]
-    head: tuple[Any, ...] = (status,) if fingerprint is None else (status, fingerprint)
+    header: tuple[Any, ...] = (status,) if fingerprint is None else (status, fingerprint)
     if usage:
-        head = (status, fingerprint, dict(usage))
-    return NewRow(RowKind.END, head, Content(failed, list) if failed else None)
+        header = (status, fingerprint, dict(usage))
+    return NewRow(RowKind.END, header, Content(failed, list) if failed else None)
 
 
-def digest(state: ImmutableState) -> str:
-    """A fingerprint of a state: the same for equal states, in every process."""
-    return SnapshotEncoder().digest(state)
+def question_row(question: Question) -> NewRow:
+    """Build the row of a question."""
+    header = (question.execution, question.key, question.node, list(question.branch), question.run)
+    return NewRow(RowKind.ASK, header, Content((question.text, question.answer), list))
 
 
-def resume_row(count: int, executions: Iterable[str], beside: Mapping[str, bytes] | None = None) -> NewRow:
-    """The row that says that a run was resumed, or that a rerun begins there.
-
-    Args:
-        count: how often it was resumed without a commit in between; 0 for a rerun.
-        executions: what is called again.
-        beside: the fingerprint of the graph by its id, if it is another one than before.
-    """
-    return NewRow(RowKind.RESUME, (count, list(executions)), Content(None, extra_blobs=beside) if beside else None)
+def answer_row(key: tuple[str, str], frozen: Any) -> NewRow:
+    """Build the row of an answer, by execution and key of its question."""
+    return NewRow(RowKind.ANSWER, tuple(key), Content(frozen))
 
 
-def open_row(
-    node: str, patch: Mapping[str, Any], made: float | None = None, beside: Mapping[str, bytes] = NO_BLOBS
-) -> NewRow:
-    """The row of the patch with which a run begins.
-
-    Args:
-        node: who makes it: `START` for inputs, or a node in whose name somebody commits by hand.
-        patch: the patch.
-        made: when somebody made it by hand, seconds since the epoch.
-        beside: the fingerprint of the graph by its id.
-    """
-    head = (node,) if made is None else (node, int(made * 1_000))
-    return NewRow(RowKind.OPEN, head, Content(CommitContent(patch), encode_commit_content, beside))
+def retraction_row(key: tuple[str, str]) -> NewRow:
+    """Build the row that retracts an answer: an answer row without content."""
+    return NewRow(RowKind.ANSWER, tuple(key))
 
 
-def manual_commit_row(
-    kind: str, commit: Commit, written: CommitContent, beside: Mapping[str, bytes] = NO_BLOBS
-) -> NewRow:
-    """The row of a commit that no node has made.
+def effect_row(key: tuple[str, str], frozen: Any) -> NewRow:
+    """Build the row of the result of an effect, by execution and key."""
+    return NewRow(RowKind.ONCE, tuple(key), Content(frozen))
 
-    Args:
-        kind: `UPDATE` or `MERGE`.
-        commit: the commit.
-        written: its patch, and what the merge policies decided.
-        beside: the fingerprint of the graph by its id, where a run begins with it.
-    """
-    started = int(commit.started * 1_000)
-    head = CommitHeader(commit.id, commit.node, commit.step, commit.visit, True, commit.route, None, (), started, 0)
-    return NewRow(kind, head.pack(), Content(written, encode_commit_content, beside))
+
+def item_row(execution: str, frozen: Any) -> NewRow:
+    """Build the row of the result of one item of a map."""
+    return NewRow(RowKind.ITEM, (execution,), Content(frozen))
 
 
 def post_row(
     scope: tuple[str, ...], execution: str, node: str, field: str, seq: int, update: Any, over: Sequence[int] | None
 ) -> NewRow:
-    """The row of a post to a live field.
+    """Build the row of a post to a live field.
 
     Args:
-        scope: the executions around the run.
+        scope: local ids of the executions around the run.
         execution: the one that posts.
         node: its node.
         field: the field.
         seq: the arrival number.
         update: the update, frozen.
-        over: the arrival numbers of the posts that it replaces; None where posts stand side by side.
+        over: arrival numbers of the posts that it replaces; None if posts to the field do not replace each other.
     """
-    head = (execution, list(scope), node, field, seq, *([] if over is None else [list(over)]))
-    return NewRow(RowKind.POST, head, Content(CommitContent({field: update}), encode_commit_content))
+    header = (execution, list(scope), node, field, seq, *([] if over is None else [list(over)]))
+    return NewRow(RowKind.POST, header, Content(CommitContent({field: update}), encode_commit_content))
 
 
 def withdraw_row(scope: tuple[str, ...], execution: str, node: str, seq: int, posts: Iterable[int]) -> NewRow:
-    """The row that says that posts were withdrawn.
+    """Build the row that withdraws posts.
 
     Args:
-        scope: the executions around the run.
+        scope: local ids of the executions around the run.
         execution: the one that had posted.
         node: its node.
-        seq: the last arrival number then.
-        posts: the arrival numbers of the posts.
+        seq: the last arrival number at that time.
+        posts: arrival numbers of the posts.
     """
     return NewRow(RowKind.WITHDRAW, (execution, list(scope), node, seq, list(posts)))
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What the rows of a run hold, as values and as JSON.
+# --- Contents of commits
 #
-# A patch keeps apart what merges and what is a value: `DELETE`, `Replace`, `Updates` and mappings that merge are
-# tagged, everything else is the JSON form of a frozen value.
-
-Decode = Callable[[Any], Any]
-"""Makes a frozen value of its JSON form."""
-
-
-class UnreadablePatch(SealedPatch):
-    """The patch of a commit that cannot be read, or that builds on one: empty, and says why.
-
-    Attributes:
-        error: why.
-    """
-
-    def __init__(self, error: str) -> None:
-        super().__init__()
-        self.error = error
-
-    def __repr__(self) -> str:
-        return f"<unreadable: {self.error}>"
+# In the JSON form of a patch, `DELETE`, `Replace`, `Updates` and mappings that merge are tagged; everything else is the
+# JSON form of a frozen value. So a patch can be folded again.
 
 
 class CommitContent(NamedTuple):
-    """What a commit holds beside its structure.
+    """The user data of a commit.
 
     Attributes:
-        patch: its patch; None for the patch with which the run was opened.
-        overlays: what each branch that goes on gets, for those started by a `Send`; empty where there are none.
+        patch: None if it is the patch of the run's open row.
+        overlays: what a `Send` adds to the state of each branch that it starts; empty without a `Send`.
         reason: why an LM router chose the route.
         resolutions: what the merge policies of a join decided.
     """
@@ -400,9 +409,9 @@ class CommitContent(NamedTuple):
     resolutions: tuple[Resolution, ...] = ()
 
 
-def encode_commit_content(written: CommitContent) -> Any:
-    """The JSON form of what a commit holds: patch, overlays, reason, resolutions, as far as there are any."""
-    patch, overlays, reason, resolutions = written
+def encode_commit_content(content: CommitContent) -> Any:
+    """Return the JSON form of a commit's content. Most commits have a patch and nothing else: a list of one item."""
+    patch, overlays, reason, resolutions = content
     encoded = None if patch is None else {name: encode_update(update) for name, update in patch.items()}
     if not overlays and reason is None and not resolutions:
         return [encoded]
@@ -410,58 +419,18 @@ def encode_commit_content(written: CommitContent) -> Any:
     return [encoded, sent, reason, [_encode_resolution(resolution) for resolution in resolutions]]
 
 
-def encode_without(field: str, written: CommitContent) -> Any:
-    """The JSON form without one field of the patch, which other rows hold."""
-    patch = {name: update for name, update in (written.patch or {}).items() if name != field}
-    return encode_commit_content(written._replace(patch=patch))
+def _encode_without(field: str, content: CommitContent) -> Any:
+    """Encode without the results of a map, which are in item rows."""
+    patch = {name: update for name, update in (content.patch or {}).items() if name != field}
+    return encode_commit_content(content._replace(patch=patch))
 
 
-class MapCommitContent(Content):
-    """What the commit of a map holds, with the results of its items from their own rows.
-
-    Args:
-        own: the content of the commit.
-        field: the field of the results.
-        items: the results in order.
-    """
-
-    __slots__ = ("field", "items", "own")
-
-    def __init__(self, own: Content, field: str, items: Sequence[Content]) -> None:
-        super().__init__(None)
-        self.own = own
-        self.field = field
-        self.items = items
-
-    @property
-    def is_encoded(self) -> bool:
-        """Whether the bytes are there already."""
-        return self.own.is_encoded
-
-    @property
-    def data(self) -> bytes:
-        """The bytes of the commit's own content."""
-        self._data = self.own.data
-        self._refs, self._blobs = self.own.refs, self.own.blobs
-        return self._data
-
-    def value(self, fetch: Fetch, decode: Decode = encoding.decode) -> Any:
-        """The value of the commit's own content."""
-        return self.own.value(fetch, decode)
-
-    def completed(self, written: CommitContent, fetch: Fetch, decode: Decode) -> CommitContent:
-        """The commit with the results in it."""
-        patch = written.patch or {}
-        if self.field in patch:
-            return written
-        results = freeze([item.value(fetch, decode) for item in self.items])
-        return written._replace(patch={self.field: results, **patch})
-
-
-def decode_commit_content(found: list[Any], decode: Decode = encoding.decode) -> CommitContent:
-    """What a commit holds, from its JSON form."""
-    encoded, *more = found
-    patch = None if encoded is None else {name: decode_update(update, decode) for name, update in encoded.items()}
+def decode_commit_content(encoded: list[Any], decode: Decode = encoding.decode) -> CommitContent:
+    """Return the content of a commit from its JSON form."""
+    encoded_patch, *more = encoded
+    patch = None
+    if encoded_patch is not None:
+        patch = {name: decode_update(update, decode) for name, update in encoded_patch.items()}
     if not more:
         return CommitContent(patch)
     sent, reason, resolved = more
@@ -478,6 +447,67 @@ def _encode_resolution(resolution: Resolution) -> list[Any]:
     return [*parts, encode_update(resolution.value)] if resolution.chosen == "new" else parts
 
 
-def _decode_resolution(found: list[Any], decode: Decode) -> Resolution:
-    policy, chosen, *value = found
+def _decode_resolution(encoded: list[Any], decode: Decode) -> Resolution:
+    policy, chosen, *value = encoded
     return Resolution(policy, chosen, decode_update(value[0], decode) if value else None)
+
+
+class MapCommitContent(Content):
+    """The content of a map's commit, completed with the results in its item rows.
+
+    Args:
+        own: the content of the commit's row.
+        field: the field of the results.
+        items: the contents of the item rows, in order.
+    """
+
+    __slots__ = ("field", "items", "own")
+
+    def __init__(self, own: Content, field: str, items: Sequence[Content]) -> None:
+        super().__init__(None)
+        self.own = own
+        self.field = field
+        self.items = items
+
+    @property
+    def is_encoded(self) -> bool:
+        """Whether the bytes exist already."""
+        return self.own.is_encoded
+
+    @property
+    def data(self) -> bytes:
+        """The bytes of the commit's own content."""
+        self._data = self.own.data
+        self._refs, self._blobs = self.own.refs, self.own.blobs
+        return self._data
+
+    def value(self, fetch: Fetch, decode: Decode = encoding.decode) -> Any:
+        """Return the value of the commit's own content."""
+        return self.own.value(fetch, decode)
+
+    def completed(self, content: CommitContent, fetch: Fetch, decode: Decode) -> CommitContent:
+        """Return the content with the results in its patch."""
+        patch = content.patch or {}
+        if self.field in patch:
+            return content
+        results = freeze([item.value(fetch, decode) for item in self.items])
+        return content._replace(patch={self.field: results, **patch})
+
+
+def read_commit_content(content: Content | None, fetch: Fetch, decode: Decode) -> CommitContent:
+    """Decode the content of a commit's row, with the results of a map's items."""
+    if content is None:
+        return CommitContent({})
+    decoded: CommitContent = content.value(fetch, lambda encoded: decode_commit_content(encoded, decode))
+    return content.completed(decoded, fetch, decode) if isinstance(content, MapCommitContent) else decoded
+
+
+class UnreadablePatch(SealedPatch):
+    """The empty patch of a commit that cannot be read, or that descends from one; `error` says why."""
+
+    def __init__(self, error: str) -> None:
+        super().__init__()
+        self.error = error
+
+    def __repr__(self) -> str:
+        return f"<unreadable: {self.error}>"

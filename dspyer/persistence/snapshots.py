@@ -1,6 +1,12 @@
-"""Snapshots: what a run had come to at one of its rows, so that not all of its history is read again.
+"""Snapshots: the state of a run at one of its rows, so that recovery folds only the log behind it.
 
-They are a cache. One that is not there, or cannot be read, costs time and nothing else.
+A snapshot is taken every `EVERY` rows, when a single branch is active. It is a cache: a missing or unreadable one costs
+time, and nothing else. `recovery` reads the log from the last snapshot on.
+
+Long lists and large mappings are stored in *chunks* of `CHUNK` items, each compressed and named by the hash of its
+bytes (content addressing, as in git). A list that has grown by appending shares all full chunks with the snapshot
+before it; the last items, fewer than a chunk, are in the snapshot itself. So a snapshot costs what has changed since
+the last one, whatever the size of the state.
 """
 
 from __future__ import annotations
@@ -8,322 +14,361 @@ from __future__ import annotations
 import json
 import logging
 import zlib
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from operator import is_
+from threading import Lock
+from typing import Any, NamedTuple
 
 from dspyer.errors import StateError, StoreError
-from dspyer.persistence.reader import (
-    FoldedRun,
-    HistoryReader,
-    RunAncestry,
-    RunRows,
-    load_run,
-    read_run,
-    with_map_results,
-)
-from dspyer.persistence.rows import COMMITS, CommitContent, CommitHeader, RowKind, encode_commit_content
-from dspyer.persistence.snapshot_encoding import Decode, SnapshotEncoder
+from dspyer.persistence.rows import Decode
 from dspyer.state import ImmutableState
-from dspyer.stores.base import Point, Row, RunRow, Snapshot, Store
-from dspyer.stores.content import Content, Fetch, ReadBudget
+from dspyer.stores.base import Point, Snapshot, Store
+from dspyer.stores.content import (
+    BLOB_TAGS,
+    MAX_INLINE,
+    Content,
+    Fetch,
+    ReadBudget,
+    extract_blob,
+    extract_blobs,
+    insert_blobs,
+)
+from dspyer.values import json as encoding
+from dspyer.values.freezing import freeze
+from dspyer.values.frozen import FrozenDict, FrozenList
+from dspyer.values.json import TAG
+from dspyer.values.scalars import SCALARS
 
 EVERY = 480
-"""Rows after which a run takes a snapshot, as soon as one branch is live."""
+"""Rows after which a running run takes a snapshot, as soon as a single branch is active."""
 
 AT_END = 100
-"""Rows after which it takes one when it has ended."""
+"""Rows since the last snapshot with which a run that ends takes one."""
 
 VERSION = 1
-"""Of the form in which snapshots are written; one of another form is passed over."""
+"""Version of the snapshot format; a snapshot of another version is skipped."""
+
+CHUNK = 256
+"""Items of a chunk."""
+
+# The names under which chunks are tagged and hashed are part of the format: they cannot change with the code's words.
+LIST, MAPPING = "pieces of a list", "pieces of a mapping"
+_HASH_DOMAIN = b"dspyer piece"
+
+FieldKeys = tuple[str, ...]
+"""The path of a value in the state."""
 
 logger = logging.getLogger("dspyer")
 
+_dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
 _UNREADABLE = (LookupError, ValueError, TypeError, AttributeError, zlib.error, StateError)
 
 
 class SnapshotState(NamedTuple):
-    """What a run had come to at a row at which one branch was live.
+    """The state of a run at a row at which a single branch was active.
 
     Attributes:
         state: the state.
-        commit_index: of its last commit among those of the run.
+        commit_index: the index of the last commit among those of the run.
     """
 
     state: ImmutableState
     commit_index: int
 
 
-class SnapshotContent(Content):
-    """What a snapshot holds: the state itself as long as nobody asks for bytes.
+class LoadedSnapshot(NamedTuple):
+    """A snapshot that was read: its row, its state, and an encoder that knows its chunks."""
 
-    Args:
-        rested: what the run has come to.
-        encoder: what is known of its earlier states.
-    """
+    at: Point
+    content: SnapshotState
+    encoder: SnapshotEncoder
+
+
+class SnapshotContent(Content):
+    """The content of a snapshot: it is encoded when a store asks for its bytes."""
 
     __slots__ = ("_encoder",)
 
-    def __init__(self, rested: SnapshotState, encoder: SnapshotEncoder) -> None:
-        super().__init__(rested)
+    def __init__(self, content: SnapshotState, encoder: SnapshotEncoder) -> None:
+        super().__init__(content)
         self._encoder = encoder
 
     @property
     def data(self) -> bytes:
-        """The bytes: compressed."""
+        """The compressed bytes."""
         if self._data is None:
-            form = self._encoder.encode(self._value.state)
-            self._refs, self._blobs = form.refs, self._encoder.take_new_blobs(form)
-            self._data = zlib.compress(f"[{VERSION},{self._value.commit_index},{form.text}]".encode())
+            encoded = self._encoder.encode(self._value.state)
+            self._refs, self._blobs = encoded.refs, self._encoder.take_new_blobs(encoded)
+            self._data = zlib.compress(f"[{VERSION},{self._value.commit_index},{encoded.text}]".encode())
         return self._data
 
 
-def new_snapshot(at: Point, rested: SnapshotState, encoder: SnapshotEncoder) -> Snapshot:
-    """A snapshot to be written.
-
-    Args:
-        at: the row: a commit after which one branch was live, or the end of a completed run.
-        rested: what the run has come to there.
-        encoder: what is known of its earlier states.
-    """
-    return Snapshot(at, SnapshotContent(rested, encoder))
+def new_snapshot(at: Point, content: SnapshotState, encoder: SnapshotEncoder) -> Snapshot:
+    """Make a snapshot at a settled commit, or at the end of a completed run, with the encoder of earlier snapshots."""
+    return Snapshot(at, SnapshotContent(content, encoder))
 
 
-def latest_snapshot(store: Store, at: Point, decode: Decode) -> tuple[Point, SnapshotState, SnapshotEncoder] | None:
-    """The last snapshot of a run at or before a row that can be read."""
+def latest_snapshot(store: Store, at: Point, decode: Decode) -> LoadedSnapshot | None:
+    """Return the last readable snapshot of a run at or before a row."""
     while at.seq >= 0:
         found = store.snapshot(at)
         if found is None:
             return None
         encoder = SnapshotEncoder()
         try:
-            return found.at, _rested(found.content, store.blobs, decode, encoder), encoder
+            return LoadedSnapshot(found.at, _read(found.content, store.blobs, decode, encoder), encoder)
         except _UNREADABLE as error:
-            logger.warning("the snapshot at row %d of run %s is passed over: %s", found.at.seq, at.run, error)
+            logger.warning("the snapshot at row %d of run %s is skipped: %s", found.at.seq, at.run, error)
         at = Point(at.run, found.at.seq - 1)
     return None
 
 
 def check_snapshot(content: Content, fetch: Fetch, decode: Decode) -> None:
-    """Makes sure that a snapshot can be read.
-
-    Args:
-        content: what it holds.
-        fetch: where blobs come from.
-        decode: what makes frozen values of their JSON form.
-
-    Raises:
-        StoreError: if it cannot.
-    """
+    """Raise `StoreError` if a snapshot cannot be read: pruning deletes the log that it replaces."""
     try:
-        _rested(Content.stored(content.data, content.refs), fetch, decode, SnapshotEncoder())
+        _read(Content.stored(content.data, content.refs), fetch, decode, SnapshotEncoder())
     except _UNREADABLE as error:
-        raise StoreError(f"a state at which a history is to begin cannot be read: {error}") from error
+        raise StoreError(f"the snapshot at which the pruned history begins cannot be read: {error}") from error
 
 
-def _rested(content: Content, fetch: Fetch, decode: Decode, encoder: SnapshotEncoder) -> SnapshotState:
-    if not content.is_encoded:
-        rested: SnapshotState = content.value(fetch)
-        return rested
+def state_digest(state: ImmutableState) -> str:
+    """Return a hash of a state: the same for equal states, in every process."""
+    return SnapshotEncoder().digest(state)
+
+
+def _read(content: Content, fetch: Fetch, decode: Decode, encoder: SnapshotEncoder) -> SnapshotState:
+    if not content.is_encoded:  # of a store in memory: the state itself
+        kept: SnapshotState = content.value(fetch)
+        return kept
     budget = ReadBudget()
     try:
-        version, place, form = json.loads(budget.inflate(content.data))
+        version, commit_index, encoded = json.loads(budget.inflate(content.data))
         if version != VERSION:
-            raise StateError(f"its form has version {version}, this dspyer knows version {VERSION}")
-        return SnapshotState(encoder.load(form, content.refs, fetch, decode, budget), place)
+            raise StateError(f"its format has version {version}, this dspyer knows version {VERSION}")
+        return SnapshotState(encoder.load(encoded, content.refs, fetch, decode, budget), commit_index)
     except RecursionError:
-        raise StateError("its form is nested too deep") from None
+        raise StateError("its JSON is nested too deep") from None
 
 
-class RecoveredState(NamedTuple):
-    """What is behind a row.
-
-    Attributes:
-        state: the last state that all branches of its run shared.
-        next_version: the version that the next commit gets.
-        last_run: the run that the row belongs to, as far as it was read.
-        tail: how many rows were read.
-        encoder: what is known of the encoder of earlier states.
-        broken: why a commit behind the row cannot be read; "" if all can. State and version are those before it.
-        last_good: the row of the last commit that can be read, if one cannot; None if there is none.
-        segments: what was read.
-        snapshot_at: the row of the snapshot behind which that begins; None if it begins with the first run.
-    """
-
-    state: ImmutableState
-    next_version: int
-    last_run: RunRows
-    tail: int
-    encoder: SnapshotEncoder
-    broken: str = ""
-    last_good: Point | None = None
-    segments: tuple[LogSegment, ...] = ()
-    snapshot_at: Point | None = None
+# --- Encoding of states
 
 
-class LogSegment(NamedTuple):
-    """The rows of a run, or those behind a snapshot of it, with what they say.
+class EncodedState(NamedTuple):
+    """The JSON text of a state, and the ids of all blobs that it refers to, its chunks included."""
+
+    text: str
+    refs: tuple[str, ...]
+
+    @property
+    def digest(self) -> str:
+        """A hash of the state: the same for equal states, in every process."""
+        return blake2b(self.text.encode(), digest_size=16).hexdigest()
+
+
+class EncodedValue(NamedTuple):
+    """A part of a state with its encoding.
 
     Attributes:
-        part: the rows.
-        folded: their commits with states; behind a snapshot, the first is that of the snapshot, as an empty
-            one.
-        before: the state before them.
-        place: the number of the snapshot's commit among those of the run; None for a run that is there as a whole.
+        value: the frozen value.
+        encoded: its JSON form.
+        refs: ids of the blobs that the JSON form refers to.
+        chunks: of a long list or large mapping: for each chunk its id, then the ids of the blobs in it.
     """
 
-    part: RunRows
-    folded: FoldedRun
-    before: ImmutableState
-    place: int | None
+    value: Any
+    encoded: Any
+    refs: tuple[str, ...]
+    chunks: tuple[tuple[str, ...], ...] = ()
 
 
-def recover_state(reader: HistoryReader, at: Point) -> RecoveredState:
-    """What is behind a row: read back to the last snapshot, or to the first run.
+class SnapshotEncoder:
+    """Encodes successive states of one run. Values that are the same object as before are not encoded again."""
 
-    Args:
-        reader: reads rows.
-        at: the row.
+    def __init__(self) -> None:
+        self._known: dict[FieldKeys, EncodedValue] = {}
+        self._new: dict[str, tuple[bytes, bool]] = {}  # blobs by id, and whether to compress them
+        self._stored: set[str] = set()
+        # The thread of the run computes digests while another thread may write its last snapshot.
+        self._lock = Lock()
 
-    Raises:
-        StoreError: if a run is not there.
-    """
-    parts, found = _back(reader, at)
-    segments = _told(reader, parts, found)
-    *_, (part, folded, _, behind) = segments
-    place = folded.last_settled + (behind or 0)
-    first = int(part.run.header.get("first", 0)) + place + 1
-    encoder = SnapshotEncoder() if found is None else found[2]
-    if folded.broken:
-        last_good = _last_good(part, folded.last_settled, behind is not None)
-        return RecoveredState(folded.trunk_state, first, parts[-1], len(part.rows), encoder, folded.broken, last_good)
-    tail = sum(len(part.rows) for part in parts)
-    base = None if found is None else found[0]
-    return RecoveredState(
-        folded.trunk_state, first, parts[-1], tail, encoder, segments=tuple(segments), snapshot_at=base
-    )
+    def encode(self, state: ImmutableState) -> EncodedState:
+        """Return the encoding of a state."""
+        with self._lock:
+            part = self._encode_mapping(state, ())
+        return EncodedState(_dump(part.encoded), tuple(dict.fromkeys(part.refs)))
+
+    def digest(self, state: ImmutableState) -> str:
+        """Return the hash of a state."""
+        return self.encode(state).digest
+
+    def take_new_blobs(self, encoded: EncodedState) -> dict[str, bytes]:
+        """Return the blobs of a state that the store may not have yet, and count them as stored."""
+        with self._lock:
+            fresh = {name: self._new.pop(name) for name in encoded.refs if name in self._new}
+            self._stored.update(fresh)
+        return {name: zlib.compress(data) if compress else data for name, (data, compress) in fresh.items()}
+
+    def load(
+        self, encoded: Any, refs: Sequence[str], fetch: Fetch, decode: Decode, budget: ReadBudget
+    ) -> ImmutableState:
+        """Return the state of a stored encoding, and remember its chunks: the next snapshot does not store them again.
+
+        Raises:
+            LookupError: if a blob is missing.
+            StateError: if it exceeds the budget.
+        """
+        blobs = fetch(refs) if refs else {}
+        missing = [name for name in refs if name not in blobs]
+        if missing:
+            raise LookupError(f"blob {missing[0]} is not there")
+        self._stored.update(refs)
+        return ImmutableState(self._load(encoded, (), blobs, decode, budget))
+
+    def _load(
+        self, encoded: Any, keys: FieldKeys, blobs: Mapping[str, bytes], decode: Decode, budget: ReadBudget
+    ) -> Any:
+        if type(encoded) is list:
+            return decode(insert_blobs(encoded, blobs, budget) if blobs else encoded)
+        if type(encoded) is not dict:
+            return encoded
+        tag = encoded.get(TAG)
+        if tag is None:
+            items = encoded.items()
+            return freeze({key: self._load(item, (*keys, key), blobs, decode, budget) for key, item in items})
+        if tag not in (LIST, MAPPING):
+            value = decode(insert_blobs(encoded, blobs, budget))
+            if tag in BLOB_TAGS:
+                self._known[keys] = EncodedValue(value, encoded, (encoded["value"],))
+            return value
+        chunks = tuple([tuple(chunk) for chunk in encoded["value"]])
+        loaded: FrozenList[Any] = FrozenList()
+        for part in (*(json.loads(budget.inflate(blobs[chunk[0]])) for chunk in chunks), encoded["rest"]):
+            plain = insert_blobs(part, blobs, budget) if len(blobs) > len(chunks) else part
+            loaded += decode([_freeze_flat(item) for item in plain])
+        value = loaded if tag == LIST else _paired(loaded.raw_items())
+        refs = tuple([name for chunk in chunks for name in chunk])
+        if refs:
+            self._known[keys] = EncodedValue(value, encoded, (*refs, *_refs_in(encoded["rest"])), chunks)
+        return value
+
+    def _encode_value(self, value: Any, keys: FieldKeys) -> EncodedValue:
+        known = self._known.get(keys)
+        if known is not None and known.value is value:
+            return known
+        if type(value) is FrozenList and len(value) >= CHUNK:
+            part = self._encode_chunks(value, keys, LIST, list(value.raw_items()))
+        elif isinstance(value, FrozenDict):
+            part = self._encode_mapping(value, keys)
+        else:
+            part = EncodedValue(value, *self._encode_small(value))
+        self._known[keys] = part
+        return part
+
+    def _encode_mapping(self, value: FrozenDict[Any, Any], keys: FieldKeys) -> EncodedValue:
+        items = list(value.raw_items())
+        if len(items) >= CHUNK:
+            part = self._encode_chunks(value, keys, MAPPING, items)
+            self._known[keys] = part
+            return part
+        encoded: dict[str, Any] = {}
+        refs: list[str] = []
+        for key, item in items:
+            if type(key) is not str or key == TAG or not key.isascii():
+                return EncodedValue(value, *self._encode_small(value))
+            if type(item) in _TINY:  # not worth an entry in `_known`
+                encoded[key] = encoding.encode(item)
+            else:
+                part = self._encode_value(item, (*keys, key))
+                encoded[key] = part.encoded
+                refs += part.refs
+        return EncodedValue(value, encoded, tuple(refs))
+
+    def _encode_chunks(self, value: Any, keys: FieldKeys, tag: str, items: list[Any]) -> EncodedValue:
+        """Encode a long value in chunks; those whose items are unchanged are reused."""
+        known = self._known.get(keys)
+        before: list[Any] = []
+        chunks: list[tuple[str, ...]] = []
+        if known is not None and known.chunks and known.encoded[TAG] == tag:
+            before = list(known.value.raw_items())
+        full = len(items) - len(items) % CHUNK
+        for number, start in enumerate(range(0, full, CHUNK)):
+            own = items[start : start + CHUNK]
+            if known and number < len(known.chunks) and _unchanged(before[start : start + CHUNK], own, tag):
+                chunks.append(known.chunks[number])
+            else:
+                chunks.append(self._new_chunk(own, tag))
+        rest, refs = self._encode_items(items[full:], tag)
+        encoded = {TAG: tag, "value": chunks, "rest": rest}
+        return EncodedValue(value, encoded, (*(name for chunk in chunks for name in chunk), *refs), tuple(chunks))
+
+    def _new_chunk(self, items: list[Any], tag: str) -> tuple[str, ...]:
+        encoded, refs = self._encode_items(items, tag)
+        data = _dump(encoded).encode()
+        name = chunk_id(data)
+        self._keep(name, data, True)
+        return (name, *refs)
+
+    def _encode_items(self, items: Iterable[Any], tag: str) -> tuple[list[Any], tuple[str, ...]]:
+        if tag == MAPPING:
+            items = [part for pair in items for part in pair]
+        return self._encode_small(items)
+
+    def _encode_small(self, value: Any) -> tuple[Any, tuple[str, ...]]:
+        """Encode a value, or each item of a list, with long texts and bytes as blobs."""
+        blobs: dict[str, bytes] = {}
+        if type(value) is bytes and len(value) > MAX_INLINE:
+            encoded: Any = extract_blob(value, blobs)
+        elif type(value) is list:
+            encoded = extract_blobs([encoding.encode(item) for item in value], blobs)
+        else:
+            encoded = extract_blobs(encoding.encode(value), blobs)
+        for name, data in blobs.items():
+            self._keep(name, data, False)
+        return encoded, tuple(blobs)
+
+    def _keep(self, name: str, data: bytes, compress: bool) -> None:
+        if name not in self._stored:
+            self._new[name] = (data, compress)
 
 
-def segments_before(reader: HistoryReader, base: Point) -> tuple[list[LogSegment], Point | None]:
-    """What comes before a snapshot, from the snapshot before it on; and the row of that one.
-
-    Args:
-        reader: reads rows.
-        base: the row of the snapshot.
-    """
-    parts, found = _back(reader, base, before=True)
-    return _told(reader, parts, found), None if found is None else found[0]
+_TINY = frozenset({bool, int, float, type(None)})
 
 
-def fold_segment(
-    reader: HistoryReader,
-    part: RunRows,
-    found: tuple[Point, SnapshotState, SnapshotEncoder] | None,
-    state: ImmutableState,
-) -> LogSegment:
-    """A run, or a part of it, with what it says.
-
-    Args:
-        reader: reads rows.
-        part: the rows.
-        found: the snapshot at the first of them; None if the run is there from its beginning.
-        state: the state before them.
-    """
-    place = None if found is None else found[1].commit_index
-    return LogSegment(part, reader.fold(part if place is None else _after(part, place), state), state, place)
+def chunk_id(data: bytes) -> str:
+    """Return the id of a chunk, of its bytes before compression."""
+    return blake2b(data, digest_size=16, person=_HASH_DOMAIN).hexdigest()
 
 
-def _told(
-    reader: HistoryReader, parts: list[RunRows], found: tuple[Point, SnapshotState, SnapshotEncoder] | None
-) -> list[LogSegment]:
-    """What runs that follow each other say, up to the first that cannot be read."""
-    segments: list[LogSegment] = []
-    state = ImmutableState() if found is None else found[1].state
-    for number, part in enumerate(parts):
-        segment = fold_segment(reader, part, None if number else found, state)
-        segments.append(segment)
-        state = segment.folded.trunk_state
-        if segment.folded.broken:
-            break
-    return segments
+def _unchanged(before: Sequence[Any], now: Sequence[Any], tag: str) -> bool:
+    if len(before) != len(now):
+        return False
+    if tag == LIST:
+        return all(map(is_, before, now))
+    return all(old[1] is new[1] and old[0] == new[0] for old, new in zip(before, now, strict=True))
 
 
-def rows_from_snapshot(store: Store, run: RunRow, first: int, last: int) -> RunRows:
-    """The rows of a run from a snapshot on, its own row first.
-
-    Args:
-        store: where they are kept.
-        run: the run.
-        first: the row of the snapshot.
-        last: the last row.
-
-    Raises:
-        StoreError: if the last row is not there: another process may have removed it since the snapshot was read.
-    """
-    at = Point(run.id, first)
-    found = store.rows(run.id, first, last)
-    if not found or found[-1].seq != last:
-        raise StoreError(f"the store {store.address!r} has no row {last} of run {run.id!r}, which a thread needs")
-    return rows_of_part(run, tuple(with_map_results(found, partial(_rows_up_to, store, at))))
+def _freeze_flat(encoded: Any) -> Any:
+    """Freeze a mapping of scalars without decoding it: long lists mostly hold such mappings."""
+    if type(encoded) is dict and TAG not in encoded and SCALARS.issuperset(map(type, encoded.values())):
+        return FrozenDict.from_scalars(encoded)
+    return encoded
 
 
-def rows_of_part(run: RunRow, rows: tuple[Row, ...]) -> RunRows:
-    """Some rows of one part of a run."""
-    header, points = run.header, tuple([Point(run.id, row.seq) for row in rows])
-    labels, shapes = {run.id: str(header.get("label", run.id))}, {run.id: str(header.get("shape", ""))}
-    return RunRows(run, run.parents, rows, points, labels, shapes)
+def _paired(items: Iterable[Any]) -> Any:
+    """Return the mapping of alternating keys and values."""
+    both = iter(items)
+    return freeze(dict(zip(both, both, strict=True)))
 
 
-def _back(
-    reader: HistoryReader, at: Point, before: bool = False
-) -> tuple[list[RunRows], tuple[Point, SnapshotState, SnapshotEncoder] | None]:
-    """The runs behind a row, oldest first, from the last snapshot on: with `before`, from the one before the row."""
-    store = reader.store
-    parts: list[RunRows] = []
-    ancestry = RunAncestry(store)
-    while True:
-        run = load_run(store, at.run)
-        ancestry.visit(run.id)
-        found = latest_snapshot(store, Point(at.run, at.seq - before), reader.decode)
-        before = False
-        if found is not None:
-            return [rows_from_snapshot(store, run, found[0].seq, at.seq), *reversed(parts)], found
-        part = read_run(store, at)
-        parts.append(part)
-        if not part.parents:
-            return parts[::-1], None
-        at = part.parents[0]
-
-
-def _last_good(part: RunRows, settled: int, cut: bool) -> Point | None:
-    """The row of a commit of a run by its number; that which the run goes on from, if it has none."""
-    points = [part.points[0]] if cut else []
-    points += [
-        point
-        for row, point in zip(part.rows, part.points, strict=True)
-        if row.kind in COMMITS and not CommitHeader.parse(row.header).scope and point not in points
-    ]
-    if settled >= 0:
-        return points[settled]
-    return part.parents[0] if part.parents else None
-
-
-def _rows_up_to(store: Store, at: Point) -> tuple[Row, ...]:
-    return read_run(store, at).rows
-
-
-def _after(part: RunRows, place: int) -> RunRows:
-    """The rows of a run from a snapshot on, as rows of a run that begins there: with an empty commit."""
-    began, *rest = part.rows
-    shifted = [_shifted(row, place) if row.kind in COMMITS else row for row in rest]
-    name, node = ("", "") if began.kind not in COMMITS else CommitHeader.parse(began.header)[:2]
-    head = CommitHeader(name or "trunk:0", node or "START", 0, 1, True, (), None, (), 0, 0)
-    opening = Row(began.seq, RowKind.COMMIT, head.pack(), Content(CommitContent({}), encode_commit_content))
-    ended = [Row(began.seq, RowKind.END, began.header, began.content)] if began.kind == RowKind.END else []
-    return part._replace(rows=(opening, *ended, *shifted))
-
-
-def _shifted(row: Row, place: int) -> Row:
-    head = CommitHeader.parse(row.header)
-    if head.scope or head.parents is None:
-        return row
-    return row._replace(header=head._replace(parents=tuple([parent - place for parent in head.parents])).pack())
+def _refs_in(encoded: Any) -> Iterator[str]:
+    """Yield the ids of the blobs in a JSON form without chunks."""
+    if type(encoded) is list:
+        for item in encoded:
+            yield from _refs_in(item)
+    elif type(encoded) is dict:
+        if encoded.get(TAG) in BLOB_TAGS:
+            yield encoded["value"]
+        else:
+            for item in encoded.values():
+                yield from _refs_in(item)

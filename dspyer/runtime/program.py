@@ -26,8 +26,8 @@ from dspyer.nodes.answer_types import Interrupts, answering, first_of
 from dspyer.nodes.binding import check_resources, resources_of
 from dspyer.nodes.node import Call
 from dspyer.patch import DELETE
+from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.replay import replay
-from dspyer.persistence.store_errors import Guarded
 from dspyer.reducers import Updates
 from dspyer.runtime.drivers import adrive, drive
 from dspyer.runtime.live import LiveSession
@@ -254,7 +254,7 @@ class CompiledGraph(dspy.Module):
             >>> program.threads()
             ['t-42']
         """
-        return Guarded(self._kept()).threads()
+        return CheckedStore(self._kept()).threads()
 
     def _kept(self) -> Store:
         if self._store is None:

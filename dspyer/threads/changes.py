@@ -32,12 +32,12 @@ from dspyer.persistence.rows import (
     CommitHeader,
     NewRow,
     RowKind,
-    digest,
     end_row,
     manual_commit_row,
     open_row,
     resume_row,
 )
+from dspyer.persistence.snapshots import state_digest
 from dspyer.scheduler.run_state import Branch, active_branches, execution_id
 from dspyer.scheduler.topology import END
 from dspyer.state import ImmutableState
@@ -228,7 +228,7 @@ def one_commit_run(
     blob = starter.compatibility.fingerprint_blob
     rows = [
         manual_commit_row(RowKind.UPDATE, commit, CommitContent(commit.patch), blob),
-        end_row("completed", digest(state), ()),
+        end_row("completed", state_digest(state), ()),
     ]
     return ManualCommit(RunRow(token_hex(16), starter.thread, parents, starter.run_header(first, label)), rows)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dspyer.errors import ConcurrentRunError, ThreadError
 from dspyer.persistence.reader import HistoryReader, load_run
-from dspyer.persistence.snapshot_encoding import SnapshotEncoder
-from dspyer.persistence.snapshots import SnapshotState, check_snapshot, new_snapshot
+from dspyer.persistence.snapshots import SnapshotEncoder, SnapshotState, check_snapshot, new_snapshot
 from dspyer.stores.base import Change, DeletionReport, Store
 from dspyer.threads.ownership import existing_row
 from dspyer.threads.time_travel import HistoryCache

@@ -23,10 +23,8 @@ from dspyer.display.redaction import HIDDEN, Redaction
 from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreError
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.reader import HistoryReader, cyclic_history
-from dspyer.persistence.replay import read_commit_content
-from dspyer.persistence.rows import COMMITS, CommitContent, RowKind, encode_commit_content
-from dspyer.persistence.snapshot_encoding import chunk_id
-from dspyer.persistence.snapshots import check_snapshot
+from dspyer.persistence.rows import COMMITS, CommitContent, RowKind, encode_commit_content, read_commit_content
+from dspyer.persistence.snapshots import check_snapshot, chunk_id
 from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store, ThreadRow
 from dspyer.stores.content import Content, ReadBudget, blob_id
 from dspyer.stores.reachability import RunSummary, ThreadBounds, reachable_rows

@@ -17,7 +17,8 @@ from dspyer.errors import ThreadError
 from dspyer.events import Commit, MergedConflict
 from dspyer.patch import DELETE, Replace, diff_value, each_update, resets
 from dspyer.persistence.history import History
-from dspyer.persistence.rows import CommitContent, RowKind, digest, end_row, manual_commit_row
+from dspyer.persistence.rows import CommitContent, RowKind, end_row, manual_commit_row
+from dspyer.persistence.snapshots import state_digest
 from dspyer.policies import Conflict, Policies
 from dspyer.reducers import Updates
 from dspyer.runtime.session import log_conflict
@@ -145,7 +146,7 @@ class ThreadMerger:
             "trunk:0", version, f"join:{name}", (), 1, 0, merged.patch, (), route=(END,), started=time.time()
         )
         content = CommitContent(merged.patch, resolutions=merged.resolutions)
-        rows = [manual_commit_row(RowKind.MERGE, commit, content), end_row("completed", digest(merged.state), ())]
+        rows = [manual_commit_row(RowKind.MERGE, commit, content), end_row("completed", state_digest(merged.state), ())]
         return ManualCommit(RunRow(token_hex(16), starter.thread, heads, header), rows)
 
     def log_conflicts(self, merged: MergeResult) -> None:

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 from dspyer.errors import ChangedGraphError, OpenRunError, StoreError, ThreadError
 from dspyer.graph.spec import GraphSpec, check_inputs
-from dspyer.persistence.execution_records import ExecutionRecords, answer_row
+from dspyer.persistence.execution_records import ExecutionRecords
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.reader import HistoryReader, RunRows, read_run
+from dspyer.persistence.recovery import recover_state
 from dspyer.persistence.replay import replay
-from dspyer.persistence.rows import COMMITS, CommitHeader, NewRow, RowKind, open_row, resume_row
-from dspyer.persistence.snapshot_encoding import SnapshotEncoder
-from dspyer.persistence.snapshots import recover_state
+from dspyer.persistence.rows import COMMITS, CommitHeader, NewRow, RowKind, answer_row, open_row, resume_row
+from dspyer.persistence.snapshots import SnapshotEncoder
 from dspyer.runtime.request import Request, RunStart
 from dspyer.scheduler.run_state import RunState
 from dspyer.scheduler.schedule import start
@@ -189,7 +189,7 @@ class RunStarter:
         run_state = start(self.graph.topology, head.state, head.next_version)
         earlier = self._earlier_runs(parents, head.state, head.next_version, head.row)
         run_start = RunStart(run_state, patch, state, run.id, (label,), earlier)
-        rows = [open_row(START, patch, beside=self.compatibility.fingerprint_blob)]
+        rows = [open_row(START, patch, graph_blobs=self.compatibility.fingerprint_blob)]
         return FirstWrite(run, 0, rows, run_start, ExecutionRecords())
 
     def _resumed_run(

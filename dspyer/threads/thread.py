@@ -18,8 +18,8 @@ from dspyer.errors import ThreadError
 from dspyer.events import Commit, Question
 from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.binding import resources_of
+from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.reader import HistoryReader
-from dspyer.persistence.store_errors import Guarded
 from dspyer.runtime.request import Observe, Request, ignore
 from dspyer.runtime.run import Counts, Run, counts_in
 from dspyer.runtime.streams import AsyncEvents, Events
@@ -80,7 +80,7 @@ class Thread:
         # A store in memory keeps the values themselves, whatever their classes are; others must be able to read them.
         check = () if isinstance(store, Memory) else (StorableCheck(graph.name, schema),)
         fingerprint = fingerprint_of(program)
-        self._reader = HistoryReader(Guarded(store, *check), schema, decoder(schema), fingerprint.id)
+        self._reader = HistoryReader(CheckedStore(store, *check), schema, decoder(schema), fingerprint.id)
         self._past = ThreadReader(self._reader, name)
         recent = recent_indexes(program)
         self._starter = RunStarter(graph, self._reader, name, fingerprint, self._past.cache.up_to, recent)

@@ -19,8 +19,9 @@ from dspyer.patch import Replace
 from dspyer.persistence.history import CommitListing, History, inner_commits
 from dspyer.persistence.history_parts import Block, LinearHistory, RunSpan, block_around, recovered_block, runs_back
 from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
-from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind, digest
-from dspyer.persistence.snapshots import EVERY, latest_snapshot, recover_state
+from dspyer.persistence.recovery import recover_state
+from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind
+from dspyer.persistence.snapshots import EVERY, latest_snapshot, state_digest
 from dspyer.scheduler.lineage import LogEntry, ancestry, last_writer, touches, value_at
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, ThreadRow
@@ -136,7 +137,7 @@ class ThreadReader:
             if index is not None and history.log[index].state != snapshot.state:
                 yield index, "in its snapshot (t.resume() and t.run() continue from that one)"
         digests = {end.header[1] for end in run.rows if end.kind == RowKind.END and len(end.header) > 1} - {None}
-        if of_run.trunk_index is not None and digests and digests != {digest(history.state(of_run.trunk_index))}:
+        if of_run.trunk_index is not None and digests and digests != {state_digest(history.state(of_run.trunk_index))}:
             yield of_run.trunk_index, "that its run ended with"
 
     def commits_around(self, version: int | str) -> CommitListing:
@@ -271,7 +272,7 @@ class PageReader:
             found = COMMIT_NAME.fullmatch(name)
             has_label = name != commit_id
             # A run in several parts has commits with the labels of all of them: only the whole history knows these.
-            if found is not None and (has_label or "/" not in commit_id) and span.run is span.begun:
+            if found is not None and (has_label or "/" not in commit_id) and span.run is span.oldest:
                 index = self._index_of(span, name, int(found[1]))
                 block = None if index is None else self._block(span, span.first + index, root)
                 return None if block is None else block.states.get(f"{label}/{name}")

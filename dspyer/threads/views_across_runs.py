@@ -19,7 +19,7 @@ from dspyer.patch import DELETE
 from dspyer.persistence.history import CommitListing
 from dspyer.persistence.history_parts import LinearHistory, recovered_block, runs_back
 from dspyer.persistence.reader import HistoryReader
-from dspyer.persistence.snapshots import recover_state
+from dspyer.persistence.recovery import recover_state
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.provenance import FieldIndex, FieldIndexes, IndexedField, PriorHistory
 from dspyer.scheduler.topology import START

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from dspyer import Run
 from dspyer.persistence.reader import read_run
-from dspyer.persistence.replay import read_commit_content
-from dspyer.persistence.rows import CommitHeader, RowKind
+from dspyer.persistence.rows import CommitHeader, RowKind, read_commit_content
 from dspyer.stores.base import Store
 from dspyer.values import json as encoding
 from tests.persistence.kinds import Called

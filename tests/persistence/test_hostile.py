@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, reducers
 from dspyer.errors import StateError, StoreError
-from dspyer.persistence.snapshot_encoding import chunk_id
+from dspyer.persistence.snapshots import chunk_id
 from dspyer.stores import Memory, content
 from dspyer.stores.base import Change, Point, RunRow, Snapshot
 from dspyer.stores.content import Content, ReadBudget, blob_id
@@ -129,7 +129,7 @@ FILES: list[tuple[Callable[[list[Line]], None], str]] = [
     (many_runs, "1099511627776 is no number of runs"),
     (forged_blob, "is another one than its id says"),
     (lost_root, "lacks the snapshot at its root"),
-    (no_snapshot, "a state at which a history is to begin cannot be read"),
+    (no_snapshot, "the snapshot at which the pruned history begins cannot be read"),
     (bomb, "about 40,0.* values; 10,000 are"),
     (long_bomb, "hold more than the 100,000 bytes"),
     (many_pieces, "about 1.* values; 10,000 are"),
@@ -239,9 +239,9 @@ def test_a_thread_that_goes_in_circles_can_be_removed(tmp_path: Path) -> None:
     connection.commit()
     connection.close()
     t = program(path).thread("t")
-    with pytest.raises(StoreError, match="goes on from itself"):
+    with pytest.raises(StoreError, match="continues from itself"):
         t.export(tmp_path / "t.jsonl")
-    with pytest.raises(StoreError, match="goes on from itself"):
+    with pytest.raises(StoreError, match="continues from itself"):
         t.run({"q": "b"})
     assert t.delete().runs == 1
 
@@ -268,7 +268,7 @@ def test_a_snapshot_that_is_too_large_is_passed_over(bomb: str, caplog: pytest.L
     found = Snapshot(row.head, Content.stored(BOMBS[bomb]))
     store.write(Change("t", row.epoch, snapshot=found))
     assert program(store).thread("t").state["log"] == ["a", "b", "c"]
-    assert "is passed over" in caplog.text
+    assert "is skipped" in caplog.text
 
 
 @pytest.mark.usefixtures("small")
@@ -314,7 +314,7 @@ def test_a_state_that_is_too_large_begins_no_history(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoiled", "words"),
     [
-        pytest.param(("x", {"a": 1}, "y", None, -5), "which is no commit", id="a head that is none"),
+        pytest.param(("x", {"a": 1}, "y", None, -5), "which is no commit's", id="not the header of a commit"),
         pytest.param(None, "has no row 99", id="a head behind the last row"),
     ],
 )

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from dspyer import END, START, CompiledGraph, Graph, reducers
 from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
 from dspyer.persistence.reader import load_run
-from dspyer.persistence.snapshots import rows_from_snapshot
+from dspyer.persistence.recovery import rows_from_snapshot
 from dspyer.stores import SQLite, Store
 from dspyer.stores.memory import Memory
 from dspyer.threads.thread import Thread

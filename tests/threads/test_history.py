@@ -10,8 +10,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, reducers
 from dspyer.errors import StoreError
-from dspyer.persistence.snapshot_encoding import SnapshotEncoder
-from dspyer.persistence.snapshots import SnapshotState, new_snapshot
+from dspyer.persistence.snapshots import SnapshotEncoder, SnapshotState, new_snapshot
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Change, Row, Store
 from dspyer.stores.content import Content
