@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from dspyer.errors import InputError, StateError, UnsetFieldError, list_names, suggestion
 from dspyer.messages import turns_in
-from dspyer.nodes.callables import Described, Parameter, class_of, members, wants_copy
+from dspyer.nodes.callables import FunctionSignature, Parameter, class_of, members, wants_copy
 from dspyer.nodes.context import Context
 from dspyer.nodes.field_names import FieldNames, check_names, unknown_field_text
 from dspyer.nodes.node import NOTHING, Call
@@ -242,7 +242,7 @@ class Plan(NamedTuple):
 
 
 def plan_binding(
-    described: Described,
+    signature: FunctionSignature,
     who: str,
     schema: Schema,
     *,
@@ -255,7 +255,7 @@ def plan_binding(
     """Decide what each parameter of a function gets.
 
     Args:
-        described: the function.
+        signature: the function.
         who: the node or router, for problems and errors.
         schema: the fields of the state.
         reads: what it may read, its own names on the left; None for everything.
@@ -267,8 +267,8 @@ def plan_binding(
     Returns:
         The plan and what is wrong with it.
     """
-    planner = _Planner(who, schema, reads, modules, overlay, described, views, computed)
-    for parameter in described.parameters:
+    planner = _Planner(who, schema, reads, modules, overlay, signature, views, computed)
+    for parameter in signature.parameters:
         planner.place(parameter)
     planner.check()
     return Plan(planner.binding, planner.problems, planner.unknown)
@@ -282,17 +282,17 @@ class _Planner:
         reads: FieldNames | None,
         modules: tuple[str, ...],
         overlay: frozenset[str],
-        described: Described,
+        signature: FunctionSignature,
         views: Mapping[str, View],
         computed: Mapping[str, ComputedInput],
     ) -> None:
         self.views, self.computed = views, computed
         self.who, self.schema, self.reads, self.modules, self.overlay = who, schema, reads, modules, overlay
-        self.described = described
-        self.problems: list[str] = list(described.problems)
+        self.signature = signature
+        self.problems: list[str] = list(signature.problems)
         self.unknown: list[str] = []
         fields = None if reads is None else {name: field for name, field in reads.items() if name not in computed}
-        self.binding = Binding(who, reads=fields, schema=schema, takes_all=described.takes_all)
+        self.binding = Binding(who, reads=fields, schema=schema, takes_all=signature.takes_all)
 
     def place(self, parameter: Parameter) -> None:
         """Put one parameter where it belongs; the first rule that fits decides."""
@@ -355,7 +355,7 @@ class _Planner:
                 f" Its annotation {parameter.text!r} cannot be resolved from here: if it is the schema or the class of "
                 "a resource, define that at module level."
             )
-        elif len(self.described.parameters) == 1:
+        elif len(self.signature.parameters) == 1:
             text += " For the state as a whole, name it `state`."
         if parameter.default:
             text += " If its default is meant to stay, bind it with functools.partial."
@@ -368,7 +368,7 @@ class _Planner:
 
     def check(self) -> None:
         """Compare `reads` and `modules` with the parameters."""
-        taken = [parameter.name for parameter in self.described.parameters]
+        taken = [parameter.name for parameter in self.signature.parameters]
         if self.reads is not None:
             asks = bool(self.binding.contexts)  # for any of its reads, with ctx.view
             own = None if self.binding.whole_state or asks else [name for name in taken if name not in self.modules]
@@ -392,7 +392,7 @@ class _Planner:
                 f"{list_names(renamed)}: take `state` or the fields themselves as parameters"
             )
         for name in self.modules:
-            if name not in taken and not self.described.takes_all:
+            if name not in taken and not self.signature.takes_all:
                 self.problems.append(
                     f"{self.who}: modules binds {name!r}, but the function has no such parameter: add it."
                     f"{suggestion(name, taken)}"

@@ -1,4 +1,4 @@
-"""What a function says about itself: its parameters, their annotations, what it returns."""
+"""Read a function's signature: its parameters, their annotations, its return annotation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Parameter(NamedTuple):
         name: its name.
         annotation: `Any` if there is none; a part that cannot be resolved reads as `Any`.
         text: the annotation as it was written, if a part of it could not be resolved, else empty.
-        default: whether it may be left out.
+        default: whether it has one.
     """
 
     name: str
@@ -34,8 +34,8 @@ class Parameter(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
-    """A function's own account of itself.
+class FunctionSignature:
+    """The signature of a function that is called with keyword arguments.
 
     Attributes:
         parameters: what can be given by name, without `self` and without what a partial has bound.
@@ -96,7 +96,7 @@ def _names_of(fn: Callable[..., Any]) -> _Names:
 
 
 def _resolve(annotation: Any, fn: Callable[..., Any]) -> tuple[Any, str]:
-    """The annotation as an object, and its text if a part of it is unknown here."""
+    """The annotation as an object, and its text if a part of it cannot be resolved."""
     if annotation is inspect.Parameter.empty:
         return Any, ""
     if isinstance(annotation, ForwardRef):
@@ -106,7 +106,7 @@ def _resolve(annotation: Any, fn: Callable[..., Any]) -> tuple[Any, str]:
     names = _names_of(fn)
     try:
         resolved = eval(annotation, {}, names)
-    except Exception:  # noqa: BLE001  whatever is wrong with it, the parameter is still known by its name
+    except Exception:  # noqa: BLE001 - any expression may be there; the parameter is still known by its name
         return Any, annotation
     return resolved, annotation if names.missing else ""
 
@@ -119,26 +119,18 @@ def _bound_names(fn: Callable[..., Any]) -> set[str]:
     return names
 
 
-def describe(fn: Callable[..., Any], who: str) -> Described:
-    """Read a function's signature.
-
-    Args:
-        fn: a function, method, partial or callable object.
-        who: what to call it in problems, for example `"node 'search'"`.
-
-    Returns:
-        Its parameters and annotations, and what keeps it from being called by name.
-    """
+def read_signature(fn: Callable[..., Any], who: str) -> FunctionSignature:
+    """The signature of a function, method, partial or callable object. `who` is its name in problems."""
     source = plain_function(fn)
     if inspect.isgeneratorfunction(source) or inspect.isasyncgenfunction(source):
-        return Described(
-            problems=(f"{who} is a generator: return one patch; for values on the way, `ctx.emit(value)`",)
+        return FunctionSignature(
+            problems=(f"{who} is a generator: return one patch; for partial results, `ctx.emit(value)`",)
         )
     try:
         signature = signature_of(fn)
     except (TypeError, ValueError) as error:
         reason = f"{who}: the parameters of {fn!r} cannot be read ({error}): wrap it in a function"
-        return Described(problems=(reason,))
+        return FunctionSignature(problems=(reason,))
     bound = _bound_names(fn)
     found: list[Parameter] = []
     problems: list[str] = []
@@ -155,11 +147,11 @@ def describe(fn: Callable[..., Any], who: str) -> Described:
             has_default = parameter.default is not inspect.Parameter.empty
             found.append(Parameter(parameter.name, annotation, text, has_default))
     returns, _ = _resolve(signature.return_annotation, source)
-    return Described(tuple(found), takes_all, returns, tuple(problems))
+    return FunctionSignature(tuple(found), takes_all, returns, tuple(problems))
 
 
 def members(annotation: Any) -> tuple[Any, ...]:
-    """The alternatives of a union, without `Annotated`; of anything else the thing itself."""
+    """The alternatives of a union, without `Annotated`; of anything else the annotation itself."""
     if get_origin(annotation) is Annotated:
         return members(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -176,7 +168,7 @@ def literals(annotation: Any) -> tuple[Any, ...]:
 
 
 def gives_literals_alone(annotation: Any) -> bool:
-    """Whether an annotation names `Literal`s, and lists of them, and nothing else."""
+    """Whether an annotation consists of `Literal`s and lists of them alone."""
     return all(
         get_origin(member) is Literal
         or (get_origin(member) in (list, tuple) and all(map(gives_literals_alone, get_args(member))))
@@ -185,7 +177,7 @@ def gives_literals_alone(annotation: Any) -> bool:
 
 
 def wants_copy(annotation: Any) -> bool:
-    """Whether a parameter of this type gets a plain value of its own, not a frozen view; a model is a copy anyway."""
+    """Whether a parameter of this type gets a plain copy, not a frozen view. A model is a copy in any case."""
     for member in members(annotation):
         kind = get_origin(member) or member
         if is_typeddict(kind):
@@ -196,6 +188,6 @@ def wants_copy(annotation: Any) -> bool:
 
 
 def class_of(annotation: Any) -> type | None:
-    """The class in an annotation such as `Client`, `Client | None` or `Client[int]`; None if there is not one."""
+    """The class in an annotation such as `Client`, `Client | None` or `Client[int]`; else None."""
     kinds = [get_origin(member) or member for member in members(annotation) if member not in (None, NoneType)]
     return kinds[0] if len(kinds) == 1 and isinstance(kinds[0], type) else None

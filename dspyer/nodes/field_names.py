@@ -1,4 +1,4 @@
-"""Names that a node has for fields: `reads` and `writes` as maps, and what is wrong with them."""
+"""The names of `reads` and `writes`: a node's own names on the left, the fields of the state on the right."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ReadsSpec: TypeAlias = Mapping[str, str | View | Fill] | Iterable[str]
 
 
 def name_map(spec: NamesSpec | None, option: str, who: str) -> tuple[dict[str, str] | None, list[str]]:
-    """A list or a map of names as a map from the node's own name to the state's, and what is wrong with it."""
+    """A list or a map of names as a map from the node's own names, and what is wrong with it."""
     if spec is None:
         return None, []
     if isinstance(spec, str):
@@ -37,18 +37,10 @@ def check_names(
     schema: Schema,
     overlay: Collection[str] = (),
 ) -> list[str]:
-    """What is wrong with a map of names: an own name that the node does not have, a field that the state does not have.
+    """Problems of a map of names: own names that the node does not have, and fields that the state does not have.
 
-    Args:
-        names: the node's own names on the left, the state's on the right.
-        option: `"reads"` or `"writes"`.
-        who: the node.
-        own: the names that the node has; None for any.
-        schema: the fields of the state.
-        overlay: names that an overlay brings, which are as good as fields.
-
-    Returns:
-        The problems, each with its fix.
+    `own` are the names that the node has, None for any; `overlay` are names that are as good as fields; `option` is
+    `"reads"` or `"writes"`.
     """
     problems = []
     for left, right in names.items():
@@ -72,12 +64,12 @@ def check_names(
 
 
 def unknown_field_text(name: str, schema: Schema) -> str:
-    """A text that says that a name is no field of the state, and which name may have been meant."""
+    """A text that a name is no field of the state, with the name that may have been meant."""
     return f"is no field of the state ({list_names(schema.fields)}).{suggestion(name, schema.fields)}"
 
 
 def unknown_outputs_text(names: Iterable[str], schema: Schema) -> str:
-    """A text that says that nothing of what a function returns is a field, and how to store it as one value."""
+    """A text that no name that a function returns is a field, with how to store them as one value."""
     return (
         f"has {list_names(names)}, none of which is a field of the state ({list_names(schema.fields)}). What a "
         "function returns is a patch, also as a model: to store all of it in one field, return {'field': ...}"

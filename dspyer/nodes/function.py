@@ -11,7 +11,7 @@ import dspy
 from dspyer.dspy_module.source import modules_text, reduce_program, source_class
 from dspyer.errors import NodeOutputError
 from dspyer.nodes.binding import Binding, plan_binding
-from dspyer.nodes.callables import describe
+from dspyer.nodes.callables import read_signature
 from dspyer.nodes.field_names import FieldNames, check_names, unknown_outputs_text
 from dspyer.nodes.hidden_modules import hidden_problems, mentions
 from dspyer.nodes.node import Built, Call, Command, Node, Reply, Send
@@ -130,9 +130,9 @@ def build_function(fn: Callable[..., Any], options: NodeOptions) -> Built:
     Returns:
         The node with its modules, and what is wrong with it.
     """
-    described = describe(fn, options.who)
+    signature = read_signature(fn, options.who)
     plan = plan_binding(
-        described,
+        signature,
         options.who,
         options.schema,
         reads=options.reads,
@@ -141,7 +141,7 @@ def build_function(fn: Callable[..., Any], options: NodeOptions) -> Built:
         views=options.views,
         computed=options.computed,
     )
-    promise = promise_of(described.returns, options.schema)
+    promise = promise_of(signature.returns, options.schema)
     writes, problems = _writes(options, promise.writes, bool(plan.binding.contexts))
     problems = [*plan.problems, *problems, *_module_problems(options.modules, options.who)]
     given = ", ".join([f"{options.name!r}", getattr(fn, "__name__", "fn"), "modules={{{local!r}: {name}}}"])

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_args
 
 import dspy
 
-from dspyer.nodes.callables import describe, members, own_call
+from dspyer.nodes.callables import members, own_call, read_signature
 
 _CONTAINERS = (list, tuple, set, frozenset)
 
@@ -61,7 +61,7 @@ def mentions(fn: Callable[..., Any], target: type) -> bool:
 
 def _promises(fn: FunctionType, target: type) -> bool:
     """Whether the return annotation of a function names a class, at any depth."""
-    work = list(members(describe(fn, "").returns))
+    work = list(members(read_signature(fn, "").returns))
     while work:
         part = work.pop()
         if part is target:

@@ -14,7 +14,7 @@ from dspyer.errors import NodeOutputError, brief
 from dspyer.nodes.answer_types import NO_ANSWER, schema_of, type_name
 from dspyer.nodes.attempt import RESERVED_KEYS
 from dspyer.nodes.binding import Binding, FieldParameter, plan_binding
-from dspyer.nodes.callables import describe
+from dspyer.nodes.callables import read_signature
 from dspyer.nodes.field_names import unknown_field_text
 from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
@@ -116,7 +116,7 @@ def build_interrupt(inquiry: InterruptOptions, options: NodeOptions) -> Built:
         binding = Binding(options.who, fields=parameters, schema=options.schema)
         text = QuestionTemplate(inquiry.question, options.who)
     elif callable(inquiry.question):
-        plan = plan_binding(describe(inquiry.question, options.who), options.who, options.schema)
+        plan = plan_binding(read_signature(inquiry.question, options.who), options.who, options.schema)
         binding, unknown, text = plan.binding, plan.unknown, inquiry.question
         problems += plan.problems
         if is_async(text):

@@ -1,4 +1,8 @@
-"""What a node hears of its siblings while both run: entries of live fields, who they are, what they are doing."""
+"""Live fields as a node sees them: entries that arrive while it runs, and the wait for the next one.
+
+A node waits with a `Waiter`: the session ends the wait with an outcome, and wakes the node when it has got a slot of
+`max_concurrency` again. The rules (who may still write, who is released from a deadlock) are those of the runtime.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +22,17 @@ from dspyer.state import ImmutableState
 from dspyer.values.freezing import same
 
 WaitOutcome = Literal["waiting", "entry", "closed", "timeout", "abort"]
+"""`abort` ends the attempt: an entry that it has got was withdrawn, or a writer for which it waits has failed."""
 
 
 class LiveEntry(NamedTuple):
-    """What came to a live field: one item, the value of one key, or an amount.
+    """One entry of a live field: an item, the value of one key, or an amount.
 
     Attributes:
         value: a plain copy of it.
         author: the node that posted it; `"START"` for what was there when the run began.
         commit: the id of the commit that it belongs to.
-        seq: the number of its arrival, one order for all live fields of the run; 0 for what was there.
+        seq: the number of its arrival, in one order for all live fields of the run; 0 for what was there.
         key: the key, for a field that is a mapping.
     """
 
@@ -39,7 +44,7 @@ class LiveEntry(NamedTuple):
 
     @property
     def withdraws(self) -> None:
-        """None: a post that was withdrawn is not heard, and what has heard it commits nothing."""
+        """None: a withdrawn post is not delivered, and a node that has got it before commits nothing."""
         return None
 
 
@@ -50,8 +55,8 @@ class Peer(NamedTuple):
         node: its name.
         branch: the path of its branch.
         visit: how often it has run in the lineage of the branch, this time included.
-        doing: what it said last, with `ctx.doing`.
-        waits_for: the live field that it waits for; "" if it works.
+        doing: the text of its last `ctx.doing`.
+        waits_for: the live field that it waits for; "" while it works.
     """
 
     node: str
@@ -70,7 +75,7 @@ class Waiter:
         wake: wakes it, from any thread.
 
     Attributes:
-        outcome: how the waiting has ended; it is given together with a slot of `max_concurrency`.
+        outcome: how the wait has ended; set together with the slot of `max_concurrency`.
     """
 
     __slots__ = ("execution", "field", "outcome", "wake")
@@ -83,57 +88,52 @@ class Waiter:
 
 
 class EntrySource(Protocol):
-    """Where the entries of one field come from, for one execution."""
+    """The entries of one field for one execution."""
 
     def next_entry(self) -> LiveEntry | None:
-        """The next entry, if it is there."""
+        """The next entry if it is there."""
 
     def wait(self, wake: Callable[[], object]) -> Waiter:
-        """Waits for the next entry. `wake` is called once the outcome has fallen, perhaps before this returns."""
+        """Start to wait for the next entry. `wake` is called once the outcome is set, perhaps before this returns."""
 
     def time_out(self, waiter: Waiter) -> None:
-        """Its time is over: it is woken as soon as it may go on, with what has come until then."""
+        """End the wait for lack of time: it is woken with its next slot, with what has arrived until then."""
 
     def stop_waiting(self, waiter: Waiter) -> None:
-        """Waits no longer."""
+        """Remove the waiter, woken or not."""
 
 
 def latest_value(schema: Schema, state: ImmutableState, field: str) -> Any:
-    """The frozen value of a field without a reducer; `DELETE` for none, and for its default, which was not written."""
+    """The frozen value of a field without a reducer; `DELETE` for none, and for a default that was never written."""
     value, default = state.raw(field, DELETE), schema.fields[field].fixed_default
     return DELETE if default is not DELETE and same(value, default) else value
 
 
 class BranchEntries:
-    """The entries that a branch has, where nobody else is heard.
-
-    Args:
-        entries: the entries.
-    """
+    """The entries that a branch has when its node starts, for a run that is not live."""
 
     def __init__(self, entries: list[LiveEntry]) -> None:
         self._entries = deque(entries)
 
     def next_entry(self) -> LiveEntry | None:
-        """The next entry."""
         return self._entries.popleft() if self._entries else None
 
     def wait(self, wake: Callable[[], object]) -> Waiter:
-        """Nothing more comes."""
+        """The outcome is `closed` at once: nothing else arrives."""
         waiter = Waiter("", "", wake)
         waiter.outcome = "closed"
         wake()
         return waiter
 
     def time_out(self, waiter: Waiter) -> None:
-        """It has not waited."""
+        """Do nothing: it never waits."""
 
     def stop_waiting(self, waiter: Waiter) -> None:
-        """There is nothing to leave."""
+        """Do nothing: it never waits."""
 
 
 class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
-    """The entries of a live field as they come, for `for` and `async for`. Made by `ctx.live`."""
+    """An iterator over the entries of a live field as they arrive. `ctx.live` makes it."""
 
     def __init__(self, source: EntrySource, field: str, timeout: float | None) -> None:
         self._source = source
@@ -151,13 +151,14 @@ class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
         while (entry := source.next_entry()) is None:
             if _on_loop():
                 raise AttemptError(
-                    f"`for entry in ctx.live({self._field!r})` would stop the event loop until somebody posts: write "
-                    "`async for` in an async node"
+                    f"`for entry in ctx.live({self._field!r})` would block the event loop until another node posts: "
+                    "write `async for` in an async node"
                 )
             signal = Signal()
             waiter = source.wait(signal.set)
             try:
                 if not signal.wait(self._timeout):
+                    # The session may be ending the wait right now. It decides: `signal` comes in any case.
                     source.time_out(waiter)
                     signal.wait()
             finally:
@@ -189,7 +190,7 @@ class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
         return entry
 
     def _after(self, waiter: Waiter) -> LiveEntry | None:
-        """What has come when the waiting is over; raises for a node that gives way, or if nothing came in time."""
+        """The entry after a wait; raises for an attempt that is aborted, and if none arrived in time."""
         if waiter.outcome == "abort":
             raise Interrupt(())
         entry = self._source.next_entry()

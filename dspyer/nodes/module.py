@@ -16,7 +16,7 @@ from dspyer.errors import NodeOutputError, brief, list_names, suggestion
 from dspyer.hints import without_none
 from dspyer.messages import turn_message, turns_in
 from dspyer.nodes.binding import unset, usable
-from dspyer.nodes.callables import Described, describe
+from dspyer.nodes.callables import FunctionSignature, read_signature
 from dspyer.nodes.field_names import FieldNames, check_names, unknown_field_text
 from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
@@ -166,39 +166,39 @@ def _has_own_code(kind: type, known: type) -> bool:
     return any(getattr(kind, name, None) is not getattr(known, name, None) for name in called)
 
 
-def _describe_forward(kind: type) -> Described:
+def _forward_signature(kind: type) -> FunctionSignature:
     forward = _forward_of(kind)
     if forward is None:
         problem = f"{kind.__name__} has neither `forward` nor `aforward`: write one, with its inputs as parameters"
-        return Described(problems=(problem,))
-    described = describe(forward, f"`forward` of {kind.__name__}")
+        return FunctionSignature(problems=(problem,))
+    signature = read_signature(forward, f"`forward` of {kind.__name__}")
     if isinstance(inspect.getattr_static(kind, forward.__name__), staticmethod):
-        return described
-    return replace(described, parameters=described.parameters[1:])
+        return signature
+    return replace(signature, parameters=signature.parameters[1:])
 
 
 def _with_forward(found: ModuleIO, kind: type) -> ModuleIO:
-    described = _describe_forward(kind)
-    own = _inputs(described)
-    if described.takes_all:
+    signature = _forward_signature(kind)
+    own = _inputs(signature)
+    if signature.takes_all:
         own = replace(own, inputs={**own.inputs, **found.inputs}, optional=own.optional | found.optional)
     return replace(found, inputs=own.inputs, optional=own.optional, problems=own.problems)
 
 
-def _inputs(described: Described) -> ModuleIO:
+def _inputs(signature: FunctionSignature) -> ModuleIO:
     return ModuleIO(
-        inputs={parameter.name: parameter.annotation for parameter in described.parameters},
-        optional=frozenset(parameter.name for parameter in described.parameters if parameter.default),
+        inputs={parameter.name: parameter.annotation for parameter in signature.parameters},
+        optional=frozenset(parameter.name for parameter in signature.parameters if parameter.default),
         by_products=BY_PRODUCTS,
-        problems=described.problems,
+        problems=signature.problems,
     )
 
 
 def _of_forward(kind: type) -> ModuleIO:
-    described = _describe_forward(kind)
-    found = _inputs(described)
+    signature = _forward_signature(kind)
+    found = _inputs(signature)
     # what **kwargs takes only `reads` can say: None stands for any name
-    return replace(found, extras=("**",)) if described.takes_all else found
+    return replace(found, extras=("**",)) if signature.takes_all else found
 
 
 # --------------------------------------------------------------------------------------------------------------------

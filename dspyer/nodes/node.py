@@ -1,4 +1,7 @@
-"""What goes into a node and what comes out of it."""
+"""One call of a node: what goes in (`Call`), what comes out (`Reply`), and `Node`, the base of all kinds.
+
+`Send` and `Command`, which users return from nodes and routers, are here too.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,11 @@ class Send:
 
     Args:
         node: name of the node to start.
-        overlay: values by name; they hide fields of the same name, and their keys need not be fields, but the node has
-            to read each of them. Never committed.
+        overlay: values by name. They hide fields of the same name; other names need not be fields. The node must read
+            each of them. They are never committed.
 
     Raises:
+        TypeError: if `node` is no text.
         UnsupportedValueError: if a value cannot be protected from later changes.
 
     Example:
@@ -76,7 +80,7 @@ Goto: TypeAlias = str | Send
 
 @dataclass(frozen=True, slots=True)
 class Command(Generic[TargetT]):
-    """What a node returns to write and to choose where to go in one.
+    """A node's patch together with where to go next.
 
     The targets are declared by the return annotation, `-> Command[Literal["again", "done"]]`, or by
     `add_node(goto=[...])`.
@@ -95,10 +99,11 @@ class Command(Generic[TargetT]):
 
 
 class Runner(Protocol):
-    """How a node runs several calls at once: a driver gives one with each `Call`.
+    """How a node makes several calls at once, for the items of a map; a driver gives one with each `Call`.
 
-    Results come in the order of the calls. Once a call raises, no new one is started and those that run are finished;
-    then the first failure in the order of the calls is raised as it is. A call that asks holds no other call up.
+    Results come in the order of the calls. After a call has raised, no new one is started and those that run are
+    finished; then the first failure in the order of the calls is raised unchanged. A call that asks a question stops no
+    other call.
 
     Attributes:
         session: the run that the node belongs to (a `Session` of the runtime, which lies above the nodes); None for a
@@ -108,23 +113,21 @@ class Runner(Protocol):
     session: Any
 
     def gather(self, calls: Sequence[Callable[[], T]], max_concurrency: int | None) -> list[T]:
-        """Run sync calls."""
+        """The results of sync calls."""
 
     async def agather(self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None) -> list[T]:
-        """Run async calls."""
+        """The results of async calls."""
 
 
 class OneByOne:
-    """A `Runner` that runs one call after the other."""
+    """A `Runner` that makes one call after the other, for a node that is called without a run."""
 
     session = None
 
     def gather(self, calls: Sequence[Callable[[], T]], max_concurrency: int | None) -> list[T]:  # noqa: ARG002
-        """Run sync calls."""
         return [call() for call in calls]
 
     async def agather(self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None) -> list[T]:  # noqa: ARG002
-        """Run async calls."""
         return [await call() for call in calls]
 
 
@@ -138,10 +141,10 @@ class Call(NamedTuple):
     Attributes:
         state: the state of the branch.
         context: what a parameter `ctx` gets.
-        program: the module at whose attributes the graph's modules are.
+        program: the program, whose attributes are the modules of the graph.
         overlay: frozen values of a `Send` or of one item of a map, which hide fields of the same name.
         resources: the run's resources by type.
-        runner: how to run several calls at once.
+        runner: how to make several calls at once.
     """
 
     state: ImmutableState
@@ -152,18 +155,18 @@ class Call(NamedTuple):
     runner: Runner = IN_ORDER
 
     def read_view(self, view: View, form: ViewForm, name: str) -> Any:
-        """What a view shows of its field, or of what a `Send` or a map brought for it."""
+        """What a view shows of its field, or of the value that a `Send` or a map brought for it."""
         sent = DELETE if self.overlay is None else self.overlay.raw(view.field, DELETE)
         return self.context.attempt.read_view(view, form, name, sent)
 
 
 class Reply(NamedTuple):
-    """What a node wants to commit.
+    """The result of a node call, to be committed.
 
     Attributes:
         updates: by field of the state; permitted, not validated.
-        goto: targets that take the place of the node's edges; None takes the edges.
-        whole: whether the values are whole, never merged into what is there.
+        goto: targets that replace the node's edges; None takes the edges.
+        whole: whether the values replace what is there, without a merge of dicts.
     """
 
     updates: Mapping[str, object]
@@ -172,12 +175,12 @@ class Reply(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What a router decided.
+    """The result of a router call.
 
     Attributes:
         targets: where to go, at least one.
         updates: whole values to commit in the same transition, by field.
-        reason: why, in a module's own words; None if it gave none.
+        reason: the reason, in a module's own words; None if it gave none.
     """
 
     targets: tuple[Goto, ...]
@@ -187,20 +190,23 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Node:
-    """The declared facts of a node. The subclasses say how it is called; none of them holds a `dspy.Module`.
+    """The declared facts of a node, and questions that the rest of the package asks it.
+
+    The subclasses call it. None of them holds a `dspy.Module`: modules are attributes of the program, so that a node is
+    frozen and shared by all copies of a program.
 
     Attributes:
-        kind: what pictures call it.
+        kind: the kind of node, as pictures show it.
         name: the node's name, under which the program holds its modules.
         reads: fields of the state by the node's own names; None for the whole state.
         optional: fields among `reads` that may be unset.
         writes: fields of the state by the node's own names; None for unknown.
-        goto: the targets that a `Command` may name; empty if it gives none.
+        goto: the targets that a `Command` may name; empty if it returns none.
         sends: whether a `Command` of it may hold `Send`s.
         resources: the types of the resources that it needs, by parameter.
         whole_state: whether it has a parameter for the state as a whole.
         templates: the templates in its inputs and in the instructions of its predictors.
-        who: what errors call it.
+        who: how errors name it.
     """
 
     kind: ClassVar[str] = "function"
@@ -265,19 +271,19 @@ class Node:
         return []
 
     def call(self, call: Call) -> Reply:
-        """Run the node from sync code."""
+        """Call the node from sync code."""
         raise NotImplementedError
 
     async def acall(self, call: Call) -> Reply:
-        """Run the node from async code."""
+        """Call the node from async code."""
         raise NotImplementedError
 
 
 class Built(NamedTuple):
-    """A node that was built, or the reasons why not.
+    """A node, or the reasons why it cannot be built.
 
     Attributes:
-        node: None if there is no telling what the node does.
+        node: None if nothing is known of what the node does.
         module: what the program holds at the attribute of the node's name; None for nothing.
         problems: what is wrong with it, each with its fix.
         unknown: what is wrong with it unless a `Send` brings the missing values.

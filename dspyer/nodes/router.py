@@ -13,7 +13,7 @@ import dspy
 
 from dspyer.errors import RouteError, annotate, brief, list_names, suggestion
 from dspyer.nodes.binding import Binding, plan_binding, unset
-from dspyer.nodes.callables import describe, gives_literals_alone, literals, members
+from dspyer.nodes.callables import gives_literals_alone, literals, members, read_signature
 from dspyer.nodes.field_names import FieldNames, NamesSpec, check_names, name_map, unknown_field_text
 from dspyer.nodes.hidden_modules import hidden_problems, mentions
 from dspyer.nodes.module import Input, gather_inputs, module_io, plan_inputs, selected, taken, values_of_prediction
@@ -452,10 +452,10 @@ def _build_function_router(fn: Callable[..., object], options: RouterOptions, sc
         problems.append(
             f"{who} is async: a router is a plain, pure function; await in a node, and route by what it wrote"
         )
-    described = describe(fn, who)
-    plan = plan_binding(described, who, schema)
-    promised = literals(described.returns)
-    routes, more = routes_of(options.path_map, promised, who, complete=gives_literals_alone(described.returns))
+    signature = read_signature(fn, who)
+    plan = plan_binding(signature, who, schema)
+    promised = literals(signature.returns)
+    routes, more = routes_of(options.path_map, promised, who, complete=gives_literals_alone(signature.returns))
     problems += [*plan.problems, *plan.unknown, *more]
     fix = (
         "route with the module itself, add_conditional_edges({source!r}, {{name}}, ...), or call it in a node and "

@@ -1,4 +1,8 @@
-"""The bridge between sync and async: both kinds of functions and modules run, whichever way a program is called."""
+"""Calls between sync and async code: functions and modules of both kinds run, whichever way a program is called.
+
+Async code calls sync functions in worker threads. Sync code calls async functions on an event loop: that of the host
+if it runs in one of AnyIO's worker threads, else that of the run's `async_bridge`, in a thread of its own.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,7 @@ class _LoopThread:
             return self._portal
 
     def is_usable(self) -> bool:
-        """Whether this thread may wait for it: not when it is the loop's own, nor after the end of the scope."""
+        """Whether this thread may wait for the loop: not the loop's own thread, and not after the end of the block."""
         return not self._stopped and self._thread != threading.get_ident()
 
     def stop(self) -> None:
@@ -50,7 +54,7 @@ class _LoopThread:
         self._stack.close()
 
     def cancel(self, reason: str) -> None:
-        """Cancels the async calls of the scope, those to come too. May be called from any thread."""
+        """Cancel the async calls of the block, later ones too. May be called from any thread."""
         del reason
         with self._lock:
             self._cancelled = True
@@ -60,7 +64,7 @@ class _LoopThread:
                 loop.call_soon_threadsafe(task.cancel)
 
     async def watch(self, fn: Callable[..., Awaitable[T]], kwargs: Mapping[str, Any]) -> T:
-        """Makes an async call that `cancel` may cut off."""
+        """Make an async call that `cancel` can cancel."""
         task = asyncio.current_task()
         assert task is not None
         with self._lock:
@@ -78,11 +82,12 @@ class _LoopThread:
 _loop_thread: ContextVar[_LoopThread | None] = ContextVar("dspyer_loop_thread", default=None)
 
 
-class async_bridge:  # noqa: N801  read as `with portal_scope()`
-    """Give all async functions that are called from sync code inside the block one event loop, stopped at its end.
+class async_bridge:  # noqa: N801 - used as a function: `with async_bridge()`
+    """One event loop for all async functions that sync code calls inside the block; it is stopped at the end.
 
     The loop runs in a thread of its own, so it works where the calling thread has a running loop (a notebook), and a
-    program inside a node of another program has its own. What the block gets cancels these calls, from any thread.
+    program inside a node of another program has its own. The block's value is a function that cancels these calls, from
+    any thread.
     """
 
     __slots__ = ("_loop_thread", "_token")
@@ -98,17 +103,10 @@ class async_bridge:  # noqa: N801  read as `with portal_scope()`
 
 
 def call_async(fn: Callable[..., Awaitable[T]], kwargs: Mapping[str, Any]) -> T:
-    """Call an async function from sync code and wait for its result.
+    """Call an async function from sync code and wait for its result. Context variables are carried over.
 
-    In an AnyIO worker thread it runs on the loop that the thread belongs to, else on the loop of `portal_scope`, else
-    on one of its own. Context variables are carried over.
-
-    Args:
-        fn: a function that gives an awaitable.
-        kwargs: its keyword arguments.
-
-    Returns:
-        What awaiting it gives.
+    In an AnyIO worker thread it runs on the loop that the thread belongs to, else on the loop of `async_bridge`, else
+    on one of its own.
     """
     began = False
     loop_thread = _loop_thread.get()
@@ -120,14 +118,14 @@ def call_async(fn: Callable[..., Awaitable[T]], kwargs: Mapping[str, Any]) -> T:
             return await (fn(**kwargs) if loop_thread is None else loop_thread.watch(fn, kwargs)), None
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # noqa: BLE001 - raised where it is wanted
+        except BaseException as error:  # noqa: BLE001 - returned, and raised in the calling thread with its traceback
             return None, error
 
     try:
         try:
             return cast(T, result_of(run_on_host_loop(run)))
-        except RuntimeError:  # raised when this is no AnyIO worker thread
-            if began:
+        except RuntimeError:  # of AnyIO: this is none of its worker threads
+            if began:  # then the function itself has raised it
                 raise
         if loop_thread is not None and loop_thread.is_usable():
             return cast(T, result_of(loop_thread.portal().call(run)))
@@ -138,10 +136,9 @@ def call_async(fn: Callable[..., Awaitable[T]], kwargs: Mapping[str, Any]) -> T:
 
 
 async def to_thread(fn: Callable[..., T], kwargs: Mapping[str, Any]) -> T:
-    """Call a sync function from async code in an AnyIO worker thread, context variables carried over.
+    """Call a sync function from async code in an AnyIO worker thread. Context variables are carried over.
 
-    The call comes to its end whatever is cancelled: see `dspyer.blocking`. How many nodes run at once is the
-    driver's to bound.
+    The call is finished whatever is cancelled: see `dspyer.blocking`. The driver limits how many nodes run at once.
     """
     return await run_in_thread(fn, **kwargs)
 
@@ -158,7 +155,7 @@ def call_function(fn: Callable[..., Any], kwargs: Mapping[str, Any], asynchronou
     if asynchronous:
         return call_async(fn, kwargs)
     result = fn(**kwargs)
-    if result is None or type(result) is dict:  # no need to ask for every patch
+    if result is None or type(result) is dict:  # the usual results, faster than `isawaitable`
         return result
     return call_async(_wait, {"awaitable": result}) if inspect.isawaitable(result) else result
 
@@ -175,18 +172,18 @@ async def _wait(awaitable: Awaitable[T]) -> T:
     return await awaitable
 
 
-_NOWHERE = 1_000_000
+_NOT_DEFINED = 1_000_000  # deeper than any class
 
 
 @lru_cache(maxsize=512)
 def _depth(bases: tuple[Hashable, ...], method: str) -> int:
     """How far up in the bases of a class a method is defined: smaller is nearer."""
-    return next((depth for depth, base in enumerate(bases) if method in vars(base)), _NOWHERE)
+    return next((depth for depth, base in enumerate(bases) if method in vars(base)), _NOT_DEFINED)
 
 
 def _nearness(module: dspy.Module, method: str) -> int:
     own = vars(module).get(method)
-    # an optimizer may leave the bound original behind, which overrides nothing
+    # An optimizer may leave the bound original method on the instance, which overrides nothing.
     if own is not None and getattr(own, "__func__", own) is not getattr(type(module), method, None):
         return -1
     return _depth(type(module).__mro__, method)
@@ -195,14 +192,14 @@ def _nearness(module: dspy.Module, method: str) -> int:
 def call_modes(module: dspy.Module) -> frozenset[str]:
     """How a module can be called: `"sync"`, `"async"` or both.
 
-    Of `forward` and `aforward` the one that is defined nearer counts: a subclass of `dspy.Predict` that overrides
-    `forward` alone has an `aforward` that would go past it.
+    Of `forward` and `aforward` the one that is defined nearer to the class counts: a subclass of `dspy.Predict` that
+    overrides `forward` alone inherits an `aforward` that would bypass it.
     """
     forward, aforward = _nearness(module, "forward"), _nearness(module, "aforward")
     found = []
-    if forward <= aforward and forward != _NOWHERE:
+    if forward <= aforward and forward != _NOT_DEFINED:
         found.append("sync")
-    if aforward <= forward and aforward != _NOWHERE:
+    if aforward <= forward and aforward != _NOT_DEFINED:
         found.append("async")
     return frozenset(found)
 

@@ -1,4 +1,8 @@
-"""What a node reads through views, what it is told of changes, and what it posts."""
+"""What views need of a run, and the checks of a view against the field and the reader.
+
+A view is checked when the graph is built (`reads={...}`) or when the node asks for it (`ctx.view`): whether the type of
+its field supports it, whether the authors that it names can have written, and in which form the reader gets it.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +34,13 @@ OPEN = Schema.of(None)
 
 
 class Changed(NamedTuple):
-    """What has become of a field since a node last ran.
+    """The change of a field since a node last ran.
 
     Attributes:
         field: its name.
-        before: the frozen value then, `DELETE` for none.
+        before: the frozen value at that time, `DELETE` for none.
         after: the frozen value now.
-        parts: its new parts; None for a field that has none.
+        parts: its new parts; None for a field whose parts are not tracked.
     """
 
     field: str
@@ -46,7 +50,7 @@ class Changed(NamedTuple):
 
 
 class ViewSource(Protocol):
-    """What can be seen in a run, and who may see and post what."""
+    """The history of fields in a run, and the permissions of its nodes."""
 
     @property
     def schema(self) -> Schema:
@@ -54,97 +58,78 @@ class ViewSource(Protocol):
 
     @property
     def authors(self) -> Sequence[str]:
-        """The nodes, and `START`."""
+        """Who may write a field: the nodes, and `START`."""
 
     def index(self, field: str, branch: Branch) -> FieldIndex | None:
-        """Who brought what to a field, up to the last commit of a branch; None if the field has no parts."""
+        """The parts of a field with their authors, up to the last commit of a branch; None if it has no parts."""
 
     def news(self, field: str, branch: Branch, reader: str) -> UnseenParts:
-        """What of such a field a node has not seen."""
+        """The parts of a field that a node has not read yet."""
 
     def changed(self, branch: Branch, reader: str, fields: frozenset[str] | None) -> list[Changed]:
-        """What has changed since a node last ran, of some fields or all."""
+        """The changes since a node last ran, of some fields or all."""
 
     def permitted_fields(self, node: str, option: Literal["reads", "writes"]) -> frozenset[str] | None:
-        """The fields that a node `"reads"` or `"writes"`; None for all."""
+        """The fields that a node may read or write through `ctx`; None for all."""
 
     def record_read(self, read: ViewRead) -> None:
-        """Counts what a view has shown. May be called from any thread."""
+        """Count what a view has shown. May be called from any thread."""
 
     def warning(self, branch: Branch) -> str:
-        """The warning for a node that runs near the limit of its run; "" if it is not near."""
+        """The warning for a node near the step limit of its run; "" while it is far from it."""
 
 
 class NoRunViews:
-    """Stands for what is seen where there is no run."""
+    """The `ViewSource` of a node that is called without a run: no history, no permissions to check."""
 
     schema = OPEN
     authors: Sequence[str] = ()
 
     def index(self, field: str, branch: Branch) -> FieldIndex | None:
-        """No author is known."""
         del field, branch
         return None
 
     def news(self, field: str, branch: Branch, reader: str) -> UnseenParts:
-        """Nothing is known to be new."""
         del field, branch, reader
         return UnseenParts(frozenset(), [])
 
     def changed(self, branch: Branch, reader: str, fields: frozenset[str] | None) -> list[Changed]:
-        """Nothing is known to have changed."""
         del branch, reader, fields
         return []
 
     def permitted_fields(self, node: str, option: Literal["reads", "writes"]) -> frozenset[str] | None:
-        """Nobody has said what the node may do."""
+        """All fields."""
 
     def record_read(self, read: ViewRead) -> None:
-        """Nothing is counted."""
+        """Do nothing: no run reports what was read."""
 
     def warning(self, branch: Branch) -> str:
-        """There is no limit."""
         del branch
         return ""
 
 
 def chosen_plainly(view: View, value: Any, parts_kind: str) -> tuple[str, list[FieldPart]]:
-    """What a view chooses of a value whose authors are not known, and what that makes up.
-
-    Args:
-        view: the view; it asks for no authors.
-        value: the frozen value, `DELETE` if there is none.
-        parts_kind: what the parts make up if there is none.
-    """
+    """The parts that a view selects of a value whose authors are unknown, and the kind of these parts."""
     if isinstance(value, FrozenList) and view.steps and view.steps[0].name == "last":
+        # Cut the list before its parts are made: `last(3)` of a long list then costs three parts.
         value = value[-view.steps[0].argument :]
     parts_kind, parts = unattributed_parts(value, parts_kind)
     return parts_kind, select_plain_parts(view, parts_kind, parts)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Reading through views: whether one has a sense for its field, and in which form a reader gets it.
+# --- checks
 
 CONTAINERS = (list, tuple, dict, set, frozenset)
-BY_HAND = "update"
+MANUAL_AUTHOR = "update"
 """The author of a commit that was made with `t.update`."""
 
 
 def view_problems(view: View, name: str, schema: Schema, who: str) -> list[str]:
-    """Why a view has no sense for its field, each with its fix.
-
-    Args:
-        view: the view.
-        name: what the node calls it.
-        schema: the fields of the state.
-        who: the node.
-    """
+    """Why the type of its field does not support a view, each with its fix. `name` is the node's name for it."""
     if schema.accepts_any_key:
         if not view.needs_parts:
             return []
-        text = (
-            f"{who}: {name!r} reads {view!r}, and without a schema no field has a reducer that could tell who brought "
-        )
+        text = f"{who}: {name!r} reads {view!r}, and without a schema no field has a reducer that records who wrote "
         return [f"{text}what: write Graph(Schema), with Annotated[list[str], reducers.extend] for the field"]
     field = schema.fields.get(view.field)
     if field is None or (field.reducer is not None and field.reducer.parts is not None):
@@ -162,14 +147,7 @@ def view_problems(view: View, name: str, schema: Schema, who: str) -> list[str]:
 
 
 def author_problems(view: View, name: str, nodes: Collection[str], who: str) -> list[str]:
-    """Why nobody whom a view names can have brought anything.
-
-    Args:
-        view: the view.
-        name: what the node calls it.
-        nodes: the nodes of the graph, and `START`.
-        who: the node.
-    """
+    """The authors that a view names and that are no nodes, each with its fix."""
     unknown = [author for author in sorted(view.authors) if not _may_write(author, nodes)]
     return [
         f"{who}: {name!r} reads {view!r}, and {author!r} is no node.{suggestion(author, nodes)} Nodes: "
@@ -179,11 +157,11 @@ def author_problems(view: View, name: str, nodes: Collection[str], who: str) -> 
 
 
 def _may_write(author: str, nodes: Collection[str]) -> bool:
-    return author in nodes or author == BY_HAND or (author.startswith("join:") and author[5:] in nodes)
+    return author in nodes or author == MANUAL_AUTHOR or (author.startswith("join:") and author[5:] in nodes)
 
 
 def kind_of_parts(schema: Schema, name: str) -> str:
-    """What the parts of a field make up, so far as its type tells."""
+    """The kind of a field's parts, as far as its type shows it: items, keys, or one amount."""
     field = schema.fields.get(name)
     if field is None:
         return "items"
@@ -194,13 +172,13 @@ def kind_of_parts(schema: Schema, name: str) -> str:
 
 
 def form_of(annotation: Any) -> ViewForm:
-    """The form in which a reader with this annotation gets a view. `form_problems` lets it pass."""
+    """The form in which a reader with this annotation gets a view, once `form_problems` has found nothing."""
     forms = {_form_of(member) for member in _alternatives(annotation)}
     return forms.pop() if len(forms) == 1 else "values"
 
 
 def _alternatives(annotation: Any) -> list[Any]:
-    """What an annotation allows beside None, without `Annotated`."""
+    """The alternatives of an annotation besides None, without `Annotated`."""
     return [member for member in members(annotation) if member not in (None, NoneType)]
 
 
@@ -213,20 +191,14 @@ def _form_of(member: Any) -> ViewForm:
 
 
 def _takes(kind: Any, given: type) -> bool:
-    """Whether what is annotated with a class may be a value of another: `Sequence` and `Iterable` take a list."""
+    """Whether a parameter of this class accepts another class: `Sequence` and `Iterable` accept a list."""
     return isinstance(kind, type) and issubclass(given, kind)
 
 
 def form_problems(view: View, annotation: Any, name: str, schema: Schema, who: str, text: str = "") -> list[str]:
     """Why a reader with this annotation cannot get a view.
 
-    Args:
-        view: the view.
-        annotation: what the reader says that it gets.
-        name: what the node calls it.
-        schema: the fields of the state.
-        who: the node.
-        text: the annotation as it was written, if it cannot be resolved.
+    `text` is the annotation as it was written, if it cannot be resolved; `name` is the node's name for the view.
     """
     alternatives = _alternatives(annotation)
     if dspy.History in alternatives:
@@ -252,7 +224,7 @@ def form_problems(view: View, annotation: Any, name: str, schema: Schema, who: s
 
 
 def _is_refused(parts_kind: str, alternatives: list[Any]) -> bool:
-    """Whether no alternative of an annotation takes the plain values of a view."""
+    """Whether no alternative of an annotation accepts the plain values of a view."""
     kinds = [get_origin(member) or member for member in alternatives]
     if not kinds or Any in kinds or not all(isinstance(kind, type) for kind in kinds):
         return False  # Any, a type variable: it says nothing
@@ -263,15 +235,7 @@ def _is_refused(parts_kind: str, alternatives: list[Any]) -> bool:
 
 
 def history_problems(view: View, annotation: Any, name: str, schema: Schema, who: str) -> list[str]:
-    """Why a view cannot be given as a history of DSPy, whose entries are turns in the fields of one signature.
-
-    Args:
-        view: the view.
-        annotation: what the reader says that it gets.
-        name: what the node calls it.
-        schema: the fields of the state.
-        who: the node.
-    """
+    """Why a view cannot be a `dspy.History`, whose entries are turns in the fields of one signature."""
     if members(annotation) != (dspy.History,):
         return [f"{who}: {name!r} is annotated with {annotation}, which DSPy shows as JSON: write dspy.History alone"]
     start = f"{who}: {name!r} is a dspy.History and reads {view!r}"
@@ -286,6 +250,6 @@ def history_problems(view: View, annotation: Any, name: str, schema: Schema, who
 
 
 def is_conversation(name: str, schema: Schema) -> bool:
-    """Whether a field holds messages that only grow."""
+    """Whether a field holds messages and has the reducer that only adds to them."""
     reducer = schema.reducer(name)
     return reducer is not None and reducer.name == conversation.name

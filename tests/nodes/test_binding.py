@@ -16,7 +16,7 @@ from dspyer.errors import ImmutableError, InputError, UnsetFieldError
 from dspyer.events import Emitted, Event
 from dspyer.nodes.attempt import Attempt, NoRun
 from dspyer.nodes.binding import check_resources, resources_of
-from dspyer.nodes.callables import describe
+from dspyer.nodes.callables import read_signature
 from dspyer.nodes.context import Context
 from dspyer.nodes.function import NodeModules
 from dspyer.schema.schema import Schema
@@ -480,7 +480,7 @@ def test_a_parameter_that_is_nothing_says_what_to_write(fn: Any, messages: list[
 @pytest.mark.parametrize("fn", [lambda answer: None, Searcher(1).search], ids=["lambda", "method"])
 @MODES
 def test_an_unset_field_raises_naming_field_and_reader(fn: Any, mode: str) -> None:
-    field = "answer" if "answer" in describe(fn, "").parameters[0].name else "question"
+    field = "answer" if "answer" in read_signature(fn, "").parameters[0].name else "question"
     with pytest.raises(UnsetFieldError, match=f"node 'node' reads '{field}', which nothing has written yet"):
         run_node(fn, {}, mode, schema=RESEARCH)
 
