@@ -356,7 +356,7 @@ def _apply_step(
     if step.name == "fit":
         return _without_lone_results(list(_fitting(kind, reversed(parts), step.argument))[::-1])
     if step.name == "new":
-        names = unseen().names if unseen is not None else frozenset()
+        names = unseen().commits if unseen is not None else frozenset()
         # The call of a tool and its results are new together: a part with `call` is a result of the part in that slot.
         slots = {part.slot if part.call < 0 else part.call for part in parts if is_new(part, names)}
         return [part for part in parts if (part.slot if part.call < 0 else part.call) in slots]

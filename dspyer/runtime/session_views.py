@@ -142,7 +142,7 @@ class StateViews:
         self.schema = self._fields.schema
         self._nodes = graph.nodes
         self._state = state
-        self._log = PriorHistory.state(state, START).log
+        self._log = PriorHistory.of_state(state, START).log
 
     def index(self, field: str, branch: Branch) -> FieldIndex | None:
         """The parts of a field; None if the field has no parts."""
@@ -274,7 +274,7 @@ class TokenReads:
             elif index is None or kind == "amount":
                 sent = self._sizes.parts(kind, parts)
             else:
-                sent = sum([part.weight for part in parts])
+                sent = sum([part.size for part in parts])
             yield Read(node, name, repr(view), sent, self._whole(view.field, place, value))
 
     def of_plain_inputs(self, nodes: Mapping[str, Node], first: int) -> Iterator[Read]:
@@ -295,7 +295,7 @@ class TokenReads:
         if of is None or of.reducer.kind == "amount":
             return self._sizes.whole(value)
         index = self._fields.index(field, self._log, place)
-        return 0 if index is None else index.weight
+        return 0 if index is None else index.size
 
 
 def _frozen_or_text(result: object) -> Any:

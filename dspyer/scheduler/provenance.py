@@ -1,8 +1,15 @@
-"""Who added what to a field, and what a node has not seen: from the commits behind a branch.
+"""Who wrote which part of a field, and which parts a node has not seen: derived from the commits, stored nowhere.
 
-A field with a reducer is made of *parts*: the items of a list, the keys of a mapping, the amounts of a sum. Each part
-belongs to the commit whose update brought it. What a node has seen is what lies behind its own commits, the joins' own
-rule: there is no cursor that could be lost, doubled or merged.
+A field with a reducer consists of *parts*: the items of a list, the keys of a mapping, the amounts of a sum. Each part
+belongs to the commit whose update brought it, as `git blame` gives each line to a commit.
+
+A node has seen what its own last commits in the lineage contain; everything else that its branch contains is new to it.
+That is git's `rev-list branch ^seen`, the rule by which joins tell branches apart too. So there is no read cursor that
+a crash could lose, a retry advance twice, or a join have to merge.
+
+The parts of a field after a commit are an index, made from the index after the commit before. An index is a persistent
+value, which shares with the one before what did not change: a view that asks for the last parts, or for those of one
+author, costs what it returns and not the length of the history.
 """
 
 from __future__ import annotations
@@ -11,7 +18,8 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, merge
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, Protocol
 
 from dspyer.events import Commit
@@ -33,24 +41,24 @@ class FieldPart(NamedTuple):
     Attributes:
         value: the frozen item, value of a key, or amount.
         key: the key in a mapping, the id of a message, None elsewhere.
-        author: who brought it: a node; `"START"` for the inputs and the defaults, `""` if it is not known any more.
-        commit: the id of the commit; where a join chose the value of a branch, that of the commit that won.
-        again: the ids of commits of other branches that brought the same.
-        owner: whose it is in a view: its author; of a tool's result, the author of the call.
-        place: its place in the index of the field, -1 for none.
-        call: the place of the call that it is a result of, -1 for none.
-        weight: its size, where sizes are counted.
+        author: the node that brought it; `"START"` for inputs and defaults, `""` if it is not known.
+        commit: the global id of the commit; where a join kept the value of a branch, of the commit that won.
+        also_from: global ids of commits of other branches that brought the same.
+        owner: whose it is in a view: its author, or for the result of a tool, the author of the call.
+        slot: its position in the index of the field, -1 for none.
+        call: the slot of the tool call that it is a result of, -1 for none.
+        size: its size, where sizes are counted.
     """
 
     value: Any
     key: Any
     author: str
     commit: str
-    again: tuple[str, ...] = ()
+    also_from: tuple[str, ...] = ()
     owner: str = ""
     slot: int = -1
     call: int = -1
-    weight: int = 0
+    size: int = 0
 
 
 class FieldParts(NamedTuple):
@@ -65,167 +73,33 @@ class FieldParts(NamedTuple):
     parts: tuple[FieldPart, ...]
 
 
-class PriorLog(Log, Protocol):
-    """The commits of earlier runs by place: from 0 on, as many as it is long."""
-
-    def __len__(self) -> int: ...
-
-
-class PriorHistory(NamedTuple):
-    """What lies behind a run.
-
-    Attributes:
-        log: the commits of earlier runs.
-        heads: the places of the last of them that all their branches shared.
-        known: the parts of the field that was asked for, as they are there; None where they must be made from the log.
-    """
-
-    log: PriorLog
-    heads: tuple[int, ...]
-    known: FieldIndex | None = None
-
-    @classmethod
-    def state(cls, state: ImmutableState, author: str) -> PriorHistory:
-        """A state of which nothing more is known than who brought it."""
-        patch = {name: Replace(value) for name, value in state.raw_items()}
-        return cls([LogEntry(Commit("", None, author, (), 1, 0, patch, ()), state, (), None)], (0,))
-
-
-NO_HISTORY = PriorHistory((), ())
-
-
-class ThreadLog:
-    """The commits of a run, and behind them, at places below 0, those of the runs before it.
-
-    Args:
-        log: the commits of the run.
-        behind: gives what lies behind it; it is asked once somebody looks there.
-    """
-
-    def __init__(self, log: Log, behind: Callable[[], PriorHistory]) -> None:
-        self._log = log
-        self._behind = behind
-
-    def __getitem__(self, place: int, /) -> LogEntry:
-        if place > 0:
-            return self._log[place]
-        earlier = self._behind()
-        count = len(earlier.log)
-        if not place:
-            return self._log[0]._replace(parents=tuple([head - count for head in earlier.heads]))
-        entry = earlier.log[place + count]
-        winners = {path: winner - count for path, winner in entry.winners.items()}
-        return entry._replace(parents=tuple([parent - count for parent in entry.parents]), winners=winners)
-
-
-def unseen_commits(log: Log, heads: Sequence[int], reader: str) -> set[int]:
-    """The places of the commits that are not behind a commit of a node. It looks no further back than it must.
-
-    Args:
-        log: the commits; a commit is at a higher place than those that it builds on.
-        heads: the last commits of the branch.
-        reader: the node.
-    """
-    heap = [-head for head in set(heads)]
-    heapify(heap)
-    known = dict.fromkeys(heads, False)  # by place, whether the node has seen it
-    open_places = len(known)
-    found: set[int] = set()
-    while open_places:
-        place = -heappop(heap)
-        entry = log[place]
-        seen = known[place]
-        open_places -= not seen
-        if not seen and entry.commit.node == reader:
-            seen = True
-        if not seen:
-            found.add(place)
-        for parent in entry.parents:
-            before = known.get(parent)
-            if before is None:
-                heappush(heap, -parent)
-                known[parent] = seen
-                open_places += not seen
-            elif seen and not before:
-                known[parent] = True
-                open_places -= 1
-    return found
-
-
-def last_visits(log: Log, fresh: set[int], heads: Sequence[int], reader: str) -> list[int]:
-    """The places of the last commits of a node: those behind which none of its commits is that is not behind another.
-
-    Args:
-        log: the commits.
-        fresh: the places that the node has not seen.
-        heads: the last commits of the branch.
-        reader: the node.
-    """
-    edge = {parent for place in fresh for parent in log[place].parents} | set(heads)
-    found = sorted([place for place in edge - fresh if log[place].commit.node == reader])
-    if len(found) < 2:
-        return found
-    near = range(found[0], found[-1] + 1)  # what a commit builds on is at a lower place
-    behind = {place for visit in found for place in ancestry(log, log[visit].parents, near)}
-    return [place for place in found if place not in behind]
-
-
 def unattributed_parts(value: Any, kind: str = "items") -> FieldParts:
-    """The parts of a value whose authors are not known.
-
-    Args:
-        value: the frozen value, `DELETE` if there is none.
-        kind: what they make up if there is none.
-    """
+    """The parts of a frozen value whose authors are not known; `kind` is used where the value does not show it."""
     if isinstance(value, FrozenDict):
         kind = "keys"
-    return FieldParts(kind, tuple([FieldPart(part, key, "", "") for key, part in parts_of_value(value)]))
+    return FieldParts(kind, tuple([FieldPart(part, key, "", "") for key, part in _parts_of_value(value)]))
 
 
-def parts_of_value(value: Any, reducer: Reducer | None = None) -> Iterable[tuple[Any, Any]]:
-    """The parts of a whole value, as (key, part).
-
-    Args:
-        value: the frozen value; `DELETE` and None have none.
-        reducer: what folds the field.
-    """
-    if value is DELETE or value is None:
-        return ()
-    if reducer is not None and reducer.parts_of_value is not None:
-        return reducer.parts_of_value(value)
-    if isinstance(value, FrozenDict):
-        return value.raw_items()
-    if isinstance(value, FrozenList):
-        return [(None, item) for item in value.raw_items()]
-    if isinstance(value, AbstractSet):
-        return [(None, item) for item in sorted(value, key=repr)]  # a set has another order in every process
-    return [(None, item) for item in value] if isinstance(value, tuple) else ((None, value),)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The parts of a field at each commit, each time made from those at the commit before.
-#
-# An `Index` is a value that shares what did not change with the one before it, as states do: what a view asks for, such
-# as the last parts or those of one author, costs by the answer and not by the history.
-
+# --- the index of a field
 
 _NONE: PersistentMap[Any, Any] = PersistentMap()
+_NO_PARTS: SparseVector[FieldPart] = SparseVector()
 
 
 class IndexedField(NamedTuple):
-    """How a field comes about.
+    """A field and what is needed to index it.
 
     Attributes:
         field: its name.
-        reducer: what folds it; it has parts.
+        reducer: its reducer, one that has parts.
         default: what a deletion leaves, frozen; `DELETE` for nothing.
-        whole: whether the first commit of the run holds whole values, as the inputs of a run do that goes on from
-            nothing.
-        prefix: what the ids of the commits of the run begin with.
-        taken: the same for commits that it has from earlier parts, with the place at which the next part begins.
-        live: whether posts are folded as they arrived.
+        whole: whether the first commit of the run holds whole values: the inputs of a run that continues no other.
+        prefix: what turns the ids of the run's commits into global ones.
+        id_prefixes: the same for commits taken over from other runs: (index of the first commit that is not of that
+            run any more, prefix), in order.
+        live: whether posts are folded in the order in which they arrived.
         limited: whether a limit drops the oldest parts.
-        weigh: gives the size of a part, where sizes are counted.
+        size_of: gives the size of a part, where sizes are counted.
     """
 
     field: str
@@ -233,10 +107,10 @@ class IndexedField(NamedTuple):
     default: Any = DELETE
     whole: bool = False
     prefix: str = ""
-    taken: tuple[tuple[int, str], ...] = ()
+    id_prefixes: tuple[tuple[int, str], ...] = ()
     live: bool = False
     limited: bool = False
-    weigh: Callable[[str, FieldPart], int] | None = None
+    size_of: Callable[[str, FieldPart], int] | None = None
 
     @classmethod
     def of(
@@ -244,76 +118,80 @@ class IndexedField(NamedTuple):
         field: Field | None,
         whole: bool = False,
         prefix: str = "",
-        taken: tuple[tuple[int, str], ...] = (),
-        weigh: Callable[[str, FieldPart], int] | None = None,
+        id_prefixes: tuple[tuple[int, str], ...] = (),
+        size_of: Callable[[str, FieldPart], int] | None = None,
     ) -> IndexedField | None:
-        """How a field of a schema comes about; None if it has no parts."""
+        """The indexed form of a field of a schema; None if it has no parts."""
         if field is None or field.reducer is None or field.reducer.parts is None:
             return None
         limited = field.limit is not None and field.limit.full == "drop_oldest"
         live = field.live is not None
-        return cls(field.name, field.reducer, field.fixed_default, whole, prefix, taken, live, limited, weigh)
+        return cls(field.name, field.reducer, field.fixed_default, whole, prefix, id_prefixes, live, limited, size_of)
+
+    def global_id(self, log: Log, index: int) -> str:
+        """The id of a commit among all runs of a thread. Earlier runs' commits (index below 0) have it already."""
+        local = log[index].commit.id
+        if index < 0:
+            return local
+        run = bisect_right(self.id_prefixes, index, key=itemgetter(0)) if self.id_prefixes else 0
+        return f"{self.id_prefixes[run][1] if run < len(self.id_prefixes) else self.prefix}{local}"
+
+    def parts_of_update(self, update: Any, whole: bool) -> tuple[bool, Iterable[tuple[Any, Any]]]:
+        """Whether an update discards the parts before it, and its own parts as (key, part).
+
+        `whole` marks an update that is the whole value of the field.
+        """
+        if whole or update is DELETE or isinstance(update, Replace):
+            value = self.default if update is DELETE else update.value if isinstance(update, Replace) else update
+            return True, _parts_of_value(value if value is DELETE else freeze(value), self.reducer)
+        assert self.reducer.parts is not None  # only fields with parts have an index
+        return False, self.reducer.parts(update)
 
 
 class FieldIndex(NamedTuple):
-    """The parts of a field at one commit.
+    """The parts of a field after one commit.
 
     Attributes:
-        row: the parts in their order.
-        end: the place of the next one.
+        parts: the parts by slot, in their order.
+        next_slot: the slot of the next part.
         owners: the parts of each owner.
-        keys: the place of the part of each key.
+        keys: the slot of each key.
         sums: of amounts, the sum of each author.
-        calls: of messages, the place of the last one that calls a tool, by the id of the call.
-        results: of messages, the places of the results, by the place of the call.
-        weight: the sizes of all parts.
+        calls: of messages, the slot of the last message with a tool call, by the id of the call.
+        results: of messages, the slots of tool results, by the slot of the call.
+        size: the size of all parts.
     """
 
-    row: SparseVector[FieldPart] = SparseVector()
-    end: int = 0
+    parts: SparseVector[FieldPart] = SparseVector()
+    next_slot: int = 0
     owners: PersistentMap[str, SparseVector[FieldPart]] = _NONE
     keys: PersistentMap[Any, int] = _NONE
     sums: PersistentMap[str, Any] = _NONE
     calls: PersistentMap[str, int] = _NONE
     results: PersistentMap[int, tuple[int, ...]] = _NONE
-    weight: int = 0
+    size: int = 0
 
     def backwards(self, owners: Iterable[str] | None = None) -> Iterator[FieldPart]:
-        """The parts, the last one first.
-
-        Args:
-            owners: whose; None for all.
-        """
+        """The parts from the last to the first, of some owners or of all."""
         if owners is None:
-            return self.row.backwards()
-        rows = [row for row in (self.owners.get(owner) for owner in owners) if row]
-        return rows[0].backwards() if len(rows) == 1 else _merged([row.backwards() for row in rows])
+            return self.parts.backwards()
+        of_owners = [parts for parts in (self.owners.get(owner) for owner in owners) if parts]
+        walks = [parts.backwards() for parts in of_owners]
+        return walks[0] if len(walks) == 1 else merge(*walks, key=attrgetter("slot"), reverse=True)
 
 
 EMPTY_INDEX = FieldIndex()
 
 
-def _merged(walks: Sequence[Iterator[FieldPart]]) -> Iterator[FieldPart]:
-    """Parts of several rows, the one at the highest place first."""
-    heap = [(-part.slot, number, part) for number, walk in enumerate(walks) for part in [next(walk, None)] if part]
-    heapify(heap)
-    while heap:
-        _, number, part = heappop(heap)
-        yield part
-        following = next(walks[number], None)
-        if following is not None:
-            heappush(heap, (-following.slot, number, following))
-
-
 class FieldIndexes:
-    """The indexes of one field at the commits of a run. It is not safe for several threads at once.
+    """The indexes of one field after the commits of a run. Not thread-safe.
 
-    An index is kept where it may be asked for again: at the last commit of each branch that was looked at, and where
-    branches part. Any other is made again from the log.
+    An index is kept where it may be needed again: after the last commit of each branch that was asked for, and where
+    branches part. Others are made again from the log.
 
     Args:
         of: the field.
-        base: gives the index of what lies behind the run; None, or if it gives None, the log has that too.
+        base: gives the index after the runs before this one; if it is None or gives None, the log reaches back to them.
     """
 
     def __init__(self, of: IndexedField, base: Callable[[], FieldIndex | None] | None = None) -> None:
@@ -321,199 +199,179 @@ class FieldIndexes:
         self._base = base
         self._known: dict[int, FieldIndex] = {}
 
-    def begin(self, place: int, index: FieldIndex) -> None:
-        """Takes the index after a commit as it is.
+    def begin(self, at: int, index: FieldIndex) -> None:
+        """Sets the index after a commit."""
+        self._known[at] = index
 
-        Args:
-            place: the place of the commit.
-            index: the index.
-        """
-        self._known[place] = index
-
-    def at(self, log: Log, place: int) -> FieldIndex:
-        """The index after a commit.
-
-        Args:
-            log: the commits of the run.
-            place: the place of the commit.
-        """
+    def at(self, log: Log, head: int) -> FieldIndex:
+        """The index after a commit, given its log index."""
         known = self._known
-        chain: list[int] = []
-        here, index, behind = place, EMPTY_INDEX, None
+        chain: list[int] = []  # the commits back to the last known index, along first parents
+        here, index, prior = head, EMPTY_INDEX, None
         while here not in known:
             chain.append(here)
-            behind = self._base() if not here and self._base is not None else None
-            parents = () if behind is not None else log[here].parents
+            prior = self._base() if not here and self._base is not None else None
+            parents = () if prior is not None else log[here].parents
             if not parents:
-                index = behind or EMPTY_INDEX
+                index = prior or EMPTY_INDEX
                 break
             here = parents[0]
         else:
             index = known[here]
         for here in reversed(chain):
             entry = log[here]
-            parents = () if behind is not None and not here else entry.parents
+            parents = () if prior is not None and not here else entry.parents
             index = self._after(log, here, entry, index, parents)
-            if _parts_ways(entry) or self.of.live:
+            # The join of a live field starts again from its merge base, which may be any commit: all are kept.
+            if _forks(entry) or self.of.live:
                 known[here] = index
             for parent in entry.parents:
-                if parent in known and not self.of.live and not _parts_ways(log[parent]):
-                    del known[parent]  # it has one commit behind it, which has an index now
-        known[place] = index
+                if parent in known and not self.of.live and not _forks(log[parent]):
+                    del known[parent]  # its only child has an index now: nothing asks for this one again
+        known[head] = index
         return index
 
-    def _after(self, log: Log, place: int, entry: LogEntry, index: FieldIndex, parents: tuple[int, ...]) -> FieldIndex:
+    def _after(self, log: Log, at: int, entry: LogEntry, index: FieldIndex, parents: tuple[int, ...]) -> FieldIndex:
+        """The index after a commit, given that after its first parent."""
         field = self.of.field
         touched = field in entry.commit.patch
         if len(parents) < 2 and not touched:
             return index
-        made = _IndexBuilder(self.of, index)
+        builder = _IndexBuilder(self.of, index)
         if len(parents) > 1:
-            made = self._joined(log, place, parents, made)
+            builder = self._joined(log, at, parents, builder)
         if touched:
-            made.commit(log, place)
+            builder.add_commit(log, at)
         if self.of.limited:
-            once = len(parents) < 2 and not isinstance(entry.commit.patch[field], Updates)
-            made.keep(entry.state.raw(field, DELETE), once)
-        return made.done()
+            single = len(parents) < 2 and not isinstance(entry.commit.patch[field], Updates)
+            builder.keep(entry.state.raw(field, DELETE), single)
+        return builder.index()
 
-    def _joined(self, log: Log, place: int, parents: tuple[int, ...], made: _IndexBuilder) -> _IndexBuilder:
-        """The parts behind a join: as the join folded them, without what it did itself."""
+    def _joined(self, log: Log, at: int, parents: tuple[int, ...], builder: _IndexBuilder) -> _IndexBuilder:
+        """The parts of the joined branches, folded as the join folded them. Its own patch is not applied yet."""
         field = self.of.field
-        if self.of.live and len({_run_of(log[one].commit.id) for one in (place, *parents)}) == 1:
-            base, own = merge_base(log, parents)
-            posted = [item.log_index for item in own if field in log[item.log_index].commit.patch]
-            if any(log[one].commit.live is not None for one in posted):
-                made = _IndexBuilder(self.of, self.at(log, base))
-                made.by_arrival(log, posted)
-                return made
-        own = unshared_commits(log, parents)
-        firsts: list[list[ReachableCommit]] = [[] for _ in parents]
-        for item in own:
+        # Only within one run: posts are numbered by run.
+        if self.of.live and len({_run_of(log[one].commit.id) for one in (at, *parents)}) == 1:
+            base, commits = merge_base(log, parents)
+            writes = [item.log_index for item in commits if field in log[item.log_index].commit.patch]
+            if any(log[one].commit.live is not None for one in writes):
+                builder = _IndexBuilder(self.of, self.at(log, base))
+                builder.add_by_arrival(log, writes)
+                return builder
+        added: list[list[ReachableCommit]] = [[] for _ in parents]  # by branch, as in `Join`
+        for item in unshared_commits(log, parents):
             if field in log[item.log_index].commit.patch:
-                lowest = item.mask & -item.mask
-                firsts[lowest.bit_length() - 1].append(item)
+                leftmost = item.mask & -item.mask
+                added[leftmost.bit_length() - 1].append(item)
         before: list[ReachableCommit] = []
-        for bit, items in enumerate(firsts):
-            beside = [item for item in before if not item.mask >> bit & 1]
-            reset = any(resets(log[item.log_index].commit.patch[field]) for item in (*beside, *items))
-            if bit and not (beside and reset):  # else both sides agree, or the join has decided, which is its patch
+        for bit, items in enumerate(added):
+            left_only = [item for item in before if not item.mask >> bit & 1]
+            reset = any(resets(log[item.log_index].commit.patch[field]) for item in (*left_only, *items))
+            # The parts of the first parent are in the index already. With a reset, either both sides were the same, or
+            # the join has decided by a policy: then its patch, which comes next, holds the result.
+            if bit and not (left_only and reset):
                 for item in items:
-                    made.commit(log, item.log_index, parallel=True)
+                    builder.add_commit(log, item.log_index, parallel=True)
             before += items
-        return made
+        return builder
 
 
 class _IndexBuilder:
-    """An index in the making.
-
-    Args:
-        of: the field.
-        index: what it begins with.
-    """
+    """A mutable copy of an index. `parallel` updates come from another branch than what the index holds."""
 
     def __init__(self, of: IndexedField, index: FieldIndex) -> None:
         self._of = of
         self._kind = of.reducer.kind
-        self.row, self.end, self.owners, self.keys, self.sums, self.calls, self.results, self.weight = index
+        self._load(index)
 
-    def done(self) -> FieldIndex:
-        """The index."""
-        return FieldIndex(self.row, self.end, self.owners, self.keys, self.sums, self.calls, self.results, self.weight)
+    def _load(self, index: FieldIndex) -> None:
+        self.parts, self.next_slot, self.owners, self.keys, self.sums, self.calls, self.results, self.size = index
 
-    def commit(self, log: Log, place: int, *, parallel: bool = False) -> None:
-        """Adds what a commit brought.
+    def index(self) -> FieldIndex:
+        """The index as it is now."""
+        return FieldIndex(
+            *(self.parts, self.next_slot, self.owners, self.keys, self.sums, self.calls, self.results, self.size)
+        )
 
-        Args:
-            log: the commits.
-            place: the place of the commit.
-            parallel: whether it belongs to another branch than what is here.
-        """
+    def add_commit(self, log: Log, at: int, *, parallel: bool = False) -> None:
+        """Adds the parts of a commit's updates."""
         of = self._of
-        for number, one in enumerate(each_update(log[place].commit.patch[of.field])):
-            self.add(log, place, one, first=of.whole and not place and not number, parallel=parallel)
+        for number, update in enumerate(each_update(log[at].commit.patch[of.field])):
+            self._add(log, at, update, whole=of.whole and not at and not number, parallel=parallel)
 
-    def by_arrival(self, log: Log, places: Iterable[int]) -> None:
-        """Adds what commits brought to a live field, each update when it arrived."""
+    def add_by_arrival(self, log: Log, commits: Iterable[int]) -> None:
+        """Adds the parts of posts to a live field, in the order in which they arrived."""
         found: list[tuple[int, int, Any]] = []
         latest = 0
-        for place in places:
-            commit = log[place].commit
-            updates = each_update(commit.patch[self._of.field])
+        for at in commits:
+            commit = log[at].commit
             seqs = commit.live.posts.get(self._of.field, ()) if commit.live is not None else ()
-            for number, one in enumerate(updates):
-                seq = seqs[number] if seqs else latest
+            for number, update in enumerate(each_update(commit.patch[self._of.field])):
+                seq = seqs[number] if seqs else latest  # what was no post (a manual commit) follows those before it
                 latest = max(latest, seq)
-                found.append((seq, place, one))
-        found.sort(key=lambda update: update[0])
-        for _, place, one in found:
-            self.add(log, place, one, parallel=True)
+                found.append((seq, at, update))
+        found.sort(key=itemgetter(0))
+        for _, at, update in found:
+            self._add(log, at, update, parallel=True)
 
-    def add(self, log: Log, place: int, update: Any, *, first: bool = False, parallel: bool = False) -> None:
-        """Adds one update of a commit.
-
-        Args:
-            log: the commits.
-            place: the place of the commit.
-            update: the update.
-            first: whether it is a whole value.
-            parallel: whether it belongs to another branch than what is here.
-        """
+    def _add(self, log: Log, at: int, update: Any, *, whole: bool = False, parallel: bool = False) -> None:
         of = self._of
-        reset, found = parts_of_update(of, update, first)
-        winners, here = log[place].winners, global_id_at(log, place, of)
-        before = {part.key: part for part in self.row} if reset and winners else {}
+        reset, found = of.parts_of_update(update, whole)
+        winners, this_commit = log[at].winners, of.global_id(log, at)
+        before = {part.key: part for part in self.parts} if reset and winners else {}
         if reset:
-            self._clear()
-        author, name = log[place].commit, here
+            self._load(EMPTY_INDEX)
+        author, commit = log[at].commit, this_commit
         for key, value in found:
-            there = None if key is None else before.get(key)
-            if there is not None and same(there.value, value):  # the join has left it as it was
-                self._put(there._replace(slot=self.end))
+            old = None if key is None else before.get(key)
+            if old is not None and same(old.value, value):  # the join replaced the field, and this part is unchanged
+                self._put(old._replace(slot=self.next_slot))
                 continue
-            if winners:  # who has seen the commit that won has seen the value
-                winner = winners.get((of.field, key), winners.get((of.field,), place))
-                author, name = log[winner].commit, global_id_at(log, winner, of)
-            known = None if key is None else self.keys.get(key)
-            if known is None:
-                self._put(FieldPart(value, key, author.node, name, (), author.node, self.end))
+            if winners:  # a node that has seen the commit that won has seen this value
+                winner = winners.get((of.field, key), winners.get((of.field,), at))
+                author, commit = log[winner].commit, of.global_id(log, winner)
+            slot = None if key is None else self.keys.get(key)
+            if slot is None:
+                self._put(FieldPart(value, key, author.node, commit, (), author.node, self.next_slot))
             else:
-                self._again(known, value, author, name, parallel)
+                self._set_key(slot, value, author, commit, parallel)
 
-    def _again(self, known: int, value: Any, author: Commit, name: str, parallel: bool) -> None:
-        """A part with a key that is there: a key of a mapping moves to the end, what is the same stays as it is."""
-        there = self.row.get(known)
-        assert there is not None
-        if self._kind == "keys":
-            self._drop(there)
-            self._put(FieldPart(value, there.key, author.node, name, (), author.node, self.end))
-        elif self._kind == "members" or self._of.reducer.append_only or same(there.value, value):
+    def _set_key(self, slot: int, value: Any, author: Commit, commit: str, parallel: bool) -> None:
+        """Sets the value of a key that is there already, as the reducer of the field does."""
+        old = self.parts.get(slot)
+        assert old is not None
+        if self._kind == "keys":  # the order is that of the last writes
+            self._drop(old)
+            self._put(FieldPart(value, old.key, author.node, commit, (), author.node, self.next_slot))
+        elif self._kind == "members" or self._of.reducer.append_only or same(old.value, value):
             if parallel:
-                self._drop(there, gone=False)
-                self._put(there._replace(again=(*there.again, name)))
-        else:
-            self._drop(there, gone=False)
-            self._put(FieldPart(value, there.key, author.node, name, (), author.node, known))
+                self._drop(old, forget_key=False)
+                self._put(old._replace(also_from=(*old.also_from, commit)))
+        else:  # a message with a known id: changed in its place
+            self._drop(old, forget_key=False)
+            self._put(FieldPart(value, old.key, author.node, commit, (), author.node, slot))
 
     def _put(self, part: FieldPart) -> None:
-        place = part.slot
+        slot = part.slot
         if self._kind == "messages":
-            part = self._in_its_turn(part)
-        if self._of.weigh is not None:
-            part = part._replace(weight=self._of.weigh(self._kind, part))
-            self.weight += part.weight
+            part = self._with_call(part)
+        if self._of.size_of is not None:
+            part = part._replace(size=self._of.size_of(self._kind, part))
+            self.size += part.size
         if part.key is not None:
-            self.keys = self.keys.set(part.key, place)
-        self.row = self.row.set(place, part)
-        self.owners = self.owners.set(part.owner, self.owners.get(part.owner, _NO_PARTS).set(place, part))
-        self.end = max(self.end, place + 1)
+            self.keys = self.keys.set(part.key, slot)
+        self.parts = self.parts.set(slot, part)
+        self.owners = self.owners.set(part.owner, self.owners.get(part.owner, _NO_PARTS).set(slot, part))
+        self.next_slot = max(self.next_slot, slot + 1)
         if self._kind == "amount":
             sums, author = self.sums, part.author
             self.sums = sums.set(author, sums[author] + part.value if author in sums else part.value)
 
-    def _in_its_turn(self, part: FieldPart) -> FieldPart:
-        """A message with the call that it is a result of; a call is remembered. A turn that a run was given is its
-        node's: so a node of a graph in another one knows its own turns again when that runs again.
+    def _with_call(self, part: FieldPart) -> FieldPart:
+        """A message with its author and, for the result of a tool, its call; its own calls are recorded.
+
+        A turn among the inputs of a run belongs to the node that it names: a graph in another one that runs again finds
+        the turns of its own nodes there.
         """
         value = part.value
         if not isinstance(value, FrozenDict):
@@ -528,88 +386,56 @@ class _IndexBuilder:
         if value.raw("role", None) != "tool":
             return part
         called = self.calls.get(value.raw("tool_call_id", None), -1)
-        of = self.row.get(called) if called >= 0 else None
-        if of is None:
+        call_part = self.parts.get(called) if called >= 0 else None
+        if call_part is None:
             return part
         if part.slot not in self.results.get(called, ()):
             self.results = self.results.set(called, (*self.results.get(called, ()), part.slot))
-        return part._replace(owner=of.owner, call=called)
+        return part._replace(owner=call_part.owner, call=called)
 
-    def _drop(self, part: FieldPart, *, gone: bool = True) -> None:
-        self.row = self.row.discard(part.slot)
+    def _drop(self, part: FieldPart, *, forget_key: bool = True) -> None:
+        self.parts = self.parts.discard(part.slot)
         self.owners = self.owners.set(part.owner, self.owners[part.owner].discard(part.slot))
-        self.weight -= part.weight
-        if gone and part.key is not None:
+        self.size -= part.size
+        if forget_key and part.key is not None:
             self.keys = self.keys.discard(part.key)
 
-    def keep(self, value: Any, once: bool) -> None:
-        """Drops what a limit has dropped.
+    def keep(self, value: Any, single: bool) -> None:
+        """Drops the parts that a limit has dropped from the frozen value of the field.
 
-        Args:
-            value: what the field holds, frozen.
-            once: whether that was one update, which drops nothing that it brings again.
+        A `single` update never loses parts that it brings itself: then the dropped ones are the first ones.
         """
-        held = [] if once or self._kind not in ("keys", "messages") else list(parts_of_value(value, self._of.reducer))
+        held = (
+            [] if single or self._kind not in ("keys", "messages") else list(_parts_of_value(value, self._of.reducer))
+        )
         if not held:
-            for part in list(itertools.islice(self.row, max(len(self.row) - _count(value), 0))):
+            count = 0 if value is DELETE or value is None else len(value)
+            for part in list(itertools.islice(self.parts, max(len(self.parts) - count, 0))):
                 self._drop(part)
-        elif [key for key, _ in held] != [part.key for part in self.row]:  # a key that was dropped may come again
-            parts = {part.key: part for part in self.row}
-            self._clear()
+        elif [key for key, _ in held] != [part.key for part in self.parts]:
+            # One update dropped a key and a later one brought it again: the parts are ordered as in the value.
+            parts = {part.key: part for part in self.parts}
+            self._load(EMPTY_INDEX)
             for key, item in held:
-                self._put((parts.get(key) or FieldPart(item, key, "", ""))._replace(slot=self.end))
-
-    def _clear(self) -> None:
-        self.row, self.end, self.owners, self.keys, self.sums, self.calls, self.results, self.weight = EMPTY_INDEX
+                self._put((parts.get(key) or FieldPart(item, key, "", ""))._replace(slot=self.next_slot))
 
 
-_NO_PARTS: SparseVector[FieldPart] = SparseVector()
+def _parts_of_value(value: Any, reducer: Reducer | None = None) -> Iterable[tuple[Any, Any]]:
+    """The parts of a whole frozen value, as (key, part); none of `DELETE` and None."""
+    if value is DELETE or value is None:
+        return ()
+    if reducer is not None and reducer.parts_of_value is not None:
+        return reducer.parts_of_value(value)
+    if isinstance(value, FrozenDict):
+        return value.raw_items()
+    if isinstance(value, FrozenList):
+        return [(None, item) for item in value.raw_items()]
+    if isinstance(value, AbstractSet):
+        return [(None, item) for item in sorted(value, key=repr)]  # the order of a set differs between processes
+    return [(None, item) for item in value] if isinstance(value, tuple) else ((None, value),)
 
 
-def parts_of_update(of: IndexedField, update: Any, first: bool) -> tuple[bool, Iterable[tuple[Any, Any]]]:
-    """Whether an update throws away what was there, and the parts that it brings, as (key, part).
-
-    Args:
-        of: the field.
-        update: one update.
-        first: whether it is a whole value.
-    """
-    if first or update is DELETE or isinstance(update, Replace):
-        return True, parts_of_value(_value(of, update), of.reducer)
-    assert of.reducer.parts is not None  # fields without parts have no index
-    return False, of.reducer.parts(update)
-
-
-def _count(value: Any) -> int:
-    return 0 if value is DELETE or value is None else len(value)
-
-
-def _value(of: IndexedField, update: Any) -> Any:
-    value = of.default if update is DELETE else update.value if isinstance(update, Replace) else update
-    return value if value is DELETE else freeze(value)
-
-
-def global_id_at(log: Log, place: int, of: IndexedField) -> str:
-    """The id of a commit among those of all runs of a thread.
-
-    Args:
-        log: the commits; those of earlier runs, at places below 0, have whole ids.
-        place: the place of the commit.
-        of: the field, which knows what the ids of this run begin with.
-    """
-    name = log[place].commit.id
-    if place < 0:
-        return name
-    part = bisect_right(of.taken, place, key=_end) if of.taken else 0
-    return f"{of.taken[part][1] if part < len(of.taken) else of.prefix}{name}"
-
-
-def _end(part: tuple[int, str]) -> int:
-    return part[0]
-
-
-def _parts_ways(entry: LogEntry) -> bool:
-    """Whether branches part behind a commit."""
+def _forks(entry: LogEntry) -> bool:
     return len(entry.commit.route) > 1
 
 
@@ -617,28 +443,71 @@ def _run_of(commit_id: str) -> str:
     return commit_id.rpartition("/")[0]
 
 
-def unshared_commits(log: Log, heads: Sequence[int]) -> list[ReachableCommit]:
-    """The commits behind some heads that are not behind all of them, in lineage order.
+# --- what a node has not seen
 
-    Args:
-        log: the commits; a commit is at a higher place than those that it builds on.
-        heads: the last commit of each branch.
+
+def unseen_commits(log: Log, heads: Sequence[int], reader: str) -> set[int]:
+    """The commits that `heads` contain and no commit of the node `reader` among them does.
+
+    Walks back from the heads, highest index first (parents have lower indexes), until every open commit has been seen.
     """
+    heap = [-head for head in set(heads)]
+    heapify(heap)
+    known = dict.fromkeys(heads, False)  # by index: whether the reader has seen the commit
+    unseen_count = len(known)  # commits in the heap that are not known to be seen; the walk ends when there are none
+    found: set[int] = set()
+    while unseen_count:
+        index = -heappop(heap)
+        entry = log[index]
+        seen = known[index]
+        unseen_count -= not seen
+        if not seen and entry.commit.node == reader:
+            seen = True
+        if not seen:
+            found.add(index)
+        for parent in entry.parents:
+            before = known.get(parent)
+            if before is None:
+                heappush(heap, -parent)
+                known[parent] = seen
+                unseen_count += not seen
+            elif seen and not before:
+                known[parent] = True
+                unseen_count -= 1
+    return found
+
+
+def last_visits(log: Log, unseen: set[int], heads: Sequence[int], reader: str) -> list[int]:
+    """The last commits of a node that `heads` contain: none of them contains another one.
+
+    `unseen` are the commits that the node has not seen. Several are last if they were made in parallel branches.
+    """
+    edge = {parent for index in unseen for parent in log[index].parents} | set(heads)
+    found = sorted([index for index in edge - unseen if log[index].commit.node == reader])
+    if len(found) < 2:
+        return found
+    near = range(found[0], found[-1] + 1)  # ancestors below the first visit cannot contain another one
+    contained = {index for visit in found for index in ancestry(log, log[visit].parents, near)}
+    return [index for index in found if index not in contained]
+
+
+def unshared_commits(log: Log, heads: Sequence[int]) -> list[ReachableCommit]:
+    """The commits that some heads contain, but not all of them, in lineage order."""
     everyone = (1 << len(heads)) - 1
     masks: dict[int, int] = {}
     for bit, head in enumerate(heads):
         masks[head] = masks.get(head, 0) | 1 << bit
-    heap = [-head for head in masks]
+    heap = [-head for head in masks]  # highest index first: a commit is at a higher index than its parents
     heapify(heap)
-    partial = sum([mask != everyone for mask in masks.values()])  # among those in the heap
+    partial = sum([mask != everyone for mask in masks.values()])  # in the heap, those that not all heads contain
     found: dict[int, int] = {}
     while partial:
-        place = -heappop(heap)
-        mask = masks[place]
+        index = -heappop(heap)
+        mask = masks[index]
         if mask != everyone:
             partial -= 1
-            found[place] = mask
-        for parent in log[place].parents:
+            found[index] = mask
+        for parent in log[index].parents:
             before = masks.get(parent)
             if before is None:
                 heappush(heap, -parent)
@@ -646,57 +515,97 @@ def unshared_commits(log: Log, heads: Sequence[int]) -> list[ReachableCommit]:
             else:
                 partial -= before != everyone and before | mask == everyone
             masks[parent] = (before or 0) | mask
-    return [ReachableCommit(place, found[place]) for place in ancestry(log, heads, found)]
+    return [ReachableCommit(index, found[index]) for index in ancestry(log, heads, found)]
 
 
 class UnseenParts(NamedTuple):
-    """What of a field a node has not seen.
+    """What a node has not seen of a field: the global ids of the commits, and the parts in their order."""
 
-    Attributes:
-        names: the ids of the commits that it has not seen.
-        parts: the parts, in their order.
-    """
-
-    names: AbstractSet[str]
+    commits: AbstractSet[str]
     parts: list[FieldPart]
 
 
-def unseen_parts(index: FieldIndex, log: Log, fresh: AbstractSet[int], of: IndexedField) -> UnseenParts:
-    """What of a field a node has not seen. It costs by what that is.
+def unseen_parts(index: FieldIndex, log: Log, unseen: AbstractSet[int], of: IndexedField) -> UnseenParts:
+    """The parts that `unseen` commits have brought, given the index at the node's branch.
 
-    Args:
-        index: the field where the node's branch is.
-        log: the commits.
-        fresh: the places of the commits that the node has not seen.
-        of: the field.
+    It looks those parts up instead of walking all parts: its cost is that of the answer.
     """
-    names = {global_id_at(log, place, of) for place in fresh}
+    commits = {of.global_id(log, at) for at in unseen}
     found: dict[int, FieldPart] = {}
     unkeyed = 0
-    for place in fresh:
-        patch = log[place].commit.patch
+    for at in unseen:
+        patch = log[at].commit.patch
         if of.field not in patch:
             continue
-        for number, one in enumerate(each_update(patch[of.field])):
-            for key, _ in parts_of_update(of, one, of.whole and not place and not number)[1]:
-                part = None if key is None else index.row.get(index.keys.get(key, index.end))
-                if part is not None and is_new(part, names):
+        for number, update in enumerate(each_update(patch[of.field])):
+            for key, _ in of.parts_of_update(update, of.whole and not at and not number)[1]:
+                part = None if key is None else index.parts.get(index.keys.get(key, index.next_slot))
+                if part is not None and is_new(part, commits):
                     found[part.slot] = part
                 unkeyed += key is None
+    # Parts without keys are found from the end, until all that these commits brought have been met.
     for part in index.backwards() if unkeyed else ():
-        if part.key is None and part.commit in names:
+        if part.key is None and part.commit in commits:
             found[part.slot] = part
             unkeyed -= 1
             if not unkeyed:
                 break
-    calls = {place if place in index.results else found[place].call for place in found}
+    calls = {slot if slot in index.results else found[slot].call for slot in found}
     for call in calls - {-1}:  # a call and its results are shown together
-        for part in map(index.row.get, (call, *index.results.get(call, ()))):
+        for part in map(index.parts.get, (call, *index.results.get(call, ()))):
             if part is not None:
                 found[part.slot] = part
-    return UnseenParts(names, [found[place] for place in sorted(found)])
+    return UnseenParts(commits, [found[slot] for slot in sorted(found)])
 
 
-def is_new(part: FieldPart, names: AbstractSet[str]) -> bool:
-    """Whether a part was brought by commits that a node has not seen, and by no other."""
-    return part.commit in names and not any(name not in names for name in part.again)
+def is_new(part: FieldPart, unseen: AbstractSet[str]) -> bool:
+    """Whether a part was brought by unseen commits only, given their global ids."""
+    return part.commit in unseen and not any(commit not in unseen for commit in part.also_from)
+
+
+# --- the runs before a run
+
+
+class PriorLog(Log, Protocol):
+    """The commits of earlier runs: a log with a length."""
+
+    def __len__(self) -> int: ...
+
+
+class PriorHistory(NamedTuple):
+    """The runs before a run.
+
+    Attributes:
+        log: their commits.
+        heads: the log indexes of the last commits that all of their branches shared.
+        field_index: the index after them of the field that was asked for; None if it must be made from the log.
+    """
+
+    log: PriorLog
+    heads: tuple[int, ...]
+    field_index: FieldIndex | None = None
+
+    @classmethod
+    def of_state(cls, state: ImmutableState, author: str) -> PriorHistory:
+        """A state of which only the author is known, as a history of one commit."""
+        patch = {name: Replace(value) for name, value in state.raw_items()}
+        return cls([LogEntry(Commit("", None, author, (), 1, 0, patch, ()), state, (), None)], (0,))
+
+
+class ThreadLog:
+    """The commits of a run, and at indexes below 0 those of the runs before it, which are loaded when first needed."""
+
+    def __init__(self, log: Log, prior: Callable[[], PriorHistory]) -> None:
+        self._log = log
+        self._prior = prior
+
+    def __getitem__(self, index: int, /) -> LogEntry:
+        if index > 0:
+            return self._log[index]
+        prior = self._prior()
+        count = len(prior.log)
+        if not index:  # the first commit descends from the prior runs
+            return self._log[0]._replace(parents=tuple([head - count for head in prior.heads]))
+        entry = prior.log[index + count]
+        winners = {path: winner - count for path, winner in entry.winners.items()}
+        return entry._replace(parents=tuple([parent - count for parent in entry.parents]), winners=winners)

@@ -188,7 +188,7 @@ class EarlierLog:
     def _unknown(self, state: ImmutableState, why: str) -> LogEntry:
         """A commit with the whole state as its patch and without an author."""
         self._graphs.warn(self._field, why)
-        return PriorHistory.state(state, "").log[0]
+        return PriorHistory.of_state(state, "").log[0]
 
 
 class EarlierGraphs:
@@ -259,12 +259,12 @@ class RecentIndexes:
         with self._lock:
             for key in ((at, field, root), *([] if before is None else [(before, field, root)])):
                 old = self._found.pop(key, None)
-                self._size -= 0 if old is None else 1 + len(old.row)
+                self._size -= 0 if old is None else 1 + len(old.parts)
             self._found[at, field, root] = index
-            self._size += 1 + len(index.row)
+            self._size += 1 + len(index.parts)
             while self._size > self._most:
                 _, old = self._found.popitem(last=False)
-                self._size -= 1 + len(old.row)
+                self._size -= 1 + len(old.parts)
 
 
 def recent_indexes(program: object) -> RecentIndexes:

@@ -144,7 +144,7 @@ def test_views_and_replayed_patches_show_what_the_state_holds(
 ) -> None:
     log = list(simulated(edges, policy, seed, marks).run.log)
     for field, reducer in (("code", reducers.update), ("said", reducers.add_messages)):
-        parts = FieldIndexes(IndexedField(field, reducer, whole=True)).at(log, len(log) - 1).row
+        parts = FieldIndexes(IndexedField(field, reducer, whole=True)).at(log, len(log) - 1).parts
         shown = {part.key: part.value if field == "code" else part.value["content"] for part in parts}
         assert shown == entries(field, log[-1].state[field])
 

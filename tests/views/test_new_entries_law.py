@@ -17,7 +17,6 @@ from dspyer.scheduler.provenance import (
     FieldPart,
     FieldParts,
     IndexedField,
-    global_id_at,
     is_new,
     unseen_commits,
     unseen_parts,
@@ -57,7 +56,7 @@ def folded(field: str) -> IndexedField:
 
 def looked(indexes: FieldIndexes, outcome: Outcome, place: int) -> FieldParts:
     """The parts of a field at a commit."""
-    return FieldParts(indexes.of.reducer.kind, tuple(indexes.at(outcome.run.log, place).row))
+    return FieldParts(indexes.of.reducer.kind, tuple(indexes.at(outcome.run.log, place).parts))
 
 
 def new_to(indexes: FieldIndexes, outcome: Outcome, place: int, reader: str) -> list[FieldPart]:
@@ -140,7 +139,7 @@ def check_reader(
     indexes: FieldIndexes, outcome: Outcome, place: int, reader: str, whole: FieldParts, resets: bool
 ) -> None:
     log = outcome.run.log
-    names = {global_id_at(log, at, indexes.of) for at in unseen_commits(log, [place], reader)}
+    names = {indexes.of.global_id(log, at) for at in unseen_commits(log, [place], reader)}
     seen = seen_by(outcome, place, reader)
     assert names == {log[at].commit.id for at in behind(outcome, place) - seen}
     new = new_to(indexes, outcome, place, reader)
