@@ -230,7 +230,7 @@ class Fields:
                 of, earlier = self.indexed(field), self._earlier
                 if of is None:
                     return None
-                base = None if earlier is None or self._weigh is not None else lambda: earlier(field).known
+                base = None if earlier is None or self._weigh is not None else lambda: earlier(field).field_index
                 found = self._indexes[field] = FieldIndexes(of, base)
             return found.at(self.log(log, field), place)
 

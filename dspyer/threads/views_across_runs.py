@@ -85,7 +85,7 @@ class EarlierRuns:
         keep, past = self._graph.keep, self._past
         if field and keep is not None and field not in keep:  # each run begins with its default
             default = self._graph.topology.schema.fields[field].fixed_default
-            return PriorHistory.state(ImmutableState({} if default is DELETE else {field: default}), START)
+            return PriorHistory.of_state(ImmutableState({} if default is DELETE else {field: default}), START)
         if not past.first:
             return PriorHistory((), ())
         if not self._was_read:
