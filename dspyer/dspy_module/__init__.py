@@ -1,1 +1,1 @@
-"""What makes a program a `dspy.Module` in full: traces, parameters, templates, source. Not here: nodes."""
+"""What makes a program a `dspy.Module`: traces, parameters, signatures, prompt templates and source text."""

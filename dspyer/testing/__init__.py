@@ -1,6 +1,4 @@
-"""What tests and examples need offline: LMs that answer without a network, nodes and routes on their own,
-and the promises of a store.
-"""
+"""LMs that answer without a network, calls of single nodes and routes, and the conformance tests of a store."""
 
 from __future__ import annotations
 

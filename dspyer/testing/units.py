@@ -1,4 +1,4 @@
-"""Unit tests of one node or route, and programs with a node replaced."""
+"""Unit tests of a node or a route without a run, and programs with nodes replaced."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def call_node(
     Args:
         program: the program.
         node: name of the node.
-        state: the fields that are there; those with a default may be left out.
+        state: the fields of the state; those with a default may be left out.
         resources: as in `program.run`.
         interrupts: answers to questions, as in `program.run`.
 
@@ -54,8 +54,9 @@ def call_node(
 
     Raises:
         GraphError: if there is no such node.
-        Interrupted: if the node asks what `interrupts` does not answer.
-        Exception: what the node raises, or the validation of what it returns.
+        Interrupted: if the node asks a question that `interrupts` does not answer.
+        NodeOutputError: if the node returns a patch that it may not write or that the schema refuses.
+        Exception: any exception that the node raises.
 
     Example:
         >>> from dspyer import END, START, Graph
@@ -63,14 +64,14 @@ def call_node(
         >>> call_node(program, "double", {"n": 4})
         {'n': 8}
     """
-    blueprint = program.graph
-    call = _call(program, node, state, resources, [_node(blueprint, node)], interrupts)
-    schema = blueprint.topology.schema
-    with _unanswered(blueprint):
-        reply = blueprint.nodes[node].call(call)
+    graph = program.graph
+    call = _call(program, node, state, resources, [_node(graph, node)], interrupts)
+    schema = graph.topology.schema
+    with _unanswered(graph):
+        reply = graph.nodes[node].call(call)
         call.context.attempt.finish()
         updates: Mapping[str, object] = with_posts(reply.updates, call.context.attempt.posts or (), schema)
-        updates = _follow(condensed(blueprint.condensers.get(node, {}), updates, call))
+        updates = _follow(condensed(graph.condensers.get(node, {}), updates, call))
     patch, _ = schema.commit(call.state, updates, node=node, commit_id="test", whole_values=reply.whole)
     return plain_patch(patch)
 
@@ -83,7 +84,7 @@ def route(
     resources: Resources = None,
     interrupts: Interrupts = None,
 ) -> list[str | Send]:
-    """Asks the edges and routers of a node where a branch would go.
+    """Evaluates the edges and routers of a node: where would a branch go from it?
 
     Args:
         program: the program.
@@ -97,8 +98,8 @@ def route(
 
     Raises:
         GraphError: if there is no such node.
-        Interrupted: if a router asks what `interrupts` does not answer.
-        RouteError: if a router goes to no target, or sends what the target does not read.
+        Interrupted: if a router asks a question that `interrupts` does not answer.
+        RouteError: if a router returns no target, or a `Send` with fields that the target does not read.
 
     Example:
         >>> from dspyer import END, START, Graph
@@ -107,34 +108,34 @@ def route(
         >>> route(graph.compile(), "judge", {"score": 0.2})
         ['judge']
     """
-    blueprint = program.graph
+    graph = program.graph
     if node != START:
-        _node(blueprint, node)
-    ways = blueprint.exits[node]
-    call = _call(program, node, state, resources, [way for way in ways if isinstance(way, Router)], interrupts)
-    found: list[str | Send] = []
-    with _unanswered(blueprint):
-        for way in ways:
-            for target in (way,) if isinstance(way, str) else way.decide(call).targets:
+        _node(graph, node)
+    exits = graph.exits[node]
+    call = _call(program, node, state, resources, [exit_ for exit_ in exits if isinstance(exit_, Router)], interrupts)
+    targets: list[str | Send] = []
+    with _unanswered(graph):
+        for exit_ in exits:
+            for target in (exit_,) if isinstance(exit_, str) else exit_.decide(call).targets:
                 if isinstance(target, Send):
-                    check_send(blueprint, node, target)
-                if isinstance(target, Send) or target not in found:
-                    found.append(target)
-    return found
+                    check_send(graph, node, target)
+                if isinstance(target, Send) or target not in targets:
+                    targets.append(target)
+    return targets
 
 
 def stub(program: CompiledGraph, **fakes: Callable[..., Any] | Mapping[str, Any]) -> CompiledGraph:
-    """A copy of a program in which some nodes are replaced; permissions and validation stay those of the nodes.
+    """A copy of a program with some nodes replaced; the fakes have the permissions and validation of the nodes.
 
     Args:
         program: the program.
-        fakes: by node a function, whose parameters are those that the node might have, or the patch to return.
+        fakes: by name of the node a function, with parameters that the node could have, or the patch to return.
 
     Returns:
-        The copy.
+        The copy. `program` is unchanged.
 
     Raises:
-        GraphError: if there is no such node, or if a function asks for what the node may not read.
+        GraphError: if there is no such node, or if a function has a parameter for a field that the node may not read.
 
     Example:
         >>> from dspyer import END, START, Graph
@@ -142,18 +143,16 @@ def stub(program: CompiledGraph, **fakes: Callable[..., Any] | Mapping[str, Any]
         >>> stub(program, ask={"answer": "42"})(question="?").answer
         '42'
     """
-    blueprint = program.graph
-    nodes = dict(blueprint.nodes)
-    senders: list[Node | Router] = [*nodes.values(), *blueprint.routers]
+    graph = program.graph
+    nodes = dict(graph.nodes)
+    senders: list[Node | Router] = [*nodes.values(), *graph.routers]
     sent = {target for sender in senders for target in sender.send_targets}
     problems: list[str] = []
     for name, fake in fakes.items():
-        node = _node(blueprint, name)
+        node = _node(graph, name)
         function = _constant(fake) if isinstance(fake, Mapping) else fake
         reads = _reads(function, node.reads)
-        options = node_options(
-            name, function, blueprint.topology.schema, reads=reads, writes=node.writes, goto=node.goto
-        )
+        options = node_options(name, function, graph.topology.schema, reads=reads, writes=node.writes, goto=node.goto)
         built = build_node(options)
         problems += [*built.problems, *(built.unknown if name not in sent else ())]
         if built.node is not None:
@@ -161,15 +160,15 @@ def stub(program: CompiledGraph, **fakes: Callable[..., Any] | Mapping[str, Any]
     if problems:
         raise GraphError(problems)
     twin: CompiledGraph = program.deepcopy()
-    condensers = {name: found for name, found in blueprint.condensers.items() if name not in fakes}
-    twin._graph = replace(blueprint, nodes=nodes, condensers=condensers)
+    condensers = {name: found for name, found in graph.condensers.items() if name not in fakes}
+    twin._graph = replace(graph, nodes=nodes, condensers=condensers)
     for name in fakes:
         twin.__dict__.pop(name, None)
     return twin
 
 
 def _follow(calls: CondenserCalls) -> Mapping[str, object]:
-    """Makes the calls of a node in sync code."""
+    """Makes the calls of condensers, one after the other."""
     reply: Any = None
     while True:
         try:
@@ -188,19 +187,19 @@ def _constant(patch: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
 
 
 def _reads(function: Callable[..., Any], reads: Mapping[str, str] | None) -> Mapping[str, str] | None:
-    """What a fake reads: the part of the node's reads that it has parameters for."""
+    """The reads of a fake: those of the node for which it has parameters."""
     parameters = signature_of(function).parameters
     if reads is None or not parameters.keys() & reads.keys():
         return reads if parameters else {}
     return {name: field for name, field in reads.items() if name in parameters}
 
 
-def _node(blueprint: GraphSpec, name: str) -> Node:
-    if name not in blueprint.nodes:
-        known = ", ".join(blueprint.nodes)
-        hint = suggestion(name, blueprint.nodes)
-        raise GraphError(f"graph {blueprint.name!r} has no node {name!r}.{hint} Its nodes are {known}")
-    return blueprint.nodes[name]
+def _node(graph: GraphSpec, name: str) -> Node:
+    if name not in graph.nodes:
+        known = ", ".join(graph.nodes)
+        hint = suggestion(name, graph.nodes)
+        raise GraphError(f"graph {graph.name!r} has no node {name!r}.{hint} Its nodes are {known}")
+    return graph.nodes[name]
 
 
 def _call(
@@ -218,19 +217,19 @@ def _call(
         schema.initial_state({}), fields, node="the state of the test", commit_id="test", whole_values=True
     )
     host = NoRun(first_of(answering(interrupts), program.graph.answer))
-    now = ImmutableState(state)
-    host.views = StateViews(program.graph, now)
-    attempt = Attempt(host, node, position=Branch((), ((),), now, 0, "", 0, PersistentMap()))
-    return Call(now, Context("test", node, attempt=attempt), program, None, given)
+    current = ImmutableState(state)
+    host.views = StateViews(program.graph, current)
+    attempt = Attempt(host, node, position=Branch((), ((),), current, 0, "", 0, PersistentMap()))
+    return Call(current, Context("test", node, attempt=attempt), program, None, given)
 
 
 @contextmanager
-def _unanswered(blueprint: GraphSpec) -> Iterator[None]:
-    """A question that nobody answers is an error here."""
+def _unanswered(graph: GraphSpec) -> Iterator[None]:
+    """Turns an unanswered question into an error: there is no run that could wait for the answer."""
     try:
         yield
     except Interrupt as interrupt:
         asked = ", ".join(f"{one.key!r}: {one.text}" for one in interrupt.questions)
         raise Interrupted(
-            f"graph {blueprint.name!r} asks {asked}; give the answer with interrupts={{...}}", interrupt.questions
+            f"graph {graph.name!r} asks {asked}; give the answer with interrupts={{...}}", interrupt.questions
         ) from None
