@@ -1,8 +1,25 @@
-"""Runs in a PostgreSQL database, for many threads and processes of many machines."""
+"""A store in a PostgreSQL database, for many threads and processes of many machines.
+
+How concurrent writers are kept apart:
+
+- *One statement.* A usual append is one statement, hence one message to the server and back: it updates the row of the
+  thread on condition of its epoch (the fencing token) and of the last row of the run, and inserts the new rows only if
+  that update found the thread. A conflict updates nothing, and the change is tried again the general way, which finds
+  out what is wrong.
+- *Fencing.* Every other change is a transaction that first locks the row of its thread. So of two owners that claim a
+  thread, the second one waits, reads the epoch of the first, and is refused.
+- *Lock order.* The row of the thread, then the rows of the runs that are named, sorted, then the blobs, sorted.
+  Transactions that lock in one order cannot deadlock. A deletion locks all threads and runs that decide what it deletes
+  in the same order, and reads them again once it has the locks.
+- *Poolers.* Nothing is kept in a session (prepared statements, advisory locks, settings), so a pooler that gives each
+  transaction another connection may be in between. A lost connection is replaced and the write repeated once:
+  `plan_write` recognizes a change that was written the first time.
+
+`dspyer.stores.postgres_server` has the connections, addresses and tables.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -10,7 +27,8 @@ from typing import Any, NamedTuple, TypeVar
 import psycopg
 from psycopg import sql
 
-from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Owner, Point, Row, RunRow, Snapshot, Store, ThreadRow
+from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Point, Row, RunRow, Snapshot, Store, ThreadRow
+from dspyer.stores.columns import decode_content, decode_json, decode_owner, decode_point, decode_points, encode_json
 from dspyer.stores.content import Content
 from dspyer.stores.postgres_server import PATIENCE, Connection, ServerConnections, prepare, split_address, with_schema
 from dspyer.stores.reachability import DeletionPlan, RunSummary, ThreadBounds, plan_delete_unreachable, plan_deletion
@@ -20,9 +38,12 @@ SCHEMA = "dspyer"
 CONNECTIONS = 8
 
 T = TypeVar("T")
+Execute = Callable[..., list[tuple[Any, ...]]]
+"""Executes a statement with values and returns its rows."""
 
+# In all statements, {s} is the schema, and %b a value that is sent in binary form.
 _THREAD = """
-    SELECT name, head_run, head_seq, fencing, owner, extract(epoch FROM lease_until - clock_timestamp())::float8,
+    SELECT head_run, head_seq, fencing, owner, extract(epoch FROM lease_until - clock_timestamp())::float8,
         root_run, root_seq, runs FROM {s}.thread WHERE name = %b"""
 _THREADS = "SELECT name FROM {s}.thread ORDER BY name"
 _RUN = "SELECT id, thread, parents, header FROM {s}.run WHERE id = %b"
@@ -35,20 +56,24 @@ _SNAPSHOT = "SELECT seq, data, refs FROM {s}.snapshot WHERE run = %b AND seq <= 
 
 
 class Postgres(Store):
-    """Runs in the tables of one schema of a PostgreSQL database. The tables are made when the store is first used.
+    """A store in the tables of one schema of a PostgreSQL database; they are created on first use.
 
-    A write is one transaction that locks the row of its thread; nothing is kept in a session, so poolers that give
-    every transaction another connection work. A write whose connection is lost is repeated once on a new one.
+    It works behind poolers that give each transaction another connection. A write whose connection is lost is repeated
+    once on a new one.
 
-    What `write` was given is with the server when it returns: the end of this process loses nothing. It is on the
-    server's disk if the change says `flush` or changes an epoch; of others, the server may lose the last ones
-    (by default up to 0.6 seconds' worth, and never one in the middle) if it crashes itself.
+    A written change is with the server when `write` returns: it survives the end of this process. It is on the
+    server's disk if the change has `flush` or changes an epoch; of other changes, a crash of the server itself may lose
+    the latest (by default up to 0.6 seconds' worth), but never one before a later one.
 
     Args:
-        address: as in `postgresql://user:password@host/database`. The password can also come from where PostgreSQL's
-            own programs look for it: the variable PGPASSWORD, a password file or a service file.
-        schema: the schema of the tables; `?schema=` in the address says it too.
+        address: as in `postgresql://user:password@host/database`. The password may also be where PostgreSQL's own
+            programs look for it: the variable PGPASSWORD, a password file or a service file.
+        schema: the schema of the tables; `?schema=` in the address names it as well.
         connections: how many connections the threads of this process may use at once.
+
+    Raises:
+        ValueError: the address does not start with `postgresql://`.
+        StoreError: (on first use) the tables were made by a later version of dspyer.
 
     Example:
         >>> Postgres("postgresql://ada:secret@db.example.org/runs?schema=team")
@@ -58,7 +83,7 @@ class Postgres(Store):
     def __init__(self, address: str, *, schema: str | None = None, connections: int = CONNECTIONS) -> None:
         whole, self._public, named = split_address(address)
         self._schema = schema or named or SCHEMA
-        self._most = connections
+        self._max_connections = connections
         self._connections = ServerConnections(whole, connections)
         self._writer = ChangeWriter(self._sql)
         self._prepared = False
@@ -71,40 +96,36 @@ class Postgres(Store):
         return f"Postgres({self.address!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Postgres, schema=self._schema, connections=self._most), (self._public,)
+        return partial(Postgres, schema=self._schema, connections=self._max_connections), (self._public,)
 
     def write(self, change: Change) -> int:
-        packed = self._writer.pack(change)
-        return self._run(lambda connection: self._writer.write(connection, change, packed))
+        encoded = self._writer.encode(change)
+        return self._run(lambda connection: self._writer.write(connection, change, encoded))
 
     def thread(self, name: str) -> ThreadRow | None:
-        for columns in self._fetch(_THREAD, pack_text(name)):
-            stored, head, head_seq, epoch, owner, lease, root, root_seq, runs = columns
-            points = unpack_point(head, head_seq), unpack_point(root, root_seq)
-            return ThreadRow(unpack_text(stored), points[0], epoch, unpack_owner(owner), lease or 0.0, points[1], runs)
+        for head, head_seq, epoch, owner, lease, root, root_seq, runs in self._fetch(_THREAD, encode_text(name)):
+            head_and_root = decode_point(head, head_seq), decode_point(root, root_seq)
+            return ThreadRow(name, head_and_root[0], epoch, decode_owner(owner), lease or 0.0, head_and_root[1], runs)
         return None
 
     def threads(self) -> list[str]:
-        return [unpack_text(name) for (name,) in self._fetch(_THREADS)]
+        return [decode_text(name) for (name,) in self._fetch(_THREADS)]
 
     def run(self, run: str) -> RunRow | None:
-        return next((unpack_run(*columns) for columns in self._fetch(_RUN, run)), None)
+        return next((decode_run(*columns) for columns in self._fetch(_RUN, run)), None)
 
     def runs(self, thread: str) -> list[RunRow]:
-        return [unpack_run(*columns) for columns in self._fetch(_RUNS, pack_text(thread))] if thread else []
+        return [decode_run(*columns) for columns in self._fetch(_RUNS, encode_text(thread))] if thread else []
 
     def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
-        return [
-            Row(seq, kind, tuple(unpack(head)), unpack_content(data, refs))
-            for seq, kind, head, data, refs in self._fetch(_ROWS, run, first, last)
-        ]
+        return [decode_row(*columns) for columns in self._fetch(_ROWS, run, first, last)]
 
     def blobs(self, ids: Collection[str]) -> dict[str, bytes]:
         return dict(self._fetch(_BLOBS, list(ids))) if ids else {}
 
     def snapshot(self, at: Point) -> Snapshot | None:
         for seq, data, refs in self._fetch(_SNAPSHOT, at.run, at.seq):
-            content = unpack_content(data, refs)
+            content = decode_content(data, refs or ())
             return None if content is None else Snapshot(Point(at.run, seq), content)
         return None
 
@@ -113,17 +134,16 @@ class Postgres(Store):
         return self._run(lambda connection: delete_threads(connection, self._sql, gone, epochs))
 
     def delete_unreachable(self, thread: str) -> DeletionReport:
-        return self._run(
-            lambda connection: delete_planned(
-                connection, self._sql, [thread], lambda ends, runs: plan_delete_unreachable(ends, runs, thread)
-            )
-        )
+        def plan(threads: Mapping[str, ThreadBounds], runs: Mapping[str, RunSummary]) -> DeletionPlan:
+            return plan_delete_unreachable(threads, runs, thread)
+
+        return self._run(lambda connection: delete_planned(connection, self._sql, [thread], plan))
 
     def drop_snapshots(self) -> None:
         self._run(lambda connection: delete_snapshots(connection, self._sql))
 
     def vacuum(self) -> None:
-        """Writes the tables anew without what was removed. Everybody else waits meanwhile."""
+        """Write the tables anew without deleted rows; all other users of the tables wait meanwhile."""
         tables = [sql.Identifier(self._schema, name) for name in ("thread", "run", "link", "entry", "snapshot", "blob")]
         statement = sql.SQL("VACUUM (FULL, ANALYZE) {}").format(sql.SQL(", ").join(tables))
         self._run(lambda connection: connection.execute(statement))
@@ -148,22 +168,15 @@ class Postgres(Store):
         return self._run(lambda connection: connection.execute(query, values, binary=True).fetchall())
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What the columns of a PostgreSQL store hold.
-#
-# Text of users goes into `bytea`: `text` refuses the character 0, and `jsonb` rewrites numbers.
+# --- columns: text of users is stored as bytes, see dspyer.stores.columns
 
 
-class ContentColumns(NamedTuple):
-    """Contents on their way to a table, a list for each column.
+class RowColumns(NamedTuple):
+    """Rows on their way to the table, one list per column, in the order of the rows.
 
     Attributes:
-        seqs: the numbers of the rows.
-        kinds: their kinds.
-        heads: their heads.
-        datas: the bytes of their contents.
-        refs: the ids of the blobs that they refer to, in one text, as arrays of arrays must be of equal lengths.
-        blobs: the blobs that may have to be stored, by id.
+        refs: for each row, the ids of its blobs in one text: an array of arrays would need equal lengths.
+        blobs: the blobs that may not be stored yet, by id.
     """
 
     seqs: list[int]
@@ -174,21 +187,20 @@ class ContentColumns(NamedTuple):
     blobs: dict[str, bytes]
 
 
-def pack_rows(rows: Iterable[Row]) -> ContentColumns:
-    """Rows as columns."""
-    packed = ContentColumns([], [], [], [], [], {})
+def encode_rows(rows: Iterable[Row]) -> RowColumns:
+    columns = RowColumns([], [], [], [], [], {})
     for row in rows:
-        data, refs = pack_content(row.content, packed.blobs)
-        packed.seqs.append(row.seq)
-        packed.kinds.append(row.kind)
-        packed.heads.append(pack(row.header))
-        packed.datas.append(data)
-        packed.refs.append(None if refs is None else " ".join(refs))
-    return packed
+        data, refs = encode_content(row.content, columns.blobs)
+        columns.seqs.append(row.seq)
+        columns.kinds.append(row.kind)
+        columns.heads.append(encode_json(row.header))
+        columns.datas.append(data)
+        columns.refs.append(None if refs is None else " ".join(refs))
+    return columns
 
 
-def pack_content(content: Content | None, blobs: dict[str, bytes]) -> tuple[bytes | None, list[str] | None]:
-    """The bytes of a content and the ids that they refer to; its blobs are added to `blobs`."""
+def encode_content(content: Content | None, blobs: dict[str, bytes]) -> tuple[bytes | None, list[str] | None]:
+    """The bytes of a content and the ids of its blobs; the blobs themselves are added to `blobs`."""
     if content is None:
         return None, None
     data, refs = content.data, content.refs
@@ -197,245 +209,42 @@ def pack_content(content: Content | None, blobs: dict[str, bytes]) -> tuple[byte
     return data, list(refs) or None
 
 
-def unpack_content(data: bytes | None, refs: list[str] | None) -> Content | None:
-    """The content in two columns."""
-    return None if data is None else Content.stored(data, refs or ())
-
-
-def pack(value: Any) -> bytes:
-    """JSON as UTF-8."""
-    return pack_text(json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
-
-
-def unpack(data: bytes) -> Any:
-    """What `pack` was given, lists in the place of tuples."""
-    return json.loads(unpack_text(data))
-
-
-def pack_text(text: str) -> bytes:
-    """Any text, in the order of its characters."""
+def encode_text(text: str) -> bytes:
+    """Any text as bytes that sort as its code points do."""
     return text.encode("utf-8", "surrogatepass")
 
 
-def unpack_text(data: bytes) -> str:
-    """What `pack_text` was given."""
+def decode_text(data: bytes) -> str:
     return data.decode("utf-8", "surrogatepass")
 
 
-def unpack_owner(data: bytes | None) -> Owner | None:
-    """The owner in a column."""
-    return None if data is None else Owner(*unpack(data))
+def decode_row(seq: int, kind: str, head: bytes, data: bytes | None, refs: list[str] | None) -> Row:
+    return Row(seq, kind, tuple(decode_json(head)), decode_content(data, refs or ()))
 
 
-def unpack_point(run: str | None, seq: int | None) -> Point | None:
-    """The row of a run in two columns."""
-    return None if run is None or seq is None else Point(run, seq)
+def decode_run(name: str, thread: bytes, parents: bytes, header: bytes) -> RunRow:
+    return RunRow(name, decode_text(thread), decode_points(parents), decode_json(header))
 
 
-def unpack_points(data: bytes) -> tuple[Point, ...]:
-    """The rows of runs in a column."""
-    return tuple(Point(run, seq) for run, seq in unpack(data))
-
-
-def unpack_run(name: str, thread: bytes, parents: bytes, header: bytes) -> RunRow:
-    """A run in its columns."""
-    return RunRow(name, unpack_text(thread), unpack_points(parents), unpack(header))
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Removing from a PostgreSQL store what `dspyer.stores.reachability` says.
-#
-# Who writes locks the row of its thread first, then the rows of the runs that it names, then those of the large values
-# that it refers to, each kind in one order. A removal does the same with all threads and runs that are connected with
-# what it removes, and reads again what it had read before it had the locks. Others go on meanwhile.
-
-
-Decide = Callable[[Mapping[str, ThreadBounds], Mapping[str, RunSummary]], DeletionPlan]
-Statement = Callable[[str], sql.Composed]
-Near = tuple[dict[str, ThreadBounds], dict[str, RunSummary]]
-
-TRIES = 5
-"""How often a removal reads again what others have connected with it meanwhile; then it has the tables alone."""
-
-BOUNDED = f"set_config('lock_timeout', '{1000 * PATIENCE:.0f}', true)"
-"""Ends a transaction that waits too long for a lock."""
-
-# Every writer locks one of these tables before it writes: nothing new can refer to what is about to go.
-_LOCK = "LOCK TABLE {s}.thread, {s}.entry IN EXCLUSIVE MODE"
-_ENDS = "SELECT name, head_run, head_seq, root_run, root_seq FROM {s}.thread"
-_SOME_ENDS = f"{_ENDS} WHERE head_run = ANY(%(runs)b) OR name = ANY(%(names)b)"
-_EXTENTS = """
-    SELECT id, thread, parents, coalesce((SELECT max(seq) FROM {s}.entry WHERE run = run.id), -1)
-    FROM {s}.run AS run"""
-# What dspyer.stores.reachability.connected says, in one statement.
-_NEAR = f"""
-    WITH RECURSIVE
-    held AS NOT MATERIALIZED (SELECT name FROM {{s}}.thread WHERE root_run IS NULL AND name <> ALL(%(names)b)),
-    behind (id) AS (
-        SELECT run.id FROM {{s}}.run AS run WHERE run.thread = ANY(%(names)b)
-        UNION SELECT run.id FROM {{s}}.thread AS own JOIN {{s}}.run AS run ON run.id = own.head_run
-            WHERE own.name = ANY(%(names)b) AND NOT EXISTS (SELECT FROM held WHERE held.name = run.thread)
-        UNION SELECT run.id FROM behind JOIN {{s}}.link ON link.child = behind.id
-            JOIN {{s}}.run AS run ON run.id = link.parent
-            WHERE NOT EXISTS (SELECT FROM held WHERE held.name = run.thread)
-    ), near (id) AS (
-        SELECT id FROM behind UNION SELECT link.child FROM near JOIN {{s}}.link ON link.parent = near.id
-    ) {_EXTENTS.strip()} WHERE id IN (SELECT id FROM near)"""
-_LOCK_THREADS = "SELECT FROM {s}.thread WHERE name = ANY(%b) ORDER BY name FOR UPDATE"
-_LOCK_RUNS = "SELECT FROM {s}.run WHERE id = ANY(%b) ORDER BY id FOR UPDATE"
-_EPOCHS = "SELECT name, fencing FROM {s}.thread WHERE name = ANY(%b)"
-_RAISE = "UPDATE {s}.fence SET largest = greatest(largest, %s)"
-_DROP_SPANS = """
-    DELETE FROM {s}.%s AS gone USING unnest(%%b::text[], %%b::bigint[], %%b::bigint[]) AS span (run, first, last)
-    WHERE gone.run = span.run AND gone.seq BETWEEN span.first AND span.last RETURNING gone.refs"""
-_DROP_ROWS = _DROP_SPANS % "entry"
-_DROP_SNAPSHOTS = _DROP_SPANS % "snapshot"
-_DROP_RUNS = "DELETE FROM {s}.run WHERE id = ANY(%b)"
-_DROP_LINKS = "DELETE FROM {s}.link WHERE child = ANY(%b)"
-_DROP_THREADS = "DELETE FROM {s}.thread WHERE name = ANY(%b)"
-_ORPHAN = "UPDATE {s}.run SET thread = ''::bytea WHERE id = ANY(%b)"
-_DROP_ALL_SNAPSHOTS = """
-    DELETE FROM {s}.snapshot AS gone WHERE NOT EXISTS (
-        SELECT FROM {s}.thread WHERE root_run = gone.run AND root_seq = gone.seq) RETURNING refs"""
-_LOCK_BLOBS = "SELECT FROM {s}.blob WHERE id = ANY(%b) ORDER BY id FOR UPDATE"
-_DROP_BLOBS = """
-    DELETE FROM {s}.blob WHERE id = ANY(%b)
-    AND NOT EXISTS (SELECT FROM {s}.entry WHERE refs @> ARRAY[blob.id] AND refs IS NOT NULL)
-    AND NOT EXISTS (SELECT FROM {s}.snapshot WHERE refs @> ARRAY[blob.id] AND refs IS NOT NULL)"""
-_LAST_ROW = 2**63 - 1
-
-
-def delete_threads(
-    connection: Connection, statement: Statement, gone: Collection[str], epochs: Mapping[str, int]
-) -> DeletionReport:
-    """Removes threads and what only they reach; without any, all that nothing reaches.
-
-    Raises:
-        ConcurrentRunError: if a thread has another epoch than it must have.
-    """
-
-    def check(execute: Execute) -> None:
-        names = [pack_text(name) for name in {*gone, *epochs}]
-        found = {unpack_text(name): epoch for name, epoch in execute(_EPOCHS, [names])}
-        check_epochs(found, epochs)
-        execute(_RAISE, [max([found[name] for name in gone if name in found], default=0)])
-
-    return delete_planned(connection, statement, gone, lambda threads, runs: plan_deletion(threads, runs, gone), check)
-
-
-def delete_planned(
-    connection: Connection,
-    statement: Statement,
-    names: Collection[str],
-    decide: Decide,
-    check: Callable[[Execute], None] | None = None,
-) -> DeletionReport:
-    """Removes what is decided, and the blobs that nothing refers to then, in one transaction.
-
-    Args:
-        connection: where to.
-        statement: fills the name of the schema into a statement.
-        names: the threads that it is about; none for the whole store.
-        decide: says what goes.
-        check: is called when the threads are locked; what it raises is raised.
-    """
-    execute = _executor(connection, statement)
-    for turn in range(TRIES + 1):
-        with connection.transaction():
-            execute(f"SELECT {BOUNDED}")
-            if not names or turn == TRIES:
-                execute(_LOCK)
-                near = _near(execute, names)
-            else:
-                before = _near(execute, names)
-                execute(_LOCK_THREADS, [sorted(pack_text(name) for name in {*before[0], *names})])
-                execute(_LOCK_RUNS, [sorted(before[1])])
-                near = _near(execute, names)
-                if not (near[0].keys() <= before[0].keys() and near[1].keys() <= before[1].keys()):
-                    continue  # what has come meanwhile is not locked, and would be out of order now
-            if check is not None:
-                check(execute)
-            return _remove(execute, decide(*near))
-    raise AssertionError("the last turn has the tables alone")
-
-
-def delete_snapshots(connection: Connection, statement: Statement) -> None:
-    """Removes the snapshots that are at no thread's root."""
-    with connection.transaction():
-        execute = _executor(connection, statement)
-        execute(f"SELECT {BOUNDED}")
-        execute(_LOCK)
-        drop_blobs(execute, execute(_DROP_ALL_SNAPSHOTS))
-
-
-def _near(execute: Execute, names: Collection[str]) -> Near:
-    """The threads and runs that decide what goes; all for no names."""
-    packed = [pack_text(name) for name in names]
-    found = execute(_NEAR, {"names": packed}) if names else execute(_EXTENTS)
-    runs = {run: RunSummary(unpack_text(thread), unpack_points(parents), last) for run, thread, parents, last in found}
-    owners = {pack_text(extent.thread) for extent in runs.values() if extent.thread}
-    some = {"names": [*{*packed, *owners}], "runs": list(runs)}
-    threads = {
-        unpack_text(name): ThreadBounds(unpack_point(*points[:2]), unpack_point(*points[2:]))
-        for name, *points in (execute(_SOME_ENDS, some) if names else execute(_ENDS))
-    }
-    return threads, runs
-
-
-def _remove(execute: Execute, gone: DeletionPlan) -> DeletionReport:
-    spans = [(run, 0, _LAST_ROW) for run in gone.runs] + [tuple(span) for span in gone.rows]
-    columns = [list(column) for column in zip(*spans, strict=True)]
-    rows = execute(_DROP_ROWS, columns) if spans else []
-    snapshots = execute(_DROP_SNAPSHOTS, columns) if spans else []
-    if gone.runs:
-        execute(_DROP_RUNS, [list(gone.runs)])
-        execute(_DROP_LINKS, [list(gone.runs)])
-    if gone.orphans:
-        execute(_ORPHAN, [list(gone.orphans)])
-    if gone.threads:
-        execute(_DROP_THREADS, [[pack_text(name) for name in gone.threads]])
-    drop_blobs(execute, [*rows, *snapshots])
-    return DeletionReport(gone.threads, len(gone.runs), len(rows), gone.kept, False)
-
-
-def drop_blobs(execute: Execute, removed: list[tuple[Any, ...]]) -> None:
-    """Removes those of the blobs of removed contents that nothing refers to any more.
-
-    They are locked first, and looked for afterwards: who wrote a reference to one held it until its end.
-    """
-    candidates = sorted({name for (refs,) in removed for name in refs or ()})
-    if candidates:
-        execute(_LOCK_BLOBS, [candidates])
-        execute(_DROP_BLOBS, [candidates])
-
-
-Execute = Callable[..., list[tuple[Any, ...]]]
-
-
-def _executor(connection: Connection, statement: Statement) -> Execute:
-    def execute(text: str, values: Any = None) -> list[tuple[Any, ...]]:
-        cursor = connection.execute(statement(text), values, binary=True)
-        return cursor.fetchall() if cursor.description else []
-
-    return execute
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Writing to a PostgreSQL store: one statement where that is enough, else one transaction.
-
+# --- writing: one statement where that is enough, else one transaction
 
 MAX_NAME = 2_500
-"""Bytes of a thread's name: what an index of PostgreSQL can hold."""
+"""Bytes of a thread's name at most: an index of PostgreSQL cannot hold more than about 2,700."""
 
 MESSAGE = 16 * 1024 * 1024
-"""Bytes of blobs that are sent together."""
+"""Bytes of blobs that are sent in one message."""
 
-# How far a commit waits: on the disk as the server is set up for it, or until the server has it in its memory.
+LOCK_TIMEOUT = f"set_config('lock_timeout', '{1000 * PATIENCE:.0f}', true)"
+"""Ends the transaction if it waits longer than PATIENCE for a lock."""
+
+# How far the commit waits: `off` only until the server has it in memory. `flush` waits for the disk, as far as the
+# server is set up for it (a standby, say), but at least for its own.
 _FLUSHED = (
     "CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END"
 )
 _DURABILITY = f"set_config('synchronous_commit', CASE WHEN %(flush)s THEN {_FLUSHED} ELSE 'off' END, true)"
 
+# Whether the first new row directly follows the last stored one; a second row of its number violates the primary key.
 _FOLLOWS = """
     CASE %(first)s::bigint WHEN 0 THEN EXISTS (SELECT FROM {s}.run WHERE id = %(run)b)
         ELSE EXISTS (SELECT FROM {s}.entry WHERE run = %(run)b AND seq = %(first)s::bigint - 1) END"""
@@ -452,7 +261,8 @@ _NEW_ROWS = """
     AS new (seq, kind, head, data, refs)"""
 _INSERT_ROWS = "INSERT INTO {s}.entry (run, seq, kind, head, data, refs)" + _NEW_ROWS.replace("{source}", "")
 
-# The whole of a usual append, in one message to the server and back.
+# A usual append: `held` is the row of the thread if its epoch is right, else nothing, and then `added` adds nothing.
+# Its answer is how many threads were found: 1, or 0 for a conflict.
 _APPEND = f"""
     WITH held AS (%s), added AS (
         INSERT INTO {{s}}.entry (run, seq, kind, head, data, refs) {_NEW_ROWS.replace("{source}", "held, ")}
@@ -460,22 +270,24 @@ _APPEND = f"""
 _HOLD = f"UPDATE {{s}}.thread SET {_COLUMNS} WHERE name = %(thread)b AND fencing = %(epoch)s AND "
 _APPEND_ROWS = _APPEND.replace("%s", f"{_HOLD}{_FOLLOWS} RETURNING 1", 1)
 _APPEND_NOTHING = f"WITH held AS ({_HOLD} true RETURNING 1) SELECT count(*), {_DURABILITY} FROM held"
-_APPEND_APART = _APPEND.replace(
+_APPEND_WITHOUT_THREAD = _APPEND.replace(
     "%s", f"SELECT 1 FROM {{s}}.run WHERE id = %(run)b AND {_FOLLOWS} FOR KEY SHARE OF run", 1
 )
 
 _LOCK_THREAD = """
     SELECT fencing, owner, head_run, head_seq FROM {s}.thread WHERE name = %(thread)b FOR UPDATE"""
 _NEW_THREAD = "INSERT INTO {s}.thread (name, fencing) VALUES (%(thread)b, 0) ON CONFLICT DO NOTHING"
-_FENCE = "SELECT largest FROM {s}.fence"
-# Those that others would remove wait until this has ended, and the other way round; in one order by all.
+_MAX_DELETED_EPOCH = "SELECT largest FROM {s}.fence"
+# KEY SHARE: writers do not exclude each other, but a deletion of these rows waits for them, and they for it.
 _HOLD_RUNS = "SELECT id FROM {s}.run WHERE id = ANY(%b) ORDER BY id FOR KEY SHARE"
 _HOLD_BLOBS = "SELECT id FROM {s}.blob WHERE id = ANY(%b) ORDER BY id FOR KEY SHARE"
 _LAST = """
     SELECT coalesce((SELECT max(seq) FROM {s}.entry WHERE run = run.id), -1) FROM {s}.run AS run WHERE id = %b"""
 _ROWS_OF_RUN = "SELECT seq, kind, head, data, refs FROM {s}.entry WHERE run = %b AND seq >= %b AND seq <= %b"
-_BEGIN_RUN = "INSERT INTO {s}.run (id, thread, parents, header) VALUES (%b, %b, %b, %b)"
-_LINKS = "INSERT INTO {s}.link (parent, child) SELECT unnest(%b::text[]), %b ON CONFLICT DO NOTHING"
+_INSERT_RUN = "INSERT INTO {s}.run (id, thread, parents, header) VALUES (%b, %b, %b, %b)"
+_INSERT_LINKS = "INSERT INTO {s}.link (parent, child) SELECT unnest(%b::text[]), %b ON CONFLICT DO NOTHING"
+# An update that changes nothing, not DO NOTHING: it locks a blob that another writer has just inserted, so that no
+# deletion can take it away before this transaction has committed its reference.
 _INSERT_BLOBS = """
     INSERT INTO {s}.blob (id, data) SELECT * FROM unnest(%b::text[], %b::bytea[]) ORDER BY 1
     ON CONFLICT (id) DO UPDATE SET id = excluded.id"""
@@ -484,7 +296,7 @@ _INSERT_SNAPSHOT = """
     INSERT INTO {s}.snapshot (run, seq, data, refs) VALUES (%b, %b, %b, %b)
     ON CONFLICT (run, seq) DO UPDATE SET data = excluded.data, refs = excluded.refs"""
 _WRITE_THREAD = (
-    f"UPDATE {{s}}.thread SET fencing = %(after)s, runs = runs + %(begins)s, {_COLUMNS} WHERE name = %(thread)b"
+    f"UPDATE {{s}}.thread SET fencing = %(after)s, runs = runs + %(new_runs)s, {_COLUMNS} WHERE name = %(thread)b"
 )
 
 
@@ -493,157 +305,148 @@ class PostgresChange(NamedTuple):
 
     Attributes:
         rows: its rows.
-        snapshot: the bytes of its snapshot and the ids that they refer to.
-        values: the values of its statements.
-        usual: whether one statement may do.
+        snapshot: the bytes of its snapshot, and the ids of its blobs.
+        values: the values of the statements, by name.
+        is_append: whether one statement may be enough.
     """
 
-    rows: ContentColumns
+    rows: RowColumns
     snapshot: tuple[bytes, list[str] | None] | None
     values: dict[str, Any]
-    usual: bool
+    is_append: bool
 
 
 class ChangeWriter:
-    """Writes changes with a connection.
-
-    Args:
-        statement: fills the name of the schema into a statement.
-    """
+    """Encodes changes and writes them with a connection; `statement` fills in the name of the schema."""
 
     def __init__(self, statement: Callable[[str], sql.Composed]) -> None:
         self._sql = statement
         self._append_rows = statement(_APPEND_ROWS)
         self._append_nothing = statement(_APPEND_NOTHING)
-        self._append_apart = statement(_APPEND_APART)
+        self._append_without_thread = statement(_APPEND_WITHOUT_THREAD)
 
-    def pack(self, change: Change) -> PostgresChange:
-        """Encodes a change.
-
-        Raises:
-            ValueError: for a name of a thread that is too long for an index.
-        """
-        if len(change.thread) > MAX_NAME // 4 and len(pack_text(change.thread)) > MAX_NAME:
-            raise ValueError(f"a thread's name of more than {MAX_NAME} bytes: PostgreSQL keeps shorter ones")
-        rows = pack_rows(change.rows)
+    def encode(self, change: Change) -> PostgresChange:
+        if len(change.thread) > MAX_NAME // 4 and len(encode_text(change.thread)) > MAX_NAME:
+            raise ValueError(
+                f"the thread's name has more than {MAX_NAME} bytes, which PostgreSQL cannot index: use a shorter one"
+            )
+        rows = encode_rows(change.rows)
         snapshot = None
         if change.snapshot is not None:
-            data, refs = pack_content(change.snapshot.content, rows.blobs)
+            data, refs = encode_content(change.snapshot.content, rows.blobs)
             snapshot = data or b"", refs
         head, root, lease = change.head, change.root, change.lease
-        moves = change.next_epoch is not None
+        new_epoch = change.next_epoch is not None
         values: dict[str, Any] = {
-            "thread": pack_text(change.thread),
+            "thread": encode_text(change.thread),
             "epoch": change.epoch,
             "head_run": None if head is None else head.run,
             "head_seq": None if head is None else head.seq,
             "root_run": None if root is None else root.run,
             "root_seq": None if root is None else root.seq,
-            "owner": pack(change.owner) if change.owner is not None else None,
+            "owner": encode_json(change.owner) if change.owner is not None else None,
             "lease": None if lease is None else float(lease),
-            # An epoch that the server forgets could be given to a second owner.
-            "flush": change.flush or moves or not change.epoch,
+            # An epoch that a crash of the server loses could be given to a second owner.
+            "flush": change.flush or new_epoch or not change.epoch,
             "run": change.rows_of,
             "first": rows.seqs[0] if rows.seqs else 0,
             **rows._asdict(),
         }
         del values["blobs"]
-        return PostgresChange(rows, snapshot, values, not moves and _is_usual(change) and not rows.blobs)
+        return PostgresChange(rows, snapshot, values, not new_epoch and _is_append(change) and not rows.blobs)
 
-    def write(self, connection: Connection, change: Change, written: PostgresChange) -> int:
-        """Applies a change, and says the epoch that its thread has afterwards."""
-        if written.usual and self._append(connection, change, written):
+    def write(self, connection: Connection, change: Change, encoded: PostgresChange) -> int:
+        """Write what is new of a change; return the epoch of its thread afterwards."""
+        if encoded.is_append and self._append(connection, change, encoded):
             return change.epoch
         with connection.transaction():
-            return self._transact(connection, change, written)
+            return self._transact(connection, change, encoded)
 
-    def _append(self, connection: Connection, change: Change, written: PostgresChange) -> bool:
-        """A change that only adds what must be new; False if it does not fit: nothing was written then."""
+    def _append(self, connection: Connection, change: Change, encoded: PostgresChange) -> bool:
+        """Append with one statement; False, and nothing is written, on any conflict."""
         statement = self._append_rows if change.rows else self._append_nothing
         if not change.thread:
-            statement = self._append_apart
+            statement = self._append_without_thread
         try:
-            found = connection.execute(statement, written.values).fetchone()
+            found = connection.execute(statement, encoded.values).fetchone()
         except (psycopg.errors.UniqueViolation, psycopg.errors.SerializationFailure):
             return False
         return found is not None and found[0] == 1
 
-    def _transact(self, connection: Connection, change: Change, written: PostgresChange) -> int:
-        def execute(statement: str, values: Any = None) -> list[tuple[Any, ...]]:
-            cursor = connection.execute(self._sql(statement), values, binary=True)
-            return cursor.fetchall() if cursor.description else []
-
-        execute(f"SELECT {_DURABILITY}, {BOUNDED}", written.values)
-        thread, fence = self._thread(execute, change, written)
+    def _transact(self, connection: Connection, change: Change, encoded: PostgresChange) -> int:
+        execute = _executor(connection, self._sql)
+        execute(f"SELECT {_DURABILITY}, {LOCK_TIMEOUT}", encoded.values)
+        thread, max_deleted_epoch = self._lock_thread(execute, change, encoded)
         held = {run for (run,) in execute(_HOLD_RUNS, (sorted(_runs_of(change)),))}
-        plan = plan_write(
-            change, self._found(execute, change, written)._replace(thread=thread, max_deleted_epoch=fence)
-        )
+        current = self._current_rows(execute, change, encoded)
+        plan = plan_write(change, current._replace(thread=thread, max_deleted_epoch=max_deleted_epoch))
         if plan is None:
             return 0 if thread is None else thread.epoch
         if plan.new_run and change.run is not None:
             run = change.run
-            execute(_BEGIN_RUN, (run.id, pack_text(run.thread), pack(run.parents), pack(dict(run.header))))
+            columns = run.id, encode_text(run.thread), encode_json(run.parents), encode_json(dict(run.header))
+            execute(_INSERT_RUN, columns)
             if run.parents:
-                execute(_LINKS, (sorted({parent.run for parent in run.parents}), run.id))
+                execute(_INSERT_LINKS, (sorted({parent.run for parent in run.parents}), run.id))
             held.add(run.id)
         for point in (change.head, change.root, change.snapshot and change.snapshot.at):
             if point is not None and point.run not in held:
                 raise ValueError(
                     f"run {point.run!r} does not exist: nothing was written. Create it with Change(run=...)"
                 )
-        self._add(execute, change, written, plan)
+        self._insert(execute, change, encoded, plan)
         if not change.thread:
             return 0
-        more = {"after": plan.epoch, "begins": plan.new_run + change.runs}
-        execute(_WRITE_THREAD, {**written.values, **more})
+        execute(_WRITE_THREAD, {**encoded.values, "after": plan.epoch, "new_runs": plan.new_run + change.runs})
         return plan.epoch
 
-    def _thread(self, execute: _Execute, change: Change, written: PostgresChange) -> tuple[ThreadRow | None, int]:
-        """The thread, whose row is locked, and made if it must be new; then the largest epoch of removed ones too."""
+    def _lock_thread(self, execute: Execute, change: Change, encoded: PostgresChange) -> tuple[ThreadRow | None, int]:
+        """Lock the row of the thread, inserted first if the change creates it.
+
+        Returns:
+            The thread, None if it is new or missing; and for a new one, the largest epoch of deleted threads.
+        """
         if not change.thread:
-            execute("LOCK TABLE {s}.thread IN ROW SHARE MODE")  # a removal from the whole store has it alone
+            execute("LOCK TABLE {s}.thread IN ROW SHARE MODE")  # excludes a deletion that searches the whole store
             return None, 0
         if not change.epoch:
-            execute(_NEW_THREAD, written.values)
-        for epoch, owner, run, seq in execute(_LOCK_THREAD, written.values):
-            if epoch:  # 0: just made, by this transaction
-                return ThreadRow(change.thread, unpack_point(run, seq), epoch, unpack_owner(owner)), 0
-        return None, 0 if change.epoch else execute(_FENCE)[0][0]
+            execute(_NEW_THREAD, encoded.values)
+        for epoch, owner, run, seq in execute(_LOCK_THREAD, encoded.values):
+            if epoch:  # 0: this transaction has just inserted it
+                return ThreadRow(change.thread, decode_point(run, seq), epoch, decode_owner(owner)), 0
+        return None, 0 if change.epoch else execute(_MAX_DELETED_EPOCH)[0][0]
 
-    def _found(self, execute: _Execute, change: Change, written: PostgresChange) -> CurrentRows:
-        """What is there where the change wants to write, without the thread."""
+    def _current_rows(self, execute: Execute, change: Change, encoded: PostgresChange) -> CurrentRows:
+        """What `plan_write` must know, except for the thread."""
         run_row: RunRow | None = None
         if change.run is not None:
-            run_row = next((unpack_run(*columns) for columns in execute(_RUN, (change.run.id,))), None)
+            run_row = next((decode_run(*columns) for columns in execute(_RUN, (change.run.id,))), None)
         if not change.rows:
             return CurrentRows(run=run_row)
         last = next((last for (last,) in execute(_LAST, (change.rows_of,))), None)
-        there = execute(_ROWS_OF_RUN, (change.rows_of, min(written.rows.seqs), max(written.rows.seqs)))
-        rows = [Row(seq, kind, tuple(unpack(head)), unpack_content(*content)) for seq, kind, head, *content in there]
-        return CurrentRows(None, run_row, last, rows)
+        found = execute(_ROWS_OF_RUN, (change.rows_of, min(encoded.rows.seqs), max(encoded.rows.seqs)))
+        return CurrentRows(None, run_row, last, [decode_row(*columns) for columns in found])
 
-    def _add(self, execute: _Execute, change: Change, written: PostgresChange, plan: WritePlan) -> None:
-        packed, snapshot = written.rows, written.snapshot
-        if packed.blobs:
-            # In one order by all: two that bring the same blobs wait for each other, and not in a circle.
-            held = {name for (name,) in execute(_HOLD_BLOBS, (sorted(packed.blobs),))}
-            for batch in _batches({name: packed.blobs[name] for name in sorted(packed.blobs.keys() - held)}):
+    def _insert(self, execute: Execute, change: Change, encoded: PostgresChange, plan: WritePlan) -> None:
+        """Insert blobs, rows and snapshot."""
+        rows, snapshot = encoded.rows, encoded.snapshot
+        if rows.blobs:
+            # Stored ones are locked and not sent again. Sorted: two writers of the same blobs wait, in one order.
+            held = {name for (name,) in execute(_HOLD_BLOBS, (sorted(rows.blobs),))}
+            for batch in _batches({name: rows.blobs[name] for name in sorted(rows.blobs.keys() - held)}):
                 execute(_INSERT_BLOBS, (list(batch), list(batch.values())))
         if plan.rows:
-            new = len(change.rows) - len(plan.rows)
-            values = {name: column[new:] for name, column in packed._asdict().items() if name != "blobs"}
+            stored = len(change.rows) - len(plan.rows)
+            values = {name: column[stored:] for name, column in rows._asdict().items() if name != "blobs"}
             execute(_INSERT_ROWS, {**values, "run": change.rows_of})
         if snapshot is not None and change.snapshot is not None:
             before = execute(_SNAPSHOT_BEFORE, change.snapshot.at)
             execute(_INSERT_SNAPSHOT, (*change.snapshot.at, *snapshot))
-            drop_blobs(execute, before)
+            delete_unused_blobs(execute, before)
 
 
-_Execute = Callable[..., list[tuple[Any, ...]]]
-
-
-def _is_usual(change: Change) -> bool:
+def _is_append(change: Change) -> bool:
+    """Whether a change only appends to a run, moves the head to its rows, or renews a lease."""
     if change.run is not None or change.snapshot is not None or change.root is not None or change.runs:
         return False
     seqs = [row.seq for row in change.rows]
@@ -656,7 +459,7 @@ def _is_usual(change: Change) -> bool:
 
 
 def _batches(blobs: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
-    """The blobs in parts that one message can hold."""
+    """The blobs in parts of about MESSAGE bytes; a larger blob is a part of its own."""
     batch: dict[str, bytes] = {}
     size = 0
     for name, data in blobs.items():
@@ -670,7 +473,7 @@ def _batches(blobs: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
 
 
 def _runs_of(change: Change) -> set[str]:
-    """The runs that a change names, and that must not go before it has ended."""
+    """The runs that a change names, which must not be deleted before it is committed."""
     points = [
         change.head,
         change.root,
@@ -679,3 +482,163 @@ def _runs_of(change: Change) -> set[str]:
     ]
     named = {change.run.id if change.run else "", change.rows_of} - {""}
     return named | {point.run for point in points if point is not None}
+
+
+def _executor(connection: Connection, statement: Callable[[str], sql.Composed]) -> Execute:
+    def execute(text: str, values: Any = None) -> list[tuple[Any, ...]]:
+        cursor = connection.execute(statement(text), values, binary=True)
+        return cursor.fetchall() if cursor.description else []
+
+    return execute
+
+
+# --- deletion
+
+Statement = Callable[[str], sql.Composed]
+Plan = Callable[[Mapping[str, ThreadBounds], Mapping[str, RunSummary]], DeletionPlan]
+Subgraph = tuple[dict[str, ThreadBounds], dict[str, RunSummary]]
+
+TRIES = 5
+"""How often a deletion starts again because others have changed what it read; after that, it locks the tables."""
+
+# Every writer locks one of these tables before it writes: nothing new can refer to what is about to be deleted.
+_LOCK = "LOCK TABLE {s}.thread, {s}.entry IN EXCLUSIVE MODE"
+_BOUNDS = "SELECT name, head_run, head_seq, root_run, root_seq FROM {s}.thread"
+_SOME_BOUNDS = f"{_BOUNDS} WHERE head_run = ANY(%(runs)b) OR name = ANY(%(names)b)"
+_SUMMARIES = """
+    SELECT id, thread, parents, coalesce((SELECT max(seq) FROM {s}.entry WHERE run = run.id), -1)
+    FROM {s}.run AS run"""
+# The runs of dspyer.stores.reachability.relevant_subgraph in one statement: `held` are the threads whose runs are kept
+# anyway, `behind` is its search backwards, `near` the one forwards.
+_SUBGRAPH = f"""
+    WITH RECURSIVE
+    held AS NOT MATERIALIZED (SELECT name FROM {{s}}.thread WHERE root_run IS NULL AND name <> ALL(%(names)b)),
+    behind (id) AS (
+        SELECT run.id FROM {{s}}.run AS run WHERE run.thread = ANY(%(names)b)
+        UNION SELECT run.id FROM {{s}}.thread AS own JOIN {{s}}.run AS run ON run.id = own.head_run
+            WHERE own.name = ANY(%(names)b) AND NOT EXISTS (SELECT FROM held WHERE held.name = run.thread)
+        UNION SELECT run.id FROM behind JOIN {{s}}.link ON link.child = behind.id
+            JOIN {{s}}.run AS run ON run.id = link.parent
+            WHERE NOT EXISTS (SELECT FROM held WHERE held.name = run.thread)
+    ), near (id) AS (
+        SELECT id FROM behind UNION SELECT link.child FROM near JOIN {{s}}.link ON link.parent = near.id
+    ) {_SUMMARIES.strip()} WHERE id IN (SELECT id FROM near)"""
+_LOCK_THREADS = "SELECT FROM {s}.thread WHERE name = ANY(%b) ORDER BY name FOR UPDATE"
+_LOCK_RUNS = "SELECT FROM {s}.run WHERE id = ANY(%b) ORDER BY id FOR UPDATE"
+_EPOCHS = "SELECT name, fencing FROM {s}.thread WHERE name = ANY(%b)"
+_RAISE_MAX_DELETED_EPOCH = "UPDATE {s}.fence SET largest = greatest(largest, %s)"
+_DELETE_SPANS = """
+    DELETE FROM {s}.%s AS gone USING unnest(%%b::text[], %%b::bigint[], %%b::bigint[]) AS span (run, first, last)
+    WHERE gone.run = span.run AND gone.seq BETWEEN span.first AND span.last RETURNING gone.refs"""
+_DELETE_ROWS = _DELETE_SPANS % "entry"
+_DELETE_SNAPSHOTS = _DELETE_SPANS % "snapshot"
+_DELETE_RUNS = "DELETE FROM {s}.run WHERE id = ANY(%b)"
+_DELETE_LINKS = "DELETE FROM {s}.link WHERE child = ANY(%b)"
+_DELETE_THREADS = "DELETE FROM {s}.thread WHERE name = ANY(%b)"
+_CLEAR_THREAD = "UPDATE {s}.run SET thread = ''::bytea WHERE id = ANY(%b)"
+_DELETE_SNAPSHOTS_BUT_ROOTS = """
+    DELETE FROM {s}.snapshot AS gone WHERE NOT EXISTS (
+        SELECT FROM {s}.thread WHERE root_run = gone.run AND root_seq = gone.seq) RETURNING refs"""
+_LOCK_BLOBS = "SELECT FROM {s}.blob WHERE id = ANY(%b) ORDER BY id FOR UPDATE"
+_DELETE_BLOBS = """
+    DELETE FROM {s}.blob WHERE id = ANY(%b)
+    AND NOT EXISTS (SELECT FROM {s}.entry WHERE refs @> ARRAY[blob.id] AND refs IS NOT NULL)
+    AND NOT EXISTS (SELECT FROM {s}.snapshot WHERE refs @> ARRAY[blob.id] AND refs IS NOT NULL)"""
+_MAX_SEQ = 2**63 - 1
+
+
+def delete_threads(
+    connection: Connection, statement: Statement, gone: Collection[str], epochs: Mapping[str, int]
+) -> DeletionReport:
+    """Delete threads and what only they reach; without any, all that no thread reaches."""
+
+    def check(execute: Execute) -> None:
+        names = [encode_text(name) for name in {*gone, *epochs}]
+        current = {decode_text(name): epoch for name, epoch in execute(_EPOCHS, [names])}
+        check_epochs(current, epochs)
+        execute(_RAISE_MAX_DELETED_EPOCH, [max([current[name] for name in gone if name in current], default=0)])
+
+    return delete_planned(connection, statement, gone, lambda threads, runs: plan_deletion(threads, runs, gone), check)
+
+
+def delete_planned(
+    connection: Connection,
+    statement: Statement,
+    names: Collection[str],
+    plan_for: Plan,
+    check: Callable[[Execute], None] | None = None,
+) -> DeletionReport:
+    """Delete what `plan_for` plans for the threads and runs around `names`, or for the whole store without names.
+
+    What was read before the locks may have changed since, so it is read again with them. If that finds threads or runs
+    that are not locked, locking them now would break the lock order: the transaction starts again. `check` is called
+    once all locks are held, and may raise.
+    """
+    execute = _executor(connection, statement)
+    for turn in range(TRIES + 1):
+        with connection.transaction():
+            execute(f"SELECT {LOCK_TIMEOUT}")
+            if not names or turn == TRIES:
+                execute(_LOCK)
+                subgraph = _subgraph(execute, names)
+            else:
+                before = _subgraph(execute, names)
+                execute(_LOCK_THREADS, [sorted(encode_text(name) for name in {*before[0], *names})])
+                execute(_LOCK_RUNS, [sorted(before[1])])
+                subgraph = _subgraph(execute, names)
+                if not (subgraph[0].keys() <= before[0].keys() and subgraph[1].keys() <= before[1].keys()):
+                    continue
+            if check is not None:
+                check(execute)
+            return _delete(execute, plan_for(*subgraph))
+    raise AssertionError("the last turn locks the tables, and returns")
+
+
+def delete_snapshots(connection: Connection, statement: Statement) -> None:
+    """Delete the snapshots that are not at the root of a thread."""
+    with connection.transaction():
+        execute = _executor(connection, statement)
+        execute(f"SELECT {LOCK_TIMEOUT}")
+        execute(_LOCK)
+        delete_unused_blobs(execute, execute(_DELETE_SNAPSHOTS_BUT_ROOTS))
+
+
+def _subgraph(execute: Execute, names: Collection[str]) -> Subgraph:
+    """The threads and runs that decide what is deleted; all without names."""
+    encoded = [encode_text(name) for name in names]
+    found = execute(_SUBGRAPH, {"names": encoded}) if names else execute(_SUMMARIES)
+    runs = {run: RunSummary(decode_text(thread), decode_points(parents), last) for run, thread, parents, last in found}
+    owners = {encode_text(summary.thread) for summary in runs.values() if summary.thread}
+    values = {"names": [*{*encoded, *owners}], "runs": list(runs)}
+    threads = {
+        decode_text(name): ThreadBounds(decode_point(*points[:2]), decode_point(*points[2:]))
+        for name, *points in (execute(_SOME_BOUNDS, values) if names else execute(_BOUNDS))
+    }
+    return threads, runs
+
+
+def _delete(execute: Execute, plan: DeletionPlan) -> DeletionReport:
+    spans = [(run, 0, _MAX_SEQ) for run in plan.runs] + [tuple(span) for span in plan.rows]
+    columns = [list(column) for column in zip(*spans, strict=True)]
+    rows = execute(_DELETE_ROWS, columns) if spans else []
+    snapshots = execute(_DELETE_SNAPSHOTS, columns) if spans else []
+    if plan.runs:
+        execute(_DELETE_RUNS, [list(plan.runs)])
+        execute(_DELETE_LINKS, [list(plan.runs)])
+    if plan.orphans:
+        execute(_CLEAR_THREAD, [list(plan.orphans)])
+    if plan.threads:
+        execute(_DELETE_THREADS, [[encode_text(name) for name in plan.threads]])
+    delete_unused_blobs(execute, [*rows, *snapshots])
+    return DeletionReport(plan.threads, len(plan.runs), len(rows), plan.kept, erased=False)
+
+
+def delete_unused_blobs(execute: Execute, deleted: list[tuple[Any, ...]]) -> None:
+    """Delete the blobs of deleted contents, given as their `refs`, that nothing refers to any more.
+
+    They are locked before the references are searched: a writer of a new reference holds the blob until its commit.
+    """
+    candidates = sorted({name for (refs,) in deleted for name in refs or ()})
+    if candidates:
+        execute(_LOCK_BLOBS, [candidates])
+        execute(_DELETE_BLOBS, [candidates])

@@ -1,4 +1,8 @@
-"""Connections to a PostgreSQL server: kept open between uses, shared by threads, never by processes."""
+"""The server of a PostgreSQL store: its connections, its address, its tables and their versions.
+
+Connections are kept open between uses and shared by the threads of a process, but never by processes: two that use one
+connection would mix their messages to the server.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +25,8 @@ from dspyer.errors import StoreError
 Connection = psycopg.Connection[tuple[Any, ...]]
 T = TypeVar("T")
 
-
 PATIENCE = 15.0
-"""Seconds that a call waits for a connection, or for a lock: half of a lease."""
+"""Seconds that a call waits for a connection, or for a lock: half of a lease, so that a waiting owner keeps its own."""
 
 LIMITS: Mapping[str, int] = MappingProxyType(
     {
@@ -34,35 +37,38 @@ LIMITS: Mapping[str, int] = MappingProxyType(
         "tcp_user_timeout": 10_000,
     }
 )
-"""What a server that is gone without a word may cost, unless the address says otherwise: seconds, but the last one in
-milliseconds. These are settings of the driver, of which neither server nor poolers are told."""
+"""When a server that does not answer counts as lost, unless the address says otherwise: seconds, but the last one in
+milliseconds. These are settings of the client; they are sent to no server or pooler."""
+
+
+# --- connections
 
 
 class ServerConnections:
-    """Connections to one server.
+    """The connections of this process to one server.
 
-    They run without prepared statements and hold no state of a session, so a pooler that gives each transaction
-    another connection may stand between.
+    They use no prepared statements and set nothing in a session, so a pooler that gives each transaction another
+    connection may be in between.
 
     Args:
         address: where the server is, with the password if it needs one.
-        most: how many may be in use at once; further threads wait.
+        max_in_use: how many may be in use at once; further threads wait.
     """
 
-    def __init__(self, address: str, most: int) -> None:
+    def __init__(self, address: str, max_in_use: int) -> None:
         self._address = address
-        self._most = most
+        self._max_in_use = max_in_use
         self._closed = False
-        self._begin()
+        self._reset()
         _ALL.add(self)
 
     def run(self, work: Callable[[Connection], T]) -> T:
-        """Does some work with a connection, and once more with a new one if the connection was lost.
+        """Call `work` with a connection, and once more with a new one if the first connection was lost.
 
-        Args:
-            work: what to do; a second time it must do no harm.
+        The server may have committed what was done before the connection was lost, so `work` must do no harm when it
+        is done twice.
         """
-        with self._one_of_them():
+        with self._one_in_use():
             if self._closed:
                 raise StoreError("the store is closed: open it again")
             try:
@@ -75,45 +81,49 @@ class ServerConnections:
                 if not (connection.closed or _is_lost(error)):
                     raise
             connection.close()
-            self._forget_idle()  # what is as old is lost too, most likely
+            _close_all(self._idle)  # most likely lost as well, as after a restart of the server
             return self._work(self._open(), work)
 
+    def close(self) -> None:
+        """Close idle connections now, and those in use when their work is done."""
+        self._closed = True
+        _close_all(self._idle)
+
+    def after_fork(self) -> None:
+        """Start without connections in a child process.
+
+        The parent's are neither used nor closed: closing one, even by collecting it as garbage, would end the parent's
+        session on the server.
+        """
+        self._finish.detach()
+        _INHERITED.extend([*self._idle, *self._busy])
+        self._reset()
+
+    def _reset(self) -> None:
+        self._free = threading.BoundedSemaphore(self._max_in_use)
+        self._idle: list[Connection] = []
+        self._busy: set[Connection] = set()
+        self._finish = finalize(self, _close_all, self._idle)
+
     @contextmanager
-    def _one_of_them(self) -> Iterator[None]:
-        """While one connection more is in use."""
+    def _one_in_use(self) -> Iterator[None]:
+        """Count one more connection in use; wait while there are too many."""
         free = self._free
         if not free.acquire(timeout=PATIENCE):
             raise StoreError(
-                f"all {self._most} connections have been in use for {PATIENCE:g} s: nothing was done. Allow more with "
-                "Postgres(address, connections=...)"
+                f"all {self._max_in_use} connections have been in use for {PATIENCE:g} s: nothing was done. Allow more "
+                "with Postgres(address, connections=...)"
             )
         try:
             yield
         finally:
             free.release()
 
-    def close(self) -> None:
-        """Closes what is idle; what is in use is closed when its work is done."""
-        self._closed = True
-        self._forget_idle()
-
-    def after_fork(self) -> None:
-        """Starts afresh in a child process: the parent's connections are not touched, they are still the parent's."""
-        self._finish.detach()
-        _INHERITED.extend([*self._idle, *self._busy])
-        self._begin()
-
-    def _begin(self) -> None:
-        self._free = threading.BoundedSemaphore(self._most)
-        self._idle: list[Connection] = []
-        self._busy: set[Connection] = set()
-        self._finish = finalize(self, _close_all, self._idle)
-
     def _open(self) -> Connection:
-        given: dict[str, Any] = {**LIMITS, **conninfo_to_dict(self._address)}
+        options: dict[str, Any] = {**LIMITS, **conninfo_to_dict(self._address)}
         if "PGCONNECT_TIMEOUT" in os.environ and "connect_timeout" not in conninfo_to_dict(self._address):
-            del given["connect_timeout"]
-        connection = psycopg.connect(**given, autocommit=True, prepare_threshold=None)
+            del options["connect_timeout"]
+        connection = psycopg.connect(**options, autocommit=True, prepare_threshold=None)
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         return connection
 
@@ -122,7 +132,7 @@ class ServerConnections:
         try:
             result = work(connection)
         except BaseException as error:
-            # Whatever came in between (a signal, say): a connection in the middle of something is no use to others.
+            # An interrupt may come in the middle of a transaction: such a connection is not used again.
             if connection.info.transaction_status == TransactionStatus.IDLE and not _is_lost(error):
                 self._give_back(connection)
             else:
@@ -140,24 +150,25 @@ class ServerConnections:
         else:
             self._idle.append(connection)
 
-    def _forget_idle(self) -> None:
-        _close_all(self._idle)
-
 
 def _close_all(connections: list[Connection]) -> None:
     while connections:
-        with suppress(IndexError):  # a thread was faster
+        with suppress(IndexError):  # another thread has taken the last one
             connections.pop().close()
 
 
 def _is_lost(error: BaseException) -> bool:
-    """Whether an error says that the server ends the connection, even if that has not been noticed yet."""
+    """Whether the server ends the connection, even if the client has not noticed yet.
+
+    SQLSTATE classes: 08 is a connection failure, 57P a shutdown or a terminated session, 25P03 an idle transaction that
+    took too long.
+    """
     state = error.sqlstate if isinstance(error, psycopg.Error) else None
     return state is not None and (state.startswith(("08", "57P")) or state == "25P03")
 
 
 _ALL: WeakSet[ServerConnections] = WeakSet()
-_INHERITED: list[Connection] = []  # never closed: that would end the session of the parent process
+_INHERITED: list[Connection] = []  # of the parent process, kept so that they are never collected
 
 
 def _after_fork() -> None:
@@ -169,8 +180,11 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
+# --- addresses
+
+
 def split_address(address: str) -> tuple[str, str, str | None]:
-    """An address as the server's driver takes it, the same without the password, and the schema that it names.
+    """An address for the driver, the same one without its password, and the schema that it names.
 
     Example:
         >>> split_address("postgresql://ada:secret@db/runs?schema=team&sslmode=require")
@@ -187,25 +201,23 @@ def split_address(address: str) -> tuple[str, str, str | None]:
     public = [option for option, name in options if name not in ("schema", "password", "sslpassword")]
     user, at, host = parts.netloc.rpartition("@")
     return (
-        _joined(parts.scheme, parts.netloc, parts.path, whole),
-        _joined(parts.scheme, user.partition(":")[0] + at + host, parts.path, public),
+        _join_address(parts.scheme, parts.netloc, parts.path, whole),
+        _join_address(parts.scheme, user.partition(":")[0] + at + host, parts.path, public),
         schema,
     )
 
 
 def with_schema(address: str, schema: str) -> str:
-    """An address that names a schema too."""
+    """An address that names a schema as well."""
     return f"{address}{'&' if '?' in address else '?'}schema={quote(schema, safe='')}"
 
 
-def _joined(scheme: str, place: str, path: str, options: list[str]) -> str:
-    # Not urlunsplit: it leaves out the slashes before an empty place.
-    return f"{scheme}://{place}{path}{'?' if options else ''}{'&'.join(options)}"
+def _join_address(scheme: str, host: str, path: str, options: list[str]) -> str:
+    # Not urlunsplit: it drops the slashes before an empty host, as in postgresql:///runs?host=/tmp
+    return f"{scheme}://{host}{path}{'?' if options else ''}{'&'.join(options)}"
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The tables of a PostgreSQL store, and how older ones become those of today.
-
+# --- tables and their versions
 
 MIGRATIONS: list[str] = [
     """
@@ -251,8 +263,8 @@ MIGRATIONS: list[str] = [
         data bytea NOT NULL
     );
     """,
-    # What refers to what, so that a removal looks at nothing else, and how far epochs have been given. The column of
-    # epochs has a new name: a program of version 1 that is at work would write no links, so it must not go on writing.
+    # The references between runs, so that a deletion searches nothing, and the last epochs. The column of epochs gets a
+    # new name on purpose: a running program of version 1 would write no links, and now fails instead.
     """
     ALTER TABLE {s}.thread RENAME COLUMN epoch TO fencing;
     CREATE TABLE {s}.fence (largest bigint NOT NULL);
@@ -268,20 +280,20 @@ MIGRATIONS: list[str] = [
         FROM {s}.run, json_array_elements(convert_from(parents, 'UTF8')::json) AS parent;
     """,
 ]
-"""What leads from each version of the tables to the next; the first makes them. Never changed, only added to."""
+"""By n, what turns tables of version n into those of version n + 1. Released steps are never changed."""
 
 
 def prepare(connection: Connection, schema: str) -> None:
-    """Makes the tables, or brings them to the version of today; does nothing where they are of today.
+    """Create the tables, or bring them to the current version; only read if they have it.
 
     Raises:
-        StoreError: the tables are of a later version.
+        StoreError: the tables have a later version.
     """
     if version_of(connection, schema) == len(MIGRATIONS):
         return
     names = {"s": sql.Identifier(schema)}
     with connection.transaction():
-        # Held until the transaction ends: of many that start at once, one makes the tables and the others find them.
+        # Held until the transaction ends: of many processes that start at once, one creates the tables.
         connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('dspyer ' || %s, 0))", [schema])
         version = version_of(connection, schema)
         if version > len(MIGRATIONS):
@@ -290,6 +302,7 @@ def prepare(connection: Connection, schema: str) -> None:
                 f"use the later dspyer that made them, or another schema"
             )
         if not connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", [schema]).rowcount:
+            # Asked first: CREATE SCHEMA IF NOT EXISTS needs the right to create even if the schema exists.
             connection.execute(sql.SQL("CREATE SCHEMA {s}").format(**names))
         if not version:
             table = "CREATE TABLE {s}.version (number int PRIMARY KEY, since timestamptz DEFAULT clock_timestamp())"
@@ -300,8 +313,8 @@ def prepare(connection: Connection, schema: str) -> None:
 
 
 def version_of(connection: Connection, schema: str) -> int:
-    """The version of the tables in a schema; 0 for none."""
-    # Read from the catalog: to_regclass may still answer from what the session knew before it waited for the lock.
+    """The version of the tables in a schema; 0 without tables."""
+    # Read from the catalog: to_regclass may answer from what the session had cached before it waited for the lock.
     tables = "SELECT FROM pg_tables WHERE schemaname = %s AND tablename = 'version'"
     if not connection.execute(tables, [schema]).rowcount:
         return 0
