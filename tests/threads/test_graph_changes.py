@@ -401,7 +401,9 @@ def test_migrate_in_the_middle_of_a_run(tmp_path: Path) -> None:
     ("migrate", "words"),
     [
         pytest.param(lambda old: None, "returned None", id="no dict"),
-        pytest.param(lambda old: {"nn": "4"}, "returned 'nn' for thread 't', which is not in", id="no field"),
+        pytest.param(
+            lambda old: {"nn": "4"}, "returned 'nn' for thread 't', which is not in the schema", id="no field"
+        ),
         pytest.param(lambda old: {"n": 4}, "field 'n': 4 no longer fits", id="no value"),
     ],
 )

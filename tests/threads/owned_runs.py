@@ -1,0 +1,115 @@
+"""Runs that own a thread while a test looks on: gates, background runs, a store that reports its use, a clock."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import BaseModel
+
+from dspyer import END, START, CompiledGraph, Graph, Run, reducers
+from dspyer.stores.base import Change, Store, ThreadRow
+from dspyer.stores.memory import Memory
+
+
+class Count(BaseModel):
+    n: Annotated[int, reducers.increment] = 0
+    log: Annotated[list[str], reducers.extend] = []
+
+
+class Gate:
+    """A node that waits until the test opens the gate."""
+
+    def __init__(self) -> None:
+        self.inside = threading.Event()
+        self.opened = threading.Event()
+        self.calls = 0
+
+    def work(self, state: Any) -> dict[str, Any]:
+        self.calls += 1
+        self.inside.set()
+        assert self.opened.wait(20)
+        return {"log": ["gate"]}
+
+    async def awork(self, state: Any) -> dict[str, Any]:
+        self.calls += 1
+        self.inside.set()
+        await asyncio.sleep(3600)
+        return {"log": ["gate"]}
+
+
+def gated(gate: Gate, store: Store, work: Callable[..., Any] | None = None) -> CompiledGraph:
+    graph = Graph(Count, inputs=["n"]).add_node("before", lambda state: {"log": ["before"]})
+    graph.add_node("gate", work or gate.work).add_node("after", lambda state: {"log": ["after"]})
+    return graph.add_path(START, "before", "gate", "after", END).compile(store=store)
+
+
+class BackgroundRun:
+    """A run in a thread of its own."""
+
+    def __init__(self, work: Callable[[], Run]) -> None:
+        self.result: Run | None = None
+        self.error: BaseException | None = None
+        self._work = work
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._work()
+        except BaseException as error:  # noqa: BLE001 - raised by `end`
+            self.error = error
+
+    def end(self) -> Run:
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+        if self.error is not None:
+            raise self.error
+        assert self.result is not None
+        return self.result
+
+
+class WatchedStore(Memory):
+    """Counts reads of the rows of threads, and calls functions of the test before and after each write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = threading.Semaphore(0)
+        self.before: Callable[[Change], None] = lambda change: None
+        self.after: Callable[[Change], None] = lambda change: None
+        self.writes_at_once = True
+
+    def thread(self, name: str) -> ThreadRow | None:
+        found = super().thread(name)
+        self.reads.release()
+        return found
+
+    def write(self, change: Change) -> int:
+        self.before(change)
+        epoch = super().write(change)
+        self.after(change)
+        return epoch
+
+    def write_now(self, change: Change) -> bool:
+        if self.writes_at_once:
+            self.write(change)
+        return self.writes_at_once
+
+    def wait_for_reads(self, times: int) -> None:
+        """Wait until the row of a thread was read so many times more."""
+        while self.reads.acquire(blocking=False):
+            pass
+        for _ in range(times):
+            assert self.reads.acquire(timeout=10)
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
