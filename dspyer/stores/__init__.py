@@ -1,4 +1,4 @@
-"""Where runs are kept: the protocol of a store, and the stores."""
+"""The stores of runs: `open_store`, the protocol `Store`, and the stores that need no extra dependency."""
 
 from dspyer.stores.address import open_store
 from dspyer.stores.base import Store

@@ -1,4 +1,4 @@
-"""From an address to the store that is there."""
+"""`open_store`: the store at an address."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ KINDS = '":memory:", the path of a file ("runs.db" or "sqlite:///runs.db"), "pos
 
 
 def open_store(address: Store | str | os.PathLike[str]) -> Store:
-    """The store at an address.
+    """Open the store at an address.
 
     Args:
-        address: the path of an SQLite file, as it is or behind `sqlite:///`; `":memory:"`; a `postgresql://` address;
-            or a store.
+        address: the path of an SQLite file, plain or after `sqlite:///`; `":memory:"`; a `postgresql://` address; or a
+            store, which is returned.
 
     Returns:
-        The store. A file is made when it is first used.
+        The store. A file or tables that do not exist are created on first use.
 
     Raises:
-        TypeError: for what is no address.
-        ValueError: for an address of another kind.
-        ImportError: for PostgreSQL if its driver is not installed.
+        TypeError: `address` is neither text, a path nor a store.
+        ValueError: no kind of store has such addresses.
+        ImportError: it is a PostgreSQL address, and the driver is not installed.
 
     Example:
         >>> open_store(":memory:")
         Memory()
+        >>> open_store("sqlite:////var/runs.db")
+        SQLite('/var/runs.db')
     """
     if isinstance(address, Store):
         return address
@@ -52,7 +54,7 @@ def open_store(address: Store | str | os.PathLike[str]) -> Store:
 
 def _postgres(address: str) -> Store:
     try:
-        from dspyer.stores.postgres import Postgres
+        from dspyer.stores.postgres import Postgres  # only here: its driver is an optional dependency
     except ImportError as error:
         raise ImportError("a store in PostgreSQL needs its driver: pip install 'dspyer[postgres]'") from error
     return Postgres(address)

@@ -1,13 +1,13 @@
-"""Encryption at rest: a store around a store, which sees sealed contents alone.
+"""Encryption at rest: a store around another store, which only sees encrypted contents.
 
-What somebody wrote is sealed: patches, values, answers, results, errors, snapshots, large values. What holds the
-history together stays readable for the store: names of threads and nodes, kinds, order, routes, times, sizes. So a lost
-key loses the values, and not the structure.
+Encrypted are the contents of rows and snapshots, and the blobs: patches, values, answers, results, errors. Readable
+without a key is the structure: names of threads and nodes, kinds, order, routes, times, sizes. So a lost key loses the
+values, not the history.
 
-Contents are sealed with AES-SIV (RFC 5297), which needs no random numbers: the same content at the same place gives the
-same bytes, so a repeated write is known as one, and the same content at another place gives others. A content that was
-moved to another place, or changed, does not open. Ids of large values are keyed: without the key nobody can tell
-whether a known value is among them.
+The cipher is AES-SIV (RFC 5297), which is deterministic: the same content in the same row gives the same bytes, so
+that a repeated write is recognized as one. The row is part of the authenticated data: a content that was changed, or
+moved to another row, is refused. Ids of blobs are keyed hashes (HMAC): without the key, one cannot test whether a known
+value is stored.
 """
 
 from __future__ import annotations
@@ -28,68 +28,28 @@ from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Point, Row, Ru
 from dspyer.stores.content import Content, Fetch
 
 VARIABLE = "DSPYER_STORE_KEY"
-"""The environment variable that a store without a key looks at."""
+"""The environment variable that holds the keys of a store that was given none."""
 
 MARK = b"\x00sealed1"
-"""What sealed bytes begin with: no JSON and no compressed data does."""
+"""The first bytes of what is encrypted: neither JSON nor compressed data begins with a zero byte."""
 
 CipherKey = str | bytes
-_REF = 16
-
-
-class Cipher:
-    """Seals and opens with one key.
-
-    Args:
-        key: 32 bytes, as they are or as URL-safe base64.
-
-    Raises:
-        ValueError: for anything else.
-    """
-
-    def __init__(self, key: CipherKey) -> None:
-        raw = key
-        if len(raw) != 32:
-            try:
-                raw = base64.urlsafe_b64decode(key)
-            except ValueError:
-                raw = b""
-        if isinstance(raw, str) or len(raw) != 32:
-            raise ValueError("a key has 32 bytes, as they are or as URL-safe base64: make one with Encrypted.new_key()")
-        self._siv = AESSIV(_derived(raw, b"content"))
-        self._id_key = _derived(raw, b"id")
-
-    def seal(self, data: bytes, place: bytes) -> bytes:
-        """Seals bytes for one place."""
-        return MARK + self._siv.encrypt(data, [place])
-
-    def open(self, sealed: bytes, place: bytes) -> bytes:
-        """Opens what was sealed for this place.
-
-        Raises:
-            InvalidTag: if the key is another one, or the bytes are not those that were sealed for this place.
-        """
-        return self._siv.decrypt(sealed[len(MARK) :], [place])
-
-    def keyed(self, name: str) -> str:
-        """The id under which the store knows a large value."""
-        return hmac.new(self._id_key, name.encode(), hashlib.sha256).hexdigest()[: 2 * _REF]
 
 
 class Encrypted(Store):
-    """A store whose contents are encrypted.
+    """A store that encrypts contents before another store writes them.
 
-    A pickle of it holds no key, and looks for one in the environment again.
+    A pickle of it contains no key: once loaded, it takes the key from the environment.
 
     Args:
-        store: where the runs are kept: a store or its address, as `compile(store=...)` takes it.
-        key: what `Encrypted.new_key()` gave. Of several the first one seals, and all open: put a new key in front of
-            the old ones, which go on being needed for what they have sealed. Without any, the environment variable
-            `DSPYER_STORE_KEY` has it, several with commas between them.
+        store: the store that keeps the encrypted runs, or its address, as `compile(store=...)` takes it.
+        key: a key from `Encrypted.new_key()`, or several. The first one encrypts, each of them decrypts: to change
+            keys, put the new one first and keep the old ones for what they have encrypted. Without keys, the
+            environment variable `DSPYER_STORE_KEY` is read, with commas between several keys.
 
     Raises:
-        ValueError: for what is no key.
-        StoreError: (by the first use) without any key.
+        ValueError: a key does not have 32 bytes.
+        StoreError: (on first use) there is no key.
 
     Example:
         >>> from dspyer import END, START, Graph
@@ -108,12 +68,19 @@ class Encrypted(Store):
 
     @staticmethod
     def new_key() -> str:
-        """A new key, as URL-safe base64. Keep it apart from the store: without it the values are lost."""
+        """A new random key, as URL-safe base64. Keep it apart from the store: without it, the values are lost.
+
+        Returns:
+            44 characters.
+
+        Example:
+            >>> len(Encrypted.new_key())
+            44
+        """
         return base64.urlsafe_b64encode(os.urandom(32)).decode()
 
     @property
     def address(self) -> str:
-        """Where the store around which this is put is."""
         return self.store.address
 
     def __repr__(self) -> str:
@@ -123,70 +90,59 @@ class Encrypted(Store):
         return Encrypted, (self.store,)
 
     def write(self, change: Change) -> int:
-        """Applies a change, sealed."""
-        return self.store.write(self._sealed(change))
+        return self.store.write(self._encrypted(change))
 
     def write_now(self, change: Change) -> bool:
-        """Applies a change, sealed, if that needs no waiting for others."""
-        return self.store.write_now(self._sealed(change))
+        return self.store.write_now(self._encrypted(change))
 
     def thread(self, name: str) -> ThreadRow | None:
-        """Where a thread stands."""
         return self.store.thread(name)
 
     def threads(self) -> list[str]:
-        """The names of all threads, sorted."""
         return self.store.threads()
 
     def run(self, run: str) -> RunRow | None:
-        """A run by its id."""
         return self.store.run(run)
 
     def runs(self, thread: str) -> list[RunRow]:
-        """The runs that were made for a thread."""
         return self.store.runs(thread)
 
     def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
-        """Rows of a run in order; their contents are opened when somebody reads them."""
         return [
-            row if row.content is None else row._replace(content=self._opened(row.content, _at(run, row.seq, "row")))
+            row
+            if row.content is None
+            else row._replace(content=self._decrypting(row.content, _location(run, row.seq, "row")))
             for row in self.store.rows(run, first, last)
         ]
 
     def blobs(self, ids: Collection[str]) -> dict[str, bytes]:
-        """The large values by id."""
         found: dict[str, bytes] = {}
         for cipher in self._ciphers():
-            keyed = {cipher.keyed(name): name for name in ids if name not in found}
-            for sealed_name, sealed in self.store.blobs(list(keyed)).items() if keyed else ():
-                found[keyed[sealed_name]] = self._open(sealed, sealed_name.encode(), "a large value")[1]
+            names = {cipher.keyed_id(name): name for name in ids if name not in found}
+            for keyed_id, encrypted in self.store.blobs(list(names)).items() if names else ():
+                found[names[keyed_id]] = self._decrypt(encrypted, keyed_id.encode(), "a large value")
         return found
 
     def snapshot(self, at: Point) -> Snapshot | None:
-        """The last snapshot of a run at or before a row."""
         found = self.store.snapshot(at)
         if found is None:
             return None
-        return Snapshot(found.at, self._opened(found.content, _at(found.at.run, found.at.seq, "snapshot")))
+        location = _location(found.at.run, found.at.seq, "snapshot")
+        return Snapshot(found.at, self._decrypting(found.content, location))
 
     def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
-        """Removes threads, and all that they had and nothing else reaches."""
         return self.store.delete(threads, epochs)
 
     def delete_unreachable(self, thread: str) -> DeletionReport:
-        """Removes what was made for a thread and lies outside of what it reaches from its head."""
         return self.store.delete_unreachable(thread)
 
     def drop_snapshots(self) -> None:
-        """Removes all snapshots but those at the roots of threads."""
         self.store.drop_snapshots()
 
     def vacuum(self) -> None:
-        """Gives the space of what was removed back to the system."""
         self.store.vacuum()
 
     def close(self) -> None:
-        """Ends the use of the store."""
         self.store.close()
 
     def _ciphers(self) -> tuple[Cipher, ...]:
@@ -199,65 +155,91 @@ class Encrypted(Store):
             )
         return self._keys
 
-    def _sealed(self, change: Change) -> Change:
+    def _encrypted(self, change: Change) -> Change:
         if not change.rows and change.snapshot is None:
             return change
         cipher = self._ciphers()[0]
         rows = [
             row
             if row.content is None
-            else row._replace(content=_seal(row.content, _at(change.rows_of, row.seq, "row"), cipher))
+            else row._replace(content=_encrypt(row.content, _location(change.rows_of, row.seq, "row"), cipher))
             for row in change.rows
         ]
         snapshot = change.snapshot
         if snapshot is not None:
-            place = _at(snapshot.at.run, snapshot.at.seq, "snapshot")
-            snapshot = Snapshot(snapshot.at, _seal(snapshot.content, place, cipher))
+            location = _location(snapshot.at.run, snapshot.at.seq, "snapshot")
+            snapshot = Snapshot(snapshot.at, _encrypt(snapshot.content, location, cipher))
         return change._replace(rows=rows, snapshot=snapshot)
 
-    def _opened(self, content: Content, place: bytes) -> Content:
-        return _DecryptedContent(content.data, lambda sealed: self._unsealed(sealed, place))
+    def _decrypting(self, content: Content, location: bytes) -> Content:
+        def decrypt(encrypted: bytes) -> _Decrypted:
+            data = self._decrypt(encrypted, location, f"row {location.decode().partition('/')[2]}")
+            end = 4 + int.from_bytes(data[:4])
+            refs = tuple(filter(None, data[4:end].decode().split(",")))
+            return _Decrypted(refs, data[end:])
 
-    def _unsealed(self, sealed: bytes, place: bytes) -> _Parts:
-        """Refs and bytes of a content."""
-        data = self._open(sealed, place, f"row {place.decode().partition('/')[2]}")[1]
-        count = int.from_bytes(data[:4])
-        end = 4 + count
-        refs = tuple(filter(None, data[4:end].decode().split(",")))
-        return _Parts(refs, data[end:])
+        return _EncryptedContent(content.data, decrypt)
 
-    def _open(self, sealed: bytes, place: bytes, what: str) -> tuple[Cipher, bytes]:
-        if not sealed.startswith(MARK):
+    def _decrypt(self, encrypted: bytes, location: bytes, what: str) -> bytes:
+        if not encrypted.startswith(MARK):
             raise StoreError(
                 f"{what} in the store {self.address!r} is not encrypted: it was written without Encrypted(...). Read "
                 "it with the store itself; to encrypt it, export its threads and load them into an encrypted store"
             )
         for cipher in self._ciphers():
             try:
-                return cipher, cipher.open(sealed, place)
+                return cipher.decrypt(encrypted, location)
             except InvalidTag:
                 continue
         raise StoreError(
-            f"{what} in the store {self.address!r} cannot be opened: the key is not the one that has sealed it, or it "
-            "was changed since. Give the right key, Encrypted(store, key=...), or all keys there ever were, the newest "
-            "one first"
+            f"{what} in the store {self.address!r} cannot be decrypted: the key is not the one that encrypted it, or "
+            "its bytes were changed since. Give the right key, Encrypted(store, key=...), or all keys there ever were, "
+            "the newest one first"
         )
 
 
-class _Parts(NamedTuple):
+class Cipher:
+    """Encrypts and decrypts with one key."""
+
+    def __init__(self, key: CipherKey) -> None:
+        """Take 32 bytes, raw or as URL-safe base64; raise `ValueError` for anything else."""
+        raw = key
+        if len(raw) != 32:
+            try:
+                raw = base64.urlsafe_b64decode(key)
+            except ValueError:
+                raw = b""
+        if isinstance(raw, str) or len(raw) != 32:
+            raise ValueError("a key has 32 bytes, raw or as URL-safe base64: make one with Encrypted.new_key()")
+        self._siv = AESSIV(_derive_key(raw, b"content"))
+        self._id_key = _derive_key(raw, b"id")
+
+    def encrypt(self, data: bytes, location: bytes) -> bytes:
+        return MARK + self._siv.encrypt(data, [location])
+
+    def decrypt(self, encrypted: bytes, location: bytes) -> bytes:
+        """Raise `InvalidTag` for another key, changed bytes, or bytes that were encrypted for another location."""
+        return self._siv.decrypt(encrypted[len(MARK) :], [location])
+
+    def keyed_id(self, name: str) -> str:
+        """The id of a blob in the inner store: 32 hexadecimal digits, as other ids of blobs have."""
+        return hmac.new(self._id_key, name.encode(), hashlib.sha256).hexdigest()[:32]
+
+
+class _Decrypted(NamedTuple):
     refs: tuple[str, ...]
     data: bytes
 
 
-class _DecryptedContent(Content):
-    """A content from the store, opened when somebody reads it: who reads the structure alone needs no key."""
+class _EncryptedContent(Content):
+    """A content from the inner store, decrypted when it is read: a reader of the structure alone needs no key."""
 
-    __slots__ = ("_open", "_sealed")
+    __slots__ = ("_decrypt", "_encrypted")
 
-    def __init__(self, sealed: bytes, unseal: Callable[[bytes], _Parts]) -> None:
+    def __init__(self, encrypted: bytes, decrypt: Callable[[bytes], _Decrypted]) -> None:
         super().__init__(None)
-        self._sealed = sealed
-        self._open = unseal
+        self._encrypted = encrypted
+        self._decrypt = decrypt
 
     @property
     def is_encoded(self) -> bool:
@@ -266,7 +248,7 @@ class _DecryptedContent(Content):
     @property
     def data(self) -> bytes:
         if self._data is None:
-            self._refs, self._data = self._open(self._sealed)
+            self._refs, self._data = self._decrypt(self._encrypted)
         return self._data
 
     def value(self, fetch: Fetch, decode: Callable[[Any], Any] | None = None) -> Any:
@@ -274,29 +256,28 @@ class _DecryptedContent(Content):
         return stored.value(fetch) if decode is None else stored.value(fetch, decode)
 
 
-def _seal(content: Content, place: bytes, cipher: Cipher) -> Content:
-    """A content for the store: its ids inside, their keyed forms outside."""
+def _encrypt(content: Content, location: bytes, cipher: Cipher) -> Content:
+    """A content for the inner store.
+
+    The ids of its blobs are encrypted with its bytes: their length in 4 bytes, the ids with commas, the bytes. The
+    inner store gets the keyed ids as references, so that it knows which blobs are still needed.
+    """
     data, refs = content.data, content.refs
     names = ",".join(refs).encode()
-    sealed = cipher.seal(len(names).to_bytes(4) + names + data, place)
-    blobs = _sealed_blobs(content.blobs, cipher) if content.blobs else {}
-    return Content.stored(sealed, [cipher.keyed(name) for name in refs], blobs)
+    encrypted = cipher.encrypt(len(names).to_bytes(4) + names + data, location)
+    blobs = {}
+    for name, blob in content.blobs.items():
+        keyed_id = cipher.keyed_id(name)
+        blobs[keyed_id] = cipher.encrypt(blob, keyed_id.encode())
+    return Content.stored(encrypted, [cipher.keyed_id(name) for name in refs], blobs)
 
 
-def _sealed_blobs(blobs: Mapping[str, bytes], cipher: Cipher) -> dict[str, bytes]:
-    found = {}
-    for name, data in blobs.items():
-        keyed = cipher.keyed(name)
-        found[keyed] = cipher.seal(data, keyed.encode())
-    return found
-
-
-def _at(run: str, seq: int, kind: str) -> bytes:
+def _location(run: str, seq: int, kind: str) -> bytes:
     return f"{kind}/{seq} of run {run}".encode()
 
 
-def _derived(key: bytes, purpose: bytes) -> bytes:
-    """A key of 64 bytes for one purpose."""
+def _derive_key(key: bytes, purpose: bytes) -> bytes:
+    """A key of 64 bytes for one purpose: two uses of one key must not be the same key."""
     return hmac.new(key, b"dspyer store " + purpose, hashlib.sha512).digest()
 
 

