@@ -1,4 +1,8 @@
-"""What the parameters of a function get, put together once per call by a plan."""
+"""What the parameters of a function get: a plan is made when the graph is built, and arguments from it at each call.
+
+`Binding` is the plan and makes the arguments. `plan_binding` decides by the parameter's name, its annotation and the
+node's options; the first rule that fits decides (`_Planner.place`).
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,7 @@ from dspyer.nodes.callables import FunctionSignature, Parameter, class_of, membe
 from dspyer.nodes.context import Context
 from dspyer.nodes.field_names import FieldNames, check_names, unknown_field_text
 from dspyer.nodes.node import NOTHING, Call
+from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.template_plans import computed_value
 from dspyer.nodes.view_access import form_of, form_problems
 from dspyer.schema.schema import Schema
@@ -34,16 +39,16 @@ ABSENT: Any = object()
 
 
 class FieldParameter(NamedTuple):
-    """A parameter that gets a field, or a value of the overlay.
+    """A parameter that gets a field, a value of the overlay, or a computed input.
 
     Attributes:
         name: the parameter.
         field: the field of the state.
-        copy: whether it gets a plain value of its own; else a frozen view.
-        default: whether it may be left out.
+        copy: whether it gets a plain copy; else a frozen view.
+        default: whether it has a default.
         readable: whether the field may come from the state; else from an overlay alone.
         view: the view through which it comes; None for the whole field.
-        form: how the view is handed over.
+        form: the form in which it gets the view.
         computed: the template or run value that it is; None for a field.
     """
 
@@ -67,19 +72,19 @@ class ResourceParameter(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The plan by which a function's arguments are put together.
+    """The plan by which the arguments of a function are made.
 
     Attributes:
         reader: who reads, for errors.
         fields: parameters that get a field.
-        states: parameters that get the snapshot of the state.
-        views: parameters that get the typed view of it.
-        contexts: parameters that get the run context.
+        states: parameters that get a snapshot of the state.
+        views: parameters that get the state as the schema's model.
+        contexts: parameters that get the `Context`.
         resources: parameters that get a resource.
         modules: parameters that get a module of the program.
         takes_all: whether `**kwargs` gets all readable fields.
-        reads: what may be read, by the function's own names; None for everything.
-        schema: the types of the fields.
+        reads: the fields that it may read, by its own names; None for all.
+        schema: the fields of the state.
     """
 
     reader: str
@@ -99,7 +104,7 @@ class Binding:
         return bool(self.states or self.views or self.takes_all)
 
     def facts(self) -> tuple[FieldNames | None, frozenset[str]]:
-        """What it reads, by its own names, and the fields among them that may be unset."""
+        """What it reads, by its own names (None for the whole state), and the fields among them that may be unset."""
         if self.whole_state and self.reads is None:
             return None, frozenset()
         names = dict(self.reads or {}) if self.whole_state or self.contexts else {}
@@ -122,12 +127,7 @@ class Binding:
         return () if self.schema is None else self.schema.fields
 
     def bind(self, call: Call) -> dict[str, Any]:
-        """The arguments for one call.
-
-        Raises:
-            UnsetFieldError: if a field is read that nothing has written.
-            InputError: if a resource is missing.
-        """
+        """The arguments of one call."""
         state, overlay = call.state, call.overlay
         arguments: dict[str, Any] = {}
         for name, field, copy, default, readable, view, form, computed in self.fields:
@@ -171,16 +171,12 @@ class Binding:
 
 
 def read_field(source: FrozenDict[str, Any], field: str, copy: bool) -> Any:
-    """A field as a plain copy or as a frozen view; `ABSENT` if it is not there."""
+    """A field as a plain copy or as a frozen view; `ABSENT` if it is not set."""
     return thaw(source.raw(field, ABSENT)) if copy else source.get(field, ABSENT)
 
 
 def usable(value: Any, field: str, reader: str) -> Any:
-    """A value that can be read.
-
-    Raises:
-        StateError: if the class of something in it is unknown here.
-    """
+    """The value, unless it holds an object whose class this process does not know: that cannot be read."""
     found = find_opaque(value)
     if found is not None:
         raise StateError(f"{reader} reads {field!r}: {found.explanation}")
@@ -188,7 +184,7 @@ def usable(value: Any, field: str, reader: str) -> Any:
 
 
 def unset(field: str, reader: str) -> UnsetFieldError:
-    """The error for a field that is read before anything has written it."""
+    """The error for a field that is read before it was written."""
     return UnsetFieldError(
         f"{reader} reads {field!r}, which nothing has written yet: give it as an input, write it before, "
         f"or give the parameter a default"
@@ -196,7 +192,7 @@ def unset(field: str, reader: str) -> UnsetFieldError:
 
 
 def with_overlay(call: Call) -> ImmutableState:
-    """The state with the overlay's values in the place of its own."""
+    """The state with the overlay's values over its own."""
     state = call.state
     for key in call.overlay or ():
         assert call.overlay is not None
@@ -205,7 +201,7 @@ def with_overlay(call: Call) -> ImmutableState:
 
 
 def _readable(call: Call, reads: FieldNames | None) -> Iterator[tuple[str, str]]:
-    """The fields that are set, and an overlay's values, each by the node's own name."""
+    """The fields that are set, and an overlay's values, each as the node's own name and the field."""
     own = reads if reads is not None else {field: field for field in call.state}
     for name, field in own.items():
         if field in call.state or (call.overlay is not None and field in call.overlay):
@@ -216,15 +212,14 @@ def _readable(call: Call, reads: FieldNames | None) -> Iterator[tuple[str, str]]
 
 
 def snapshot(call: Call, reads: FieldNames | None) -> ImmutableState:
-    """The state that a parameter `state` gets: what may be read, by the node's own names."""
+    """The state for a parameter `state`: what may be read, by the node's own names."""
     state = with_overlay(call)
     if reads is None:
         return state
     return ImmutableState({name: state.raw(field) for name, field in _readable(call, reads)})
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The plan of a binding, made once when the graph is built: which rule fits each parameter of a function.
+# --- the plan, made once when the graph is built: which rule fits each parameter
 
 
 class Plan(NamedTuple):
@@ -241,33 +236,9 @@ class Plan(NamedTuple):
     unknown: list[str]
 
 
-def plan_binding(
-    signature: FunctionSignature,
-    who: str,
-    schema: Schema,
-    *,
-    reads: FieldNames | None = None,
-    modules: tuple[str, ...] = (),
-    overlay: frozenset[str] = frozenset(),
-    views: Mapping[str, View] = NOTHING,
-    computed: Mapping[str, ComputedInput] = NOTHING,
-) -> Plan:
-    """Decide what each parameter of a function gets.
-
-    Args:
-        signature: the function.
-        who: the node or router, for problems and errors.
-        schema: the fields of the state.
-        reads: what it may read, its own names on the left; None for everything.
-        modules: names of the modules that are bound to it.
-        overlay: names that an overlay is known to bring.
-        views: the views through which it reads, its own names on the left.
-        computed: the templates and run values that it reads, its own names on the left.
-
-    Returns:
-        The plan and what is wrong with it.
-    """
-    planner = _Planner(who, schema, reads, modules, overlay, signature, views, computed)
+def plan_binding(signature: FunctionSignature, options: NodeOptions, who: str) -> Plan:
+    """Decide what each parameter of a function gets; `who` names its node or router in errors."""
+    planner = _Planner(signature, options, who)
     for parameter in signature.parameters:
         planner.place(parameter)
     planner.check()
@@ -275,33 +246,24 @@ def plan_binding(
 
 
 class _Planner:
-    def __init__(
-        self,
-        who: str,
-        schema: Schema,
-        reads: FieldNames | None,
-        modules: tuple[str, ...],
-        overlay: frozenset[str],
-        signature: FunctionSignature,
-        views: Mapping[str, View],
-        computed: Mapping[str, ComputedInput],
-    ) -> None:
-        self.views, self.computed = views, computed
-        self.who, self.schema, self.reads, self.modules, self.overlay = who, schema, reads, modules, overlay
-        self.signature = signature
+    def __init__(self, signature: FunctionSignature, options: NodeOptions, who: str) -> None:
+        self.signature, self.options, self.who = signature, options, who
+        self.schema, self.reads = options.schema, options.reads
         self.problems: list[str] = list(signature.problems)
         self.unknown: list[str] = []
-        fields = None if reads is None else {name: field for name, field in reads.items() if name not in computed}
-        self.binding = Binding(who, reads=fields, schema=schema, takes_all=signature.takes_all)
+        fields = self.reads
+        if fields is not None:
+            fields = {name: field for name, field in fields.items() if name not in options.computed}
+        self.binding = Binding(who, reads=fields, schema=self.schema, takes_all=signature.takes_all)
 
     def place(self, parameter: Parameter) -> None:
-        """Put one parameter where it belongs; the first rule that fits decides."""
+        """Add one parameter to the binding; the first rule that fits decides."""
         name = parameter.name
         is_field = not self.schema.accepts_any_key and name in self.schema.fields
         kind = class_of(parameter.annotation)
-        if name in self.modules:
+        if name in self.options.modules:
             self._add(modules=(*self.binding.modules, name))
-        elif name in self.overlay or (self.reads is not None and name in self.reads):
+        elif name in self.options.overlay or (self.reads is not None and name in self.reads):
             self._add_field(parameter)
         elif kind is Context or _wrote(parameter, Context) or (name == "ctx" and not is_field):
             self._add(contexts=(*self.binding.contexts, name))
@@ -324,15 +286,15 @@ class _Planner:
     def _add_field(self, parameter: Parameter, readable: bool = True) -> None:
         name = parameter.name
         field = name if self.reads is None else self.reads.get(name, name)
-        computed = self.computed.get(name)
-        readable = readable and field not in self.overlay and computed is None
-        copy, view = wants_copy(parameter.annotation), self.views.get(name)
+        computed = self.options.computed.get(name)
+        readable = readable and field not in self.options.overlay and computed is None
+        copy, view = wants_copy(parameter.annotation), self.options.views.get(name)
         form = form_of(parameter.annotation)
         if view is not None:
             self.problems += form_problems(view, parameter.annotation, name, self.schema, self.who, parameter.text)
         entry = FieldParameter(name, field, copy, parameter.default, readable, view, form, computed)
         self._add(fields=(*self.binding.fields, entry))
-        if not readable and field not in self.overlay and computed is None:
+        if not readable and field not in self.options.overlay and computed is None:
             self.unknown.append(self._unknown_text(parameter))
 
     def _is_view(self, parameter: Parameter) -> bool:
@@ -370,19 +332,23 @@ class _Planner:
         """Compare `reads` and `modules` with the parameters."""
         taken = [parameter.name for parameter in self.signature.parameters]
         if self.reads is not None:
-            asks = bool(self.binding.contexts)  # for any of its reads, with ctx.view
-            own = None if self.binding.whole_state or asks else [name for name in taken if name not in self.modules]
+            asks = bool(self.binding.contexts)  # such a function may read any of them with ctx.view
+            own = (
+                None
+                if self.binding.whole_state or asks
+                else [name for name in taken if name not in self.options.modules]
+            )
             self.problems += check_names(
                 self.reads,
                 "reads",
                 self.who,
                 own=own,
                 schema=self.schema,
-                overlay={*self.overlay, *map(repr, self.computed.values())},
+                overlay=self.options.not_fields,
             )
             self.problems += [
                 f"{self.who}: reads gives {name!r} a value of its own, {computed!r}: take it as the parameter {name!r}"
-                for name, computed in self.computed.items()
+                for name, computed in self.options.computed.items()
                 if name not in taken and own is None
             ]
         renamed = [name for name, field in (self.reads or {}).items() if name != field]
@@ -391,7 +357,7 @@ class _Planner:
                 f"{self.who}: a parameter annotated with the schema reads fields by their own names, but reads renames "
                 f"{list_names(renamed)}: take `state` or the fields themselves as parameters"
             )
-        for name in self.modules:
+        for name in self.options.modules:
             if name not in taken and not self.signature.takes_all:
                 self.problems.append(
                     f"{self.who}: modules binds {name!r}, but the function has no such parameter: add it."
@@ -406,19 +372,18 @@ def _wrote(parameter: Parameter, kind: type) -> bool:
     return parameter.text.rpartition(".")[2] == kind.__name__
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Resources of a run: clients and the like that are no values of a state, given to parameters by their type.
+# --- resources of a run: clients and other objects that are no values of a state, given to parameters by their type
 
 _SCALARS = (
     str, int, float, complex, bytes, bytearray, list, tuple, dict, set, frozenset, type(None), type, enum.Enum,
     datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, pathlib.PurePath, uuid.UUID, Decimal,
     FrozenDict, FrozenList, dspy.Example,
 )  # fmt: skip
-_NO_CLIENTS = {"builtins", "collections.abc", "typing", "numpy", "types"}
+_VALUE_MODULES = {"builtins", "collections.abc", "typing", "numpy", "types"}
 
 
 class NeedsResources(Protocol):
-    """A node or a router."""
+    """What `check_resources` needs of a node or router."""
 
     @property
     def name(self) -> str:
@@ -426,7 +391,7 @@ class NeedsResources(Protocol):
 
     @property
     def who(self) -> str:
-        """What errors call it."""
+        """How errors name it."""
 
     @property
     def send_targets(self) -> tuple[str, ...]:
@@ -438,13 +403,13 @@ class NeedsResources(Protocol):
 
 
 def is_record(kind: type) -> bool:
-    """Whether a class is a model or a dataclass: a value of a state, or a resource, as the graph has it."""
+    """Whether a class is a model or a dataclass: with a schema its objects may be resources, without one values."""
     return issubclass(kind, BaseModel) or is_dataclass(kind)
 
 
 def is_value_class(kind: type) -> bool:
-    """Whether objects of a class are values of a state for sure."""
-    if issubclass(kind, _SCALARS) or kind.__module__ in _NO_CLIENTS:
+    """Whether objects of a class are certainly values of a state, never resources."""
+    if issubclass(kind, _SCALARS) or kind.__module__ in _VALUE_MODULES:
         return True
     try:
         registered_kind(kind)
@@ -454,16 +419,7 @@ def is_value_class(kind: type) -> bool:
 
 
 def resources_of(resources: Mapping[type, object] | Iterable[object] | None) -> Mapping[type, object]:
-    """The resources of a run by type.
-
-    Args:
-        resources: a map from type to object, or the objects alone.
-
-    Returns:
-        The map.
-
-    Raises:
-        InputError: if a key is no type, or two objects have one type.
+    """The resources of a run by type, from a map or from the objects alone.
 
     Example:
         >>> resources_of([print])
@@ -490,7 +446,7 @@ def resources_of(resources: Mapping[type, object] | Iterable[object] | None) -> 
 
 
 def find_resource(kind: type, resources: Mapping[type, object]) -> tuple[bool, Any]:
-    """Whether there is a resource of a type, and which: of the type itself, else of the first one that extends it."""
+    """Whether there is a resource of a type, and which: one of the type itself, else the first of a subclass."""
     if kind in resources:
         return True, resources[kind]
     for given, resource in resources.items():
@@ -502,7 +458,7 @@ def find_resource(kind: type, resources: Mapping[type, object]) -> tuple[bool, A
 def _extends(given: type, kind: type) -> bool:
     try:
         return issubclass(given, kind)
-    except TypeError:  # a protocol that cannot be asked
+    except TypeError:  # a protocol that is not runtime-checkable
         return False
 
 
@@ -516,16 +472,9 @@ def missing_resource(reader: str, parameter: str, kind: type) -> InputError:
 
 
 def check_resources(nodes: Collection[NeedsResources], resources: Mapping[type, object]) -> None:
-    """Check at the start of a run that every resource is there.
+    """Check at the start of a run that every resource is there; the error names all that are missing.
 
-    A model or dataclass that a node asks for may also come with a `Send`, and is looked for when the node is called.
-
-    Args:
-        nodes: the nodes and routers of the graph.
-        resources: the run's resources by type.
-
-    Raises:
-        InputError: naming every missing resource with its node, parameter and type.
+    A model or dataclass that a node asks for may also come with a `Send`, and is looked up when the node is called.
     """
     sent = {target for node in nodes for target in node.send_targets}
     missing = [
@@ -539,7 +488,7 @@ def check_resources(nodes: Collection[NeedsResources], resources: Mapping[type, 
 
 
 def resource_for(call: Call, reader: str, parameter: str, kind: type, default: bool) -> tuple[bool, Any]:
-    """The value of a parameter that asks for a resource; an overlay that holds its name comes first."""
+    """Whether a parameter gets a resource, and which; a value of its name in the overlay goes first."""
     if call.overlay is not None and parameter in call.overlay:
         return True, call.overlay[parameter]
     found, resource = find_resource(kind, call.resources)

@@ -131,16 +131,7 @@ def build_function(fn: Callable[..., Any], options: NodeOptions) -> Built:
         The node with its modules, and what is wrong with it.
     """
     signature = read_signature(fn, options.who)
-    plan = plan_binding(
-        signature,
-        options.who,
-        options.schema,
-        reads=options.reads,
-        modules=tuple(options.modules),
-        overlay=options.overlay,
-        views=options.views,
-        computed=options.computed,
-    )
+    plan = plan_binding(signature, options, options.who)
     promise = promise_of(signature.returns, options.schema)
     writes, problems = _writes(options, promise.writes, bool(plan.binding.contexts))
     problems = [*plan.problems, *problems, *_module_problems(options.modules, options.who)]

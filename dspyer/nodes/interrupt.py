@@ -116,7 +116,7 @@ def build_interrupt(inquiry: InterruptOptions, options: NodeOptions) -> Built:
         binding = Binding(options.who, fields=parameters, schema=options.schema)
         text = QuestionTemplate(inquiry.question, options.who)
     elif callable(inquiry.question):
-        plan = plan_binding(read_signature(inquiry.question, options.who), options.who, options.schema)
+        plan = plan_binding(read_signature(inquiry.question, options.who), options, options.who)
         binding, unknown, text = plan.binding, plan.unknown, inquiry.question
         problems += plan.problems
         if is_async(text):

@@ -453,7 +453,7 @@ def _build_function_router(fn: Callable[..., object], options: RouterOptions, sc
             f"{who} is async: a router is a plain, pure function; await in a node, and route by what it wrote"
         )
     signature = read_signature(fn, who)
-    plan = plan_binding(signature, who, schema)
+    plan = plan_binding(signature, NodeOptions(options.source, schema), who)
     promised = literals(signature.returns)
     routes, more = routes_of(options.path_map, promised, who, complete=gives_literals_alone(signature.returns))
     problems += [*plan.problems, *plan.unknown, *more]
