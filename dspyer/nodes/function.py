@@ -21,15 +21,14 @@ from dspyer.nodes.sync_async import acall_function, call_function, is_async
 from dspyer.nodes.template_plans import filling, plan_templates
 from dspyer.state import ImmutableState
 
-OF_DSPY = {"forward", "aforward", "history", "callbacks", "_compiled"}
-"""Attributes that DSPy gives to instances of modules."""
+# Attributes that DSPy gives to instances of modules.
+_DSPY_ATTRIBUTES = {"forward", "aforward", "history", "callbacks", "_compiled"}
 
 
 class NodeModules(dspy.Module):
-    """The modules that are bound to a function, as attributes: where the program keeps them. It is never called itself.
+    """The modules that are bound to a function, as attributes by parameter: the program holds them in it.
 
-    Args:
-        **modules: the modules by the names of the parameters that get them.
+    It is never called itself.
     """
 
     def __init__(self, **modules: dspy.Module) -> None:
@@ -49,7 +48,7 @@ class FunctionNode(Node):
         fn: the function.
         binding: which parameter gets what.
         asynchronous: whether calling it gives a coroutine.
-        per_item: whether it runs inside a map, where what is no patch is the item's result itself.
+        per_item: whether it runs inside a map, where any value that is no patch is the item's result itself.
     """
 
     fn: Callable[..., Any]
@@ -99,7 +98,7 @@ class FunctionNode(Node):
             return self.reply(await acall_function(self.fn, self.binding.bind(call), self.asynchronous))
 
     def reply(self, result: object) -> Reply:
-        """What the function returned, as updates of the state."""
+        """The function's result as updates of the state."""
         who = self.who
         goto = None
         if isinstance(result, Command):
@@ -121,15 +120,7 @@ class FunctionNode(Node):
 
 
 def build_function(fn: Callable[..., Any], options: NodeOptions) -> Built:
-    """Make a node of a function.
-
-    Args:
-        fn: a function, method, partial or callable object, sync or async.
-        options: the node's options.
-
-    Returns:
-        The node with its modules, and what is wrong with it.
-    """
+    """A node of a function, method, partial or callable object, sync or async, and what is wrong with it."""
     signature = read_signature(fn, options.who)
     plan = plan_binding(signature, options, options.who)
     promise = promise_of(signature.returns, options.schema)
@@ -169,8 +160,9 @@ def _bound(options: NodeOptions) -> NodeModules | None:
 
 
 def _writes(options: NodeOptions, promised: tuple[str, ...] | None, posts: bool) -> tuple[FieldNames | None, list[str]]:
-    """What a function writes: as `writes=` says, else as its return annotation does. One that posts may write more than
-    it returns.
+    """What a function writes: what `writes` says, else its return annotation; and what is wrong with it.
+
+    A function with a parameter `ctx` may post more than it returns, so its annotation does not bound `writes`.
     """
     if options.writes is not None:
         own = None if posts else promised
@@ -192,7 +184,7 @@ def _module_problems(modules: Mapping[str, Any], who: str) -> list[str]:
                 f"{who}: modules binds {name!r} to an object of type {type(module).__name__}: only a dspy.Module is "
                 "bound so; give anything else by functools.partial or as a resource of the run"
             )
-        elif not name.isidentifier() or hasattr(NodeModules, name) or name in OF_DSPY:
+        elif not name.isidentifier() or hasattr(NodeModules, name) or name in _DSPY_ATTRIBUTES:
             problems.append(
                 f"{who}: a module cannot be bound as {name!r}, a name that dspy.Module uses: choose another"
             )

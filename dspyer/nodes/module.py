@@ -1,4 +1,8 @@
-"""DSPy modules as nodes."""
+"""DSPy modules as nodes: `ModuleNode`, and the plan of its inputs, outputs and conversation turns.
+
+A module's inputs and outputs come from a table of DSPy's classes (the last section), else from the parameters of its
+`forward`. `plan_inputs` decides from which field each input comes, `plan_writes` to which field each output goes.
+"""
 
 from __future__ import annotations
 
@@ -31,24 +35,447 @@ from dspyer.values.frozen import thaw
 from dspyer.values.types import Opaque
 from dspyer.views import View, ViewForm
 
-# --------------------------------------------------------------------------------------------------------------------
-# How each class of DSPy modules tells its inputs and outputs.
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModuleNode(Node):
+    """A node that is a DSPy module. The module itself is an attribute of the program.
+
+    Attributes:
+        inputs: where each input of the module comes from.
+        known: whether its outputs were known when the graph was built.
+        gives: what of its outputs the node writes, where that is not all of `writes`.
+        takes_all: whether its `forward` has `**kwargs`, which get the further values of a `Send`.
+        turns: how it takes part in conversations.
+    """
+
+    kind: ClassVar[str] = "module"
+
+    inputs: tuple[Input, ...]
+    known: bool = True
+    gives: FieldNames | None = None
+    takes_all: bool = False
+    turns: Turns
+
+    @property
+    def takes(self) -> frozenset[str] | None:
+        """The names that a `Send` to it may bring; None for any."""
+        return None if self.takes_all else self.templates.takes | taken(self.inputs)
+
+    @property
+    def conversations(self) -> tuple[str, ...]:
+        """The message fields to which each call adds its turn."""
+        return self.turns.fields
+
+    def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
+        """The fields that a call reads whole, without a view, each as the node's own name and the field."""
+        return whole_inputs(self.inputs, state)
+
+    def call(self, call: Call) -> Reply:
+        """Call the program's module with its inputs."""
+        inputs, warning = self._inputs(call), self._warning(call)
+        with filling(self.templates, call, warning):
+            return self.reply(call_module(getattr(call.program, self.name), inputs), inputs, warning)
+
+    async def acall(self, call: Call) -> Reply:
+        """The same from async code."""
+        inputs, warning = self._inputs(call), self._warning(call)
+        with filling(self.templates, call, warning):
+            return self.reply(await acall_module(getattr(call.program, self.name), inputs), inputs, warning)
+
+    def _warning(self, call: Call) -> str:
+        """The warning near the step limit of the run, "" for none: it is part of the prompt and of the conversation."""
+        attempt = call.context.attempt
+        if not self.turns.fields or attempt.position is None:
+            return ""
+        return attempt.host.views.warning(attempt.position)
+
+    def _inputs(self, call: Call) -> dict[str, Any]:
+        inputs = gather_inputs(self.inputs, call, self.who)
+        if self.takes_all:
+            inputs = with_rest(inputs, self.inputs, call)
+        return inputs if not self.turns.histories else self.turns.with_histories(inputs)
+
+    def reply(self, result: object, inputs: Mapping[str, Any], warning: str = "") -> Reply:
+        """The module's result as updates of the state."""
+        who = self.who
+        values = values_of_prediction(result, who, self.known)
+        updates = selected(values, self.gives, who) if values or self.known else {}
+        if self.turns.fields:
+            updates |= self.turns.updates(self.name, inputs, values)
+        if warning:
+            updates = with_warning(self.turns, updates, warning)
+        return Reply(updates, None, True)
+
+
+def build_module(module: dspy.Module, options: NodeOptions) -> Built:
+    """A node of a DSPy module that is no compiled graph, and what is wrong with it."""
+    found = module_io(module)
+    planned = plan_inputs(found, options, options.who)
+    turns, own_writes, turn_problems = plan_turns(module, found, options)
+    gives, problems = plan_writes(found, options._replace(writes=own_writes), options.who, type(module).__name__)
+    reads, optional = planned.facts()
+    templates, wrong, missing = plan_templates([module], options, reads.values(), options.who)
+    node = ModuleNode(
+        name=options.name,
+        reads=templates.all_reads(reads),
+        optional=templates.optional_fields(reads, optional),
+        templates=templates,
+        writes=gives if gives is None else {**gives, **{field: field for field in turns.fields}},
+        inputs=planned.inputs,
+        known=found.outputs is not None,
+        gives=gives,
+        takes_all="**" in found.extras,
+        turns=turns,
+    )
+    problems += _type_problems(found, gives, options)
+    problems = [
+        *(f"{options.who}: {problem}" for problem in found.problems),
+        *planned.problems,
+        *problems,
+        *wrong,
+        *turn_problems,
+    ]
+    if options.modules:
+        problems.append(f"{options.who}: modules={{...}} binds modules to a function; this node is a module itself")
+    if options.goto:
+        problems.append(
+            f"{options.who}: goto=[...] is for functions that return Command; give a module edges or a router"
+        )
+    return Built(node, module, tuple(problems), (*planned.unknown, *missing))
+
+
+def plan_writes(found: ModuleIO, options: NodeOptions, who: str, kind: str) -> tuple[FieldNames | None, list[str]]:
+    """What is written: the outputs of the signature, or what `writes` says; and what is wrong with it."""
+    schema = options.output_schema
+    outputs = None if found.outputs is None else (*found.outputs, *found.by_products)
+    if options.writes is not None:
+        return options.writes, check_names(options.writes, "writes", who, own=outputs, schema=schema)
+    if found.outputs is not None:
+        names = {name: name for name in found.outputs}
+        problems = [
+            f"{who}: its output {name!r} {unknown_field_text(name, schema)} Add the field, or say what is written: "
+            f"writes={{{name!r}: 'a field'}}"
+            for name in names
+            if not schema.accepts_any_key and name not in schema.fields
+        ]
+        return names, problems
+    if schema.accepts_any_key:
+        return None, []
+    fields = [name for name in schema.fields if name not in found.inputs][:2] or ["a field"]
+    line = f"add_node({options.name!r}, ..., writes={fields!r})"
+    problem = f"{who}: a module of class {kind} does not say what it gives; with a schema, say what is written: {line}"
+    return None, [problem]
+
+
+def _type_problems(found: ModuleIO, gives: FieldNames | None, options: NodeOptions) -> list[str]:
+    """Outputs whose declared types can never be written to their fields."""
+    problems = []
+    for name, field in (gives or {}).items():
+        wrong = misfit(options.output_schema, field, found.type_of(name))
+        if wrong:
+            problems.append(
+                f"{options.who}: its output {name!r} {wrong}: declare the type in the signature (... -> {name}: "
+                f"{shown_type(update_type(options.output_schema, field))}), or change the field"
+            )
+    return problems
+
+
+# --- inputs
+
+
+class Input(NamedTuple):
+    """One input of a module.
+
+    Attributes:
+        name: the module's own name for it.
+        field: the field that it comes from.
+        default: whether it may be left out.
+        readable: whether it may come from the state; else from an overlay alone.
+        view: the view through which it comes; None for the whole field.
+        form: the form in which the view is given.
+        computed: the template or run value that it is; None for a field.
+    """
+
+    name: str
+    field: str
+    default: bool = False
+    readable: bool = True
+    view: View | None = None
+    form: ViewForm = "values"
+    computed: ComputedInput | None = None
+
+
+def gather_inputs(inputs: tuple[Input, ...], call: Call, reader: str) -> dict[str, Any]:
+    """The inputs of a module as plain copies, in the order of its signature."""
+    state, overlay = call.state, call.overlay
+    found: dict[str, Any] = {}
+    for name, field, default, readable, view, form, computed in inputs:
+        if view is not None:
+            found[name] = call.read_view(view, form, name)
+        elif overlay is not None and field in overlay:
+            found[name] = thaw(overlay.raw(field))
+        elif readable and field in state:
+            found[name] = thaw(state.raw(field))
+        elif computed is not None:
+            found[name] = computed_value(computed, form, call)
+        elif not default:
+            raise unset(field, reader)
+        if Opaque.any_exist and name in found:
+            usable(found[name], field, reader)
+    return found
+
+
+def with_rest(given: dict[str, Any], inputs: tuple[Input, ...], call: Call) -> dict[str, Any]:
+    """The inputs of a module that accepts any, with the further values of an overlay."""
+    overlay, known = call.overlay, taken(inputs)
+    return given if overlay is None else given | {key: thaw(overlay.raw(key)) for key in overlay if key not in known}
+
+
+def taken(inputs: tuple[Input, ...]) -> frozenset[str]:
+    """The names that an overlay may bring for some inputs."""
+    return frozenset([item.field for item in inputs if item.computed is None])
+
+
+def whole_inputs(inputs: tuple[Input, ...], state: ImmutableState) -> list[tuple[str, str]]:
+    """The inputs that come from whole fields, not through a view, each as its name and the field."""
+    return [
+        (one.name, one.field)
+        for one in inputs
+        if one.readable and not one.view and not one.computed and one.field in state
+    ]
+
+
+class Inputs(NamedTuple):
+    """Where the inputs of a module come from, and what is wrong: for sure, and unless a `Send` brings a value."""
+
+    inputs: tuple[Input, ...]
+    problems: list[str]
+    unknown: list[str]
+
+    def facts(self) -> tuple[dict[str, str], frozenset[str]]:
+        """What is read, by the module's own names, and the fields among them that may be unset."""
+        reads = {item.name: item.field for item in self.inputs if item.readable}
+        needed = {item.field for item in self.inputs if item.readable and not item.default}
+        return reads, frozenset(item.field for item in self.inputs if item.default and item.readable) - needed
+
+
+def plan_inputs(found: ModuleIO, options: NodeOptions, who: str) -> Inputs:
+    """Decide where each input of a module comes from: the field of its name, or what `reads` says."""
+    any_name = "**" in found.extras
+    own = None if any_name else (*found.inputs, *found.extras)
+    problems: list[str] = []
+    unknown: list[str] = []
+    if options.reads is not None:
+        problems += check_names(options.reads, "reads", who, own=own, schema=options.schema, overlay=options.not_fields)
+    elif any_name and not found.inputs:
+        problems.append(f"{who}: its `forward` takes **kwargs, which does not say what it reads: give reads=[...]")
+    names = list(found.inputs)
+    names += [name for name in options.reads or () if name not in names and (any_name or name in found.extras)]
+    names += [name for name in found.extras if name not in names and name != "**"]
+    inputs = []
+    for name in names:
+        default = name in found.optional or name not in found.inputs
+        if options.reads is not None and name in options.reads:
+            view, computed = options.views.get(name), options.computed.get(name)
+            default = default or view is not None  # a view of an unset field is empty, which is no error
+            form = form_of(found.inputs.get(name, Any))
+            if view is not None:
+                problems += form_problems(view, found.inputs.get(name, Any), name, options.schema, who)
+            readable = options.reads[name] not in options.not_fields
+            inputs.append(Input(name, options.reads[name], default, readable, view, form, computed))
+        elif name in options.overlay:
+            inputs.append(Input(name, name, default, readable=False))
+        elif (
+            name in found.inputs
+            and options.reads is None
+            and (options.schema.accepts_any_key or name in options.schema.fields)
+        ):
+            inputs.append(Input(name, name, default))
+        else:
+            inputs.append(Input(name, name, default, readable=False))  # a `Send` may bring it
+            unknown += () if default else (_unknown_input(name, options, who),)
+    return Inputs(tuple(inputs), problems, unknown)
+
+
+def _unknown_input(name: str, options: NodeOptions, who: str) -> str:
+    if options.reads is not None:
+        return f"{who}: its input {name!r} is not in reads ({list_names(options.reads)}): add {{{name!r}: 'a field'}}"
+    missing = unknown_field_text(name, options.schema)
+    return f"{who}: its input {name!r} {missing} Add the field, or map it: reads={{{name!r}: 'a field'}}"
+
+
+# --- results
+
+
+def values_of_prediction(result: object, who: str, known: bool) -> Mapping[str, object]:
+    """A module's result by its own names. `known` says that its outputs are known, so that None is an error."""
+    if isinstance(result, dspy.Prediction):
+        return dict(result.items())
+    if isinstance(result, Mapping):
+        return result
+    if result is None and not known:
+        return {}
+    raise NodeOutputError(
+        f"the module of {who} gave {brief(result)}, of type {type(result).__name__}: a module gives a dspy.Prediction "
+        "or a dict"
+    )
+
+
+def selected(values: Mapping[str, object], writes: FieldNames | None, who: str) -> dict[str, object]:
+    """The values of a module's result that the node writes, by field."""
+    if writes is None:
+        return {name: value for name, value in values.items() if name not in BY_PRODUCTS}
+    for name in writes:
+        if name not in values:
+            raise NodeOutputError(
+                f"the module of {who} gave no {name!r}, which is in its writes; it gave {list_names(values)}."
+                f"{suggestion(name, values)}"
+            )
+    return {field: values[name] for name, field in writes.items()}
+
+
+# --- turns: what a node adds to a conversation, and its own turns as a history of DSPy
+
+
+class Turns(NamedTuple):
+    """How a module node takes part in conversations.
+
+    Attributes:
+        fields: the message fields that get its turn.
+        histories: its inputs that get its own earlier turns.
+        inputs: the inputs of its signature that a turn holds: what the conversation does not hold already.
+        answers: the outputs of its signature.
+        reasoning: the by-products that a turn holds too.
+    """
+
+    fields: tuple[str, ...] = ()
+    histories: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
+    reasoning: tuple[str, ...] = ()
+
+    def with_histories(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The inputs with a `dspy.History` in place of the messages of each history."""
+        own = (*self.inputs, *self.answers, *self.reasoning)
+        for name in self.histories:
+            if isinstance(inputs.get(name), list):
+                inputs[name] = dspy.History(messages=turns_in(inputs[name], own, self.answers))
+        return inputs
+
+    def updates(self, node: str, inputs: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+        """The turn that each conversation gets."""
+        if not self.fields:
+            return {}
+        asked = {name: inputs[name] for name in self.inputs if name in inputs}
+        answered = {name: values[name] for name in (*self.reasoning, *self.answers) if name in values}
+        return dict.fromkeys(self.fields, turn_message(node, asked, answered))
+
+
+NO_TURNS = Turns()
+
+
+def with_warning(turns: Turns, updates: Mapping[str, object], warning: str) -> dict[str, object]:
+    """The updates of a node, with the warning as a user message before its turn."""
+    message = {"role": "user", "name": "dspyer", "content": warning}
+    return {**updates, **{field: Updates(message, updates[field]) for field in turns.fields if field in updates}}
+
+
+class PlannedTurns(NamedTuple):
+    """The turns of a node, its other writes, and what is wrong."""
+
+    turns: Turns
+    writes: FieldNames | None
+    problems: tuple[str, ...] = ()
+
+
+def plan_turns(module: dspy.Module, found: ModuleIO, options: NodeOptions) -> PlannedTurns:
+    """Decide which of the node's writes are its turn, and which of its inputs are its history."""
+    outputs = found.outputs or {}
+    names = dict(options.writes or {})
+    turns = {
+        name: field
+        for name, field in names.items()
+        if name not in outputs and is_conversation(field, options.output_schema)
+    }
+    writes = options.writes if not turns else {name: field for name, field in names.items() if name not in turns}
+    histories = tuple(name for name in options.views if found.inputs.get(name) is dspy.History)
+    missing = tuple(name for name in options.views if name not in found.inputs and _is_own(name, options))
+    if not turns and not histories and not missing:
+        return PlannedTurns(NO_TURNS, options.writes)
+    held = tuple(name for name, kind in found.inputs.items() if _is_held(name, kind, options))
+    reasoning = tuple(name for name in found.by_products if name == "reasoning")
+    planned = Turns(tuple(turns.values()), histories, held, tuple(outputs), reasoning)
+    problems = [
+        f"{options.who}: its signature has no input {name!r} for its own turns: add {name}: dspy.History = "
+        "dspy.InputField()"
+        for name in missing
+    ]
+    problems += [
+        f"{options.who}: {field!r} gets its turn, and a {type(module).__name__} does not say what it answers: let a "
+        "function call it and return the message"
+        for field in turns.values()
+        if found.outputs is None
+    ]
+    if histories:
+        problems += _history_problems(module, found, planned, options.who)
+    return PlannedTurns(planned, writes, tuple(problems))
+
+
+def _is_held(name: str, kind: Any, options: NodeOptions) -> bool:
+    """Whether a turn holds an input. One that shows the conversation is held only if a step of its view bounds it.
+
+    Otherwise each turn would hold all turns before it, and a conversation would grow quadratically, or double.
+    """
+    if dspy.History in (kind, without_none(kind)):
+        return False
+    view, computed = options.views.get(name), options.computed.get(name)
+    if computed is not None:
+        return not any(is_conversation(field, options.schema) for field in computed.names)
+    field = (options.reads or {}).get(name, name)
+    if field in options.overlay or not is_conversation(field, options.schema):
+        return True
+    bounded = view is not None and any(step.name in ("new", "last", "fit") for step in view.steps)
+    return bounded and view is not None and view.last_step != "then"
+
+
+def _is_own(name: str, options: NodeOptions) -> bool:
+    view = options.views[name]
+    return any(step.name == "own" for step in view.steps) and is_conversation(view.field, options.schema)
+
+
+def _history_problems(module: dspy.Module, found: ModuleIO, turns: Turns, who: str) -> list[str]:
+    kinds = [name for name, kind in found.inputs.items() if kind is dspy.History]
+    if len(kinds) > 1:
+        return [f"{who}: it has the histories {list_names(kinds)}, of which DSPy shows one as JSON: keep one of them"]
+    known = {*turns.answers, *turns.reasoning}
+    for path, predictor in predictors_in(module):
+        fields = predictor.signature.output_fields
+        others = [name for name in fields if name not in known]
+        if others and any(field.annotation is dspy.History for field in predictor.signature.input_fields.values()):
+            text = (
+                f"{who}: its predictor {path!r} answers in {list_names(others)}, which a turn of the node does not hold"
+            )
+            return [f"{text}: take {turns.histories[0]!r} as text, by an input of type str"]
+    return []
+
+
+# --- the inputs and outputs of each class of DSPy modules
 
 BY_PRODUCTS = ("reasoning", "trajectory")
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleIO:
-    """What goes into a module and what comes out.
+    """The inputs and outputs of a module.
 
     Attributes:
         inputs: the inputs by name, in order, with their types.
         optional: inputs that may be left out.
         extras: further inputs that are given only if `reads` names them.
         outputs: the outputs by name, in order, with their types; None for unknown.
-        by_products: what it gives besides, written only if `writes` names it.
+        by_products: further outputs, written only if `writes` names them.
         problems: why the module cannot be a node, each with its fix.
-        own_code: whether code of a user's class gives the outputs, which may convert what the signature declares.
+        own_code: whether code of a user's class makes the outputs, which may convert what the signature declares.
     """
 
     inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -64,85 +491,11 @@ class ModuleIO:
         return Any if self.own_code else (self.outputs or {}).get(name, Any)
 
 
-ReadModule = Callable[[Any], ModuleIO]
-
-
-class ModuleClass(NamedTuple):
-    """One class of the table.
-
-    Attributes:
-        read: reads inputs and outputs of a module of the class.
-        call_modes: how it can be called in DSPy 3.4, for the tests.
-    """
-
-    read: ReadModule
-    call_modes: tuple[str, ...]
-
-
-def of_signature(signature: type[dspy.Signature]) -> ModuleIO:
-    """The inputs and outputs of a signature."""
-    inputs = {name: info.annotation for name, info in signature.input_fields.items()}
-    defaults = {name for name, info in signature.input_fields.items() if info.default is not PydanticUndefined}
-    outputs = {name: info.annotation for name, info in signature.output_fields.items()}
-    return ModuleIO(inputs=inputs, optional=frozenset(defaults), outputs=outputs)
-
-
-def _own(*by_products: str, extras: tuple[str, ...] = ()) -> ReadModule:
-    """A class that keeps the user's signature as `signature`."""
-
-    def read(module: Any) -> ModuleIO:
-        return replace(of_signature(module.signature), by_products=by_products, extras=extras)
-
-    return read
-
-
-def _chain_of_thought(module: Any) -> ModuleIO:
-    found = of_signature(module.predict.signature)
-    outputs = {name: kind for name, kind in (found.outputs or {}).items() if name != "reasoning"}
-    return replace(found, outputs=outputs, by_products=("reasoning",))
-
-
-def _comparison(module: Any) -> ModuleIO:
-    """`MultiChainComparison`: the attempts come in as `completions`, one input of its signature for each of them."""
-    found = of_signature(module.predict.signature)
-    attempts = {f"reasoning_attempt_{number}" for number in range(1, module.M + 1)}
-    inputs = {name: kind for name, kind in found.inputs.items() if name not in attempts}
-    outputs = {name: kind for name, kind in (found.outputs or {}).items() if name != "rationale"}
-    return replace(found, inputs={"completions": list[Any], **inputs}, outputs=outputs, by_products=("rationale",))
-
-
-def _of_inner(module: Any) -> ModuleIO:
-    """`BestOfN` and `Refine`: those of the module that they try several times."""
-    return module_io(module.module)
-
-
-TABLE: Mapping[type, ModuleClass] = {
-    dspy.Predict: ModuleClass(_own(), ("async", "sync")),
-    dspy.ChainOfThought: ModuleClass(_chain_of_thought, ("async", "sync")),
-    dspy.ReAct: ModuleClass(_own("trajectory", "reasoning", extras=("max_iters",)), ("async", "sync")),
-    dspy.ReActV2: ModuleClass(
-        _own("history", "termination_reason", extras=("history", "max_iters")), ("async", "sync")
-    ),
-    dspy.RLM: ModuleClass(_own("trajectory", "final_reasoning"), ("async", "sync")),
-    dspy.ProgramOfThought: ModuleClass(_own("reasoning"), ("sync",)),
-    dspy.CodeAct: ModuleClass(_own("trajectory", "reasoning", extras=("max_iters",)), ("sync",)),
-    dspy.MultiChainComparison: ModuleClass(_comparison, ("sync",)),
-    dspy.BestOfN: ModuleClass(_of_inner, ("sync",)),
-    dspy.Refine: ModuleClass(_of_inner, ("sync",)),
-    dspy.Flex: ModuleClass(_own(), ("sync",)),
-}
-"""Every class of modules that DSPy 3.4 exports."""
-
-
 def module_io(module: dspy.Module) -> ModuleIO:
     """The inputs and outputs of a module.
 
-    Args:
-        module: any module.
-
-    Returns:
-        Those of its signature for a class of the table and its subclasses; else the parameters of its `forward`, and
-        unknown outputs. A subclass of a class of the table whose `forward` names its parameters takes those.
+    Those of its signature for a class of the table and its subclasses; else the parameters of its `forward`, and
+    unknown outputs. A subclass of a class of the table whose `forward` names its parameters takes those.
     """
     kind = type(module)
     known = next((base for base in kind.__mro__ if base in TABLE), None)
@@ -161,7 +514,7 @@ def _forward_of(kind: type) -> Any:
 
 
 def _has_own_code(kind: type, known: type) -> bool:
-    """Whether a subclass does more than a class of the table when it is called."""
+    """Whether a subclass adds code to the call of a class of the table."""
     called = ("forward", "aforward", "__call__", "acall")
     return any(getattr(kind, name, None) is not getattr(known, name, None) for name in called)
 
@@ -197,455 +550,75 @@ def _inputs(signature: FunctionSignature) -> ModuleIO:
 def _of_forward(kind: type) -> ModuleIO:
     signature = _forward_signature(kind)
     found = _inputs(signature)
-    # what **kwargs takes only `reads` can say: None stands for any name
+    # Only `reads` can say what **kwargs gets; "**" means any name.
     return replace(found, extras=("**",)) if signature.takes_all else found
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The turns of module nodes: what a node adds to a conversation, and its own turns as a history of DSPy.
+ReadModule = Callable[[Any], ModuleIO]
 
 
-class Turns(NamedTuple):
-    """How a module node takes part in conversations.
-
-    Attributes:
-        fields: the fields of messages that get its turn.
-        histories: its inputs that get its own turns.
-        inputs: the inputs of its signature that a turn holds: what the conversation does not hold already.
-        answers: the outputs of its signature.
-        beside: what else it may give that a turn holds.
-    """
-
-    fields: tuple[str, ...] = ()
-    histories: tuple[str, ...] = ()
-    inputs: tuple[str, ...] = ()
-    answers: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
-
-    def given(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Inputs with histories in the place of messages."""
-        own = (*self.inputs, *self.answers, *self.beside)
-        for name in self.histories:
-            if isinstance(inputs.get(name), list):
-                inputs[name] = dspy.History(messages=turns_in(inputs[name], own, self.answers))
-        return inputs
-
-    def updates(self, node: str, inputs: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-        """What a turn adds to each conversation."""
-        if not self.fields:
-            return {}
-        told = {name: inputs[name] for name in self.inputs if name in inputs}
-        said = {name: values[name] for name in (*self.beside, *self.answers) if name in values}
-        return dict.fromkeys(self.fields, turn_message(node, told, said))
-
-
-NO_TURNS = Turns()
-
-
-def with_warning(turns: Turns, updates: Mapping[str, object], warning: str) -> dict[str, object]:
-    """A turn with the message before it that has warned the node.
-
-    Args:
-        turns: how the node takes part in conversations.
-        updates: what it writes, its turn included.
-        warning: the text.
-    """
-    message = {"role": "user", "name": "dspyer", "content": warning}
-    return {**updates, **{field: Updates(message, updates[field]) for field in turns.fields if field in updates}}
-
-
-class PlannedTurns(NamedTuple):
-    """The turns of a node, what it writes beside them, and what is wrong."""
-
-    turns: Turns
-    writes: FieldNames | None
-    problems: tuple[str, ...] = ()
-
-
-def plan_turns(module: dspy.Module, found: ModuleIO, options: NodeOptions) -> PlannedTurns:
-    """Decides which of what a node writes is its turn, and which of what it reads its history.
-
-    Args:
-        module: the module.
-        found: its inputs and outputs.
-        options: the options of the node.
-    """
-    outputs = found.outputs or {}
-    names = dict(options.writes or {})
-    turns = {
-        name: field
-        for name, field in names.items()
-        if name not in outputs and is_conversation(field, options.output_schema)
-    }
-    writes = options.writes if not turns else {name: field for name, field in names.items() if name not in turns}
-    histories = tuple(name for name in options.views if found.inputs.get(name) is dspy.History)
-    missing = tuple(name for name in options.views if name not in found.inputs and _is_own(name, options))
-    if not turns and not histories and not missing:
-        return PlannedTurns(NO_TURNS, options.writes)
-    told = tuple(name for name, kind in found.inputs.items() if _is_held(name, kind, options))
-    beside = tuple(name for name in found.by_products if name == "reasoning")
-    planned = Turns(tuple(turns.values()), histories, told, tuple(outputs), beside)
-    problems = [
-        f"{options.who}: its signature has no input {name!r} for its own turns: add {name}: dspy.History = "
-        "dspy.InputField()"
-        for name in missing
-    ]
-    problems += [
-        f"{options.who}: {field!r} gets its turn, and a {type(module).__name__} does not say what it answers: let a "
-        "function call it and return the message"
-        for field in turns.values()
-        if found.outputs is None
-    ]
-    if histories:
-        problems += _history_problems(module, found, planned, options.who)
-    return PlannedTurns(planned, writes, tuple(problems))
-
-
-def _is_held(name: str, kind: Any, options: NodeOptions) -> bool:
-    """Whether a turn holds an input: one that shows the conversation only if a step of its view bounds it.
-
-    Otherwise each turn would hold all turns before it, and a conversation would grow with its square, or double.
-    """
-    if dspy.History in (kind, without_none(kind)):
-        return False
-    view, computed = options.views.get(name), options.computed.get(name)
-    if computed is not None:
-        return not any(is_conversation(field, options.schema) for field in computed.names)
-    field = (options.reads or {}).get(name, name)
-    if field in options.overlay or not is_conversation(field, options.schema):
-        return True
-    bounded = view is not None and any(step.name in ("new", "last", "fit") for step in view.steps)
-    return bounded and view is not None and view.last_step != "then"
-
-
-def _is_own(name: str, options: NodeOptions) -> bool:
-    view = options.views[name]
-    return any(step.name == "own" for step in view.steps) and is_conversation(view.field, options.schema)
-
-
-def _history_problems(module: dspy.Module, found: ModuleIO, turns: Turns, who: str) -> list[str]:
-    kinds = [name for name, kind in found.inputs.items() if kind is dspy.History]
-    if len(kinds) > 1:
-        return [f"{who}: it has the histories {list_names(kinds)}, of which DSPy shows one as JSON: keep one of them"]
-    known = {*turns.answers, *turns.beside}
-    for path, predictor in predictors_in(module):
-        fields = predictor.signature.output_fields
-        others = [name for name in fields if name not in known]
-        if others and any(field.annotation is dspy.History for field in predictor.signature.input_fields.values()):
-            text = (
-                f"{who}: its predictor {path!r} answers in {list_names(others)}, which a turn of the node does not hold"
-            )
-            return [f"{text}: take {turns.histories[0]!r} as text, by an input of type str"]
-    return []
-
-
-class Input(NamedTuple):
-    """One input of a module.
+class ModuleClass(NamedTuple):
+    """One class of the table.
 
     Attributes:
-        name: the module's own name for it.
-        field: the field that it comes from.
-        default: whether it may be left out.
-        readable: whether it may come from the state; else from an overlay alone.
-        view: the view through which it comes; None for the whole field.
-        form: how the view is handed over.
-        computed: the template or run value that it is; None for a field.
+        read: reads inputs and outputs of a module of the class.
+        call_modes: how it can be called in DSPy 3.4; the tests compare it with DSPy.
     """
 
-    name: str
-    field: str
-    default: bool = False
-    readable: bool = True
-    view: View | None = None
-    form: ViewForm = "values"
-    computed: ComputedInput | None = None
+    read: ReadModule
+    call_modes: tuple[str, ...]
 
 
-def gather_inputs(inputs: tuple[Input, ...], call: Call, reader: str) -> dict[str, Any]:
-    """The inputs of a module as plain values of its own, in the order of its signature.
-
-    Raises:
-        UnsetFieldError: if a field is read that nothing has written.
-    """
-    state, overlay = call.state, call.overlay
-    found: dict[str, Any] = {}
-    for name, field, default, readable, view, form, computed in inputs:
-        if view is not None:
-            found[name] = call.read_view(view, form, name)
-        elif overlay is not None and field in overlay:
-            found[name] = thaw(overlay.raw(field))
-        elif readable and field in state:
-            found[name] = thaw(state.raw(field))
-        elif computed is not None:
-            found[name] = computed_value(computed, form, call)
-        elif not default:
-            raise unset(field, reader)
-        if Opaque.any_exist and name in found:
-            usable(found[name], field, reader)
-    return found
+def of_signature(signature: type[dspy.Signature]) -> ModuleIO:
+    """The inputs and outputs of a signature."""
+    inputs = {name: info.annotation for name, info in signature.input_fields.items()}
+    defaults = {name for name, info in signature.input_fields.items() if info.default is not PydanticUndefined}
+    outputs = {name: info.annotation for name, info in signature.output_fields.items()}
+    return ModuleIO(inputs=inputs, optional=frozenset(defaults), outputs=outputs)
 
 
-def whole_inputs(inputs: tuple[Input, ...], state: ImmutableState) -> list[tuple[str, str]]:
-    """The inputs that come from whole fields, not through a view, each as its name and the field."""
-    return [
-        (one.name, one.field)
-        for one in inputs
-        if one.readable and not one.view and not one.computed and one.field in state
-    ]
+def _own(*by_products: str, extras: tuple[str, ...] = ()) -> ReadModule:
+    """For a class that keeps the user's signature as `signature`."""
+
+    def read(module: Any) -> ModuleIO:
+        return replace(of_signature(module.signature), by_products=by_products, extras=extras)
+
+    return read
 
 
-def taken(inputs: tuple[Input, ...]) -> frozenset[str]:
-    """The names that an overlay may bring for some inputs."""
-    return frozenset([item.field for item in inputs if item.computed is None])
+def _chain_of_thought(module: Any) -> ModuleIO:
+    found = of_signature(module.predict.signature)
+    outputs = {name: kind for name, kind in (found.outputs or {}).items() if name != "reasoning"}
+    return replace(found, outputs=outputs, by_products=("reasoning",))
 
 
-def with_rest(given: dict[str, Any], inputs: tuple[Input, ...], call: Call) -> dict[str, Any]:
-    """The inputs of a module that takes any, with what an overlay brings besides."""
-    overlay, known = call.overlay, taken(inputs)
-    return given if overlay is None else given | {key: thaw(overlay.raw(key)) for key in overlay if key not in known}
+def _comparison(module: Any) -> ModuleIO:
+    """`MultiChainComparison`: `completions` replaces the attempts, one input of its signature each."""
+    found = of_signature(module.predict.signature)
+    attempts = {f"reasoning_attempt_{number}" for number in range(1, module.M + 1)}
+    inputs = {name: kind for name, kind in found.inputs.items() if name not in attempts}
+    outputs = {name: kind for name, kind in (found.outputs or {}).items() if name != "rationale"}
+    return replace(found, inputs={"completions": list[Any], **inputs}, outputs=outputs, by_products=("rationale",))
 
 
-def values_of_prediction(result: object, who: str, known: bool) -> Mapping[str, object]:
-    """What a module gave, by its own names.
-
-    Raises:
-        NodeOutputError: if it is no prediction and no dict.
-    """
-    if isinstance(result, dspy.Prediction):
-        return dict(result.items())
-    if isinstance(result, Mapping):
-        return result
-    if result is None and not known:
-        return {}
-    raise NodeOutputError(
-        f"the module of {who} gave {brief(result)}, of type {type(result).__name__}: a module gives a dspy.Prediction "
-        "or a dict"
-    )
+def _of_inner(module: Any) -> ModuleIO:
+    """`BestOfN` and `Refine`: those of the module that they try several times."""
+    return module_io(module.module)
 
 
-def selected(values: Mapping[str, object], writes: FieldNames | None, who: str) -> dict[str, object]:
-    """Of what a module gave, what the node writes, by field.
-
-    Raises:
-        NodeOutputError: if something is missing.
-    """
-    if writes is None:
-        return {name: value for name, value in values.items() if name not in BY_PRODUCTS}
-    for name in writes:
-        if name not in values:
-            raise NodeOutputError(
-                f"the module of {who} gave no {name!r}, which is in its writes; it gave {list_names(values)}."
-                f"{suggestion(name, values)}"
-            )
-    return {field: values[name] for name, field in writes.items()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ModuleNode(Node):
-    """A node that is a DSPy module. The module itself is an attribute of the program.
-
-    Attributes:
-        inputs: what the module gets.
-        known: whether its outputs were known when the graph was built.
-        gives: what of its outputs the node writes, where that is not all of `writes`.
-        takes_all: whether its `forward` has `**kwargs`, which get what a `Send` brings besides.
-        turns: how it takes part in conversations.
-    """
-
-    kind: ClassVar[str] = "module"
-
-    inputs: tuple[Input, ...] = ()
-    known: bool = True
-    gives: FieldNames | None = None
-    takes_all: bool = False
-    turns: Turns = NO_TURNS
-
-    @property
-    def takes(self) -> frozenset[str] | None:
-        """The names that a `Send` to it may bring; None for any."""
-        return None if self.takes_all else self.templates.takes | taken(self.inputs)
-
-    @property
-    def conversations(self) -> tuple[str, ...]:
-        """The message fields to which each call adds its turn."""
-        return self.turns.fields
-
-    def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
-        """The fields that a call reads whole, without a view, each as the node's own name and the field."""
-        return whole_inputs(self.inputs, state)
-
-    def call(self, call: Call) -> Reply:
-        """Call the program's module with its inputs."""
-        inputs, warning = self._inputs(call), self._warning(call)
-        with filling(self.templates, call, warning):
-            return self.reply(call_module(getattr(call.program, self.name), inputs), inputs, warning)
-
-    async def acall(self, call: Call) -> Reply:
-        """The same from async code."""
-        inputs, warning = self._inputs(call), self._warning(call)
-        with filling(self.templates, call, warning):
-            return self.reply(await acall_module(getattr(call.program, self.name), inputs), inputs, warning)
-
-    def _warning(self, call: Call) -> str:
-        """The warning near the limit of the run, "" for none; it is part of the conversation, and of the prompt."""
-        attempt = call.context.attempt
-        if not self.turns.fields or attempt.position is None:
-            return ""
-        return attempt.host.views.warning(attempt.position)
-
-    def _inputs(self, call: Call) -> dict[str, Any]:
-        inputs = gather_inputs(self.inputs, call, self.who)
-        if self.takes_all:
-            inputs = with_rest(inputs, self.inputs, call)
-        return inputs if not self.turns.histories else self.turns.given(inputs)
-
-    def reply(self, result: object, inputs: Mapping[str, Any], warning: str = "") -> Reply:
-        """What the module gave, as updates of the state."""
-        who = self.who
-        values = values_of_prediction(result, who, self.known)
-        updates = selected(values, self.gives, who) if values or self.known else {}
-        if self.turns.fields:
-            updates |= self.turns.updates(self.name, inputs, values)
-        if warning:
-            updates = with_warning(self.turns, updates, warning)
-        return Reply(updates, None, True)
-
-
-class Inputs(NamedTuple):
-    """The inputs of a module as the graph gives them, with what is wrong."""
-
-    inputs: tuple[Input, ...]
-    problems: list[str]
-    unknown: list[str]
-
-    def facts(self) -> tuple[dict[str, str], frozenset[str]]:
-        """What is read, by the module's own names, and the fields among them that may be unset."""
-        reads = {item.name: item.field for item in self.inputs if item.readable}
-        needed = {item.field for item in self.inputs if item.readable and not item.default}
-        return reads, frozenset(item.field for item in self.inputs if item.default and item.readable) - needed
-
-
-def plan_inputs(found: ModuleIO, options: NodeOptions, who: str) -> Inputs:
-    """Decide where each input of a module comes from: from the field of its name, or as `reads` says."""
-    any_name = "**" in found.extras
-    own = None if any_name else (*found.inputs, *found.extras)
-    problems: list[str] = []
-    unknown: list[str] = []
-    if options.reads is not None:
-        problems += check_names(options.reads, "reads", who, own=own, schema=options.schema, overlay=options.not_fields)
-    elif any_name and not found.inputs:
-        problems.append(f"{who}: its `forward` takes **kwargs, which does not say what it reads: give reads=[...]")
-    names = list(found.inputs)
-    names += [name for name in options.reads or () if name not in names and (any_name or name in found.extras)]
-    names += [name for name in found.extras if name not in names and name != "**"]
-    inputs = []
-    for name in names:
-        default = name in found.optional or name not in found.inputs
-        if options.reads is not None and name in options.reads:
-            view, computed = options.views.get(name), options.computed.get(name)
-            default = default or view is not None  # nothing to see is no error
-            form = form_of(found.inputs.get(name, Any))
-            if view is not None:
-                problems += form_problems(view, found.inputs.get(name, Any), name, options.schema, who)
-            readable = options.reads[name] not in options.not_fields
-            inputs.append(Input(name, options.reads[name], default, readable, view, form, computed))
-        elif name in options.overlay:
-            inputs.append(Input(name, name, default, readable=False))
-        elif (
-            name in found.inputs
-            and options.reads is None
-            and (options.schema.accepts_any_key or name in options.schema.fields)
-        ):
-            inputs.append(Input(name, name, default))
-        else:
-            inputs.append(Input(name, name, default, readable=False))  # a `Send` may bring it
-            unknown += () if default else (_unknown_input(name, options, who),)
-    return Inputs(tuple(inputs), problems, unknown)
-
-
-def _unknown_input(name: str, options: NodeOptions, who: str) -> str:
-    if options.reads is not None:
-        return f"{who}: its input {name!r} is not in reads ({list_names(options.reads)}): add {{{name!r}: 'a field'}}"
-    missing = unknown_field_text(name, options.schema)
-    return f"{who}: its input {name!r} {missing} Add the field, or map it: reads={{{name!r}: 'a field'}}"
-
-
-def plan_writes(found: ModuleIO, options: NodeOptions, who: str, kind: str) -> tuple[FieldNames | None, list[str]]:
-    """Decide what is written: the outputs of the signature, or as `writes` says."""
-    schema = options.output_schema
-    outputs = None if found.outputs is None else (*found.outputs, *found.by_products)
-    if options.writes is not None:
-        return options.writes, check_names(options.writes, "writes", who, own=outputs, schema=schema)
-    if found.outputs is not None:
-        names = {name: name for name in found.outputs}
-        problems = [
-            f"{who}: its output {name!r} {unknown_field_text(name, schema)} Add the field, or say what is written: "
-            f"writes={{{name!r}: 'a field'}}"
-            for name in names
-            if not schema.accepts_any_key and name not in schema.fields
-        ]
-        return names, problems
-    if schema.accepts_any_key:
-        return None, []
-    fields = [name for name in schema.fields if name not in found.inputs][:2] or ["a field"]
-    line = f"add_node({options.name!r}, ..., writes={fields!r})"
-    problem = f"{who}: a module of class {kind} does not say what it gives; with a schema, say what is written: {line}"
-    return None, [problem]
-
-
-def _type_problems(found: ModuleIO, gives: FieldNames | None, options: NodeOptions) -> list[str]:
-    """Outputs whose declared types can never be written to their fields."""
-    problems = []
-    for name, field in (gives or {}).items():
-        wrong = misfit(options.output_schema, field, found.type_of(name))
-        if wrong:
-            problems.append(
-                f"{options.who}: its output {name!r} {wrong}: declare the type in the signature (... -> {name}: "
-                f"{shown_type(update_type(options.output_schema, field))}), or change the field"
-            )
-    return problems
-
-
-def build_module(module: dspy.Module, options: NodeOptions) -> Built:
-    """Make a node of a module.
-
-    Args:
-        module: any DSPy module but a compiled graph.
-        options: the node's options.
-
-    Returns:
-        The node with its module, and what is wrong with it.
-    """
-    found = module_io(module)
-    planned = plan_inputs(found, options, options.who)
-    turns, own_writes, amiss = plan_turns(module, found, options)
-    gives, problems = plan_writes(found, options._replace(writes=own_writes), options.who, type(module).__name__)
-    reads, optional = planned.facts()
-    templates, wrong, missing = plan_templates([module], options, reads.values(), options.who)
-    node = ModuleNode(
-        name=options.name,
-        reads=templates.all_reads(reads),
-        optional=templates.optional_fields(reads, optional),
-        templates=templates,
-        writes=gives if gives is None else {**gives, **{field: field for field in turns.fields}},
-        inputs=planned.inputs,
-        known=found.outputs is not None,
-        gives=gives,
-        takes_all="**" in found.extras,
-        turns=turns,
-    )
-    problems += _type_problems(found, gives, options)
-    problems = [
-        *(f"{options.who}: {problem}" for problem in found.problems),
-        *planned.problems,
-        *problems,
-        *wrong,
-        *amiss,
-    ]
-    if options.modules:
-        problems.append(f"{options.who}: modules={{...}} binds modules to a function; this node is a module itself")
-    if options.goto:
-        problems.append(
-            f"{options.who}: goto=[...] is for functions that return Command; give a module edges or a router"
-        )
-    return Built(node, module, tuple(problems), (*planned.unknown, *missing))
+TABLE: Mapping[type, ModuleClass] = {
+    dspy.Predict: ModuleClass(_own(), ("async", "sync")),
+    dspy.ChainOfThought: ModuleClass(_chain_of_thought, ("async", "sync")),
+    dspy.ReAct: ModuleClass(_own("trajectory", "reasoning", extras=("max_iters",)), ("async", "sync")),
+    dspy.ReActV2: ModuleClass(
+        _own("history", "termination_reason", extras=("history", "max_iters")), ("async", "sync")
+    ),
+    dspy.RLM: ModuleClass(_own("trajectory", "final_reasoning"), ("async", "sync")),
+    dspy.ProgramOfThought: ModuleClass(_own("reasoning"), ("sync",)),
+    dspy.CodeAct: ModuleClass(_own("trajectory", "reasoning", extras=("max_iters",)), ("sync",)),
+    dspy.MultiChainComparison: ModuleClass(_comparison, ("sync",)),
+    dspy.BestOfN: ModuleClass(_of_inner, ("sync",)),
+    dspy.Refine: ModuleClass(_of_inner, ("sync",)),
+    dspy.Flex: ModuleClass(_own(), ("sync",)),
+}
+"""The module classes that DSPy 3.4 exports."""

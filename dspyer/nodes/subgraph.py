@@ -22,7 +22,7 @@ from dspyer.state import ImmutableState
 
 
 class GraphView(Protocol):
-    """What a subgraph says about itself, as `program.graph`."""
+    """What the outer graph needs to know of an inner one: a part of `GraphSpec`, which lies above the nodes."""
 
     @property
     def topology(self) -> Topology:
@@ -50,17 +50,17 @@ class GraphView(Protocol):
 
 
 class SubgraphProgram(Protocol):
-    """A compiled graph, as a node of another one sees it."""
+    """What the outer graph needs of a program, which lies above the nodes."""
 
     @property
     def graph(self) -> GraphView:
-        """What it says about itself."""
+        """Its graph."""
 
     def run_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
         """Run it as a part of the run that `call` belongs to.
 
-        Returns:
-            What its commits changed, by field: `Updates` of a reducer, `Replace` or `DELETE`. No input is echoed.
+        The result is what its commits changed, by field: `Updates` of a reducer, `Replace` or `DELETE`. Inputs that it
+        did not change are not in it.
         """
 
     async def arun_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
@@ -68,7 +68,7 @@ class SubgraphProgram(Protocol):
 
 
 def is_program(module: object) -> bool:
-    """Whether a module is a compiled graph."""
+    """Whether an object is a compiled graph."""
     return hasattr(type(module), "_dspyer_program")
 
 
@@ -77,12 +77,12 @@ class SubgraphNode(Node):
     """A node that is a compiled graph. The program itself is an attribute of the outer one.
 
     Attributes:
-        inputs: what it gets.
+        inputs: where each input of the graph comes from.
         gives: what it gives back, its own names on the left; None for all that changed. This may be more than `writes`
-            declares: an input that a node inside may change without saying so.
+            declares: an input that an inner node may change without declaring it.
         folds: own names of the fields whose raw updates the outer state folds; of the others it gets the value.
         per_item: whether it runs inside a map, which wants all values and not what changed.
-        takes_all: whether a node in it reads the state as a whole, so that it gets all that a `Send` brings.
+        takes_all: whether an inner node reads the state as a whole, so that it gets all that a `Send` brings.
     """
 
     kind: ClassVar[str] = "subgraph"
@@ -126,7 +126,7 @@ class SubgraphNode(Node):
         return with_rest(inputs, self.inputs, call) if self.takes_all else inputs
 
     def reply(self, program: SubgraphProgram, inputs: dict[str, Any], changes: Mapping[str, object]) -> Reply:
-        """What changed inside, as updates of the outer state. What the node does not give back stays inside."""
+        """What changed in the inner graph, as updates of the outer state; other values stay inside."""
         schema = program.graph.topology.schema
         raw = {name for name in changes if schema.reducer(name) is not None}
         if self.per_item or raw - self.folds:
@@ -146,15 +146,7 @@ class SubgraphNode(Node):
 
 
 def build_subgraph(module: dspy.Module, options: NodeOptions) -> Built:
-    """Make a node of a compiled graph.
-
-    Args:
-        module: the program.
-        options: the node's options.
-
-    Returns:
-        The node with its program, and what is wrong with it.
-    """
+    """A node of a compiled graph, and what is wrong with it."""
     graph = cast(SubgraphProgram, module).graph
     optional = frozenset(graph.inputs) - graph.required
     found = ModuleIO(inputs=dict.fromkeys(graph.inputs, Any), optional=optional)
@@ -163,7 +155,8 @@ def build_subgraph(module: dspy.Module, options: NodeOptions) -> Built:
     reads, unset = planned.facts()
     gives = writes
     if options.writes is None and writes is not None and not options.overlay:
-        partial = {name for name in options.views if options.schema.reducer(name) is None}  # its rest must not get lost
+        # A view without a reducer shows a part of its field: writing that part back would lose the rest.
+        partial = {name for name in options.views if options.schema.reducer(name) is None}
         changed = [name for name in _changed_inputs(graph, reads) if name not in partial]
         gives = {**_fields(changed, options.schema), **writes}
         writes = {**writes, **{name: name for name in gives if name in (graph.writes or ())}}
@@ -185,7 +178,7 @@ def build_subgraph(module: dspy.Module, options: NodeOptions) -> Built:
 
 
 def _plan_writes(graph: GraphView, options: NodeOptions) -> tuple[FieldNames | None, list[str]]:
-    """What it declares to write: its outputs, as far as the outer state has such fields, or what `writes` says."""
+    """What it declares to write: its outputs as far as the outer state has such fields, or what `writes` says."""
     schema = options.output_schema
     own = graph.writes if graph.outputs is None else graph.outputs
     if options.writes is not None:
