@@ -1,14 +1,16 @@
-"""When the loop over a live field ends. Pure, like the rest of the scheduler.
+"""When a loop over a live field ends: no other branch can write the field any more, or the readers are deadlocked.
 
-The rule. A *listener* waits for the next entry of a field. An entry may still come as long as an *origin* may write the
-field before the listener ends. An origin is a branch that can go on: its node works, or may start, or waits for an
-entry that may still come, or has ended and commits as soon as others have that can go on. It may write what its node
-writes and what the nodes behind it write, up to a join: a node at which the listener's own branch may still arrive does
-not start before the listener has ended, so it holds no listener up, however the graph leads back.
+The rule. A *reader* waits for the next entry of a field. An entry may still come as long as a *possible writer* can
+write the field before the reader ends. A possible writer is a branch that can continue: its node runs or may start, or
+waits for an entry that may still come, or has returned and commits as soon as others have committed that can continue.
+It may write what its node writes and what the nodes after it write, up to a join at which the reader's own branch may
+still arrive: a node behind that join starts only after the reader has ended, so the reader must not wait for it.
 
-A listener that no origin can reach any more is *released*. Listeners may hold each other up and nothing else does: of
-such a ring, the first in path order is released. What decides is a stable property of the recorded order: nothing that
-is not in it can change who is stuck.
+A reader that no possible writer can reach is *released*: its loop ends. What remains may be a deadlock: readers that
+wait for entries of each other, and for nothing else. In the wait-for graph that is a knot, a strongly connected
+component that no edge leaves (Holt, "Some Deadlock Properties of Computer Systems", ACM Computing Surveys 1972). Of
+each knot the first reader in path order is released. A knot is stable: nothing outside of it can change who is in it,
+so the choice depends on the recorded order of commits and posts and not on when the check runs.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from dspyer.scheduler.loops import Round, components
 from dspyer.scheduler.run_state import Position
 from dspyer.scheduler.topology import Topology
 
-_MOST = 4096
+_CACHE_SIZE = 4096
 
 
 class PossibleWriter(NamedTuple):
@@ -41,7 +43,7 @@ class WaitingReader(NamedTuple):
 
 
 class HeldCommit(NamedTuple):
-    """An execution that has ended, and commits when the executions have whose posts it has used."""
+    """An execution that has returned, and commits once the executions have whose posts it has read (`needs`)."""
 
     execution: str
     position: Position
@@ -49,13 +51,43 @@ class HeldCommit(NamedTuple):
     needs: frozenset[str]
 
 
-class WriteReach:
-    """What a branch may write before a listener ends.
+def readers_to_release(
+    waiting: Sequence[WaitingReader], writers: Iterable[PossibleWriter], held: Iterable[HeldCommit], reach: WriteReach
+) -> list[WaitingReader]:
+    """The readers whose loops must end: those that no entry can reach, one for each knot.
 
-    Args:
-        topology: the graph.
-        writes: the live fields that each node writes.
+    `waiting` are the readers that have no entry to read, `writers` the branches that can continue without one.
     """
+    stuck = sorted(waiting, key=_order)
+    stuck_commits = sorted(held, key=_order)
+    active = list(writers)
+    while active:  # who can get an entry can continue, and so may write in turn
+        continuing = {
+            one.execution for one in stuck if any(reach.may_write(writer, one.field, one.position) for writer in active)
+        }
+        active = [PossibleWriter(one.position) for one in stuck if one.execution in continuing]
+        stuck = [one for one in stuck if one.execution not in continuing]
+        blocked = _blocked_commits(stuck, stuck_commits)
+        active += [PossibleWriter(one.position, False) for one in stuck_commits if one.execution not in blocked]
+        stuck_commits = [one for one in stuck_commits if one.execution in blocked]
+    if not stuck:
+        return []
+    waits_for = _wait_for_graph(stuck, stuck_commits, reach, sends=True)
+    found = []
+    for knot in _knots(waits_for):
+        members = [one for one in stuck if one.execution in knot]
+        if len(members) > 1:
+            # A router may send to any node, so sends connect more readers than will meet. Without them the knots inside
+            # this one show which reader the others certainly wait for.
+            certain = _wait_for_graph(members, [one for one in stuck_commits if one.execution in knot], reach, False)
+            inner = {name for inner_knot in _knots(certain) for name in inner_knot}
+            members = [one for one in members if one.execution in inner]
+        found.append(members[0])
+    return found
+
+
+class WriteReach:
+    """Which live fields a branch may write before a reader ends. `writes` has the live fields that each node writes."""
 
     def __init__(self, topology: Topology, writes: Mapping[str, Collection[str]]) -> None:
         self._rounds = topology.rounds
@@ -66,22 +98,19 @@ class WriteReach:
         self._anywhere: dict[str, frozenset[str]] = {}
         self._before: dict[tuple[Position, Position, bool], frozenset[str]] = {}
 
-    def may_write(self, origin: PossibleWriter, field: str, listener: Position, sends: bool = True) -> bool:
-        """Whether an entry may come from a branch before a listener at some position ends.
+    def may_write(self, writer: PossibleWriter, field: str, reader: Position, sends: bool = True) -> bool:
+        """Whether a branch may write a field before the reader at some position ends.
 
-        Args:
-            origin: the branch.
-            field: what the listener waits for.
-            listener: the position of the listener.
-            sends: whether routers may answer with a `Send`, which starts at once and waits at no join.
+        `sends`: whether routers may answer with a `Send`, which starts at once and waits at no join.
         """
-        node = origin.position[0]
-        if origin.works and field in self._writes.get(node, ()):
+        node = writer.position[0]
+        if writer.works and field in self._writes.get(node, ()):
             return True
-        return field in self._behind(node) and field in self._until(origin.position, listener, sends)
+        # The first check needs no rounds and is nearly always cached; mostly it says no.
+        return field in self._written_after(node) and field in self._written_before(writer.position, reader, sends)
 
-    def _behind(self, node: str) -> frozenset[str]:
-        """The fields that nodes behind a node write."""
+    def _written_after(self, node: str) -> frozenset[str]:
+        """The fields that nodes after a node write, joins or not."""
         known = self._anywhere.get(node)
         if known is None:
             found: set[str] = set()
@@ -96,11 +125,13 @@ class WriteReach:
             known = self._anywhere[node] = frozenset(found)
         return known
 
-    def _until(self, position: Position, listener: Position, sends: bool) -> frozenset[str]:
-        """The same, up to the nodes that wait for a listener. It is enough to look at the least round of each node:
-        what waits for the listener in one round waits in later ones too.
+    def _written_before(self, position: Position, reader: Position, sends: bool) -> frozenset[str]:
+        """The fields that nodes after a position write without waiting for a reader.
+
+        The least round in which each node is reached is enough: what waits for the reader in one round waits for it in
+        later ones too.
         """
-        key = (position, listener, sends)
+        key = (position, reader, sends)
         known = self._before.get(key)
         if known is None:
             found: set[str] = set()
@@ -110,65 +141,30 @@ class WriteReach:
                 node, at = work.pop()
                 for target, conditional in self._out.get(node, ()):
                     to = self._rounds.move(node, at, target)
-                    if self._waits((target, to), listener) and not (sends and conditional):
+                    if self._waits((target, to), reader) and not (sends and conditional):
                         continue
                     if target not in least or to < least[target]:
                         least[target] = to
                         found |= self._writes.get(target, frozenset())
                         work.append((target, to))
-            if len(self._before) >= _MOST:  # the rounds of a loop are never asked for again
+            if len(self._before) >= _CACHE_SIZE:  # a loop asks for new rounds, never again for old ones
                 self._before.clear()
             known = self._before[key] = frozenset(found)
         return known
 
-    def _waits(self, position: Position, listener: Position) -> bool:
-        """Whether a group at a position waits for a listener: the scheduler's own rule for joins."""
-        return position != listener and self._rounds.can_reach(listener[0], listener[1], position[0], position[1])
+    def _waits(self, position: Position, reader: Position) -> bool:
+        """Whether a group at a position waits for the branch of a reader: the scheduler's own rule for joins."""
+        return position != reader and self._rounds.can_reach(reader[0], reader[1], position[0], position[1])
 
 
-def readers_to_release(
-    waiting: Sequence[WaitingReader], origins: Iterable[PossibleWriter], held: Iterable[HeldCommit], reach: WriteReach
-) -> list[WaitingReader]:
-    """The listeners to which no entry comes unless they go on, of a ring the first.
+def _blocked_commits(stuck: Sequence[WaitingReader], held: Sequence[HeldCommit]) -> set[str]:
+    """The executions that cannot commit before a stuck reader has.
 
-    Args:
-        waiting: the executions that wait, each without an entry to read.
-        origins: the branches that can go on by themselves.
-        held: the executions that have ended and not committed.
-        reach: what a branch may write.
-    """
-    stuck = sorted(waiting, key=_order)
-    kept = sorted(held, key=_order)
-    fresh = list(origins)
-    while fresh:
-        going = {
-            one.execution for one in stuck if any(reach.may_write(origin, one.field, one.position) for origin in fresh)
-        }
-        fresh = [PossibleWriter(one.position) for one in stuck if one.execution in going]
-        stuck = [one for one in stuck if one.execution not in going]
-        behind = _behind(stuck, kept)
-        fresh += [PossibleWriter(one.position, False) for one in kept if one.execution not in behind]
-        kept = [one for one in kept if one.execution in behind]
-    if not stuck:
-        return []
-    holders = _holders(stuck, kept, reach, True)
-    found = []
-    for ring in _ends(list(holders), holders):
-        members = [one for one in stuck if one.execution in ring]
-        if len(members) > 1:  # what is certain decides before what a router might send
-            certain = _holders(members, [one for one in kept if one.execution in ring], reach, False)
-            ends = {name for end in _ends(list(certain), certain) for name in end}
-            members = [one for one in members if one.execution in ends]
-        found.append(members[0])
-    return found
-
-
-def _behind(stuck: Sequence[WaitingReader], kept: Sequence[HeldCommit]) -> set[str]:
-    """Those that have ended and cannot commit before one that is stuck. Any others commit: also those that need each
-    other, once all that they need besides has ended.
+    All other held executions do commit, also those that need each other: once what they need outside of their circle
+    has committed, they commit together.
     """
     needed_by: dict[str, list[str]] = {}
-    for one in kept:
+    for one in held:
         for name in one.needs:
             needed_by.setdefault(name, []).append(one.execution)
     found: set[str] = set()
@@ -180,35 +176,32 @@ def _behind(stuck: Sequence[WaitingReader], kept: Sequence[HeldCommit]) -> set[s
     return found
 
 
-def _holders(
-    stuck: Sequence[WaitingReader], kept: Sequence[HeldCommit], reach: WriteReach, sends: bool
+def _wait_for_graph(
+    stuck: Sequence[WaitingReader], held: Sequence[HeldCommit], reach: WriteReach, sends: bool
 ) -> dict[str, list[str]]:
-    """Who holds whom up, of those that cannot go on: those who may write what it waits for, or whose posts it used."""
-    names = {one.execution for one in stuck} | {one.execution for one in kept}
-    needs = {one.execution: [name for name in sorted(one.needs) if name in names] for one in kept}
+    """For each stuck execution, those that it waits for: they may write its field, or it has read their posts."""
+    names = {one.execution for one in stuck} | {one.execution for one in held}
+    needs = {one.execution: [name for name in sorted(one.needs) if name in names] for one in held}
     found = dict(needs)
     for one in stuck:
-        holders = [
+        writers = [
             other.execution
             for other in stuck
             if other is not one and reach.may_write(PossibleWriter(other.position), one.field, one.position, sends)
         ]
-        holders += [
+        writers += [
             other.execution
-            for other in kept
+            for other in held
+            # What commits only after this reader cannot write before it ends.
             if not _needs(other.execution, one.execution, needs)
             and reach.may_write(PossibleWriter(other.position, False), one.field, one.position, sends)
         ]
-        found[one.execution] = holders
+        found[one.execution] = writers
     return found
 
 
-def _order(one: WaitingReader | HeldCommit) -> tuple[BranchPath, str]:
-    return one.path, one.execution
-
-
 def _needs(execution: str, other: str, needs: Mapping[str, Sequence[str]]) -> bool:
-    """Whether an execution that has ended cannot commit before another one has."""
+    """Whether a held execution can only commit after another one."""
     seen = {execution}
     work = [execution]
     while work:
@@ -221,7 +214,11 @@ def _needs(execution: str, other: str, needs: Mapping[str, Sequence[str]]) -> bo
     return False
 
 
-def _ends(names: list[str], holders: dict[str, list[str]]) -> list[set[str]]:
-    """The rings that nothing outside of them holds up."""
-    rings = [set(ring) for ring in components(names, holders)]
-    return [ring for ring in rings if all(other in ring for name in ring for other in holders[name])]
+def _knots(waits_for: dict[str, list[str]]) -> list[set[str]]:
+    """The strongly connected components that no edge leaves."""
+    rings = [set(ring) for ring in components(list(waits_for), waits_for)]
+    return [ring for ring in rings if all(other in ring for name in ring for other in waits_for[name])]
+
+
+def _order(one: WaitingReader | HeldCommit) -> tuple[BranchPath, str]:
+    return one.path, one.execution

@@ -1,12 +1,13 @@
-"""Loops of a graph, and which position of a branch can still reach which.
+"""The loops of a graph, and which positions of branches can still reach which.
 
-A *loop* is a strongly connected part of the graph. Its *heads* are where its rounds begin: the only node that is
-entered from outside; if several are, those whose every edge from inside the loop is conditional; if there is none,
-the first declared. An edge inside a loop into a head *goes back*: it starts the next round. Without these edges the
-same search finds the loops inside.
+A *loop* is a strongly connected component of the graph. Its rounds begin at its *heads*: at the only node that edges
+from outside enter; if there are several, at those whose every edge from inside the loop is conditional; if that is none
+of them, at the first declared. An edge from inside the loop to a head *goes back*: it starts the next round. The same
+search without these edges finds the loops inside the loop. This is a loop nesting forest, found by repeated search for
+components as in Bourdoncle, "Efficient Chaotic Iteration Strategies with Widenings" (FMPA 1993).
 
-A branch stands at a node in a *round*: one counter per loop around the node, outermost first. Going back adds 1 to
-the counter of that loop, leaving a loop drops its counter, entering one appends 0. These are the pointstamps of
+The position of a branch is a node and a *round*: one counter per loop around the node, outermost first. Going back adds
+1 to the counter of that loop, leaving a loop drops its counter, entering one appends 0. These are the pointstamps of
 timely dataflow (Murray et al., "Naiad: A Timely Dataflow System", SOSP 2013, section 2.3).
 """
 
@@ -20,7 +21,7 @@ Round = tuple[int, ...]
 
 
 class Edge(NamedTuple):
-    """A way that a branch may take. `conditional` edges come from routers and `goto`."""
+    """A transition that a branch may take. `conditional` edges come from routers and `goto`."""
 
     source: str
     target: str
@@ -29,12 +30,12 @@ class Edge(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A strongly connected part of the graph.
+    """A strongly connected component of the graph.
 
     Attributes:
         nodes: its nodes, in the order of declaration.
         heads: the nodes at which a round begins.
-        entries: the nodes that are entered from outside.
+        entries: the nodes that edges from outside enter.
     """
 
     nodes: tuple[str, ...]
@@ -43,7 +44,11 @@ class Loop:
 
 
 def components(nodes: Sequence[str], successors: dict[str, list[str]]) -> list[list[str]]:
-    """Strongly connected components by Tarjan's algorithm (SIAM J. Comput. 1972), without recursion."""
+    """Strongly connected components, each after those that it leads to.
+
+    Tarjan's algorithm (SIAM J. Comput. 1972), with an explicit stack: graphs may be deeper than Python's recursion
+    limit.
+    """
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -84,18 +89,9 @@ def components(nodes: Sequence[str], successors: dict[str, list[str]]) -> list[l
 
 
 def descendants(nodes: Sequence[str], successors: dict[str, list[str]], own: Mapping[str, int]) -> dict[str, int]:
-    """The sets, as bits, of all that can be reached from each node.
-
-    Args:
-        nodes: the nodes.
-        successors: where their edges go.
-        own: the bits of each node itself; none where it is left out.
-
-    Returns:
-        For each node its own bits and those of all nodes that can be reached from it.
-    """
+    """For each node, its own bits and those of all nodes that can be reached from it. `own` may leave nodes out."""
     found: dict[str, int] = {}
-    for part in components(nodes, successors):  # a node comes after those that it leads to, but for its own loop
+    for part in components(nodes, successors):  # a component comes after those that it leads to
         bits = 0
         for node in part:
             bits |= own.get(node, 0)
@@ -139,10 +135,10 @@ def _loop(members: list[str], inside: set[str], within: list[Edge], edges: Colle
 
 @dataclass(slots=True)
 class Rounds:
-    """The loops of a graph and what they mean for the rounds of its branches.
+    """The loops of a graph, and how edges change the rounds of branches.
 
-    Built once per graph; what can be reached is worked out when it is first asked for and then remembered: sets of bits
-    for nodes outside of loops, and by source where the round in which a loop's node is reached matters.
+    Built once per graph. Reachability is computed when it is first needed, and kept. For a target outside of loops, a
+    bit mask per source is enough; for one inside a loop, the least round in which each source reaches it is needed too.
     """
 
     nodes: tuple[str, ...] = ()
@@ -172,7 +168,10 @@ class Rounds:
         return rounds
 
     def _move(self, source: str, target: str) -> tuple[int, Round]:
-        """An edge as (counters kept, counters that follow); -n for going back: n kept, the last of them plus 1."""
+        """The change of the round along an edge, as (number of counters kept, counters appended).
+
+        For an edge that goes back the number is negative: -n keeps n counters and adds 1 to the last of them.
+        """
         around, ahead = self._around[source], self._around[target]
         common = 0
         while common < min(len(around), len(ahead)) and around[common] == ahead[common]:
@@ -190,15 +189,15 @@ class Rounds:
         return (0,) * len(self._around[node])
 
     def move(self, source: str, at: Round, target: str) -> Round:
-        """The round of a branch after it has taken the edge from `source` in round `at` to `target`."""
+        """The round of a branch that takes the edge from `source`, where it is in round `at`, to `target`."""
         kept, rest = self._moves[source, target]
         if kept < 0:
             return (*at[: -kept - 1], at[-kept - 1] + 1)
         return at[:kept] + rest
 
     def can_reach(self, source: str, at: Round, target: str, by: Round) -> bool:
-        """Whether a branch at `source` in round `at` can come to `target` in round `by` or an earlier one."""
-        if not by:  # no loop is around the target: there is only one round
+        """Whether a branch at `source` in round `at` can reach `target` in round `by` or an earlier one."""
+        if not by:  # no loop is around the target, so it has only one round
             return self._reaches(source, target)
         reach = self._reach.get(source)
         if reach is None:
@@ -219,10 +218,12 @@ class Rounds:
         return source != target and bool(self._below[source] & self._bits[target])
 
     def _least_rounds(self, source: str) -> dict[str, tuple[int, Round]]:
-        """For each node that `source` can reach: counters shared with it, and the least round in which it is reached.
+        """For each node that `source` can reach: how many loops both are in, and the least round in which it is
+        reached.
 
-        The outer shared counters never change on a least path, since the innermost shared loop is strongly connected:
-        only the innermost shared one may grow, and what follows does not depend on where the branch stood.
+        The round is given from the innermost shared loop inwards, relative to a source in round zero. That is enough:
+        on a least path the counters of outer shared loops do not change, because the innermost shared loop is strongly
+        connected, and the counters of loops further in do not depend on the round of the source.
         """
         least: dict[str, Round] = {}
         zero = (0,) * len(self._around[source])

@@ -1,8 +1,10 @@
-"""Run values: what a run knows of itself, from the commits behind a branch. They are counted as commits are made.
+"""Run values: facts about a run that nodes can read like fields, such as `run.count`.
+
+They come from the counts of a branch's lineage, which are kept up to date as commits are made.
 
 - `run.count`: how many nodes have run in the lineage of the branch.
-- `run.remaining`: how many steps are left for it after this one, up to `max_steps`.
-- `run.routing_reason`: why the last router that gave a reason chose its way.
+- `run.remaining`: how many steps it may take after this one, up to `max_steps`.
+- `run.routing_reason`: the reason given by the last router that gave one.
 - `run.NODE.visits`: how often a node has run in the lineage.
 - `run.NODE.calls`: how often it has called predictors.
 - `run.NODE.tool_calls`: how often it has called tools.
@@ -22,20 +24,14 @@ NODE_VALUES = ("visits", *CALL_KINDS)
 
 
 def is_counted(name: str) -> bool:
-    """Whether a run value is known only if calls are counted during the run."""
+    """Whether a run value needs the calls of predictors or tools to be counted."""
     return name.endswith((".calls", ".tool_calls"))
 
 
 def run_value(name: str, topology: Topology, branch: Branch) -> int | str | None:
-    """A run value.
+    """The value of a valid name that begins with `run.`, for a branch before its next commit.
 
-    Args:
-        name: its name, from `run.` on; one that `run_value_problem` lets pass.
-        topology: the graph.
-        branch: where the reader stands, before its own commit.
-
-    Returns:
-        A number; for `run.routing_reason` a text, or None if no router has given a reason.
+    `run.routing_reason` is None if no router has given a reason; the others are numbers.
     """
     _, first, *rest = name.split(".")
     if rest:
@@ -51,12 +47,7 @@ def run_value(name: str, topology: Topology, branch: Branch) -> int | str | None
 
 
 def run_value_problem(name: str, nodes: Collection[str]) -> str | None:
-    """Why a name is no run value; None if it is one.
-
-    Args:
-        name: a name from `run.` on.
-        nodes: the names of the nodes.
-    """
+    """What is wrong with a name that begins with `run.`, given the names of the nodes; None for a valid one."""
     _, first, *rest = name.split(".")
     if not rest:
         if first in RUN_VALUES:
@@ -66,7 +57,5 @@ def run_value_problem(name: str, nodes: Collection[str]) -> str | None:
     if first not in nodes:
         return f"names no node {first!r}.{suggestion(first, nodes)}"
     if rest[0] not in NODE_VALUES:
-        return (
-            f"is nothing that is known of a node.{suggestion(rest[0], NODE_VALUES)} There are {', '.join(NODE_VALUES)}"
-        )
+        return f"is no value of a node.{suggestion(rest[0], NODE_VALUES)} There are {', '.join(NODE_VALUES)}"
     return None

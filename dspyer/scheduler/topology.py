@@ -1,4 +1,4 @@
-"""The frozen shape of a compiled graph: what the scheduler needs to know, and nothing that can run."""
+"""A compiled graph as the scheduler sees it: names, edges and rules, but no code of nodes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ class Topology:
     Attributes:
         name: name of the graph.
         nodes: names of the nodes in the order of declaration, without `START` and `END`.
-        edges: every way that a branch may take, in the order of declaration.
+        edges: every transition that a branch may take, in the order of declaration.
         schema: types and reducers of the fields.
-        policies: what a join does with a conflict, by path.
-        join_policies: the same for single joins, by the node at which the branches join; asked first.
-        max_steps: longest chain of commits that a run may have.
-        max_calls: most node calls that a run may make, None for no limit.
+        policies: the merge policies of conflicts, by path.
+        join_policies: the merge policies of joins at single nodes, which replace `policies` there.
+        max_steps: the longest chain of commits that a run may have.
+        max_calls: the most node calls that a run may make, None for no limit.
+        rounds: the loops of the graph.
     """
 
     name: str
@@ -61,4 +62,4 @@ class Topology:
         return any(policies.covers(field) for policies in (self.policies, *self.join_policies.values()))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Topology:
-        return self
+        return self  # frozen; optimizers copy programs deeply

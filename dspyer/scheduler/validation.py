@@ -1,4 +1,7 @@
-"""What `compile()` checks of a whole graph: pure functions of its shape, each giving problems with their fix."""
+"""The checks of `compile()` that concern a graph as a whole. Each yields problems as texts that say how to fix them.
+
+Sets of nodes or fields are bit masks, so that each check is one pass along the edges also for large graphs.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,18 @@ from dspyer.scheduler.topology import END, START
 
 
 class GraphFacts(NamedTuple):
-    """What is known of a graph before it runs.
+    """The facts about a graph that its checks need.
 
     Attributes:
         nodes: names in the order of declaration.
-        edges: every way that a branch may take.
+        edges: every transition that a branch may take.
         forks: for each node, the sets of targets that one transition may take together.
         reads: for each node, the fields that it needs.
         writes: for each node, the fields that it may write; None for unknown.
-        given: fields that are there from the start.
-        folded: fields of which parallel writes never conflict, or for which the user has said what happens.
+        given: fields that have a value from the start.
+        folded: fields with a reducer or a merge policy: parallel writes to them are meant.
         left_out: inputs without a default that a run may leave out.
-        commands: nodes that may give a `Command` and declare no targets of it.
+        commands: nodes that may return a `Command` and do not declare its targets.
     """
 
     nodes: tuple[str, ...]
@@ -39,7 +42,7 @@ class GraphFacts(NamedTuple):
 
 
 def check_targets(facts: GraphFacts) -> Iterator[str]:
-    """Edges that name no node, and no edge from `START`."""
+    """Edges from or to unknown nodes, and a missing edge from `START`."""
     if not any(edge.source == START for edge in facts.edges):
         yield "nothing starts: add an edge from START, for example add_edge(START, 'first')"
     known = {*facts.nodes, START, END}
@@ -55,15 +58,10 @@ def check_targets(facts: GraphFacts) -> Iterator[str]:
 
 
 def repaired_edges(edges: Collection[Edge], nodes: Collection[str]) -> list[Edge]:
-    """The edges of a graph as they may have been meant, so that one wrong edge hides no problem of the others.
+    """The edges as they were probably meant, so that one wrong edge does not hide problems of the others.
 
-    Args:
-        edges: the edges.
-        nodes: the nodes that there are.
-
-    Returns:
-        Edges between nodes, `START` and `END`. In the place of a name that is missing is the one that is most like it.
-        If there is none, a target is the end of its branch, and what is entered from a source may be entered.
+    An unknown name is replaced by the known one most like it. If there is none, an unknown target becomes `END`, and an
+    unknown source `START`.
     """
     found: dict[tuple[str, str], Edge] = {}
     for edge in edges:
@@ -83,12 +81,12 @@ def _nearest(name: str, nodes: Collection[str], other: str) -> str:
 
 
 def with_missing_starts(edges: Collection[Edge], nodes: Sequence[str]) -> list[Edge]:
-    """The edges, and one from `START` to the first of the nodes that no branch can come to, until there is none."""
+    """The edges, plus edges from `START` to unreached nodes until there are none: those are reported already."""
     found = list(edges)
     entered = {edge.target for edge in edges}
     successors = _successors(edges)
     reached = _reached(successors, [START], set())
-    for node in sorted(nodes, key=entered.__contains__):  # those that nothing leads to come first
+    for node in sorted(nodes, key=entered.__contains__):  # nodes that no edge leads to come first
         if node not in reached:
             found.append(Edge(START, node, True))
             reached.add(node)
@@ -97,12 +95,13 @@ def with_missing_starts(edges: Collection[Edge], nodes: Sequence[str]) -> list[E
 
 
 def check_paths(facts: GraphFacts) -> Iterator[str]:
-    """Nodes that no branch can come to, and nodes that no branch can leave."""
+    """Nodes that no branch can reach, and nodes from which no branch can reach `END`."""
     starts = any(edge.source == START for edge in facts.edges)
     reached = reachable(facts.edges, START) if starts else set(facts.nodes)
     sources = {edge.source for edge in facts.edges}
     backwards = [Edge(edge.target, edge.source) for edge in facts.edges]
-    # A dead end is reported itself: the nodes that lead to it have a way out as soon as it has one.
+    # A dead end is reported itself; the nodes that lead to it reach END once it does, so they are no problem of their
+    # own.
     backwards += [Edge(END, node) for node in facts.nodes if node not in sources]
     ends = reachable(backwards, END)
     for node in facts.nodes:
@@ -119,12 +118,12 @@ def check_paths(facts: GraphFacts) -> Iterator[str]:
 
 
 def check_parallel_writers(facts: GraphFacts, rounds: Rounds) -> Iterator[str]:
-    """Pairs of nodes that may run in parallel and write one field, with nothing to say what a join makes of it."""
-    writers: dict[str, int] = {}  # for each field a set of nodes, as bits in the order of declaration
-    for place, node in enumerate(facts.nodes):
+    """Pairs of nodes that may write one field in parallel, where neither a reducer nor a policy says how to join it."""
+    writers: dict[str, int] = {}  # for each field the set of nodes that write it, bit i for the i-th node
+    for number, node in enumerate(facts.nodes):
         for field in {*(facts.writes[node] or ())} - {*facts.folded}:
-            writers[field] = writers.get(field, 0) | 1 << place
-    contested = {field: nodes for field, nodes in writers.items() if nodes & (nodes - 1)}
+            writers[field] = writers.get(field, 0) | 1 << number
+    contested = {field: nodes for field, nodes in writers.items() if nodes & (nodes - 1)}  # more than one bit
     if not contested:
         return
     reported: set[tuple[str, str, str]] = set()
@@ -132,7 +131,8 @@ def check_parallel_writers(facts: GraphFacts, rounds: Rounds) -> Iterator[str]:
     for groups in facts.forks.values():
         for left, right in _pairs(groups):
             mine, other = after.get(left, 0), after.get(right, 0)
-            for a, b, field in _meetings(mine & ~other, other & ~mine, contested):
+            # What both sides reach comes after their join, so it is parallel to neither.
+            for a, b, field in _parallel_writes(mine & ~other, other & ~mine, contested):
                 first, second = facts.nodes[min(a, b)], facts.nodes[max(a, b)]
                 if (first, second, field) not in reported:
                     reported.add((first, second, field))
@@ -144,32 +144,32 @@ def check_parallel_writers(facts: GraphFacts, rounds: Rounds) -> Iterator[str]:
 
 
 def _writers_after(facts: GraphFacts, rounds: Rounds, contested: Mapping[str, int]) -> dict[str, int]:
-    """For each node, those that write a contested field and that a branch in it can come to, or is at, this round."""
+    """For each node, the writers of contested fields among it and the nodes that a branch reaches in the same round."""
     writing = 0
     for nodes in contested.values():
         writing |= nodes
-    own = {node: writing & 1 << place for place, node in enumerate(facts.nodes)}
+    own = {node: writing & 1 << number for number, node in enumerate(facts.nodes)}
     forward = [edge for edge in facts.edges if not rounds.goes_back(edge.source, edge.target)]
     return descendants((*facts.nodes, START, END), _successors(forward), own)
 
 
-def _meetings(left: int, right: int, contested: Mapping[str, int]) -> Iterator[tuple[int, int, str]]:
-    """Places of two nodes, one of each set, and a field that both write; in the order of declaration."""
+def _parallel_writes(left: int, right: int, contested: Mapping[str, int]) -> Iterator[tuple[int, int, str]]:
+    """(number of a node of the left set, of a node of the right set, field that both write), in declaration order."""
     if not (left and right):
         return
     both = {field: nodes for field, nodes in contested.items() if nodes & left and nodes & right}
     if both:
-        for a in _places(left):
+        for a in _bits(left):
             shared = {field: nodes & right for field, nodes in both.items() if nodes >> a & 1}
             partners = 0
             for nodes in shared.values():
                 partners |= nodes
-            for b in _places(partners):
+            for b in _bits(partners):
                 yield from ((a, b, field) for field in sorted(shared) if shared[field] >> b & 1)
 
 
-def _places(nodes: int) -> Iterator[int]:
-    """The places of the bits that are set, lowest first."""
+def _bits(nodes: int) -> Iterator[int]:
+    """The numbers of the bits that are set, lowest first."""
     while nodes:
         lowest = nodes & -nodes
         yield lowest.bit_length() - 1
@@ -183,7 +183,7 @@ def _pairs(groups: Sequence[Sequence[str]]) -> Iterator[tuple[str, str]]:
 
 
 def check_reads(facts: GraphFacts) -> Iterator[str]:
-    """Reads that nothing can have written."""
+    """Reads of fields that no node before can have written."""
     earlier = WritesBefore(facts.edges, facts.writes)
     for node, fields in facts.reads.items():
         missing = [field for field in fields if field not in facts.given]
@@ -195,7 +195,7 @@ def check_reads(facts: GraphFacts) -> Iterator[str]:
 
 
 def unwritten_reason(facts: GraphFacts, node: str, field: str) -> str:
-    """Why a field is unset at a node, and what to do."""
+    """Why a field is unset at a node, and how to fix it, as the rest of a sentence."""
     if field in facts.left_out:
         return (
             f"an input that a run may leave out: name it in required=[{field!r}], give the field a default, or take it "
@@ -210,12 +210,7 @@ def unwritten_reason(facts: GraphFacts, node: str, field: str) -> str:
 
 
 class WritesBefore:
-    """What may have been written before each node starts, found in one pass along the edges.
-
-    Args:
-        edges: every way that a branch may take.
-        writes: for each node, the fields that it may write; None for unknown.
-    """
+    """The fields that may have been written before each node starts. `writes` is None for a node that does not say."""
 
     def __init__(self, edges: Collection[Edge], writes: Mapping[str, Collection[str] | None]) -> None:
         self._bits: dict[str, int] = {}
@@ -237,7 +232,7 @@ class WritesBefore:
 
     def _mask(self, fields: Collection[str] | None) -> int:
         if fields is None:
-            return 1  # the lowest bit stands for what is unknown
+            return 1  # the lowest bit means: unknown fields
         return sum(1 << self._bits.setdefault(field, len(self._bits) + 1) for field in set(fields))
 
     def unknown(self, node: str) -> bool:
@@ -262,7 +257,7 @@ def _successors(edges: Collection[Edge]) -> dict[str, list[str]]:
 
 
 def _reached(successors: Mapping[str, Collection[str]], work: list[str], found: set[str]) -> set[str]:
-    """Adds what can be reached from nodes to what was found before."""
+    """Adds to `found` what can be reached from the nodes in `work`, passing only through new nodes."""
     while work:
         for target in successors.get(work.pop(), ()):
             if target not in found:
