@@ -1,4 +1,4 @@
-"""Stores that break one promise each."""
+"""Stores that each break one promise, to show that the conformance tests notice."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ChecksBeforeItLocks(Memory):
         return super().write(change)
 
 
-class ShowsHalfAChange(Memory):
+class ShowsPartOfAChange(Memory):
     """A reader comes between the rows of a change."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class IgnoresEpochs(Memory):
         return super().write(change)
 
 
-class LetsTwoBegin(Memory):
+class CreatesAThreadTwice(Memory):
     def write(self, change: Change) -> int:
         found = self._threads.get(change.thread)
         if found is not None and change.epoch == 0:
@@ -84,7 +84,7 @@ class WritesRowByRow(Memory):
         return super().write(change)
 
 
-class KeepsTheBlobsOfWhatIsRefused(Memory):
+class KeepsBlobsOfRefusedChanges(Memory):
     def write(self, change: Change) -> int:
         for row in change.rows:
             if row.content is not None:
@@ -92,7 +92,7 @@ class KeepsTheBlobsOfWhatIsRefused(Memory):
         return super().write(change)
 
 
-class ShowsItsOwnLists(Memory):
+class ReturnsItsOwnLists(Memory):
     def run(self, run: str) -> RunRow | None:
         return self._runs.get(run)
 
@@ -105,7 +105,7 @@ class KeepsWhatItWasGiven(Memory):
         return epoch
 
 
-class WritesTwice(Memory):
+class CountsARunTwice(Memory):
     """Counts a run again when it is written again."""
 
     def write(self, change: Change) -> int:
@@ -141,7 +141,7 @@ class LeavesGaps(Memory):
         return super().write(change)
 
 
-class EncodesWithLosses(Memory):
+class TurnsTuplesIntoLists(Memory):
     """As JSON libraries do that know no tuples."""
 
     def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
@@ -162,7 +162,7 @@ class LosesBlobs(Memory):
         return {}
 
 
-class CutsNames(Memory):
+class TruncatesNames(Memory):
     def write(self, change: Change) -> int:
         return super().write(change._replace(thread=change.thread.partition("\x00")[0]))
 
@@ -183,7 +183,7 @@ class SortsRuns(Memory):
         return sorted(super().runs(thread))
 
 
-class LeavesTheLastRowOut(Memory):
+class OmitsTheLastRow(Memory):
     def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
         return super().rows(run, first, None if last is None else last - 1)
 
@@ -212,7 +212,7 @@ class LeasesForEver(Memory):
         return found and found._replace(lease=1_000.0 if found.owner else 0.0)
 
 
-class RemovesWhatCopiesNeed(Memory):
+class DeletesRowsOfCopies(Memory):
     def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
         own = [run.id for name in threads for run in self.runs(name)]
         swept = super().delete(threads, epochs)
@@ -221,19 +221,19 @@ class RemovesWhatCopiesNeed(Memory):
         return swept
 
 
-class RemovesNothing(Memory):
+class DeletesNoRows(Memory):
     def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
         for name in threads:
             self._threads.pop(name, None)
         return DeletionReport(tuple(threads), 0, 0, {})
 
 
-class DisownsNothing(Memory):
+class DeletesNothingUnreachable(Memory):
     def delete_unreachable(self, thread: str) -> DeletionReport:
         return DeletionReport((), 0, 0, {})
 
 
-class BeginsEpochsAgain(Memory):
+class RestartsEpochs(Memory):
     """A thread that is made again begins with the epoch with which every thread begins."""
 
     def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
@@ -242,18 +242,18 @@ class BeginsEpochsAgain(Memory):
         return swept
 
 
-class RemovesUnderAnyEpoch(Memory):
+class DeletesUnderAnyEpoch(Memory):
     def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
         return super().delete(threads)
 
 
-class SaysTheEpochBefore(Memory):
+class ReturnsTheEpochBefore(Memory):
     def write(self, change: Change) -> int:
         super().write(change)
         return change.epoch
 
 
-class ForgetsRunsElsewhere(Memory):
+class IgnoresRunsElsewhere(Memory):
     def write(self, change: Change) -> int:
         return super().write(change._replace(runs=0))
 
@@ -263,7 +263,7 @@ class KeepsBlobs(Memory):
         pass
 
 
-class RemovesBlobsOfOthers(Memory):
+class DeletesBlobsInUse(Memory):
     def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
         swept = super().delete(threads, epochs)
         if threads:
@@ -289,12 +289,12 @@ class LosesWhatIsNotFlushed(SQLite):
         return 1
 
 
-class SaysThatItWrote(Memory):
+class ClaimsToHaveWritten(Memory):
     def write_now(self, change: Change) -> bool:
         return True
 
 
-class WritesAndSaysNo(Memory):
+class WritesAndReturnsFalse(Memory):
     def write_now(self, change: Change) -> bool:
         self.write(change)
         return False

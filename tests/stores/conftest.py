@@ -1,4 +1,4 @@
-"""Stores that a test may take: a schema of a real PostgreSQL server."""
+"""Fixtures: schemas of a real PostgreSQL server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.stores import postgres_server
 
 @pytest.fixture(scope="session")
 def postgres_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The server, one for all workers of a session."""
+    """A server, shared by all workers of a test session."""
     folder = tmp_path_factory.getbasetemp()
     shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     with postgres_server.server(shared / "postgres") as address:
@@ -21,7 +21,7 @@ def postgres_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def postgres(postgres_address: str) -> Iterator[str]:
-    """The address of an empty schema, removed at the end."""
+    """The address of an empty schema, dropped at the end."""
     address = postgres_server.fresh(postgres_address)
     yield address
     postgres_server.drop(address)

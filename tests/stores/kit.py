@@ -1,4 +1,4 @@
-"""Short ways to changes, for the tests of stores."""
+"""Short functions that make and write changes, for the tests of stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a store does, said as simply as it can be: plain dicts, nothing shared with the stores."""
+"""A model of a store in plain dicts, as simple as possible, which shares no code with the stores."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Model:
             del self.threads[""]
 
     def _begin(self, run: RunRow | None) -> bool:
-        """Begins a run, and says whether it is new."""
+        """Create a run; return whether it is new."""
         if run is None or run.id in self.runs:
             if run is not None and self.runs[run.id]["parents"] != run.parents:
                 raise ConcurrentRunError(run.id)
@@ -90,7 +90,7 @@ class Model:
         )
 
     def delete(self, name: str | None, epoch: int | None = None) -> None:
-        """Removes a thread and what only it reaches; without a name, all that nothing reaches."""
+        """Delete a thread and what only it reaches; without a name, all that no thread reaches."""
         near = set(self.runs) if name is None else self._near(name)
         thread = self.threads.get(name or "")
         if thread is not None and epoch not in (None, thread["epoch"]):
@@ -104,7 +104,7 @@ class Model:
         self._keep(self._reached(set()), near)
 
     def _near(self, name: str) -> set[str]:
-        """The runs behind a thread, and those that go on from one of them."""
+        """The runs behind a thread, and those that continue one of them."""
         head = self.threads.get(name, {"head": None})["head"]
         near = {run for run, parts in self.runs.items() if parts["thread"] == name} | ({head.run} if head else set())
         near = {run for run in near if run in self.runs and not self._is_held(run, name)}

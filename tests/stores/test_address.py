@@ -23,14 +23,14 @@ from dspyer.stores.sqlite import SQLite
         (Path("odd://runs.db"), "odd:/runs.db"),
     ],
 )
-def test_files(address: str | Path, path: str) -> None:
+def test_paths_open_sqlite_files(address: str | Path, path: str) -> None:
     store = open_store(address)
     assert isinstance(store, SQLite)
     assert store.address == str(Path(path).absolute())
     assert repr(store) == f"SQLite({store.address!r})"
 
 
-def test_memory_and_stores() -> None:
+def test_memory_and_existing_stores() -> None:
     store = open_store(":memory:")
     assert isinstance(store, Memory)
     assert open_store(store) is store
@@ -48,7 +48,7 @@ def test_memory_and_stores() -> None:
         (None, TypeError, "not None"),
     ],
 )
-def test_anything_else_is_an_error(address: str, kind: type[Exception], words: str) -> None:
+def test_other_addresses_are_errors(address: str, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind) as caught:
         open_store(address)
     assert words in str(caught.value)

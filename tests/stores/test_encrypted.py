@@ -1,4 +1,4 @@
-"""Encrypted stores: whole stores, of which nobody without the key learns a value."""
+"""Encrypted stores: without the key, no user value can be read or tested for."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TestEncryptedPostgres(StoreConformance):
         return partial(Encrypted, store.address, key=KEY)
 
 
-# --- what a lost file tells
+# --- what a lost file reveals
 
 SECRETS: dict[str, Any] = {
     "input": "SECRET-in-an-input",
@@ -81,7 +81,7 @@ class State(BaseModel):
     many: Annotated[list[str], reducers.extend] = []
 
 
-def secretive(store: Store) -> CompiledGraph:
+def program_with_secrets(store: Store) -> CompiledGraph:
     def work(q: str, ctx: Any) -> dict[str, Any]:
         effect = ctx.once("charge", lambda: SECRETS["effect"])
         return {
@@ -107,11 +107,11 @@ def secretive(store: Store) -> CompiledGraph:
     return graph.add_path(START, "work", "each", "ask", "fail", END).compile(store=store)
 
 
-def told(store: Store) -> None:
-    t = secretive(store).thread("t-42")
+def write_secrets(store: Store) -> None:
+    t = program_with_secrets(store).thread("t-42")
     assert t.run({"q": SECRETS["input"]}).status == "interrupted"
     assert t.resume({"key": SECRETS["answer"]}).status == "failed"
-    u = secretive(store).thread("u")
+    u = program_with_secrets(store).thread("u")
     assert u.run({"q": SECRETS["input"]}).status == "interrupted"
     assert u.resume({"key": "fine"}).status == "completed"
 
@@ -120,14 +120,14 @@ def raw(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else value
 
 
-def test_no_secret_is_in_the_file(tmp_path: Path) -> None:
-    plain, sealed = tmp_path / "plain.db", tmp_path / "sealed.db"
+def test_the_file_contains_no_user_value(tmp_path: Path) -> None:
+    plain, encrypted = tmp_path / "plain.db", tmp_path / "sealed.db"
     with SQLite(plain) as plainly:
-        told(plainly)
-    with Encrypted(sealed, key=KEY) as store:
-        told(store)
-        assert secretive(store).thread("u").state["long"] == SECRETS["long"]
-        assert secretive(store).thread("t-42").history()[1].patch["out"] == SECRETS["output"]
+        write_secrets(plainly)
+    with Encrypted(encrypted, key=KEY) as store:
+        write_secrets(store)
+        assert program_with_secrets(store).thread("u").state["long"] == SECRETS["long"]
+        assert program_with_secrets(store).thread("t-42").history()[1].patch["out"] == SECRETS["output"]
 
     def found(path: Path) -> set[str]:
         data = b"".join(part.read_bytes() for part in path.parent.glob(f"{path.name}*"))
@@ -136,22 +136,22 @@ def test_no_secret_is_in_the_file(tmp_path: Path) -> None:
         }
 
     assert found(plain) == SECRETS.keys(), "the search finds what is there"
-    assert not found(sealed)
+    assert not found(encrypted)
     ids = [blob_id(raw(value)) for value in SECRETS.values()]
     with SQLite(plain) as found_by_id:
         assert len(found_by_id.blobs(ids)) == 2
-    with SQLite(sealed) as not_found:
-        assert not not_found.blobs(ids), "nobody finds a known value by its id"
+    with SQLite(encrypted) as not_found:
+        assert not not_found.blobs(ids), "a known value is found by its id"
         assert not_found.threads() == ["t-42", "u"]
 
 
 def test_the_structure_is_readable_without_the_key(tmp_path: Path) -> None:
     address = tmp_path / "sealed.db"
     with Encrypted(address, key=KEY) as store:
-        told(store)
-        names = [(commit.id, commit.node) for commit in secretive(store).thread("u").history()]
+        write_secrets(store)
+        names = [(commit.id, commit.node) for commit in program_with_secrets(store).thread("u").history()]
     with SQLite(address) as plainly:
-        t = secretive(plainly).thread("u")
+        t = program_with_secrets(plainly).thread("u")
         assert t.status == "completed"
         assert [(commit.id, commit.node) for commit in t.history()] == names
         assert "<unreadable: commit trunk:0 of 'START' cannot be read" in repr(t.history()[0].patch)
@@ -160,13 +160,13 @@ def test_the_structure_is_readable_without_the_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", [None, OTHER, [OTHER]], ids=["none", "another", "other ones"])
-def test_a_wrong_key_is_named(tmp_path: Path, key: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_or_missing_key_is_an_error(tmp_path: Path, key: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     address = tmp_path / "sealed.db"
     with Encrypted(address, key=KEY) as store:
-        told(store)
+        write_secrets(store)
     with Encrypted(address, key=key) as store:
-        t = secretive(store).thread("u")
+        t = program_with_secrets(store).thread("u")
         assert t.status == "completed"
         ways: list[dict[str, Any]] = [{}, {"abandon": True}, {"on_conflict": "merge"}]
         for way in ways:  # none of them may begin from nothing
@@ -177,32 +177,32 @@ def test_a_wrong_key_is_named(tmp_path: Path, key: Any, monkeypatch: pytest.Monk
         assert len(t.history()) == 5
 
 
-def test_a_new_key_in_front_of_the_old_one(tmp_path: Path) -> None:
+def test_keys_are_changed_by_a_new_first_key(tmp_path: Path) -> None:
     address = tmp_path / "sealed.db"
     with Encrypted(address, key=KEY) as store:
-        told(store)
+        write_secrets(store)
     with Encrypted(address, key=[OTHER, KEY]) as store:
-        t = secretive(store).thread("u")
+        t = program_with_secrets(store).thread("u")
         assert t.state["long"] == SECRETS["long"]
         assert t.run({"q": "again"}).status == "interrupted"
         assert t.resume({"key": "fine"}).status == "completed"
     with Encrypted(address, key=[KEY]) as store, pytest.raises(StoreError, match="the key is not the one"):
-        secretive(store).thread("u").run({"q": "again"})
+        program_with_secrets(store).thread("u").run({"q": "again"})
 
 
-def test_a_key_from_the_environment_and_none_in_a_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_come_from_the_environment_and_are_not_pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     address = tmp_path / "sealed.db"
     with Encrypted(address, key=KEY) as store:
-        told(store)
+        write_secrets(store)
         pickled = pickle.dumps(store)
     assert KEY.encode() not in pickled
     monkeypatch.setenv(VARIABLE, f"{OTHER},{KEY}")
     with pickle.loads(pickled) as store:
-        assert secretive(store).thread("u").state["out"] == SECRETS["output"]
+        assert program_with_secrets(store).thread("u").state["out"] == SECRETS["output"]
 
 
 @pytest.mark.parametrize("key", ["short", b"short", "x" * 44, b"\xff" * 31])
-def test_what_is_no_key(key: Any) -> None:
+def test_keys_of_another_length_are_errors(key: Any) -> None:
     with pytest.raises(ValueError, match=r"a key has 32 bytes.*Encrypted.new_key\(\)"):
         Encrypted(":memory:", key=key)
 
@@ -211,7 +211,7 @@ def moved(row: Row, content: Content | None) -> Row:
     return row._replace(content=content)
 
 
-def test_contents_that_were_exchanged_do_not_open() -> None:
+def test_contents_moved_to_another_row_are_refused() -> None:
     inner = Memory()
     store = Encrypted(inner, key=KEY)
     begin(store, "t", "a", 2)
@@ -223,7 +223,7 @@ def test_contents_that_were_exchanged_do_not_open() -> None:
             row.content.value(store.blobs)
 
 
-def test_equal_values_look_different_and_a_repeated_write_is_one() -> None:
+def test_equal_values_differ_by_row_and_repeated_writes_are_recognized() -> None:
     inner = Memory()
     store = Encrypted(inner, key=KEY)
     same = Content(freeze({"a": "same"}))
@@ -234,9 +234,9 @@ def test_equal_values_look_different_and_a_repeated_write_is_one() -> None:
     assert first != second
 
 
-def test_what_was_not_sealed_is_named(tmp_path: Path) -> None:
+def test_unencrypted_contents_are_an_error(tmp_path: Path) -> None:
     address = tmp_path / "plain.db"
     with SQLite(address) as plain:
-        told(plain)
+        write_secrets(plain)
     with Encrypted(address, key=KEY) as store, pytest.raises(StoreError, match=r"written without Encrypted\(...\)"):
-        secretive(store).thread("u").run({"q": "again"})
+        program_with_secrets(store).thread("u").run({"q": "again"})

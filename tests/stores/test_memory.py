@@ -1,4 +1,4 @@
-"""What is special for the store in memory. What all stores have in common is in their conformance suite."""
+"""The store in memory: what only it does. The promises of all stores are in the conformance suite."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from dspyer.stores.memory import Memory
 from tests.stores.kit import OWNER, append, begin, content, numbers, row, run, snapshot
 
 
-class Untold:
-    """A value that nobody may encode."""
+class FailsWhenCalled:
+    """An encoder that must not be called."""
 
     def __call__(self, value: Any) -> Any:
         raise AssertionError("encoded")
 
 
-def test_values_stay_as_they_are() -> None:
+def test_values_are_kept_without_encoding() -> None:
     store = Memory()
     value = content("x").value(store.blobs)
-    kept = Content(value, Untold())
+    kept = Content(value, FailsWhenCalled())
     rows = (row(0)._replace(content=kept),)
     store.write(Change("t", run=run("r", "t"), rows_of="r", rows=rows, head=Point("r", 0)))
     store.write(Change("t", 1, snapshot=Snapshot(Point("r", 0), kept)))
@@ -34,8 +34,8 @@ def test_values_stay_as_they_are() -> None:
     assert found.content.value(store.blobs) is value
 
 
-def test_blobs_of_what_is_encoded_later() -> None:
-    """An export encodes what is there, and asks for the blobs then."""
+def test_blobs_of_contents_encoded_after_the_write() -> None:
+    """An export encodes stored contents, and then asks for their blobs."""
     store = Memory()
     begin(store, "t", "r", 1)
     store.write(append("t", "r", 1, "x" * 20_000))
@@ -47,7 +47,7 @@ def test_blobs_of_what_is_encoded_later() -> None:
     assert store.blobs([name]) == {}
 
 
-def test_the_thread_that_was_written_to_longest_ago_goes() -> None:
+def test_max_threads_deletes_the_least_recently_written() -> None:
     store = Memory(max_threads=2)
     for number in range(2):
         begin(store, f"t{number}", f"r{number}", 2)
@@ -58,13 +58,13 @@ def test_the_thread_that_was_written_to_longest_ago_goes() -> None:
     assert repr(store) == "Memory(2, None)"
 
 
-def test_a_thread_with_an_owner_stays() -> None:
+def test_max_threads_keeps_threads_with_an_owner() -> None:
     store = Memory(max_threads=1)
     store.write(Change("t0", owner=OWNER, lease=30.0))
     store.write(Change("t1", owner=OWNER, lease=30.0))
     assert store.threads() == ["t0", "t1"]
     store.write(Change("t1", 1, lease=0.0))
-    assert store.threads() == ["t0", "t1"]  # the one that is written to is never dropped
+    assert store.threads() == ["t0", "t1"]  # the thread of the write itself is never deleted
     store.write(Change("t2", owner=OWNER, lease=30.0))
     assert store.threads() == ["t0", "t2"]
 
@@ -77,7 +77,7 @@ def test_a_thread_with_an_owner_stays() -> None:
         pytest.param((0,), {"r0": 1, "r1": 4, "r2": 4}, id="the last there is"),
     ],
 )
-def test_histories_are_pruned_at_rest(snapshots: tuple[int, ...], expected: dict[str, int]) -> None:
+def test_max_commits_prunes_on_release(snapshots: tuple[int, ...], expected: dict[str, int]) -> None:
     store = Memory(max_commits=5)
     head = None
     for number in range(3):
@@ -97,7 +97,7 @@ def test_histories_are_pruned_at_rest(snapshots: tuple[int, ...], expected: dict
         assert store.snapshot(thread.root) is not None
 
 
-def test_a_copy_keeps_what_its_source_gave_up() -> None:
+def test_a_copy_keeps_rows_that_its_source_pruned() -> None:
     store = Memory(max_commits=1)
     head = begin(store, "t", "r0", 4)
     store.write(Change("t", 1, snapshot=snapshot("r0", 3)))
@@ -109,7 +109,7 @@ def test_a_copy_keeps_what_its_source_gave_up() -> None:
     assert numbers(store, "r0") == [3]
 
 
-def test_leases_end_by_its_clock() -> None:
+def test_leases_expire_by_the_clock_of_the_store() -> None:
     now = [100.0]
     store = Memory(clock=lambda: now[0])
     store.write(Change("t", owner=OWNER, lease=30.0))

@@ -1,4 +1,4 @@
-"""What is special for the store in PostgreSQL. What all stores have in common is in their conformance suite."""
+"""The store in PostgreSQL: what only it does. The promises of all stores are in the conformance suite."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ ADDRESSES = [
 
 
 @pytest.mark.parametrize(("given", "shown"), ADDRESSES)
-def test_no_password_leaves_the_store(given: str, shown: str) -> None:
+def test_no_password_in_address_repr_and_pickle(given: str, shown: str) -> None:
     store = Postgres(given)
     assert store.address == shown
     assert "cret" not in repr(store)
@@ -71,24 +71,24 @@ def test_no_password_leaves_the_store(given: str, shown: str) -> None:
     assert Postgres(shown).address == shown
 
 
-def test_an_address_of_something_else() -> None:
+def test_addresses_of_other_databases_are_errors() -> None:
     with pytest.raises(ValueError, match="starts with postgresql://"):
         Postgres("mysql://db/runs")
 
 
-def test_a_store_is_shared_by_copies_and_found_by_its_address(postgres: str, store: Postgres) -> None:
+def test_copies_share_a_store_and_open_store_finds_it(postgres: str, store: Postgres) -> None:
     assert copy.deepcopy(store) is store
     found = open_store(postgres)
     assert isinstance(found, Postgres)
     assert found.address == store.address
 
 
-def test_a_server_that_is_not_there() -> None:
+def test_an_unreachable_server_is_an_error() -> None:
     with pytest.raises(psycopg.OperationalError):
         Postgres("postgresql://nobody@127.0.0.1:1/none").threads()
 
 
-def test_schemas_are_apart(postgres_address: str, store: Postgres, postgres: str) -> None:
+def test_schemas_are_independent(postgres_address: str, store: Postgres, postgres: str) -> None:
     store.write(begin("t", "r", 1))
     name = f'{split_address(postgres)[2]} "other"'
     with Postgres(postgres_address, schema=name) as other:
@@ -100,7 +100,7 @@ def test_schemas_are_apart(postgres_address: str, store: Postgres, postgres: str
         _execute(postgres, sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(name)))
 
 
-def test_a_name_that_no_index_holds(store: Postgres) -> None:
+def test_names_too_long_for_an_index_are_errors(store: Postgres) -> None:
     store.write(begin("é" * 1_250, "r", 1))
     with pytest.raises(ValueError, match="more than 2500 bytes"):
         store.write(begin("é" * 1_251, "s", 1))
@@ -112,7 +112,7 @@ WRITES: dict[str, tuple[Change, bytes]] = {
     "an append": (append("t", "r", 2, 2), b"INSERT INTO"),
     "an append at the end": (append("t", "r", 2, 2)._replace(lease=0.0, flush=True), b"INSERT INTO"),
     "a lease": (Change("t", 1, owner=owner("r"), lease=90.0), b"clock_timestamp"),
-    "rows for nobody": (Change(rows_of="r", rows=rows(2, 2)), b"INSERT INTO"),
+    "rows without a thread": (Change(rows_of="r", rows=rows(2, 2)), b"INSERT INTO"),
     "a large value": (append("t", "r", 2, value=BLOB), b"COMMIT"),
     "a large value, half of it": (append("t", "r", 2, value=BLOB), b".entry (run"),
     "a claim": (Change("t", 1, 2, owner("second"), 30.0), b"COMMIT"),
@@ -124,7 +124,7 @@ WRITES: dict[str, tuple[Change, bytes]] = {
 
 @pytest.mark.parametrize("when", [BEFORE, AFTER])
 @pytest.mark.parametrize("name", WRITES)
-def test_a_connection_that_is_lost_in_a_write(
+def test_a_write_is_repeated_after_a_lost_connection(
     store: Postgres, far: Postgres, between: Proxy, name: str, when: str
 ) -> None:
     change, text = WRITES[name]
@@ -145,7 +145,7 @@ def test_a_connection_that_is_lost_in_a_write(
         assert store.snapshot(change.snapshot.at) == change.snapshot
 
 
-def test_somebody_else_was_faster_after_the_connection_was_lost(store: Postgres, far: Postgres, between: Proxy) -> None:
+def test_a_repeated_write_is_refused_if_another_was_faster(store: Postgres, far: Postgres, between: Proxy) -> None:
     far.write(begin("t", "r", 2))
     store.write(append("t", "r", 2, value="other"))
     between.cut(BEFORE, b"INSERT INTO")
@@ -154,7 +154,7 @@ def test_somebody_else_was_faster_after_the_connection_was_lost(store: Postgres,
     assert store.rows("r", 2) == [row(2, "other")]
 
 
-def test_a_connection_that_is_lost_twice(
+def test_a_write_is_repeated_only_once(
     store: Postgres, far: Postgres, between: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     far.write(begin("t", "r", 1))
@@ -174,7 +174,7 @@ def test_a_connection_that_is_lost_twice(
 
 
 @pytest.mark.parametrize("name", ["rows", "thread", "blobs", "remove"])
-def test_a_connection_that_is_lost_otherwise(far: Postgres, between: Proxy, name: str) -> None:
+def test_reads_and_deletions_are_repeated_after_a_lost_connection(far: Postgres, between: Proxy, name: str) -> None:
     far.write(begin("t", "r", 2))
     before = far.rows("r")
     between.cut(AFTER, b"SELECT" if name != "remove" else b"COMMIT")
@@ -188,8 +188,8 @@ def test_a_connection_that_is_lost_otherwise(far: Postgres, between: Proxy, name
     assert not between.armed
 
 
-def test_sessions_that_the_server_ends(store: Postgres, postgres: str) -> None:
-    """While they are idle, as at a restart of the server: all of them are lost, and one new one is enough."""
+def test_idle_sessions_ended_by_the_server_are_replaced(store: Postgres, postgres: str) -> None:
+    """As at a restart of the server: all idle connections are lost, and one new one is opened."""
     store.write(begin("t", "r", 1))
     with ThreadPoolExecutor(4) as pool:
         barrier = Barrier(4)
@@ -204,8 +204,8 @@ def test_sessions_that_the_server_ends(store: Postgres, postgres: str) -> None:
     assert store.rows("r") == rows(2)
 
 
-def test_a_session_that_the_server_ends_in_a_write(store: Postgres, postgres: str) -> None:
-    """The thread's row is locked by somebody else while the session is ended that waits for it."""
+def test_a_session_ended_during_a_write_is_replaced(store: Postgres, postgres: str) -> None:
+    """The thread's row is locked by another session when the waiting one is ended."""
     store.write(begin("t", "r", 1))
     schema = sql.Identifier(split_address(postgres)[2] or "")
     pid = store._connections._idle[0].info.backend_pid
@@ -221,7 +221,7 @@ def test_a_session_that_the_server_ends_in_a_write(store: Postgres, postgres: st
     assert store.rows("r") == rows(2)
 
 
-def test_nothing_is_kept_in_a_session(store: Postgres, postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_state_is_kept_in_a_session(store: Postgres, postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As behind a pooler that gives every transaction another session, which has seen no other."""
     opened: list[Any] = []
 
@@ -258,7 +258,7 @@ def test_nothing_is_kept_in_a_session(store: Postgres, postgres: str, monkeypatc
         (Change("t", 1, 2, owner("second"), 30.0), True),
     ],
 )
-def test_what_waits_for_the_disk(store: Postgres, postgres: str, change: Change, waits: bool) -> None:
+def test_flush_and_new_epochs_wait_for_the_disk(store: Postgres, postgres: str, change: Change, waits: bool) -> None:
     """A trigger that runs when a transaction commits sees how far the commit will wait."""
     store.write(begin("t", "r", 1))
     schema = sql.Identifier(split_address(postgres)[2] or "")
@@ -276,7 +276,7 @@ def test_what_waits_for_the_disk(store: Postgres, postgres: str, change: Change,
     assert _execute(postgres, sql.SQL("SELECT setting FROM {s}.seen").format(s=schema)) == [("on" if waits else "off",)]
 
 
-def test_leases_are_the_servers(store: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leases_use_the_clock_of_the_server(store: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time", lambda: 0.0)
     monkeypatch.setattr("time.monotonic", lambda: 0.0)
     store.write(begin("t", "r", 1)._replace(lease=100.0))
@@ -299,14 +299,14 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
     return found
 
 
-def test_a_usual_append_is_one_message(store: Postgres, calls: list[Any]) -> None:
+def test_an_append_is_one_statement(store: Postgres, calls: list[Any]) -> None:
     store.write(begin("t", "r", 1))
     calls.clear()
     store.write(append("t", "r", 1, 3)._replace(lease=0.0, flush=True))
     assert len(calls) == 1
 
 
-def test_a_large_value_is_sent_once(store: Postgres, calls: list[Any]) -> None:
+def test_a_stored_blob_is_not_sent_again(store: Postgres, calls: list[Any]) -> None:
     store.write(begin("t", "r", 1))
     store.write(append("t", "r", 1, value=BLOB))
     assert any([BLOB.encode()] in call for call in calls)
@@ -327,7 +327,9 @@ store.close()
 """
 
 
-def test_blobs_in_several_messages(store: Postgres, calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_blobs_are_sent_in_several_messages(
+    store: Postgres, calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(postgres_write, "MESSAGE", 2 * len(BLOB.encode()) + 10)
     store.write(begin("t", "r", 1)._replace(rows=[row(0, [BLOB + str(number) for number in range(5)])]))
     assert [len(call[0]) for call in calls if len(call) == 2 and type(call[1]) is list] == [2, 2, 1]
@@ -339,7 +341,7 @@ def _refs(store: Postgres) -> list[str]:
 
 
 @pytest.mark.slow
-def test_many_processes_make_the_tables_at_once(postgres: str) -> None:
+def test_concurrent_processes_create_the_tables_once(postgres: str) -> None:
     command = [sys.executable, "-c", PREPARE, postgres]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     processes = [subprocess.Popen(command, text=True, **pipes) for _ in range(4)]  # type: ignore[call-overload]
@@ -358,7 +360,7 @@ def test_many_processes_make_the_tables_at_once(postgres: str) -> None:
                 pipe.close()
 
 
-def test_many_threads_make_the_tables_at_once(postgres: str) -> None:
+def test_concurrent_threads_create_the_tables_once(postgres: str) -> None:
     stores = [Postgres(postgres) for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda store: store.threads(), stores)) == [[]] * 8
@@ -372,8 +374,8 @@ V1 = """
 """
 
 
-def test_tables_of_version_1_become_todays(postgres: str) -> None:
-    """What refers to what is found in them, and epochs go on above those that they have."""
+def test_tables_of_version_1_are_migrated(postgres: str) -> None:
+    """References are recorded, and new epochs are above the existing ones."""
     with Postgres(postgres) as store:
         store.write(begin("t", "r", 2))
         store.write(Change("t", 1, 7))
@@ -389,8 +391,8 @@ def test_tables_of_version_1_become_todays(postgres: str) -> None:
         assert store.delete(["u"]).runs == 2
 
 
-def test_removals_of_threads_that_share_a_run_wait_for_each_other(store: Postgres) -> None:
-    """All at once, while others copy: what remains is what is reached, and none waits in a circle."""
+def test_concurrent_deletions_around_one_run_do_not_deadlock(store: Postgres) -> None:
+    """All at once, while others copy: exactly the reached rows remain."""
     for turn in range(5):
         store.write(begin(f"base {turn}", f"b{turn}", 3))
         for number in range(6):
@@ -412,7 +414,7 @@ def test_removals_of_threads_that_share_a_run_wait_for_each_other(store: Postgre
     assert store.delete().runs == 0
 
 
-def test_a_removal_waits_for_no_thread_that_has_nothing_to_do_with_it(store: Postgres, postgres: str) -> None:
+def test_a_deletion_does_not_wait_for_unrelated_threads(store: Postgres, postgres: str) -> None:
     store.write(begin("t", "r", 2))
     store.write(begin("u", "s", 2))
     schema = sql.Identifier(split_address(postgres)[2] or "")
@@ -425,7 +427,7 @@ def test_a_removal_waits_for_no_thread_that_has_nothing_to_do_with_it(store: Pos
     assert len(store.rows("s")) == 2
 
 
-def test_older_tables_are_brought_up_to_date(postgres: str, store: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_tables_are_migrated_once(postgres: str, store: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
     store.write(begin("t", "r", 2))
     later = [*postgres_schema.MIGRATIONS, "ALTER TABLE {s}.thread ADD COLUMN note text DEFAULT 'new'"]
     monkeypatch.setattr(postgres_schema, "MIGRATIONS", later)
@@ -439,7 +441,7 @@ def test_older_tables_are_brought_up_to_date(postgres: str, store: Postgres, mon
     assert _execute(postgres, sql.SQL("SELECT number FROM {}.version ORDER BY 1").format(schema)) == [(1,), (2,), (3,)]
 
 
-def test_tables_of_a_later_version_are_left_alone(postgres: str, store: Postgres) -> None:
+def test_tables_of_a_later_version_are_refused(postgres: str, store: Postgres) -> None:
     store.write(begin("t", "r", 1))
     schema = sql.Identifier(split_address(postgres)[2] or "")
     _execute(postgres, sql.SQL("INSERT INTO {}.version (number) VALUES (99)").format(schema))
@@ -447,7 +449,7 @@ def test_tables_of_a_later_version_are_left_alone(postgres: str, store: Postgres
         late.threads()
 
 
-def test_a_user_who_may_not_make_tables_can_use_them(store: Postgres, postgres: str) -> None:
+def test_a_role_without_create_rights_can_use_the_tables(store: Postgres, postgres: str) -> None:
     store.write(begin("t", "r", 1))
     schema = split_address(postgres)[2] or ""
     user = sql.Identifier(f"user_{schema}")
@@ -466,7 +468,7 @@ def test_a_user_who_may_not_make_tables_can_use_them(store: Postgres, postgres: 
     _execute(postgres, sql.SQL("DROP OWNED BY {u}; DROP ROLE {u}").format(u=user))
 
 
-def test_a_closed_store_says_so(postgres: str) -> None:
+def test_a_closed_store_is_an_error(postgres: str) -> None:
     store = Postgres(postgres)
     store.threads()
     store.close()
@@ -474,7 +476,7 @@ def test_a_closed_store_says_so(postgres: str) -> None:
         store.threads()
 
 
-def test_no_more_connections_than_agreed(postgres: str) -> None:
+def test_the_number_of_connections_is_bounded(postgres: str) -> None:
     with Postgres(postgres, connections=2) as store:
         store.write(begin("t", "r", 1))
         with ThreadPoolExecutor(8) as pool:
@@ -487,7 +489,7 @@ def test_no_more_connections_than_agreed(postgres: str) -> None:
     [("", None, 5), ("connect_timeout=9", None, 9), ("", "7", None)],
     ids=["a limit of ours", "that of the address", "that of the environment"],
 )
-def test_a_server_that_does_not_answer_is_not_waited_for(
+def test_connection_timeouts(
     more: str, environment: str | None, expected: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[str, Any] = {}
@@ -505,7 +507,7 @@ def test_a_server_that_does_not_answer_is_not_waited_for(
     assert given["tcp_user_timeout"] == 10_000
 
 
-def test_an_exception_in_between_leaves_no_open_transaction(store: Postgres) -> None:
+def test_an_interrupted_transaction_is_not_reused(store: Postgres) -> None:
     store.write(begin("t", "r", 1))
 
     def broken(connection: Any) -> None:
@@ -545,7 +547,7 @@ print([row.seq for row in store.rows("r")])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
-def test_a_forked_process_has_connections_of_its_own(postgres: str) -> None:
+def test_a_forked_process_opens_its_own_connections(postgres: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", FORK, postgres],
         capture_output=True,

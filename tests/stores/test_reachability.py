@@ -1,4 +1,4 @@
-"""What threads reach: by a table, and against a walk over single rows."""
+"""What threads reach: by a table, and compared with a walk over single rows."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_plan_delete_unreachable(threads: Mapping[str, ThreadBounds], expected: 
     assert in_order(plan_delete_unreachable(threads, RUNS, "t1")) == expected
 
 
-def test_a_way_around_the_root_is_kept() -> None:
+def test_a_path_around_the_root_is_kept() -> None:
     """A merge has two parents; the root cuts one of the two ways."""
     runs = {
         "a": RunSummary("", (), 3),
@@ -131,7 +131,7 @@ def stores(draw: st.DrawFn) -> tuple[dict[str, ThreadBounds], dict[str, RunSumma
 
 
 def walk(ends: ThreadBounds, runs: Mapping[str, RunSummary], starts: Collection[Point]) -> set[Point]:
-    """Row by row: the row before, or where the run goes on from."""
+    """Row by row: to the row before, or to the parents."""
     found: set[Point] = set()
     waiting = list(starts)
     while waiting:
@@ -154,7 +154,7 @@ def left(runs: Mapping[str, RunSummary], gone: DeletionPlan) -> set[Point]:
 
 
 @given(stores(), st.data())
-def test_exactly_what_nobody_reaches_goes(
+def test_exactly_the_unreachable_rows_are_deleted(
     store: tuple[dict[str, ThreadBounds], dict[str, RunSummary]], data: st.DataObject
 ) -> None:
     threads, runs = store
@@ -170,7 +170,7 @@ def test_exactly_what_nobody_reaches_goes(
 
 
 @given(stores())
-def test_removing_again_finds_nothing(store: tuple[dict[str, ThreadBounds], dict[str, RunSummary]]) -> None:
+def test_a_second_deletion_finds_nothing(store: tuple[dict[str, ThreadBounds], dict[str, RunSummary]]) -> None:
     threads, runs = store
     first = plan_delete_unreachable(threads, runs, "t0")
     kept = {name: extent for name, extent in runs.items() if name not in first.runs}

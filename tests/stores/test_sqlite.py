@@ -1,4 +1,4 @@
-"""What is special for the store in a SQLite file. What all stores have in common is in their conformance suite."""
+"""The store in an SQLite file: what only it does. The promises of all stores are in the conformance suite."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def connections(store: SQLite) -> FileConnections:
 
 
 @pytest.mark.parametrize("name", ["größe 漢字 🙂", "a\0b", "it's; --", "0" * 32, "ab" * 16, "AB" * 16, "a" * 5_000])
-def test_any_name_comes_back(store: SQLite, path: Path, name: str) -> None:
+def test_any_text_is_a_name(store: SQLite, path: Path, name: str) -> None:
     long = content("🙂" * 20_000)
     begun = run(name, name, Point(name, 0))
     rows = (row(0, name)._replace(kind=name), row(1)._replace(header=(name, [name]), content=long))
@@ -60,7 +60,7 @@ def test_any_name_comes_back(store: SQLite, path: Path, name: str) -> None:
         assert kept.value(again.blobs) == "🙂" * 20_000
 
 
-def test_leases_end_by_the_clock(path: Path) -> None:
+def test_leases_expire_by_the_clock(path: Path) -> None:
     now = [1_000.0]
     with SQLite(path, clock=lambda: now[0]) as store:
         store.write(Change("t", owner=OWNER, lease=30.0))
@@ -76,7 +76,7 @@ def test_leases_end_by_the_clock(path: Path) -> None:
         assert (thread.owner, thread.lease, thread.epoch) == (None, 0.0, 1)
 
 
-def test_an_error_leaves_nothing_behind(store: SQLite) -> None:
+def test_a_failed_write_is_rolled_back(store: SQLite) -> None:
     begin(store, "t", "r", 2)
     for change in (
         Change("t", 1, run=run("s", "t"), rows_of="s", rows=(row(1),)),
@@ -93,7 +93,7 @@ def test_an_error_leaves_nothing_behind(store: SQLite) -> None:
     assert (thread.head, thread.runs, numbers(store, "r")) == (Point("r", 1), 1, [0, 1])
 
 
-def test_nothing_waits_for_a_reader(store: SQLite, path: Path) -> None:
+def test_writers_do_not_wait_for_readers(store: SQLite, path: Path) -> None:
     begin(store, "t", "r", 1)
     reader = sqlite3.connect(path, isolation_level=None)
     reader.execute("BEGIN")
@@ -105,7 +105,7 @@ def test_nothing_waits_for_a_reader(store: SQLite, path: Path) -> None:
     assert numbers(store, "r") == [0, 1, 2]
 
 
-def test_write_now_waits_for_nobody(store: SQLite, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_now_does_not_wait(store: SQLite, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begin(store, "t", "r", 1)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -128,7 +128,7 @@ def test_write_now_waits_for_nobody(store: SQLite, path: Path, monkeypatch: pyte
     assert numbers(store, "r") == [0, 1, 2]
 
 
-def test_patience_ends_with_advice(path: Path) -> None:
+def test_a_lock_held_too_long_is_an_error_with_advice(path: Path) -> None:
     with SQLite(path, patience=0.01) as store:
         begin(store, "t", "r", 1)
         other = sqlite3.connect(path, isolation_level=None)
@@ -140,7 +140,7 @@ def test_patience_ends_with_advice(path: Path) -> None:
         store.write(append("t", "r", 1))
 
 
-def test_patience_with_other_threads_ends_too(path: Path) -> None:
+def test_a_thread_that_writes_too_long_is_an_error(path: Path) -> None:
     with SQLite(path, patience=0.01) as store:
         begin(store, "t", "r", 1)
         with connections(store).write_lock, pytest.raises(StoreError, match=r"other threads .* patience="):
@@ -149,11 +149,11 @@ def test_patience_with_other_threads_ends_too(path: Path) -> None:
 
 
 @pytest.mark.parametrize("patience", [PATIENCE, postgres_connections.PATIENCE])
-def test_nothing_is_waited_for_as_long_as_a_lease_lasts(patience: float) -> None:
+def test_waiting_ends_before_a_lease_expires(patience: float) -> None:
     assert patience <= LEASE / 2
 
 
-def test_connections_belong_to_threads(store: SQLite) -> None:
+def test_each_thread_has_a_connection(store: SQLite) -> None:
     begin(store, "t", "r", 1)
     barrier = threading.Barrier(3)
 
@@ -175,7 +175,7 @@ def test_connections_belong_to_threads(store: SQLite) -> None:
         assert pool.submit(connections(store).read, lambda connection: connection).result() is spare
 
 
-def test_many_threads_write(store: SQLite) -> None:
+def test_concurrent_threads_write(store: SQLite) -> None:
     begin(store, "t", "r", 1)
 
     def work(number: int) -> None:
@@ -189,7 +189,7 @@ def test_many_threads_write(store: SQLite) -> None:
 
 
 @pytest.mark.parametrize("flush", [False, True])
-def test_what_is_flushed(store: SQLite, flush: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flush_sets_full_synchronous_mode(store: SQLite, flush: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection says what SQLite does at a commit: 2 flushes, 1 does not."""
     begin(store, "t", "r", 1)
     levels: list[int] = []
@@ -226,7 +226,7 @@ def checkpoint_thread(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]
     return made
 
 
-def test_the_log_is_emptied_by_a_thread(store: SQLite, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_background_thread_checkpoints_the_log(store: SQLite, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = checkpoint_thread(monkeypatch)
     begin(store, "t", "r", 1)
     for seq in range(1, 41):  # 14 MB
@@ -242,7 +242,7 @@ def test_the_log_is_emptied_by_a_thread(store: SQLite, path: Path, monkeypatch: 
         assert numbers(again, "r") == list(range(41))
 
 
-def test_the_log_is_emptied_while_somebody_reads(store: SQLite, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_run_while_a_reader_is_active(store: SQLite, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = checkpoint_thread(monkeypatch)
     begin(store, "t", "r", 1)
     reader = sqlite3.connect(path, isolation_level=None)
@@ -259,8 +259,10 @@ def test_the_log_is_emptied_while_somebody_reads(store: SQLite, path: Path, monk
     reader.close()
 
 
-def test_another_process_empties_the_log(store: SQLite, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its lock is respected: one process at a time, and each writes before."""
+def test_checkpoints_of_processes_exclude_each_other(
+    store: SQLite, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While another process has the lock, no checkpoint runs."""
     begin(store, "t", "r", 1)
     modes: list[str] = []
 
@@ -291,12 +293,12 @@ def test_a_checkpoint_writes_first(store: SQLite, path: Path) -> None:
     connection.close()
 
 
-def test_appends_make_no_checkpoint(store: SQLite) -> None:
+def test_commits_run_no_checkpoint(store: SQLite) -> None:
     level = connections(store).read(lambda connection: connection.execute("PRAGMA wal_autocheckpoint").fetchone())
     assert level == (0,)
 
 
-def test_close_is_the_end(store: SQLite, path: Path) -> None:
+def test_close_removes_the_log(store: SQLite, path: Path) -> None:
     begin(store, "t", "r", 1)
     assert Path(f"{path}-wal").exists()
     store.close()
@@ -309,7 +311,7 @@ def test_close_is_the_end(store: SQLite, path: Path) -> None:
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["removed", "replaced"])
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["open connection", "new connection"])
-def test_a_file_that_is_gone_is_told_before_anything_is_lost(path: Path, replaced: bool, elsewhere: bool) -> None:
+def test_a_removed_or_replaced_file_is_an_error(path: Path, replaced: bool, elsewhere: bool) -> None:
     store = SQLite(path)
     begin(store, "t", "r", 1)
     change = append("t", "r", 1, flush=True)
@@ -326,7 +328,7 @@ def test_a_file_that_is_gone_is_told_before_anything_is_lost(path: Path, replace
     assert sorted(file.name for file in path.parent.iterdir()) == names
 
 
-def test_the_log_is_short_after_close_while_others_have_the_file_open(store: SQLite, path: Path) -> None:
+def test_close_empties_the_log_of_an_open_file(store: SQLite, path: Path) -> None:
     with SQLite(path) as other:
         begin(other, "t", "r", 1)
         begin(store, "t2", "r2", 1)
@@ -335,7 +337,7 @@ def test_the_log_is_short_after_close_while_others_have_the_file_open(store: SQL
         assert other.threads() == ["t", "t2"]
 
 
-def test_space_comes_back(store: SQLite, path: Path) -> None:
+def test_vacuum_shrinks_the_file(store: SQLite, path: Path) -> None:
     begin(store, "t", "r", 1)
     for seq in range(1, 10):
         store.write(big(seq))
@@ -356,8 +358,8 @@ def secrets(path: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize("length", [1, 100, 30_000], ids=["small", "a page", "a blob"])
 @pytest.mark.parametrize("how", ["delete", "delete_unreachable"])
-def test_what_is_removed_is_in_no_file(store: SQLite, path: Path, length: int, how: str) -> None:
-    """Neither in the log nor in free pages of the file."""
+def test_deleted_values_are_erased_from_file_and_log(store: SQLite, path: Path, length: int, how: str) -> None:
+    """They are neither in the log nor in free pages of the file."""
     text = SECRET.decode() + " again" * length
     head = begin(store, "t", "r", 2)
     store.write(append("t", "r", 2, text))
@@ -372,10 +374,10 @@ def test_what_is_removed_is_in_no_file(store: SQLite, path: Path, length: int, h
     assert not sum(secrets(path).values()), secrets(path)
 
 
-def test_a_reader_keeps_what_is_removed_in_the_log(
+def test_a_reader_delays_the_erasure_of_the_log(
     store: SQLite, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """That is said, and the log is emptied as soon as nothing needs it any more."""
+    """The report and a warning say so; the log is emptied once the reader has ended."""
     monkeypatch.setattr(sqlite_connections, "ERASE_PATIENCE", 0.0)
     begin(store, "t", "r", 2)
     store.write(append("t", "r", 2, SECRET.decode()))
@@ -390,7 +392,7 @@ def test_a_reader_keeps_what_is_removed_in_the_log(
     assert not sum(secrets(path).values())
 
 
-def test_vacuum_leaves_no_copy_of_a_row_that_was_moved(store: SQLite, path: Path) -> None:
+def test_vacuum_erases_copies_of_moved_rows(store: SQLite, path: Path) -> None:
     """SQLite moves rows to other pages when they become full, and leaves what was there."""
     for number in range(12):
         begin(store, f"t{number}", f"r{number}", 1)
@@ -404,7 +406,7 @@ def test_vacuum_leaves_no_copy_of_a_row_that_was_moved(store: SQLite, path: Path
     assert all(len(store.rows(f"r{number}")) == 40 for number in (1, 2, 4))
 
 
-def test_a_pickle_is_the_address(store: SQLite) -> None:
+def test_a_pickle_opens_the_same_file(store: SQLite) -> None:
     begin(store, "t", "r", 1)
     again = pickle.loads(pickle.dumps(store))
     assert isinstance(again, SQLite)
@@ -439,7 +441,7 @@ def newer(path: Path) -> None:
         pytest.param(lambda path: path.mkdir(), "is a folder", id="a folder"),
     ],
 )
-def test_other_files_are_refused_and_stay(path: Path, make: object, words: str) -> None:
+def test_other_files_are_refused_unchanged(path: Path, make: object, words: str) -> None:
     make(path)  # type: ignore[operator]
     before = path.read_bytes() if path.is_file() else b""
     store = SQLite(path)
@@ -452,7 +454,7 @@ def test_other_files_are_refused_and_stay(path: Path, make: object, words: str) 
     assert (path.read_bytes() if path.is_file() else b"") == before
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError) as caught:
         SQLite(tmp_path / "none" / "runs.db").threads()
     assert f"no folder {str(tmp_path / 'none')!r}" in str(caught.value)
@@ -470,8 +472,8 @@ V1 = """
 """
 
 
-def test_a_file_of_version_1_becomes_todays(path: Path) -> None:
-    """What refers to what is found in it, and epochs go on above those that it has."""
+def test_a_file_of_version_1_is_migrated(path: Path) -> None:
+    """References are recorded, and new epochs are above the existing ones."""
     with SQLite(path) as store:
         head = begin(store, "t", "r", 2)
         store.write(append("t", "r", 2, BLOB))
@@ -490,8 +492,8 @@ def test_a_file_of_version_1_becomes_todays(path: Path) -> None:
         assert store.delete(["u"]).runs == 2
 
 
-def test_a_program_of_version_1_writes_nothing_more(path: Path) -> None:
-    """It may have the file open while a newer one brings the tables up to date: it would note no references."""
+def test_a_program_of_version_1_cannot_write_a_migrated_file(path: Path) -> None:
+    """It may have the file open during the migration, and would record no references."""
     with SQLite(path) as store:
         begin(store, "t", "r", 1)
         old = sqlite3.connect(path)
@@ -500,7 +502,7 @@ def test_a_program_of_version_1_writes_nothing_more(path: Path) -> None:
         old.close()
 
 
-def test_older_tables_become_todays(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_migrations_are_applied(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with SQLite(path) as store:
         begin(store, "t", "r", 1)
     steps = (*sqlite_file.MIGRATIONS, lambda connection: connection.execute("ALTER TABLE run ADD COLUMN note TEXT"))
@@ -511,7 +513,7 @@ def test_older_tables_become_todays(path: Path, monkeypatch: pytest.MonkeyPatch)
         assert columns[-1][1] == "note"
 
 
-def test_a_step_that_fails_leaves_the_old_tables(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_migration_is_rolled_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with SQLite(path) as store:
         begin(store, "t", "r", 1)
 
@@ -536,7 +538,7 @@ def test_a_step_that_fails_leaves_the_old_tables(path: Path, monkeypatch: pytest
         ("/dev/a / ext4 rw 0 0\nserver:/x {folder}x nfs4 rw 0 0\n", "ext4"),
     ],
 )
-def test_network_file_systems_are_told(path: Path, mounts: str, kind: str) -> None:
+def test_network_file_systems_are_recognized(path: Path, mounts: str, kind: str) -> None:
     listed = path.with_name("mounts")
     listed.write_text(mounts.format(folder=str(path.parent).replace(" ", "\\040")))
     assert sqlite_file.file_system(path, listed) == kind
@@ -548,11 +550,11 @@ def test_network_file_systems_are_told(path: Path, mounts: str, kind: str) -> No
         sqlite_file.check_path(path, listed)
 
 
-def test_no_list_of_file_systems(path: Path) -> None:
+def test_systems_without_a_mount_list(path: Path) -> None:
     assert sqlite_file.file_system(path, path / "none") == ""
 
 
-def test_rows_are_small(path: Path) -> None:
+def test_the_file_is_small(path: Path) -> None:
     with SQLite(path) as store:
         begin(store, "t", "0" * 31 + "a", 1)
         for seq in range(1, 2_000):
@@ -560,7 +562,7 @@ def test_rows_are_small(path: Path) -> None:
     assert path.stat().st_size <= 1.65 * 2_000 * len(content({"role": "user", "content": "0" * 64}).data)
 
 
-def test_a_file_that_another_process_makes_meanwhile(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_create_the_file_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sqlite3.connect(path).execute("PRAGMA journal_mode=WAL").connection.close()
     assert path.stat().st_size
     marks = sqlite_file._application_and_version

@@ -1,4 +1,4 @@
-"""A SQLite file and several processes: killed ones, forked ones, power cuts, others at the same time."""
+"""An SQLite file and several processes: concurrent, killed and forked ones, and power failures."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def heads_are_last_rows(store: SQLite) -> bool:
     return True
 
 
-def test_a_killed_process_loses_nothing_that_was_written(path: Path) -> None:
+def test_a_killed_process_loses_no_reported_write(path: Path) -> None:
     script = """
 store = SQLite(sys.argv[1])
 begin(store, "t", "r", 1)
@@ -89,8 +89,8 @@ for seq in range(1, 100_000):
     for _ in range(100):
         seen = int(process.stdout.readline())
     process.kill()
-    with process.stdout as told:  # communicate() would pass over what readline() has read ahead
-        seen = max([seen, *(int(line) for line in told)])
+    with process.stdout as lines:  # communicate() would pass over what readline() has read ahead
+        seen = max([seen, *(int(line) for line in lines)])
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     with SQLite(path) as store:
@@ -98,7 +98,7 @@ for seq in range(1, 100_000):
         assert heads_are_last_rows(store)
 
 
-def test_a_process_killed_in_the_middle_of_a_write_leaves_nothing_of_it(path: Path) -> None:
+def test_a_process_killed_during_a_write_leaves_nothing_of_it(path: Path) -> None:
     """At its second row, each time that the store goes through the rows of the change."""
     script = """
 import signal
@@ -128,7 +128,7 @@ SQLite(sys.argv[1]).write(change)
     assert passes > 2  # packed, looked at and written: it was killed in the transaction too
 
 
-def test_a_power_cut_keeps_what_was_flushed_and_a_prefix_of_the_rest(path: Path) -> None:
+def test_a_power_failure_keeps_flushed_writes_and_a_prefix_of_the_rest(path: Path) -> None:
     """The log is cut at many lengths behind the last flush; what is loaded is what some write had left behind."""
     log = Path(f"{path}-wal")
     with SQLite(path) as store:
@@ -158,7 +158,7 @@ def test_a_power_cut_keeps_what_was_flushed_and_a_prefix_of_the_rest(path: Path)
     assert found == {*((count, 1) for count in range(6, 13)), (12, 2)}
 
 
-def test_processes_append_at_the_same_time(path: Path) -> None:
+def test_concurrent_processes_lose_no_write(path: Path) -> None:
     """Each to its own thread, and all of them to one, taken by its epoch: nothing is lost."""
     script = """
 from dspyer.errors import ConcurrentRunError
@@ -221,8 +221,8 @@ def test_fork_while_another_thread_writes(path: Path) -> None:
         assert numbers(store, "r") == list(range(count + 1))
 
 
-def test_a_forked_process_outlives_its_parents_use(path: Path) -> None:
-    """Both close in their own time; nobody deletes the log of the other."""
+def test_parent_and_child_close_independently(path: Path) -> None:
+    """Each closes its own connections; neither deletes the log of the other."""
     store = SQLite(path)
     begin(store, "t", "r", 1)
     to_child, to_parent = os.pipe(), os.pipe()
@@ -258,7 +258,7 @@ def test_a_forked_process_outlives_its_parents_use(path: Path) -> None:
     assert [found.name for found in path.parent.iterdir()] == [path.name]
 
 
-def test_a_file_that_may_only_be_read() -> None:
+def test_a_read_only_file_can_be_read() -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o777)
         path = Path(folder) / "runs.db"
@@ -282,7 +282,7 @@ def test_a_file_that_may_only_be_read() -> None:
         Path(folder).mkdir()
 
 
-def test_who_was_replaced_writes_nothing_more(path: Path) -> None:
+def test_a_replaced_owner_cannot_write(path: Path) -> None:
     with SQLite(path) as mine, SQLite(path) as yours:
         begin(mine, "t", "r", 1)
         yours.write(

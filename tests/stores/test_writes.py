@@ -23,7 +23,7 @@ TAKE = Change("t", 3, 4, OWNER, 30.0)
             Change("t", 0, 7),
             CurrentRows(max_deleted_epoch=4),
             WritePlan(5, False, ()),
-            id="a new thread after removed ones",
+            id="a new thread after deleted ones",
         ),
         pytest.param(Change("t", 3), CurrentRows(FREE), WritePlan(3, False, ()), id="the epoch stays"),
         pytest.param(TAKE, CurrentRows(FREE), WritePlan(4, False, ()), id="the epoch rises"),
@@ -77,7 +77,7 @@ TAKE = Change("t", 3, 4, OWNER, 30.0)
         ),
     ],
 )
-def test_admitted(change: Change, found: CurrentRows, expected: WritePlan | None) -> None:
+def test_plan_write(change: Change, found: CurrentRows, expected: WritePlan | None) -> None:
     assert plan_write(change, found) == expected
 
 
@@ -123,11 +123,11 @@ def test_admitted(change: Change, found: CurrentRows, expected: WritePlan | None
             Change("t", 3, rows_of="r", rows=rows(2, 2)),
             CurrentRows(OWNED, last=5),
             "row 2",
-            id="a row that was removed since",
+            id="a row that was deleted since",
         ),
     ],
 )
-def test_refused(change: Change, found: CurrentRows, words: str) -> None:
+def test_conflicts_are_refused(change: Change, found: CurrentRows, words: str) -> None:
     with pytest.raises(ConcurrentRunError) as caught:
         plan_write(change, found)
     assert words in str(caught.value)
