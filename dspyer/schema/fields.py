@@ -1,8 +1,8 @@
-"""The fields of a schema: what of an update is validated, and how it becomes the new value.
+"""The fields of a schema: how an update is validated and becomes the new value, and how a model is read as fields.
 
-Validation costs by what changed. An update of a built-in reducer is validated alone, with a type derived from the
-field's; a patch of a `dict` field by the entries that it names. Where the type says more (constraints, validators),
-the new value is validated as a whole.
+The cost of validation depends on what changed, not on the size of the value. An update of a built-in reducer is
+validated alone, with a type derived from that of the field; a patch of a `dict` field by the entries that it names. If
+the type has constraints or validators that may concern the whole value, the whole new value is validated.
 """
 
 from __future__ import annotations
@@ -39,9 +39,14 @@ from dspyer.schema.limits import Limit, limit, limit_problem
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import CopyOnRead, FrozenDict, FrozenList, thaw
+from dspyer.values.refusals import KeyPath
 
 Check = Callable[[Any], Any]
+"""Validates a value and returns it as the declared type; raises `ValidationError`."""
+
 FieldCheck = Callable[[Any, Mapping[str, Any]], Any]
+"""The same, with the other fields of the state, which the validators of a model may read."""
+
 NO_OTHER_FIELDS: Mapping[str, Any] = {}
 EMPTY_DICT: FrozenDict[Any, Any] = FrozenDict()
 
@@ -51,27 +56,27 @@ class Field:
     """One field of a schema.
 
     Attributes:
-        name: its name.
-        annotation: its type, without what `Annotated` adds.
-        info: what pydantic knows about it.
+        name: name of the field.
+        annotation: its type, without `Annotated`.
+        info: pydantic's description of the field.
         required: whether it has no default.
-        reducer: how updates fold into it; None if they replace its value or, in mappings, merge into it.
+        reducer: how updates fold into it; None if they replace the value or, in mappings, merge into it.
         always_replaces: whether an update always replaces the value, mappings too.
         inputs_only: whether only the inputs may set it (pydantic's `Field(frozen=True)`).
-        exact_types: types whose values are valid as they are.
-        validate: validates a value beside the other fields, and gives it as the field's type.
-        validate_update: the same for one update of the reducer; None if only the new value can be validated.
-        validate_entries: the same for some entries of a mapping; None if only the whole mapping can be validated.
-        unvalidated_mapping: whether its values are mappings to patch, with nothing to validate in them.
-        patches_by_key: whether a patch of a mapping changes what it names and nothing else.
-        model: the pydantic model that its values are of, None if they are of another type or of several.
-        checks_result: whether the new value is validated after an update was folded or merged in.
+        exact_types: scalar types whose values need no validation.
+        validate: validates a value.
+        validate_update: validates one update of the reducer; None if only the new value can be validated.
+        validate_entries: validates some entries of a mapping; None if only the whole mapping can be validated.
+        unvalidated_mapping: whether its values may be mappings to patch, whose entries have no declared type.
+        patches_by_key: whether a patch of a mapping changes only the keys that it names.
+        model: the pydantic model of its values; None for another type, or several.
+        checks_result: whether the new value is validated as a whole after a fold or a merge.
         reads_other_fields: whether its validators may read the other fields.
-        fold_start: what a reducer starts from where there is no value; `DELETE` if the first update is the value.
-        fixed_default: the frozen default, `DELETE` if it has none or a factory makes it.
-        limit: the most that it holds; None for no limit.
+        fold_start: the value from which a reducer starts if there is none; `DELETE` if the first update is the value.
+        fixed_default: the frozen default; `DELETE` if there is none, or a factory for it.
+        live: the marker of a live field; None if it is not live.
+        limit: the most that it may hold; None for no limit.
         validate_item: validates one item of a list; None if only the whole list can be validated.
-        live: whether posts are seen by running siblings at once, and what becomes of conflicts; None if not.
     """
 
     name: str
@@ -97,11 +102,7 @@ class Field:
     validate_item: Check | None = None
 
     def default(self, others: Mapping[str, Any] = NO_OTHER_FIELDS) -> Any:
-        """The frozen default, `DELETE` if the field has none.
-
-        Args:
-            others: the values of the fields before this one, for factories that ask for them.
-        """
+        """Return the frozen default, `DELETE` for none; `others` are the earlier fields, which a factory may read."""
         factory: Callable[..., Any] | None = self.info.default_factory
         if factory is None:
             return self.fixed_default
@@ -109,22 +110,15 @@ class Field:
         return freeze(factory(dict(others)) if takes_others else factory(), (self.name,))
 
     def folds_like(self, other: Field) -> bool:
-        """Whether the same updates come to the same value in another field."""
+        """Whether the same updates fold to the same value in another field."""
         if self.reducer is None or other.reducer is None:
             return self.reducer is other.reducer
         return self.reducer.name == other.reducer.name and self.limit == other.limit
 
     def new_value(self, old: Any, update: Any, whole: bool, others: Mapping[str, Any] = NO_OTHER_FIELDS) -> Any:
-        """The new value of a field without reducer.
+        """Return the frozen, validated value after an update of a field without reducer; `old` if nothing changes.
 
-        Args:
-            old: the frozen value, `DELETE` if there is none.
-            update: what was written: a value, a patch for a mapping, `Replace` or `DELETE`.
-            whole: whether a mapping stands for itself, not for a patch.
-            others: the other fields, for validators that read them.
-
-        Returns:
-            The frozen, validated value; `old` itself where nothing changes.
+        `old` is `DELETE` if there is no value. With `whole` a mapping is the new value, otherwise a patch.
         """
         if type(update) in self.exact_types:
             return update
@@ -148,7 +142,7 @@ class Field:
         return self._keep(value, self.validate(given, others))
 
     def _keep(self, given: Any, valid: Any) -> Any:
-        """The frozen form of a validated value: what was given, where that is frozen and the same."""
+        """Return the frozen form of a validated value: `given` itself if it is frozen and the same."""
         frozen = freeze(valid, (self.name,))
         return given if isinstance(given, (FrozenDict, FrozenList, CopyOnRead)) and same(frozen, given) else frozen
 
@@ -166,13 +160,10 @@ class Field:
         return self._with_valid_entries(new, written)
 
     def validate_joined(self, value: Any, sides: Iterable[Any], others: Mapping[str, Any] = NO_OTHER_FIELDS) -> Any:
-        """The validated value that a join made of those of its branches. Of a mapping, only the entries that no branch
-        has are validated, unless its type says something about the whole.
+        """Return the validated form of a value that a join made of the values of its branches, `sides`.
 
-        Args:
-            value: the frozen value.
-            sides: the frozen values of the branches, valid each for itself.
-            others: the other fields, for validators that read them.
+        Each side is valid. Of a mapping only the entries that no side has are validated, unless its type concerns the
+        whole.
         """
         if type(value) in self.exact_types:
             return value
@@ -192,7 +183,7 @@ class Field:
         written = {key: thaw(value) for key, value in entries.items()}
         valid = freeze(self.validate_entries(written), (self.name,))
         for key in written:
-            if key not in valid:  # the key itself was coerced
+            if key not in valid:  # validation has changed the key, such as "1" to 1
                 new = new.discard(key)
         for key, value in valid.raw_items():
             if not same(new.raw(key, DELETE), value):
@@ -200,12 +191,10 @@ class Field:
         return new
 
     def stored_update(self, current: Any, update: Any, commit_id: str) -> Any:
-        """The stored form of an update of a field with reducer: stamped, validated, frozen.
+        """Return the form in which a commit stores an update of a field with reducer: with ids, validated, frozen.
 
-        Args:
-            current: the frozen value before, `DELETE` if there is none.
-            update: what was written: one update, `Updates`, `Replace` or `DELETE`.
-            commit_id: id of the commit, for reducers that derive names from it.
+        `current` is the frozen value before, `DELETE` for none. Reducers derive the ids from `commit_id`, so that the
+        same commit made again gets the same ones.
         """
         if isinstance(update, Updates):
             ids = [f"{commit_id}/{number}" if number else commit_id for number in range(len(update.updates))]
@@ -224,21 +213,13 @@ class Field:
         return self.validated_update(update)
 
     def validated_update(self, update: Any) -> Any:
-        """The validated, frozen form of one update of the reducer."""
+        """Return the validated, frozen form of one update of the reducer."""
         if self.validate_update is None:
             return freeze(update, (self.name,))
         return self._keep(update, self.validate_update(update))
 
     def fold(self, current: Any, update: Any) -> Any:
-        """Folds a stored update into the field.
-
-        Args:
-            current: the frozen value, `DELETE` if there is none.
-            update: the update as `prepare` gave it.
-
-        Returns:
-            The frozen new value.
-        """
+        """Return the frozen value after folding in an update of `stored_update`; `current` is `DELETE` for none."""
         if isinstance(update, Updates):
             for part in update.updates:
                 current = self.fold(current, part)
@@ -268,14 +249,10 @@ def _names_fields(model: type[BaseModel], update: Mapping[Any, Any]) -> bool:
 
 
 def merged_model(model: BaseModel, update: Mapping[str, Any]) -> BaseModel:
-    """A model with a patch merged into its fields, validated. In a model None is a value; only `DELETE` resets a field.
+    """Return a copy of a model with a patch merged into its fields, validated.
 
-    Args:
-        model: the model; it is not changed.
-        update: new values by field; mappings merge into models and mappings.
-
-    Returns:
-        A new model. What counted as set in `model` does so in it, with what `update` names.
+    None is a value in a model; only `DELETE` resets a field. Fields that were set explicitly (`model_fields_set`) stay
+    so in the copy, as do those that `update` names.
     """
     values: dict[str, Any] = {**model.__dict__, **(model.model_extra or {})}
     for name, part in update.items():
@@ -297,7 +274,7 @@ def merged_model(model: BaseModel, update: Mapping[str, Any]) -> BaseModel:
 
 
 def _input_name(model: type[BaseModel], name: str) -> str:
-    """The name by which a model takes the value of a field: its alias, if it has one."""
+    """Return the name by which the input of a model gives a field: its alias, if it has one."""
     info = model.model_fields.get(name)
     alias = None if info is None else info.validation_alias
     if isinstance(alias, AliasChoices):
@@ -305,17 +282,16 @@ def _input_name(model: type[BaseModel], name: str) -> str:
     return alias if isinstance(alias, str) else name
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Reading a pydantic model as a schema: its problems, and the type, reducer and default of each field.
+# --- reading a pydantic model as fields
 
-
-RESERVED = frozenset({"run", "state", "ctx"})  # names of parameters that nodes bind
+RESERVED = frozenset({"run", "state", "ctx"})  # parameters of nodes that are not fields
 EXACT: frozenset[Any] = frozenset({str, int, float, bool, NoneType})
 MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping, collections.OrderedDict)
-# Options of a model that may change or refuse values of exactly the right type.
+# Options of a model by which validation may change or refuse a value of exactly the declared type.
 CHANGING_OPTIONS = frozenset(
     {"str_strip_whitespace", "str_to_lower", "str_to_upper", "str_min_length", "str_max_length", "allow_inf_nan"}
 )
+# The empty value by type, from which the reducers start that work on several types.
 STARTS: Mapping[Any, Any] = {
     list: FrozenList(),
     dict: FrozenDict(),
@@ -326,16 +302,9 @@ STARTS: Mapping[Any, Any] = {
 
 
 def read_model(model: object) -> dict[str, Field]:
-    """The fields of a model, in its order.
+    """Return the fields of a model by name, in its order.
 
-    Args:
-        model: the schema.
-
-    Returns:
-        The fields by name.
-
-    Raises:
-        GraphError: naming everything in the model that a graph cannot use, and why.
+    Raises `GraphError` with everything in the model that a graph cannot use.
     """
     if not isinstance(model, type) or not issubclass(model, BaseModel) or issubclass(model, RootModel):
         hint = f": write class {getattr(model, '__name__', model)}(BaseModel)" if is_typeddict(model) else ""
@@ -374,7 +343,7 @@ def _model_problems(model: type[BaseModel]) -> Iterator[str]:
 
 
 def _validated_fields(model: type[BaseModel]) -> set[str]:
-    """Names of the fields with validators of their own."""
+    """Return the names of the fields that have validators."""
     decorators = model.__pydantic_decorators__
     named = [each.info.fields for each in decorators.field_validators.values()]
     named += [each.info.fields for each in decorators.validators.values()]
@@ -382,7 +351,7 @@ def _validated_fields(model: type[BaseModel]) -> set[str]:
 
 
 def _checker(model: type[BaseModel]) -> type[BaseModel]:
-    """A class with the fields and validators of a model that lets each field be assigned."""
+    """Return a model with the same fields and validators in which frozen fields can be assigned too."""
     constant = {name: info for name, info in model.model_fields.items() if info.frozen}
     if not constant and not model.model_config.get("frozen"):
         return model
@@ -403,7 +372,7 @@ def _read_field(model: type[BaseModel], checker: type[BaseModel], name: str, val
     bare = without_none(info.annotation)
     origin = get_origin(bare) or bare
     is_mapping = origin in MAPPINGS
-    is_typed_dict = hasattr(origin, "__required_keys__")  # of typing or of typing_extensions
+    is_typed_dict = hasattr(origin, "__required_keys__")  # of `typing` and of `typing_extensions`
     free = bare is Any or (is_mapping and (get_args(bare) or (str, Any)) == (str, Any))
     validate = _plain_validator(info.annotation, config) if plain else _model_validator(checker, name)
     folding = reducer if reducer is not None and reducer.folds else None
@@ -445,7 +414,7 @@ def _read_field(model: type[BaseModel], checker: type[BaseModel], name: str, val
 
 
 def _item_validator(annotation: Any, constraints: list[Any], config: ConfigDict) -> Check | None:
-    """What validates one item of a list, unless the field says something that may change the list before."""
+    """Return the check for one item of a list; None if the field has a validator that may change the list first."""
     if get_origin(annotation) is not list or any(hasattr(each, "__get_pydantic_core_schema__") for each in constraints):
         return None
     return _adapter(get_args(annotation)[0], config)
@@ -461,14 +430,14 @@ def _update_type(reducer: Reducer | None, annotation: Any, place: str) -> Any:
 
 
 def _start(reducer: Reducer, origin: Any) -> Any:
-    """What a reducer starts from: of the field's type, for those that do not know it themselves."""
+    """Return the value from which a reducer starts: of the field's type if the reducer works on several."""
     if reducer.check is None or reducer is reducers.union:
         return STARTS.get(origin, reducer.empty)
     return reducer.empty
 
 
 def _exact_types(annotation: Any, config: ConfigDict) -> frozenset[type]:
-    """The types of scalars that an annotation consists of, if it consists of nothing else."""
+    """Return the scalar types of an annotation such as `str | None`; none if it contains any other type."""
     if CHANGING_OPTIONS & config.keys():
         return frozenset()
     members = {annotation} if annotation in (str, int, float, bool) else set(get_args(annotation))
@@ -479,13 +448,13 @@ def _exact_types(annotation: Any, config: ConfigDict) -> frozenset[type]:
 def _adapter(annotation: Any, config: ConfigDict) -> Check:
     try:
         check = TypeAdapter(annotation, config=config).validator.validate_python
-    except PydanticUserError:  # models and the like bring a configuration of their own
+    except PydanticUserError:  # models and dataclasses have their own configuration
         check = TypeAdapter(annotation).validator.validate_python
-    return _plainly(check) if config.get("strict") else check
+    return _on_thawed(check) if config.get("strict") else check
 
 
-def _plainly(check: Check) -> Check:
-    """A check that gets plain values only: strict validation takes no immutable list for a list."""
+def _on_thawed(check: Check) -> Check:
+    """Return a check that thaws values first: strict validation does not accept a frozen list for a list."""
 
     def validate(value: Any) -> Any:
         return check(thaw(freeze(value)))
@@ -503,7 +472,7 @@ def _plain_validator(annotation: Any, config: ConfigDict) -> FieldCheck:
 
 
 def _model_validator(checker: type[BaseModel], name: str) -> FieldCheck:
-    """Validates through the model, so that constraints and validators of the field hold."""
+    """Return a check that assigns to a field of the model, so that its constraints and validators hold."""
     assign = checker.__pydantic_validator__.validate_assignment
     strict = checker.model_config.get("strict")
 
@@ -534,7 +503,7 @@ def _fixed_default(info: FieldInfo, place: str, validate: FieldCheck, config: Co
 
 
 def _split_metadata(info: FieldInfo, place: str) -> tuple[Reducer | None, Live | None, Limit | None, list[Any]]:
-    """The reducer of a field, whether it is live, its limit, and the rest of what `Annotated` says about it."""
+    """Return the reducer, the live marker, the limit and the other metadata of a field."""
     found: list[Reducer] = []
     live: Live | None = None
     most: Limit | None = None
@@ -587,21 +556,26 @@ def _has_inner_reducer(annotation: Any) -> bool:
     return any(_has_inner_reducer(part) for part in get_args(annotation))
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Writing one field: who writes, what is stored, and the error that says why not.
+# --- writing one field
+
+ShowPath = Callable[[KeyPath, Any], str]
+"""Returns a value as errors show it; the path says whether it must be hidden."""
 
 
-ShowPath = Callable[[tuple[Any, ...], Any], str]
-"""How errors show a value, by its path."""
-
-
-def show_brief(_path: tuple[Any, ...], value: Any) -> str:
-    """A value as errors show it where nothing is hidden."""
+def show_brief(_path: KeyPath, value: Any) -> str:
+    """Return a value as errors show it if nothing is hidden."""
     return brief(value)
 
 
 class FieldWriter(NamedTuple):
-    """Who writes, for errors, and how: a node, or the caller who gives the inputs (None)."""
+    """The writer of some updates: a node, or the caller with the inputs (`node` is None); and how values are written.
+
+    Attributes:
+        node: name of the node; None for inputs.
+        commit_id: id of the commit, from which reducers derive ids.
+        whole_values: whether mappings are new values rather than patches.
+        show_value: how errors show a value.
+    """
 
     node: str | None
     commit_id: str
@@ -610,16 +584,16 @@ class FieldWriter(NamedTuple):
 
     @property
     def error(self) -> type[DspyerError]:
-        """The class of errors by culprit."""
+        """The error class: by whether the node or the caller is at fault."""
         return InputError if self.node is None else NodeOutputError
 
     @property
     def author(self) -> str:
-        """How an error's sentence starts."""
+        """The start of an error text."""
         return "the caller gives" if self.node is None else f"node {self.node!r} writes"
 
     def write(self, field: Field, old: Any, update: Any, state: ImmutableState) -> tuple[Any, Any]:
-        """The stored update of a field and its new value."""
+        """Return the stored update of a field and its new value; raises `NodeOutputError` or `InputError`."""
         if field.inputs_only and self.node is not None:
             raise NodeOutputError(
                 f"{self.author} field {field.name!r}, which is frozen in the schema: only inputs of a run set it"
@@ -639,11 +613,11 @@ class FieldWriter(NamedTuple):
             raise self._refusal(field, update, str(refusal)) from None
 
     def _check_kept(self, field: Field, update: Any) -> None:
-        assert field.reducer is not None  # which keeps what is there
+        assert field.reducer is not None  # the caller has tested `append_only`
         if resets(update):
             raise NodeOutputError(
-                f"{self.author} field {field.name!r} anew, whose entries are never removed (reducer "
-                f"{field.reducer.name!r}): return new ones alone"
+                f"{self.author} a new value to field {field.name!r}, whose entries are never removed (reducer "
+                f"{field.reducer.name!r}): return the new entries alone"
             )
 
     def _refusal(self, field: Field, update: Any, why: str) -> DspyerError:
@@ -658,7 +632,7 @@ class FieldWriter(NamedTuple):
 
 
 def refusal_text(refusal: ValidationError, name: str) -> str:
-    """Why pydantic refuses a value of a field, in one line."""
+    """Return why pydantic refuses a value of a field, in one line."""
     found = []
     for problem in refusal.errors(include_url=False, include_context=False, include_input=False)[:3]:
         inside = problem["loc"][1:] if problem["loc"][:1] == (name,) else problem["loc"]
@@ -668,25 +642,25 @@ def refusal_text(refusal: ValidationError, name: str) -> str:
     return "; ".join(found) + (f"; and {more} more" if more else "")
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The mark of a live field: what is posted to it is seen by running siblings at once.
+# --- the marker of a live field
 
 LiveConflictRule = Literal["merge", "last_write_wins", "reject"]
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """Marks a field as live, beside its reducer. `live` is one; `live(on_conflict="reject")` gives another.
+    """Marks a field as live: running siblings can read what a node posts to it. Written after the reducer.
 
-    A post replaces what its author has read, posted itself, or has behind it. It is a *conflict* if there is a value
-    that it does not replace: of the same key in a field of keys, of the field as a whole in one without a reducer and
-    where conflicts are rejected. Every conflict is an event that names both authors.
+    `live` is an instance; `live(on_conflict="reject")` returns another one. A post replaces the values that its author
+    has read, has posted itself, or starts from. It is a *conflict* if there is a value that it does not replace: of the
+    same key in a field of keys, of the whole field in one without a reducer or with `on_conflict="reject"`. Every
+    conflict is an event, `LiveConflict`, that names both authors.
 
     Attributes:
-        on_conflict: `"merge"`: both count; of two values of one key, mappings are merged by key, lists are put one
-            after the other, and of other values the later one counts. `"last_write_wins"`: the later value counts.
-            `"reject"`: the post raises, and its author may read and post again.
-        show_reads: whether each entry that a node hears is an event, `Heard`.
+        on_conflict: `"merge"`: both values are kept; under one key mappings are merged, lists are concatenated, and of
+            any other values the later one is kept. `"last_write_wins"`: the later value is kept. `"reject"`: the post
+            raises, and its author may read and post again.
+        show_reads: whether each entry that a node reads is an event, `Heard`.
 
     Example:
         >>> live(on_conflict="reject")
@@ -697,14 +671,21 @@ class Live:
     show_reads: bool = False
 
     def __call__(self, *, on_conflict: LiveConflictRule = "merge", show_reads: bool = False) -> Live:
-        """The mark with another rule for conflicts, or with an event for each entry that is heard.
+        """Return a marker with another rule for conflicts, or with events for reads.
 
         Args:
-            on_conflict: what becomes of a value that was written unread.
-            show_reads: whether each entry that a node hears is an event.
+            on_conflict: what happens to a value that was written without having read the value before it.
+            show_reads: whether each entry that a node reads is an event.
+
+        Returns:
+            The marker.
 
         Raises:
-            GraphError: if there is no such rule.
+            GraphError: there is no such rule.
+
+        Example:
+            >>> live(on_conflict="last_write_wins", show_reads=True)
+            live(on_conflict='last_write_wins', show_reads=True)
         """
         known = get_args(LiveConflictRule)
         if on_conflict not in known:
@@ -720,23 +701,18 @@ class Live:
 live = Live()
 
 
-def live_problem(mark: Live, reducer: Reducer | None) -> str:
-    """Why a field cannot be live, with the fix; empty if it can.
-
-    Args:
-        mark: the mark.
-        reducer: the reducer of the field.
-    """
+def live_problem(marker: Live, reducer: Reducer | None) -> str:
+    """Return why a field with this marker and reducer cannot be live, with the fix; empty if it can."""
     if reducer is None:
-        return ""  # the latest value
+        return ""  # its value is the latest post
     if reducer.parts is None:
         return (
             f"it is live, but reducer {reducer.name!r} does not keep the posts apart: give it one of extend, append, "
             "add_messages, union, update or increment"
         )
-    if mark.on_conflict == "last_write_wins" and reducer.keyed is None:
+    if marker.on_conflict == "last_write_wins" and reducer.keyed is None:
         return (
             "live(on_conflict='last_write_wins') is for a field of keys or messages (reducers.update, add_messages): "
-            f"what reducer {reducer.name!r} folds stands side by side. Leave it out, or reject what was written unread"
+            f"reducer {reducer.name!r} keeps every entry. Leave it out, or write live(on_conflict='reject')"
         )
     return ""

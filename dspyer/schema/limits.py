@@ -1,4 +1,9 @@
-"""Limits on sizes. That of a field is a part of its fold, so that joins and replays keep it too."""
+"""Limits on the size of a field or of the whole state, and how sizes are measured.
+
+The limit of a field is applied in its fold, so joins and replays apply it too. A size is the bytes of the JSON form. It
+is stored with a container once it was measured, and after an update it is computed from the size before and from what
+the update changed: the cost of measuring depends on the change, not on the size of the value.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +19,47 @@ from dspyer.values import json as encoding
 from dspyer.values.frozen import FrozenDict, FrozenList, measured_size, store_size
 
 Full = Literal["refuse", "drop_oldest"]
-KEPT = 64  # sets whose sizes are known at once
+_KEPT_SETS = 64  # number of sets whose sizes are remembered
+
+
+def limit(*, kb: float, full: Full = "refuse") -> Limit:
+    """Limit what a field may hold, as part of its annotation, or the whole state: `Graph(limit=limit(kb=...))`.
+
+    Args:
+        kb: kilobytes (thousands of bytes) of the JSON form; of a state, the sum over its fields.
+        full: `"refuse"`: an update that would exceed the limit is an error; `"drop_oldest"`: the oldest entries are
+            removed, in a mapping the keys that were written longest ago. For a state only `"refuse"` is possible.
+
+    Returns:
+        The limit.
+
+    Raises:
+        GraphError: `kb` is not a number above 0, or there is no such rule.
+
+    Example:
+        >>> from typing import Annotated
+        >>> from dspyer import reducers
+        >>> Notes = Annotated[list[str], reducers.append, limit(kb=40, full="drop_oldest")]
+        >>> from dspyer import Graph
+        >>> graph = Graph(limit=limit(kb=500))
+        >>> limit(kb=500)
+        limit(kb=500, full='refuse')
+    """
+    given: Any = kb
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not given > 0:
+        raise GraphError(f"limit(kb={kb!r}): it takes a number of kilobytes above 0")
+    if full not in get_args(Full):
+        raise GraphError(f"limit(full={full!r}): it is one of {', '.join(map(repr, get_args(Full)))}")
+    return Limit(kb, full)
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The most that a field, or a state, holds. Made by `limit`.
+    """The most that a field or a state may hold. Created by `limit`.
 
     Attributes:
-        kb: thousands of bytes of its JSON form.
-        full: what happens to an update with which it would hold more.
+        kb: kilobytes (thousands of bytes) of the JSON form.
+        full: what happens to an update that would exceed them.
     """
 
     kb: float
@@ -31,27 +67,17 @@ class Limit:
 
     @property
     def max_bytes(self) -> int:
-        """The bytes that it may hold."""
+        """The limit in bytes."""
         return int(self.kb * 1000)
 
     def enforce(self, name: str, current: Any, update: Any, new: Any, reducer: Reducer | None = None) -> Any:
-        """What a field holds after an update.
+        """Return `new`, the value of field `name` after an update, without its oldest entries if it is too large.
 
-        Args:
-            name: the field.
-            current: its frozen value before, `DELETE` for none.
-            update: the frozen update.
-            new: its frozen value with the update folded in.
-            reducer: what folded it in; None if nothing is known of that.
-
-        Returns:
-            The new value, without its oldest entries if need be.
-
-        Raises:
-            NodeOutputError: if it holds too much.
+        `current` is the value before, `DELETE` for none. `reducer` is what folded the update in; None if the value was
+        replaced. Raises `NodeOutputError` for a value that is too large and cannot be shortened.
         """
         if isinstance(update, FrozenDict) and isinstance(new, FrozenDict) and self.full == "drop_oldest":
-            for key in update:  # what was written last comes last
+            for key in update:  # move the written keys to the end: the order of a mapping is the order of writing
                 new = new.discard(key).set(key, new.raw(key)) if key in new else new
         size = size_after_updates(current, (update,), new, reducer)
         most = self.max_bytes
@@ -78,39 +104,10 @@ class Limit:
         return f"limit(kb={self.kb:g}, full={self.full!r})"
 
 
-def limit(*, kb: float, full: Full = "refuse") -> Limit:
-    """Says how much a field may hold, beside its reducer, or the whole state: `Graph(limit=limit(kb=...))`.
-
-    Args:
-        kb: thousands of bytes of its JSON form; of a state, those of all its fields.
-        full: `"refuse"`: an update with which it would hold more is an error; `"drop_oldest"`: its oldest entries go,
-            of a mapping the keys that were written longest ago. A state has `"refuse"` alone.
-
-    Raises:
-        GraphError: if it is no size, or there is no such rule.
-
-    Example:
-        >>> from typing import Annotated
-        >>> from dspyer import reducers
-        >>> Notes = Annotated[list[str], reducers.append, limit(kb=40, full="drop_oldest")]
-        >>> from dspyer import Graph
-        >>> graph = Graph(limit=limit(kb=500))
-    """
-    given: Any = kb
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not given > 0:
-        raise GraphError(f"limit(kb={kb!r}): it takes a number of kilobytes above 0")
-    if full not in get_args(Full):
-        raise GraphError(f"limit(full={full!r}): it is one of {', '.join(map(repr, get_args(Full)))}")
-    return Limit(kb, full)
-
-
 def limit_problem(found: Limit, reducer: str, origin: Any) -> str:
-    """Why a field cannot have a limit, with the fix; empty if it can.
+    """Return why a field cannot have this limit, with the fix; empty if it can.
 
-    Args:
-        found: the limit.
-        reducer: the name of its reducer; `""` for none.
-        origin: the class of its values.
+    `reducer` is the name of its reducer, `""` for none; `origin` is the class of its values.
     """
     kinds = (list, dict, set, frozenset)
     if not reducer or not (isinstance(origin, type) and issubclass(origin, kinds)):
@@ -124,11 +121,7 @@ def limit_problem(found: Limit, reducer: str, origin: Any) -> str:
 
 
 def checked_state_limit(found: object) -> Limit:
-    """A limit on a whole state.
-
-    Raises:
-        GraphError: if it is no limit, or lets the oldest entries go: of a state nothing says which these are.
-    """
+    """Return a limit on the whole state, or raise `GraphError`: there are no oldest entries of a state to drop."""
     if not isinstance(found, Limit):
         raise GraphError(f"Graph(limit={found!r}): it takes limit(kb=...)")
     if found.full != "refuse":
@@ -139,11 +132,14 @@ def checked_state_limit(found: object) -> Limit:
     return found
 
 
+# --- measuring
+
+
 def size_of(value: Any) -> int:
-    """The bytes of the JSON form of a frozen container."""
+    """Return the bytes of the JSON form of a frozen container."""
     known = size_if_known(value)
     if known is None:
-        if isinstance(value, frozenset):  # its form names its type
+        if isinstance(value, frozenset):  # its JSON form is an object with the type
             known = len(_encoded(value))
         else:
             known = max(2, sum([entry_size(key, entry) + 2 for key, entry in _entries(value)]))
@@ -152,36 +148,40 @@ def size_of(value: Any) -> int:
 
 
 class _Sizes:
-    """Sizes of the sets used last, by identity; a set is held so that no identity is used twice."""
+    """Sizes of the sets measured last, by `id`: a frozenset has no attribute to store it in.
+
+    The set itself is kept with its size, so that its `id` cannot be that of another one. When the young half is full,
+    the old half is dropped.
+    """
 
     def __init__(self) -> None:
         self.young: dict[int, tuple[Any, int]] = {}
         self.old: dict[int, tuple[Any, int]] = {}
 
     def get(self, value: Any) -> int | None:
-        """The size of a set, None if it is not known."""
+        """Return the size of a set; None if it is not known."""
         found = self.young.get(id(value)) or self.old.get(id(value))
         return None if found is None else found[1]
 
     def put(self, value: Any, size: int) -> None:
-        """Remembers the size of a set."""
-        if len(self.young) >= KEPT // 2:
+        """Remember the size of a set."""
+        if len(self.young) >= _KEPT_SETS // 2:
             self.old, self.young = self.young, {}
         self.young[id(value)] = value, size
 
 
-sizes = _Sizes()
+_set_sizes = _Sizes()
 
 
 def size_if_known(value: Any) -> int | None:
-    """The size of a container, where it has been measured."""
-    return sizes.get(value) if isinstance(value, frozenset) else measured_size(value)
+    """Return the size of a container if it was measured, else None."""
+    return _set_sizes.get(value) if isinstance(value, frozenset) else measured_size(value)
 
 
 def remember_size(value: Any, size: int) -> None:
-    """Keeps the size of a container, as long as it lives; of a set, while it is among those measured last."""
+    """Store the size of a container with it; of a set only while it is among the last ones."""
     if isinstance(value, frozenset):
-        sizes.put(value, size)
+        _set_sizes.put(value, size)
     else:
         store_size(value, size)
 
@@ -199,7 +199,7 @@ def _count(value: Any) -> int:
 
 
 def entry_size(key: Any, value: Any) -> int:
-    """The bytes of an entry: of its value, and of its key if it has one. Mappings inside are measured once."""
+    """Return the bytes of an entry: of its value, and of its key if there is one."""
     own = size_of(value) if type(value) is FrozenDict else len(_encoded(value))
     return own if key is None else own + 2 + len(_encoded(key))
 
@@ -209,19 +209,16 @@ def _encoded(value: Any) -> bytes:
 
 
 def size_after_updates(current: Any, updates: Sequence[Any], new: Any, reducer: Reducer | None) -> int:
-    """The size of a value: what it was before, where that is known, and what the updates have changed.
+    """Return the size of `new`, computed from the size of `current` and what the updates changed if that is possible.
 
-    Args:
-        current: the value before, `DELETE` for none.
-        updates: single updates; none that resets the value has a reducer here.
-        new: the value after them.
-        reducer: what folded them in; None if nothing is known of that.
+    `current` is the value before, `DELETE` for none. `reducer` folded the single updates in, and none of them replaces
+    or deletes the value; None if the value was replaced.
     """
     before = None if current is DELETE else size_if_known(current)
     if before is None or reducer is None or type(current) is not type(new):
         return size_of(new)
     if reducer.appends:
-        added = [new.raw(place) for place in range(len(current), len(new))]
+        added = [new.raw(index) for index in range(len(current), len(new))]
         change = sum([entry_size(None, item) + 2 for item in added])
     elif reducer.keyed is not None:
         assert reducer.parts is not None  # what has keys has parts
@@ -233,46 +230,46 @@ def size_after_updates(current: Any, updates: Sequence[Any], new: Any, reducer: 
         change = sum([entry_size(None, item) + 2 for item in new.difference(current)]) if new is not current else 0
     else:
         return size_of(new)
-    empty = 2  # brackets; of entries each brings two bytes more: the brackets, or what separates it
+    # Brackets, and a separator of two bytes between entries: n entries have n - 1 separators and one pair of brackets,
+    # so every entry counts two bytes more, and an empty container two bytes in all.
+    empty = 2
     return before - (0 if len(current) else empty) + change + (0 if len(new) else empty)
 
 
 def _size_under(reducer: Reducer, key: Any, value: Any) -> int:
-    """The bytes that an entry takes; an entry of a list has no key of its own."""
+    """Return the bytes that an entry adds; the key of an entry of a list is part of its value."""
     return 0 if value is DELETE else entry_size(key if reducer.kind == "keys" else None, value) + 2
 
 
 def _without_oldest(value: Any, size: int, most: int) -> Any:
     entries = _entries(value)
-    gone = 0
+    dropped = 0
     while size > most:
-        size -= entry_size(*entries[gone]) + 2
-        gone += 1
+        size -= entry_size(*entries[dropped]) + 2
+        dropped += 1
     if isinstance(value, FrozenList):
-        kept: Any = FrozenList([item for _, item in entries[gone:]])
+        kept: Any = FrozenList([item for _, item in entries[dropped:]])
     else:
         kept = value
-        for key, _ in entries[:gone]:
+        for key, _ in entries[:dropped]:
             kept = kept.discard(key)
     remember_size(kept, max(2, size))
     return kept
 
 
 def kilobytes(size: int) -> str:
-    """A size as errors show it."""
+    """Return a size as errors show it."""
     return f"{size / 1000:.3g} KB"
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The size of a whole state, counted by what its commits change, and the limit on it.
-
+# --- the size of the whole state
 
 Patches = Sequence[Mapping[str, Any]]
-_SHOWN = 3  # fields that an error names
+_LARGEST = 3  # number of fields that an error names
 
 
 def state_size(state: ImmutableState) -> int:
-    """The bytes of the JSON forms of all fields of a state."""
+    """Return the bytes of the JSON forms of all fields of a state, without their names."""
     size = cached_size(state)
     if size is None:
         size = sum([_size(value) for _, value in state.raw_items()])
@@ -283,13 +280,9 @@ def state_size(state: ImmutableState) -> int:
 def state_size_after(
     before: ImmutableState, patches: Patches, after: ImmutableState, reducers: Mapping[str, Reducer | None]
 ) -> int:
-    """The bytes of a state after some patches: what it had before, where that is known, and what they changed.
+    """Return the size of `after`, computed from the size of `before` and what the patches changed if that is possible.
 
-    Args:
-        before: the state before.
-        patches: the patches; they name every field that differs.
-        after: the state after them.
-        reducers: what folds the updates of a field, for those that have a reducer.
+    The patches name every field that differs. `reducers` has the reducer of each field, None for none.
     """
     size = cached_size(before)
     if cached_size(after) is not None or size is None:
@@ -298,24 +291,17 @@ def state_size_after(
         old, new = before.raw(name, DELETE), after.raw(name, DELETE)
         if old is new:
             continue
-        size -= _size(old)  # first: what was inside of it is known then
+        size -= _size(old)  # before the new size: this stores the sizes of its parts, which that computation needs
         size += _size_after(old, [patch[name] for patch in patches if name in patch], new, reducers.get(name))
     cache_size(after, size)
     return size
 
 
 def excess(limit: Limit, before: ImmutableState, after: ImmutableState, size: int) -> str:
-    """Why a state is refused; empty if it is within its limit, or no larger than before.
-
-    Args:
-        limit: the most that a state holds.
-        before: the state before.
-        after: the state.
-        size: the bytes of the state.
-    """
+    """Return why a state of `size` bytes is refused; empty if it is within the limit or no larger than before."""
     if size <= limit.max_bytes or size <= state_size(before):
         return ""
-    largest = sorted([(-_size(value), name) for name, value in after.raw_items()])[:_SHOWN]
+    largest = sorted([(-_size(value), name) for name, value in after.raw_items()])[:_LARGEST]
     fields = ", ".join(f"{name!r} {kilobytes(-held)}" for held, name in largest)
     return (
         f"the state would hold {kilobytes(size)}, at most {kilobytes(limit.max_bytes)}; its largest fields: {fields}. "
@@ -331,7 +317,7 @@ def _size(value: Any) -> int:
 
 
 def _size_after(old: Any, updates: Sequence[Any], new: Any, reducer: Reducer | None) -> int:
-    """The size of a value after some updates, counted by what they name where the size before is known."""
+    """Return the size of a field's value after some updates, from what they name if the size before is known."""
     known = size_if_known(new)
     if known is not None or not isinstance(new, (FrozenDict, FrozenList, frozenset)):
         return _size(new) if known is None else known
@@ -346,7 +332,7 @@ def _size_after(old: Any, updates: Sequence[Any], new: Any, reducer: Reducer | N
             before, now = old.raw(key, DELETE), new.raw(key, DELETE)
             if before is now:
                 continue
-            around = entry_size(key, None) - entry_size(None, None) + 2  # its key, and what separates entries
+            around = entry_size(key, None) - entry_size(None, None) + 2  # its key and the separator
             size -= 0 if before is DELETE else _inner(before) + around
             if now is DELETE:
                 continue

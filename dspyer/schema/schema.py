@@ -1,7 +1,6 @@
-"""Schemas: what fields a state has, and how what a node wrote becomes the next state.
+"""Schemas: the fields of a state, and how the output of a node becomes the next state.
 
-Everything is validated before anything is committed. Without a model a schema is *open*: any key is allowed, and
-nothing is checked.
+Everything is validated before anything is committed. A schema without a model accepts any key and validates nothing.
 """
 
 from __future__ import annotations
@@ -46,17 +45,17 @@ _NEVER_MERGED = (SCALARS - {type(None)}) | {type(DELETE)}  # types that a patch 
 
 
 class Schema:
-    """The fields of a state. Build one with `Schema.of`.
+    """The fields of a state. Created by `Schema.of`.
 
     Attributes:
-        model: the pydantic model, None for an open schema.
+        model: the pydantic model; None for a schema that accepts any key.
         fields: the fields by name, in the order of the model.
-        live_fields: those whose posts running siblings see at once.
-        limited_fields: those with a limit.
-        none_by_default: those whose default is None.
-        field_shapes: what events say of them.
+        live_fields: the markers of the live fields, by name.
+        limited_fields: names of the fields with a limit.
+        none_by_default: names of the fields whose default is None.
+        field_shapes: the description of the fields in events.
         show_value: how errors show a value.
-        state_limit: the limit on the whole state, None for none.
+        state_limit: the limit on the whole state; None for none.
 
     Example:
         >>> from pydantic import BaseModel
@@ -70,8 +69,8 @@ class Schema:
     """
 
     __slots__ = (
+        "_read_only_class",
         "_reducers",
-        "_view",
         "field_shapes",
         "fields",
         "limited_fields",
@@ -100,33 +99,21 @@ class Schema:
         self.limited_fields = frozenset(name for name, field in fields.items() if field.limit is not None)
         self.none_by_default = frozenset(name for name, field in fields.items() if field.fixed_default is None)
         self.field_shapes = tuple([_shape(field) for field in fields.values()])
-        self._view = view
+        self._read_only_class = view
         self._reducers = {name: field.reducer for name, field in fields.items()}
 
     @classmethod
     def of(
         cls, model: type[BaseModel] | None, show_value: ShowPath = show_brief, state_limit: Limit | None = None
     ) -> Schema:
-        """Reads a pydantic model.
-
-        Args:
-            model: the model class; None for an open schema.
-            show_value: how errors show a value.
-            state_limit: the limit on the whole state, None for none.
-
-        Returns:
-            The schema.
-
-        Raises:
-            GraphError: naming every field that cannot be used, and why.
-        """
+        """Return the schema of a pydantic model; raises `GraphError` with every field that cannot be used."""
         if model is None:
             return cls(None, MappingProxyType({}), None, show_value, state_limit)
         return cls(model, MappingProxyType(read_model(model)), read_only_class(model), show_value, state_limit)
 
     def with_show_value(self, show_value: ShowPath) -> Schema:
-        """The same schema, whose errors show values in another way."""
-        return Schema(self.model, self.fields, self._view, show_value, self.state_limit)
+        """Return the same schema with another way to show values in errors."""
+        return Schema(self.model, self.fields, self._read_only_class, show_value, self.state_limit)
 
     @property
     def accepts_any_key(self) -> bool:
@@ -134,84 +121,16 @@ class Schema:
         return self.model is None
 
     def reducer(self, name: str) -> Reducer | None:
-        """The reducer that folds updates of a field; None if there is none."""
+        """Return the reducer of a field; None if it has none, or is unknown."""
         field = self.fields.get(name)
         return None if field is None else field.reducer
-
-    def sizes(self, patch: Mapping[str, Any], state: ImmutableState) -> dict[str, int]:
-        """The bytes that limited fields hold after a commit.
-
-        Args:
-            patch: the patch of the commit; only fields in it count.
-            state: the state after it.
-        """
-        return {name: size_of(state.raw(name)) for name in patch if name in self.limited_fields and name in state}
-
-    def with_sizes(self, commit: Commit, before: ImmutableState, patches: Patches, after: ImmutableState) -> Commit:
-        """A commit with the sizes that it says.
-
-        Args:
-            commit: the commit.
-            before: the state before.
-            patches: its patch; of a join those of its branches.
-            after: the state after it.
-        """
-        if self.limited_fields:
-            commit = commit._replace(sizes=self.sizes({name: None for patch in patches for name in patch}, after))
-        if self.state_limit is not None:
-            commit = commit._replace(size=state_size_after(before, patches, after, self._reducers))
-        return commit
-
-    def excess(self, before: ImmutableState, patches: Patches, after: ImmutableState) -> str:
-        """Why a state is too large for the limit on the whole; empty if it is not.
-
-        Only what is new is asked this: a state that is read or replayed is never refused.
-
-        Args:
-            before: the state before.
-            patches: what was written since, which names every field that differs.
-            after: the state.
-        """
-        if self.state_limit is None:
-            return ""
-        return excess(self.state_limit, before, after, state_size_after(before, patches, after, self._reducers))
-
-    def check_state_limit(
-        self, node: str | None, before: ImmutableState, patch: Mapping[str, Any], after: ImmutableState
-    ) -> None:
-        """Refuses what makes a state too large for the limit on the whole.
-
-        Args:
-            node: who wrote it; None for the inputs.
-            before: the state before.
-            patch: what was written.
-            after: the state after it.
-
-        Raises:
-            NodeOutputError: naming the node, the sizes and the largest fields.
-            InputError: the same for inputs.
-        """
-        why = self.excess(before, (patch,), after)
-        if why:
-            if node is None:
-                raise InputError(f"the inputs are refused: {why}")
-            raise NodeOutputError(f"node {node!r} writes {list_names(patch)}, which is refused: {why}")
 
     def initial_state(
         self, inputs: Mapping[str, object], required: Iterable[str] | None = None, *, commit_id: str = "inputs"
     ) -> ImmutableState:
-        """The state that a run starts from: the defaults, with the inputs folded in.
+        """Return the state with which a run starts: the defaults, with the inputs folded in.
 
-        Args:
-            inputs: values, or updates for fields with a reducer.
-            required: names that must be among them.
-            commit_id: what reducers derive names from.
-
-        Returns:
-            The state, its fields in the order of the schema.
-
-        Raises:
-            InputError: for missing, unknown or invalid inputs.
+        Its fields are in the order of the schema. Raises `InputError` for missing, unknown or invalid inputs.
         """
         missing = [name for name in required or () if name not in inputs]
         if missing:
@@ -231,23 +150,16 @@ class Schema:
     def begin(
         self, before: ImmutableState, inputs: Mapping[str, object], *, keep: Collection[str] | None, commit_id: str
     ) -> tuple[dict[str, Any], ImmutableState]:
-        """The state that a run starts from which goes on from another, with the inputs folded in.
+        """Return the patch and the state with which a run starts that continues from the state of another.
 
-        Args:
-            before: the state that the run goes on from; an empty one for the first run.
-            inputs: values, or updates for fields with a reducer.
-            keep: the fields that keep their value, None for all; the others go back to their defaults.
-            commit_id: what reducers derive names from.
-
-        Returns:
-            The patch from `before` to the new state, and that state: `replay(before, patch)`.
-
-        Raises:
-            InputError: for unknown or invalid inputs.
+        Fields that are not in `keep` (None for all) are reset to their defaults, then the inputs are folded in. The
+        state is `replay(before, patch)`. Raises `InputError` for unknown or invalid inputs.
         """
         if self.model is None:
-            gone = {} if keep is None else {name: DELETE for name in before if name not in keep and name not in inputs}
-            patch, _ = _commit_open(before, {**_as_whole(inputs), **gone}, False)
+            removed = (
+                {} if keep is None else {name: DELETE for name in before if name not in keep and name not in inputs}
+            )
+            patch, _ = _commit_open(before, {**_as_whole(inputs), **removed}, False)
             return patch, self.replay(before, patch)
         state, resets = before, {}
         for name, field in self.fields.items():
@@ -270,15 +182,7 @@ class Schema:
         return patch, self.replay(before, patch)
 
     def replay(self, state: ImmutableState, patch: Mapping[str, Any]) -> ImmutableState:
-        """The state after a committed patch: nothing is validated again, reducers fold.
-
-        Args:
-            state: the state before.
-            patch: the patch of a commit, as `commit` or `begin` gave it.
-
-        Returns:
-            The state after it.
-        """
+        """Return the state after a patch of `commit` or `begin`: reducers fold, nothing is validated again."""
         for name, update in patch.items():
             old = state.raw(name, DELETE)
             new = apply_value(old, update) if self.reducer(name) is None else self.fold(name, old, update)
@@ -286,7 +190,7 @@ class Schema:
         return state
 
     def as_replacements(self, inputs: Mapping[str, object]) -> dict[str, object]:
-        """Inputs that are values of another state: none is folded into the default of its field."""
+        """Wrap inputs that are values of another state: none is folded into the default of its field."""
         return {name: value if self.reducer(name) is None else Replace(value) for name, value in inputs.items()}
 
     def commit(
@@ -298,37 +202,18 @@ class Schema:
         commit_id: str,
         whole_values: bool = False,
     ) -> tuple[dict[str, Any], ImmutableState]:
-        """What a node wrote, as a canonical patch and the state after it. Raises before anything changes.
+        """Validate the updates of a node and return the canonical patch and the state after it.
 
-        Args:
-            state: the state before.
-            updates: a patch; for fields with a reducer one update, or `Updates`.
-            node: who wrote it, for errors.
-            commit_id: id of the commit; reducers derive names from it.
-            whole_values: whether the updates are whole values, never merged, None included.
-
-        Returns:
-            The patch and the next state. The patch holds the stored update of each field with a reducer, and of the
-            others the net change: what did not change is left out.
-
-        Raises:
-            NodeOutputError: for an unknown key or a value that does not fit, naming node, field, value and reason.
+        The patch holds the stored update of each field with a reducer, and of other fields the net change: a value
+        that did not change is left out. With `whole_values` the updates are new values, None included, and mappings
+        are not merged. Raises `NodeOutputError` for an unknown key or a value that does not fit.
         """
         if self.model is None:
             return _commit_open(state, updates, whole_values)
         return self._commit(state, updates, FieldWriter(node, commit_id, whole_values, self.show_value))
 
     def fold(self, name: str, current: Any, update: Any) -> Any:
-        """Folds one stored update into a field with a reducer, as when it was committed.
-
-        Args:
-            name: the field.
-            current: its frozen value, `DELETE` if it has none.
-            update: the update from the patch of a commit.
-
-        Returns:
-            The frozen new value, `DELETE` if it has none.
-        """
+        """Return the value of a field with a reducer after an update of a patch; `DELETE` is no value."""
         try:
             return self.fields[name].fold(current, update)
         except ValidationError as refusal:
@@ -339,16 +224,9 @@ class Schema:
             ) from None
 
     def validate_joined(self, name: str, value: Any, sides: Iterable[Any], state: ImmutableState) -> Any:
-        """The validated value of a field that a join made of those of its branches, where no reducer folded them.
+        """Return the validated form of a value that a join made of the values of its branches without a reducer.
 
-        Args:
-            name: the field.
-            value: its frozen value.
-            sides: the frozen values of the branches.
-            state: the joined state.
-
-        Raises:
-            NodeOutputError: if the field refuses the value.
+        `state` is the joined state. Raises `NodeOutputError` if the field refuses the value.
         """
         field = self.fields.get(name)
         if field is None or value is DELETE:
@@ -357,44 +235,63 @@ class Schema:
             return field.validate_joined(value, sides, state if field.reads_other_fields else NO_OTHER_FIELDS)
         except ValidationError as refusal:
             raise NodeOutputError(
-                f"field {name!r} refuses what branches made of it together, {self.show_value((name,), value)}: "
-                f"{refusal_text(refusal, name)}. What each of them wrote was valid: loosen the field's constraint, let "
+                f"field {name!r} refuses the value that a join made of its branches, {self.show_value((name,), value)}: "
+                f"{refusal_text(refusal, name)}. What each branch wrote was valid: loosen the field's constraint, let "
                 "one node alone write it, or choose a merge policy that keeps it"
             ) from None
 
     def valid_update(self, name: str, update: Any) -> Any:
-        """A frozen update of a field with a reducer, validated.
-
-        Args:
-            name: the field.
-            update: the update, which no node has written.
-
-        Raises:
-            NodeOutputError: if the field refuses it.
-        """
+        """Return the validated, frozen form of an update that a merge policy returned for a field with a reducer."""
         try:
             return self.fields[name].validated_update(update)
         except ValidationError as refusal:
             shown = self.show_value((name,), update)
             raise NodeOutputError(
-                f"field {name!r} refuses {shown}, which a merge policy gave: {refusal_text(refusal, name)}"
+                f"field {name!r} refuses {shown}, which a merge policy returned: {refusal_text(refusal, name)}"
             ) from None
 
-    def view(self, state: Mapping[str, Any], readable: Iterable[str] | None = None) -> BaseModel:
-        """The state as an instance of the model, read-only: what a node with a parameter `s: Research` gets.
+    def sizes(self, patch: Mapping[str, Any], state: ImmutableState) -> dict[str, int]:
+        """Return the sizes of the limited fields that a patch names, in the state after it."""
+        return {name: size_of(state.raw(name)) for name in patch if name in self.limited_fields and name in state}
 
-        Args:
-            state: the state.
-            readable: the fields that may be read; None for all.
+    def with_sizes(self, commit: Commit, before: ImmutableState, patches: Patches, after: ImmutableState) -> Commit:
+        """Return a commit with its `sizes` and `size`; `patches` is its patch, or those of the branches of a join."""
+        if self.limited_fields:
+            commit = commit._replace(sizes=self.sizes({name: None for patch in patches for name in patch}, after))
+        if self.state_limit is not None:
+            commit = commit._replace(size=state_size_after(before, patches, after, self._reducers))
+        return commit
 
-        Returns:
-            An instance of the model whose fields are those of the state. Reading another one raises `UnsetFieldError`.
+    def excess(self, before: ImmutableState, patches: Patches, after: ImmutableState) -> str:
+        """Return why `after` is too large for the limit on the state; empty if it is not.
+
+        `patches` name every field that differs from `before`. Only new states are checked: one that is read from a
+        store or replayed is never refused.
         """
-        if self._view is None:
+        if self.state_limit is None:
+            return ""
+        return excess(self.state_limit, before, after, state_size_after(before, patches, after, self._reducers))
+
+    def check_state_limit(
+        self, node: str | None, before: ImmutableState, patch: Mapping[str, Any], after: ImmutableState
+    ) -> None:
+        """Raise `NodeOutputError`, or `InputError` if `node` is None, for a write that makes the state too large."""
+        why = self.excess(before, (patch,), after)
+        if why:
+            if node is None:
+                raise InputError(f"the inputs are refused: {why}")
+            raise NodeOutputError(f"node {node!r} writes {list_names(patch)}, which is refused: {why}")
+
+    def view(self, state: Mapping[str, Any], readable: Iterable[str] | None = None) -> BaseModel:
+        """Return the state as a read-only instance of the model, for a node with a parameter such as `s: Research`.
+
+        Reading a field that has no value, or is not in `readable` (None for all), raises `UnsetFieldError`.
+        """
+        if self._read_only_class is None:
             raise GraphError("a typed view needs a schema: write Graph(Research), with a pydantic model")
         names = self.fields if readable is None else frozenset(readable)
         values = {name: state[name] for name in self.fields if name in names and name in state}
-        return instance_with(self._view, values)
+        return instance_with(self._read_only_class, values)
 
     def _commit(
         self, state: ImmutableState, updates: Mapping[str, Any], write: FieldWriter
@@ -439,7 +336,7 @@ class Schema:
 
 
 def _shape(field: Field) -> FieldShape:
-    """What events say of a field."""
+    """Return the description of a field in events."""
     reducer, live, most = field.reducer, field.live, field.limit
     return FieldShape(
         field.name,
@@ -454,7 +351,7 @@ def _shape(field: Field) -> FieldShape:
 def _commit_open(
     state: ImmutableState, updates: Mapping[str, Any], whole_values: bool
 ) -> tuple[dict[str, Any], ImmutableState]:
-    """A commit without a model: RFC 7396, or whole values as they are."""
+    """Commit without a model: a JSON merge patch, or with `whole_values` new values."""
     if whole_values:
         updates = _as_whole(updates)
     patch: dict[str, Any] = {}
@@ -463,7 +360,7 @@ def _commit_open(
 
 
 def _as_whole(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values as a patch that puts each of them as it is."""
+    """Return values as a patch in which none of them is merged or deletes."""
     return {
         name: value if type(value) in _NEVER_MERGED or isinstance(value, Replace) else Replace(value)
         for name, value in values.items()
@@ -471,14 +368,16 @@ def _as_whole(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _add_net_change(patch: dict[Any, Any], key: Any, old: Any, new: Any, update: Any) -> bool:
-    """Adds what an update changed, found by what it names: a large mapping is not compared as a whole."""
+    """Add the net change of an update to a patch; False for none. Only keys that the update names are compared."""
     if new is old:
         return False
     if isinstance(update, Mapping) and isinstance(old, FrozenDict) and isinstance(new, FrozenDict):
         inner: dict[Any, Any] = {}
         for name, part in update.items():
             before, after = old.raw(name, DELETE), new.raw(name, DELETE)
-            if before is after is DELETE and part is not None and part is not DELETE:  # validation changed the key
+            if (
+                before is after is DELETE and part is not None and part is not DELETE
+            ):  # validation changed the key: compare all
                 inner = diff_value(old, new)
                 break
             _add_net_change(inner, name, before, after, part)
@@ -491,19 +390,11 @@ def _add_net_change(patch: dict[Any, Any], key: Any, old: Any, new: Any, update:
     return True
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Typed, read-only views: a state as an instance of its schema's model.
+# --- typed, read-only views: a state as an instance of its model
 
 
 def read_only_class(model: type[BaseModel]) -> type[BaseModel]:
-    """A subclass of a model for instances made by `fill`: methods and properties work, nothing can be set.
-
-    Args:
-        model: the schema.
-
-    Returns:
-        The class, called as the model.
-    """
+    """Return a subclass of a model, with its name, whose methods and properties work and whose fields cannot be set."""
     name, fields = model.__name__, model.model_fields
 
     def refuse_read(_view: BaseModel, key: str) -> Any:
@@ -543,9 +434,9 @@ def read_only_class(model: type[BaseModel]) -> type[BaseModel]:
 
 
 def instance_with(cls: type[BaseModel], values: Mapping[str, Any]) -> BaseModel:
-    """An instance of a model with these values alone, unvalidated.
+    """Return an instance of a model with these values, unvalidated; its other fields are absent.
 
-    No field counts as set, so that a node that returns `view.model_copy(update={...})` writes the update alone.
+    No field counts as set, so that a node that returns `view.model_copy(update={...})` writes only the update.
     """
     view = cls.__new__(cls)
     object.__setattr__(view, "__dict__", values)

@@ -1,8 +1,8 @@
-"""Which declared types can never fit: what a graph can refuse before it runs.
+"""Whether a value of one declared type can be valid as another: what a graph can refuse before it runs.
 
-Only what is certain, or a lottery, is refused: a text never is a list, and whether one reads as a number depends on the
-text. Unions fit if one member does; types that bring validators of their own, on either side, and all that is not known
-here, fit.
+A pair of types is refused if it never fits, such as text for a list, or if it depends on the value, such as text for a
+number. A union fits if one of its members does. A type with validators, on either side, and any type that is not known
+here, fits.
 """
 
 from __future__ import annotations
@@ -32,133 +32,41 @@ NEVER: Mapping[str, tuple[str, ...]] = {
     "model": ("str", *NUMBERS),  # a model is iterable, and pydantic makes lists of what is
     "NoneType": ("str", *NUMBERS, *LISTS, *MAPPINGS),
 }
-"""By the kind of what is given, the kinds that never take it."""
+"""By the kind of the given type, the kinds that never accept it."""
 
 
 def fits(given: Any, wanted: Any) -> bool:
-    """Whether some value of a declared type may be valid as another one.
-
-    Args:
-        given: the type of what is written.
-        wanted: the type of what is there.
+    """Whether a value of type `given` may be valid for type `wanted`.
 
     Example:
         >>> fits(str, list[dict]), fits(str | None, str), fits(list[str], list[int])
         (False, True, False)
     """
-    given, known = _bare(given)
-    wanted, plain = _bare(wanted)
-    if not (known and plain):
+    given, given_is_plain = _unwrap_annotated(given)
+    wanted, wanted_is_plain = _unwrap_annotated(wanted)
+    if not (given_is_plain and wanted_is_plain):
         return True
     if get_origin(given) in UNIONS:
         return any(fits(member, wanted) for member in get_args(given))
     if get_origin(wanted) in UNIONS:
         return any(fits(given, member) for member in get_args(wanted))
-    ours, theirs = _kind(given), _kind(wanted, True)
-    if theirs in NEVER.get(ours, ()):
+    given_kind, wanted_kind = _kind(given), _kind(wanted, True)
+    if wanted_kind in NEVER.get(given_kind, ()):
         return False
-    item, wanted_item = _item(given), _item(wanted)
-    both = (ours in LISTS and theirs in LISTS) or ours == theirs == "dict"
-    return not both or item is None or wanted_item is None or fits(item, wanted_item)
+    given_item, wanted_item = _item(given), _item(wanted)
+    have_items = (given_kind in LISTS and wanted_kind in LISTS) or given_kind == wanted_kind == "dict"
+    return not have_items or given_item is None or wanted_item is None or fits(given_item, wanted_item)
 
 
-def update_type(schema: Schema, name: str) -> Any:
-    """The type of what is written to a field: an update of its reducer, or its value; `Any` where nothing is certain.
-
-    Args:
-        schema: the fields.
-        name: the field.
-    """
-    field = schema.fields.get(name)
-    if field is None or schema.model is None or schema.model.model_config.get("coerce_numbers_to_str"):
-        return Any
-    if field.reads_other_fields or not _says_no_more(field.info.metadata):
-        return Any
-    if field.reducer is None:
-        return field.annotation
-    if field.reducer.update_type is None:
-        return Any
-    found = field.reducer.update_type(field.annotation)
-    if field.reducer.assign_ids is None:
-        return found
-    return found | get_args(found)[0]  # a message alone is as good as a list of one
-
-
-def value_type(schema: Schema, name: str) -> Any:
-    """The type of the values of a field; `Any` where a validator of its own may have made others of them.
-
-    Args:
-        schema: the fields.
-        name: the field.
-    """
-    field = schema.fields.get(name)
-    if field is None or field.reads_other_fields or not _says_no_more(field.info.metadata):
-        return Any
-    return field.annotation
-
-
-@dataclass(frozen=True, slots=True)
-class ItemCheck:
-    """What refuses an item of a list before the list is whole.
-
-    Attributes:
-        schema: the fields.
-        name: the field for the list.
-        who: the node that makes the items, for errors.
-    """
-
-    schema: Schema
-    name: str
-    who: str
-
-    def __call__(self, item: object, place: int) -> None:
-        """Checks an item.
-
-        Raises:
-            NodeOutputError: if the field takes no list with this item.
-        """
-        validate = self.schema.fields[self.name].validate_item
-        if validate is None:
-            return
-        try:
-            validate(item)
-        except ValidationError as refusal:
-            shown = self.schema.show_value((self.name, place), item)
-            why = refusal_text(refusal, self.name)
-            text = f"{self.who} gives {shown} for {self.name}[{place}], which is refused: {why}"
-            raise NodeOutputError(f"{text}. No further item was started") from None
-
-
-def item_check(schema: Schema, name: str, who: str) -> ItemCheck | None:
-    """What refuses an item of a list before the list is whole; None where only the whole list can be validated.
-
-    Args:
-        schema: the fields.
-        name: the field for the list.
-        who: the node that makes the items, for errors.
-
-    Returns:
-        A check of an item and its place.
-    """
-    field = schema.fields.get(name)
-    if field is None or field.validate_item is None or (field.reducer is not None and field.reducer.name != "extend"):
-        return None
-    return ItemCheck(schema, name, who)
-
-
-def _bare(annotation: Any) -> tuple[Any, bool]:
-    """A type without its `Annotated`, and whether that says nothing which could change a value."""
+def _unwrap_annotated(annotation: Any) -> tuple[Any, bool]:
+    """Return a type without `Annotated`, and whether that has no validator that could change a value."""
     if get_origin(annotation) is not Annotated:
         return annotation, True
-    return annotation.__origin__, _says_no_more(annotation.__metadata__)
-
-
-def _says_no_more(metadata: Any) -> bool:
-    return not any(hasattr(item, "__get_pydantic_core_schema__") for item in metadata)
+    return annotation.__origin__, _has_no_validators(annotation.__metadata__)
 
 
 def _kind(annotation: Any, wanted: bool = False) -> str:
-    """What a type is, as far as `NEVER` knows it; `""` for anything else."""
+    """Return the kind of a type in the terms of `NEVER`; `""` for a type that it does not know."""
     if annotation is None or annotation is types.NoneType:
         return "NoneType"
     origin = get_origin(annotation) or annotation
@@ -174,7 +82,7 @@ def _kind(annotation: Any, wanted: bool = False) -> str:
 
 
 def _is_plain_model(model: type[BaseModel]) -> bool:
-    """Whether instances are made of mappings alone: nothing in the model reads other values."""
+    """Whether only mappings validate as the model: it has no validator that reads other values."""
     if issubclass(model, RootModel) or model.__pydantic_decorators__.model_validators:
         return False
     own: Any = model.__get_pydantic_core_schema__
@@ -182,7 +90,7 @@ def _is_plain_model(model: type[BaseModel]) -> bool:
 
 
 def _item(annotation: Any) -> Any:
-    """The type of the items of a list or set, or of the values of a mapping; None if it is not one type."""
+    """Return the type of the items of a list or set, or of the values of a mapping; None if it is not a single type."""
     arguments = get_args(annotation)
     origin = get_origin(annotation)
     if origin in (list, set, frozenset) and len(arguments) == 1:
@@ -193,13 +101,7 @@ def _item(annotation: Any) -> Any:
 
 
 def misfit(schema: Schema, name: str, given: Any) -> str:
-    """Why what is given can never be written to a field, as the end of a sentence; empty if it may.
-
-    Args:
-        schema: the fields.
-        name: the field.
-        given: the type of what is given.
-    """
+    """Return why a value of type `given` can never be written to a field, as the end of a sentence; empty if it can."""
     wanted = update_type(schema, name)
     if fits(given, wanted):
         return ""
@@ -209,7 +111,66 @@ def misfit(schema: Schema, name: str, given: Any) -> str:
 
 
 def shown_type(annotation: Any) -> str:
-    """A type as a user writes it."""
+    """Return a type as a user writes it."""
     if isinstance(annotation, type) and get_origin(annotation) is None:
         return annotation.__name__
     return str(annotation).replace("typing.", "")
+
+
+def update_type(schema: Schema, name: str) -> Any:
+    """Return the type of what nodes write to a field: an update of its reducer, or its value; `Any` if unknown."""
+    field = schema.fields.get(name)
+    if field is None or schema.model is None or schema.model.model_config.get("coerce_numbers_to_str"):
+        return Any
+    if field.reads_other_fields or not _has_no_validators(field.info.metadata):
+        return Any
+    if field.reducer is None:
+        return field.annotation
+    if field.reducer.update_type is None:
+        return Any
+    found = field.reducer.update_type(field.annotation)
+    if field.reducer.assign_ids is None:
+        return found
+    return found | get_args(found)[0]  # a message alone is as good as a list of one
+
+
+def value_type(schema: Schema, name: str) -> Any:
+    """Return the type of the values of a field; `Any` if a validator may change them."""
+    field = schema.fields.get(name)
+    if field is None or field.reads_other_fields or not _has_no_validators(field.info.metadata):
+        return Any
+    return field.annotation
+
+
+def _has_no_validators(metadata: Any) -> bool:
+    return not any(hasattr(item, "__get_pydantic_core_schema__") for item in metadata)
+
+
+def item_check(schema: Schema, name: str, author: str) -> ItemCheck | None:
+    """Return the check for single items of a list field; None if only the whole list can be validated."""
+    field = schema.fields.get(name)
+    if field is None or field.validate_item is None or (field.reducer is not None and field.reducer.name != "extend"):
+        return None
+    return ItemCheck(schema, name, author)
+
+
+@dataclass(frozen=True, slots=True)
+class ItemCheck:
+    """Validates the items of a list one by one: `author`, a map, makes a list for the field `name` of `schema`."""
+
+    schema: Schema
+    name: str
+    author: str
+
+    def __call__(self, item: object, index: int) -> None:
+        """Raise `NodeOutputError` if the field accepts no list with this item at this index."""
+        validate = self.schema.fields[self.name].validate_item
+        if validate is None:
+            return
+        try:
+            validate(item)
+        except ValidationError as refusal:
+            shown = self.schema.show_value((self.name, index), item)
+            why = refusal_text(refusal, self.name)
+            text = f"{self.author} gives {shown} for {self.name}[{index}], which is refused: {why}"
+            raise NodeOutputError(f"{text}. No further item was started") from None

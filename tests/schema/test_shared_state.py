@@ -243,7 +243,9 @@ def test_a_log_only_grows(update: Any) -> None:
     erasing = Graph(Observed, inputs=["events"]).add_node("eve", lambda: {"events": update}, writes=["events"])
     run = erasing.add_path(START, "eve", END).compile().run({"events": "start"})
     assert isinstance(run.error, errors.NodeOutputError)
-    assert "node 'eve' writes field 'events' anew, whose entries are never removed (reducer 'log')" in str(run.error)
+    assert "node 'eve' writes a new value to field 'events', whose entries are never removed (reducer 'log')" in str(
+        run.error
+    )
 
 
 def test_the_sizes_of_a_state_can_be_read() -> None:
