@@ -235,7 +235,7 @@ class Schema:
             return field.validate_joined(value, sides, state if field.reads_other_fields else NO_OTHER_FIELDS)
         except ValidationError as refusal:
             raise NodeOutputError(
-                f"field {name!r} refuses the value that a join made of its branches, {self.show_value((name,), value)}: "
+                f"field {name!r} refuses the value that a join made of branches, {self.show_value((name,), value)}: "
                 f"{refusal_text(refusal, name)}. What each branch wrote was valid: loosen the field's constraint, let "
                 "one node alone write it, or choose a merge policy that keeps it"
             ) from None
