@@ -1,4 +1,4 @@
-"""Types of answers: the JSON schema that a question shows, and the value that a node gets."""
+"""Types of answers: the JSON schema that a question shows, and the validated value that a node gets."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from dspyer.persistence.execution_records import MISSING, AnswerSource, no_answe
 from dspyer.values.frozen import thaw
 
 Interrupts: TypeAlias = Mapping[str, Any] | Callable[[Question], Any] | None
-"""Answers that are there before anybody asks: by the key of a question, or from a function of it."""
+"""Answers that are given before the questions are asked: by key, or from a function of the question."""
 
 NO_ANSWER = (None, type(None))
-"""What stands for a question that is there to wait, not to be told anything."""
+"""The types of a question that only waits for a resume."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Answers by key, or by execution and key: they are given before there is a run that an id could name."""
+    """Answers by key, or by execution and key (`"1:0/approve"`), for a run whose id is not known yet."""
 
     answers: Mapping[str, Any]
 
@@ -36,14 +36,7 @@ class Given:
 
 
 def answering(interrupts: Interrupts) -> AnswerSource:
-    """What answers questions as they are asked.
-
-    Args:
-        interrupts: answers by key, or a function that answers every question.
-
-    Raises:
-        TypeError: if it is neither.
-    """
+    """The source of answers for `interrupts=`: a dict by key, or a function that answers every question."""
     if interrupts is None:
         return no_answer
     if isinstance(interrupts, Mapping):
@@ -57,7 +50,7 @@ def answering(interrupts: Interrupts) -> AnswerSource:
 
 
 def first_of(first: AnswerSource, second: AnswerSource) -> AnswerSource:
-    """What asks the second only where the first has no answer."""
+    """An answer source that asks the second source only where the first has no answer."""
     if first is no_answer or second is no_answer:
         return second if first is no_answer else first
 
@@ -69,24 +62,17 @@ def first_of(first: AnswerSource, second: AnswerSource) -> AnswerSource:
 
 
 def schema_of(answer: Any) -> Mapping[str, Any] | None:
-    """The JSON schema of a type of answers; None for a question that needs no answer.
-
-    Args:
-        answer: any type that pydantic can validate, or None.
-
-    Raises:
-        TypeError: if there is no JSON schema for it.
-    """
+    """The JSON schema of a type of answers; None for a question that needs no answer."""
     if answer in NO_ANSWER:
         return None
     try:
         return _known(answer)[1]
-    except TypeError:  # it cannot be hashed
+    except TypeError:  # a type that cannot be hashed, like Annotated with a list: it is not cached
         return _described(answer)[1]
 
 
 def adapter_of(answer: Any) -> TypeAdapter[Any]:
-    """What validates answers of a type."""
+    """The pydantic adapter that validates answers of a type."""
     try:
         return _known(answer)[0]
     except TypeError:
@@ -94,24 +80,12 @@ def adapter_of(answer: Any) -> TypeAdapter[Any]:
 
 
 def validated(answer: Any, frozen: Any, question: Question) -> Any:
-    """The answer as its type says.
-
-    Args:
-        answer: the type.
-        frozen: what was answered.
-        question: what was asked.
-
-    Returns:
-        A value that belongs to whoever gets it.
-
-    Raises:
-        InputError: if the answer is none of this type.
-    """
+    """The answer `frozen` as a value of its type, a copy; an `InputError` if it is not of this type."""
     plain = thaw(frozen)
     if answer in NO_ANSWER:
         if plain is None or plain is True:
             return None
-        raise InputError(f"{_named(question)} takes no answer, and was given {brief(plain)}: give None to go on")
+        raise InputError(f"{_named(question)} takes no answer, and was given {brief(plain)}: give None to resume")
     try:
         return adapter_of(answer).validate_python(plain)
     except ValidationError as refusal:

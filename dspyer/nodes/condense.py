@@ -28,13 +28,13 @@ LISTS = (list, tuple, FrozenList)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Condenser(Node):
-    """A module that shortens. The module itself is an attribute of the program, of this node's name.
+    """A node that shortens one value. Its module is an attribute of the program, of this node's name.
 
     Attributes:
         node: the name of the node whose writes it shortens.
         field: the field.
         given: the name of its input.
-        entry_kind: what the entries of an update are: of a list `"items"`, of a mapping `"keys"`, else `""`.
+        entry_kind: the kind of an update's entries: of a list `"items"`, of a mapping `"keys"`, else `""`.
         several: whether it takes a whole update and not one entry.
     """
 
@@ -48,7 +48,7 @@ class Condenser(Node):
         object.__setattr__(self, "who", f"the module that condenses {self.field!r} of node {self.node!r}")
 
     def call(self, call: Call) -> Reply:
-        """Shortens what the overlay of the call holds."""
+        """Shorten the value that the overlay of the call holds."""
         with filling(self.templates, call):
             return self._reply(call_module(getattr(call.program, self.name), self._inputs(call)))
 
@@ -79,12 +79,9 @@ Condensers: TypeAlias = Mapping[str, Mapping[str, Condenser]]
 
 
 def condensed(condensers: Mapping[str, Condenser], updates: Mapping[str, object], call: Call) -> CondenserCalls:
-    """What a node writes, shortened: a driver makes each call and sends the reply back.
+    """The updates of a node, shortened. A generator of calls: the caller makes each and sends its reply back.
 
-    Args:
-        condensers: by field, the modules of the node.
-        updates: what it writes.
-        call: the call of the node.
+    So the loop over fields and entries exists once, for sync and async drivers and for `dspyer.testing`.
     """
     found = dict(updates)
     for field, condenser in condensers.items():
@@ -126,15 +123,7 @@ def _one(condenser: Condenser, value: Any, call: Call) -> CondenserCalls:
 def plan_condenser(
     node: str, field: str, module: object, schema: Schema, writes: Mapping[str, str] | None
 ) -> tuple[Condenser | None, list[str]]:
-    """A module that shortens what a node writes to a field, and what is wrong with it.
-
-    Args:
-        node: the name of the node.
-        field: the field.
-        module: the module.
-        schema: the fields of the state.
-        writes: what the node writes; None for unknown.
-    """
+    """A module that shortens what a node writes to a field, and what is wrong with it."""
     who = f"node {node!r}: condense"
     if not schema.accepts_any_key and field not in schema.fields:
         return None, [f"{who} names {field!r}, which {unknown_field_text(field, schema)}"]
@@ -158,7 +147,9 @@ def plan_condenser(
         ]
     kind = _kind(schema, field)
     if kind == "messages":
-        return None, [f"{who} names {field!r}: messages are kept as they were said; shorten a text and then say it"]
+        return None, [
+            f"{who} names {field!r}: messages are never changed; shorten the text before it becomes a message"
+        ]
     taken = class_of(without_none(found.inputs[inputs[0]]))
     several = taken is not None and issubclass(taken, (list, tuple, Mapping))
     outputs = None if found.outputs is None else dict.fromkeys(found.outputs, field)
@@ -179,8 +170,10 @@ def plan_condenser(
 
 
 def _kind(schema: Schema, field: str) -> str:
-    """What the entries of one update of a field are."""
+    """The kind of the entries of one update of a field."""
     reducer = schema.reducer(field)
-    if reducer is None or reducer.parts is None or reducer.name == "append":  # one update of these is one entry
+    if (
+        reducer is None or reducer.parts is None or reducer.name == "append"
+    ):  # without parts, and for `append`, one update is one entry
         return ""
     return {"members": "items", "amount": ""}.get(reducer.kind, reducer.kind)

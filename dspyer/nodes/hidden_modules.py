@@ -1,4 +1,8 @@
-"""The search for modules that a function uses without the graph knowing: they would not be tuned, copied or saved."""
+"""Search for modules that a function uses without the graph knowing: they would not be tuned, copied or saved.
+
+The search reads the function's bytecode for the names that it uses, and looks at the objects behind them. It follows
+functions of the same file only: further calls end in the code of other packages.
+"""
 
 from __future__ import annotations
 
@@ -16,32 +20,24 @@ _CONTAINERS = (list, tuple, set, frozenset)
 
 
 class Hidden(NamedTuple):
-    """A module that was found.
-
-    Attributes:
-        name: what to call it.
-        place: where it was found.
-    """
+    """A module that was found: its name in the code, and where it was found."""
 
     name: str
     place: str
 
 
 def find_hidden(fn: Callable[..., Any]) -> list[Hidden]:
-    """The modules that a function holds: in globals it uses, closures, defaults, partials, `__self__`, attributes.
+    """The modules that a function holds, each once, in the order in which they were found.
 
-    Args:
-        fn: a function, method, partial or callable object.
-
-    Returns:
-        Each module once, in the order in which it was found.
+    They are looked for in globals that it uses, closures, defaults, partials, `__self__` and attributes.
     """
     return list({id(module): hidden for hidden, module in _Search().visit(fn)}.values())
 
 
 def mentions(fn: Callable[..., Any], target: type) -> bool:
-    """Whether a function uses a class, by whatever name: in its code, in that of functions of the same file that it
-    calls, or in what it promises to return.
+    """Whether a function uses a class, by whatever name.
+
+    It may be in its code, in that of functions of the same file that it calls, or in its return annotation.
     """
     seen: set[int] = set()
     work = list(_functions(fn))
@@ -71,7 +67,7 @@ def _promises(fn: FunctionType, target: type) -> bool:
 
 
 def _is_near(name: str, used: FunctionType, by: FunctionType) -> bool:
-    """Whether a function is followed: not into other files, which would end in the code of other packages."""
+    """Whether a function is followed: one of the same file, or from the closure."""
     return name.partition(".")[0] in by.__code__.co_freevars or used.__globals__ is by.__globals__
 
 
@@ -108,7 +104,7 @@ def _used(fn: FunctionType) -> dict[str, Any]:
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False):
         try:
             found[name] = cell.cell_contents
-        except ValueError:  # a cell that is filled later
+        except ValueError:  # the variable is assigned later
             continue
     for name, value in list(found.items()):
         if not isinstance(value, (FunctionType, dspy.Module)):
@@ -120,7 +116,7 @@ def _used(fn: FunctionType) -> dict[str, Any]:
 def _attributes(value: object) -> Mapping[str, Any]:
     try:
         return dict(vars(value))
-    except TypeError:  # no attributes
+    except TypeError:  # it has no attributes
         return {}
 
 
@@ -129,7 +125,7 @@ class _Search:
         self.seen: set[int] = set()
 
     def visit(self, fn: Any, inside: str = "") -> Iterator[tuple[Hidden, dspy.Module]]:
-        """Everything that a callable holds; `inside` names the function that it was found in."""
+        """The modules that a callable holds; `inside` names the function that uses it."""
         if id(fn) in self.seen:
             return
         self.seen.add(id(fn))
@@ -185,16 +181,7 @@ class _Search:
 
 
 def hidden_problems(fn: Callable[..., Any], who: str, fix: str) -> list[str]:
-    """What is wrong with a function that holds modules.
-
-    Args:
-        fn: the function.
-        who: the node or router.
-        fix: the code to write instead, with `{local}` for a parameter's name and `{name}` for the module.
-
-    Returns:
-        One problem per module.
-    """
+    """One problem per hidden module. `fix` is the code to write instead, with `{local}` and `{name}` in it."""
     problems = []
     for name, place in find_hidden(fn):
         local = "".join(c if c.isalnum() else "_" for c in name.rpartition(".")[2]).strip("_").lower() or "module"

@@ -1,4 +1,4 @@
-"""Nodes that ask somebody outside, and run no code."""
+"""Nodes that ask a question outside the program, and run no code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dspyer.nodes.sync_async import is_async
 
 
 class InterruptOptions(NamedTuple):
-    """What `add_interrupt` was told."""
+    """The question of `add_interrupt`, the type of its answer, and the field for it."""
 
     question: object
     answer: Any
@@ -31,10 +31,10 @@ class InterruptOptions(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class InterruptNode(Node):
-    """A node that asks a question and commits the answer. Nothing runs again when the answer is there.
+    """A node that asks a question and commits the answer. No code runs again when the answer is given.
 
     Attributes:
-        text: what is asked, from arguments by name.
+        text: makes the text of the question, from arguments by name.
         binding: which argument gets what.
         answer: the type of the answer; None for none.
         into: the field for the answer; None if there is none.
@@ -58,10 +58,11 @@ class InterruptNode(Node):
         return {self.name: self.answer}
 
     def call(self, call: Call) -> Reply:
-        """Ask, or commit the answer."""
+        """Commit the answer, or ask."""
         attempt = call.context.attempt
-        asked = attempt.earlier_question(self.name)
-        value = attempt.interrupt(self.name, self._text(call) if asked is None else asked.text, self.answer)
+        # The text stays as it was when the question was asked, even if the state of a rerun would make another one.
+        earlier = attempt.earlier_question(self.name)
+        value = attempt.interrupt(self.name, self._text(call) if earlier is None else earlier.text, self.answer)
         return Reply({} if self.into is None else {self.into: value}, None, True)
 
     async def acall(self, call: Call) -> Reply:
@@ -78,33 +79,24 @@ class InterruptNode(Node):
 
 @dataclass(frozen=True, slots=True)
 class QuestionTemplate:
-    """A text with fields of the state in it."""
+    """The text of a question with fields of the state in braces."""
 
     text: str
     who: str
 
     def __call__(self, **fields: Any) -> str:
-        """The text with the values in their places."""
         try:
             return self.text.format(**fields)
         except (ValueError, TypeError) as error:
             raise NodeOutputError(f"{self.who}: its question {self.text!r} does not fit the state: {error}") from None
 
 
-def build_interrupt(inquiry: InterruptOptions, options: NodeOptions) -> Built:
-    """Make a node that asks.
-
-    Args:
-        inquiry: the question, the type of its answer, the field that it goes to.
-        options: the node's options.
-
-    Returns:
-        The node, and what is wrong with it.
-    """
+def build_interrupt(asked: InterruptOptions, options: NodeOptions) -> Built:
+    """A node that asks a question, and what is wrong with it."""
     problems: list[str] = []
     text: Callable[..., object]
-    if isinstance(inquiry.question, str):
-        fields = list(_fields(inquiry.question, options.who, problems))
+    if isinstance(asked.question, str):
+        fields = list(_fields(asked.question, options.who, problems))
         known = [name for name in fields if options.schema.accepts_any_key or name in options.schema.fields]
         unknown = [
             f"{options.who}: {{{name}}} in its question {unknown_field_text(name, options.schema)} Double the "
@@ -114,29 +106,29 @@ def build_interrupt(inquiry: InterruptOptions, options: NodeOptions) -> Built:
         ]
         parameters = tuple(FieldParameter(name, name, True, False, name in known) for name in fields)
         binding = Binding(options.who, fields=parameters, schema=options.schema)
-        text = QuestionTemplate(inquiry.question, options.who)
-    elif callable(inquiry.question):
-        plan = plan_binding(read_signature(inquiry.question, options.who), options, options.who)
-        binding, unknown, text = plan.binding, plan.unknown, inquiry.question
+        text = QuestionTemplate(asked.question, options.who)
+    elif callable(asked.question):
+        plan = plan_binding(read_signature(asked.question, options.who), options, options.who)
+        binding, unknown, text = plan.binding, plan.unknown, asked.question
         problems += plan.problems
         if is_async(text):
             problems.append(f"{options.who}: its question is an async function: give one that is not")
     else:
-        problem = f"{options.who}: its question is {brief(inquiry.question)}: give a text, or a function of fields"
+        problem = f"{options.who}: its question is {brief(asked.question)}: give a text, or a function of fields"
         return Built(None, None, (problem,))
-    problems += _answer_problems(inquiry, options)
+    problems += _answer_problems(asked, options)
     reads, optional = binding.facts()
     node = InterruptNode(
         name=options.name,
         reads=reads,
         optional=optional,
-        writes={} if inquiry.into is None else {inquiry.into: inquiry.into},
+        writes={} if asked.into is None else {asked.into: asked.into},
         resources={resource.name: resource.kind for resource in binding.resources if not resource.default},
         whole_state=binding.whole_state,
         text=text,
         binding=binding,
-        answer=inquiry.answer,
-        into=inquiry.into,
+        answer=asked.answer,
+        into=asked.into,
     )
     return Built(node, None, tuple(problems), tuple(unknown))
 
@@ -165,17 +157,17 @@ def _fields(template: str, who: str, problems: list[str]) -> Iterator[str]:
     yield from found
 
 
-def _answer_problems(inquiry: InterruptOptions, options: NodeOptions) -> Iterator[str]:
-    """What is wrong with the answer and where it goes."""
+def _answer_problems(asked: InterruptOptions, options: NodeOptions) -> Iterator[str]:
+    """What is wrong with the type of the answer and its field."""
     if options.name in RESERVED_KEYS:
         yield f"{options.who}: its name is the key of its question, and compile(interrupt_{options.name}=) has this key"
     try:
-        schema_of(inquiry.answer)
+        schema_of(asked.answer)
     except TypeError as error:
         yield f"{options.who}: {error}"
         return
-    into, schema = inquiry.into, options.schema
-    if inquiry.answer in NO_ANSWER:
+    into, schema = asked.into, options.schema
+    if asked.answer in NO_ANSWER:
         if into is not None:
             yield (
                 f"{options.who}: it takes no answer that into={into!r} could get: say answer=bool, or leave `into` out"
@@ -189,19 +181,20 @@ def _answer_problems(inquiry: InterruptOptions, options: NodeOptions) -> Iterato
     elif not schema.accepts_any_key and into not in schema.fields:
         yield f"{options.who}: into={into!r} {unknown_field_text(into, schema)}"
     elif not schema.accepts_any_key:
-        reason = _never_fits(inquiry.answer, into, options)
+        reason = _never_fits(asked.answer, into, options)
         if reason:
-            yield f"{options.who}: no answer of type {type_name(inquiry.answer)} fits into {into!r}: {reason}"
+            yield f"{options.who}: no answer of type {type_name(asked.answer)} fits into {into!r}: {reason}"
 
 
 def _never_fits(answer: Any, into: str, options: NodeOptions) -> str:
-    """Why a field takes no answer of a type, as far as samples can tell; empty if it may take some."""
+    """Why a field accepts no answer of a type, as far as samples show it; empty if it may accept some."""
     field = options.schema.fields[into]
     check = field.validate_update if field.reducer is not None else None
     if field.reads_other_fields or (field.reducer is not None and check is None):
         return ""
     samples, all_of_them = _samples(answer)
-    certain = ("_type", "literal_error", "enum") if all_of_them else ("_type",)  # another text may be one of the few
+    # Of a type with few values each sample must be refused for its value; of `str`, another text may be accepted.
+    certain = ("_type", "literal_error", "enum") if all_of_them else ("_type",)
     reasons = []
     for sample in samples:
         try:
@@ -211,7 +204,7 @@ def _never_fits(answer: Any, into: str, options: NodeOptions) -> str:
             if not all(problem["type"].endswith(certain) for problem in problems):
                 return ""
             reasons.append(problems[0]["msg"])
-        except Exception:  # noqa: BLE001 - a validator of the user's that wants another value than this sample
+        except Exception:  # noqa: BLE001 - a validator of the user's may raise anything for this sample
             return ""
         else:
             return ""
@@ -219,7 +212,7 @@ def _never_fits(answer: Any, into: str, options: NodeOptions) -> str:
 
 
 def _samples(answer: Any) -> tuple[tuple[Any, ...], bool]:
-    """Values of a type, and whether these are all: where they are many, one that has no other type."""
+    """Values of a type, and whether these are all; of a type with many values, one that fits no other type."""
     if get_origin(answer) is Literal:
         return get_args(answer), True
     if isinstance(answer, type) and issubclass(answer, Enum):

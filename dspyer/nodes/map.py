@@ -1,4 +1,8 @@
-"""One node that runs another one once per item of a list."""
+"""One node that runs another one once per item of a list.
+
+Each item is an execution of its own: it has its own id, events, effects and questions, and on a thread its result is
+recorded, so that a resumed run calls only the items that have none.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ class MapNode(Node):
         into: the field for the results.
         max_concurrency: most items that run at once; None for as many as the run may.
         check: refuses an item's result that the field cannot hold; None where only all results can be validated.
-        parts: where one result may take the place of another one, as messages with one id do: gives the ids.
+        parts: for a field whose reducer replaces messages by id: gives the ids and messages of a result.
     """
 
     kind: ClassVar[str] = "map"
@@ -74,16 +78,16 @@ class MapNode(Node):
         return self.inner.whole_fields(state) * (len(items) if isinstance(items, Sized) else 0)
 
     def call(self, call: Call) -> Reply:
-        """Run the inner node per item, as the driver's runner does it."""
+        """Call the inner node once per item, as many at once as the runner allows."""
         items = self._items(call)
-        fresh = [item for item in items if item.kept is MISSING]
+        fresh = [item for item in items if item.recorded is MISSING]
         results = call.runner.gather([item.run for item in fresh], self.max_concurrency)
         return self._reply(items, results)
 
     async def acall(self, call: Call) -> Reply:
         """The same from async code."""
         items = self._items(call)
-        runs: list[Callable[[], Awaitable[object]]] = [item.arun for item in items if item.kept is MISSING]
+        runs: list[Callable[[], Awaitable[object]]] = [item.arun for item in items if item.recorded is MISSING]
         return self._reply(items, await call.runner.agather(runs, self.max_concurrency))
 
     def _items(self, call: Call) -> list[_Item]:
@@ -101,24 +105,24 @@ class MapNode(Node):
 
     def _item(self, call: Call, overlay: FrozenDict[str, Any], index: int, count: int) -> _Item:
         """One item, as an execution of its own."""
-        around = call.context
-        attempt = around.attempt.item(index)
-        name = f"{around.execution}[{index}]"
-        context = Context(around.run_id, around.node, around.branch, around.visit, name, attempt)
+        outer = call.context
+        attempt = outer.attempt.item(index)
+        name = f"{outer.execution}[{index}]"
+        context = Context(outer.run_id, outer.node, outer.branch, outer.visit, name, attempt)
         inner = call._replace(context=context, overlay=overlay)
         return _Item(self, inner, index, count, attempt.recorded_result())
 
     def _reply(self, items: Sequence[_Item], results: Iterable[object]) -> Reply:
         found = iter(results)
-        values = [next(found) if item.kept is MISSING else item.kept for item in items]
+        values = [next(found) if item.recorded is MISSING else item.recorded for item in items]
         if self.parts is not None:
             self._check_ids(self.parts, values)
-        # Results that the store kept are frozen. In a plain list a frozen model is none for pydantic; in a frozen list,
-        # as a state has it, whoever reads gets the model.
+        # Recorded results are frozen. In a plain list pydantic would not accept a frozen model; from a frozen list, as
+        # a state has it, readers get the model itself.
         return Reply({self.into: freeze(values, (self.into,))})
 
     def _check_ids(self, parts: Callable[[Any], Iterable[tuple[Any, Any]]], values: list[object]) -> None:
-        """Refuses different results with one id: items run at once, so that none of them is the later one."""
+        """Refuse different results with one id: items run at once, so none of them is the later one."""
         known: dict[Any, tuple[int, Any]] = {}
         for place, value in enumerate(values):
             for key, part in parts(freeze([value], (self.into,))):
@@ -133,11 +137,13 @@ class MapNode(Node):
 
 @dataclass(frozen=True, slots=True)
 class _Item:
+    """One item of one call; `recorded` is its result of an earlier attempt, `MISSING` if there is none."""
+
     node: MapNode
     call: Call
     index: int
     count: int
-    kept: Any
+    recorded: Any
 
     def run(self) -> object:
         attempt = self.call.context.attempt
@@ -146,12 +152,12 @@ class _Item:
             attempt.raise_if_unanswered()
             result = self._checked(self.node.inner.call(self.call))
             attempt.finish()
-            kept = attempt.record_result(result, (self.node.into, self.index))
+            recorded = attempt.record_result(result, (self.node.into, self.index))
         except BaseException as error:
             self._failed(error)
             raise
         self._ended("completed")
-        return kept
+        return recorded
 
     async def arun(self) -> object:
         attempt = self.call.context.attempt
@@ -160,15 +166,15 @@ class _Item:
             attempt.raise_if_unanswered()
             result = self._checked(await self.node.inner.acall(self.call))
             attempt.finish()
-            kept = await attempt.arecord_result(result, (self.node.into, self.index))
+            recorded = await attempt.arecord_result(result, (self.node.into, self.index))
         except BaseException as error:
             self._failed(error)
             raise
         self._ended("completed")
-        return kept
+        return recorded
 
     def _checked(self, reply: Reply) -> object:
-        """The result of the item; what the field cannot hold is refused before other items are paid for."""
+        """The result of the item. What the field cannot hold is refused here, before other items are paid for."""
         result = result_of(reply, self.node)
         if self.node.check is not None:
             self.node.check(result, self.index)
@@ -191,11 +197,7 @@ class _Item:
 
 
 def result_of(reply: Reply, node: MapNode) -> object:
-    """The result of one item: what a function returned bare, the value of a single output, a dict of several, or None.
-
-    Raises:
-        NodeOutputError: if the item wants to go somewhere.
-    """
+    """The result of one item: a function's bare value, the value of a single output, a dict of several, or None."""
     if reply.goto is not None:
         raise NodeOutputError(
             f"{node.who} returned Command(goto=...) for an item, which goes nowhere: for longer work per item "

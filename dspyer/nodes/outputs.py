@@ -1,4 +1,4 @@
-"""What a node returns, as updates of the state."""
+"""What a node returns, as updates of the state and targets."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 
 Values: TypeAlias = Mapping[str, object]
-RESULT = ""
-"""The name of a bare result among updates."""
+RESULT = ""  # the name of a bare result among updates
 RETURNS = "return a dict of what changed, a model, a dspy.Prediction, None, or Command(update=..., goto=...)"
 
 
@@ -31,17 +30,9 @@ def values_of_model(model: BaseModel) -> dict[str, object]:
 
 
 def values_of(result: object, who: str) -> tuple[Values, bool]:
-    """What a node returned, as values by name.
+    """A node's result as values by name, and whether they are whole.
 
-    Args:
-        result: a patch, a model, a `dspy.Prediction` or None.
-        who: the node, for errors.
-
-    Returns:
-        The values, and whether they are whole: a patch is merged into what is there, anything else is not.
-
-    Raises:
-        NodeOutputError: if it is anything else.
+    A patch is merged into what is there. The values of a model or a `dspy.Prediction` are whole: they replace it.
     """
     if result is None:
         return {}, False
@@ -81,19 +72,7 @@ def _holds_send(result: object) -> bool:
 
 
 def permitted(values: Values, writes: FieldNames | None, who: str) -> Values:
-    """The values by field of the state.
-
-    Args:
-        values: by the node's own names.
-        writes: what it may write; None for anything.
-        who: the node, for errors.
-
-    Returns:
-        The values by field.
-
-    Raises:
-        NodeOutputError: if it may not write one of them.
-    """
+    """The values by field of the state, if the node may write all of them; `writes` None permits any."""
     if writes is None:
         return values
     for name in values:
@@ -106,7 +85,7 @@ def permitted(values: Values, writes: FieldNames | None, who: str) -> Values:
 
 
 class Promise(NamedTuple):
-    """What a return annotation says.
+    """What a return annotation declares.
 
     Attributes:
         writes: the names that are written; None for unknown.
@@ -118,7 +97,7 @@ class Promise(NamedTuple):
 
 
 def promise_of(annotation: Any, schema: Schema) -> Promise:
-    """What a return annotation says about writes and targets."""
+    """What a return annotation declares about writes and targets."""
     writes: dict[str, None] | None = {}
     goto: list[str] = []
     for member in members(annotation):
@@ -138,11 +117,7 @@ def promise_of(annotation: Any, schema: Schema) -> Promise:
 
 
 def goto_of(command: Command[Any], declared: tuple[str, ...], who: str) -> tuple[Goto, ...] | None:
-    """The targets of a `Command`; None if it takes the node's edges.
-
-    Raises:
-        RouteError: if it names a target that is not declared, or none at all.
-    """
+    """The targets of a `Command`, all declared; None if it takes the node's edges."""
     if command.goto is None:
         return None
     goto = (command.goto,) if isinstance(command.goto, (str, Send)) else tuple(command.goto)
@@ -154,11 +129,7 @@ def goto_of(command: Command[Any], declared: tuple[str, ...], who: str) -> tuple
 
 
 def check_target(target: object, declared: tuple[str, ...], who: str, fix: str) -> None:
-    """Refuse what is no declared target.
-
-    Raises:
-        RouteError: naming the declared targets.
-    """
+    """Refuse a target that is not declared; `fix` says how to declare it."""
     name = target.node if isinstance(target, Send) else target
     if not isinstance(name, str):
         raise RouteError(

@@ -27,34 +27,29 @@ ABSENT: Any = object()
 
 
 class Filler:
-    """What the templates of one call of a node are filled with; each value is read when it is asked for.
+    """The values for the templates of one call, each read when it is asked for; `allowed` None permits every field."""
 
-    Args:
-        call: the call.
-        may: the fields that may be filled in; None for all.
-    """
-
-    def __init__(self, call: Call, may: Collection[str] | None) -> None:
+    def __init__(self, call: Call, allowed: Collection[str] | None) -> None:
         self._call = call
-        self._may = may
+        self._allowed = allowed
         self._known: dict[str, Any] = {}
 
     def may_fill(self, name: str) -> bool:
-        """Whether the node reads it."""
+        """Whether the node may show it."""
         if name.startswith(RUN):
             run = _run_of(self._call)
             return run is not None and run_value_problem(name, run[0].topology.nodes) is None
-        return self._may is None or name in self._may
+        return self._allowed is None or name in self._allowed
 
     def plain(self, name: str) -> Any:
-        """The value itself; `ABSENT` if there is none."""
+        """The value as a plain copy; `ABSENT` if there is none."""
         found = self._known.get(name, self)
         if found is self:
             found = self._known[name] = self._read(name) if self.may_fill(name) else ABSENT
         return found
 
     def text(self, name: str) -> str | None:
-        """How a prompt shows the value; None if there is none."""
+        """The value as a prompt shows it; None if there is none."""
         found = self.plain(name)
         return None if found is ABSENT else shown_in_prompt(found)
 
@@ -88,32 +83,26 @@ def value_of_run(name: str, call: Call) -> int | str | None:
 
 def _run_of(call: Call) -> tuple[RunState, Branch] | None:
     attempt = call.context.attempt
-    run: RunState | None = getattr(attempt.host, "run", None)  # who calls a node alone has none
+    run: RunState | None = getattr(attempt.host, "run", None)  # `NoRun` has none
     if run is None or attempt.position is None or attempt.position.head < 0:
         return None
     return run, attempt.position
 
 
 def _never_written(field: str, call: Call) -> bool:
-    """Whether a field that is None has its default still: no commit behind the branch but the first has touched it."""
+    """Whether a field that is None still has its default: no commit after the first has written it."""
     found = _run_of(call)
     if found is None:
         return True
     run, branch = found
     known = run.topology.schema.fields.get(field)
     if known is None or known.fixed_default is not None:
-        return False  # somebody has given it
+        return False  # None was written: it is not the default
     return written_key(field) not in branch.counts
 
 
 def computed_value(source: ComputedInput, form: ViewForm, call: Call) -> Any:
-    """What an input gets that is no field.
-
-    Args:
-        source: a template or a run value.
-        form: how the reader wants it.
-        call: the call.
-    """
+    """The value of an input that is a template or a run value."""
     if isinstance(source, Fill):
         return fill_text(source.text, Filler(call, None).text).text
     found = value_of_run(source.name, call)
@@ -121,13 +110,7 @@ def computed_value(source: ComputedInput, form: ViewForm, call: Call) -> Any:
 
 
 def filling(templates: Templates, call: Call, warning: str = "") -> AbstractContextManager[Any]:
-    """Lets the predictors of a node fill in their instructions inside the block.
-
-    Args:
-        templates: the templates of the node.
-        call: its call.
-        warning: a text at the end of the instructions of its predictors; "" for none.
-    """
+    """A context in which the predictors of a node fill in their instructions, and append a warning."""
     if not templates.in_instructions and not warning:
         return NOTHING_TO_FILL
     settings: dict[str, Any] = {WARNING_SETTING: warning}
@@ -155,14 +138,7 @@ class Planned(NamedTuple):
 
 
 def plan_templates(modules: Iterable[object], options: NodeOptions, reads: Collection[str] | None, who: str) -> Planned:
-    """Finds the templates of a node and checks what they name.
-
-    Args:
-        modules: the modules that the node calls.
-        options: the options of the node.
-        reads: the fields that it reads besides; None for all.
-        who: the node.
-    """
+    """The templates of a node and of the modules that it calls. `reads` are its other fields; None for all."""
     names: dict[str, None] = {}
     unknown: list[str] = []
     problems: list[str] = []
@@ -180,7 +156,8 @@ def plan_templates(modules: Iterable[object], options: NodeOptions, reads: Colle
         inside = inside or bool(texts)
         names |= dict.fromkeys(known)
         brought |= {name for name in named if name not in known}
-        if not getattr(module, "_compiled", False):  # what was tuned before is loaded text
+        # Instructions that an optimizer wrote before are text: braces in them need not be fields.
+        if not getattr(module, "_compiled", False):
             unknown += _unknown(named, "in its instructions", options, who)
         problems += _cannot(module, known, who) if known else ()
     if not names and not inside:
@@ -209,7 +186,7 @@ def _unknown(names: Iterable[str], where: str, options: NodeOptions, who: str) -
 
 
 def _cannot(module: dspy.Module, names: list[str], who: str) -> list[str]:
-    """Predictors with templates in whose call nothing can be filled."""
+    """Predictors with templates whose class cannot fill them in."""
     kinds = [type(predictor).__name__ for _, predictor in predictors_in(module) if not can_convert(predictor)]
     return [
         f"{who}: its instructions name {list_names(names)}, and nothing is filled into those of a {kind}, which has a "
