@@ -1,4 +1,4 @@
-"""Answers that a thread is given: refused before anything is stored, or kept before anything runs."""
+"""Answers to questions of a thread: refused before anything is stored, or stored before anything runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_answer_that_does_not_fit_changes_nothing(answer: Any, refused: Any, 
     assert thread.resume({"ask": given}).state["said"] == kept
 
 
-def test_a_question_that_takes_no_answer_refuses_one() -> None:
+def test_a_question_without_an_answer_type_refuses_answers() -> None:
     thread = asking(None).thread("t")
     thread.run({})
     with pytest.raises(errors.InputError, match="takes no answer"):
@@ -55,7 +55,7 @@ def approving(store: Store | str = ":memory:") -> CompiledGraph:
     return Graph().add_node("work", work, reads=["n"], writes=["ok"]).add_path(START, "work", END).compile(store=store)
 
 
-def test_a_late_second_delivery_of_an_answer_does_not_answer_the_next_run() -> None:
+def test_an_answer_by_id_delivered_twice_does_not_answer_the_next_run() -> None:
     thread = approving().thread("t")
     first = thread.run({"n": 1}).questions[0].id
     assert first == "t.1/trunk:1/approve"
@@ -79,7 +79,7 @@ def test_two_answers_to_one_question_in_one_call_are_refused(by_key_first: bool)
     assert thread.resume({"approve": True, sent: True}).state["ok"] is True
 
 
-def test_a_rerun_asks_anew_and_an_abandoned_question_is_not_the_next_ones() -> None:
+def test_a_rerun_asks_again_and_an_abandoned_question_gets_no_answer_of_later_runs() -> None:
     thread = approving().thread("t")
     first = thread.run({"n": 1}).questions[0].id
     second = thread.run({"n": 2}, abandon=True).questions[0].id
@@ -92,7 +92,7 @@ def test_a_rerun_asks_anew_and_an_abandoned_question_is_not_the_next_ones() -> N
 
 
 @pytest.mark.parametrize("change", ["nothing", "an update", "a copy", "another process"])
-def test_the_id_of_an_open_question_stays_as_it_was_sent(change: str, tmp_path: Path) -> None:
+def test_the_id_of_an_open_question_never_changes(change: str, tmp_path: Path) -> None:
     path = str(tmp_path / "runs.db")
     thread = approving(path).thread("t")
     sent = thread.run({"n": 1}).questions[0].id
@@ -119,8 +119,8 @@ def test_ids_of_questions_before_and_after_nodes_and_in_graphs_inside_name_the_r
     assert thread.resume({"a/b.1/trunk:1/after": None}).status == "completed"
 
 
-def test_a_question_that_an_earlier_version_has_stored_keeps_its_id() -> None:
-    """Its row names no run; whoever was sent the id then can still answer."""
+def test_a_question_stored_by_an_earlier_version_keeps_its_id() -> None:
+    """Its row names no run; an answer by the id of then is still accepted."""
     store = Memory()
     thread = approving(store).thread("t")
     thread.run({"n": 1})

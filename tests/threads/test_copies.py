@@ -1,4 +1,4 @@
-"""A thread at any of its commits: what was the state, what can go on from there, and what was left for it to do."""
+"""Copies and reruns from any commit: the state there, the commits before, and the nodes still to be called."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from tests.persistence.test_crashes_of_random_graphs import program_of
 from tests.scheduler.test_schedule import Plan, plans
 
 
-def go_on(thread: Thread, colour: str) -> Run:
-    return thread.resume() if colour == "sync" else asyncio.run(thread.aresume())
+def resume(thread: Thread, mode: str) -> Run:
+    return thread.resume() if mode == "sync" else asyncio.run(thread.aresume())
 
 
-def run_of(thread: Thread, colour: str, inputs: dict[str, Any]) -> Run:
-    return thread.run(inputs) if colour == "sync" else asyncio.run(thread.arun(inputs))
+def start_run(thread: Thread, mode: str, inputs: dict[str, Any]) -> Run:
+    return thread.run(inputs) if mode == "sync" else asyncio.run(thread.arun(inputs))
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("name", KINDS)
-def test_every_commit_can_be_read_and_gone_on_from(name: str, colour: str) -> None:
+def test_every_commit_can_be_read_copied_and_resumed(name: str, mode: str) -> None:
     kind, store = KINDS[name], Memory()
-    program = kind.compile(colour, store)
+    program = kind.compile(mode, store)
     CALLS.take()
     with kind.lm():
         thread = program.thread("t")
-        first = run_of(thread, colour, INPUTS)
+        first = start_run(thread, mode, INPUTS)
         calls = CALLS.take()
-        second = run_of(thread, colour, INPUTS)
+        second = start_run(thread, mode, INPUTS)
         CALLS.take()
         history = thread.history()
         assert [commit.version for commit in history] == list(range(len(history)))
-        told = [commit.id.partition("/")[2] for commit in history]
-        assert told == [commit.id for run in (first, second) for commit in run.commits]
+        ids = [commit.id.partition("/")[2] for commit in history]
+        assert ids == [commit.id for run in (first, second) for commit in run.commits]
         assert thread.replay() == thread.state == second.state
         for commit in history:
             run = first if commit.id.startswith("t.1/") else second
@@ -62,7 +62,7 @@ def test_every_commit_can_be_read_and_gone_on_from(name: str, colour: str) -> No
             left = left_to_call(calls, finished(store, twin.name))
             with pytest.raises(ThreadError, match=r"t\.resume"):
                 twin.run(INPUTS)
-            assert outcome(go_on(twin, colour)) == outcome(first)
+            assert outcome(resume(twin, mode)) == outcome(first)
             made = CALLS.take()
             policies = {call: count for call, count in made.items() if call.what == "policy"}
             assert made - type(made)(policies) == type(left)({c: n for c, n in left.items() if c.what != "policy"})
@@ -121,7 +121,7 @@ def test_a_copy_is_small_and_refuses_a_name_that_is_taken(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_rerun_does_again_what_came_after(name: str) -> None:
+def test_a_rerun_repeats_what_came_after_its_commit(name: str) -> None:
     kind = KINDS[name]
     program = kind.compile("sync", Memory())
     CALLS.take()
@@ -133,13 +133,13 @@ def test_rerun_does_again_what_came_after(name: str) -> None:
         before = thread.history()
         CALLS.take()
         for commit in first.commits[:-1]:
-            told = thread.history()
+            before = thread.history()
             again = thread.rerun(commit.version or 0)
             assert outcome(again) == outcome(first)
             assert CALLS.take() <= calls
             assert thread.state == first.state
             assert [found.version for found in thread.history()] == list(range(len(first.commits)))
-            assert thread.history()[: (commit.version or 0) + 1] == told[: (commit.version or 0) + 1]
+            assert thread.history()[: (commit.version or 0) + 1] == before[: (commit.version or 0) + 1]
         for commit in before:  # what has left the history can still be read
             assert thread.at(commit.id) is not None
         with pytest.raises(ThreadError, match="end of a run"):
@@ -148,7 +148,7 @@ def test_rerun_does_again_what_came_after(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", None, 5, b"t", "\ud800"])
-def test_a_name_of_a_thread_is_a_text(name: Any, tmp_path: Path) -> None:
+def test_the_name_of_a_thread_is_a_non_empty_text(name: Any, tmp_path: Path) -> None:
     program = (
         Graph().add_node("n", lambda state: {"n": 1}).add_path(START, "n", END).compile(store=tmp_path / "runs.db")
     )
@@ -161,7 +161,7 @@ def test_a_name_of_a_thread_is_a_text(name: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_what_a_rerun_took_the_place_of_can_be_gone_on_from(number: int, tmp_path: Path) -> None:
+def test_commits_replaced_by_a_rerun_can_be_copied_and_rerun(number: int, tmp_path: Path) -> None:
     calls = []
 
     def draw(wish: str) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def test_what_a_rerun_took_the_place_of_can_be_gone_on_from(number: int, tmp_pat
     thread.rerun(from_version=first[0].id)
     thread.rerun(from_version=0)
     calls.clear()
-    again = graph.compile(store=tmp_path / "runs.db").thread("t")  # that nobody has read yet
+    again = graph.compile(store=tmp_path / "runs.db").thread("t")  # a handle that has read nothing yet
     twin = again.copy("twin", at=first[number].id)
     assert [commit.id for commit in twin.history()] == [commit.id for commit in first[: number + 1]]
     if number < 2:
@@ -188,7 +188,7 @@ def test_what_a_rerun_took_the_place_of_can_be_gone_on_from(number: int, tmp_pat
     assert calls == (["ace", "ace"] if number == 0 else [])
 
 
-def test_copies_of_a_run_that_waits_go_on_independently() -> None:
+def test_copies_of_a_waiting_run_are_answered_independently() -> None:
     charged: list[str] = []
 
     def ask(ctx: Context) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def test_copies_of_a_run_that_waits_go_on_independently() -> None:
     assert thread.resume({"age": 3}).state["q"] == "Bo 3"
 
 
-def test_a_copy_of_a_run_in_the_middle_of_a_map_keeps_the_items_that_are_done() -> None:
+def test_a_copy_of_a_run_in_a_map_keeps_finished_items() -> None:
     program = KINDS["map"].compile("sync", Memory())
     CALLS.take()
     CALLS.fault = Called("node", "measure", "trunk:2[1]")
@@ -236,7 +236,7 @@ def test_a_copy_of_a_run_in_the_middle_of_a_map_keeps_the_items_that_are_done() 
 
 
 @pytest.mark.parametrize("pauses", [{"b2": 30, "c": 5}, {"a1": 30, "a2": 30, "b1": 5, "b2": 5, "c": 5}])
-def test_any_commit_of_a_run_that_was_done_again_can_be_gone_on_from(pauses: dict[str, int]) -> None:
+def test_every_commit_of_a_run_that_was_resumed_and_rerun_can_be_copied(pauses: dict[str, int]) -> None:
     """Also one inside a fork that the first run has made, with rows before it that the rerun has left out."""
 
     def node(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Deleting, pruning, exporting and loading threads: nothing that somebody still reaches is lost, nothing else stays."""
+"""Deleting, pruning, exporting and loading threads: rows that a thread reaches stay, and no others."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         yield store if request.param == "sqlite" else Encrypted(store, key=Encrypted.new_key())
 
 
-def told(t: Thread) -> list[Any]:
+def commits_and_states(t: Thread) -> list[Any]:
     return [(commit, t.at(commit.id)) for commit in t.history()]
 
 
@@ -65,7 +65,7 @@ def counted(store: Store) -> dict[str, int]:
 # --- failures
 
 
-def test_the_last_failure_is_there_after_a_restart(store: Store) -> None:
+def test_the_last_failure_can_be_read_after_a_restart(store: Store) -> None:
     assert program(store).thread("t").run({"q": "boom"}).status == "failed"
     t = program(store).thread("t")
     error = t.error
@@ -83,7 +83,7 @@ def test_the_last_failure_is_there_after_a_restart(store: Store) -> None:
 # --- deleting
 
 
-def test_delete(store: Store) -> None:
+def test_delete_removes_what_no_other_thread_reaches(store: Store) -> None:
     graph = program(store)
     t, other = graph.thread("t"), graph.thread("other")
     for q in ("a", "long b"):
@@ -91,14 +91,14 @@ def test_delete(store: Store) -> None:
         other.run({"q": q})
     twin = t.copy("twin")
     t.run({"q": "c"})
-    before = told(twin)
+    before = commits_and_states(twin)
     swept = t.delete()
     assert swept.threads == ("t",)
     assert swept.runs == 1, "what the copy does not reach"
     assert set(swept.kept) == {"twin"}
     assert len(swept.kept["twin"]) == 2
     assert graph.threads() == ["other", "twin"]
-    assert told(program(store).thread("twin")) == before
+    assert commits_and_states(program(store).thread("twin")) == before
     assert t.status == "new"
     with pytest.raises(ThreadError, match="there is no thread 't'"):
         t.delete()
@@ -107,7 +107,7 @@ def test_delete(store: Store) -> None:
     assert store.threads() == []
 
 
-def test_a_thread_at_work_is_not_deleted_unless_asked(store: Store) -> None:
+def test_a_thread_with_a_running_run_is_deleted_only_with_take_over(store: Store) -> None:
     graph: CompiledGraph
     seen: list[Any] = []
 
@@ -130,12 +130,12 @@ def test_a_thread_at_work_is_not_deleted_unless_asked(store: Store) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2, 3])
-def test_prune(store: Store, kept: int) -> None:
+def test_prune_keeps_states_and_versions_from_its_commit_on(store: Store, kept: int) -> None:
     graph = program(store)
     t = graph.thread("t")
     for q in ("a", "long b", "c", "d"):
         t.run({"q": q})
-    before = {commit.version: state for commit, state in told(t)}
+    before = {commit.version: state for commit, state in commits_and_states(t)}
     rows = counted(store)["t"]
     swept = t.prune(before=5 * kept + 2)
     t = program(store).thread("t")
@@ -159,17 +159,17 @@ def test_prune(store: Store, kept: int) -> None:
     assert program(store).thread("t").state == t.state, "the snapshot at the root is no cache"
 
 
-def test_pruning_leaves_copies_their_history_and_goes_on(store: Store) -> None:
+def test_a_pruned_thread_runs_on_and_copies_keep_their_history(store: Store) -> None:
     graph = program(store)
     t = graph.thread("t")
     for q in ("a", "b"):
         t.run({"q": q})
     twin = t.copy("twin", at=4)
     t.run({"q": "c"})
-    before = told(twin)
+    before = commits_and_states(twin)
     swept = t.prune(before=12)
     assert set(swept.kept) == {"twin"}
-    assert told(program(store).thread("twin")) == before
+    assert commits_and_states(program(store).thread("twin")) == before
     third = t.copy("third")
     assert third.state == t.state
     assert [commit.version for commit in third.history()] == [commit.version for commit in t.history()]
@@ -179,7 +179,7 @@ def test_pruning_leaves_copies_their_history_and_goes_on(store: Store) -> None:
     assert t.replay() == t.state
 
 
-def test_a_failed_run_is_not_pruned_away(store: Store) -> None:
+def test_pruning_keeps_the_failed_last_run(store: Store) -> None:
     t = program(store).thread("t")
     t.run({"q": "a"})
     t.run({"q": "boom"})
@@ -196,7 +196,7 @@ def test_a_failed_run_is_not_pruned_away(store: Store) -> None:
 # --- files
 
 
-def test_export_is_for_people_too(store: Store, tmp_path: Path) -> None:
+def test_an_export_is_readable_json_lines(store: Store, tmp_path: Path) -> None:
     t = program(store).thread("t")
     t.run({"q": "a"})
     digest = t.export(tmp_path / "t.jsonl")
@@ -210,7 +210,7 @@ def test_export_is_for_people_too(store: Store, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "to", [Memory, lambda: SQLite(Path(tempfile.mkdtemp()) / "other.db")], ids=["memory", "sqlite"]
 )
-def test_export_and_load(store: Store, tmp_path: Path, to: Callable[[], Store]) -> None:
+def test_an_exported_thread_can_be_loaded_into_any_store(store: Store, tmp_path: Path, to: Callable[[], Store]) -> None:
     t = program(store).thread("t")
     for q in ("a", "long b", "boom"):
         t.run({"q": q}, abandon=True)
@@ -219,7 +219,7 @@ def test_export_and_load(store: Store, tmp_path: Path, to: Callable[[], Store]) 
     with to() as other:
         u = program(other).thread("t")
         u.load(tmp_path / "t.jsonl")
-        assert told(u) == told(t)
+        assert commits_and_states(u) == commits_and_states(t)
         assert u.replay() == t.state
         with pytest.raises(ThreadError, match="there is a thread 't' already"):
             u.load(tmp_path / "t.jsonl")
@@ -230,7 +230,7 @@ def test_export_and_load(store: Store, tmp_path: Path, to: Callable[[], Store]) 
         assert len(ids) == len(set(ids))
 
 
-def test_loading_beside_the_original_shares_its_runs(store: Store, tmp_path: Path) -> None:
+def test_a_thread_loaded_into_its_own_store_shares_its_runs(store: Store, tmp_path: Path) -> None:
     t = program(store).thread("t")
     t.run({"q": "long a"})
     t.run({"q": "b"})
@@ -239,12 +239,12 @@ def test_loading_beside_the_original_shares_its_runs(store: Store, tmp_path: Pat
     twin = program(store).thread("twin")
     twin.load(tmp_path / "t.jsonl")
     assert {**counted(store), "twin": 0} == {**before, "twin": 0}
-    assert told(twin) == told(t)
+    assert commits_and_states(twin) == commits_and_states(t)
     twin.run({"q": "c"})
     assert t.state["log"] == ["long a", "side", "b", "side"]
 
 
-def test_runs_that_others_have_under_the_same_ids_stay_theirs(store: Store, tmp_path: Path) -> None:
+def test_loading_leaves_other_runs_with_the_same_ids_as_they_are(store: Store, tmp_path: Path) -> None:
     t = program(store).thread("t")
     t.run({"q": "a"})
     path = tmp_path / "t.jsonl"
@@ -254,11 +254,11 @@ def test_runs_that_others_have_under_the_same_ids_stay_theirs(store: Store, tmp_
     begin(other, "theirs", name, 3)
     u = program(other).thread("t")
     u.load(path)
-    assert told(u) == told(t)
+    assert commits_and_states(u) == commits_and_states(t)
     assert len(other.rows(name)) == 3
 
 
-def test_a_pruned_thread_can_be_taken_along(store: Store, tmp_path: Path) -> None:
+def test_a_pruned_thread_can_be_exported_and_loaded(store: Store, tmp_path: Path) -> None:
     t = program(store).thread("t")
     for q in ("a", "long b", "c"):
         t.run({"q": q})
@@ -266,7 +266,7 @@ def test_a_pruned_thread_can_be_taken_along(store: Store, tmp_path: Path) -> Non
     t.export(tmp_path / "t.jsonl")
     u = program(Memory()).thread("u")
     u.load(tmp_path / "t.jsonl")
-    assert told(u) == told(t)
+    assert commits_and_states(u) == commits_and_states(t)
     u.run({"q": "d"})
     assert u.state["log"] == ["a", "side", "long b", "side", "c", "side", "d", "side"]
 
@@ -281,7 +281,7 @@ def test_a_pruned_thread_can_be_taken_along(store: Store, tmp_path: Path) -> Non
         pytest.param(lambda data: b"", "end is missing", id="empty"),
     ],
 )
-def test_what_is_not_what_was_exported(tmp_path: Path, spoil: Callable[[bytes], bytes], words: str) -> None:
+def test_a_file_that_was_changed_is_refused(tmp_path: Path, spoil: Callable[[bytes], bytes], words: str) -> None:
     path = tmp_path / "t.jsonl"
     t = program(Memory()).thread("t")
     t.run({"q": "a"})
@@ -299,14 +299,14 @@ def test_what_is_not_what_was_exported(tmp_path: Path, spoil: Callable[[bytes], 
         st.tuples(st.sampled_from(["run", "boom", "copy", "update", "prune", "long"]), st.integers(0, 9)), max_size=8
     )
 )
-def test_whatever_a_thread_has_been_through_comes_back(tmp_path: Path, steps: list[tuple[str, int]]) -> None:
+def test_export_and_load_after_any_operations_restore_the_thread(tmp_path: Path, steps: list[tuple[str, int]]) -> None:
     store = Memory()
     t = program(store).thread("t")
     for number, (step, where) in enumerate(steps):
         if step == "copy" and t.status != "new":
             t = t.copy(f"t{number}")
         elif step == "update" and t.status == "completed":
-            t.update({"log": [f"by hand {where}"]})
+            t.update({"log": [f"manual {where}"]})
         elif step == "prune" and t.status == "completed":
             versions = [commit.version for commit in t.history() if commit.version is not None]
             t.prune(versions[where % len(versions)])
@@ -318,11 +318,11 @@ def test_whatever_a_thread_has_been_through_comes_back(tmp_path: Path, steps: li
     t.export(path)
     u = program(Memory()).thread("u")
     u.load(path)
-    assert told(u) == told(t)
+    assert commits_and_states(u) == commits_and_states(t)
     assert (u.status, u.state, u.error) == (t.status, t.state, t.error)
 
 
-def test_points_of_a_loaded_thread_are_its_own(store: Store, tmp_path: Path) -> None:
+def test_a_loaded_thread_refers_to_its_own_rows(store: Store, tmp_path: Path) -> None:
     t = program(store).thread("t")
     t.run({"q": "a"})
     t.export(tmp_path / "t.jsonl")

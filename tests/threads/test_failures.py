@@ -1,4 +1,4 @@
-"""Whatever raises in a run: it is said, the thread stays readable, and goes on once the cause is gone."""
+"""An error of any kind in a run is reported, leaves the thread readable, and the run can be resumed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.persistence.places import FEWER, MODES, Place, nodes, start
 
 @pytest.mark.parametrize("mode", FEWER)
 @pytest.mark.parametrize("kind", [name for name in KINDS if name != "LM router"])
-def test_anything_that_raises_once_is_made_up_for(kind: str, mode: str, tmp_path: Path) -> None:
+def test_a_run_with_any_error_can_be_resumed_once_the_cause_is_gone(kind: str, mode: str, tmp_path: Path) -> None:
     """Each call of each node, item, router and policy raises in its turn."""
     place = Place(KINDS[kind], MODES[mode], tmp_path)
     for number, call in enumerate(sorted(place.whole.calls)):
@@ -42,7 +42,7 @@ def test_anything_that_raises_once_is_made_up_for(kind: str, mode: str, tmp_path
 
 
 class Faults:
-    """What is wrong, until somebody mends it."""
+    """The faults of the nodes, until the test removes them."""
 
     def __init__(self) -> None:
         self.there = True
@@ -109,7 +109,7 @@ def _without_fault(update: dict[str, Any]) -> dict[str, Any]:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_what_cannot_be_committed_is_never_stored(build: Any, error: type[Exception], log: list[str]) -> None:
+def test_an_invalid_update_is_never_stored(build: Any, error: type[Exception], log: list[str]) -> None:
     FAULTS.there = True
     thread = build().thread("t")
     run = thread.run({})
@@ -122,7 +122,7 @@ def test_what_cannot_be_committed_is_never_stored(build: Any, error: type[Except
     assert thread.state == run.state
 
 
-def test_a_limit_that_was_reached_is_raised_by_the_next_program(tmp_path: Path) -> None:
+def test_a_reached_limit_is_raised_again_until_a_program_allows_more(tmp_path: Path) -> None:
     store = Memory()
     loop = KINDS["loop"]
     thread = loop.compile("sync", store, max_steps=3).thread("t")
@@ -134,7 +134,7 @@ def test_a_limit_that_was_reached_is_raised_by_the_next_program(tmp_path: Path) 
     assert outcome(loop.compile("sync", store).thread("t").resume()) == whole
 
 
-def test_a_limit_at_a_join_holds_for_whoever_goes_on() -> None:
+def test_a_limit_reached_at_a_join_holds_after_a_resume() -> None:
     store = Memory()
     thread = KINDS["fork"].compile("sync", store, max_steps=4).thread("t")
     assert isinstance(thread.run({}).error, StepLimitError)
@@ -156,7 +156,7 @@ def counter(**options: Any) -> Graph:
     return Graph(Count, inputs=["n", "note"], **options)
 
 
-def test_a_run_that_is_abandoned_stays_in_the_history_and_the_next_starts_from_what_all_branches_shared() -> None:
+def test_an_abandoned_run_stays_in_the_history_and_the_next_starts_from_the_shared_state() -> None:
     FAULTS.there = True
 
     def fails(state: Any) -> dict[str, Any]:
@@ -193,7 +193,7 @@ class Client:
 
 
 @pytest.mark.parametrize("wrong", ["input", "resource", "on_conflict"])
-def test_what_is_wrong_with_a_call_leaves_no_open_run(wrong: str) -> None:
+def test_a_call_with_invalid_arguments_leaves_no_open_run(wrong: str) -> None:
     def uses(client: Client, n: int) -> dict[str, Any]:
         return {"seen": [type(client).__name__]}
 
@@ -210,7 +210,7 @@ def test_what_is_wrong_with_a_call_leaves_no_open_run(wrong: str) -> None:
     assert thread.run({"n": 1}, resources=[Client()]).status == "completed"
 
 
-def test_a_resume_without_its_resources_is_refused_before_it_owns_the_thread() -> None:
+def test_a_resume_without_its_resources_is_refused_before_it_acquires_the_thread() -> None:
     FAULTS.there = True
 
     def uses(client: Client, n: int) -> None:
@@ -227,7 +227,7 @@ def test_a_resume_without_its_resources_is_refused_before_it_owns_the_thread() -
     assert thread.resume(resources=[Client()]).status == "completed"
 
 
-def test_a_module_that_fails_and_goes_on_in_another_program_with_another_lm() -> None:
+def test_a_failed_module_can_be_resumed_by_another_program_with_another_lm() -> None:
     """A failure of the language model is the commonest of all."""
 
     class Asked(BaseModel):
@@ -248,7 +248,7 @@ def test_a_module_that_fails_and_goes_on_in_another_program_with_another_lm() ->
         assert build().thread("t").resume().state["short"] == "Paris"
 
 
-def test_notes_say_how_often_the_run_was_resumed() -> None:
+def test_error_notes_say_how_often_the_run_was_resumed() -> None:
     def bad() -> None:
         raise ValueError("no")
 

@@ -1,4 +1,4 @@
-"""Threads whose graph has changed: what is said, what goes on, and that nothing is lost or called before."""
+"""Threads whose graph has changed: the differences are named, allowed runs continue, and nothing is lost or called."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ TABLE: list[Any] = [
 
 @pytest.mark.parametrize(("before", "after", "words"), TABLE)
 @pytest.mark.parametrize("kind", [":memory:", "file"])
-def test_an_open_run(
+def test_resuming_an_open_run_names_every_change_of_the_graph(
     before: dict[str, Any], after: dict[str, Any], words: list[str] | None, kind: str, tmp_path: Path
 ) -> None:
     calls = Calls()
@@ -233,7 +233,9 @@ def opened(tmp_path: Path, calls: Calls, **options: Any) -> CompiledGraph:
         pytest.param({"schema": None}, True, {"n": 2, "log": ["why"]}, ["judge"], id="no schema"),
     ],
 )
-def test_allowed(tmp_path: Path, after: dict[str, Any], allow: Any, state: dict[str, Any], made: list[str]) -> None:
+def test_allow_changed_graph_resumes_as_far_as_the_log_fits(
+    tmp_path: Path, after: dict[str, Any], allow: Any, state: dict[str, Any], made: list[str]
+) -> None:
     calls = Calls()
     first = opened(tmp_path, calls)
     before = first.thread("t").state
@@ -250,7 +252,7 @@ def test_allowed(tmp_path: Path, after: dict[str, Any], allow: Any, state: dict[
         assert t.replay() == t.state
 
 
-def test_allowed_stays_allowed_after_another_crash(tmp_path: Path) -> None:
+def test_a_run_resumed_with_a_changed_graph_can_crash_and_be_resumed(tmp_path: Path) -> None:
     calls = Calls()
     first = opened(tmp_path, calls)
     calls.fails = True
@@ -269,7 +271,9 @@ def test_allowed_stays_allowed_after_another_crash(tmp_path: Path) -> None:
         pytest.param({}, {"judge": "jugde"}, ["'jugde', which is no node", "Did you mean 'judge'?"], id="a typo"),
     ],
 )
-def test_the_log_does_not_fit(tmp_path: Path, after: dict[str, Any], allow: Any, words: list[str]) -> None:
+def test_a_log_that_does_not_fit_is_refused_with_all_changes(
+    tmp_path: Path, after: dict[str, Any], allow: Any, words: list[str]
+) -> None:
     calls = Calls()
     first = opened(tmp_path, calls)
     t = build(calls, **after).compile(store=first._store).thread("t")
@@ -280,7 +284,7 @@ def test_the_log_does_not_fit(tmp_path: Path, after: dict[str, Any], allow: Any,
     assert t.run({"q": "again"}, abandon=True).status == "completed"
 
 
-def test_a_renamed_node_is_guessed(tmp_path: Path) -> None:
+def test_the_error_suggests_the_new_name_of_a_renamed_node(tmp_path: Path) -> None:
     calls = Calls()
     first = opened(tmp_path, calls)
     t = build(calls, names={"judge": "critic"}).compile(store=first._store).thread("t")
@@ -288,7 +292,7 @@ def test_a_renamed_node_is_guessed(tmp_path: Path) -> None:
         t.resume()
 
 
-def test_inside_a_fork_fields_do_not_change(tmp_path: Path) -> None:
+def test_inside_a_fork_the_state_cannot_be_fitted_to_new_fields(tmp_path: Path) -> None:
     calls = Calls()
     first = opened(tmp_path, calls, more=fork)
     t = build(calls, schema=More, more=fork).compile(store=first._store).thread("t")
@@ -299,7 +303,7 @@ def test_inside_a_fork_fields_do_not_change(tmp_path: Path) -> None:
     assert t.replay() == t.state
 
 
-# --- at rest
+# --- after a finished run
 
 
 def rested(tmp_path: Path) -> CompiledGraph:
@@ -338,7 +342,7 @@ def test_a_new_field_without_default_stays_unset(tmp_path: Path) -> None:
     assert (state["n"], "must" in state) == (5, False)
 
 
-def test_a_field_that_is_gone_leaves_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_removed_field_leaves_the_state_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = rested(tmp_path)
     t = counting(WithoutLog, first._store).thread("t")
     assert "log" not in t.state
@@ -353,7 +357,7 @@ def test_a_field_that_is_gone_leaves_with_one_warning(tmp_path: Path, caplog: py
     assert t.replay() == t.state
 
 
-def test_a_value_that_does_not_fit(tmp_path: Path) -> None:
+def test_a_value_that_does_not_fit_the_new_type_is_refused(tmp_path: Path) -> None:
     first = rested(tmp_path)
     graph = Graph(Texts).add_node("count", lambda q: {"n": q}, writes=["n"]).add_path(START, "count", END)
     t = graph.compile(store=first._store).thread("t")
@@ -368,7 +372,7 @@ def move(old: dict[str, Any]) -> dict[str, Any]:
     return {"q": old["q"], "n": str(old["n"])}
 
 
-def test_migrate_decides(tmp_path: Path) -> None:
+def test_migrate_makes_the_new_values(tmp_path: Path) -> None:
     first = rested(tmp_path)
     seen = []
 
@@ -407,7 +411,7 @@ def test_migrate_in_the_middle_of_a_run(tmp_path: Path) -> None:
         pytest.param(lambda old: {"n": 4}, "field 'n': 4 no longer fits", id="no value"),
     ],
 )
-def test_what_migrate_gives_is_checked(tmp_path: Path, migrate: Any, words: str) -> None:
+def test_the_result_of_migrate_is_checked(tmp_path: Path, migrate: Any, words: str) -> None:
     first = rested(tmp_path)
     t = counting(Texts, first._store, migrate=migrate).thread("t")
     with pytest.raises(ChangedGraphError, match=words):
@@ -415,7 +419,7 @@ def test_what_migrate_gives_is_checked(tmp_path: Path, migrate: Any, words: str)
     assert t.status == "completed"
 
 
-def test_a_class_that_has_changed_is_validated_again(tmp_path: Path) -> None:
+def test_values_of_a_changed_class_are_validated_again(tmp_path: Path) -> None:
     first = rested(tmp_path)
 
     def show(note: Any) -> dict[str, Any]:
@@ -434,10 +438,10 @@ def test_a_missing_input_is_still_an_error(tmp_path: Path) -> None:
         t.run({"q": "b"})
 
 
-# --- by hand, and going back
+# --- manual commits, copies, reruns
 
 
-def test_a_change_by_hand_makes_the_state_fit(tmp_path: Path) -> None:
+def test_a_manual_commit_fits_the_state_to_the_graph(tmp_path: Path) -> None:
     first = rested(tmp_path)
     t = counting(WithoutLog, first._store).thread("t")
     t.update({"sizes": [1]})
@@ -462,7 +466,7 @@ def test_a_copy_of_a_thread_of_another_graph(tmp_path: Path) -> None:
         pytest.param({"more": asking}, {"n": 4}, id="a new node"),
     ],
 )
-def test_a_rerun_is_one_of_the_graph_as_it_is_now(tmp_path: Path, after: dict[str, Any], state: dict[str, Any]) -> None:
+def test_a_rerun_uses_the_graph_as_it_is_now(tmp_path: Path, after: dict[str, Any], state: dict[str, Any]) -> None:
     first = rested(tmp_path)
     calls = Calls()
     calls.fails = False
@@ -477,7 +481,7 @@ def test_a_rerun_is_one_of_the_graph_as_it_is_now(tmp_path: Path, after: dict[st
     assert t.replay() == t.state
 
 
-def test_a_rerun_from_where_the_graph_is_another_one(tmp_path: Path) -> None:
+def test_a_rerun_from_a_commit_that_does_not_fit_the_graph_is_refused(tmp_path: Path) -> None:
     first = rested(tmp_path)
     t = build(Calls(), names={"judge": "critic"}).compile(store=first._store).thread("t")
     with pytest.raises(ChangedGraphError, match=r"commit trunk:1 of node 'write'.*'judge'"):
@@ -488,7 +492,7 @@ def test_a_rerun_from_where_the_graph_is_another_one(tmp_path: Path) -> None:
 # --- the fingerprint
 
 
-def test_equal_graphs_have_one_fingerprint_and_code_is_not_in_it() -> None:
+def test_equal_graphs_have_equal_fingerprints_whatever_their_code() -> None:
     one, two = Calls(), Calls()
     shapes = {GraphFingerprint(graph_facts(build(calls).compile())).id for calls in (one, two)}
     assert len(shapes) == 1

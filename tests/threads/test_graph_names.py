@@ -1,4 +1,4 @@
-"""Graphs of other names do not go on with each other's threads, unless they are told to."""
+"""A graph does not continue threads of a graph of another name, unless that is allowed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def finish() -> None:
 
 DO: dict[str, Callable[[Thread], Any]] = {
     "run": lambda t: t.run({"text": "hi"}),
-    "run beside": lambda t: t.run({"text": "hi"}, on_conflict="merge"),
+    "run with merge": lambda t: t.run({"text": "hi"}, on_conflict="merge"),
     "rerun": lambda t: t.rerun(from_version=0),
     "update": lambda t: t.update({"text": "hi"}),
     "update as a node": lambda t: t.update({"reply": "hi"}, as_node="echo"),
@@ -97,7 +97,7 @@ def test_an_open_run_of_a_graph_of_another_name_is_refused() -> None:
         assert shared.resume({"sure": True}).state["booked"] is True
 
 
-def test_resume_may_be_told_that_the_graph_is_another_one() -> None:
+def test_resume_with_allow_changed_graph_accepts_a_graph_of_another_name() -> None:
     store = Memory()
     graph = Graph(Billing, name="Billing").add_node(book, writes=["booked"]).add_path(START, "book", END)
     graph.compile(store=store).thread("t").run({"iban": "DE00"})
@@ -134,7 +134,7 @@ UNNAMED: dict[str, tuple[Callable[[Store], CompiledGraph], Callable[[Store], Com
 
 
 @pytest.mark.parametrize("case", UNNAMED)
-def test_graphs_without_a_name_are_told_apart_by_their_nodes(case: str) -> None:
+def test_graphs_without_names_are_distinguished_by_nodes_and_fields(case: str) -> None:
     store = Memory()
     first, second, allowed = UNNAMED[case]
     first(store).thread("t").run({}).raise_error()

@@ -1,4 +1,4 @@
-"""What can be read of a thread: whole history, blame, differences, commits inside of nodes, and a check of it all."""
+"""Reading a thread: history, blame, diff, commits inside of nodes, replay."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def program(store: Store) -> CompiledGraph:
     return Graph(Notes).add_node(ask).add_node(tell).add_path(START, "ask", "tell", END).compile(store=store)
 
 
-def test_who_changed_what_when() -> None:
+def test_the_history_says_who_changed_what_in_which_order() -> None:
     thread = program(Memory()).thread("t")
     assert thread.history() == []
     assert thread.replay() == {}
@@ -71,7 +71,7 @@ def test_who_changed_what_when() -> None:
         second.blame("user.a")
 
 
-def test_abandoned_commits_stay_where_they_were() -> None:
+def test_abandoned_commits_keep_their_place_in_the_history() -> None:
     thread = program(Memory()).thread("t")
     thread.run({"q": "a"})
     thread.run({"q": "bad"})
@@ -83,7 +83,7 @@ def test_abandoned_commits_stay_where_they_were() -> None:
     assert [commit.version for commit in history] == list(range(len(history)))
 
 
-def test_what_a_fork_left_behind_has_an_id_and_no_version() -> None:
+def test_commits_of_an_unjoined_fork_have_an_id_and_no_version() -> None:
     def bad(state: Any) -> None:
         raise RuntimeError
 
@@ -105,7 +105,7 @@ def test_what_a_fork_left_behind_has_an_id_and_no_version() -> None:
 
 
 @pytest.mark.parametrize("name", ["subgraph", "map of graphs", "subgraphs beside each other"])
-def test_the_commits_inside_of_a_node(name: str) -> None:
+def test_the_commits_inside_of_a_node_are_listed(name: str) -> None:
     thread = KINDS[name].compile("sync", Memory()).thread("t")
     thread.run(INPUTS)
     nodes = {"subgraph": "middle", "map of graphs": "measure", "subgraphs beside each other": "left"}
@@ -156,10 +156,10 @@ def test_another_process_reads_the_same(tmp_path: Path) -> None:
         thread = program(store).thread("t")
         thread.run({"q": "a"})
         thread.run({"q": "b"})
-        told, states = thread.history(), [thread.at(version) for version in range(6)]
+        commits, states = thread.history(), [thread.at(version) for version in range(6)]
     with SQLite(tmp_path / "runs.db") as store:
         thread = program(store).thread("t")
-        assert thread.history() == told
+        assert thread.history() == commits
         assert [thread.at(version) for version in range(6)] == states
 
 

@@ -1,4 +1,4 @@
-"""A graph inside another one whose `START` has an LM router that writes: taken up, it begins as it had begun."""
+"""A subgraph whose `START` has an LM router that writes: resumed, it begins with the state of its first start."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Route(dspy.Signature):
 
 
 @pytest.mark.parametrize("field", ["log", "seen"])
-def test_a_graph_inside_is_taken_up_with_the_state_that_it_had_begun_with(field: str) -> None:
+def test_a_resumed_subgraph_begins_with_its_first_state(field: str) -> None:
     seen: list[Any] = []
 
     def work(seen_before: Any, log: Any) -> dict[str, str]:

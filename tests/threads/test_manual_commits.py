@@ -1,4 +1,4 @@
-"""What somebody changes by hand: on a thread at rest, in an open run, in the name of a node, at the start of a copy."""
+"""Manual commits: after a finished run, in an open run, with a node as author, at the start of a copy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Mail(BaseModel):
 
 
 class Office:
-    """A graph that a test can let fail at a node: write, then send or write again, and send beside a copy."""
+    """A graph that a test can let fail at a node: write, then send or write again, and send next to a copy."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -96,7 +96,7 @@ def test_updates_apply_in_order() -> None:
     assert [thread.at(version)["draft"] for version in range(5)] == ["0", "1", "2", "3", "4"]
 
 
-def test_messages_by_hand_have_ids_of_their_own() -> None:
+def test_manually_added_messages_have_unique_ids() -> None:
     office = Office()
     thread = office.failed("send")
     for _ in range(2):
@@ -107,7 +107,7 @@ def test_messages_by_hand_have_ids_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("patch", [{"draft": 3}, {"unknown": 1}, {"n": "many"}])
-def test_a_change_is_validated_like_the_output_of_a_node(patch: dict[str, Any]) -> None:
+def test_a_manual_commit_is_validated_like_the_output_of_a_node(patch: dict[str, Any]) -> None:
     office = Office()
     thread = office.failed("send")
     before = thread.history()
@@ -122,7 +122,7 @@ def test_a_change_is_validated_like_the_output_of_a_node(patch: dict[str, Any]) 
     assert office.program().thread("c").status == "new"
 
 
-def test_in_an_open_run_a_change_comes_before_the_next_node() -> None:
+def test_in_an_open_run_a_manual_commit_comes_before_the_next_node() -> None:
     office = Office()
     thread = office.failed("send")
     assert office.charged == 1
@@ -142,7 +142,7 @@ def test_in_an_open_run_a_change_comes_before_the_next_node() -> None:
     assert thread.replay() == thread.state
 
 
-def test_a_change_is_no_commit_that_some_branches_lack() -> None:
+def test_a_manual_commit_inside_a_fork_is_refused() -> None:
     office = Office()
     thread = office.failed("file")
     for node in (None, "write"):
@@ -155,7 +155,7 @@ def test_a_change_is_no_commit_that_some_branches_lack() -> None:
     assert thread.copy("c", at=3).resume().state == run.state
 
 
-def test_in_the_name_of_a_node_its_routers_are_asked_at_the_next_resume() -> None:
+def test_after_a_commit_as_a_node_the_next_resume_asks_its_routers() -> None:
     office = Office()
     thread = office.failed("send")
     before = thread.history()
@@ -186,7 +186,7 @@ def test_as_node_starts_a_new_thread_in_the_middle() -> None:
         thread.update({}, as_node="wrote")
 
 
-def test_a_copy_begins_with_a_change() -> None:
+def test_a_copy_can_begin_with_a_manual_commit() -> None:
     office = Office()
     thread = office.thread()
     whole = thread.run({})
@@ -207,7 +207,7 @@ def test_a_copy_begins_with_a_change() -> None:
     assert thread.state == state
 
 
-def test_a_run_at_work_is_not_changed() -> None:
+def test_a_running_run_refuses_manual_commits() -> None:
     office = Office()
     found: list[Exception] = []
     changes: list[Callable[[], object]] = [
@@ -229,7 +229,7 @@ def test_a_run_at_work_is_not_changed() -> None:
     assert len(found) == 2
 
 
-def test_another_process_that_changes_the_thread_first_wins() -> None:
+def test_of_two_concurrent_manual_commits_the_first_wins() -> None:
     office = Office()
     thread = office.thread()
     thread.run({})
@@ -243,7 +243,6 @@ def test_another_process_that_changes_the_thread_first_wins() -> None:
 
 
 def _change(thread: Thread) -> ManualCommit:
-    rest = thread._starter.load_head()
-    head = rest.row.head
-    assert head is not None
-    return commit_after_run(thread._starter, rest, (head,), {"n": 10})
+    head = thread._starter.load_head()
+    assert head.row.head is not None
+    return commit_after_run(thread._starter, head, (head.row.head,), {"n": 10})

@@ -1,4 +1,4 @@
-"""Runs beside each other on one thread, on_conflict="merge": nothing is lost, whoever is first."""
+"""Concurrent runs on one thread with on_conflict="merge": nothing is lost, in whatever order they end."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def program(store: Store, hook: Hook = lambda who: None, merge: object = "raise"
     )
 
 
-def beside(thread: Thread, who: str) -> Run:
+def run_merging(thread: Thread, who: str) -> Run:
     return thread.run({"who": who}, on_conflict="merge")
 
 
@@ -68,10 +68,10 @@ def check(thread: Thread, n: int) -> list[Commit]:
     return history
 
 
-def test_a_run_lands_at_once_where_nothing_has_changed() -> None:
+def test_a_run_on_an_unchanged_thread_is_a_fast_forward() -> None:
     thread = program(Memory()).thread("t")
-    assert beside(thread, "a").status == "completed"
-    run = beside(thread, "b")
+    assert run_merging(thread, "a").status == "completed"
+    run = run_merging(thread, "b")
     assert run.prediction.n == 2
     assert run.state == thread.state
     history = check(thread, 2)
@@ -79,34 +79,34 @@ def test_a_run_lands_at_once_where_nothing_has_changed() -> None:
     assert run.at(4) == thread.at(4) == thread.state
 
 
-def test_runs_that_go_on_at_once_are_merged() -> None:
+def test_concurrent_runs_are_merged() -> None:
     store = Memory()
     others = iter(["b", "c"])
 
     def hook(who: str) -> None:
         other = next(others, None)
-        if other is not None:  # the other one starts and lands while this one is in its node
-            assert beside(program(store, hook).thread("t"), other).status == "completed"
+        if other is not None:  # the other one starts and is merged while this one is in its node
+            assert run_merging(program(store, hook).thread("t"), other).status == "completed"
 
-    run = beside(program(store, hook).thread("t"), "a")
+    run = run_merging(program(store, hook).thread("t"), "a")
     thread = program(store).thread("t")
     history = check(thread, 3)
     assert run.state["log"] == ["a"]  # the run itself has its own end
     assert thread.state["log"] == ["c", "b", "a"]
     assert [commit.node for commit in history if commit.node.startswith("join")] == ["join:t", "join:t"]
-    assert beside(thread, "d").status == "completed"
+    assert run_merging(thread, "d").status == "completed"
     check(thread, 4)
 
 
-def test_a_run_that_owns_the_thread_is_waited_for() -> None:
+def test_a_merge_waits_for_the_run_that_owns_the_thread() -> None:
     store = Memory()
-    landed: list[threading.Thread] = []
+    guests: list[threading.Thread] = []
     done: list[Run] = []
 
     def hook(who: str) -> None:
         if who == "owner":
-            work = threading.Thread(target=lambda: done.append(beside(program(store, hook).thread("t"), "guest")))
-            landed.append(work)
+            work = threading.Thread(target=lambda: done.append(run_merging(program(store, hook).thread("t"), "guest")))
+            guests.append(work)
             work.start()
             assert inside.wait(20)
         elif who == "guest":
@@ -116,22 +116,22 @@ def test_a_run_that_owns_the_thread_is_waited_for() -> None:
     thread = program(store, hook).thread("t")
     thread.run({"who": "first"})
     assert thread.run({"who": "owner"}).status == "completed"
-    landed[0].join(20)
+    guests[0].join(20)
     assert [run.status for run in done] == ["completed"]
     check(thread, 3)
     assert thread.state["log"] == ["first", "owner", "guest"]
 
 
-def test_a_conflict_is_a_failed_run_whose_commits_stay() -> None:
+def test_a_run_whose_merge_conflicts_has_failed_and_its_commits_stay() -> None:
     store = Memory()
     seen: list[Run] = []
 
     def hook(who: str) -> None:
         if who == "a!":
-            seen.append(beside(program(store, hook).thread("t"), "b!"))
+            seen.append(run_merging(program(store, hook).thread("t"), "b!"))
 
     thread = program(store, hook).thread("t")
-    run = beside(thread, "a!")
+    run = run_merging(thread, "a!")
     assert seen[0].status == "completed"
     assert run.status == "failed"
     assert isinstance(run.error, MergeConflictError)
@@ -142,25 +142,25 @@ def test_a_conflict_is_a_failed_run_whose_commits_stay() -> None:
     label = next(found.header["label"] for found in store.runs("t") if found.id == run.run_id)
     assert thread.at(f"{label}/trunk:1")["best"] == "a!"  # what it did can be read
     thread = program(store, hook, merge="last_write_wins").thread("t")
-    assert beside(thread, "a!").status == "completed"
+    assert run_merging(thread, "a!").status == "completed"
     assert thread.state["best"] == "a!"
 
 
-def test_a_failed_node_lands_nothing_and_leaves_the_thread_free() -> None:
+def test_a_failed_run_merges_nothing_and_leaves_the_thread_free() -> None:
     def hook(who: str) -> None:
         if who == "bad":
             raise RuntimeError(who)
 
     thread = program(Memory(), hook).thread("t")
-    beside(thread, "a")
+    run_merging(thread, "a")
     before = thread.history()
-    assert beside(thread, "bad").status == "failed"
+    assert run_merging(thread, "bad").status == "failed"
     assert thread.history() == before
     check(thread, 1)
-    assert beside(thread, "b").status == "completed"
+    assert run_merging(thread, "b").status == "completed"
 
 
-def test_a_run_that_asks_has_nowhere_to_wait() -> None:
+def test_a_run_that_asks_a_question_fails() -> None:
     def ask(ctx: Context) -> dict[str, Any]:
         return {"n": int(ctx.interrupt("how many", "How many?", answer=int))}
 
@@ -176,7 +176,7 @@ def test_a_run_that_asks_has_nowhere_to_wait() -> None:
     assert thread.state["n"] == 3
 
 
-def test_an_open_run_is_not_passed_over() -> None:
+def test_a_merge_into_an_open_run_is_refused() -> None:
     def hook(who: str) -> None:
         if who == "bad":
             raise RuntimeError(who)
@@ -184,12 +184,12 @@ def test_an_open_run_is_not_passed_over() -> None:
     thread = program(Memory(), hook).thread("t")
     thread.run({"who": "bad"})
     with pytest.raises(OpenRunError):
-        beside(thread, "a")
+        run_merging(thread, "a")
     assert thread.run({"who": "a"}, on_conflict="merge", abandon=True).status == "completed"
     check(thread, 1)
 
 
-def test_a_thread_that_is_taken_too_long() -> None:
+def test_a_merge_gives_up_when_the_thread_is_owned_for_too_long() -> None:
     store = Memory()
 
     def hook(who: str) -> None:
@@ -215,7 +215,7 @@ def test_many_threads_lose_nothing(shared: bool) -> None:
     def work(worker: int) -> None:
         for number in range(10):
             thread = handle if shared else programs[worker].thread("t")
-            assert beside(thread, f"{worker}.{number}").status == "completed"
+            assert run_merging(thread, f"{worker}.{number}").status == "completed"
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
@@ -244,7 +244,7 @@ def test_many_processes_lose_nothing(tmp_path: Path) -> None:
         with SQLite(path) as store:
             thread = program(store).thread("t")
             for number in range(12):
-                assert beside(thread, f"{worker}.{number}").status == "completed"
+                assert run_merging(thread, f"{worker}.{number}").status == "completed"
 
     with SQLite(path):
         pass
@@ -254,14 +254,14 @@ def test_many_processes_lose_nothing(tmp_path: Path) -> None:
         check(program(store).thread("t"), 96)
 
 
-def test_an_owned_run_is_not_disturbed_by_one_that_lands() -> None:
-    """A guest that lands between two runs moves the head: whoever started from the old one finds out."""
+def test_a_run_that_owns_the_thread_is_not_disturbed_by_a_merge() -> None:
+    """A run merged between two others moves the head; a run that started from the old head finds out."""
     store = Memory()
     thread = program(store).thread("t")
-    beside(thread, "a")
+    run_merging(thread, "a")
     row = store.thread("t")
     assert row is not None
-    beside(thread, "b")
+    run_merging(thread, "b")
     with pytest.raises(ConcurrentRunError):
         store.write(Change("t", row.epoch, row.epoch + 1, head=row.head, lease=0.0))
     check(thread, 2)

@@ -50,7 +50,7 @@ def do(thread: Thread, **patch: Any) -> None:
     assert thread.run({"do": patch}).status == "completed"
 
 
-def test_each_change_of_both_is_there_once() -> None:
+def test_each_change_of_both_threads_is_applied_once() -> None:
     left, right = two()
     do(left, a=2, n=10, log=["left"], notes={"l": 1}, said=[{"role": "user", "content": "left"}])
     do(right, b=2, n=100, log=["right"], notes={"r": 1}, said=[{"role": "user", "content": "right"}])
@@ -108,12 +108,12 @@ def test_two_values_under_one_key_conflict() -> None:
     assert left.replay() == left.state
     assert left.blame(("files", "k")).id == before[-1].id
     assert left.blame(("files", "r")).node == "work"
-    do(right, files={"s": "1"})  # the merge put single keys, so that it goes on
+    do(right, files={"s": "1"})  # the merge put single keys, so that the fold continues
     assert left.merge(right) is not None
     assert left.state["files"] == {"k": "left", "l": "1", "r": "1", "s": "1"}
 
 
-def test_a_log_in_which_two_values_under_one_key_were_no_conflict_stays_readable(
+def test_a_log_of_a_version_without_conflicts_under_one_key_stays_readable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As 0.4 wrote it: the value of the later branch was kept, and nothing says so."""
@@ -153,7 +153,7 @@ def test_a_conflict_is_decided_by_the_policy_or_writes_nothing() -> None:
     assert left.replay() == left.state
 
 
-def test_only_threads_at_rest_are_merged() -> None:
+def test_threads_with_an_open_run_or_an_owner_are_not_merged() -> None:
     left, right = two()
     right.run({"do": {"fail": True}})
     for first, second in ((left, right), (right, left)):
@@ -205,7 +205,7 @@ def test_threads_without_a_common_commit_need_a_base() -> None:
         third.merge(fourth.copy("fifth", patch={"n": 1}), base=0)
 
 
-def test_copies_from_inside_of_one_run() -> None:
+def test_copies_from_inside_of_one_run_can_be_merged() -> None:
     graph = Graph(Board).add_node("a", lambda state: {"log": ["a"], "n": 1}, writes=["log", "n"])
     graph.add_node("b", lambda state: {"log": ["b"], "n": 1}, writes=["log", "n"])
     graph.add_node("j", lambda state: {"log": ["j"], "n": 1}, writes=["log", "n"])
@@ -222,7 +222,7 @@ def test_copies_from_inside_of_one_run() -> None:
 
 
 class Step(NamedTuple):
-    """What happens to one of three threads: a run, an update by hand, or a merge of another one."""
+    """What happens to one of three threads: a run, a manual commit, or a merge of another one."""
 
     thread: int
     kind: str
@@ -244,7 +244,7 @@ steps = st.lists(
 
 @settings(max_examples=80)
 @given(steps)
-def test_no_change_is_lost_or_doubled_however_threads_are_merged(done: list[Step]) -> None:
+def test_any_sequence_of_merges_neither_loses_nor_doubles_a_change(done: list[Step]) -> None:
     """Each increment has a bit of its own set of threads that know it: a model of what every thread must hold."""
     first, second = two("last_write_wins")
     threads = [first, second, first.copy("third")]
@@ -265,10 +265,10 @@ def test_no_change_is_lost_or_doubled_however_threads_are_merged(done: list[Step
             else:
                 thread.update(change)
             known[step.thread][f"{number}"] = step.value
-        for place, told in enumerate(histories):
-            now = threads[place].history()
-            assert now[: len(told)] == told  # nothing that is done later changes it
-            histories[place] = now
+        for index, before in enumerate(histories):
+            now = threads[index].history()
+            assert now[: len(before)] == before  # later operations only append
+            histories[index] = now
     for thread, changes in zip(threads, known, strict=True):
         assert thread.state["n"] == 1 + sum(changes.values())
         assert sorted(thread.state["log"]) == sorted(["base", *changes])
@@ -296,7 +296,7 @@ def test_a_merge_of_copies_is_a_three_way_merge_of_states(
     assert ours.state == expected
 
 
-def test_a_pruned_thread_is_copied_and_merged() -> None:
+def test_a_pruned_thread_can_be_copied_and_merged() -> None:
     left, _ = two()
     for number in range(4):
         do(left, n=1, log=[f"{number}"])

@@ -1,4 +1,4 @@
-"""What `compile(redact=...)` hides, and what it leaves: secrets leave in no event, log, error or export."""
+"""What `compile(redact=...)` hides and what it shows: no secret is in an event, log, error or export."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def program(redact: Any, store: Any = None, **options: Any) -> CompiledGraph:
 
 
 @pytest.mark.parametrize("redact", [PATTERNS, by_function], ids=["patterns", "function"])
-def test_no_secret_leaves(redact: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_redacted_values_appear_in_no_event_log_or_error(
+    redact: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = Memory()
     t = program(redact, store, merge={"token": "last_write_wins"}).thread("t")
     with caplog.at_level(logging.WARNING, "dspyer"):
@@ -91,7 +93,7 @@ def test_no_secret_leaves(redact: Any, tmp_path: Path, caplog: pytest.LogCapture
 
 
 @pytest.mark.parametrize("redact", [PATTERNS, by_function], ids=["patterns", "function"])
-def test_errors_of_ours_hide_it(redact: Any) -> None:
+def test_errors_of_the_package_hide_redacted_values(redact: Any) -> None:
     run = program(redact).run({"q": "plain"})
     assert "Conflict detected at key 'token': left has '[redacted]'" in str(run.error)
     assert SECRET not in str(run.error)
@@ -121,19 +123,19 @@ def test_events_of_graphs_inside_are_hidden_too() -> None:
         pytest.param(["a.b"], ("a",), {"b": 1, "c": [2]}, {"b": HIDDEN, "c": [2]}, id="a key"),
         pytest.param(["a.*"], ("a",), [1, 2], [HIDDEN, HIDDEN], id="every item"),
         pytest.param(["a.1"], ("a",), (1, 2), (1, HIDDEN), id="one item"),
-        pytest.param([("a.b", "c")], ("a.b",), {"c": 1}, {"c": HIDDEN}, id="a path as it stands"),
+        pytest.param([("a.b", "c")], ("a.b",), {"c": 1}, {"c": HIDDEN}, id="a path without wildcards"),
         pytest.param(["**.email"], ("u",), User(name="A", email="e"), {"name": "A", "email": HIDDEN}, id="in a model"),
         pytest.param(["x"], ("a",), {"b": 1}, {"b": 1}, id="nothing"),
     ],
 )
-def test_values(spec: Any, path: tuple[Any, ...], value: Any, shown: Any) -> None:
+def test_redaction_of_values_by_path(spec: Any, path: tuple[Any, ...], value: Any, shown: Any) -> None:
     redaction = Redaction.of(spec)
     assert redaction is not None
     assert redaction.value(path, value) == shown
     assert redaction.patch({path[0]: freeze(value)})[path[0]] == freeze(shown)
 
 
-def test_a_value_around_it_hides_it() -> None:
+def test_all_values_below_a_redacted_path_are_redacted() -> None:
     redaction = Redaction.of(["a", "b.c"])
     assert redaction is not None
     assert redaction.at(("a", "x", 1), "value") == HIDDEN
@@ -141,12 +143,12 @@ def test_a_value_around_it_hides_it() -> None:
     assert redaction.at(("b", "d"), "value") == "value"
 
 
-def test_a_malformed_pattern() -> None:
+def test_a_malformed_pattern_is_refused() -> None:
     with pytest.raises(ValueError, match="malformed pattern"):
         program(["a..b"])
 
 
-def test_a_program_that_hides_is_copied_with_what_it_hides() -> None:
+def test_a_copied_program_keeps_its_redaction() -> None:
     twin = pickle.loads(pickle.dumps(Redaction.of(PATTERNS)))
     assert twin.value(("token",), SECRET) == HIDDEN
     assert SECRET not in str(program(PATTERNS).deepcopy().run({"q": "plain"}).error)
@@ -157,7 +159,7 @@ def veiled(text: str) -> None:
 
 
 @pytest.mark.parametrize("cls", [*event_types(), *RECORDS], ids=lambda cls: cls.__name__)
-def test_every_event_type_passes_what_hides_texts(cls: Any) -> None:
+def test_every_event_type_is_redacted(cls: Any) -> None:
     redaction = Redaction.of(["token"])
     assert redaction is not None
     veil = Redactor(redaction, {"token": SECRET})
@@ -249,7 +251,7 @@ def texts_of(error: BaseException, seen: set[int]) -> str:
 
 @pytest.mark.parametrize("secret", [SECRET, "SECRET-123\n'and\\\"é"], ids=["plain", "escaped"])
 @pytest.mark.parametrize("make", RAISED)
-def test_no_secret_leaves_by_an_exception_of_any_class(make: str, secret: str) -> None:
+def test_a_redacted_value_is_hidden_in_exceptions_of_any_class(make: str, secret: str) -> None:
     error, cls = RAISED[make]
 
     def raises(token: str) -> None:
@@ -284,7 +286,7 @@ def test_no_secret_leaves_by_an_exception_of_any_class(make: str, secret: str) -
         pytest.param(lambda token: {"n": [123456789, 1.5]}, id="number"),
     ],
 )
-def test_no_secret_leaves_by_an_emitted_value_of_any_class(value: Any) -> None:
+def test_a_redacted_value_is_hidden_in_emitted_values_of_any_class(value: Any) -> None:
     def emits(token: str, pin: int, ctx: Context) -> None:
         ctx.emit(value(token))
 
@@ -314,7 +316,7 @@ class Pair(tuple[str, str]):
         pytest.param(lambda token: Pair(left=token), id="class"),
     ],
 )
-def test_a_container_that_cannot_hold_what_is_shown_becomes_a_text(value: Any) -> None:
+def test_a_container_that_cannot_hold_redacted_values_becomes_a_text(value: Any) -> None:
     def emits(token: str, ctx: Context) -> None:
         ctx.emit(value(token))
 
@@ -325,7 +327,7 @@ def test_a_container_that_cannot_hold_what_is_shown_becomes_a_text(value: Any) -
     assert HIDDEN in str([event for event in run.events if isinstance(event, Emitted)])
 
 
-def test_numbers_of_an_event_are_no_texts() -> None:
+def test_numbers_of_an_event_are_not_redacted() -> None:
     redaction = Redaction.of(["pin"])
     assert redaction is not None
     event = sample(Committed, freeze({}), "x")
@@ -334,7 +336,7 @@ def test_numbers_of_an_event_are_no_texts() -> None:
 
 
 @pytest.mark.parametrize("number", [1, 16, 17, 1_000])
-def test_any_number_of_texts_is_found(number: int) -> None:
+def test_any_number_of_texts_is_redacted(number: int) -> None:
     redaction = Redaction.of(["tokens"])
     assert redaction is not None
     tokens = [f"{place:04}-token" for place in range(number)]
@@ -343,14 +345,14 @@ def test_any_number_of_texts_is_found(number: int) -> None:
     assert veil.shown(text) == " ".join(f"a {HIDDEN}{HIDDEN}{token[:-1]} z" for token in tokens)
 
 
-def test_what_is_open_in_a_report_is_hidden_too() -> None:
+def test_open_questions_in_a_report_are_redacted() -> None:
     asks = Graph(inputs=["token"]).add_interrupt("ok", question="Send {token}?", into="fine").add_path(START, "ok", END)
     run = asks.compile(redact=["token"]).run({"token": SECRET})
     veiled(run.report() + run.to_svg())
     assert "Send [redacted]?" in run.report()
 
 
-def test_no_secret_leaves_by_a_text(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_redacted_value_is_hidden_inside_longer_texts(caplog: pytest.LogCaptureFixture) -> None:
     """Emitted values, exceptions, questions, Interrupted, report, lanes, picture, thread."""
 
     def tells(token: str, ctx: Context) -> None:

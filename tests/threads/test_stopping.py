@@ -30,16 +30,16 @@ class Log(BaseModel):
 
 
 class Stage:
-    """Two nodes in a row: `slow` is at work while a test leaves, `late` must not start."""
+    """Two nodes in a row: `slow` runs while a test leaves, `late` must not start."""
 
-    def __init__(self, colour: str) -> None:
+    def __init__(self, mode: str) -> None:
         self.calls: list[str] = []
         self.inside = threading.Event()
         self.go_on = threading.Event()
         self.cleaned = threading.Event()
-        self.thread = self._program(colour).thread("t")
+        self.thread = self._program(mode).thread("t")
 
-    def _program(self, colour: str) -> CompiledGraph:
+    def _program(self, mode: str) -> CompiledGraph:
         def slow(state: Any) -> dict[str, Any]:
             self.calls.append("slow")
             self.inside.set()
@@ -60,11 +60,11 @@ class Stage:
             self.calls.append("late")
             return {"log": ["late"]}
 
-        graph = Graph(Log).add_node("slow", slow if colour == "sync" else aslow).add_node("late", late)
+        graph = Graph(Log).add_node("slow", slow if mode == "sync" else aslow).add_node("late", late)
         return graph.add_path(START, "slow", "late", END).compile(store=":memory:")
 
     def check(self, finished: bool) -> None:
-        """It is stopped, and goes on."""
+        """Check that the run is stopped and can be resumed."""
         assert self.thread.status == "stopped"
         assert self.calls == ["slow"]
         assert self.thread.state["log"] == (["slow"] if finished else [])
@@ -125,15 +125,15 @@ def raises(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("leave", [closes, leaves_the_block, breaks, returns, raises])
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_a_sync_reader_that_goes_away(leave: Callable[[Stage], None], colour: str) -> None:
-    stage, threads = Stage(colour), threading.active_count()
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_sync_reader_that_leaves_stops_the_run(leave: Callable[[Stage], None], mode: str) -> None:
+    stage, threads = Stage(mode), threading.active_count()
 
-    def let() -> None:  # a sync node comes to its end, once the run is to stop
+    def let() -> None:  # a sync node ends after the run was told to stop
         assert stage.inside.wait(20)
-        while colour == "sync" and not any(one.stop_signal.reason for one in sessions):
+        while mode == "sync" and not any(one.stop_signal.reason for one in sessions):
             stage.go_on.wait(0.01)
-        if colour == "sync":
+        if mode == "sync":
             stage.go_on.set()
 
     sessions: list[Any] = []
@@ -152,8 +152,8 @@ def test_a_sync_reader_that_goes_away(leave: Callable[[Stage], None], colour: st
         letting.join()
     finally:
         CompiledGraph._open = original  # type: ignore[method-assign]
-    assert stage.cleaned.is_set() == (colour == "async")
-    stage.check(finished=colour == "sync")
+    assert stage.cleaned.is_set() == (mode == "async")
+    stage.check(finished=mode == "sync")
     gone = [one for one in threading.enumerate() if one.name.startswith("dspyer") and "leases" not in one.name]
     assert not gone, threads
 
@@ -200,7 +200,7 @@ async def _cancelled(stage: Stage, task: asyncio.Task[Any]) -> None:
     await asyncio.to_thread(stage.inside.wait, 20)
     task.cancel()
     await asyncio.sleep(0)
-    task.cancel()  # once more, while it comes to its end
+    task.cancel()  # once more, while it is ending
     if isinstance(stage, SyncStage):
         stage.go_on.set()
     with pytest.raises(asyncio.CancelledError):
@@ -249,7 +249,9 @@ class SyncStage(Stage):
 @pytest.mark.parametrize(
     "leave", [acloses, aleaves_the_block, abreaks, is_cancelled, run_is_cancelled, times_out, scope_is_cancelled]
 )
-def test_an_async_reader_or_caller_that_goes_away(leave: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
+def test_an_async_reader_or_caller_that_leaves_stops_the_run(
+    leave: Callable[[Stage], Coroutine[Any, Any, None]],
+) -> None:
     stage = Stage("async")
     asyncio.run(leave(stage))
     assert stage.cleaned.is_set()
@@ -292,7 +294,7 @@ def test_a_stream_that_is_never_read_starts_nothing(recwarn: pytest.WarningsReco
     assert not recwarn.list
 
 
-def test_two_readers_share_the_events_and_both_come_to_the_end() -> None:
+def test_two_readers_share_the_events_and_both_end() -> None:
     graph = Graph(Log).add_node("a", lambda state: {"log": ["a"]}).add_path(START, "a", END)
     stream = graph.compile().stream({})
     found: list[list[Any]] = [[], []]
@@ -305,7 +307,7 @@ def test_two_readers_share_the_events_and_both_come_to_the_end() -> None:
     assert len(found[0]) + len(found[1]) == len(stream.run.events)
 
 
-def test_a_reader_that_leaves_at_the_question_finds_it() -> None:
+def test_a_reader_that_leaves_at_a_question_can_answer_it_later() -> None:
     graph = Graph().add_interrupt("ok", question="Go?", answer=bool, into="yes").add_path(START, "ok", END)
     thread = graph.compile(store=":memory:").thread("t")
     for event in thread.stream({}):
@@ -315,7 +317,7 @@ def test_a_reader_that_leaves_at_the_question_finds_it() -> None:
     assert thread.resume({"ok": True}).status == "completed"
 
 
-def test_an_interrupt_of_the_process_in_a_sync_run() -> None:
+def test_a_keyboard_interrupt_stops_a_sync_run() -> None:
     stop = [True]
 
     def torn(state: Any) -> dict[str, Any]:
@@ -356,10 +358,10 @@ def wait(n):
 }
 
 
-@pytest.mark.parametrize("colour", NODES)
-def test_a_process_that_ends_with_an_open_stream_stops_its_run(colour: str, tmp_path: Any) -> None:
+@pytest.mark.parametrize("mode", NODES)
+def test_a_process_that_ends_with_an_open_stream_stops_its_run(mode: str, tmp_path: Any) -> None:
     store = str(tmp_path / "runs.db")
-    code = EXITS.format(node=NODES[colour])
+    code = EXITS.format(node=NODES[mode])
     done = subprocess.run([sys.executable, "-c", code, store], timeout=60, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     graph = Graph(inputs=["n"]).add_node("wait", lambda n: {"n": 1}, writes=["n"])
@@ -367,7 +369,7 @@ def test_a_process_that_ends_with_an_open_stream_stops_its_run(colour: str, tmp_
     assert graph.compile(store=store).thread("t").status == "stopped"
 
 
-def stopped_at(thread: Thread, event_number: int, colour: str) -> None:
+def stopped_at(thread: Thread, event_number: int, mode: str) -> None:
     """Leaves a stream after some events."""
 
     async def aleave() -> None:
@@ -378,7 +380,7 @@ def stopped_at(thread: Thread, event_number: int, colour: str) -> None:
                 if count > event_number:
                     return
 
-    if colour == "async":
+    if mode == "async":
         asyncio.run(aleave())
         return
     with thread.stream(INPUTS) as stream:
@@ -388,23 +390,21 @@ def stopped_at(thread: Thread, event_number: int, colour: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
 @settings(max_examples=8, deadline=None)
 @given(number=st.integers(0, 30))
-def test_a_run_that_is_stopped_anywhere_and_resumed_is_the_run(kind: str, colour: str, number: int) -> None:
+def test_a_run_stopped_at_any_event_and_resumed_equals_the_whole_run(kind: str, mode: str, number: int) -> None:
     """And no node that has finished is called twice."""
     with KINDS[kind].lm():
-        check_stopped(KINDS[kind].compile(colour, FailingMemory()), colour, number)
+        check_stopped(KINDS[kind].compile(mode, FailingMemory()), mode, number)
 
 
-def check_stopped(program: CompiledGraph, colour: str, number: int) -> None:
+def check_stopped(program: CompiledGraph, mode: str, number: int) -> None:
     CALLS.take()
-    whole = (
-        program.thread("whole").run(INPUTS) if colour == "sync" else asyncio.run(program.thread("whole").arun(INPUTS))
-    )
+    whole = program.thread("whole").run(INPUTS) if mode == "sync" else asyncio.run(program.thread("whole").arun(INPUTS))
     expected = sorted(call.name for call in CALLS.take() if call.what == "node")
     thread = program.thread("t")
-    stopped_at(thread, number, colour)
+    stopped_at(thread, number, mode)
     first = CALLS.take()
     status = thread.status
     if status == "completed":
@@ -414,11 +414,11 @@ def check_stopped(program: CompiledGraph, colour: str, number: int) -> None:
         events = list(stream)
     assert isinstance(events[-1], RunEnded)
     assert outcome(stream.run) == outcome(whole)
-    if colour == "sync":  # sync nodes are finished; a subgraph's START is no call
+    if mode == "sync":  # sync nodes are finished; a subgraph's START is no call
         assert sorted(call.name for call in (*first, *CALLS.take()) if call.what == "node") == expected
 
 
-def test_advice_of_resume_fits_resume() -> None:
+def test_the_advice_to_resume_names_parameters_of_resume() -> None:
     stage = Stage("sync")
     stream = stage.thread.stream({})
     reaches(stage, stream)

@@ -1,4 +1,4 @@
-"""Names of threads may hold any character: ids of commits are told from each other without splitting them."""
+"""Names of threads may hold any character: ids of commits are compared by prefix and never split."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def program(path: Path) -> CompiledGraph:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_any_name(name: str, tmp_path: Path) -> None:
+def test_a_thread_may_have_any_name(name: str, tmp_path: Path) -> None:
     made = program(tmp_path)
     t = made.thread(name)
     t.run({"x": 1})
@@ -50,7 +50,7 @@ def test_any_name(name: str, tmp_path: Path) -> None:
     assert t.copy(to=f"{name}/copy/2").at("trunk:2")["z"] == 3
 
 
-def test_names_that_begin_alike_are_told_apart(tmp_path: Path) -> None:
+def test_threads_whose_names_begin_alike_are_not_confused(tmp_path: Path) -> None:
     made = program(tmp_path)
     for name in ("a", "a.1/trunk:0", "b/a"):
         made.thread(name).run({"x": len(name)})

@@ -31,7 +31,7 @@ class Pad(BaseModel):
 
 
 class Desk:
-    """Agents who note what they do, and may be told to fail or to kill their process."""
+    """Agents who note what they do, and can be made to fail or to kill their process."""
 
     def __init__(self, path: Path) -> None:
         self.path = path / "runs.db"
@@ -77,7 +77,7 @@ class Desk:
             yield from store.rows(run.id)
 
     def forget(self) -> None:
-        """Drops all snapshots: what is read then is computed of the log alone."""
+        """Drops all snapshots: what is read then is computed from the log alone."""
         SQLite(self.path).drop_snapshots()
 
 
@@ -87,7 +87,7 @@ def desk(tmp_path: Path) -> Desk:
 
 
 def folded(thread: Thread) -> list[ImmutableState]:
-    """The state after each version, computed by hand: S(t+1) = S(t) ⊕ Δ(t) along the parents."""
+    """The state after each version, computed here: S(t+1) = S(t) ⊕ Δ(t) along the parents."""
     schema = thread._program.graph.topology.schema
     states: list[ImmutableState] = []
     for commit in thread.history():
@@ -119,11 +119,11 @@ def test_every_update_is_an_event_with_agent_version_deltas_and_time(desk: Desk)
         stored = known[commit.node]
         assert (stored.version, stored.patch, stored.branch) == (commit.version, commit.patch, commit.branch)
         assert abs(stored.started - commit.started) < 0.01
-        assert stored.started > 1_600_000_000 or stored.node == "join:write", "a join is nobody's update"
+        assert stored.started > 1_600_000_000 or stored.node == "join:write", "a join is no agent's update"
 
 
 def test_the_log_only_grows(desk: Desk) -> None:
-    """S000-15: no later run, failure, change by hand or merge changes a line of it."""
+    """S000-15: no later run, failure, manual commit or merge changes a line of it."""
     thread = desk.thread()
     thread.run({"topic": "tides"})
     commits, rows = thread.history(), list(desk.rows())
@@ -131,7 +131,7 @@ def test_the_log_only_grows(desk: Desk) -> None:
     thread.run({"topic": "moons"})
     desk.fails = ""
     thread.run({"topic": "winds"}, abandon=True)
-    thread.update({"text": "by hand"})
+    thread.update({"text": "manual"})
     other = thread.copy("other")
     other.update({"notes": "there"})
     thread.merge(other)
@@ -160,7 +160,7 @@ def test_on_resume_state_and_version_come_from_the_deltas(desk: Desk, forget: bo
 
 
 def test_replay_is_deterministic_and_leads_to_any_version(desk: Desk) -> None:
-    """S000-17, S000-18: other objects, with and without snapshots, come to the same states, and call nobody."""
+    """S000-17, S000-18: other objects, with and without snapshots, compute the same states, and call no node."""
     for topic in ("tides", "moons", "winds"):
         desk.thread().run({"topic": topic})
     states = folded(desk.thread())
@@ -188,7 +188,7 @@ def test_the_log_says_which_agent_changed_which_field_and_when(desk: Desk) -> No
 
 
 def test_parallel_agents_share_the_state_and_reducers_lose_no_update(desk: Desk) -> None:
-    """S000-24, S000-25: branches of one run, and runs of one thread beside each other."""
+    """S000-24, S000-25: branches of one run, and concurrent runs of one thread."""
     for topic in ("tides", "moons"):
         desk.thread().run({"topic": topic})
     assert desk.thread().state["seen"] == 6
@@ -208,7 +208,7 @@ def plain(patch: Mapping[str, Any]) -> Any:
     return ImmutableState(patch).to_dict()
 
 
-def test_an_agent_may_be_given_only_what_is_new_and_what_that_saves_is_measured(desk: Desk) -> None:
+def test_an_agent_given_only_what_is_new_saves_tokens(desk: Desk) -> None:
     """S000-26, S000-27: three agents, each of which has last looked at another version."""
     for turn in range(30):
         desk.thread().run({"topic": f"topic {turn}"})
@@ -223,7 +223,7 @@ def test_an_agent_may_be_given_only_what_is_new_and_what_that_saves_is_measured(
         assert deltas * 5 < size(thread.state.to_dict()), agent
 
 
-def test_killed_in_the_middle_it_goes_on_from_the_recorded_deltas(desk: Desk) -> None:
+def test_a_killed_run_is_resumed_from_the_recorded_deltas(desk: Desk) -> None:
     """S000-28, S004-28: the process is gone, the scratchpad is there, finished agents are not called again."""
     desk.thread().run({"topic": "tides"})
     desk.kills = "write"
@@ -249,7 +249,7 @@ def test_agents_of_stored_runs_may_be_async(tmp_path: Path) -> None:
     assert thread.run({"text": "you"}).state["text"] == "you!"
 
 
-def test_no_state_is_written_beside_the_deltas(tmp_path: Path) -> None:
+def test_no_state_is_written_in_addition_to_the_deltas(tmp_path: Path) -> None:
     """S000-30, S004-14: what no node touches is stored once, what grows is stored item by item."""
     mark = "a text that no node touches"
 
@@ -281,7 +281,7 @@ def test_events_are_json(desk: Desk) -> None:
     assert desk.thread().state == ImmutableState.from_json(desk.thread().state.to_json())
 
 
-def test_a_finished_agent_and_the_main_agent_are_told_more_and_go_on(tmp_path: Path) -> None:
+def test_a_finished_agent_and_the_main_agent_can_be_given_more_and_continue(tmp_path: Path) -> None:
     """S002-12, S002-13: multi-turn, each turn by another program; what was said before is there."""
 
     class Talk(BaseModel):

@@ -63,7 +63,7 @@ def test_the_events_are_those_of_the_run(kind: str, drained: Streaming) -> None:
     assert run.events == tuple(events)
 
 
-def test_a_resume_streams_what_happens_now(drained: Streaming) -> None:
+def test_a_resume_streams_new_events_only(drained: Streaming) -> None:
     program = KINDS["fork"].compile("sync", FailingMemory())
     whole = program.thread("whole").run(INPUTS)
     CALLS.fault = next(call for call in CALLS.take() if call.name == "b2")
@@ -80,7 +80,7 @@ def test_a_resume_streams_what_happens_now(drained: Streaming) -> None:
     assert [event.node for event in events if isinstance(event, NodeStarted)] == ["b2", "d"]
 
 
-def test_a_commit_is_shown_once_it_is_stored() -> None:
+def test_a_commit_is_streamed_after_it_is_stored() -> None:
     """And never if the store fails."""
     store = FailingMemory()
     program = KINDS["chain"].compile("sync", store)
@@ -95,7 +95,7 @@ def test_a_commit_is_shown_once_it_is_stored() -> None:
     assert [event.commit.node for event in events if isinstance(event, Committed)] == ["START", "a"]
 
 
-def test_a_stream_that_is_closed_early_is_stopped_and_goes_on() -> None:
+def test_a_stream_closed_early_stops_the_run_which_can_be_resumed() -> None:
     inside, go_on = threading.Event(), threading.Event()
     calls: list[str] = []
 
@@ -120,7 +120,7 @@ def test_a_stream_that_is_closed_early_is_stopped_and_goes_on() -> None:
     assert calls == ["slow"]
 
 
-def test_an_async_stream_that_is_closed_early_goes_on() -> None:
+def test_an_async_stream_closed_early_stops_the_run_which_can_be_resumed() -> None:
     """Closing cancels what runs: that is called again."""
     calls: list[str] = []
     ever = [True]

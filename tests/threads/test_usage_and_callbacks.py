@@ -35,24 +35,24 @@ def build(store: Store) -> CompiledGraph:
     return graph.add_path(START, "ask", "again", END).compile(store=store)
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_callbacks_of_a_run_and_of_its_resume_fire_once(colour: str) -> None:
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_callbacks_of_a_run_and_of_its_resume_fire_once(mode: str) -> None:
     seen = Seen()
     program = build(Memory())
     thread = program.thread("t")
     with dspy.context(callbacks=[seen], lm=ScriptedLM([{"verdict": "v"}, TimeoutError("busy")])):
-        run = thread.run({"q": "?"}) if colour == "sync" else asyncio.run(thread.arun({"q": "?"}))
+        run = thread.run({"q": "?"}) if mode == "sync" else asyncio.run(thread.arun({"q": "?"}))
         assert "busy" in str(run.error)
     name = type(program).__name__
     assert seen.calls == [name, "Predict", "Predict"]
     seen.calls.clear()
     with dspy.context(callbacks=[seen], lm=ScriptedLM([{"x": "done"}])):
-        run = thread.resume() if colour == "sync" else asyncio.run(thread.aresume())
+        run = thread.resume() if mode == "sync" else asyncio.run(thread.aresume())
     assert seen.calls == [name, "Predict"]
     assert [step[2] for step in run.trace] == [dspy.Prediction(x="done")]
 
 
-def test_usage_is_that_of_this_process_for_a_run_and_of_all_for_its_thread(tmp_path: Path) -> None:
+def test_usage_of_a_run_is_of_this_process_and_of_a_thread_of_all_processes(tmp_path: Path) -> None:
     program = build(SQLite(tmp_path / "runs.db"))
     thread = program.thread("t")
     assert thread.usage == {}
