@@ -52,7 +52,7 @@ def test_every_documented_name_is_public() -> None:
         "dspyer.display.tokens.Tokens",  # as `run.tokens()`
         "dspyer.stores.base",  # by whoever writes a store
         "dspyer.stores.postgres.Postgres",  # by its address; importing it needs a driver
-        "dspyer.threads.thread.StoredFailure",  # as `thread.error`
+        "dspyer.threads.status.StoredFailure",  # as `thread.error`
         "dspyer.stores.encrypted.Encrypted",  # importing it needs an extra
     }
     assert not DOCUMENTED - PUBLIC.keys() - reached
