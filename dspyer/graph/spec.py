@@ -8,7 +8,7 @@ from typing import Any
 
 from dspyer.display.graph_picture import GraphPicture
 from dspyer.display.graph_svg import draw_svg
-from dspyer.display.redaction import Redact, Redaction, hiding
+from dspyer.display.redaction import Redact, Redaction, redacted_policies
 from dspyer.errors import InputError, RouteError, list_names, suggestion
 from dspyer.graph.text import draw_mermaid, explain, route_labels
 from dspyer.nodes.condense import Condensers
@@ -191,9 +191,9 @@ def with_redaction(graph: GraphSpec, redact: Redact) -> GraphSpec:
     if redaction is None:
         return graph
     old = graph.topology
-    joins = {node: hiding(policies, redaction) for node, policies in old.join_policies.items()}
+    joins = {node: redacted_policies(policies, redaction) for node, policies in old.join_policies.items()}
     schema = old.schema.with_show_value(redaction.brief)
-    topology = replace(old, schema=schema, policies=hiding(old.policies, redaction), join_policies=joins)
+    topology = replace(old, schema=schema, policies=redacted_policies(old.policies, redaction), join_policies=joins)
     return replace(graph, topology=topology, redaction=redaction)
 
 

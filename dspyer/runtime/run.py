@@ -75,7 +75,7 @@ class Run:
         self._redaction = session.graph.redaction
         self._failures = run.failures
         asked = () if ended.status == "completed" else tuple(session.records.open_questions())
-        self._asked = asked if session.redactor is None else session.redactor.shown(asked)
+        self._asked = asked if session.redactor is None else session.redactor.redact(asked)
         self._depth = len(session.scope)
         self.conflicts: tuple[MergedConflict, ...] = (
             *[conflict for entry in self._entries for conflict in entry.conflicts],

@@ -403,7 +403,7 @@ class Session(NotLive):
         self.publish(RunEnded(self.run_id, status, self.scope))
         error, questions = self.error(), self.questions()
         if self.redactor is not None:
-            questions = self.redactor.shown(questions)
+            questions = self.redactor.redact(questions)
             error = None if error is None else self.redactor.error(error)
         ended = SessionEnd(self, self.run, status, error, questions, self.events)
         del error  # its traceback may refer to this frame

@@ -354,7 +354,7 @@ class Thread:
         if not questions or redaction is None:
             return questions
         values = dict(self._starter.load_readable_head().state.raw_items())
-        redacted: tuple[Question, ...] = Redactor(redaction, values).shown(questions)
+        redacted: tuple[Question, ...] = Redactor(redaction, values).redact(questions)
         return redacted
 
     @property

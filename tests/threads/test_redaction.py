@@ -342,7 +342,7 @@ def test_any_number_of_texts_is_redacted(number: int) -> None:
     tokens = [f"{place:04}-token" for place in range(number)]
     veil = Redactor(redaction, {"tokens": freeze([*tokens, "0000-token-longer"])})
     text = " ".join(f"a {token}0000-token-longer{token[:-1]} z" for token in tokens)
-    assert veil.shown(text) == " ".join(f"a {HIDDEN}{HIDDEN}{token[:-1]} z" for token in tokens)
+    assert veil.redact(text) == " ".join(f"a {HIDDEN}{HIDDEN}{token[:-1]} z" for token in tokens)
 
 
 def test_open_questions_in_a_report_are_redacted() -> None:
