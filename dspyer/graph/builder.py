@@ -1,4 +1,4 @@
-"""Building a graph: nodes, edges and routers, checked as a whole by `compile()`."""
+"""`Graph`: nodes, edges and routers are added one by one, and checked as a whole by `compile()`."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 
 class Graph:
-    """A state graph of DSPy programs. Build it, then `compile()` it into a `dspy.Module`.
+    """A state graph of DSPy programs. Add nodes and edges, then `compile()` it into a `dspy.Module`.
 
     Args:
-        schema: a pydantic model of the state: its fields, their types, defaults and reducers. None for a state of any
+        schema: a pydantic model of the state: its fields, their types, defaults and reducers. None for a state with any
             keys.
         name: name of the graph, by default that of the schema.
         inputs: the fields that a run is given. By default those that no node declares to write, without a schema those
@@ -62,12 +62,13 @@ class Graph:
         keep: the fields that last over the runs of a thread; the others begin every run with their defaults. By
             default all last.
         limit: the most that the whole state holds, `limit(kb=...)`. Inputs, nodes, joins and `t.update` that make it
-            larger are refused; what leaves it no larger never is, nor what was committed under another limit. Each
-            commit says the size, `commit.size`.
+            larger are refused; what leaves it no larger is not, nor what was committed under another limit. Each
+            commit records the size, `commit.size`.
 
     Raises:
         ValueError: if a merge policy is unknown.
-        GraphError: if the schema cannot be the schema of a state, or the limit is none for a whole state.
+        GraphError: if the schema cannot be the schema of a state, `keep` names an unknown field, or the limit is none
+            for a whole state.
 
     Example:
         >>> graph = Graph()
@@ -116,30 +117,30 @@ class Graph:
         goto: Sequence[str] = (),
         condense: Mapping[str, dspy.Module] | None = None,
     ) -> Graph:
-        """Adds a node: a function of the state's fields, a `dspy.Module`, or a compiled graph.
+        """Add a node: a function of the state's fields, a `dspy.Module`, or a compiled graph.
 
         Args:
             name: name of the node, an identifier; `add_node(search)` takes the function's own.
             node: the function or module.
-            reads: the fields that the node sees, as a list, or as a map from its own names to the state's, or to views
-                of its fields: `{"findings": view("findings").new()}`.
-            writes: the fields that the node may write, in the same forms.
+            reads: the fields that the node sees, as a list, or as a map from its own names to the state's, to views of
+                its fields, `{"findings": view("findings").new()}`, or to templates, `{"task": fill("Find {topic}")}`.
+            writes: the fields that the node may write, as a list, or as a map from its own names to the state's.
             modules: DSPy modules that the function calls, by the name of its parameter.
-            frozen: True keeps optimizers away from the node's modules, False opens modules that one has compiled
-                before.
+            frozen: True hides the node's modules from optimizers, False opens modules that one has compiled before.
             goto: the targets that a `Command` of the node may name.
-            condense: by field, a module of one input and one output that shortens what the node writes there before it
-                is committed. One that takes a list gets a whole update, any other one entry after the other.
+            condense: by field, a module with one input and one output that shortens what the node writes there before
+                it is committed. One that takes a list gets a whole update, any other one entry after the other.
 
         Returns:
-            The graph.
+            The graph itself, changed.
 
         Raises:
             GraphError: if the name is taken, reserved or no identifier.
 
         Example:
-            >>> Graph().add_node("double", lambda state: {"n": 2 * state["n"]}, writes=["n"])
-            <Graph: double>
+            >>> graph = Graph().add_node("double", lambda state: {"n": 2 * state["n"]}, writes=["n"])
+            >>> graph.add_path(START, "double", END).compile()(n=21).n
+            42
         """
         if not isinstance(name, str):
             if node is not None:
@@ -175,7 +176,7 @@ class Graph:
         modules: Mapping[str, dspy.Module] | None = None,
         frozen: bool | None = None,
     ) -> Graph:
-        """Adds one node that runs another once per item of a list, and commits all results once, in the order of the
+        """Add one node that runs another once per item of a list, and commits all results once, in the order of the
         items.
 
         Args:
@@ -187,12 +188,12 @@ class Graph:
             into: the field that gets the list of results.
             max_concurrency: most items at the same time, by default as many as the program allows nodes.
             reads: further fields that `node` sees.
-            writes: what `node` gives for one item, if its signature does not say.
+            writes: the outputs of `node` for one item, if its signature does not declare them.
             modules: modules that a function calls.
             frozen: as in `add_node`.
 
         Returns:
-            The graph.
+            The graph itself, changed.
 
         Raises:
             GraphError: if the name is taken, reserved or no identifier.
@@ -220,19 +221,20 @@ class Graph:
     def add_interrupt(
         self, name: str, *, question: str | Callable[..., str], answer: Any = bool, into: str | None = None
     ) -> Graph:
-        """Adds a node that asks somebody outside the program and waits for the answer: no code runs in it.
+        """Add a node that asks a question outside the program and waits for the answer: no code runs in it.
 
-        The run ends with status `interrupted`, other branches go on as far as they can, and nothing waits. On a thread
-        `t.resume(answers={name: ...})` goes on from there, in any process, and calls no node again.
+        The run ends with status `interrupted` after its other branches have run as far as they can; no process waits.
+        On a thread `t.resume(answers={name: ...})` continues the run, in any process, and calls no node again.
 
         Args:
             name: name of the node, and key of its question.
-            question: a text with fields of the state in braces, or a function of fields that gives the text.
-            answer: the type of the answer, any that pydantic validates; None for a question that is there to wait.
-            into: the field that gets the answer. A question that takes one needs it, so that a no cannot be overlooked.
+            question: a text with fields of the state in braces, or a function of fields that returns the text.
+            answer: the type of the answer, any that pydantic validates; None for a question that only waits for a
+                resume.
+            into: the field that gets the answer. A question with an answer needs it, so that a no cannot be overlooked.
 
         Returns:
-            The graph.
+            The graph itself, changed.
 
         Raises:
             GraphError: if the name is taken, reserved or no identifier.
@@ -248,7 +250,7 @@ class Graph:
         return self
 
     def add_edge(self, source: str | Sequence[str], target: str | Sequence[str], *, policy: object = None) -> Graph:
-        """Adds edges. Several targets fork, in that order; several sources are just several edges.
+        """Add edges. Several targets fork, in that order; several sources are several edges.
 
         Args:
             source: a node, `START`, or a list of nodes.
@@ -256,14 +258,18 @@ class Graph:
             policy: the merge policy of joins at the target, in the forms of `Graph(merge=...)`.
 
         Returns:
-            The graph.
+            The graph itself, changed.
 
         Raises:
+            GraphError: if one end of the edge is no name.
             ValueError: if the merge policy is unknown.
 
         Example:
-            >>> graph = Graph().add_edge(START, ["left", "right"])
-            >>> graph = graph.add_edge(["left", "right"], "judge", policy="last_write_wins")
+            >>> graph = Graph().add_node("left", lambda: {"side": "l"}).add_node("right", lambda: {"side": "r"})
+            >>> graph = graph.add_edge(START, ["left", "right"]).add_node("judge", lambda side: {"winner": side})
+            >>> graph = graph.add_edge(["left", "right"], "judge", policy="last_write_wins").add_edge("judge", END)
+            >>> graph.compile()().winner
+            'r'
         """
         sources, targets = checked_edge_ends(source), checked_edge_ends(target)
         if policy is not None:
@@ -274,16 +280,21 @@ class Graph:
         return self
 
     def add_path(self, *nodes: str) -> Graph:
-        """Adds a chain of edges.
+        """Add a chain of edges.
 
         Args:
             nodes: at least two names; `START` and `END` included.
 
         Returns:
-            The graph.
+            The graph itself, changed.
+
+        Raises:
+            GraphError: if there are fewer than two names.
 
         Example:
-            >>> graph = Graph().add_path(START, "first", "second", END)
+            >>> graph = Graph().add_node("first", lambda: {"n": 1}).add_node("second", lambda n: {"n": n + 1})
+            >>> graph.add_path(START, "first", "second", END).compile()().n
+            2
         """
         if len(nodes) < 2:
             raise GraphError("add_path takes at least two nodes: add_path(START, 'first', END)")
@@ -300,7 +311,7 @@ class Graph:
         name: str | None = None,
         writes: Collection[str] | Mapping[str, str] | None = None,
     ) -> Graph:
-        """Adds a router: what decides at run time where a branch goes.
+        """Add a router, which decides at run time where a branch goes.
 
         Args:
             source: the node that the branch leaves, or `START`.
@@ -312,12 +323,19 @@ class Graph:
             writes: the field that gets the label of a module router.
 
         Returns:
-            The graph.
+            The graph itself, changed.
+
+        Raises:
+            GraphError: if the name is taken, reserved or no identifier.
 
         Example:
             >>> def route(score):
-            ...     return "done" if score > 0.5 else "again"
-            >>> graph = Graph().add_conditional_edges("judge", route, {"again": "write", "done": END})
+            ...     return "done" if score > 2 else "again"
+            >>> graph = Graph().add_node("add", lambda score: {"score": score + 1}, writes=["score"])
+            >>> graph = graph.add_edge(START, "add")
+            >>> graph = graph.add_conditional_edges("add", route, {"again": "add", "done": END})
+            >>> graph.compile()(score=0).score
+            3
         """
         if name is not None:
             check_name(name, self._nodes)
@@ -341,7 +359,7 @@ class Graph:
         warn_at: int | None = None,
         shares_threads_with: Iterable[str] = (),
     ) -> CompiledGraph:
-        """Checks the whole graph and makes a program of it. `graph.compile()` builds, `optimizer.compile()` tunes.
+        """Check the whole graph and make a program of it. `graph.compile()` builds, `optimizer.compile()` tunes.
 
         Args:
             max_steps: longest chain of commits in a run: bounds loops, however wide the graph forks.
@@ -349,13 +367,13 @@ class Graph:
             max_concurrency: most nodes of one run that work at the same time.
             store: where `program.thread(...)` keeps its runs: the path of an SQLite file, `":memory:"`, a
                 `postgresql://` address, or a `Store`.
-            interrupt_before: nodes before which a run stops each time, until somebody lets it go on.
+            interrupt_before: nodes before which a run stops each time, until it is resumed.
             interrupt_after: nodes after which it stops.
-            interrupts: answers to questions by key, or a function from a `Question` to its answer, for runs that nobody
-                watches: under an optimizer, `dspy.Evaluate` or a test. Keys that nothing asks are left unused, since
-                those of `ctx.interrupt` show only in a run; a question without an answer is named by the error.
-            migrate: makes of the state that an earlier graph has left in a thread (a plain dict) the one with which
-                this graph goes on; called once, by the next run or resume. Without it new fields get their defaults,
+            interrupts: answers to questions by key, or a function from a `Question` to its answer, for runs
+                without a person: under an optimizer, `dspy.Evaluate` or a test. Keys that no node asks are ignored,
+                since those of `ctx.interrupt` show only in a run; the error names a question without an answer.
+            migrate: converts the state that an earlier graph left in a thread (a plain dict) to the one with which this
+                graph continues; called once, by the next run or resume. Without it new fields get their defaults,
                 those that are gone leave the state with a warning, and values that do not fit are refused.
             redact: what events, logs, errors and exports do not show: patterns of paths (`["user.email", "**.token"]`),
                 or a function of a path and a plain value that gives what is shown. States and stores hold all.
@@ -366,14 +384,16 @@ class Graph:
             max_demo_turns: how many turns of a `dspy.History` a demo shows, the last ones; None for all.
             warn_at: where at most so many steps are left after a module node of a conversation, its instructions say so
                 in that call, and a user message with the same text comes before its turn.
-            shares_threads_with: names of other graphs whose threads this one may go on with: the name that it had
+            shares_threads_with: names of other graphs whose threads this one may continue: the name that it had
                 before, or those of graphs that work on one thread by turns.
 
         Returns:
-            A `dspy.Module` with copies of the modules; the graph can go on to be changed and compiled again.
+            A `dspy.Module` with copies of the modules; the graph can be changed and compiled again.
 
         Raises:
             GraphError: if anything is wrong with the graph, with all problems and their fixes.
+            ValueError: if `durability` is unknown or a pattern of `redact` is malformed.
+            TypeError: if `interrupts` is neither a dict nor a function.
 
         Example:
             >>> from dspyer import END
@@ -415,7 +435,6 @@ class Graph:
         return f"<{self._options.name}: {', '.join(self._nodes)}>"
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
-        """Says what to do: a graph is compiled first."""
         raise GraphError(_COMPILE_FIRST)
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -431,9 +450,9 @@ _OTHERS = {
     "add_sequence": "write add_path(START, 'first', 'second', END)",
     "invoke": "it is the plan of a program: compile() it, and call what that returns, program(question=...)",
 }
-"""What other graph libraries call it."""
+"""Methods of other graph libraries, with what to write here."""
 
 _OF_PROGRAMS = frozenset({"run", "arun", "stream", "astream", "thread", "threads", "with_resources"})
-"""What a compiled graph has beside the methods of `dspy.Module`."""
+"""Methods of a compiled graph that `dspy.Module` does not have."""
 
 _COMPILE_FIRST = "it is the plan of a program. Call .compile() first, and use or tune the program that it returns"

@@ -172,8 +172,6 @@ def plan_condenser(
 def _kind(schema: Schema, field: str) -> str:
     """The kind of the entries of one update of a field."""
     reducer = schema.reducer(field)
-    if (
-        reducer is None or reducer.parts is None or reducer.name == "append"
-    ):  # without parts, and for `append`, one update is one entry
-        return ""
+    if reducer is None or reducer.parts is None or reducer.name == "append":
+        return ""  # one update is one entry
     return {"members": "items", "amount": ""}.get(reducer.kind, reducer.kind)

@@ -1,4 +1,8 @@
-"""Routers: functions, names of fields and modules that say where a branch goes next."""
+"""Routers: functions, names of fields and modules that decide where a branch goes next.
+
+`build_router` makes a `Router` of what `add_conditional_edges` was given. `Routes` resolves what a router returned, a
+label, a name or a `Send`, to targets.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +35,11 @@ REASONS = ("reasoning", "rationale", "final_reasoning")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Router:
-    """The declared facts of a router. The subclasses say how it decides; none of them holds a `dspy.Module`.
+    """The declared facts of a router. The subclasses decide; none of them holds a `dspy.Module`.
 
     Attributes:
         name: the node that it follows.
-        routes: where it may go.
+        routes: its targets.
         reads: fields of the state by its own names; None for the whole state.
         optional: fields among `reads` that may be unset.
         writes: fields that it commits in the same transition, by its own names.
@@ -43,7 +47,7 @@ class Router:
         resources: the types of the resources that it needs, by parameter.
         module_name: the attribute of the program that holds its module; None if it has none.
         templates: the templates in the instructions of its predictors.
-        who: what problems and errors call it.
+        who: how problems and errors name it.
     """
 
     name: str
@@ -77,7 +81,7 @@ class Router:
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """For pictures: what leads to each target."""
+        """The labels that lead to each target, for pictures."""
         found: dict[str, list[str]] = {}
         for label, targets in self.routes.labels.items():
             for target in targets:
@@ -86,11 +90,11 @@ class Router:
 
     @property
     def inline(self) -> bool:
-        """Whether `decide` is sync and cheap, so that async code calls it too."""
+        """Whether `decide` is sync and cheap, so that async code calls it directly."""
         return self.module_name is None
 
     def decide(self, call: Call) -> Decision:
-        """Say where the branch goes, given the state after its node."""
+        """The targets, given the state after the node."""
         raise NotImplementedError
 
     async def adecide(self, call: Call) -> Decision:
@@ -116,7 +120,7 @@ class FunctionRouter(Router):
         return self.binding.takes
 
     def decide(self, call: Call) -> Decision:
-        """Call the function."""
+        """The targets that the function returns."""
         arguments = self.binding.bind(call)
         try:
             result = self.fn(**arguments)
@@ -133,7 +137,7 @@ class FunctionRouter(Router):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FieldRouter(Router):
-    """A router that goes where the value of a field says.
+    """A router that takes the value of a field as its label.
 
     Attributes:
         field: the field.
@@ -147,7 +151,7 @@ class FieldRouter(Router):
         return frozenset([self.field])
 
     def decide(self, call: Call) -> Decision:
-        """Look the value of the field up."""
+        """The targets of the field's value."""
         source = call.overlay if call.overlay is not None and self.field in call.overlay else call.state
         if self.field not in source:
             raise unset(self.field, self.who)
@@ -159,8 +163,8 @@ class ModuleRouter(Router):
     """A router that is a DSPy module with one `Literal` output. The module itself is an attribute of the program.
 
     Attributes:
-        inputs: what the module gets.
-        label: its output that says where to go.
+        inputs: where each input of the module comes from.
+        label: its output that names the label.
     """
 
     inputs: tuple[Input, ...]
@@ -172,7 +176,7 @@ class ModuleRouter(Router):
         return self.templates.takes | taken(self.inputs)
 
     def decide(self, call: Call) -> Decision:
-        """Ask the program's module."""
+        """The targets of the module's output."""
         inputs = gather_inputs(self.inputs, call, self.who)
         with self._named(), filling(self.templates, call):
             result = call_module(self._module(call), inputs)
@@ -205,20 +209,19 @@ class ModuleRouter(Router):
         return Decision(self.routes.resolve(label, self.who), selected(values, self.writes, self.who), reason)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What a router returned, as targets.
+# --- targets
 
 PathMap: TypeAlias = Mapping[Any, str | Sequence[str]] | Iterable[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """The ways out that a router may take.
+    """The targets of a router.
 
     Attributes:
         labels: targets by label; empty if the router names its targets itself.
         targets: the names of all targets, in order.
-        by_text: targets by what a router may return as a text: a label, or a name.
+        by_text: targets by a text that a router may return: a label, or a name.
     """
 
     labels: Mapping[Any, tuple[str, ...]]
@@ -230,18 +233,7 @@ class Routes:
         object.__setattr__(self, "by_text", {**{name: (name,) for name in self.targets}, **texts})
 
     def resolve(self, result: object, who: str) -> tuple[Goto, ...]:
-        """What a router returned, as targets.
-
-        Args:
-            result: a label, a name, a `Send`, or a list of these.
-            who: the router, for errors.
-
-        Returns:
-            The targets, at least one.
-
-        Raises:
-            RouteError: for an unknown target or label, or none at all.
-        """
+        """The targets of a label, a name, a `Send` or a list of these: at least one, all of them known."""
         if type(result) is str and result in self.by_text:
             return self.by_text[result]
         if isinstance(result, Sequence) and not isinstance(result, (str, bytes)):
@@ -253,17 +245,17 @@ class Routes:
 
     def _one(self, part: object, who: str) -> tuple[Goto, ...]:
         if isinstance(part, Send):
-            check_target(part, self.targets, who, _FIX)
+            check_target(part, self.targets, who, _HOW_TO_DECLARE)
             return (part,)
         label = self._label(part)
         if label is not None:
             return label
         if not self.labels:
-            check_target(part, self.targets, who, _FIX)
+            check_target(part, self.targets, who, _HOW_TO_DECLARE)
         hint = suggestion(part, [*self.labels, *self.targets])
         raise RouteError(
             f"{who} returned {brief(part)}; its labels are {list_names(self.labels)} and its targets "
-            f"{list_names(self.targets)}: {_FIX}.{hint}"
+            f"{list_names(self.targets)}: {_HOW_TO_DECLARE}.{hint}"
         )
 
     def _label(self, part: object) -> tuple[str, ...] | None:
@@ -272,28 +264,25 @@ class Routes:
         try:
             if part in self.labels:
                 return self.labels[part]
-        except TypeError:  # an unhashable value is no label
+        except TypeError:  # an unhashable value cannot be a label
             return None
         return self.labels.get(part.value) if isinstance(part, Enum) else None
 
 
-_FIX = "add it to the path map"
+_HOW_TO_DECLARE = "add it to the path map"
 
 
 def routes_of(
     path_map: PathMap | None, promised: Sequence[object], who: str, complete: bool = True, unset: bool = False
 ) -> tuple[Routes | None, list[str]]:
-    """The ways out of a router, and what is wrong with them.
+    """The targets of a router and what is wrong with them; None if they are unknown.
 
     Args:
         path_map: targets by label, or a list of names; None if not given.
         promised: the labels that the router's annotation promises; empty for unknown.
         who: the router, for problems.
-        complete: whether it promises to give nothing else.
-        unset: whether it may give `None` besides, which needs no target.
-
-    Returns:
-        The routes, None if they are unknown.
+        complete: whether the annotation promises nothing else.
+        unset: whether the router may return `None` too, which needs no target.
     """
     if path_map is None:
         names = tuple(name for name in promised if isinstance(name, str))
@@ -326,7 +315,7 @@ def routes_of(
 def _uncovered(
     labels: Sequence[Any], targets: Sequence[str], promised: Sequence[object], who: str, complete: bool
 ) -> list[str]:
-    """Labels without a target, and entries that no label can reach."""
+    """Labels without a target, and entries of the path map that no label can reach."""
     if not promised:
         return []
     problems = [
@@ -423,7 +412,7 @@ def _names(part: object) -> Iterable[object]:
 
 
 def _promises(kind: object) -> tuple[bool, bool]:
-    """Whether a type is made of `Literal`s alone, but for `None`, and whether it has `None`."""
+    """Whether a type is made of `Literal`s alone, apart from `None`, and whether `None` is among them."""
     given = members(kind)
     return all(gives_literals_alone(each) for each in given if each is not NoneType), NoneType in given
 
