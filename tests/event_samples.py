@@ -1,4 +1,4 @@
-"""One sample of every event and record, made from the declared types: a new event needs nothing here."""
+"""A sample of every event and record, made from the declared types of its attributes: new events need no code here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What somebody who has just read the documentation does first, and what the errors say to it."""
+"""Frequent mistakes of new users, and what the errors say about them."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize(("make", "text"), MISTAKES.values(), ids=MISTAKES)
-def test_what_a_first_mistake_is_told(make: Callable[[], Any], text: str) -> None:
+def test_the_error_of_a_frequent_mistake_says_what_to_do(make: Callable[[], Any], text: str) -> None:
     with pytest.raises((TypeError, ValueError, AttributeError), match=text):
         make()
 
@@ -202,14 +202,14 @@ def failing_route(text: str) -> str:
     raise KeyError("mine")
 
 
-def test_the_error_of_a_router_says_that_it_is_the_router() -> None:
+def test_the_note_of_an_exception_names_the_router() -> None:
     graph = Graph().add_node("read", lambda text: None, writes=[]).add_edge(START, "read")
     run = graph.add_conditional_edges("read", failing_route, [END]).compile().run({"text": "a"})
     assert run.error is not None
     assert run.error.__notes__[0] == "in the router of 'read'"
 
 
-def test_the_error_of_an_lm_router_says_that_it_is_the_router() -> None:
+def test_the_note_of_an_exception_names_the_lm_router() -> None:
     graph = Graph().add_node("read", lambda text: None, writes=[]).add_edge(START, "read")
     graph.add_conditional_edges("read", dspy.Predict("text -> way: Literal['END']"), [END])
     with ScriptedLM([ConnectionError("no LM")]) as lm:
@@ -219,7 +219,7 @@ def test_the_error_of_an_lm_router_says_that_it_is_the_router() -> None:
     assert run.error.__notes__[0] == "in the router of 'read'"
 
 
-def test_blame_of_what_never_joined_says_where_it_is() -> None:
+def test_blame_of_a_branch_that_did_not_join_says_where_to_look() -> None:
     def fails(text: str) -> None:
         raise RuntimeError(text)
 

@@ -1,4 +1,4 @@
-"""Annotations that nobody can evaluate: names that only type checkers import, and from Python 3.14 on late ones."""
+"""Annotations that cannot be evaluated: names imported for type checkers only, and from Python 3.14 on lazy ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_keys_of_a_typed_dict() -> None:
     assert typed_dict_keys(Found) == ["title", "tags"]
 
 
-def test_a_signature_with_texts() -> None:
+def test_annotations_of_a_signature_may_be_strings() -> None:
     def node(question: Unknown, limit: int = 3) -> Unknown:  # type: ignore[name-defined]  # noqa: F821
         ...
 

@@ -73,7 +73,7 @@ documents = st.dictionaries(
 
 @settings(max_examples=200, deadline=None)
 @given(target=documents, patch=documents, extra=st.sampled_from([0, 100]))
-def test_apply_is_the_rfc(target: dict[str, Any], patch: dict[str, Any], extra: int) -> None:
+def test_apply_follows_the_rfc(target: dict[str, Any], patch: dict[str, Any], extra: int) -> None:
     target |= {f"n{i}": i for i in range(extra)}  # above the size of small maps
     before, given_patch = copy.deepcopy(target), copy.deepcopy(patch)
     frozen = freeze(target)
@@ -87,7 +87,7 @@ def test_apply_is_the_rfc(target: dict[str, Any], patch: dict[str, Any], extra: 
 
 @settings(max_examples=200, deadline=None)
 @given(old=documents, new=documents, extra=st.sampled_from([0, 100]))
-def test_diff_leads_from_old_to_new(old: dict[str, Any], new: dict[str, Any], extra: int) -> None:
+def test_applying_the_diff_gives_the_new_value(old: dict[str, Any], new: dict[str, Any], extra: int) -> None:
     old |= {f"n{i}": i for i in range(extra)}
     a, b = freeze(old), freeze(new)
     patch = diff(a, b)
@@ -97,7 +97,7 @@ def test_diff_leads_from_old_to_new(old: dict[str, Any], new: dict[str, Any], ex
 
 @settings(max_examples=100, deadline=None)
 @given(old=documents, new=documents)
-def test_diff_is_smallest(old: dict[str, Any], new: dict[str, Any]) -> None:
+def test_no_part_of_a_diff_can_be_left_out(old: dict[str, Any], new: dict[str, Any]) -> None:
     """Without any one of its entries the patch leads elsewhere, and it holds no bare None."""
     a, b = freeze(old), freeze(new)
     patch = plain_patch(diff(a, b))
@@ -118,7 +118,7 @@ def shortened(patch: Any) -> list[Any]:
 
 @settings(max_examples=100, deadline=None)
 @given(value=documents)
-def test_what_does_not_change_keeps_its_identity(value: dict[str, Any]) -> None:
+def test_unchanged_values_keep_their_identity(value: dict[str, Any]) -> None:
     frozen = freeze({"a": value, "b": value, "c": 1})
     assert apply(frozen, {}) is frozen
     assert apply(frozen, {"c": 1, "zz": None}) is frozen
@@ -140,7 +140,7 @@ marked = st.dictionaries(
 
 @settings(max_examples=200, deadline=None)
 @given(before=documents, patch=marked, extra=st.sampled_from([0, 100]))
-def test_the_net_of_a_patch_is_the_diff(before: dict[str, Any], patch: dict[str, Any], extra: int) -> None:
+def test_the_net_change_of_a_patch_is_the_diff(before: dict[str, Any], patch: dict[str, Any], extra: int) -> None:
     old = freeze({**before, **{f"k{n}": n for n in range(extra)}})
     net: dict[Any, Any] = {}
     new = apply(old, patch, net=net)
@@ -149,7 +149,7 @@ def test_the_net_of_a_patch_is_the_diff(before: dict[str, Any], patch: dict[str,
     assert same(apply(old, net), new)
 
 
-def test_a_patch_touches_only_its_paths() -> None:
+def test_a_patch_changes_only_the_paths_that_it_names() -> None:
     before = freeze({"a": {"b": {"c": 1}, "d": {}}, "e": {"f": [1]}, "g": [{"h": 1}]})
     after = apply(before, {"a": {"b": {"c": 2}}})
     assert after["a"]["b"]["c"] == 2
@@ -210,7 +210,7 @@ def test_models_are_whole_values() -> None:
 @pytest.mark.parametrize(
     "patch", [None, 5, "text", ["a"], [("a", 1)], {"a"}, object()], ids=lambda patch: type(patch).__name__
 )
-def test_a_patch_that_is_no_mapping_is_refused(patch: Any) -> None:
+def test_a_patch_that_is_not_a_mapping_is_refused(patch: Any) -> None:
     with pytest.raises(PatchError, match=f"not an? {type(patch).__name__}.*return a dict"):
         apply(freeze({}), patch)
 

@@ -1,4 +1,4 @@
-"""One of every kind of value that a state supports, and a way to spoil whatever can be changed in one."""
+"""A sample of every type of value that a state supports, and `spoil`, which changes everything that can be changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every event, commit, question and conflict as JSON; and what an event says about its place in the run."""
+"""The JSON form of every event, commit, question and conflict; and the position of a commit in its run."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_every_type_becomes_json(cls: Any) -> None:
         pytest.param(freeze(VALUE), id="a value"),
     ],
 )
-def test_patches_come_back_as_they_were(update: Any) -> None:
+def test_patches_survive_a_round_trip(update: Any) -> None:
     commit = sample(RECORDS[0], 1)._replace(patch={"field": update})
     found = json.loads(json.dumps(commit.to_dict()))
     assert decode_update(found["patch"]["field"]) == update
@@ -85,7 +85,7 @@ def test_absent_sides_of_a_conflict() -> None:
     assert found["values"] == [["a", {"$type": "delete"}], ["b", 2]]
 
 
-def test_an_error_is_class_text_and_notes() -> None:
+def test_an_error_has_class_text_and_notes() -> None:
     error = ValueError("odd")
     error.add_note("in node 'a'")
     found = NodeFailed("a", (), "trunk:1", error).to_dict()
@@ -99,7 +99,7 @@ def test_an_error_is_class_text_and_notes() -> None:
     assert found["error"]["message"] == "<MuteError.__str__ raised KeyError>"
 
 
-def test_an_emitted_object_that_no_state_can_hold_is_class_and_text() -> None:
+def test_an_emitted_object_that_no_state_can_hold_has_class_and_text() -> None:
     found = Emitted("a", (), "trunk:1", operator.itemgetter(1)).to_dict()
     assert found["value"] == {"$type": "object", "class": "operator:itemgetter", "value": "operator.itemgetter(1)"}
 
@@ -132,7 +132,7 @@ def test_a_commit_without_a_version_has_a_position() -> None:
     assert sorted(inside) == ["b", "b2", "c"]
 
 
-def test_positions_go_on_over_the_runs_of_a_thread_and_after_a_failure() -> None:
+def test_positions_continue_over_the_runs_of_a_thread_and_after_a_failure() -> None:
     fail: list[bool] = [True]
 
     def odd(n: int) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def test_the_events_of_a_whole_run_are_json() -> None:
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
-def test_a_map_shows_its_items(colour: str) -> None:
+def test_the_events_of_a_map_name_its_items(colour: str) -> None:
     def read(item: int) -> int:
         if item == 2:
             raise ValueError("odd")

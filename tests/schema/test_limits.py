@@ -38,7 +38,7 @@ def written(*updates: dict[str, Any]) -> dict[str, Any]:
     return state.to_dict()
 
 
-def test_the_oldest_entries_go() -> None:
+def test_drop_oldest_removes_the_oldest_entries() -> None:
     """S004-5."""
     assert written(*[{"notes": f"note {n}"} for n in range(9)])["notes"] == ["note 6", "note 7", "note 8"]
     keys = [{"table": {"a": 1}}, {"table": {"b": 2}}, {"table": {"a": 3}}, {"table": {"c": 4}}, {"table": {"d": 5}}]
@@ -57,7 +57,7 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
 
 
 @pytest.mark.parametrize(("updates", "text"), REFUSED.values(), ids=REFUSED)
-def test_too_much_names_node_and_field(updates: list[dict[str, Any]], text: str) -> None:
+def test_the_error_of_an_exceeded_limit_names_node_and_field(updates: list[dict[str, Any]], text: str) -> None:
     """S004-5."""
     with pytest.raises(errors.NodeOutputError, match=f"node 'node' writes .*{text}"):
         written(*updates)
@@ -78,13 +78,13 @@ BAD: dict[str, tuple[Any, Any, str]] = {
 
 
 @pytest.mark.parametrize(("kind", "default", "text"), BAD.values(), ids=BAD)
-def test_a_limit_without_sense_is_an_error_when_the_graph_is_built(kind: Any, default: Any, text: str) -> None:
+def test_a_limit_that_a_field_cannot_have_is_a_graph_error(kind: Any, default: Any, text: str) -> None:
     with pytest.raises(errors.GraphError, match=text):
         Graph(create_model("Model", notes=(kind, default)))
 
 
 @pytest.mark.parametrize("options", [{"kb": 0}, {"kb": "4"}, {"kb": True}, {"kb": 1, "full": "drop"}])
-def test_a_limit_says_what_it_takes(options: dict[str, Any]) -> None:
+def test_invalid_options_of_limit_raise(options: dict[str, Any]) -> None:
     with pytest.raises(errors.GraphError, match="limit"):
         limit(**options)
 
@@ -121,7 +121,7 @@ def test_joins_replays_and_the_history_obey_the_limit() -> None:
     assert pickle.loads(pickle.dumps(copy.deepcopy(run.commits)))[1].sizes == {"notes": 9}
 
 
-def test_what_branches_make_together_may_be_refused() -> None:
+def test_a_join_that_exceeds_the_limit_is_refused() -> None:
     graph = Graph(Board).add_node("a", lambda: {"pages": ["a" * 20]}, writes=["pages"])
     graph.add_node("b", lambda: {"pages": ["b" * 20]}, writes=["pages"]).add_node("c", lambda: None, writes=[])
     run = graph.add_edge(START, ["a", "b"]).add_edge(["a", "b"], "c").add_edge("c", END).compile().run({})
@@ -178,7 +178,7 @@ some_updates = st.one_of(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(some_updates, max_size=12))
-def test_a_size_that_grew_with_its_updates_is_the_size_of_the_value(updates: list[tuple[str, Any]]) -> None:
+def test_the_incremental_size_is_the_size_of_the_value(updates: list[tuple[str, Any]]) -> None:
     schema = Schema.of(Wide)
     state = schema.initial_state({})
     for number, (field, update) in enumerate(updates):
@@ -186,7 +186,7 @@ def test_a_size_that_grew_with_its_updates_is_the_size_of_the_value(updates: lis
         assert schema.sizes(patch, state) == {field: size_of(freeze(thaw(state.raw(field))))}
 
 
-def test_measuring_costs_by_what_an_update_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cost_of_measuring_depends_on_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
     schema, measured = Schema.of(Wide), []
 
     def entry_size(_key: Any, value: Any) -> int:

@@ -34,7 +34,7 @@ def solo(node: Any, inputs: dict[str, Any] | None = None, **options: Any) -> Run
     return run
 
 
-def test_one_update_of_many_fields_each_by_its_own_reducer() -> None:
+def test_one_update_of_many_fields_folds_each_with_its_own_reducer() -> None:
     """S000-1, S000-2, S000-3, S000-4, S000-5, S000-6, S000-7, S000-8, S000-9, S003-2, S003-9, S003-11, S004-1, S004-2,
     S004-3, S004-4, S004-25.
     """
@@ -60,7 +60,7 @@ def test_one_update_of_many_fields_each_by_its_own_reducer() -> None:
     assert set(run.commits[1].patch) == set(delta)
 
 
-def test_a_state_is_read_like_a_dict_and_copied_out() -> None:
+def test_a_state_reads_like_a_dict_and_copies_to_one() -> None:
     """S000-10, S000-11, S000-32, S003-1, S004-10."""
     run = solo(lambda topic: {"answer": topic})
     assert (run.state.get("answer"), run.state.get("nothing", "default")) == ("tides", "default")
@@ -74,7 +74,7 @@ def found_state(stream: Any) -> Any:
     return stream.run.state
 
 
-def test_each_update_is_an_event_that_nobody_can_change() -> None:
+def test_each_update_is_an_immutable_event() -> None:
     """S000-14, S000-15, S000-31, S004-15, S004-16, S004-21: agent, version, delta, time, size; plain data."""
 
     class Sized(BaseModel):
@@ -101,7 +101,7 @@ def test_each_update_is_an_event_that_nobody_can_change() -> None:
     assert json.loads(json.dumps([commit.node, commit.version, dict(commit.patch)])) == ["ann", 1, {"notes": "a"}]
 
 
-def test_a_log_of_deltas_gives_every_state_again() -> None:
+def test_the_patches_of_a_log_rebuild_every_state() -> None:
     """S000-16, S000-17, S000-18, S000-19, S000-30, S004-14, S004-20: no second write of the full state."""
 
     def write(ctx: Context) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def test_a_log_of_deltas_gives_every_state_again() -> None:
     assert thread.blame("findings").version == 3
 
 
-def test_a_run_goes_on_from_its_deltas_after_a_crash() -> None:
+def test_a_run_resumes_from_its_patches_after_a_crash() -> None:
     """S000-28, S004-28: what has finished is not done again."""
     calls: list[str] = []
     broken = {"second"}
@@ -138,7 +138,7 @@ def test_a_run_goes_on_from_its_deltas_after_a_crash() -> None:
     assert calls == ["first", "second", "second"]
 
 
-def test_channels_are_fields_that_many_post_to() -> None:
+def test_a_channel_is_a_field_to_which_many_nodes_write() -> None:
     """S000-20, S000-21, S000-22, S000-24, S000-25, S000-26: send, receive all, receive new; no update is lost."""
     received: list[Any] = []
 
@@ -193,13 +193,15 @@ FORBIDDEN: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("node", "options", "error", "text"), FORBIDDEN.values(), ids=FORBIDDEN)
-def test_what_is_forbidden_is_refused(node: Any, options: dict[str, Any], error: type[Exception], text: str) -> None:
+def test_access_without_permission_is_refused(
+    node: Any, options: dict[str, Any], error: type[Exception], text: str
+) -> None:
     """S004-9."""
     with pytest.raises(error, match=text):
         solo(node, **options)
 
 
-def test_two_writers_of_one_field_at_once_are_warned_about() -> None:
+def test_parallel_writers_of_one_field_are_reported() -> None:
     """S003-13: before anything runs."""
     graph = Graph(Board).add_node("ann", lambda: {"answer": "a"}, writes=["answer"])
     graph.add_node("bob", lambda: {"answer": "b"}, writes=["answer"]).add_node("end", lambda: None, writes=[])
@@ -217,7 +219,7 @@ def test_several_writers_of_one_plain_field_are_listed() -> None:
     assert "findings is written by" not in text
 
 
-def test_writers_at_once_are_listed_with_what_decides() -> None:
+def test_explain_lists_parallel_writers_with_their_policy() -> None:
     graph = Graph(Board, merge={"answer": "first_write_wins"})
     graph.add_node("ann", lambda: {"answer": "a"}, writes=["answer"])
     graph.add_node("bob", lambda: {"answer": "b"}, writes=["answer"])
@@ -232,7 +234,7 @@ class Observed(BaseModel):
 
 
 @pytest.mark.parametrize("update", [Replace([]), DELETE, Updates("a", DELETE)], ids=str)
-def test_a_log_only_grows(update: Any) -> None:
+def test_a_field_with_the_log_reducer_cannot_be_replaced(update: Any) -> None:
     """S004-2: an append channel refuses what would remove entries; parallel entries are all kept."""
     graph = Graph(Observed, inputs=["events"], outputs=["events"])
     graph.add_node("ann", lambda: {"events": "a"}, writes=["events"])
@@ -255,7 +257,7 @@ def test_the_sizes_of_a_state_can_be_read() -> None:
     assert abs(sum(state.sizes().values()) - len(state.to_json().encode())) < 40 * len(state)
 
 
-def test_what_views_read_is_recorded_on_demand() -> None:
+def test_reads_of_views_are_recorded_on_demand() -> None:
     """S004-17: by node and view, how often and how much."""
 
     def node(it: str) -> dict[str, str]:

@@ -56,7 +56,7 @@ def test_a_node_that_writes_too_much_is_refused(mode: str, schema: Any) -> None:
 
 
 @MODES
-def test_what_fits_exactly_is_taken(mode: str) -> None:
+def test_a_state_of_exactly_the_limit_is_accepted(mode: str) -> None:
     program = linear(lambda: {"text": "x" * (100 - EMPTY)}, 0.1, writes=["text"]).compile()
     run = run_of(mode, program, {})
     run.raise_error()
@@ -69,7 +69,7 @@ def test_what_fits_exactly_is_taken(mode: str) -> None:
 @MODES
 @pytest.mark.parametrize("schema", [Pad, None], ids=["a schema", "none"])
 @pytest.mark.parametrize("on_a_thread", [False, True], ids=["alone", "on a thread"])
-def test_inputs_that_are_too_much_are_refused_before_anything_runs(mode: str, schema: Any, on_a_thread: bool) -> None:
+def test_inputs_over_the_limit_are_refused_before_any_node_runs(mode: str, schema: Any, on_a_thread: bool) -> None:
     calls: list[int] = []
     program = linear(lambda topic: calls.append(1), 0.1, schema, writes=[]).compile(store=":memory:")
     thread = program.thread("t") if on_a_thread else program
@@ -81,7 +81,7 @@ def test_inputs_that_are_too_much_are_refused_before_anything_runs(mode: str, sc
 
 
 @MODES
-def test_branches_that_fit_alone_may_be_too_much_together(mode: str) -> None:
+def test_branches_within_the_limit_may_exceed_it_in_their_join(mode: str) -> None:
     graph = Graph(Pad, limit=limit(kb=0.1))
     graph.add_node("a", lambda: {"text": "x" * 50}, writes=["text"])
     graph.add_node("b", lambda: {"notes": "y" * 50}, writes=["notes"]).add_node("c", lambda: None, writes=[])
@@ -93,7 +93,7 @@ def test_branches_that_fit_alone_may_be_too_much_together(mode: str) -> None:
 
 
 @MODES
-def test_what_a_router_sends_and_what_a_map_makes_counts(mode: str) -> None:
+def test_values_of_routers_and_maps_count(mode: str) -> None:
     graph = Graph(Pad, limit=limit(kb=0.1))
     graph.add_node("write", lambda topic: {"notes": topic * 20}, writes=["notes"])
     graph.add_conditional_edges(START, lambda: [Send("write", {"topic": name}) for name in "abcd"], ["write"])
@@ -137,7 +137,7 @@ def test_posts_to_live_fields_count_when_their_node_commits(mode: str) -> None:
 
 
 @MODES
-def test_commits_and_their_events_say_the_size(mode: str) -> None:
+def test_commits_and_their_events_have_the_size(mode: str) -> None:
     """S004-6: in sequence, over a join, in the history, and after a replay."""
     graph = Graph(Pad, limit=limit(kb=1))
     for name in ("a", "b"):
@@ -159,7 +159,7 @@ def test_commits_and_their_events_say_the_size(mode: str) -> None:
     assert thread.history()[-1].size == sum(thread.state.sizes().values())
 
 
-def test_a_resumed_run_says_the_sizes_of_its_earlier_commits_too() -> None:
+def test_a_resumed_run_has_the_sizes_of_its_earlier_commits() -> None:
     def ask(ctx: Any) -> dict[str, str]:
         return {"other": ctx.interrupt("go", "go on?", str)}
 
@@ -177,7 +177,7 @@ def test_a_resumed_run_says_the_sizes_of_its_earlier_commits_too() -> None:
     assert isinstance(again.error, errors.NodeOutputError)
 
 
-def test_what_users_write_to_a_thread_is_refused_too() -> None:
+def test_manual_changes_of_a_thread_over_the_limit_are_refused() -> None:
     thread = linear(lambda: None, 0.1, writes=[]).compile(store=":memory:").thread("t")
     with pytest.raises(errors.InputError, match="the inputs are refused"):
         thread.update({"text": "x" * 200})
@@ -206,7 +206,7 @@ def _stranger(thread: Any) -> Any:
     return alone
 
 
-def test_another_limit_refuses_no_thread_and_nothing_that_makes_less() -> None:
+def test_a_new_limit_refuses_no_existing_thread_and_no_write_that_shrinks_it() -> None:
     """A limit is a policy: what was committed under another one is read, replayed, resumed and shrunk."""
     store = open_store(":memory:")
 
@@ -258,7 +258,7 @@ def test_a_retried_route_by_command_is_checked_before_it_is_taken() -> None:
     assert isinstance(program.compile().run({}).error, errors.NodeOutputError)
 
 
-def test_what_a_whole_state_takes_is_said_when_the_graph_is_built() -> None:
+def test_an_invalid_state_limit_is_a_graph_error() -> None:
     with pytest.raises(errors.GraphError, match="a whole state can only refuse"):
         Graph(Pad, limit=limit(kb=1, full="drop_oldest"))
     with pytest.raises(errors.GraphError, match=r"it takes limit\(kb=\.\.\.\)"):
@@ -293,7 +293,7 @@ some_patches = st.one_of(
 @pytest.mark.parametrize("model", [Deep, None], ids=["a schema", "none"])
 @settings(max_examples=150, deadline=None)
 @given(patches=st.lists(some_patches, max_size=10))
-def test_a_size_that_grew_with_its_commits_is_the_size_of_the_state(model: Any, patches: list[dict[str, Any]]) -> None:
+def test_the_incremental_size_is_the_size_of_the_state(model: Any, patches: list[dict[str, Any]]) -> None:
     schema = Schema.of(model, state_limit=limit(kb=1000))
     state = schema.initial_state({})
     state_size(state)
@@ -304,7 +304,7 @@ def test_a_size_that_grew_with_its_commits_is_the_size_of_the_state(model: Any, 
         state = after
 
 
-def test_counting_costs_by_what_a_commit_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cost_of_counting_depends_on_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     schema, counted = Schema.of(Deep, state_limit=limit(kb=1000)), []
     entry_size = limits.entry_size
     many = [str(n) for n in range(300)]
@@ -345,7 +345,7 @@ def _giving(patch: dict[str, Any]) -> Callable[[], dict[str, Any]]:
 
 @settings(max_examples=60, deadline=None)
 @given(first=branch_patches, left=branch_patches, right=branch_patches)
-def test_a_join_says_the_size_of_its_state(first: Any, left: Any, right: Any) -> None:
+def test_the_commit_of_a_join_has_the_size_of_its_state(first: Any, left: Any, right: Any) -> None:
     """Of what branches changed beside each other too, in conflict or not; the history says the same."""
     graph = Graph(Both, outputs=["text"], limit=limit(kb=1000), merge="last_write_wins")
     for name, (patch, more) in {"first": first, "left": left, "right": right}.items():

@@ -1,4 +1,4 @@
-"""The JSON form: every supported value there and back, in any process, without pickle and without an import by name."""
+"""The JSON form: round trips of every supported value, in any process, without pickle and without importing by name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ make_of = pytest.mark.parametrize("make", SAMPLES.values(), ids=SAMPLES.keys())
 
 
 @make_of
-def test_every_supported_value_there_and_back(make: Callable[[], Any]) -> None:
+def test_every_supported_value_survives_a_round_trip(make: Callable[[], Any]) -> None:
     frozen = freeze({"x": make(), "l": [make()], "t": (make(), 1)})
     text = to_json(frozen)
     back = from_json(text, types=TYPES)
@@ -48,7 +48,7 @@ def test_the_text_is_strict_json_in_utf8(make: Callable[[], Any]) -> None:
     json.loads(text, parse_constant=no_constant)
 
 
-def test_json_values_stand_for_themselves() -> None:
+def test_values_that_json_has_are_written_unchanged() -> None:
     value = {"s": "é", "n": 1, "f": 0.5, "b": [True, None], "d": {"a": {}}}
     assert json.loads(to_json(freeze(value))) == value
     assert "é" in to_json(freeze(value))
@@ -66,7 +66,7 @@ def test_json_values_stand_for_themselves() -> None:
         {"\ud800": 1},
     ],
 )
-def test_dicts_that_look_tagged_stay_dicts(value: Any) -> None:
+def test_a_dict_with_the_key_of_tags_survives_a_round_trip(value: Any) -> None:
     assert same(from_json(to_json(freeze(value))), freeze(value))
 
 
@@ -100,19 +100,19 @@ values = st.recursive(
 
 @settings(max_examples=200, deadline=None)
 @given(value=values)
-def test_arbitrary_values_there_and_back(value: Any) -> None:
+def test_arbitrary_values_survive_a_round_trip(value: Any) -> None:
     frozen = freeze({"x": value})
     assert same(from_json(to_json(frozen), types=TYPES), frozen)
 
 
 @settings(max_examples=60, deadline=None)
 @given(value=values)
-def test_the_form_itself_is_plain(value: Any) -> None:
+def test_the_json_form_consists_of_plain_json_values(value: Any) -> None:
     form = encode(freeze(value))
     assert same(decode(json.loads(json.dumps(form)), TYPES), freeze(value))
 
 
-def test_the_greatest_depth() -> None:
+def test_values_of_the_greatest_depth_survive_a_round_trip() -> None:
     value: Any = 1
     for level in range(MAX_DEPTH):
         value = {level: value} if level % 2 else (value,)
@@ -138,7 +138,7 @@ def test_a_foreign_time_zone_becomes_its_offset() -> None:
     assert back.utcoffset() == timedelta(hours=2)
 
 
-def test_sets_are_written_in_one_order_whatever_the_hash_seed_is() -> None:
+def test_the_order_of_a_written_set_does_not_depend_on_the_hash_seed() -> None:
     code = "from dspyer import ImmutableState as S\nprint(S({'s': {'c', 'a', 'b', (1, 'x'), 10, 9}}).to_json())"
     texts = set()
     for seed in ("0", "1", "2"):
@@ -179,18 +179,18 @@ UNKNOWN = [
 
 
 @pytest.mark.parametrize(("text", "error"), UNKNOWN)
-def test_text_that_cannot_be_read(text: str, error: str) -> None:
+def test_text_of_unknown_or_malformed_values_raises(text: str, error: str) -> None:
     with pytest.raises(StateError, match=error):
         from_json(text, types=[Color])
 
 
 @pytest.mark.parametrize("text", ["[]", "1", '{"$type": "set", "value": []}'])
-def test_a_state_is_an_object(text: str) -> None:
+def test_a_state_is_read_from_a_json_object_only(text: str) -> None:
     with pytest.raises(StateError, match="is an object, not a"):
         ImmutableState.from_json(text)
 
 
-def test_a_class_is_known_once_it_is_registered() -> None:
+def test_a_class_is_found_by_name_once_it_is_registered() -> None:
     class Grade(Point):
         __slots__ = ()
 
@@ -206,20 +206,20 @@ class Money:
         self.cents = cents
 
 
-def test_a_registered_type_there_and_back() -> None:
+def test_a_registered_type_survives_a_round_trip() -> None:
     register_value_type(Money, encode=lambda money: (money.cents, {"x"}), decode=lambda parts: Money(parts[0]))
     back = from_json(to_json(freeze({"x": Money(7)})))
     assert back["x"].cents == 7
 
 
-def test_arrays_need_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_are_read_only_if_numpy_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     text = to_json(freeze({"x": np.arange(2)}))
     monkeypatch.setitem(sys.modules, "numpy", None)
     with pytest.raises(StateError, match="import numpy first"):
         from_json(text)
 
 
-def test_arrays_read_back_can_be_written() -> None:
+def test_arrays_that_were_read_are_writable() -> None:
     back = thaw(from_json(to_json(freeze({"x": np.arange(2)}))))
     back["x"][0] = 5
     assert back["x"].tolist() == [5, 1]

@@ -1,4 +1,4 @@
-"""Persistent containers against dict and list, across the sizes at which their storage changes."""
+"""Persistent containers compared with dict and list, at sizes around those at which their storage changes."""
 
 from __future__ import annotations
 
@@ -125,14 +125,14 @@ def test_missing_key_and_index() -> None:
             PersistentVector(range(size))[size]
 
 
-def test_a_known_key_keeps_its_place_and_a_returning_one_goes_last() -> None:
+def test_a_replaced_key_keeps_its_position_and_a_removed_one_returns_at_the_end() -> None:
     for size in (3, 300):
         mapping = PersistentMap({n: n for n in range(size)})
         assert next(iter(mapping.set(0, -1))) == 0
         assert list(mapping.discard(0).set(0, 0))[-1] == 0
 
 
-def test_discarding_an_unknown_key_gives_the_same_map() -> None:
+def test_discarding_an_absent_key_returns_the_same_map() -> None:
     for size in (3, 300):
         mapping = PersistentMap({n: n for n in range(size)})
         assert mapping.discard(-1) is mapping
@@ -140,7 +140,7 @@ def test_discarding_an_unknown_key_gives_the_same_map() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 3, SMALL - 1, SMALL, 300])
-def test_many_keys_are_set_at_once(size: int) -> None:
+def test_update_sets_many_keys(size: int) -> None:
     mapping = PersistentMap({n: n for n in range(size)})
     after = mapping.update({0: 7, -1: 8})
     assert dict(after.items()) == {**{n: n for n in range(size)}, 0: 7, -1: 8}
@@ -177,7 +177,7 @@ def test_a_pickled_map_is_read_under_another_hash_seed() -> None:
         assert done.returncode == 0, done.stderr.decode()
 
 
-def test_what_did_not_change_is_shared() -> None:
+def test_versions_share_what_did_not_change() -> None:
     trie = Trie.of({n: n for n in range(10_000)})
     after = trie.set(77, -1)
     shared = [a is b for a, b in zip(trie._root, after._root, strict=True)]
@@ -188,13 +188,18 @@ def test_what_did_not_change_is_shared() -> None:
     assert log.append(1)._items is log._items
 
 
-def test_sequences_are_kept_in_the_vector_that_is_cheap_to_collect() -> None:
+def test_long_sequences_use_the_python_vector_of_pyrsistent() -> None:
+    """Its module is private: a new version of pyrsistent must pass this before `pyproject.toml` admits it."""
     assert is_vector(as_sequence(range(SMALL + 1)))
     assert not is_vector(as_sequence(range(SMALL)))
-    assert type(as_sequence(range(1000))).__name__ == "PythonPVector"
+    vector = as_sequence(range(1000))
+    assert type(vector).__name__ == "PythonPVector"
+    assert list(vector.append(1)) == [*range(1000), 1]
+    assert list(vector.extend([1, 2])) == [*range(1000), 1, 2]
+    assert (len(vector), vector[0], vector[-1], list(vector)) == (1000, 0, 999, list(range(1000)))
 
 
-def test_an_older_vector_that_grows_again_leaves_the_newer_ones_alone() -> None:
+def test_appending_to_an_older_version_does_not_change_newer_ones() -> None:
     first: PersistentVector[object] = PersistentVector(range(100))
     left = first.append("left")
     right = first.append("right").append("more")
@@ -207,7 +212,7 @@ def test_an_older_vector_that_grows_again_leaves_the_newer_ones_alone() -> None:
         first[100]
 
 
-def test_threads_that_append_to_one_vector_do_not_see_each_other() -> None:
+def test_appends_of_several_threads_to_one_version_are_independent() -> None:
     base: PersistentVector[object] = PersistentVector()
     for _ in range(50):
         base = base.append(object())

@@ -38,7 +38,7 @@ def unfold(value: Any) -> Any:
 
 
 @make_of
-def test_thawing_gives_back_what_was_frozen(make: Callable[[], Any]) -> None:
+def test_thaw_is_the_inverse_of_freeze(make: Callable[[], Any]) -> None:
     value, plain = make(), thaw(freeze(make()))
     assert type(plain) is type(unfold(value))
     assert same(plain, unfold(value))
@@ -46,7 +46,7 @@ def test_thawing_gives_back_what_was_frozen(make: Callable[[], Any]) -> None:
 
 
 @make_of
-def test_frozen_is_the_same_as_plain_and_as_itself(make: Callable[[], Any]) -> None:
+def test_a_frozen_value_is_the_same_as_its_plain_one_and_as_itself(make: Callable[[], Any]) -> None:
     assert same(freeze(make()), freeze(make()))
     assert freeze(freeze(make())) == freeze(make()) or not equal(make(), make())
     frozen = freeze(make())
@@ -55,7 +55,7 @@ def test_frozen_is_the_same_as_plain_and_as_itself(make: Callable[[], Any]) -> N
 
 
 @make_of
-def test_nothing_that_was_passed_in_or_read_out_changes_a_state(make: Callable[[], Any]) -> None:
+def test_changing_a_value_that_was_passed_in_or_read_does_not_change_the_state(make: Callable[[], Any]) -> None:
     value = make()
     frozen = freeze({"x": value, "l": [value], "t": (value, [value])})
     for reading in (
@@ -79,24 +79,24 @@ def test_nothing_that_was_passed_in_or_read_out_changes_a_state(make: Callable[[
         assert same(frozen.raw("t"), freeze((make(), [make()])))
 
 
-def boxes_in(value: Any) -> bool:
+def holds_copy_on_read(value: Any) -> bool:
     if isinstance(value, Mapping):
-        return any(boxes_in(part) for pair in value.items() for part in pair)
+        return any(holds_copy_on_read(part) for pair in value.items() for part in pair)
     if isinstance(value, Sequence | frozenset) and not isinstance(value, str | bytes | range):
-        return any(map(boxes_in, value))
+        return any(map(holds_copy_on_read, value))
     return isinstance(value, CopyOnRead)
 
 
 @make_of
-def test_no_way_of_reading_shows_a_box(make: Callable[[], Any]) -> None:
+def test_no_way_of_reading_returns_a_copy_on_read(make: Callable[[], Any]) -> None:
     frozen = freeze({"x": make(), "l": [make()], "t": (make(), [make()])})
-    assert not boxes_in(frozen)
-    assert not boxes_in(list(frozen.values()))
-    assert not boxes_in([frozen["x"], frozen.get("x"), frozen["l"][0], frozen["l"][:1], frozen["t"]])
-    assert not boxes_in(thaw(frozen))
+    assert not holds_copy_on_read(frozen)
+    assert not holds_copy_on_read(list(frozen.values()))
+    assert not holds_copy_on_read([frozen["x"], frozen.get("x"), frozen["l"][0], frozen["l"][:1], frozen["t"]])
+    assert not holds_copy_on_read(thaw(frozen))
 
 
-def test_functional_changes_take_copies() -> None:
+def test_set_and_plus_copy_the_new_value() -> None:
     part = ["a"]
     empty: FrozenDict[str, Any] = FrozenDict()
     mapping, items = empty.set("x", part), FrozenList().plus([part, part])
@@ -109,7 +109,7 @@ def test_functional_changes_take_copies() -> None:
         items.plus([1, object()])
 
 
-def test_the_spoiler_spoils() -> None:
+def test_spoil_changes_every_value_that_can_be_changed() -> None:
     for make in (
         *(CONTAINERS[name] for name in ("dict", "list", "set")),
         *(MODELS[n] for n in ("dataclass", "model", "array")),
@@ -130,14 +130,14 @@ def test_copies_and_pickles(make: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("make", [*SCALARS.values()], ids=SCALARS.keys())
-def test_scalars_are_kept_as_they_are(make: Callable[[], Any]) -> None:
+def test_scalars_are_stored_unchanged(make: Callable[[], Any]) -> None:
     value = make()
     assert freeze(value) is value
     assert thaw(value) is value
 
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
-def test_models_read_as_fresh_copies(make: Callable[[], Any]) -> None:
+def test_each_read_of_a_model_is_a_new_copy(make: Callable[[], Any]) -> None:
     frozen = freeze({"x": make(), "l": [make()]})
     if frozen["x"] is make():  # a pattern: the same object everywhere
         return
@@ -217,7 +217,7 @@ def test_a_coroutine_is_refused() -> None:
     asyncio.run(waiting)
 
 
-def test_the_path_of_the_caller_leads() -> None:
+def test_errors_start_with_the_path_of_the_caller() -> None:
     with pytest.raises(UnsupportedValueError, match=r"'user\.docs\.0\.x'"):
         freeze([{"x": object()}], ("user", "docs"))
     with pytest.raises(UnsupportedValueError, match="the value is of type object"):
@@ -287,7 +287,7 @@ def test_different_values(a: Any, b: Any) -> None:
     assert not same(freeze([a]), freeze([b]))
 
 
-def test_same_takes_nan_and_views_for_what_they_are() -> None:
+def test_same_compares_nan_as_equal_and_frozen_with_plain_containers() -> None:
     assert same(float("nan"), float("nan"))
     assert same([float("nan")], freeze([float("nan")]))
     assert same({"a": [1]}, freeze({"a": [1]}))
@@ -295,7 +295,7 @@ def test_same_takes_nan_and_views_for_what_they_are() -> None:
 
 
 @pytest.mark.parametrize(("a", "b"), [(1, True), ([1], [True]), ({"a": 1}, {"a": 1.0}), ({1}, frozenset({1}))])
-def test_equality_is_pythons(a: Any, b: Any) -> None:
+def test_equality_is_that_of_the_plain_values(a: Any, b: Any) -> None:
     assert freeze({"x": a}) == freeze({"x": b}) == {"x": a}
     assert {"x": a} == freeze({"x": b})
 
@@ -403,14 +403,14 @@ MUTATORS: list[tuple[str, Callable[[Any], Any]]] = [
 
 
 @pytest.mark.parametrize(("where", "change"), MUTATORS)
-def test_mutators_say_what_to_return_instead(where: str, change: Callable[[Any], Any]) -> None:
+def test_mutating_methods_raise_and_say_what_to_return_instead(where: str, change: Callable[[Any], Any]) -> None:
     frozen = freeze({"d": {"a": 1}, "l": [1], "s": {1}})
     with pytest.raises(ImmutableError, match=r"cannot be changed in place: return a .*\{'"):
         change(frozen[where])
     assert frozen == {"d": {"a": 1}, "l": [1], "s": {1}}
 
 
-def test_no_second_construction_and_no_attributes() -> None:
+def test_frozen_containers_take_no_second_init_and_no_attributes() -> None:
     frozen, items = FrozenDict({"a": 1}), FrozenList([1])
     frozen.__init__({"b": 2})  # type: ignore[misc]
     items.__init__([2])  # type: ignore[misc]
@@ -420,7 +420,7 @@ def test_no_second_construction_and_no_attributes() -> None:
         frozen.extra = 1  # type: ignore[attr-defined]
 
 
-def test_a_missing_key_names_near_ones() -> None:
+def test_the_error_of_a_missing_key_names_similar_keys() -> None:
     frozen = FrozenDict({"question": 1, "answer": 2})
     with pytest.raises(KeyError, match=r"no key 'qestion' here\. Did you mean 'question'"):
         frozen["qestion"]
@@ -520,7 +520,7 @@ def test_one_level_around_the_greatest_depth(wrap: Callable[[Any], Any]) -> None
         freeze(wrap(freeze(chain(MAX_DEPTH, "dict"))))
 
 
-def test_a_depth_that_is_gone_does_not_count() -> None:
+def test_the_depth_of_a_removed_value_does_not_count() -> None:
     deep = freeze(chain(MAX_DEPTH - 1, "dict"))
     mapping, items = FrozenDict({"deep": deep}), FrozenList([deep])
     for _ in range(3 * MAX_DEPTH):
@@ -533,7 +533,7 @@ def test_a_depth_that_is_gone_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("kind", ["dict", "list", "dataclass", "model"])
-def test_what_contains_itself_is_refused(kind: str) -> None:
+def test_a_value_that_contains_itself_is_refused(kind: str) -> None:
     holder: Any = {"dict": {}, "list": [], "dataclass": Doc("t"), "model": Profile(name="n")}[kind]
     value = {"a": holder}
     if kind == "dict":
@@ -546,7 +546,7 @@ def test_what_contains_itself_is_refused(kind: str) -> None:
         freeze(value)
 
 
-def test_shared_parts_are_no_cycle() -> None:
+def test_a_part_that_occurs_twice_is_not_a_cycle() -> None:
     part = {"x": [1]}
     deep = chain(MAX_DEPTH + 5, "dict")
     assert freeze({"a": part, "b": part, "c": [part, part]})["c"][1] == part
@@ -581,7 +581,7 @@ def test_a_registered_type_is_copied_and_compared_by_what_it_encodes() -> None:
         lambda: register_value_type("Client"),
     ],
 )
-def test_registering_needs_a_class_and_both_ways(call: Callable[[], None]) -> None:
+def test_registering_needs_a_class_with_encode_and_decode(call: Callable[[], None]) -> None:
     with pytest.raises(TypeError, match="register_value_type"):
         call()
 
@@ -596,7 +596,7 @@ class Wants(BaseModel):
     row: FrozenList[int] = FrozenList()
 
 
-def test_pydantic_takes_views_for_dicts_and_lists() -> None:
+def test_pydantic_accepts_frozen_containers_for_dicts_and_lists() -> None:
     frozen = freeze({"data": {"a": [1]}, "items": [1, 2], "names": {"x"}})
     model = Wants(**{name: frozen[name] for name in frozen})
     assert model.data == {"a": [1]}
@@ -615,7 +615,7 @@ def test_pydantic_fields_of_the_frozen_types() -> None:
     assert "object" in str(TypeAdapter(FrozenDict[str, int]).json_schema())
 
 
-def test_an_array_stays_the_callers() -> None:
+def test_an_array_of_the_caller_stays_writable() -> None:
     array = np.arange(3)
     frozen = freeze({"a": array})
     array[0] = 7
@@ -623,7 +623,7 @@ def test_an_array_stays_the_callers() -> None:
     assert array.flags.writeable
 
 
-def test_cached_properties_are_not_kept() -> None:
+def test_cached_properties_are_not_stored() -> None:
     doc = Doc("t", [1, 2])
     assert doc.size == 2
     assert "size" not in vars(freeze({"d": doc})["d"])
