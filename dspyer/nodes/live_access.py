@@ -42,11 +42,6 @@ class LiveEntry(NamedTuple):
     seq: int
     key: Any = None
 
-    @property
-    def withdraws(self) -> None:
-        """None: a withdrawn post is not delivered, and a node that has got it before commits nothing."""
-        return None
-
 
 class Peer(NamedTuple):
     """A node that runs at the moment.
