@@ -159,7 +159,7 @@ class History:
                 self.log.append(self._in_log(entry, name, row, heads, indexes, run_rows))
                 self.points.append(point)
                 self.steps.append(entry.commit.step)
-                self.settled.append(row.kind == RowKind.OPEN or CommitHeader.parse(row.header).settled)
+                self.settled.append(row.kind not in COMMITS or CommitHeader.parse(row.header).settled)
                 self._index_of[point] = index
             indexes.append(index)
         trunk_index = indexes[folded.last_settled] if folded.last_settled >= 0 else (before[0] if before else None)
