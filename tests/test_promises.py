@@ -1,4 +1,4 @@
-"""Promises of the project that no other test shows on their own. The numbers are those of the project's list."""
+"""Promises of the project that no other test shows on its own; the numbers are those of the project's list."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_result_is_a_field_of_the_final_state() -> None:
     assert dict(program(topic="tides").items()) == {"text": "on tides, at length"}
 
 
-def test_who_owns_a_field_is_visible_and_kept() -> None:
+def test_the_writers_of_a_field_are_declared_and_enforced() -> None:
     """S000-33: a node writes its own fields alone; the graph says which, the run says who did."""
     graph = Graph(Notes).add_node("outline", outline, writes=["text", "log"])
     graph.add_node("measure", lambda text: {"text": "mine", "size": 1}, writes=["size"])
@@ -254,7 +254,7 @@ def test_a_reducer_per_field_says_how_updates_merge_and_without_one_they_replace
     assert [commit.patch["log"] for commit in run.commits[1:]] == ["one", "two"]
 
 
-def test_two_writers_at_once_of_a_field_without_reducer_are_named() -> None:
+def test_the_conflict_of_two_parallel_writers_names_both() -> None:
     """S003-13: one after the other they may both write it."""
     graph = Graph(Notes).add_node("one", lambda: {"text": "one"}, writes=["text"])
     graph.add_node("two", lambda: {"text": "two"}, writes=["text"])
@@ -311,7 +311,7 @@ def test_a_command_may_update_alone() -> None:
     assert graph.compile()(topic="tides").text == "tides, at length"
 
 
-def test_why_an_lm_router_chose_its_way() -> None:
+def test_the_reason_of_an_lm_router_is_recorded() -> None:
     """S003-5."""
     graph = Graph().add_node("read", lambda text: None, writes=[]).add_edge(START, "read")
     graph.add_conditional_edges("read", dspy.ChainOfThought("text -> way: Literal['read', 'END']"), ["read", END])
@@ -334,7 +334,7 @@ def test_alternatives_from_one_point_leave_the_main_run_as_it_was() -> None:
     assert run.state.to_dict() == before
 
 
-def test_a_branch_that_is_done_waits_while_the_others_go_on() -> None:
+def test_a_finished_branch_waits_while_the_others_continue() -> None:
     """S002-15, S002-16: commits name their branch, `END` stops no other branch, the run ends with the last."""
     graph = Graph(Notes).add_node("short", lambda: {"log": "short"}, writes=["log"])
     for name in ("one", "two", "three"):
@@ -351,7 +351,7 @@ def test_a_branch_that_is_done_waits_while_the_others_go_on() -> None:
     }
 
 
-def test_an_lm_that_chooses_its_way_stays_within_bounds() -> None:
+def test_an_lm_router_stays_within_the_step_limit() -> None:
     """S002-36: the same node in a fixed chain, and chosen by an LM that never has enough."""
     assert chain(outline).compile()(topic="tides").text == "on tides"
     graph = Graph(Notes).add_node(outline).add_edge(START, "outline")

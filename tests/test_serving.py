@@ -143,7 +143,7 @@ def test_a_client_that_hangs_up_stops_its_run(service: tuple[str, CompiledGraph]
     assert (run.status, run.state["status"], calls.paid) == ("completed", "paid", ["Ada"])
 
 
-def test_users_at_once_have_conversations_of_their_own(service: tuple[str, CompiledGraph], calls: Calls) -> None:
+def test_concurrent_users_have_conversations_of_their_own(service: tuple[str, CompiledGraph], calls: Calls) -> None:
     address, program = service
     calls.let_go()
     customers = [f"customer {number}" for number in range(24)]
@@ -155,9 +155,7 @@ def test_users_at_once_have_conversations_of_their_own(service: tuple[str, Compi
     assert [program.thread(f"m-{name}").state["draft"] for name in customers] == customers
 
 
-def test_a_second_request_on_a_conversation_at_work_is_refused(
-    service: tuple[str, CompiledGraph], calls: Calls
-) -> None:
+def test_a_second_request_to_a_busy_conversation_is_refused(service: tuple[str, CompiledGraph], calls: Calls) -> None:
     address, program = service
     with httpx.stream("POST", f"{address}/mails/m-1?customer=Ada", timeout=PATIENCE) as response:
         lines = response.iter_lines()
@@ -172,7 +170,9 @@ def test_a_second_request_on_a_conversation_at_work_is_refused(
     assert (ended(program.thread("m-1")), calls.paid) == ("completed", ["Ada"])
 
 
-def test_a_failure_is_the_last_message_and_the_server_goes_on(service: tuple[str, CompiledGraph], calls: Calls) -> None:
+def test_a_failure_is_the_last_message_and_the_server_continues(
+    service: tuple[str, CompiledGraph], calls: Calls
+) -> None:
     address, _ = service
     calls.let_go()
     response = httpx.post(f"{address}/mails/m-1?customer=Mallory", timeout=PATIENCE)

@@ -154,7 +154,7 @@ class Session(NotLive):
         limit = self.max_running
         if self._to_restart and not self.stopped:
             started, self._to_restart = self._restarted(self._to_restart), []
-        while not self.stopped and plan(self.run) and len(self.run.running) < limit:
+        while plan(self.run) and not self.stopped and len(self.run.running) < limit:
             position = 0 if not self.graph.interrupt_after else self._next_position()
             if position is None:
                 break

@@ -1,4 +1,4 @@
-"""When a live field is closed; and the scheduler stays a pure fold, by recorded arrival and not by who ends first."""
+"""When a live field is closed; joins fold posts by their recorded arrival, in any order of completion."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def told(waiting: str, able: str, writes: dict[str, str], graph: Topology | None
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_who_is_released(case: tuple[str, str, dict[str, str], str]) -> None:
+def test_which_reader_is_released(case: tuple[str, str, dict[str, str], str]) -> None:
     waiting, able, writes, expected = case
     assert told(waiting, able, writes) == set(expected.split())
 
@@ -99,7 +99,9 @@ BEHIND: dict[str, tuple[str, str, dict[str, str], list[Edge], str]] = {
 
 
 @pytest.mark.parametrize("case", BEHIND.values(), ids=BEHIND)
-def test_who_is_released_where_nodes_follow(case: tuple[str, str, dict[str, str], list[Edge], str]) -> None:
+def test_which_reader_is_released_when_other_nodes_follow(
+    case: tuple[str, str, dict[str, str], list[Edge], str],
+) -> None:
     waiting, able, writes, edges, expected = case
     assert told(waiting, able, writes, topology("abcew", *edges)) == set(expected.split())
 
@@ -109,7 +111,7 @@ def test_who_is_released_where_nodes_follow(case: tuple[str, str, dict[str, str]
     writes=st.lists(st.sets(st.sampled_from("fgh")), min_size=7, max_size=7),
     works=st.booleans(),
 )
-def test_one_always_goes_on(waiting: list[str], writes: list[set[str]], works: bool) -> None:
+def test_one_reader_can_always_continue(waiting: list[str], writes: list[set[str]], works: bool) -> None:
     """As long as none works, one is released; and never one whose field a node that works may write."""
     names = "abcdefg"
     may = {name: " ".join(sorted(fields)) for name, fields in zip(names, writes, strict=True)}
@@ -156,7 +158,7 @@ def order_of(commit: Commit) -> tuple[int, tuple[int, ...]]:
 
 
 @given(authors=st.lists(st.sampled_from("abc"), max_size=8))
-def test_a_join_folds_by_arrival_whoever_ends_first(authors: list[str]) -> None:
+def test_a_join_folds_by_arrival_in_any_order_of_completion(authors: list[str]) -> None:
     posts = {name: [seq for seq, author in enumerate(authors, 1) if author == name] for name in "abc"}
     ends = [played(posts, order) for order in itertools.permutations("abc")]
     assert [run.trunk_state.to_dict()["notes"] for run in ends] == [
@@ -185,7 +187,7 @@ def test_a_timeout_does_not_count_the_wait_for_a_slot() -> None:
     assert (waiter.outcome, woken) == ("entry", ["r"])
 
 
-def test_time_is_over_where_nothing_came() -> None:
+def test_a_timeout_is_raised_when_nothing_arrives() -> None:
     graph = topology("rw")
     room = LiveWaiters(2, WriteReach(graph, {"w": ["f"]}))
     branch = Branch((), ((),), ImmutableState(), 0, "", 0, PersistentMap())

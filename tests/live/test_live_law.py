@@ -1,9 +1,9 @@
 """The rule of live fields on random graphs with loops, failures, questions and resumes, against an independent oracle.
 
 The graphs have stages that fork and join, a way back over some of them, and nodes that go back to themselves. Nodes of
-layer 0 post notes, those of layer 1 hear notes and post echoes, those of layer 2 hear echoes, and along a branch layers
-only grow. So no two listeners ever wait for each other, and the oracle is plain: a node that listens to the end of a
-field hears every post that is not of a node behind it, each once and in the order of arrival.
+layer 0 post notes, those of layer 1 read notes and post echoes, those of layer 2 read echoes, and along a branch layers
+only grow. So no two readers ever wait for each other, and the oracle is simple: a node that reads a field to its end
+gets every post that is not of a node in its lineage, each once and in the order of arrival.
 
 Nodes of layer 3 hear notes and post notes. Where they are, listeners may wait for each other: what they have heard is a
 beginning of the same list.
@@ -277,7 +277,7 @@ def played(case: Case, limit: int, tasks: bool) -> Run:
 
 @settings(max_examples=120, deadline=None)
 @given(stages=stages(), **SETTINGS)
-def test_each_post_is_heard_once_by_all_who_may_hear_it(
+def test_each_post_is_read_once_by_every_permitted_reader(
     stages: Any, back: int, rounds: int, limit: int, tasks: bool, pauses: tuple[int, ...]
 ) -> None:
     case = Case(stages, back, rounds, pauses)
@@ -286,7 +286,7 @@ def test_each_post_is_heard_once_by_all_who_may_hear_it(
 
 @settings(max_examples=60, deadline=None)
 @given(stages=stages(rings=True), **SETTINGS)
-def test_rings_of_listeners_come_to_their_end(
+def test_rings_of_readers_end(
     stages: Any, back: int, rounds: int, limit: int, tasks: bool, pauses: tuple[int, ...]
 ) -> None:
     case = Case(stages, back, rounds, pauses)

@@ -1,4 +1,4 @@
-"""Live fields on threads: posts are rows before anybody sees them, and a node that runs again reads the same."""
+"""Live fields on threads: a post is stored before it can be read, and a repeated node reads the same posts."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def rows_of(program: CompiledGraph, t: Thread) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_an_interrupted_writer_posts_again_and_all_see_that_it_did(store: Any, asynchronous: bool) -> None:
+def test_an_interrupted_writer_posts_again_and_readers_get_the_new_posts(store: Any, asynchronous: bool) -> None:
     program = graph(store, asks)
     t = program.thread("t")
     run = run_of(t, asynchronous)
@@ -105,7 +105,7 @@ def test_an_interrupted_writer_posts_again_and_all_see_that_it_did(store: Any, a
     assert t.state == run.state
 
 
-def test_a_failed_writer_runs_again_and_so_do_its_listeners(store: Any) -> None:
+def test_a_failed_writer_runs_again_and_so_do_its_readers(store: Any) -> None:
     t = graph(store, fails).thread("t")
     run = t.run({})
     assert isinstance(run.error, ValueError)
@@ -117,7 +117,7 @@ def test_a_failed_writer_runs_again_and_so_do_its_listeners(store: Any) -> None:
     assert [value for value, _ in heard[-1]] == ["first"]
 
 
-def test_what_a_crashed_attempt_has_posted_is_taken_back(store: Any) -> None:
+def test_posts_of_a_crashed_attempt_are_withdrawn(store: Any) -> None:
     """The store holds the post of a process that came to no end."""
     kept: Any = FailingMemory() if isinstance(store, Memory) else FailingSQLite(store)
     program = graph(kept, fails)
@@ -167,7 +167,7 @@ def test_a_stored_run_reads_as_it_ran(store: Any) -> None:
     assert {commit.id: commit.live for commit in t.history()} == live_of
 
 
-def test_a_thread_goes_on_from_what_was_there(store: Any) -> None:
+def test_a_later_run_begins_with_the_posts_of_the_thread(store: Any) -> None:
     failing[0] = False
     t = graph(store, fails).thread("t")
     for _ in range(2):
@@ -177,7 +177,7 @@ def test_a_thread_goes_on_from_what_was_there(store: Any) -> None:
     assert t.state.to_dict()["notes"] == ["first", "first"]
 
 
-def test_an_isolated_run_is_taken_up_as_it_was(store: Any) -> None:
+def test_a_resumed_isolated_run_stays_isolated(store: Any) -> None:
     t = graph(store, fails).thread("t")
     assert t.run({}, live=False).error
     failing[0] = False
@@ -227,7 +227,7 @@ def early(hold: threading.Event, fate: list[str]) -> Graph:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("fate", ["ends", "fails", "asks"])
-def test_who_leaves_its_loop_early_commits_after_its_writer(fate: str, asynchronous: bool) -> None:
+def test_a_reader_that_leaves_its_loop_early_commits_after_its_writer(fate: str, asynchronous: bool) -> None:
     """What follows it starts then, and it commits nothing if its writer does not."""
     fates = [fate]
     store = Watched()
@@ -244,7 +244,7 @@ def test_who_leaves_its_loop_early_commits_after_its_writer(fate: str, asynchron
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_nodes_that_have_heard_each_other_commit_together(asynchronous: bool) -> None:
+def test_nodes_that_have_read_each_other_commit_together(asynchronous: bool) -> None:
     """In one write, so that a crash leaves both or none."""
 
     def talks(ctx: Context) -> None:
@@ -263,7 +263,7 @@ def test_nodes_that_have_heard_each_other_commit_together(asynchronous: bool) ->
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_writer_does_not_wait_for_what_waits_for_its_commit(asynchronous: bool) -> None:
+def test_a_writer_does_not_wait_for_a_reader_that_waits_for_its_commit(asynchronous: bool) -> None:
     """`late` comes behind the reader, which commits after the writer: the writer's loop ends without it."""
     heard: list[str] = []
 
@@ -290,7 +290,7 @@ def test_a_writer_does_not_wait_for_what_waits_for_its_commit(asynchronous: bool
     assert (heard, run.state.to_dict()["echoes"]) == ([], ["late"])
 
 
-def test_a_cancelled_run_commits_nothing_that_waited_for_its_writer() -> None:
+def test_a_cancelled_run_commits_no_reader_of_an_uncommitted_writer() -> None:
     store, ended = Watched(), asyncio.Event()
 
     async def reads(ctx: Context) -> None:

@@ -1,4 +1,4 @@
-"""Live fields beside lists: the latest value, what events say of them, and who is there in any graph."""
+"""Live fields that are no lists: the latest value; the events of live fields; peers in any graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from dspyer import END, START, Context, Graph, limit, live, reducers
 from dspyer.errors import MergeConflictError
 from dspyer.events import Heard, LiveConflict, Posted, RunStarted
-from tests.live.test_live import colours, finished, modes, team
+from tests.live.kit import colours, finished, modes, team
 
 # --- the latest value
 
@@ -26,7 +26,7 @@ class Draft(BaseModel):
 @modes
 @colours
 def test_a_live_field_without_a_reducer_has_the_latest_value(go: Any, colour: str) -> None:
-    """S004-12, S004-3: as it arrived, whoever ends first."""
+    """S004-12, S004-3: in the order of arrival, whichever node ends first."""
     turns = [threading.Event() for _ in range(3)]
     heard: list[tuple[Any, str]] = []
 
@@ -91,7 +91,7 @@ def test_two_isolated_branches_conflict_over_the_latest_value() -> None:
 # --- what events say
 
 
-def test_what_a_run_shares_is_in_its_first_event() -> None:
+def test_the_first_event_lists_the_live_fields() -> None:
     """S004-15: fields, types, limits."""
 
     class Shared(BaseModel):
@@ -116,7 +116,7 @@ def test_what_a_run_shares_is_in_its_first_event() -> None:
     ]
 
 
-def test_a_post_says_what_and_how_and_when() -> None:
+def test_the_event_of_a_post_has_update_reducer_and_time() -> None:
     """S004-16: agent, field, operation, delta, time, size."""
     program = team(sequence=True, one=(lambda ctx: ctx.post("code", {"k": "été"}), ["code"])).compile()
     began = time.time()
@@ -130,7 +130,7 @@ def test_a_post_says_what_and_how_and_when() -> None:
     assert "secret" not in str([event.to_dict() for event in hidden.run({}).events])
 
 
-def test_reads_are_events_where_they_are_asked_for() -> None:
+def test_reads_are_events_with_show_reads() -> None:
     """S004-17."""
 
     class Shown(BaseModel):
@@ -155,7 +155,7 @@ def test_reads_are_events_where_they_are_asked_for() -> None:
 
 
 @modes
-def test_nodes_see_who_else_works_without_live_fields(go: Any) -> None:
+def test_peers_works_without_live_fields(go: Any) -> None:
     """S004-13."""
     seen: list[Any] = []
     ready, done = threading.Event(), threading.Event()

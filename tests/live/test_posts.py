@@ -68,7 +68,7 @@ POSTED: dict[str, tuple[list[tuple[str, Any]], Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("posts", "returned", "expected"), POSTED.values(), ids=POSTED)
-def test_a_post_goes_with_whatever_is_returned(
+def test_a_post_works_with_every_kind_of_return_value(
     posts: list[tuple[str, Any]], returned: Any, expected: dict[str, Any]
 ) -> None:
     def work(ctx: Context) -> Any:
@@ -92,7 +92,7 @@ def test_a_post_is_a_copy() -> None:
     assert run.state["pages"] == [1]
 
 
-def test_what_fails_has_posted_nothing() -> None:
+def test_a_failed_node_has_posted_nothing() -> None:
     def node(ctx: Context) -> Any:
         ctx.post("results", "a")
         raise ValueError("no")
@@ -219,7 +219,7 @@ def shortened(node: Callable[..., Any], module: dspy.Module, field: str = "resul
         return graph.add_path(START, "node", END).compile().run({})
 
 
-def test_a_node_may_shorten_what_it_writes() -> None:
+def test_a_module_may_condense_what_a_node_writes() -> None:
     """S004-23."""
 
     def node(ctx: Context) -> dict[str, Any]:
@@ -240,7 +240,7 @@ CONDENSED: dict[str, tuple[str, Any, str, Any]] = {
 
 
 @pytest.mark.parametrize(("field", "written", "signature", "expected"), CONDENSED.values(), ids=CONDENSED)
-def test_what_a_module_gets_to_shorten(field: str, written: Any, signature: str, expected: Any) -> None:
+def test_the_input_of_a_condensing_module(field: str, written: Any, signature: str, expected: Any) -> None:
     def node() -> dict[str, Any]:
         return {field: written}
 
@@ -249,7 +249,7 @@ def test_what_a_module_gets_to_shorten(field: str, written: Any, signature: str,
     assert run.state[field] == expected
 
 
-def test_what_shortens_is_tuned_and_saved_with_the_graph(tmp_path: Any) -> None:
+def test_a_condensing_module_is_tuned_and_saved_with_the_graph(tmp_path: Any) -> None:
     def node() -> dict[str, Any]:
         return {"results": "a b"}
 
@@ -269,7 +269,7 @@ class Broken(dspy.Module):
 
 
 @pytest.mark.parametrize(("written", "error"), [("a b", "no"), (DELETE, "None")])
-def test_what_fails_while_it_shortens_fails_the_node(written: Any, error: str) -> None:
+def test_a_failure_of_the_condensing_module_fails_the_node(written: Any, error: str) -> None:
     """Where nothing is written nothing is shortened."""
     run = ran(lambda: {"results": written}, writes=["results"], condense={"results": Broken()})
     assert str(run.error) == error
@@ -290,7 +290,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("condense", "options", "text"), BAD.values(), ids=BAD)
-def test_a_module_that_cannot_shorten_is_an_error_when_the_graph_is_built(
+def test_an_unusable_condensing_module_is_an_error_when_the_graph_is_built(
     condense: Any, options: dict[str, Any], text: str
 ) -> None:
     graph = Graph(Board).add_node("node", nothing, condense=condense, **options).add_path(START, "node", END)

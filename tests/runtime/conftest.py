@@ -1,4 +1,4 @@
-"""One body for both colours: a test that takes `play` runs in each place that a program may be called from."""
+"""One test body for sync and async: a test that takes `play` runs in each place where a program may be called."""
 
 from __future__ import annotations
 

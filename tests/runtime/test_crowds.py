@@ -1,4 +1,4 @@
-"""500 runs of one compiled program at once, in threads and in tasks: each gets its own results. S001-11."""
+"""500 concurrent runs of one compiled program, in threads and in tasks: each gets its own results. S001-11."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def check(number: int, run: Run) -> None:
 
 @MODES
 @pytest.mark.parametrize("stored", [False, True], ids=["plain", "threads of a store"])
-def test_runs_at_once_are_not_mixed(mode: str, stored: bool) -> None:
+def test_concurrent_runs_are_not_mixed(mode: str, stored: bool) -> None:
     runs = 50 if stored else RUNS
     made = program(mode, Gate(runs))
 
@@ -121,7 +121,7 @@ def test_runs_at_once_are_not_mixed(mode: str, stored: bool) -> None:
 
 
 @MODES
-def test_modules_of_runs_at_once_are_not_mixed(mode: str) -> None:
+def test_modules_of_concurrent_runs_are_not_mixed(mode: str) -> None:
     """Each run has its LM, its templates and its trace."""
     say = dspy.Predict(dspy.Signature("number: int -> said", "Say {number} as {run.count}."))
     graph = Graph(Order, inputs=["number"], outputs=["said"]).add_node("say", say).add_path(START, "say", END)

@@ -1,4 +1,4 @@
-"""Both drivers, wherever a program is called from: same results, same calls, same failures."""
+"""The sync and the async driver, wherever a program is called: same results, same calls, same failures."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_order_of_completion_changes_nothing(play: Play, order: list[str]) -> No
     assert run.blame("value").node == "d"
 
 
-def test_a_branch_goes_on_while_its_sibling_works(play: Play) -> None:
+def test_a_branch_continues_while_its_sibling_works(play: Play) -> None:
     """`d` starts alone beside the running `b`, and ends only after what follows `b`: nobody is held up by it."""
     gate = Turnstile(["c", "b", "b2", "d"])
 
@@ -116,7 +116,7 @@ def test_a_branch_goes_on_while_its_sibling_works(play: Play) -> None:
     assert run.state["log"] == ["b", "b2", "c", "d"]
 
 
-def test_async_and_sync_nodes_mix(play: Play) -> None:
+def test_async_and_sync_nodes_can_be_mixed(play: Play) -> None:
     async def a(state: Any) -> dict[str, Any]:
         await anyio.lowlevel.checkpoint()
         return {"log": ["a"]}
@@ -152,7 +152,7 @@ def test_async_branches_wait_for_each_other_on_one_loop() -> None:
     assert graph.compile().run({}).state["log"] == ["heard", "told"]
 
 
-def test_failure_lets_running_siblings_finish(play: Play) -> None:
+def test_running_siblings_finish_after_a_failure(play: Play) -> None:
     calls: Counter[str] = Counter()
     gate = Turnstile(["b", "d", "c"])
 
@@ -185,7 +185,7 @@ def test_failure_lets_running_siblings_finish(play: Play) -> None:
         _ = run.prediction
 
 
-def test_a_router_that_raises_takes_the_patch_with_it(play: Play) -> None:
+def test_a_failed_router_discards_the_patch_of_its_node(play: Play) -> None:
     def route(count: int) -> str:
         raise ZeroDivisionError("router")
 
@@ -244,7 +244,7 @@ def test_map_keeps_the_order_of_the_items(play: Play) -> None:
     assert play(program, {"items": []}).state["sizes"] == []
 
 
-def test_a_subgraph_gives_back_what_changed(play: Play) -> None:
+def test_a_subgraph_returns_what_has_changed(play: Play) -> None:
     inner = Graph(Log, name="Inner", inputs=["log", "count", "value"])
     inner.add_node("x", says("x")).add_node("y", says("y")).add_node("z", lambda value: {"value": [value, "z"]})
     inner.add_edge(START, ["x", "y"]).add_edge(["x", "y"], "z").add_edge("z", END)
@@ -263,7 +263,7 @@ def test_a_subgraph_gives_back_what_changed(play: Play) -> None:
     assert {event.scope for event in inside} == {("0:0",)}
 
 
-def test_a_failure_in_a_subgraph_comes_out_as_it_is(play: Play) -> None:
+def test_a_failure_in_a_subgraph_is_raised_unwrapped(play: Play) -> None:
     def fails(state: Any) -> None:
         raise LookupError("inside")
 
@@ -309,7 +309,7 @@ def test_context_and_events(play: Play) -> None:
     assert kinds == {RunStarted, NodeStarted, Committed, Forked, Joined, RunEnded}
 
 
-def test_resources_reach_the_nodes_that_ask_for_them(play: Play) -> None:
+def test_resources_reach_the_nodes_that_declare_them(play: Play) -> None:
     class Client:
         def fetch(self) -> str:
             return "fetched"
@@ -489,7 +489,7 @@ def test_cancelling_an_async_run_cancels_its_nodes() -> None:
     assert cancelled == ["waits", "waits"]
 
 
-def test_a_time_limit_around_a_run_waits_until_its_nodes_have_tidied_up() -> None:
+def test_a_time_limit_waits_until_cancelled_nodes_have_cleaned_up() -> None:
     began: list[str] = []
     tidied: list[str] = []
     scopes: list[anyio.CancelScope] = []
@@ -567,7 +567,7 @@ def test_an_interrupt_while_a_thread_starts_leaves_no_thread_behind(nth: int, mo
         assert not thread.is_alive()
 
 
-def test_concurrent_runs_of_one_program_do_not_meet() -> None:
+def test_concurrent_runs_of_one_program_are_independent() -> None:
     program = fork().compile()
     evaluate = dspy.Evaluate(
         devset=[dspy.Example(start=str(i)).with_inputs("start") for i in range(24)],
@@ -611,7 +611,7 @@ def test_a_send_to_the_end_is_refused(play: Play) -> None:
     assert "Send(END)" in str(error)
 
 
-def test_inputs_have_names() -> None:
+def test_positional_inputs_are_refused() -> None:
     program = fork().compile()
     with pytest.raises(InputError, match=r"write program\(start=\.\.\.\)"):
         program("x")
@@ -619,7 +619,7 @@ def test_inputs_have_names() -> None:
         asyncio.run(program.acall("x"))
 
 
-def test_a_goto_takes_the_place_of_the_edges(play: Play) -> None:
+def test_a_goto_replaces_the_edges(play: Play) -> None:
     def decide(count: int) -> Command:
         return Command(update={"count": 1}, goto="left" if count == 0 else None)
 

@@ -45,7 +45,7 @@ def alone(node: Any, **options: Any) -> CompiledGraph:
     return Graph().add_node("work", node).add_path(START, "work", END).compile(**options)
 
 
-def test_a_repeated_attempt_gets_what_was_recorded(take: Take) -> None:
+def test_a_repeated_attempt_gets_the_recorded_result(take: Take) -> None:
     calls: list[str] = []
 
     def work(ctx: Context) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def test_an_async_effect_is_awaited_in_every_attempt(take: Take) -> None:
     assert (run.state.to_dict(), len(calls)) == ({"paid": [1, 1]}, 2)
 
 
-def test_it_works_in_every_place_that_a_program_is_called_from(play: Play) -> None:
+def test_once_works_in_every_place_that_a_program_is_called_from(play: Play) -> None:
     calls: list[str] = []
 
     def work(ctx: Context) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def names(count: int, thread: str = "t", *, map_items: bool = False) -> list[str
     return keys
 
 
-def test_the_key_is_the_same_in_every_attempt_and_no_others() -> None:
+def test_the_key_is_unique_to_an_effect_and_the_same_in_every_attempt() -> None:
     first = names(3)
     assert len(first) == 3
     assert len(set(first)) == 1
@@ -144,7 +144,7 @@ def test_the_key_is_the_same_in_every_attempt_and_no_others() -> None:
     assert all(len(key) == 32 for key in others)
 
 
-def test_the_key_is_the_same_in_graphs_inside_too() -> None:
+def test_the_key_is_the_same_in_every_attempt_of_an_inner_graph() -> None:
     keys: list[str] = []
 
     def charge(key: str) -> None:
@@ -166,7 +166,7 @@ def test_the_key_is_the_same_in_graphs_inside_too() -> None:
     assert len(set(keys)) == 2
 
 
-def test_laps_and_visits_have_their_own() -> None:
+def test_each_visit_has_effects_of_its_own() -> None:
     seen: list[int] = []
 
     def lap(ctx: Context) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def test_an_exception_is_not_recorded(take: Take) -> None:
     assert len(calls) == 2
 
 
-def test_no_result_is_a_result() -> None:
+def test_none_is_a_result() -> None:
     calls: list[str] = []
 
     def work(ctx: Context) -> dict[str, Any]:
@@ -230,7 +230,7 @@ REFUSED: dict[str, tuple[Callable[[Context], Any], str]] = {
 
 
 @pytest.mark.parametrize(("use", "text"), REFUSED.values(), ids=REFUSED)
-def test_what_is_refused(use: Callable[[Context], Any], text: str) -> None:
+def test_wrong_uses_are_refused(use: Callable[[Context], Any], text: str) -> None:
     error = alone(lambda ctx: {"n": use(ctx)}).run({}).error
     assert isinstance(error, AttemptError)
     assert text in str(error)
@@ -244,7 +244,7 @@ def test_one_key_in_two_nodes_and_in_a_question_is_no_repetition() -> None:
     assert alone(work).run({}, interrupts={"a": 2}).state.to_dict() == {"a": 1, "b": 2}
 
 
-def test_a_record_is_flushed_before_the_node_goes_on() -> None:
+def test_a_record_is_flushed_before_the_node_continues() -> None:
     writes: list[tuple[list[str], bool]] = []
 
     class Watched(Memory):
@@ -271,6 +271,6 @@ def test_an_effect_that_cannot_be_written_fails_the_run() -> None:
     assert isinstance(run.error, StoreError)
 
 
-def test_a_node_called_alone_does_its_effects() -> None:
+def test_a_node_without_a_run_makes_its_effects() -> None:
     program = alone(lambda ctx: {"n": ctx.once("n", lambda key: f"as {key}")})
     assert len(call_node(program, "work", {})["n"]) == 35

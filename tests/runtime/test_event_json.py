@@ -78,7 +78,7 @@ def test_a_question_shows_its_id_and_the_schema_of_its_answer() -> None:
     assert Asked(question).to_dict() == {"event": "Asked", "question": question.to_dict(), "scope": []}
 
 
-def test_absent_sides_of_a_conflict() -> None:
+def test_a_conflict_shows_absent_sides() -> None:
     conflict = sample(RECORDS[1], 1)._replace(base=DELETE, values=(("a", DELETE), ("b", 2)), path=("user", 3))
     found = ConflictFound(conflict).to_dict()["conflict"]
     assert (found["base"], found["path"]) == ({"$type": "delete"}, ["user", 3])

@@ -1,4 +1,4 @@
-"""A run that is over is freed at once: nothing of it waits for the cyclic garbage collector."""
+"""An ended run is freed at once by its reference counts: the cyclic garbage collector finds nothing of it."""
 
 from __future__ import annotations
 
@@ -298,7 +298,7 @@ def test_a_run_leaves_nothing_to_the_cyclic_collector(what: str, how: str) -> No
 
 
 @pytest.mark.parametrize("what", ["loop", "fork", "send", "map", "live", "asks"])
-def test_a_stream_that_is_left_leaves_nothing_to_the_cyclic_collector(what: str) -> None:
+def test_a_dropped_stream_leaves_nothing_to_the_cyclic_collector(what: str) -> None:
     async def leave(program: CompiledGraph) -> None:
         for _ in program.stream({"n": 0}):
             break

@@ -1,4 +1,4 @@
-"""Questions: nothing waits, no answer is lost or taken for another, what has finished is not called again."""
+"""Questions: no thread waits for an answer, no answer is lost or misassigned, finished nodes are not called again."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ CHANGED: dict[str, tuple[Callable[[Context], Any], list[str]]] = {
 
 
 @pytest.mark.parametrize(("second", "named"), CHANGED.values(), ids=CHANGED)
-def test_an_attempt_that_asks_otherwise_fails(second: Callable[[Context], Any], named: list[str]) -> None:
+def test_an_attempt_that_asks_a_different_question_fails(second: Callable[[Context], Any], named: list[str]) -> None:
     thread = alone(later(first, second, first), store=":memory:").thread("t")
     assert thread.run({}).status == "interrupted"
     error = thread.resume({"a": True}).error
@@ -194,13 +194,13 @@ REFUSED: dict[str, tuple[Callable[[Context], Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("use", "kind", "text"), REFUSED.values(), ids=REFUSED)
-def test_what_is_refused(use: Callable[[Context], Any], kind: type[Exception], text: str) -> None:
+def test_wrong_uses_are_refused(use: Callable[[Context], Any], kind: type[Exception], text: str) -> None:
     run = alone(lambda ctx: {"n": use(ctx)}).run({}, interrupts={"a": True})
     assert isinstance(run.error, kind)
     assert text in str(run.error)
 
 
-def test_no_except_keeps_a_question_from_getting_out() -> None:
+def test_except_exception_does_not_catch_a_question() -> None:
     def work(ctx: Context) -> dict[str, Any]:
         with suppress(BaseException):
             ctx.interrupt("a", "A?")
@@ -225,7 +225,7 @@ def test_async_nodes_and_tasks_inside_them_ask(play: Play) -> None:
 # --- beside it
 
 
-def test_everything_else_runs_on_and_several_may_ask(play: Play) -> None:
+def test_other_branches_continue_and_several_may_ask(play: Play) -> None:
     graph = Graph().add_node("plan", lambda: {"n": 1})
     for name in ("a", "b"):
         graph.add_node(name, lambda ctx, name=name: {name: ctx.interrupt("ok", f"{name}?")})
@@ -243,7 +243,7 @@ def test_everything_else_runs_on_and_several_may_ask(play: Play) -> None:
     }
 
 
-def test_a_finished_sibling_is_not_called_again_and_one_that_waits_neither() -> None:
+def test_finished_and_waiting_siblings_are_not_called_again() -> None:
     calls: list[str] = []
     graph = Graph().add_node("side", lambda: calls.append("side"))
     for name in ("a", "b"):
@@ -266,7 +266,7 @@ def test_a_finished_sibling_is_not_called_again_and_one_that_waits_neither() -> 
     assert sorted(calls) == ["a", "a", "b", "b", "side"]
 
 
-def test_a_failure_goes_before_questions(play: Play) -> None:
+def test_a_failure_takes_precedence_over_questions(play: Play) -> None:
     def fails() -> None:
         raise ConnectionError("lost")
 
@@ -305,7 +305,7 @@ def test_a_router_may_ask() -> None:
         assert thread.resume({"left": False}).state["way"] == "right"
 
 
-def test_a_loop_asks_in_every_lap() -> None:
+def test_a_loop_asks_on_every_visit() -> None:
     def lap(ctx: Context) -> dict[str, Any]:
         return {"again": ctx.interrupt("again", f"Lap {ctx.visit}. Again?")}
 
@@ -320,7 +320,7 @@ def test_a_loop_asks_in_every_lap() -> None:
     assert (run.status, texts) == ("completed", [f"Lap {n}. Again?" for n in (1, 2, 3)])
 
 
-def test_sends_ask_apart() -> None:
+def test_each_send_asks_its_own_question() -> None:
     graph = Graph().add_node("plan", lambda: Command(goto=[Send("work", {"doc": doc}) for doc in "ab"]), goto=["work"])
     graph.add_node("work", lambda doc, ctx: {"ok": {doc: ctx.interrupt("ok", f"{doc}?")}}).add_edge("work", END)
     thread = graph.add_edge(START, "plan").compile(store=":memory:").thread("t")
@@ -331,7 +331,7 @@ def test_sends_ask_apart() -> None:
 # --- maps and subgraphs
 
 
-def test_items_of_a_map_ask_apart_and_what_is_done_is_kept(play: Play) -> None:
+def test_each_item_of_a_map_asks_its_own_question_and_finished_items_are_kept(play: Play) -> None:
     def item(doc: str, ctx: Context) -> dict[str, Any]:
         calls.append(doc)
         size = ctx.once("size", lambda: len(doc))
@@ -352,7 +352,7 @@ def test_items_of_a_map_ask_apart_and_what_is_done_is_kept(play: Play) -> None:
     assert calls == ["?c", "?a"]
 
 
-def test_in_a_map_a_failure_goes_before_questions(play: Play) -> None:
+def test_in_a_map_a_failure_takes_precedence_over_questions(play: Play) -> None:
     def item(n: int, ctx: Context) -> Any:
         return ctx.interrupt("ok", "?") if n == 0 else 1 // (n - 1)
 
@@ -371,7 +371,7 @@ def inner(calls: list[str], **options: Any) -> CompiledGraph:
     return graph.add_path(START, "draft", "ask", END).compile(**options)
 
 
-def test_a_graph_inside_asks_for_the_node_around_it(play: Play) -> None:
+def test_a_question_of_an_inner_graph_is_asked_by_the_outer_run(play: Play) -> None:
     calls: list[str] = []
     graph = Graph().add_node("sub", inner(calls)).add_path(START, "sub", END)
     run = play(graph.compile(), {"x": "a"})
@@ -383,7 +383,7 @@ def test_a_graph_inside_asks_for_the_node_around_it(play: Play) -> None:
     assert calls == ["a", "a"], "one for each run"
 
 
-def test_graphs_in_items_and_in_graphs_keep_apart() -> None:
+def test_inner_graphs_of_items_and_of_graphs_have_questions_of_their_own() -> None:
     calls: list[str] = []
     middle = Graph().add_map("each", inner(calls), over="xs", item="x", into="out").add_path(START, "each", END)
     graph = Graph().add_node("one", middle.compile()).add_node("two", middle.compile(), writes={"out": "more"})
@@ -419,7 +419,7 @@ STOPS: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize(("options", "parts"), STOPS.values(), ids=STOPS)
-def test_where_a_program_stops(options: dict[str, Any], parts: list[str]) -> None:
+def test_where_a_program_pauses(options: dict[str, Any], parts: list[str]) -> None:
     calls: list[str] = []
     thread = stopping(calls, store=":memory:", **options).thread("t")
     run = thread.run({})
@@ -432,7 +432,7 @@ def test_where_a_program_stops(options: dict[str, Any], parts: list[str]) -> Non
     assert (run.status, found) == ("completed", parts)
 
 
-def test_stops_let_other_branches_go_on(play: Play) -> None:
+def test_other_branches_continue_while_one_is_paused(play: Play) -> None:
     calls: list[str] = []
     graph = Graph()
     for name in ("a", "b", "c", "d"):
@@ -444,18 +444,18 @@ def test_stops_let_other_branches_go_on(play: Play) -> None:
     assert play(graph.compile(interrupt_after=["b"]), {}, interrupts={"after": None}).status == "completed"
 
 
-def test_stops_are_explained() -> None:
+def test_explain_shows_the_pauses() -> None:
     text = stopping([], interrupt_before=["c", "a"], interrupt_after=["b"]).graph.explain()
     assert "\n  stops before a, c\n  stops after b" in text
 
 
 @pytest.mark.parametrize("option", ["interrupt_before", "interrupt_after"])
-def test_names_of_stops_are_checked(option: str) -> None:
+def test_names_of_pauses_are_checked(option: str) -> None:
     with pytest.raises(GraphError, match=rf"{option} names 'aa', which is no node\. Did you mean 'a'"):
         stopping([], **{option: ["aa"]})
 
 
-def test_a_no_to_a_stop_is_no_answer(play: Play) -> None:
+def test_false_leaves_a_run_paused(play: Play) -> None:
     for option in ("interrupt_before", "interrupt_after"):
         run = play(stopping([], **{option: ["b"]}), {}, interrupts=lambda _: False)
         assert isinstance(run.error, InputError)
@@ -493,7 +493,7 @@ def test_supplied_answers_reach_graphs_inside() -> None:
         assert graph.compile(interrupts=outer)(x="a").z == ["A", True]
 
 
-def test_what_no_answers_can_be_is_refused() -> None:
+def test_invalid_answers_are_refused() -> None:
     with pytest.raises(TypeError, match="give a dict from the key"):
         approving(interrupts=[True])
     with pytest.raises(TypeError, match="give a dict from the key"):

@@ -1,4 +1,4 @@
-"""What a `Send` brings arrives at its target, or is refused where it is sent."""
+"""The values of a `Send` arrive at its target, or are refused where they are sent."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ async def outcome(mode: str, graph: Graph) -> Run:
 @MODES
 @pytest.mark.parametrize("name", BROUGHT)
 @pytest.mark.anyio
-async def test_what_a_send_brings_arrives(name: str, mode: str) -> None:
+async def test_the_values_of_a_send_arrive(name: str, mode: str) -> None:
     add, brought, expected = BROUGHT[name]
     for by in ("router", "command"):
         run = await outcome(mode, sending(add, brought, by))
@@ -202,7 +202,7 @@ ANY = {"**kwargs", "the state", "**kwargs of a module", "a graph that reads the 
 @MODES
 @pytest.mark.parametrize("name", [name for name in BROUGHT if name not in ANY])
 @pytest.mark.anyio
-async def test_what_nobody_reads_is_refused_where_it_is_sent(name: str, mode: str) -> None:
+async def test_values_that_the_target_does_not_read_are_refused_where_they_are_sent(name: str, mode: str) -> None:
     add, brought, _ = BROUGHT[name]
     for by in ("router", "command"):
         run = await outcome(mode, sending(add, {**brought, "wrods": 1}, by))
@@ -224,20 +224,18 @@ async def test_what_nobody_reads_is_refused_where_it_is_sent(name: str, mode: st
         (mapped(optional, writes=["out"]), "doc", "it reads 'docs', 'words'."),
     ],
 )
-def test_the_error_says_what_is_read_and_what_may_have_been_meant(
-    add: Callable[[Graph], object], key: str, text: str
-) -> None:
+def test_the_error_lists_what_is_read_and_suggests_a_name(add: Callable[[Graph], object], key: str, text: str) -> None:
     with pytest.raises(RouteError) as caught:
         sending(add, {key: "x"}).compile()()
     assert text in str(caught.value)
 
 
-def test_a_question_is_filled_with_what_a_send_brings() -> None:
+def test_a_question_template_is_filled_from_a_send() -> None:
     run = sending(asking, DOC).compile().run({})
     assert [question.text for question in run.questions] == ["Is a 5?"]
 
 
-def test_instructions_are_filled_with_what_a_send_brings() -> None:
+def test_an_instruction_template_is_filled_from_a_send() -> None:
     class Short(dspy.Signature):
         """Shorten for {reader}."""
 
@@ -250,7 +248,7 @@ def test_instructions_are_filled_with_what_a_send_brings() -> None:
     assert prediction.out == ["Shorten for Ada."]
 
 
-def test_a_module_gets_what_reads_alone_named_before() -> None:
+def test_a_module_gets_a_sent_value_that_only_reads_declares() -> None:
     """`max_iters` is given to an agent only where the graph says so."""
     agent = dspy.ReAct("text -> out", tools=[len], max_iters=9)
     asked: list[int] = []
@@ -267,7 +265,7 @@ def test_a_module_gets_what_reads_alone_named_before() -> None:
     assert len(asked) == 3
 
 
-def test_unit_tests_of_routes_and_stubs_keep_to_what_the_node_reads() -> None:
+def test_unit_tests_of_routes_and_stubs_check_what_the_node_reads() -> None:
     wrong = sending(node(optional), {"wrods": 1}).compile()
     with pytest.raises(RouteError, match="brings 'wrods'"):
         route(wrong, "plan", {})
@@ -276,7 +274,7 @@ def test_unit_tests_of_routes_and_stubs_keep_to_what_the_node_reads() -> None:
     assert stub(right, work=lambda doc: {"out": doc})().out == ["a"]
 
 
-def test_a_router_is_told_apart_from_a_name_alone() -> None:
+def test_the_error_of_a_router_names_the_router() -> None:
     """A target that is named and not sent to goes by the state alone."""
     graph = Graph(State).add_node("work", lambda text: {"out": text}, writes=["out"])
     graph.add_conditional_edges(START, lambda docs: ["work", Send("work", {"text": "sent"})], ["work"])
@@ -291,7 +289,7 @@ exec(  # as a file of its own
 )
 
 
-def test_sends_that_are_made_elsewhere_are_promised() -> None:
+def test_sends_made_by_other_functions_are_declared() -> None:
     def silent(docs: list[str]) -> Any:
         return elsewhere["spread"](docs)
 

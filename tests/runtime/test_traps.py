@@ -73,14 +73,14 @@ def beside(left: Any, right: Any, **options: Any) -> CompiledGraph:
     [({"x": 1}, {"x": 1}, 1), ({"x": 0, "y": 5}, {"x": 0}, 0), ({"x": 2}, {"x": 0}, 2)],
     ids=["equal values", "a state returned as it was", "only one side changed it"],
 )
-def test_a_writes_that_agree_with_each_other_or_with_the_base_are_no_conflict(
+def test_equal_writes_and_writes_of_the_base_value_are_no_conflict(
     play: Play, left: dict[str, int], right: dict[str, int], x: int
 ) -> None:
     run = play(beside(lambda state: left, lambda state: right), {"x": 0})
     assert (run.status, run.state["x"], run.conflicts) == ("completed", x, ())
 
 
-def test_a_conflict_names_both_and_leaves_everything_readable(play: Play) -> None:
+def test_a_conflict_names_both_writers_and_both_branches_stay_readable(play: Play) -> None:
     run = play(beside(lambda state: {"x": 1}, lambda state: {"x": 2}), {"x": 0})
     assert isinstance(run.error, MergeConflictError)
     assert run.error.writers == ("a", "b")
@@ -90,7 +90,7 @@ def test_a_conflict_names_both_and_leaves_everything_readable(play: Play) -> Non
     assert run.blame("x").node == "START"
 
 
-def test_b_a_failing_branch_cancels_nobody_in_either_colour(play: Play) -> None:
+def test_a_failing_branch_cancels_no_other_branch(play: Play) -> None:
     failed = threading.Event()
 
     def fails(state: Any) -> None:
@@ -107,7 +107,7 @@ def test_b_a_failing_branch_cancels_nobody_in_either_colour(play: Play) -> None:
     assert run.state == {}
 
 
-def test_b3_what_a_failed_node_emitted_is_seen_and_not_committed(play: Play) -> None:
+def test_emitted_values_of_a_failed_node_are_events_and_not_committed(play: Play) -> None:
     def work(ctx: Context) -> None:
         ctx.emit("partial")
         raise OSError("lost")
@@ -118,7 +118,7 @@ def test_b3_what_a_failed_node_emitted_is_seen_and_not_committed(play: Play) -> 
 
 
 @pytest.mark.parametrize("names", [["n2", "n10", "n1"], ["z", "m", "a"]], ids=" ".join)
-def test_c_parallel_writes_come_in_the_order_of_declaration(play: Play, names: list[str]) -> None:
+def test_parallel_writes_are_folded_in_the_order_of_declaration(play: Play, names: list[str]) -> None:
     graph = Graph(Log)
     for name in sorted(names):
         graph.add_node(name, says(name))
@@ -126,14 +126,14 @@ def test_c_parallel_writes_come_in_the_order_of_declaration(play: Play, names: l
     assert play(graph.compile(), {}).state["log"] == names
 
 
-def test_c_sends_and_names_come_in_the_order_of_the_route(play: Play) -> None:
+def test_sends_and_names_keep_the_order_of_the_route(play: Play) -> None:
     graph = Graph(Log).add_node("w", lambda n: {"log": [f"w{n}"]}).add_node("zz", says("zz")).add_node("aa", says("aa"))
     route = lambda ctx: [Send("w", {"n": 3}), "zz", Send("w", {"n": 1}), "aa"]  # noqa: E731
     graph.add_conditional_edges(START, route, ["w", "zz", "aa"]).add_edge(["w", "zz", "aa"], END)
     assert play(graph.compile(), {}).state["log"] == ["w3", "zz", "w1", "aa"]
 
 
-def test_d_a_join_waits_for_no_branch_that_was_not_taken_and_keeps_nothing_for_the_next_run(play: Play) -> None:
+def test_a_join_waits_only_for_branches_that_were_taken_and_keeps_nothing_for_the_next_run(play: Play) -> None:
     graph = Graph(Log)
     for name in "abj":
         graph.add_node(name, says(name))
@@ -143,7 +143,7 @@ def test_d_a_join_waits_for_no_branch_that_was_not_taken_and_keeps_nothing_for_t
         assert play(program, {"value": only}).state["log"] == [only, "j"]
 
 
-def test_d2_a_join_does_not_wait_for_an_unrelated_loop() -> None:
+def test_a_join_does_not_wait_for_an_unrelated_loop() -> None:
     joined = threading.Event()
 
     def loop(ctx: Context) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def test_d2_a_join_does_not_wait_for_an_unrelated_loop() -> None:
     assert graph.compile().run({}).state["log"] == ["a", "b", "j"]
 
 
-def test_f_what_a_node_does_to_its_values_is_seen_by_nobody(play: Play) -> None:
+def test_a_node_that_mutates_its_inputs_changes_no_state(play: Play) -> None:
     def spoils(box: dict[str, Any]) -> dict[str, Any]:
         given = {"list": [1]}
         box["evil"] = True
@@ -177,7 +177,7 @@ def test_f_what_a_node_does_to_its_values_is_seen_by_nobody(play: Play) -> None:
     assert [dict(run.at(commit.id)["box"]) for commit in run.commits] == [{"k": [1]}] * len(run.commits)
 
 
-def test_g_nothing_unknown_is_dropped_in_silence(play: Play) -> None:
+def test_unknown_fields_are_errors(play: Play) -> None:
     assert isinstance(play(alone(lambda state: {"lgo": ["x"]}, Log), {}).error, NodeOutputError)
     with pytest.raises(InputError, match="lgo"):
         play(alone(says("a"), Log), {"lgo": ["x"]})
@@ -187,7 +187,7 @@ def test_g_nothing_unknown_is_dropped_in_silence(play: Play) -> None:
     assert isinstance(play(graph.compile(), {}).error, RouteError)
 
 
-def test_h_a_bad_write_is_the_writers_fault_and_never_part_of_a_state(play: Play) -> None:
+def test_a_bad_write_fails_its_writer_and_is_never_committed(play: Play) -> None:
     seen: list[str] = []
     graph = Graph(Log).add_node("good", says("good")).add_node("bad", lambda state: {"log": ["x"], "count": "many"})
     graph.add_node("after", lambda state: seen.append("after")).add_path(START, "good", "bad", "after", END)
@@ -199,7 +199,7 @@ def test_h_a_bad_write_is_the_writers_fault_and_never_part_of_a_state(play: Play
     assert run.diff(0, 1) == {"log": ["good"], "count": 1}
 
 
-def test_i_a_router_that_raises_has_no_node_called_twice(play: Play) -> None:
+def test_a_failed_router_repeats_no_node(play: Play) -> None:
     calls: list[str] = []
     graph = Graph(Log).add_node("a", lambda state: calls.append("a")).add_edge(START, "a")
     graph.add_conditional_edges("a", raises(ConnectionError("once")), [END])
@@ -208,7 +208,7 @@ def test_i_a_router_that_raises_has_no_node_called_twice(play: Play) -> None:
     assert calls == ["a"]
 
 
-def test_r_concurrent_runs_of_one_program_lose_no_update() -> None:
+def test_concurrent_runs_of_one_program_lose_no_update() -> None:
     program = beside(says("a"), says("b"), schema=Log)
 
     async def many() -> list[Run]:
@@ -277,7 +277,7 @@ def test_a_stop_iteration_is_a_failure_like_any_other(where: str) -> None:
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["alone", "beside another"])
-def test_a_node_that_was_cancelled_by_itself_is_waited_for_by_nobody(together: bool) -> None:
+def test_a_node_that_cancels_itself_does_not_hang_the_run(together: bool) -> None:
     async def work(state: Any) -> None:
         raise asyncio.CancelledError("mine")
 
@@ -294,7 +294,7 @@ def test_a_node_that_was_cancelled_by_itself_is_waited_for_by_nobody(together: b
 # --- streams
 
 
-def test_a_stream_that_is_through_stays_so() -> None:
+def test_an_exhausted_stream_stays_exhausted() -> None:
     refused = Graph(inputs=["q"]).add_node("a", says("a")).add_path(START, "a", END).compile().stream({"other": 1})
     with pytest.raises(InputError):
         next(refused)
@@ -310,7 +310,7 @@ def test_a_stream_that_is_through_stays_so() -> None:
         _ = closed.run
 
 
-def test_an_async_stream_that_is_through_stays_so() -> None:
+def test_an_exhausted_async_stream_stays_exhausted() -> None:
     async def read() -> None:
         stream = alone(raises(KeyError("x"))).astream({})
         with pytest.raises(KeyError):
@@ -332,7 +332,7 @@ class Begun(BaseModel):
     highest: Annotated[int, reducers.max] = 3
 
 
-def test_values_that_a_subgraph_is_given_are_not_folded_into_its_defaults(play: Play) -> None:
+def test_inputs_of_a_subgraph_are_not_folded_into_its_defaults(play: Play) -> None:
     def work(log: list[str], count: int, tags: list[str], highest: int) -> dict[str, Any]:
         seen.append((log, count, tags, highest))
         return {"log": ["x"], "count": 1, "tags": "x", "highest": 2}
@@ -352,7 +352,7 @@ def test_values_that_a_subgraph_is_given_are_not_folded_into_its_defaults(play: 
     [("label", {"label": "x", "tags": ["p"]}), ("tags", {"label": "", "tags": ["p", "x"]})],
     ids=["a field", "a reducer"],
 )
-def test_what_a_router_at_start_writes_is_given_back_by_a_subgraph(field: str, state: dict[str, Any]) -> None:
+def test_a_subgraph_returns_what_its_router_at_start_wrote(field: str, state: dict[str, Any]) -> None:
     inner = Graph(Log, name="Inner", inputs=["q", "log", "tags"]).add_node("x", lambda q: {"log": ["x"]})
     router = dspy.Predict("q -> label: Literal['x', 'stop']")
     inner.add_conditional_edges(START, router, {"x": "x", "stop": END}, name="router", writes={"label": field})
@@ -381,7 +381,7 @@ class Stopped(ThreadWorkers):
             task.cancel()
 
 
-def test_nobody_waits_for_work_that_a_stopped_loop_never_began() -> None:
+def test_work_that_a_stopped_loop_never_began_is_an_outcome() -> None:
     def wait() -> Any:
         with Stopped(2) as threads:
             threads.start("work", lambda: None)
@@ -435,7 +435,7 @@ def test_a_program_keeps_no_run() -> None:
     assert run() is None
 
 
-def test_branches_do_not_see_each_others_context_variables(play: Play) -> None:
+def test_branches_have_context_variables_of_their_own(play: Play) -> None:
     variable = contextvars.ContextVar("variable", default=0)
     passing = threading.Barrier(2, timeout=10)
 
@@ -468,7 +468,7 @@ def test_a_program_that_calls_itself(play: Play) -> None:
 
 
 @pytest.mark.parametrize(("size", "left"), [(3, ["old", "old", "step"]), (0, ["old", "old", "old"])])
-def test_the_callers_trace_is_as_long_as_it_may_be(size: int, left: list[str]) -> None:
+def test_the_callers_trace_keeps_its_limit(size: int, left: list[str]) -> None:
     program = alone(dspy.Predict("q -> a"))
     trace: list[Any] = ["old", "old", "old"]
     with dspy.context(lm=ScriptedLM([{"a": "1"}]), trace=trace, max_trace_size=size):
@@ -485,7 +485,7 @@ def test_names_that_dspy_needs_are_refused(name: str) -> None:
         Graph().add_node(name, says("a"))
 
 
-def test_names_like_those_of_the_ends_are_names() -> None:
+def test_nodes_may_have_names_like_start_and_end() -> None:
     graph = Graph(Log).add_node("END_", says("END_")).add_node("START2", says("START2"))
     assert graph.add_path(START, "START2", "END_", END).compile()().log == ["START2", "END_"]
 

@@ -1,0 +1,179 @@
+"""Failures, questions, stops and time limits: a reader of a live field never waits for what will not come."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from dspyer import (
+    END,
+    START,
+    Context,
+    Graph,
+)
+from dspyer.events import NodeStarted, Withdrawn
+from tests.live.kit import MODES, Pad, colours, echo, finished, modes, team
+
+
+@modes
+@colours
+def test_a_failed_writer_undoes_its_reader(go: Any, colour: str) -> None:
+    """Its own error is the run's, although the listener comes first in path order; nothing of the two is committed."""
+    listening = threading.Event()
+
+    def fails(ctx: Context) -> None:
+        ctx.post("notes", "lost")
+        assert listening.wait(20)
+        raise ValueError("broken")
+
+    def listens(ctx: Context) -> None:
+        for _ in ctx.live("notes"):
+            listening.set()
+
+    async def alistens(ctx: Context) -> None:
+        async for _ in ctx.live("notes"):
+            listening.set()
+
+    nodes = {"listens": listens if colour == "sync" else alistens, "fails": (fails, ["notes"])}
+    program = team(**nodes).compile()
+    if go in (MODES["stream"], MODES["astream"]):
+        with pytest.raises(ValueError, match="broken"):
+            go(program)
+        return
+    run = go(program)
+    assert isinstance(run.error, ValueError)
+    assert [commit.node for commit in run.commits] == ["START"]
+    assert [event.posts for event in run.events if isinstance(event, Withdrawn)] == [(1,)]
+
+
+@modes
+def test_a_question_of_the_writer_undoes_its_reader(go: Any) -> None:
+    if go in (MODES["stream"], MODES["astream"]):
+        return  # they raise at the end
+
+    def asks(ctx: Context) -> None:
+        ctx.post("notes", "draft")
+        ctx.interrupt("ok", "Is it good?")
+
+    run = go(team(listens=(echo("sync"), ["echoes"]), asks=(asks, ["notes"])).compile())
+    assert (run.status, [question.key for question in run.questions]) == ("interrupted", ["ok"])
+    assert [commit.node for commit in run.commits] == ["START"]
+
+
+@modes
+@pytest.mark.parametrize("stops", [{"interrupt_before": ["late"]}, {"interrupt_after": ["early"]}], ids=str)
+def test_a_stop_before_the_writer_undoes_its_reader(go: Any, stops: dict[str, Any]) -> None:
+    if go in (MODES["stream"], MODES["astream"]):
+        return  # they raise at the end
+    graph = Graph(Pad)
+    graph.add_node("listens", echo("sync"), reads=["notes"], writes=["echoes"])
+    graph.add_node("early", lambda ctx: {}, writes=[])
+    graph.add_node("late", lambda ctx: {"notes": "late"}, writes=["notes"])
+    graph.add_edge(START, ["listens", "early"]).add_path("early", "late", END).add_edge("listens", END)
+    run = go(graph.compile(**stops))
+    assert run.status == "interrupted"
+    assert [commit.node for commit in run.commits] == ["START", "early"]
+
+
+@colours
+def test_a_cancelled_run_releases_all_readers(colour: str) -> None:
+    async def main() -> None:
+        listening, ended = anyio.Event(), threading.Event()
+
+        async def never(ctx: Context) -> None:
+            await anyio.sleep_forever()
+
+        def listens(ctx: Context) -> None:
+            anyio.from_thread.run_sync(listening.set)
+            try:
+                list(ctx.live("notes"))
+            finally:
+                ended.set()
+
+        async def alistens(ctx: Context) -> None:
+            listening.set()
+            try:
+                async for _ in ctx.live("notes"):
+                    pass
+            finally:
+                ended.set()
+
+        fn = listens if colour == "sync" else alistens
+        program = team(listens=fn, never=(never, ["notes"])).compile()
+        task = asyncio.create_task(program.arun({}))
+        await listening.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await anyio.to_thread.run_sync(ended.wait, 20)
+
+    asyncio.run(main())
+
+
+def test_an_interrupt_of_the_process_releases_all_readers() -> None:
+    listening = threading.Event()
+
+    def stops(ctx: Context) -> None:
+        assert listening.wait(20)
+        raise KeyboardInterrupt
+
+    def listens(ctx: Context) -> None:
+        listening.set()
+        list(ctx.live("notes"))
+
+    with pytest.raises(KeyboardInterrupt):
+        team(listens=listens, stops=(stops, ["notes"])).compile().run({})
+
+
+def test_closing_a_stream_releases_readers() -> None:
+    """The writer behind the first node does not start any more."""
+    closing, listening = threading.Event(), threading.Event()
+
+    def first(ctx: Context) -> None:
+        assert closing.wait(20)
+
+    def listens(ctx: Context) -> None:
+        listening.set()
+        list(ctx.live("notes"))
+
+    graph = Graph(Pad).add_node("listens", listens, reads=["notes"], writes=[]).add_node("first", first, writes=[])
+    graph.add_node("late", lambda ctx: {"notes": "late"}, writes=["notes"])
+    graph.add_edge(START, ["listens", "first"]).add_path("first", "late", END).add_edge("listens", END)
+    events = graph.compile().stream({})
+    for event in events:
+        if isinstance(event, NodeStarted) and event.node == "first":
+            break
+    assert listening.wait(20)
+    events._request.stop("the test stops it")
+    closing.set()
+    events.close()
+    assert events.run.status == "stopped"
+
+
+@colours
+def test_a_timeout_is_an_error_of_the_loop(colour: str) -> None:
+    hold = threading.Event()
+
+    def waits(ctx: Context) -> None:
+        assert hold.wait(20)
+
+    def listens(ctx: Context) -> dict[str, int]:
+        with pytest.raises(TimeoutError, match="nothing came to the live field 'notes'"):
+            next(ctx.live("notes", timeout=0))
+        hold.set()
+        return {"done": 1}
+
+    async def alistens(ctx: Context) -> dict[str, int]:
+        with pytest.raises(TimeoutError, match="nothing came to the live field 'notes'"):
+            await anext(ctx.live("notes", timeout=0))
+        hold.set()
+        return {"done": 1}
+
+    fn = listens if colour == "sync" else alistens
+    program = team(listens=(fn, ["done"]), waits=(waits, ["notes"])).compile()
+    assert finished(program.run({})).state["done"] == 1
