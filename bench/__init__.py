@@ -1,1 +1,1 @@
-"""Benchmarks of dspyer beside other libraries, side by side in one run: `python -m bench --help`."""
+"""Benchmarks of dspyer and other libraries, measured in one run: `python -m bench --help`."""

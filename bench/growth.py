@@ -1,8 +1,8 @@
 """How the cost of one operation grows with what is already there: history, threads, width. `python -m bench.growth`.
 
-Each row measures the same operation beside 1, 10 and 100 times the work, in turn, and prints microseconds per
-operation and the ratio of the largest size to the smallest. A ratio near 1 means that the cost does not grow;
-near 100, that the whole is quadratic.
+Each row measures one operation after 1, 10 and 100 times the work, in turn, and prints microseconds per operation and
+the ratio of the largest size to the smallest. A ratio near 1 means that the cost does not grow; near 100, that the
+whole is quadratic.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel
 
 from bench import growth_runs
-from bench.growing_views import READS, asking_what_changed, forking, visiting
 from bench.growth_threads import VIEWS, after_runs, again, reading, replaying
+from bench.growth_views import READS, asking_what_changed, forking, visiting
 from bench.machine import calibrate, describe, spread
 from dspyer import END, START, Context, Graph, Replace, limit, live, reducers
 from dspyer.schema.schema import Schema
@@ -37,7 +37,7 @@ class Growth:
 
     Args:
         title: what one operation is, and what grows.
-        sizes: how much is there already, smallest first.
+        sizes: how much there is already, smallest first.
         measure: makes what one size needs, runs the operation and returns the seconds of one operation.
         goal: the largest allowed ratio of the last size to the first; None if the row only shows.
     """
@@ -52,7 +52,7 @@ DELETED = 20
 
 
 def deleting(make: Callable[[Path, int], Store]) -> Callable[[int], float]:
-    """Removes single threads beside many others, as `delete` does."""
+    """Deletes single threads of many, as `Thread.delete` does."""
 
     def measure(size: int) -> float:
         with TemporaryDirectory() as folder, make(Path(folder), size) as store:
@@ -69,7 +69,7 @@ def deleting(make: Callable[[Path, int], Store]) -> Callable[[int], float]:
 
 
 def evicting(size: int) -> float:
-    """Makes threads in a store that keeps no more than there are: each removes the oldest one."""
+    """Creates threads in a full `Memory(max_threads=...)`: each deletes the oldest one."""
     store = Memory(max_threads=size)
     for number in range(size):
         store.write(begin(f"t{number}", f"r{number}", 2)._replace(lease=0.0))
@@ -80,7 +80,7 @@ def evicting(size: int) -> float:
 
 
 def pruning(size: int) -> float:
-    """Releases a thread that has become longer than `max_commits`, beside many others."""
+    """Releases a thread that has become longer than `max_commits`, in a store with many others."""
     store = Memory(max_commits=20)
     for number in range(size):
         store.write(begin(f"t{number}", f"r{number}", 2)._replace(lease=0.0))
@@ -164,7 +164,7 @@ def posting(field: str) -> Callable[[int], float]:
 
 
 def posting_in_rounds(size: int) -> float:
-    """Two nodes that follow each other in a loop post to the same keys of a live field, and hear each other."""
+    """Two nodes in a loop post to the same keys of a live field, and each reads the posts of the other."""
 
     def node(ctx: Context) -> None:
         for entry in ctx.live("table"):
@@ -253,7 +253,7 @@ ROWS += THREADS
 def main(arguments: list[str] | None = None) -> int:
     """Prints a line per row."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.growth", description="Costs beside 1, 10 and 100 times the work."
+        prog="python -m bench.growth", description="Costs after 1, 10 and 100 times the work."
     )
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each size (3)")
     parser.add_argument(

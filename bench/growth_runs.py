@@ -1,4 +1,4 @@
-"""What a run costs beside more steps, more branches, more keys: measures for the rows of `bench.growth`."""
+"""What a run costs with more steps, more branches, more keys: measurements for the rows of `bench.growth`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Fan(BaseModel):
 
 
 def steps(number: int, keys: int = 0) -> float:
-    """A step of a loop of that many steps, beside keys that nothing reads. Reading the inputs is not part of it."""
+    """A step of a loop of that many steps, with keys that no node reads. Reading the inputs is not part of it."""
     watch = Watch()
 
     def step(n: int) -> dict[str, int]:
@@ -53,7 +53,7 @@ def hidden_steps(number: int) -> float:
 
 
 def step_beside_keys(keys: int) -> float:
-    """A step beside that many keys."""
+    """A step in a state of that many keys."""
     return steps(2_000, keys)
 
 
@@ -63,24 +63,24 @@ def _sent(graph: Graph, targets: Callable[[int], list[Send]]) -> CompiledGraph:
     return graph.add_edge("last", END).compile(max_steps=100)
 
 
-def _timed(program: CompiledGraph, width: int, colour: str = "sync") -> float:
+def _timed(program: CompiledGraph, width: int, mode: str = "sync") -> float:
     program(width=2)
     start = perf_counter()
-    result: Any = program(width=width) if colour == "sync" else asyncio.run(program.acall(width=width))
+    result: Any = program(width=width) if mode == "sync" else asyncio.run(program.acall(width=width))
     elapsed = perf_counter() - start
     assert result.done >= width, result
     return elapsed / width
 
 
-def sent(colour: str) -> Callable[[int], float]:
-    """A branch of a `Send` to that many, in a run of a colour; all write under a key of their own."""
+def sent(mode: str) -> Callable[[int], float]:
+    """A branch of a `Send` to that many, in a sync or async run; each writes its own key."""
 
     def work(i: int) -> dict[str, Any]:
         return {"done": 1, "table": {str(i): i}}
 
     def measure(width: int) -> float:
         graph = Graph(Fan, inputs=["width"]).add_node("work", work, writes=["done", "table"]).add_edge("work", "last")
-        return _timed(_sent(graph, lambda width: [Send("work", {"i": i}) for i in range(width)]), width, colour)
+        return _timed(_sent(graph, lambda width: [Send("work", {"i": i}) for i in range(width)]), width, mode)
 
     return measure
 
@@ -94,7 +94,7 @@ def sent_on(width: int) -> float:
 
 
 def laps(width: int) -> float:
-    """A branch of that many, each of which goes round a loop three times."""
+    """A branch of that many, each of which runs a loop three times."""
     graph = Graph(Fan, inputs=["width"]).add_node("work", lambda width: {"done": 1}, writes=["done"])
 
     def go_on(ctx: Any) -> list[Send | str]:

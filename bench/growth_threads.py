@@ -1,4 +1,4 @@
-"""Operations on a thread beside a long history, for `bench.growth`. Each begins with a new handle."""
+"""Operations on a thread with a long history, for `bench.growth`. Each starts with a new `Thread` object."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def talk(runs: int, what: str = "") -> CompiledGraph:
     }
     reads: dict[str, str | View] = {"seen": seen[what]}
     graph = Graph(Talk, inputs=["question"]).add_node("ask", lambda question: {"said": question}, writes=["said"])
-    graph.add_node("tell", lambda seen: {"said": "yes"}, reads=reads, writes=["said"])
-    program = graph.add_path(START, "ask", "tell", END).compile(store=":memory:")
+    graph.add_node("answer", lambda seen: {"said": "yes"}, reads=reads, writes=["said"])
+    program = graph.add_path(START, "ask", "answer", END).compile(store=":memory:")
     for number in range(runs):
         program.thread("t").run({"question": str(number)}).raise_error()
     return program

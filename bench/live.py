@@ -23,8 +23,8 @@ class Pad(BaseModel):
 
 
 def team(listening: bool, asynchronous: bool) -> tuple[CompiledGraph, list[list[int]], list[float]]:
-    """The program, what each agent has heard, and how long each took to post."""
-    heard: list[list[int]] = []
+    """The program, what each agent received, and how long each took to post."""
+    received: list[list[int]] = []
     took: list[float] = []
 
     def post(ctx: Context) -> None:
@@ -36,23 +36,23 @@ def team(listening: bool, asynchronous: bool) -> tuple[CompiledGraph, list[list[
     def agent(ctx: Context) -> None:
         post(ctx)
         if listening:
-            heard.append([note.seq for note in ctx.live("notes")])
+            received.append([note.seq for note in ctx.live("notes")])
 
     async def aagent(ctx: Context) -> None:
         post(ctx)
         if listening:
-            heard.append([note.seq async for note in ctx.live("notes")])
+            received.append([note.seq async for note in ctx.live("notes")])
 
     graph = Graph(Pad)
     names = [f"a{number}" for number in range(AGENTS)]
     for name in names:
         graph.add_node(name, aagent if asynchronous else agent, writes=["notes"])
-    return graph.add_edge(START, names).add_edge(names, END).compile(), heard, took
+    return graph.add_edge(START, names).add_edge(names, END).compile(), received, took
 
 
 def measure(listening: bool, asynchronous: bool) -> tuple[float, float]:
     """Seconds for a whole run, and for its posts where they are made one after the other."""
-    program, heard, took = team(listening, asynchronous)
+    program, received, took = team(listening, asynchronous)
     began = time.perf_counter()
     run = asyncio.run(program.arun({})) if asynchronous else program.run({})
     seconds = time.perf_counter() - began
@@ -60,7 +60,9 @@ def measure(listening: bool, asynchronous: bool) -> tuple[float, float]:
     seqs = sorted(seq for commit in run.commits if commit.live for seq in commit.live.posts["notes"])
     assert seqs == list(range(1, AGENTS * POSTS + 1)), "a post was lost"
     assert len(run.state["notes"]) == AGENTS * POSTS
-    assert all(len(one) == (AGENTS - 1) * POSTS and one == sorted(one) for one in heard), "not one order for all"
+    assert all(len(one) == (AGENTS - 1) * POSTS and one == sorted(one) for one in received), (
+        "the agents received different orders"
+    )
     return seconds, sum(took)
 
 

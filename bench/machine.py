@@ -1,4 +1,4 @@
-"""Which machine it was, and how still it was."""
+"""Which machine it was, and how noisy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def calibrate() -> float:
 
 
 def spread(values: list[float]) -> float:
-    """Half the distance of the quartiles, as a part of the median."""
+    """Half the distance between the quartiles, as a fraction of the median."""
     if len(values) < 2 or not median(values):
         return 0.0
     low, _, high = quantiles(values, n=4, method="inclusive")

@@ -9,7 +9,7 @@ from statistics import median
 from bench.machine import describe, spread
 
 NO = "**no**"
-FLOORS = ("plain Python", "dict copy", "by hand")  # what nothing that does more can beat
+FLOORS = ("plain Python", "dict copy", "by hand")  # they do less than any library, so no library is compared with them
 SCALE = {"µs": 1e6, "ms": 1e3, "KiB": 1 / 1024, "MiB": 1 / 1024**2, "×": 1.0, "steps": 1.0}
 
 
@@ -176,7 +176,7 @@ def circumstances(report: Report) -> str:
         f"{report.date}. {report.machine}. {versions}.\n"
         f"{report.rounds} rounds, all libraries of a row in turn. Noise: a fixed loop of pure Python took "
         f"{number(median(report.noise) * 1e3) if report.noise else '?'} ms ± {noise:.0%} "
-        f"(slowest {number(max(report.noise, default=0) * 1e3)} ms) beside the measurements."
+        f"(slowest {number(max(report.noise, default=0) * 1e3)} ms) between the measurements."
     )
 
 
@@ -190,17 +190,17 @@ def as_text(report: Report) -> str:
 
 PAGE = """# Benchmarks
 
-Measured by `make bench`, which runs dspyer, the libraries that it is compared with and plain Python side by side:
+Measured by `make bench`, which runs dspyer, the libraries that it is compared with and plain Python:
 each in a process of its own, all in turn, round by round. A cell is the median of the rounds ± half the distance of
 their quartiles, and in brackets how many times dspyer's figure that is (the median of the ratios of each round).
 Lower is better everywhere. The tables show LangGraph, and the fastest other library where that is another one;
-[every figure](#all-figures) of every library comes last, with plain Python beside it.
+[every figure](#all-figures) of every library comes last, with plain Python for comparison.
 
 {circumstances}
 
 The workloads are in `bench/peers/`: one module for each library, and every workload checks its result.
 The time of a loop starts when its first node starts, so that reading the inputs is in the row of the whole call alone.
-LangGraph's state has one channel for each key, which is what a key is there; "keys in one field" keeps all but one in
+LangGraph's state has one channel for each key, as is usual there; "keys in one field" keeps all but one in
 a dictionary in one channel, which no node touches. pydantic-graph changes its state in place and keeps no versions.
 Burr's branches are applications of their own. Libraries that copy the state do fewer steps, and keep fewer versions,
 where a thousand would take minutes or gigabytes: `bench/rows.py` has every size.

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench import durable
+from bench import stored_runs
 from bench.environments import HERE
 from bench.process import Library
 
-DSPYER = Library("dspyer", HERE, ("dspyer_bench", "dspyer_state_bench", "hand_bench", "dspyer_durable_bench"))
-LANGGRAPH = Library("LangGraph", "graphs", ("langgraph_bench", "langgraph_durable_bench"), "langgraph")
+DSPYER = Library("dspyer", HERE, ("dspyer_bench", "dspyer_state_bench", "handwritten_bench", "dspyer_stored_bench"))
+LANGGRAPH = Library("LangGraph", "graphs", ("langgraph_bench", "langgraph_stored_bench"), "langgraph")
 BURR = Library("Burr", "graphs", ("burr_bench",), "apache-burr")
 PYDANTIC_GRAPH = Library("pydantic-graph", "graphs", ("pydantic_graph_bench",), "pydantic-graph")
 PUBLIC = Library("dspyer 0.3.6", "dspyer-public", ("dspyer_public_bench",), "dspyer")
@@ -39,7 +39,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Row:
-    """One work, by everybody who can do it. The first entry is dspyer's.
+    """One work, by all_libraries who can do it. The first entry is dspyer's.
 
     Attributes:
         title: what is done.
@@ -72,7 +72,7 @@ class Table:
 
 
 def row(title: str, unit: str, work: str, size: Size, rivals: Mapping[Library, Size | None], **goal: Any) -> Row:
-    """A row in which everybody does the same work; a rival's own sizes make a slow one do less of it."""
+    """A row in which all_libraries does the same work; a rival's own sizes make a slow one do less of it."""
     entries = [Entry(DSPYER.name, DSPYER, work, size)]
     for library, own in rivals.items():
         entries.append(Entry(library.name, library, work, {**size, **(own or {})}))
@@ -110,24 +110,24 @@ def loops() -> list[Row]:
 
 
 def programs() -> list[Row]:
-    """What a program of plain functions meets, beside LangGraph alone: the goals are multiples of its figures."""
-    beside: dict[str, Any] = {"against": LANGGRAPH.name}
+    """Programs of plain functions, compared with LangGraph only: the goals are multiples of its figures."""
+    relative: dict[str, Any] = {"against": LANGGRAPH.name}
     async_sync = "sync nodes in an async run"
     turns, branches = {"turns": 1_000}, {"branches": 1_000}
     few: dict[Library, Size | None] = {LANGGRAPH: {"turns": 300}}
     same: dict[Library, Size | None] = {LANGGRAPH: None}
     return [
-        row("step: three fields, a router", "µs", "agent", turns, few, goal=1 / 8.5, **beside),
-        row(f"step: three fields, a router, {async_sync}", "µs", "agent", {**turns, "colour": "mixed"}, few, **beside),
-        row("`Send` to 1,000 nodes, a branch", "µs", "fan_out", branches, same, goal=1 / 5, **beside),
+        row("step: three fields, a router", "µs", "agent", turns, few, goal=1 / 8.5, **relative),
+        row(f"step: three fields, a router, {async_sync}", "µs", "agent", {**turns, "mode": "mixed"}, few, **relative),
+        row("`Send` to 1,000 nodes, a branch", "µs", "fan_out", branches, same, goal=1 / 5, **relative),
         row(
             f"`Send` to 1,000 {async_sync}, a branch",
             "µs",
             "fan_out",
-            {**branches, "colour": "mixed"},
+            {**branches, "mode": "mixed"},
             same,
             goal=1 / 4,
-            **beside,
+            **relative,
         ),
     ]
 
@@ -135,24 +135,24 @@ def programs() -> list[Row]:
 def parallel() -> list[Row]:
     """Forks, fan-outs and maps."""
     rows = []
-    for colour, goal in (("sync", 60), ("async", 40)):
+    for mode, goal in (("sync", 60), ("async", 40)):
         rivals: dict[Library, Size | None] = {LANGGRAPH: None, BURR: {"branches": 200}, PLAIN: None}
-        if colour == "async":
+        if mode == "async":
             rivals[PYDANTIC_GRAPH] = None
-        size: dict[str, Any] = {"branches": 1_000, "colour": colour}
+        size: dict[str, Any] = {"branches": 1_000, "mode": mode}
         rows.append(
-            row(f"`Send` to 1,000 branches and join, {colour}, a branch", "µs", "fan_out", size, rivals, goal=goal)
+            row(f"`Send` to 1,000 branches and join, {mode}, a branch", "µs", "fan_out", size, rivals, goal=goal)
         )
-        rows.append(row(f"map over 1,000 items, {colour}, an item", "µs", "map", size, rivals))
-    for colour in ("sync", "async"):
+        rows.append(row(f"map over 1,000 items, {mode}, an item", "µs", "map", size, rivals))
+    for mode in ("sync", "async"):
         for keys in (1, 1_000, 100_000):
             rivals = {LANGGRAPH: {"steps": 100 if keys == 1 else 30}} if keys < 100_000 else {}
             rows.append(
                 row(
-                    f"fork in two and join (4 nodes), {keys:,} key{'s' if keys > 1 else ''}, {colour}, a round",
+                    f"fork in two and join (4 nodes), {keys:,} key{'s' if keys > 1 else ''}, {mode}, a round",
                     "µs",
                     "fork",
-                    {"keys": keys, "steps": 300, "colour": colour},
+                    {"keys": keys, "steps": 300, "mode": mode},
                     rivals,
                 )
             )
@@ -161,21 +161,19 @@ def parallel() -> list[Row]:
 
 def calls() -> list[Row]:
     """What a run and a compilation cost whatever they do."""
-    everybody: dict[Library, Size | None] = dict.fromkeys((LANGGRAPH, BURR, PYDANTIC_GRAPH, PUBLIC))
+    all_libraries: dict[Library, Size | None] = dict.fromkeys((LANGGRAPH, BURR, PYDANTIC_GRAPH, PUBLIC))
     crowded: dict[Library, Size | None] = {LANGGRAPH: None}
     rows = [
-        row("a whole call of one node, 1 key", "µs", "call", {"keys": 1}, everybody),
-        row("a whole call of one node, 1,000 keys", "µs", "call", {"keys": 1_000}, everybody),
+        row("a whole call of one node, 1 key", "µs", "call", {"keys": 1}, all_libraries),
+        row("a whole call of one node, 1,000 keys", "µs", "call", {"keys": 1_000}, all_libraries),
         row("a whole call of one node, 100,000 keys", "ms", "call", {"keys": 100_000}, {BURR: None, PUBLIC: None}),
     ]
     rows.extend(
-        row(
-            f"500 runs of one program at once, {colour}, a run", "µs", "crowd", {"runs": 500, "colour": colour}, crowded
-        )
-        for colour in ("sync", "async")
+        row(f"500 runs of one program at once, {mode}, a run", "µs", "crowd", {"runs": 500, "mode": mode}, crowded)
+        for mode in ("sync", "async")
     )
     rows.extend(
-        row(f"build and compile a chain of {nodes:,} nodes", "ms", "compile_chain", {"nodes": nodes}, everybody)
+        row(f"build and compile a chain of {nodes:,} nodes", "ms", "compile_chain", {"nodes": nodes}, all_libraries)
         for nodes in (10, 100, 1_000)
     )
     return rows
@@ -185,7 +183,7 @@ BY_HAND = (("dspyer", ""), ("by hand", "_by_hand"))
 
 
 def modules() -> list[Row]:
-    """Graphs of DSPy modules against the same program by hand, both in one process."""
+    """Graphs of DSPy modules compared with hand-written `dspy.Module`s, both in one process."""
     rows = []
     for title, work, goal in (
         ("two predictors", "modules_pair", 1.25),
@@ -243,8 +241,10 @@ def states() -> list[Row]:
 
 def sizes() -> list[Row]:
     """Memory."""
-    everybody: dict[Library, Size | None] = {LANGGRAPH: None, BURR: None, PUBLIC: None}
-    kept = row("1,000 versions of 1,000 keys", "MiB", "memory", {"keys": 1_000, "versions": 1_000}, everybody, goal=2)
+    all_libraries: dict[Library, Size | None] = {LANGGRAPH: None, BURR: None, PUBLIC: None}
+    kept = row(
+        "1,000 versions of 1,000 keys", "MiB", "memory", {"keys": 1_000, "versions": 1_000}, all_libraries, goal=2
+    )
     copies = Entry("dict copy", PLAIN, "memory", {"keys": 1_000, "versions": 1_000})
     return [
         Row(kept.title, kept.unit, (*kept.entries, copies), kept.goal),
@@ -263,7 +263,7 @@ def stored() -> list[Row]:
             {} if work.rival is None else {LANGGRAPH: work.rival},
             goal=work.goal,
         )
-        for work in durable.WORKS
+        for work in stored_runs.WORKS
     ]
 
 
@@ -286,5 +286,5 @@ def tables() -> list[Table]:
             tuple(states()),
         ),
         Table("Memory", "Bytes that stay allocated, by `tracemalloc`.", tuple(sizes())),
-        Table(durable.NAME, durable.ABOUT, tuple(stored())),
+        Table(stored_runs.NAME, stored_runs.ABOUT, tuple(stored())),
     ]

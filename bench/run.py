@@ -1,4 +1,4 @@
-"""Runs the rows: all libraries of a row take turns, round by round, so that a slow minute is slow for everybody."""
+"""Runs the rows: all libraries of a row take turns, round by round, so that a slow minute slows all of them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Bench:
         return not cell.problem
 
     def failed(self, entry: Entry, cell: Cell, problem: PeerError) -> None:
-        """Notes a problem; a process that has ended is started anew for the next row."""
+        """Record a problem; a process that has ended is started again for the next row."""
         cell.problem = str(problem)
         peer = self.peers.get(entry.library)
         if isinstance(peer, Peer) and peer.process.poll() is not None:
@@ -129,7 +129,9 @@ class Bench:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench", description="dspyer beside other libraries, in one run.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description="dspyer and other libraries, measured in one run."
+    )
     parser.add_argument("--rounds", type=int, default=7, help="measurements of each cell (7)")
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="WORD", help="only rows with one of these in their title"

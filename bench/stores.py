@@ -1,4 +1,4 @@
-"""`python -m bench.stores`: what a store costs by itself, with the disk of this machine beside it.
+"""`python -m bench.stores`: what a store costs by itself, compared with the disk of this machine.
 
 Median and mean of one append: a commit of a 94-byte message that moves the head of its thread. `flush` is to be
 compared to a bare write and fsync of 4 KB in the same run.

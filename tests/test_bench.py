@@ -14,7 +14,7 @@ import pytest
 from bench import growth
 from bench.environments import BENCH, Environment, requirements
 from bench.machine import calibrate, describe, spread
-from bench.peers import dspyer_bench, dspyer_durable_bench, dspyer_state_bench, hand_bench, plain_bench
+from bench.peers import dspyer_bench, dspyer_state_bench, dspyer_stored_bench, handwritten_bench, plain_bench
 from bench.peers.measure import UnsupportedError, WrongResultError, expect, timed
 from bench.process import Library, Peer, PeerError
 from bench.report import Cell, Measured, Report, as_page, as_text, number
@@ -25,7 +25,7 @@ PLAIN_ROWS: list[tuple[str, dict[str, Any]]] = [
     ("loop", {"keys": 3, "steps": 4}),
     ("loop", {"keys": 3, "steps": 4, "history": True}),
     ("fan_out", {"branches": 5}),
-    ("fan_out", {"branches": 5, "colour": "async"}),
+    ("fan_out", {"branches": 5, "mode": "async"}),
     *[("patch_key", {"keys": 9, "alive": 2, "ops": 3, "how": how}) for how in ("deepcopy", "dict copy")],
     *[("append_message", {"messages": 9, "alive": 2, "ops": 3, "how": how}) for how in ("deepcopy", "dict copy")],
     *[("patch_leaf", {"depth": 4, "alive": 2, "ops": 3, "how": how}) for how in ("deepcopy", "dict copy")],
@@ -40,7 +40,7 @@ STATE_ROWS: list[tuple[str, dict[str, Any]]] = [
 ]
 STORED_ROWS: list[tuple[str, dict[str, Any]]] = [
     *[("stored_loop", {"store": store, "steps": 3}) for store in (":memory:", "runs.db")],
-    ("stored_loop", {"store": "runs.db", "steps": 3, "colour": "async"}),
+    ("stored_loop", {"store": "runs.db", "steps": 3, "mode": "async"}),
     ("message_bytes", {"messages": 5, "when": "closed"}),
     ("idle_bytes", {"size": 50_000, "steps": 2}),
     ("idle_step", {"size": 50_000, "steps": 3}),
@@ -52,11 +52,11 @@ GRAPH_ROWS: list[tuple[str, dict[str, Any]]] = [
     ("loop", {"keys": 100, "steps": 4, "history": True}),
     ("call", {"keys": 50}),
     ("compile_chain", {"nodes": 3}),
-    *[("fan_out", {"branches": 5, "colour": colour}) for colour in ("sync", "async", "mixed")],
-    *[("crowd", {"runs": 5, "colour": colour}) for colour in ("sync", "async")],
-    *[("agent", {"turns": 3, "colour": colour}) for colour in ("sync", "mixed")],
-    *[("map", {"branches": 5, "colour": colour}) for colour in ("sync", "async")],
-    *[("fork", {"keys": 3, "steps": 2, "colour": colour}) for colour in ("sync", "async")],
+    *[("fan_out", {"branches": 5, "mode": mode}) for mode in ("sync", "async", "mixed")],
+    *[("crowd", {"runs": 5, "mode": mode}) for mode in ("sync", "async")],
+    *[("agent", {"turns": 3, "mode": mode}) for mode in ("sync", "mixed")],
+    *[("map", {"branches": 5, "mode": mode}) for mode in ("sync", "async")],
+    *[("fork", {"keys": 3, "steps": 2, "mode": mode}) for mode in ("sync", "async")],
 ]
 
 
@@ -77,19 +77,19 @@ def test_graph_workloads_check_their_result(work: str, size: dict[str, Any]) -> 
 
 @pytest.mark.parametrize(("work", "size"), STORED_ROWS)
 def test_stored_workloads_check_their_result(work: str, size: dict[str, Any]) -> None:
-    assert dspyer_durable_bench.WORKS[work](**size)() > 0
+    assert dspyer_stored_bench.WORKS[work](**size)() > 0
 
 
 def test_what_may_be_nothing_is_measured_too() -> None:
-    assert dspyer_durable_bench.WORKS["message_bytes"](messages=5, when="open")() >= 0
-    assert isinstance(dspyer_durable_bench.WORKS["stored_loop"]("runs.db", 3, "flush")(), float)
-    assert dspyer_durable_bench.WORKS["killed"](steps=2)() == 0
+    assert dspyer_stored_bench.WORKS["message_bytes"](messages=5, when="open")() >= 0
+    assert isinstance(dspyer_stored_bench.WORKS["stored_loop"]("runs.db", 3, "flush")(), float)
+    assert dspyer_stored_bench.WORKS["killed"](steps=2)() == 0
 
 
-@pytest.mark.parametrize("work", sorted(hand_bench.WORKS))
+@pytest.mark.parametrize("work", sorted(handwritten_bench.WORKS))
 def test_programs_by_hand_and_their_graphs_answer_alike(work: str) -> None:
     size = {"examples" if "evaluate" in work else "calls": 1}
-    assert hand_bench.WORKS[work](**size)() > 0
+    assert handwritten_bench.WORKS[work](**size)() > 0
     assert dspyer_bench.WORKS[work.removesuffix("_by_hand")](**size)() > 0
 
 

@@ -129,9 +129,9 @@ class AsyncSquares(Squares):
         return state.update(total=sum([branch["square"] async for branch in states]))
 
 
-def fan_out(branches: int, colour: str = "sync") -> Round:
+def fan_out(branches: int, mode: str = "sync") -> Round:
     """`MapStates` over the branches."""
-    mapper = Squares(branches) if colour == "sync" else AsyncSquares(branches)
+    mapper = Squares(branches) if mode == "sync" else AsyncSquares(branches)
     wanted = sum(i * i for i in range(branches))
 
     def measure() -> float:
@@ -146,7 +146,7 @@ def fan_out(branches: int, colour: str = "sync") -> Round:
         def run_async() -> Any:
             return asyncio.run(on_loop())
 
-        work = sync if colour == "sync" else run_async
+        work = sync if mode == "sync" else run_async
         return timed(work, branches, lambda result: expect(result[2]["total"], wanted))
 
     return measure

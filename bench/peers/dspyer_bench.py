@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import dspy
 from pydantic import BaseModel
 
-from bench.peers.hand_bench import CHAIN, FOUR, called, evaluated
+from bench.peers.handwritten_bench import CHAIN, FOUR, called, evaluated
 from bench.peers.measure import Round, Watch, Work, at_once, expect, filler, timed
 from dspyer import END, START, Graph, Send, reducers
 
@@ -52,7 +52,7 @@ class Agent(BaseModel):
     score: float = 0.0
 
 
-def agent(turns: int, colour: str = "sync") -> Round:
+def agent(turns: int, mode: str = "sync") -> Round:
     """A loop as programs have it: a schema, a node that reads and writes three fields, a router. Nodes are sync."""
     watch = Watch()
 
@@ -67,7 +67,7 @@ def agent(turns: int, colour: str = "sync") -> Round:
     program = graph.compile(max_steps=turns + 1)
 
     def measure() -> float:
-        result = run_program(program, colour, {"goal": turns})
+        result = run_program(program, mode, {"goal": turns})
         value = watch.per(turns)
         expect(result["turn"], turns)
         return value
@@ -90,7 +90,7 @@ def call(keys: int) -> Round:
     return lambda: timed(work, calls, lambda result: expect(result["n"], 1))
 
 
-def crowd(runs: int, colour: str = "sync") -> Round:
+def crowd(runs: int, mode: str = "sync") -> Round:
     """Runs of one program at once: threads, or tasks of one event loop. Each goes through a router."""
 
     def plan(n: int) -> dict[str, int]:
@@ -100,7 +100,7 @@ def crowd(runs: int, colour: str = "sync") -> Round:
         return {"half": n // 2}
 
     graph = Graph(inputs=["n"], outputs=["found"])
-    graph.add_node("plan", plan if colour == "sync" else aplan, writes=["half"])
+    graph.add_node("plan", plan if mode == "sync" else aplan, writes=["half"])
     graph.add_node("even", lambda half: {"found": 2 * half}, writes=["found"])
     graph.add_node("odd", lambda half: {"found": 2 * half + 1}, writes=["found"])
     graph.add_edge(START, "plan").add_edge(["even", "odd"], END)
@@ -113,7 +113,7 @@ def crowd(runs: int, colour: str = "sync") -> Round:
     async def aone(n: int) -> Any:
         return (await program.acall(n=n))["found"]
 
-    return lambda: timed(at_once(one, aone, runs, colour), runs, lambda found: expect(found, list(range(runs))))
+    return lambda: timed(at_once(one, aone, runs, mode), runs, lambda found: expect(found, list(range(runs))))
 
 
 def square(i: int) -> dict[str, list[int]]:
@@ -131,9 +131,9 @@ def total(squares: list[int]) -> dict[str, int]:
     return {"total": sum(squares)}
 
 
-def run_program(program: Any, colour: str, inputs: dict[str, Any]) -> Any:
-    """One call in the colour."""
-    return program(**inputs) if colour == "sync" else asyncio.run(program.acall(**inputs))
+def run_program(program: Any, mode: str, inputs: dict[str, Any]) -> Any:
+    """One call, sync or async."""
+    return program(**inputs) if mode == "sync" else asyncio.run(program.acall(**inputs))
 
 
 class Fan(BaseModel):
@@ -143,21 +143,21 @@ class Fan(BaseModel):
     total: int = 0
 
 
-def fan_out(branches: int, colour: str = "sync") -> Round:
+def fan_out(branches: int, mode: str = "sync") -> Round:
     """`Send` to one node, and a join that folds what the branches appended. `mixed`: sync nodes in an async run."""
     graph = Graph(Fan, outputs=["total"])
-    graph.add_node("square", asquare if colour == "async" else square, writes=["squares"])
+    graph.add_node("square", asquare if mode == "async" else square, writes=["squares"])
     graph.add_node(total, writes=["total"])
     graph.add_conditional_edges(START, lambda: [Send("square", {"i": i}) for i in range(branches)], ["square"])
     graph.add_path("square", "total", END)
     program = graph.compile()
     wanted = sum(i * i for i in range(branches))
     return lambda: timed(
-        lambda: run_program(program, colour, {}), branches, lambda result: expect(result["total"], wanted)
+        lambda: run_program(program, mode, {}), branches, lambda result: expect(result["total"], wanted)
     )
 
 
-def map_items(branches: int, colour: str = "sync") -> Round:
+def map_items(branches: int, mode: str = "sync") -> Round:
     """`add_map` over a list."""
 
     def worker(i: int) -> dict[str, int]:
@@ -167,17 +167,17 @@ def map_items(branches: int, colour: str = "sync") -> Round:
         return {"square": i * i}
 
     graph = Graph(outputs=["total"])
-    graph.add_map("square", worker if colour == "sync" else aworker, over="items", item="i", into="squares")
+    graph.add_map("square", worker if mode == "sync" else aworker, over="items", item="i", into="squares")
     graph.add_node(total, writes=["total"]).add_path(START, "square", "total", END)
     program = graph.compile()
     inputs = {"items": list(range(branches))}
     wanted = sum(i * i for i in range(branches))
     return lambda: timed(
-        lambda: run_program(program, colour, inputs), branches, lambda result: expect(result["total"], wanted)
+        lambda: run_program(program, mode, inputs), branches, lambda result: expect(result["total"], wanted)
     )
 
 
-def fork(keys: int, steps: int, colour: str = "sync") -> Round:
+def fork(keys: int, steps: int, mode: str = "sync") -> Round:
     """A loop of a fork in two branches and their join; one round is three nodes and one join."""
     watch = Watch()
 
@@ -203,14 +203,14 @@ def fork(keys: int, steps: int, colour: str = "sync") -> Round:
 
     inputs = {**filler(keys), "n": 0}
     graph = Graph(inputs=list(inputs), outputs=["n"]).add_node(start, writes=["n"]).add_node(join, writes=[])
-    graph.add_node("left", left if colour == "sync" else aleft, writes=["left"])
-    graph.add_node("right", right if colour == "sync" else aright, writes=["right"])
+    graph.add_node("left", left if mode == "sync" else aleft, writes=["left"])
+    graph.add_node("right", right if mode == "sync" else aright, writes=["right"])
     graph.add_edge(START, "start").add_edge("start", ["left", "right"]).add_edge(["left", "right"], "join")
     graph.add_conditional_edges("join", lambda n: "again" if n < steps else "done", {"again": "start", "done": END})
     program = graph.compile(max_steps=4 * steps + 4)
 
     def measure() -> float:
-        result = run_program(program, colour, inputs)
+        result = run_program(program, mode, inputs)
         value = watch.per(steps)
         expect(result["n"], steps)
         return value
@@ -235,14 +235,14 @@ def compile_chain(nodes: int) -> Round:
 
 
 def pair_graph() -> Any:
-    """`hand_bench.Pair` as a graph."""
+    """`handwritten_bench.Pair` as a graph."""
     graph = Graph(outputs=["answer"])
     graph.add_node("ask", dspy.Predict("question -> query")).add_node("answer", dspy.Predict("query -> answer"))
     return graph.add_path(START, "ask", "answer", END).compile()
 
 
 def four_graph() -> Any:
-    """`hand_bench.Four` as a graph."""
+    """`handwritten_bench.Four` as a graph."""
     graph = Graph(outputs=["answer"])
     for name, signature in FOUR.items():
         graph.add_node(name, dspy.Predict(signature))
@@ -250,7 +250,7 @@ def four_graph() -> Any:
 
 
 def chain_graph() -> Any:
-    """`hand_bench.Chain` as a graph."""
+    """`handwritten_bench.Chain` as a graph."""
     graph = Graph(outputs=["answer"])
     for name, signature in zip(("ask", "find", "answer"), CHAIN, strict=True):
         graph.add_node(name, dspy.Predict(signature))
@@ -258,14 +258,14 @@ def chain_graph() -> Any:
 
 
 def loop_graph() -> Any:
-    """`hand_bench.Loop` as a graph."""
+    """`handwritten_bench.Loop` as a graph."""
     graph = Graph(outputs=["answer"]).add_node("ask", dspy.Predict("question -> answer")).add_edge(START, "ask")
     graph.add_conditional_edges("ask", lambda ctx: "again" if ctx.visit < 10 else "done", {"again": "ask", "done": END})
     return graph.compile()
 
 
 def fork_graph() -> Any:
-    """`hand_bench.Fork` as a graph."""
+    """`handwritten_bench.Fork` as a graph."""
     graph = Graph(outputs=["verdict"])
     graph.add_node("answer", dspy.Predict("question -> answer"))
     graph.add_node("audit", dspy.Predict("question -> risk"))

@@ -67,7 +67,7 @@ class Agent(TypedDict):
     score: float
 
 
-def agent(turns: int, colour: str = "sync") -> Round:
+def agent(turns: int, mode: str = "sync") -> Round:
     """A loop as programs have it: a node that reads and writes three fields, a router. Nodes are sync."""
     watch = Watch()
 
@@ -87,7 +87,7 @@ def agent(turns: int, colour: str = "sync") -> Round:
     inputs = {"goal": turns, "turn": 0, "note": "", "score": 0.0}
 
     def measure() -> float:
-        if colour == "sync":
+        if mode == "sync":
             result = program.invoke(inputs, config(turns))
         else:
             result = asyncio.run(program.ainvoke(inputs, config(turns)))
@@ -120,7 +120,7 @@ def call(keys: int) -> Round:
     return lambda: timed(work, calls, lambda result: expect(result["n"], 1))
 
 
-def crowd(runs: int, colour: str = "sync") -> Round:
+def crowd(runs: int, mode: str = "sync") -> Round:
     """Runs of one program at once: threads, or tasks of one event loop. Each goes through a router."""
 
     def plan(state: dict[str, int]) -> dict[str, int]:
@@ -130,7 +130,7 @@ def crowd(runs: int, colour: str = "sync") -> Round:
         return plan(state)
 
     graph = StateGraph(TypedDict("Crowd", {"n": int, "half": int, "found": int}))
-    graph.add_node("plan", plan if colour == "sync" else aplan)
+    graph.add_node("plan", plan if mode == "sync" else aplan)
     graph.add_node("even", lambda state: {"found": 2 * state["half"]})
     graph.add_node("odd", lambda state: {"found": 2 * state["half"] + 1})
     graph.add_edge(START, "plan")
@@ -145,7 +145,7 @@ def crowd(runs: int, colour: str = "sync") -> Round:
     async def aone(n: int) -> Any:
         return (await program.ainvoke({"n": n}))["found"]
 
-    return lambda: timed(at_once(one, aone, runs, colour), runs, lambda found: expect(found, list(range(runs))))
+    return lambda: timed(at_once(one, aone, runs, mode), runs, lambda found: expect(found, list(range(runs))))
 
 
 class Fan(TypedDict):
@@ -155,7 +155,7 @@ class Fan(TypedDict):
     total: int
 
 
-def fan_out(branches: int, colour: str = "sync", history: bool = False) -> Round:
+def fan_out(branches: int, mode: str = "sync", history: bool = False) -> Round:
     """`Send` to one node, and a join."""
 
     def square(state: dict[str, int]) -> dict[str, list[int]]:
@@ -168,7 +168,7 @@ def fan_out(branches: int, colour: str = "sync", history: bool = False) -> Round
         return {"total": sum(state["squares"])}
 
     graph = StateGraph(Fan)
-    graph.add_node("square", asquare if colour == "async" else square)
+    graph.add_node("square", asquare if mode == "async" else square)
     graph.add_node("join", join)
     graph.add_conditional_edges(START, lambda _: [Send("square", {"i": i}) for i in range(branches)], ["square"])
     graph.add_edge("square", "join")
@@ -184,7 +184,7 @@ def fan_out(branches: int, colour: str = "sync", history: bool = False) -> Round
         def run_async() -> Any:
             return asyncio.run(program.ainvoke({}, config(10, history)))
 
-        work = sync if colour == "sync" else run_async
+        work = sync if mode == "sync" else run_async
         return timed(work, branches, lambda result: expect(result["total"], wanted))
 
     return measure
@@ -198,7 +198,7 @@ class Pair(TypedDict):
     right: int
 
 
-def fork(keys: int, steps: int, colour: str = "sync") -> Round:
+def fork(keys: int, steps: int, mode: str = "sync") -> Round:
     """A loop of a fork in two branches and their join; one round is three nodes and one join."""
     watch = Watch()
 
@@ -226,8 +226,8 @@ def fork(keys: int, steps: int, colour: str = "sync") -> Round:
     inputs = {**filler(keys), "n": 0, "left": 0, "right": 0}
     graph = StateGraph(TypedDict("Forked", dict.fromkeys(inputs, Any)))
     graph.add_node("start", start)
-    graph.add_node("left", left if colour == "sync" else aleft)
-    graph.add_node("right", right if colour == "sync" else aright)
+    graph.add_node("left", left if mode == "sync" else aleft)
+    graph.add_node("right", right if mode == "sync" else aright)
     graph.add_node("join", join)
     graph.add_edge(START, "start")
     graph.add_edge("start", "left")
@@ -239,7 +239,7 @@ def fork(keys: int, steps: int, colour: str = "sync") -> Round:
     program = graph.compile()
 
     def measure() -> float:
-        if colour == "sync":
+        if mode == "sync":
             result = program.invoke(inputs, config(3 * steps))
         else:
             result = asyncio.run(program.ainvoke(inputs, config(3 * steps)))

@@ -66,7 +66,7 @@ def timed(work: Callable[[], T], units: int = 1, check: Callable[[T], None] | No
 
 
 def at_once(
-    one: Callable[[int], T], aone: Callable[[int], Awaitable[T]], runs: int, colour: str
+    one: Callable[[int], T], aone: Callable[[int], Awaitable[T]], runs: int, mode: str
 ) -> Callable[[], list[T]]:
     """So many calls at the same time, in a thread each or as tasks of one event loop; their results in order."""
 
@@ -77,7 +77,7 @@ def at_once(
     async def as_tasks() -> list[T]:
         return await asyncio.gather(*(aone(number) for number in range(runs)))
 
-    return in_threads if colour == "sync" else lambda: asyncio.run(as_tasks())
+    return in_threads if mode == "sync" else lambda: asyncio.run(as_tasks())
 
 
 def allocated(work: Callable[[], object]) -> float:

@@ -1,4 +1,4 @@
-"""No library at all: the loop by hand, and states as dicts that are copied."""
+"""No library at all: a plain loop, and states as dicts that are copied."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def loop(keys: int, steps: int, history: bool = False) -> Round:
     return measure
 
 
-def fan_out(branches: int, colour: str = "sync") -> Round:
+def fan_out(branches: int, mode: str = "sync") -> Round:
     """A thread pool, or tasks on an event loop."""
 
     def square(i: int) -> int:
@@ -69,7 +69,7 @@ def fan_out(branches: int, colour: str = "sync") -> Round:
         return sum(await asyncio.gather(*map(asquare, range(branches))))
 
     def measure() -> float:
-        work: Callable[[], int] = sync if colour == "sync" else lambda: asyncio.run(gathered())
+        work: Callable[[], int] = sync if mode == "sync" else lambda: asyncio.run(gathered())
         return timed(work, branches, lambda total: expect(total, wanted))
 
     return measure

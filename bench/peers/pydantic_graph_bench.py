@@ -90,9 +90,9 @@ def call(keys: int) -> Round:
     return lambda: timed(lambda: asyncio.run(run()), calls, lambda result: expect(result, 1))
 
 
-def fan_out(branches: int, colour: str = "async") -> Round:
+def fan_out(branches: int, mode: str = "async") -> Round:
     """A mapping edge and a join."""
-    if colour == "sync":
+    if mode == "sync":
         raise UnsupportedError("asyncio only")
     builder = GraphBuilder(output_type=int)
 

@@ -73,7 +73,7 @@ def serve(modules: list[str]) -> None:
             reply = server.answer(json.loads(line))
         except UnsupportedError as reason:
             reply = {"unsupported": str(reason)}
-        except Exception as error:  # noqa: BLE001  the parent shows it in the row; the other rows go on
+        except Exception as error:  # noqa: BLE001  the parent shows it in the row; the other rows continue
             reply = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
         print(json.dumps(reply), file=out, flush=True)
 

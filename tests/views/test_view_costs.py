@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.growing_views import READS, Board
+from bench.growth_views import READS, Board
 from dspyer import END, START, Context, Graph, Run, view
 from dspyer.views import View
 

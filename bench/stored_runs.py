@@ -1,4 +1,4 @@
-"""What is measured of stored runs, with the goals of the design: `python -m bench --only stored`."""
+"""What is measured of stored runs, with the design goals: `python -m bench --only stored`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Work(NamedTuple):
         unit: of the figures.
         work: name of the workload.
         size: its arguments.
-        rival: LangGraph's own arguments; None if it is not asked.
-        goal: the goal of the design, in `unit`.
+        rival: LangGraph's own arguments; None if it is not measured.
+        goal: the design goal, in `unit`.
     """
 
     title: str
@@ -40,7 +40,7 @@ TEXT = {"size": 10_000_000, "steps": 20}
 WORKS = (
     Work("stored: step of a loop, in memory", "µs", "stored_loop", {**LOOP, "store": ":memory:"}, FEW, 25),
     Work("stored: step of a loop, SQLite `sync`", "µs", "stored_loop", LOOP, FEW, 80),
-    Work("stored: step of a loop, SQLite `sync`, async", "µs", "stored_loop", {**LOOP, "colour": "async"}, FEW, 100),
+    Work("stored: step of a loop, SQLite `sync`, async", "µs", "stored_loop", {**LOOP, "mode": "async"}, FEW, 100),
     Work(
         "stored: step of a loop, SQLite `flush`, above 1.5 × a bare write and fsync of 4 KB",
         "µs",

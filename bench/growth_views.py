@@ -1,4 +1,4 @@
-"""What a visit of a node costs beside the visits before it, by how it reads what these have written."""
+"""What a visit of a node costs after many visits, by how it reads what they have written."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Counted(TypedDict, total=False):
     text: str
 
 
-def looped(watch: Watch, steps: int, colour: str = "sync") -> Any:
+def looped(watch: Watch, steps: int, mode: str = "sync") -> Any:
     """One trivial node in a loop."""
 
     def step(state: Counted) -> dict[str, int]:
@@ -45,7 +45,7 @@ def looped(watch: Watch, steps: int, colour: str = "sync") -> Any:
         return step(state)
 
     graph = StateGraph(Counted)
-    graph.add_node("step", step if colour == "sync" else astep)
+    graph.add_node("step", step if mode == "sync" else astep)
     graph.add_edge(START, "step")
     graph.add_conditional_edges(
         "step", lambda state: "again" if state["n"] < steps else "done", {"again": "step", "done": END}
@@ -53,12 +53,12 @@ def looped(watch: Watch, steps: int, colour: str = "sync") -> Any:
     return graph
 
 
-def stored_loop(store: str, steps: int, durability: str = "sync", colour: str = "sync") -> Round:
+def stored_loop(store: str, steps: int, durability: str = "sync", mode: str = "sync") -> Round:
     """A step of a loop."""
     if durability != "sync":
         raise UnsupportedError("its SQLite saver has one way to commit")
     watch = Watch()
-    graph = looped(watch, steps, colour)
+    graph = looped(watch, steps, mode)
 
     async def arun(path: str) -> Any:
         async with AsyncSqliteSaver.from_conn_string(path) as saver:
@@ -69,7 +69,7 @@ def stored_loop(store: str, steps: int, durability: str = "sync", colour: str = 
             path = str(Path(folder) / store)
             if store == ":memory:":
                 result = graph.compile(checkpointer=InMemorySaver()).invoke({"n": 0}, CONFIG, durability="sync")
-            elif colour == "async":
+            elif mode == "async":
                 result = asyncio.run(arun(path))
             else:
                 with SqliteSaver.from_conn_string(path) as saver:

@@ -1,4 +1,4 @@
-"""Programs of DSPy modules written by hand: what a graph of the same modules is compared with, in the same process."""
+"""Hand-written programs of DSPy modules, with which graphs of the same modules are compared in one process."""
 
 # mypy: allow-subclassing-any
 # (DSPy has no type information)
@@ -104,7 +104,7 @@ class Fork(dspy.Module):
         return dspy.Prediction(verdict=f"{answer.answer}: {audit.risk}")
 
 
-def called(program: Any, calls: int, output: str, wanted: str, colour: str = "sync") -> Round:
+def called(program: Any, calls: int, output: str, wanted: str, mode: str = "sync") -> Round:
     """Times calls of a program; seconds for each call."""
 
     def check(result: Any) -> None:
@@ -121,7 +121,7 @@ def called(program: Any, calls: int, output: str, wanted: str, colour: str = "sy
         return result
 
     def measure() -> float:
-        work: Callable[[], Any] = sync if colour == "sync" else lambda: asyncio.run(on_loop())
+        work: Callable[[], Any] = sync if mode == "sync" else lambda: asyncio.run(on_loop())
         with dspy.context(lm=lm()):
             return timed(work, calls, check)
 
@@ -142,9 +142,9 @@ def evaluated(program: Any, examples: int) -> Round:
     return measure
 
 
-def by_hand(module: type[Any], output: str, wanted: str, colour: str = "sync") -> Work:
+def by_hand(module: type[Any], output: str, wanted: str, mode: str = "sync") -> Work:
     """The workload of a module."""
-    return lambda calls: called(module(), calls, output, wanted, colour)
+    return lambda calls: called(module(), calls, output, wanted, mode)
 
 
 WORKS: dict[str, Work] = {

@@ -34,8 +34,8 @@ class Chat(BaseModel):
     more: int = 0
 
 
-def looped(watch: Watch, steps: int, colour: str = "sync", beside: Sequence[str] = ()) -> Graph:
-    """One trivial node in a loop, beside inputs that nothing reads."""
+def looped(watch: Watch, steps: int, mode: str = "sync", unread: Sequence[str] = ()) -> Graph:
+    """One trivial node in a loop, with inputs that no node reads."""
 
     def step(n: int) -> dict[str, int]:
         if n == 0:
@@ -45,18 +45,18 @@ def looped(watch: Watch, steps: int, colour: str = "sync", beside: Sequence[str]
     async def astep(n: int) -> dict[str, int]:
         return step(n)
 
-    graph = Graph(inputs=["n", *beside], outputs=["n"])
-    graph.add_node("step", step if colour == "sync" else astep, writes=["n"])
+    graph = Graph(inputs=["n", *unread], outputs=["n"])
+    graph.add_node("step", step if mode == "sync" else astep, writes=["n"])
     graph.add_edge(START, "step")
     return graph.add_conditional_edges(
         "step", lambda n: "again" if n < steps else "done", {"again": "step", "done": END}
     )
 
 
-def stored_loop(store: str, steps: int, durability: str = "sync", colour: str = "sync", state: Any = None) -> Round:
+def stored_loop(store: str, steps: int, durability: str = "sync", mode: str = "sync", state: Any = None) -> Round:
     """A step of a loop; with `flush`, what it takes above one and a half bare writes of the same round."""
     watch = Watch()
-    graph = looped(watch, steps, colour)
+    graph = looped(watch, steps, mode)
 
     def measure() -> float:
         bare = flushed_write() if durability == "flush" else 0.0
@@ -66,7 +66,7 @@ def stored_loop(store: str, steps: int, durability: str = "sync", colour: str = 
                 program = graph.compile(store=opened, durability=durability, max_steps=steps + 1)  # type: ignore[arg-type]
                 inputs = {"n": 0, **(state or {})}
                 t = program.thread("t")
-                run = t.run(inputs) if colour == "sync" else asyncio.run(t.arun(inputs))
+                run = t.run(inputs) if mode == "sync" else asyncio.run(t.arun(inputs))
                 value = watch.per(steps)
                 expect(run.state["n"], steps)
         return value - 1.5 * bare
@@ -112,7 +112,7 @@ def idle_bytes(size: int, steps: int) -> Round:
         with tempfile.TemporaryDirectory() as folder:
             path = str(Path(folder) / "runs.db")
             with open_store(path) as store:
-                graph = looped(watch, steps, beside=["text"])
+                graph = looped(watch, steps, unread=["text"])
                 run = graph.compile(store=store).thread("t").run({"n": 0, "text": text})
                 expect(len(run.state["text"]), size)
             return stored_bytes(path) / size
@@ -121,7 +121,7 @@ def idle_bytes(size: int, steps: int) -> Round:
 
 
 def idle_step(size: int, steps: int) -> Round:
-    """The median step of a loop beside a large text, in multiples of one without."""
+    """The median step of a loop with a large text in the state, in multiples of one without."""
     times: list[float] = []
 
     def step(n: int) -> dict[str, int]:
@@ -180,11 +180,11 @@ def fork_stored(items: int, forks: int) -> Round:
 
 
 def head(commits: int, what: str) -> Round:
-    """Reading the state of a thread at rest with a new connection."""
+    """Reading the state of a thread with a new connection."""
     folder = tempfile.mkdtemp()
     path = str(Path(folder) / "runs.db")
     inputs: dict[str, Any] = {"wanted": commits} if what == "messages" else {"n": 0, **filler(1_000)}
-    graph = chat() if what == "messages" else looped(Watch(), commits, beside=[name for name in inputs if name != "n"])
+    graph = chat() if what == "messages" else looped(Watch(), commits, unread=[name for name in inputs if name != "n"])
     with open_store(path) as store:
         graph.compile(store=store, max_steps=commits + 1).thread("t").run(inputs)
 
