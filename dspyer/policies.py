@@ -4,7 +4,7 @@ The merge is that of version control (diff3), on nested mappings instead of line
 common base is kept, and what both changed to different values is a `Conflict`. A merge policy is a function from a
 `Conflict` to the value to keep. `Policies` says which policy holds at which path; its patterns are `Pattern`s.
 
-`DELETE` stands for "absent", in a conflict and as the answer of a policy. Left and right, first and last mean the order
+`DELETE` means "absent", in a conflict and as the answer of a policy. Left and right, first and last mean the order
 of branches, never time.
 """
 
@@ -103,7 +103,7 @@ def merge_values(base: Any, left: Any, right: Any, path: KeyPath, resolve: Resol
     both sides changed is one conflict, at this path and with whole values.
 
     Args:
-        base: the value that both sides started from. Like `left` and `right`, `DELETE` stands for "absent".
+        base: the value that both sides started from. Like `left` and `right`, `DELETE` for "absent".
         left: the value of the first side; its keys keep their order.
         right: the value of the second side; its new keys follow, in its order.
         path: where the values are.
@@ -301,7 +301,7 @@ class _Prefer:
 
 
 def policy_of(spec: object) -> Policy:
-    """The policy that a name, a policy or a function stands for.
+    """The policy for a name, a policy or a function.
 
     Args:
         spec: a name such as `"last_write_wins"`, a policy, or a function `(Conflict) -> value`.
@@ -417,7 +417,7 @@ class Policies:
 
         Args:
             spec: a name, a policy or a function for every path, or a dict from path pattern to one of these. In a
-                pattern dots separate segments, `*` stands for one segment, `**` for any number; a tuple is a literal
+                pattern dots separate segments, `*` is any one segment, `**` any number; a tuple is a literal
                 path. Where several match, the one with the longest literal prefix holds.
             otherwise: the policy at paths that no pattern matches, or the `Policies` that decide there.
 
@@ -602,7 +602,7 @@ class Pattern(NamedTuple):
         return positions
 
     def _with_skips(self, positions: set[int]) -> set[int]:
-        """Adds the positions behind each `**` that stands for no key at all."""
+        """Adds the positions behind each `**`, which may match no key at all."""
         result = set(positions)
         for at, segment in enumerate(self.segments):
             if at in result and segment == MANY:

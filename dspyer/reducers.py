@@ -97,7 +97,7 @@ class Reducer:
 
     @classmethod
     def of(cls, function: object) -> Reducer:
-        """The reducer that an object in `Annotated` stands for.
+        """The reducer for an object in `Annotated`.
 
         Args:
             function: a reducer, or a callable `(current, update) -> new`.

@@ -1,4 +1,4 @@
-"""Merge policies: every policy of the table keeps the same laws; patterns; and the texts of refusals."""
+"""Merge policies: laws that hold for each row of one table; patterns of paths; the texts of errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dspyer.values.frozen import thaw
 
 
 def longest(conflict: Conflict) -> Any:
-    """A user's policy: what shows longer."""
+    """A user's policy: the value with the longer repr."""
     return max(conflict.left, conflict.right, key=lambda value: len(repr(value)))
 
 
@@ -39,7 +39,7 @@ def drop(conflict: Conflict) -> Any:
     return DELETE
 
 
-# A new policy is a row: its spec, and what it makes of 1 against 2, and of [0, 1] against [0, 2] with base [0].
+# A new policy is a row: its spec, its decision between 1 and 2, and between [0, 1] and [0, 2] with base [0].
 POLICIES: list[tuple[Any, Any, Any]] = [
     ("raise", MergeConflictError, MergeConflictError),
     ("last_write_wins", 2, [0, 2]),
@@ -72,7 +72,7 @@ def outcome(base: Any, left: Any, right: Any, spec: Any) -> Any:
 
 
 @ROWS
-def test_what_a_policy_decides(spec: Any, scalar: Any, listed: Any) -> None:
+def test_the_decision_of_each_policy(spec: Any, scalar: Any, listed: Any) -> None:
     for left, right, base, expected in ((1, 2, 0, scalar), ([0, 1], [0, 2], [0], listed)):
         if expected is MergeConflictError:
             with pytest.raises(MergeConflictError):
@@ -86,7 +86,7 @@ def test_what_a_policy_decides(spec: Any, scalar: Any, listed: Any) -> None:
 @SPECS
 @settings(max_examples=60)
 @given(base=keyed, side=keyed)
-def test_law_no_policy_is_asked_without_a_conflict(spec: Any, base: Any, side: Any) -> None:
+def test_law_no_policy_is_called_without_a_conflict(spec: Any, base: Any, side: Any) -> None:
     assert merge(base, side, base, spec) == side
     assert merge(base, base, side, spec) == side
     assert merge(base, side, side, spec) == side
@@ -211,7 +211,7 @@ PATTERNS: dict[Any, Any] = {
         (("x", "y", "owner"), "prefer('owners')"),
     ],
 )
-def test_which_pattern_holds(path: tuple[Any, ...], name: str) -> None:
+def test_the_policy_of_the_most_specific_pattern_holds(path: tuple[Any, ...], name: str) -> None:
     assert Policies.of(PATTERNS).policy_for(path).name == name
 
 
@@ -220,7 +220,7 @@ def test_order_of_declaration_decides_between_equal_patterns() -> None:
     assert Policies.of({"*": "first_write_wins"}).policy_for(("a",)).name == "first_write_wins"
 
 
-def test_what_holds_at_the_rest() -> None:
+def test_the_default_and_the_fallback_table() -> None:
     assert Policies.of(None).policy_for(("a",)) is raise_
     assert Policies.of({"b": "combine_lists"}).policy_for(("a",)) is raise_
     assert Policies.of({"b": "combine_lists"}, "last_write_wins").policy_for(("a",)) is last_write_wins
@@ -229,7 +229,7 @@ def test_what_holds_at_the_rest() -> None:
     assert [join.policy_for((key,)).name for key in "abc"] == ["first_write_wins", "combine_lists", "raise"]
 
 
-def test_which_fields_have_a_policy_of_their_own() -> None:
+def test_fields_for_which_a_user_chose_a_policy() -> None:
     policies = Policies.of({"draft.title": "raise", ("tags", "x"): "combine_lists"})
     assert [policies.covers(key) for key in ("draft", "tags", "other")] == [True, True, False]
     assert Policies.of("raise").covers("other")
@@ -262,7 +262,7 @@ def test_policies_of_policies_is_itself() -> None:
         ({3: "raise"}, ["a tuple of keys, not 3"]),
     ],
 )
-def test_refusals_at_once(spec: Any, words: list[str]) -> None:
+def test_invalid_policies_are_refused_at_once(spec: Any, words: list[str]) -> None:
     with pytest.raises(ValueError, match=re.escape(words[0])) as refusal:
         Policies.of(spec)
     assert all(word in str(refusal.value) for word in words)
@@ -273,7 +273,7 @@ def test_prefer_needs_nodes() -> None:
         prefer()
 
 
-def test_text_of_a_conflict() -> None:
+def test_the_text_of_a_conflict_names_path_sides_and_ways_out() -> None:
     with pytest.raises(MergeConflictError) as raised:
         merge({"a": {"b": 0}}, {"a": {"b": 1}}, {"a": {"b": "two"}}, "raise")
     error = raised.value

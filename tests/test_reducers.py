@@ -1,4 +1,4 @@
-"""Reducers: each row of the table keeps the same laws, over plain values as a user has them."""
+"""Reducers: laws that hold for each row of one table, with plain values; folds, refusals, and types of updates."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ numbers = st.integers(-5, 5)
 
 
 class Row(NamedTuple):
-    """A reducer and what it is tried with.
+    """A reducer with the values of its laws.
 
     Attributes:
         reducer: the reducer.
@@ -91,7 +91,7 @@ def test_every_built_in_is_in_the_table() -> None:
 @rows()
 @settings(max_examples=50)
 @given(data=st.data())
-def test_law_a_fold_changes_nothing_that_it_was_given(row: Row, data: st.DataObject) -> None:
+def test_law_a_fold_does_not_change_its_arguments(row: Row, data: st.DataObject) -> None:
     value, update = data.draw(row.values), data.draw(row.updates)
     given_value, given_update = copy.deepcopy(value), copy.deepcopy(update)
     new = row.reducer(value, update)
@@ -103,7 +103,7 @@ def test_law_a_fold_changes_nothing_that_it_was_given(row: Row, data: st.DataObj
 @rows(lambda row: row.neutral is not None)
 @settings(max_examples=50)
 @given(data=st.data())
-def test_law_an_update_without_content_changes_nothing(row: Row, data: st.DataObject) -> None:
+def test_law_a_neutral_update_changes_nothing(row: Row, data: st.DataObject) -> None:
     value = freeze(data.draw(row.values))
     assert same(row.reducer(value, row.neutral), value)
 
@@ -111,8 +111,8 @@ def test_law_an_update_without_content_changes_nothing(row: Row, data: st.DataOb
 @rows(lambda row: row.regroups)
 @settings(max_examples=50)
 @given(data=st.data())
-def test_law_updates_may_be_combined_where_that_is_claimed(row: Row, data: st.DataObject) -> None:
-    """fold(fold(v, a), b) == fold(v, fold(a, b)): what lets a subgraph hand over one value."""
+def test_law_updates_can_be_combined_where_the_row_claims_it(row: Row, data: st.DataObject) -> None:
+    """fold(fold(v, a), b) == fold(v, fold(a, b)): so that a subgraph can return one update."""
     value, one, two = data.draw(row.values), data.draw(row.updates), data.draw(row.updates)
     in_turn = row.reducer(row.reducer(value, one), two)
     if row.reducer is reducers.add_messages:  # an update may hold one id twice, a value may not
@@ -136,7 +136,7 @@ def test_law_updates_may_be_combined_where_that_is_claimed(row: Row, data: st.Da
         (Reducer.of(operator.add), ["first"], ["first"]),
     ],
 )
-def test_what_a_missing_field_starts_from(reducer: Reducer, update: Any, value: Any) -> None:
+def test_the_start_value_of_a_field_without_a_value(reducer: Reducer, update: Any, value: Any) -> None:
     assert thaw(reducer(DELETE, update)) == value
 
 
@@ -157,7 +157,7 @@ def test_what_a_missing_field_starts_from(reducer: Reducer, update: Any, value: 
         (Reducer.of(max), 3, 4, 4),
     ],
 )
-def test_folds(reducer: Reducer, current: Any, update: Any, expected: Any) -> None:
+def test_each_reducer_folds_as_documented(reducer: Reducer, current: Any, update: Any, expected: Any) -> None:
     result = thaw(reducer(current, update))
     assert result == expected
     assert type(result) is type(expected)
@@ -183,7 +183,7 @@ def test_folds(reducer: Reducer, current: Any, update: Any, expected: Any) -> No
         (reducers.add_messages, [{"id": "1"}, 5], "not int 5"),
     ],
 )
-def test_wrong_updates_are_refused_with_the_fix(reducer: Reducer, update: Any, text: str) -> None:
+def test_an_invalid_update_is_refused_with_the_fix(reducer: Reducer, update: Any, text: str) -> None:
     with pytest.raises(NodeOutputError) as refusal:
         reducer(DELETE, update)
     assert text in str(refusal.value)
@@ -199,7 +199,7 @@ def test_long_lists_are_not_copied() -> None:
     assert reducers.update(frozen_dict := freeze({"a": 1}), {}) is frozen_dict
 
 
-def test_messages_with_a_known_id_take_its_place() -> None:
+def test_a_message_with_a_known_id_replaces_the_earlier_one() -> None:
     before = [{"id": "1", "text": "a"}, {"id": "2", "text": "b"}]
     after = reducers.add_messages(
         before, [{"id": "3", "text": "c"}, {"id": "1", "text": "A"}, {"id": "3", "text": "C"}]
@@ -218,7 +218,7 @@ def test_missing_ids_are_derived_from_the_commit() -> None:
     assert frozen == [{"text": "hi", "id": "c/0"}]
 
 
-def test_a_derived_id_is_never_one_that_is_there() -> None:
+def test_a_derived_id_is_never_in_use() -> None:
     """A conversation handed from run to run, whose commits have the same ids, loses no message."""
     current = freeze([{"id": "c/0"}, {"id": "c/0~2"}])
     with_ids = messages.assign_ids([{"text": "a"}, {"text": "b"}, {"id": "c/1"}], "c", current)
@@ -256,13 +256,13 @@ class Bare(BaseModel):
 
 
 @pytest.mark.parametrize("kind", [Anonymous, Bare, str])
-def test_messages_that_have_no_place_for_an_id_are_refused_at_once(kind: Any) -> None:
+def test_message_types_without_an_id_are_refused_at_once(kind: Any) -> None:
     assert reducers.add_messages.update_type is not None
     with pytest.raises(TypeError, match=f"{kind.__name__} has none: add `id"):
         reducers.add_messages.update_type(list[kind])
 
 
-def test_long_lists_of_messages_are_looked_up_not_read() -> None:
+def test_ids_in_long_lists_are_found_by_an_index() -> None:
     """The places of the ids are right after many folds, also for lists that were folded long before."""
     history = [freeze([])]
     for n in range(300):
@@ -314,7 +314,7 @@ def one_argument(current: Any) -> Any:
         (lambda: None, "must take two arguments"),
     ],
 )
-def test_what_is_no_reducer(thing: Any, text: str) -> None:
+def test_objects_that_are_no_reducers_are_refused(thing: Any, text: str) -> None:
     with pytest.raises(TypeError, match=text):
         Reducer.of(thing)
 

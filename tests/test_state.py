@@ -1,4 +1,4 @@
-"""`ImmutableState`: the algebra of states and patches, what is shared, order, merge, JSON."""
+"""`ImmutableState`: the algebra of states and patches, structural sharing, order of keys, merge, JSON."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_built_from_any_mapping(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [SAMPLES[name] for name in SAMPLES if name != "None"])
-def test_nothing_that_anyone_holds_changes_a_state(make: Any) -> None:
+def test_changing_the_source_or_a_read_value_does_not_change_a_state(make: Any) -> None:
     given_dict = {"x": make(), "deep": {"list": [make()]}}
     given_patch = {"y": make(), "deep": {"more": make()}}
     before = ImmutableState(given_dict)
@@ -276,7 +276,7 @@ def test_diff_and_patch_are_inverse(one: dict[str, Any], two: dict[str, Any]) ->
 
 @settings(max_examples=100, deadline=None)
 @given(value=states)
-def test_every_form_leads_back(value: dict[str, Any]) -> None:
+def test_copies_pickles_and_json_restore_a_state(value: dict[str, Any]) -> None:
     state = ImmutableState(value)
     assert same(state.to_dict(), value)
     assert type(state.to_dict()) is dict
@@ -346,7 +346,7 @@ def test_a_conflict_names_both_sides() -> None:
         assert text in str(caught.value)
 
 
-def test_a_policy_is_given_plain_values_and_who_wrote_them() -> None:
+def test_a_policy_gets_plain_values_and_their_authors() -> None:
     seen = []
 
     def decide(conflict: Any) -> Any:
@@ -367,7 +367,7 @@ def test_an_unknown_policy() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(one=states, two=states)
-def test_merge_keeps_what_only_one_side_has(one: dict[str, Any], two: dict[str, Any]) -> None:
+def test_merge_keeps_the_keys_of_only_one_side(one: dict[str, Any], two: dict[str, Any]) -> None:
     a, b = ImmutableState(one), ImmutableState(two)
     merged = a.merge(b)
     assert list(merged) == [*a, *(key for key in b if key not in a)]

@@ -1,4 +1,4 @@
-"""Fixtures of the contract tests: one LM per test, and what DSPy logs."""
+"""Fixtures of the contract tests: one LM per test, and a check of what DSPy logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules that finish in an order that a test says, without a clock."""
+"""Modules that finish in an order that the test chooses, without a clock."""
 
 from __future__ import annotations
 

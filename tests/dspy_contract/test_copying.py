@@ -49,7 +49,7 @@ def test_copy_shares_nothing_that_can_be_tuned(pair: Pair, how: Any, lm: NotingL
 
 
 def test_copy_answers_with_its_own_demonstrations(lm: NotingLM) -> None:
-    """Rule 7: a plan that had captured the predictors would go on using the original's."""
+    """Rule 7: a plan that had captured the predictors would still use the original's."""
     program = FORK.graph()
     twin = program.deepcopy()
     twin.mood.demos = [dspy.Example(text="the sign of the copy", mood="calm")]
@@ -83,7 +83,7 @@ def test_every_predictor_of_every_copy_has_its_own_signature_class() -> None:
     "adapter", [dspy.ChatAdapter(), dspy.JSONAdapter(), dspy.XMLAdapter()], ids=lambda a: str(a)[6:10]
 )
 def test_prompts_are_those_of_the_users_signature(adapter: Any, lm: NotingLM) -> None:
-    """Rule 8: what tells the nodes apart is in no prompt."""
+    """Rule 8: the tags that distinguish the nodes are in no prompt."""
     with dspy.context(adapter=adapter):
         shared()(question="A train?")
         first = lm.sent[0]
@@ -124,7 +124,7 @@ def test_compiled_module_stays_frozen_but_is_not_lost(lm: NotingLM, tmp_path: Pa
     assert len(program.deepcopy().inner.label.demos) == 2
 
 
-def test_frozen_is_decided_by_hand(lm: NotingLM) -> None:
+def test_frozen_can_be_set_explicitly(lm: NotingLM) -> None:
     """Rule 9: `frozen=False` opens a compiled module, `frozen=True` closes one; the user's stays as it was."""
     assert [name for name, _ in with_tuned_node(lm, frozen=False).named_predictors()] == [
         "inner.draft.predict",
@@ -178,7 +178,7 @@ def test_file_of_another_graph_changes_nothing(lm: NotingLM, tmp_path: Path) -> 
 
 @pairs
 @pytest.mark.parametrize("kind", ["json", "pkl", "program"])
-def test_program_comes_back_from_disk(pair: Pair, kind: str, lm: NotingLM, tmp_path: Path) -> None:
+def test_a_saved_program_is_loaded_from_disk(pair: Pair, kind: str, lm: NotingLM, tmp_path: Path) -> None:
     """Saving in every way that DSPy has."""
     tuned = bootstrap(pair.graph(), pair.trainset, lm)
     if kind == "program":
@@ -236,7 +236,7 @@ def importable() -> Any:
 
 @pytest.mark.parametrize("pickler", [pickle, cloudpickle], ids=["pickle", "cloudpickle"])
 def test_program_of_importable_parts_is_pickled(pickler: Any, lm: NotingLM) -> None:
-    """Plain pickle takes what it takes by hand: functions and signatures of modules."""
+    """Plain pickle takes the same parts as in a plain module: functions and signatures of modules."""
     program = importable()
     twin = pickle.loads(pickler.dumps(program))
 
@@ -292,7 +292,7 @@ class Tone(dspy.Signature):
 
 @pytest.mark.parametrize("pickler", [pickle, cloudpickle], ids=["pickle", "cloudpickle"])
 @pytest.mark.parametrize("deep", [False, True], ids=["flat", "inside"])
-def test_a_pickle_leaves_out_what_the_lms_were_asked(pickler: Any, deep: bool) -> None:
+def test_a_pickle_leaves_out_the_histories_of_lms(pickler: Any, deep: bool) -> None:
     program = Graph().add_node("ask", dspy.Predict(Tone)).add_path(START, "ask", END).compile()
     if deep:
         outer = Graph().add_node("inner", program).add_node("again", program.ask, reads=["letter"])

@@ -68,7 +68,7 @@ def test_trace_is_in_declared_order_whoever_finishes_first(order: tuple[str, ...
 
 
 @ways
-def test_trace_of_a_failed_run_has_what_was_done(run: Run, lm: NotingLM) -> None:
+def test_the_trace_of_a_failed_run_has_the_finished_calls(run: Run, lm: NotingLM) -> None:
     """Rules 19 and 23: siblings finish, the original error of the first failing branch comes out, unwrapped."""
     program = gated("three", "two")
     Turns(["three", "one", "two"])
@@ -95,7 +95,7 @@ def test_trace_keeps_to_its_limit(limit: int, kept: tuple[str, ...], run: Run, l
 
 
 @ways
-def test_no_trace_is_wanted(run: Run, lm: NotingLM) -> None:
+def test_without_a_trace_nothing_is_recorded(run: Run, lm: NotingLM) -> None:
     """Rule 19: `trace=None` switches it off."""
     Turns(NAMES)
     with dspy.context(trace=None):
@@ -241,7 +241,7 @@ def test_errors_are_not_swallowed(lm: NotingLM) -> None:
 
 @pytest.mark.anyio
 async def test_modules_without_aforward_leave_the_loop_free(lm: NotingLM) -> None:
-    """Rule 22: BestOfN has no async form; it runs in a thread while a sibling on the loop lets it go on."""
+    """Rule 22: BestOfN has no async form; it runs in a thread while a sibling on the event loop opens its gate."""
 
     def reward(inputs: Any, prediction: Any) -> float:
         Turns.current.wait("best")

@@ -27,8 +27,8 @@ pairs = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
 
 
 @pairs
-def test_call_and_acall_answer_like_the_module_by_hand(pair: Pair, lm: NotingLM) -> None:
-    """Rule 11: inputs by name; both colours go through DSPy's own `__call__` and `acall`."""
+def test_call_and_acall_answer_like_the_handwritten_module(pair: Pair, lm: NotingLM) -> None:
+    """Rule 11: inputs by name; sync and async calls go through DSPy's own `__call__` and `acall`."""
     program, inputs = pair.graph(), dict(pair.trainset[2].inputs())
 
     expected = dict(pair.by_hand()(**inputs))

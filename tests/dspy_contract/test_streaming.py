@@ -14,7 +14,7 @@ from dspyer import END, START, Graph
 from tests.optimizers.lm import NotingLM
 from tests.optimizers.programs import PAIRS, Pair
 
-colours = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+modes = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 
 
 def streamed(program: Any, fields: list[str], is_async: bool, **options: Any) -> list[Any]:
@@ -35,7 +35,7 @@ def fan() -> Any:
     return graph.compile()
 
 
-@colours
+@modes
 def test_tokens_of_parallel_branches_stream(is_async: bool, lm: NotingLM) -> None:
     found = streamed(fan(), ["one", "two", "three"], is_async)
     texts: dict[str, str] = {}
@@ -50,7 +50,7 @@ def test_tokens_of_parallel_branches_stream(is_async: bool, lm: NotingLM) -> Non
     assert counts["Prediction"] == 1
 
 
-@colours
+@modes
 @pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair.field == "question"], ids=lambda pair: pair.name)
 def test_streamed_program_gives_the_same_prediction(pair: Pair, is_async: bool, lm: NotingLM) -> None:
     program = pair.graph()
@@ -62,7 +62,7 @@ def test_streamed_program_gives_the_same_prediction(pair: Pair, is_async: bool, 
     assert found[-1].label in chunks
 
 
-@colours
+@modes
 def test_chunks_name_the_predictor_of_the_node(is_async: bool, lm: NotingLM) -> None:
     found = streamed(PAIRS[1].graph(), ["topic", "mood"], is_async)
     named = {(chunk.predict_name, chunk.signature_field_name) for chunk in found if isinstance(chunk, StreamResponse)}
@@ -74,14 +74,14 @@ class Nodes(StatusMessageProvider):
         return type(instance).__name__
 
 
-@colours
+@modes
 def test_status_messages_show_the_modules_of_branches(is_async: bool, lm: NotingLM) -> None:
     found = streamed(PAIRS[1].graph(), ["topic"], is_async, status_message_provider=Nodes())
     messages = Counter(chunk.message for chunk in found if isinstance(chunk, StatusMessage))
     assert messages == {"ChainOfThought": 1, "Predict": 3} | ({"Fork": 1} if "Fork" in messages else {})
 
 
-@colours
+@modes
 def test_tokens_of_a_graph_in_a_graph_stream(is_async: bool, lm: NotingLM) -> None:
     graph = Graph(name="Outer").add_node("inner", fan()).add_node("four", dspy.Predict("one, two -> four"))
     program = graph.add_path(START, "inner", "four", END).compile()
@@ -90,7 +90,7 @@ def test_tokens_of_a_graph_in_a_graph_stream(is_async: bool, lm: NotingLM) -> No
     assert fields == {"one", "three", "four"}
 
 
-@colours
+@modes
 def test_every_round_of_a_loop_streams(is_async: bool, lm: NotingLM) -> None:
     found = streamed(PAIRS[2].graph(), ["draft"], is_async)
     last = [chunk for chunk in found if isinstance(chunk, StreamResponse) and chunk.is_last_chunk]

@@ -34,7 +34,7 @@ pairs = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
 
 @pairs
 def test_predictors_are_attributes_named_like_the_nodes(pair: Pair) -> None:
-    """Rule 1: the names and their order are those of the module by hand."""
+    """Rule 1: the names and their order are those of the plain module."""
     program = pair.graph()
 
     assert [name for name, _ in program.named_predictors()] == list(pair.predictors)

@@ -1,4 +1,4 @@
-"""Signature classes of a program's own: what they share with the user's class, and what not."""
+"""The Signature classes that a program gets: what they share with the user's class, and when they are equal."""
 
 from __future__ import annotations
 

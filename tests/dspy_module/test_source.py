@@ -1,4 +1,4 @@
-"""The generated class of a graph: its text, and how long it can be read."""
+"""The generated class of a graph: its source text, and its lifetime."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_same_graph_has_one_class() -> None:
     assert inspect.getsource(other) == inspect.getsource(chain)
 
 
-def test_nothing_is_left_of_a_class_that_nobody_uses() -> None:
+def test_an_unused_class_is_removed() -> None:
     text = TEXT + "    'left behind?'\n"
     chain = source_class("Chain", Base, text)
     module = chain.__module__
@@ -85,7 +85,7 @@ def test_any_name_of_a_graph_gives_a_class(name: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("dumps", [pickle.dumps, cloudpickle.dumps], ids=["pickle", "cloudpickle"])
-def test_program_is_pickled_by_recipe(dumps: Callable[[Any], bytes]) -> None:
+def test_a_program_is_pickled_as_base_name_and_text(dumps: Callable[[Any], bytes]) -> None:
     program = source_class("Chain", Base, TEXT)()
     program.mark = {"a": [1]}
     twin = pickle.loads(dumps(program))
@@ -184,7 +184,7 @@ def test_each_source_is_shown_once() -> None:
     assert text.count("class Judge") == 1
 
 
-def test_of_several_threads_that_compile_one_parses_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_thread_parses_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = ast.parse
     inside: list[int] = []
     most: list[int] = []
@@ -217,7 +217,7 @@ def test_of_several_threads_that_compile_one_parses_at_a_time(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("disturbance", [SystemError, RecursionError])
-def test_a_parse_that_another_thread_disturbs_is_tried_again(
+def test_a_parse_that_another_thread_breaks_is_tried_again(
     disturbance: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = ast.parse

@@ -1,4 +1,4 @@
-"""Messages of a run: ids that are the same in every run, and that no fork, subgraph or later run uses twice."""
+"""Ids of messages: the same in every run, and unique across forks, subgraphs and later runs."""
 
 from __future__ import annotations
 

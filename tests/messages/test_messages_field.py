@@ -1,4 +1,4 @@
-"""Messages: a conversation that only grows, a node's turns in it, and what each node gets of it."""
+"""The `Messages` field: a conversation that only grows, the turns of a node, and histories made from it."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments"
         (DELETE, "never removed"),
     ],
 )
-def test_a_message_of_a_wrong_shape_is_refused(message: Any, said: str) -> None:
+def test_an_invalid_message_is_refused(message: Any, said: str) -> None:
     """S003-8, S003-15, S003-16."""
     first = [{"role": "user", "content": "hi", "id": "first"}]
     graph = Graph(Talk, inputs=["text", "messages"])
@@ -205,7 +205,7 @@ def test_histories_that_dspy_cannot_show_are_named_at_build(make: Any, said: str
     assert said in str(raised.value)
 
 
-def test_what_was_said_cannot_be_condensed() -> None:
+def test_messages_cannot_be_condensed() -> None:
     short = {"messages": dspy.Predict("text -> short")}
     graph = Graph(Talk).add_node("sort", lambda: None, writes=["messages"], condense=short)
     with pytest.raises(GraphError, match="messages are never changed"):
@@ -215,7 +215,7 @@ def test_what_was_said_cannot_be_condensed() -> None:
 # --- the conversation of all nodes
 
 
-def test_the_conversation_of_all_nodes_is_in_the_order_in_which_they_spoke() -> None:
+def test_the_conversation_of_all_nodes_is_in_the_order_of_their_turns() -> None:
     """S003-17: modules, functions, graphs inside and branches, each with its author; nothing is ever taken away."""
 
     def say(text: str) -> Any:
@@ -246,7 +246,7 @@ def test_the_conversation_of_all_nodes_is_in_the_order_in_which_they_spoke() -> 
     assert said == [text for _, text in seen[1]] + ["heard 9"]
 
 
-@pytest.mark.parametrize("how", ["as a list with one more", "alone", "beside a branch"])
+@pytest.mark.parametrize("how", ["as a list with one more", "alone", "with a parallel branch"])
 def test_a_message_that_is_returned_again_is_no_change(how: str) -> None:
     """It is not new, and keeps its author: also where another branch brings it too."""
     found: list[list[tuple[str, str]]] = []
@@ -265,7 +265,7 @@ def test_a_message_that_is_returned_again_is_no_change(how: str) -> None:
     graph = Graph(Talk, inputs=[]).add_node("write", write, reads=["messages"], writes=["messages"])
     graph.add_node("read", read, reads={"news": view("messages").new()}, writes=["messages"])
     graph.add_node("echo", echo, reads=["messages"], writes=["messages"])
-    if how == "beside a branch":
+    if how == "with a parallel branch":
         graph.add_node("meet", lambda: None, writes=[])
         graph.add_edge(START, "read").add_edge("read", ["write", "echo"]).add_edge(["write", "echo"], "meet")
         last = "meet"
@@ -280,7 +280,7 @@ def test_a_message_that_is_returned_again_is_no_change(how: str) -> None:
 # --- chat dicts
 
 
-def test_chat_dicts_there_and_back() -> None:
+def test_conversion_from_and_to_chat_dicts() -> None:
     """S003-15: with calls of tools and their results; system messages stay outside."""
     chat: list[dict[str, Any]] = [
         {"role": "user", "content": "How hot?"},
@@ -299,7 +299,7 @@ def test_chat_dicts_there_and_back() -> None:
         from_chat([{"role": "ai", "content": "x"}])
 
 
-def test_a_conversation_goes_on_over_the_runs_of_a_thread() -> None:
+def test_a_conversation_continues_over_the_runs_of_a_thread() -> None:
     program = talk().compile(store=":memory:")
     answers = [{"kind": "fire"}, *[{"report": str(number)} for number in range(3)]]
     lm = ScriptedLM([*answers, *answers])
@@ -357,8 +357,8 @@ def test_near_its_limit_a_run_warns_in_the_conversation() -> None:
     with dspy.context(lm=ScriptedLM(answers), trace=[]):
         run = talk().compile(max_steps=4, warn_at=1).run({"text": "help"})
     assert run.status == "completed"
-    told = [(message["role"], message["name"], message["content"]) for message in run.state["messages"]]
-    assert told == [
+    shown = [(message["role"], message["name"], message["content"]) for message in run.state["messages"]]
+    assert shown == [
         ("assistant", "sort", "fire"),
         ("assistant", "report", "one"),
         ("user", "dspyer", "1 step is left of 4: come to an end."),

@@ -1,4 +1,4 @@
-"""Templates: what is filled in, what stays, what is refused, and that DSPy's own ways with a program go on working."""
+"""Templates: filling, refusals, and that copying, saving, tuning and streaming a program still work."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_only_known_names_are_filled(text: str, values: dict[str, str], expected
 
 
 @given(st.text(alphabet='{}ab." :1\n'), st.dictionaries(st.sampled_from("ab"), st.text(alphabet="{}ab")))
-def test_no_text_fails_and_what_is_no_name_stays(text: str, values: dict[str, str]) -> None:
+def test_filling_never_fails_and_other_text_stays(text: str, values: dict[str, str]) -> None:
     found = fill_text(text, values.get)
     assert set(found.used) | set(found.unfilled) == set(names_in(text))
     if not is_template(text):
@@ -145,7 +145,7 @@ def test_functions_fill_the_modules_that_they_call() -> None:
     assert lm.calls[0].prompt.inputs["request"] == "fire: low"
 
 
-def test_a_field_that_is_none_stays_as_it_is_until_somebody_has_written_it() -> None:
+def test_a_field_that_is_none_is_filled_once_a_node_has_written_it() -> None:
     def first(text: str) -> dict[str, Any]:
         return {"kind": text, "severity": "high"}
 
@@ -192,7 +192,7 @@ def test_an_item_of_a_map_and_of_a_send_is_a_name() -> None:
     assert "Shorten three of fire." in system(lm.calls[0])
 
 
-def test_a_router_is_filled_too() -> None:
+def test_templates_of_a_router_are_filled() -> None:
     class Way(dspy.Signature):
         """Severity {severity}: where to?"""
 
@@ -244,7 +244,7 @@ def instructed(text: str) -> Any:
         ),
     ],
 )  # fmt: skip
-def test_bad_templates_are_named_at_build(make: Any, said: str) -> None:
+def test_invalid_templates_are_errors_at_build(make: Any, said: str) -> None:
     """S003-25, S003-26."""
     with pytest.raises(GraphError, match=said):
         make().compile()
@@ -302,7 +302,7 @@ def test_tuned_text_never_fails_and_is_warned_about_once(
     assert all(part in message for part, message in zip(warned, said, strict=True))
 
 
-def test_loading_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_loading_instructions_with_unknown_names_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     program = graph_of(dspy.Predict(Report)).compile()
     tuned(program, "{severity} {kind} {mode}").save(str(tmp_path / "program.json"))
     with caplog.at_level(logging.WARNING, "dspyer"):
@@ -451,7 +451,7 @@ class Early(dspy.Signature):
         (Early, r"condenses 'notes' of node 'work' is filled with \{late\}, which nothing can have written by then"),
     ],
 )
-def test_bad_templates_of_condense_are_named_at_build(signature: Any, text: str) -> None:
+def test_invalid_templates_of_condense_are_errors_at_build(signature: Any, text: str) -> None:
     graph = Graph(Noted, inputs=["reader"])
     graph.add_node(
         "work", lambda reader: {"notes": "long"}, writes=["notes"], condense={"notes": dspy.Predict(signature)}
@@ -480,7 +480,7 @@ def test_an_unparseable_answer_is_blamed_on_the_predictor() -> None:
     assert isinstance(failed, FailedPrediction)
 
 
-def test_streams() -> None:
+def test_filled_predictors_stream() -> None:
     program = graph_of(dspy.Predict(Report)).compile()
     listener = dspy.streaming.StreamListener(signature_field_name="report")
     stream = dspy.streamify(program, stream_listeners=[listener], async_streaming=False)

@@ -1,4 +1,4 @@
-"""Turns: what a module node's turn holds, so that conversations grow by what was said, and whose turn it is."""
+"""Turns of module nodes: their content, so that prompts grow by new messages only, and their owner."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ KINDS: list[Any] = [str, list[dict[str, Any]], Any]
     st.sampled_from(KINDS),
     st.booleans(),
 )
-def test_prompts_grow_by_what_was_said_however_a_node_reads_the_conversation(
-    read: Any, kind: Any, beside: Any, other_kind: Any, history: bool
+def test_prompts_grow_by_the_new_messages_however_a_node_reads_the_conversation(
+    read: Any, kind: Any, other_read: Any, other_kind: Any, history: bool
 ) -> None:
     """Each visit adds two messages of a few words; nothing is in a prompt because it was in a prompt before."""
     fields: dict[str, Any] = {"seen": (kind, dspy.InputField()), "answer": (str, dspy.OutputField())}
@@ -64,7 +64,9 @@ def test_prompts_grow_by_what_was_said_however_a_node_reads_the_conversation(
     second = {"seen": (other_kind, dspy.InputField()), "other": (str, dspy.OutputField())}
     graph = Graph(Talk)
     graph.add_node("a", dspy.Predict(dspy.make_signature(fields)), reads=reads, writes=["answer", "messages"])
-    graph.add_node("b", dspy.Predict(dspy.make_signature(second)), reads={"seen": beside}, writes=["other", "messages"])
+    graph.add_node(
+        "b", dspy.Predict(dspy.make_signature(second)), reads={"seen": other_read}, writes=["other", "messages"]
+    )
     graph.add_edge("a", "b")
     lm = ScriptedLM(lambda prompt: {name: f"said {len(lm.calls):3}" for name in prompt.asks})
     with dspy.context(lm=lm):
@@ -135,7 +137,7 @@ def asking(**options: Any) -> Graph:
     return graph
 
 
-def test_a_node_of_a_graph_in_another_one_knows_its_turns_again() -> None:
+def test_a_node_of_a_subgraph_recognizes_its_own_turns() -> None:
     inner = asking(inputs=["q", "messages"]).add_path(START, "w", END).compile()
     outer = Graph(Talk).add_node("inner", inner)
     outer.add_node("critic", lambda: {"messages": {"role": "user", "content": "more"}}, writes=["messages"])
@@ -149,7 +151,7 @@ def test_a_node_of_a_graph_in_another_one_knows_its_turns_again() -> None:
     assert len(run.state["messages"]) == 6
 
 
-def test_turns_that_a_run_is_given_belong_to_their_nodes() -> None:
+def test_turns_in_the_inputs_of_a_run_belong_to_their_nodes() -> None:
     found: list[list[Entry]] = []
 
     def look(own: list[Entry], others: list[Entry]) -> None:
@@ -210,7 +212,7 @@ TOOL_VIEWS: dict[str, tuple[Any, list[list[str]]]] = {
         view("messages").by("model"),
         [["text1"], ["text1", "call"], ["text1", "call", "c1", "c2", "text3"]],
     ),
-    "and to nobody else": (view("messages").by("tools"), [[], [], []]),
+    "and to no other node": (view("messages").by("tools"), [[], [], []]),
     "new among the last": (view("messages").last(4).new(), [["text1"], ["call"], ["call", "c1", "c2", "text3"]]),
     "the last of what is new": (view("messages").new().last(2), [["text1"], ["call"], ["text3"]]),
 }

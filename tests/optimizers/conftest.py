@@ -1,4 +1,4 @@
-"""Quiet optimizers, whose logged errors are failures: DSPy's evaluation logs what a program raises and goes on."""
+"""Quiet optimizers whose logged errors fail the test: DSPy's evaluation only logs the exceptions of a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An offline LM that learns from its prompt, notes every prompt, and can be finetuned for show."""
+"""An offline LM that learns from its prompt, records every prompt, and pretends to be finetuned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same programs twice: by hand, as a user of DSPy would write them, and as graphs."""
+"""The same programs twice: as plain DSPy modules, as a user would write them, and as graphs."""
 
 from __future__ import annotations
 

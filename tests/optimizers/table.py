@@ -1,4 +1,4 @@
-"""One row per optimizer of DSPy 3.4: how it is called here, and what it has to leave behind."""
+"""One row per optimizer of DSPy 3.4: how the tests call it, and what it must change in the program."""
 
 from __future__ import annotations
 

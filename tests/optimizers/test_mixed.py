@@ -1,4 +1,4 @@
-"""Optimizers on graphs with async nodes, `Send`, `Command`, and on modules by hand that have a graph as a part."""
+"""Optimizers on graphs with async nodes, `Send`, `Command`, and on plain modules that contain a graph."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def with_commands() -> Any:
 
 @pytest.mark.parametrize("tune", [table.bootstrap, table.gepa, table.mipro, table.infer_rules, table.finetune])
 @pytest.mark.parametrize("make", [with_async_nodes, with_sends, with_commands])
-def test_nodes_of_every_kind_learn(make: Any, tune: Any) -> None:
+def test_nodes_of_every_kind_are_tuned(make: Any, tune: Any) -> None:
     lm = NotingLM()
     program = make()
     if tune is table.finetune:
@@ -81,7 +81,7 @@ def test_nodes_of_every_kind_learn(make: Any, tune: Any) -> None:
 
 
 class Around(dspy.Module):
-    """A module by hand with graphs as parts."""
+    """A plain module with graphs as parts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Around(dspy.Module):
 @pytest.mark.parametrize(
     "tune", [table.bootstrap, table.gepa, table.simba, table.copro, table.grpo, table.random_search]
 )
-def test_graph_as_a_part_of_a_module_by_hand(tune: Any, tmp_path: Path) -> None:
+def test_a_graph_inside_a_handwritten_module_is_tuned(tune: Any, tmp_path: Path) -> None:
     lm = NotingLM()
     program = Around()
     if tune is table.grpo:
@@ -145,8 +145,8 @@ def test_tuned_graph_as_a_node_is_run_as_it_was_tuned() -> None:
     assert [len(predictor.demos) for predictor in tuned.inner.predictors()] == [2, 2]
 
 
-def test_evaluation_goes_on_after_a_failed_example() -> None:
-    """A node that raises costs its example and nothing else, as by hand."""
+def test_evaluation_continues_after_a_failed_example() -> None:
+    """A node that raises fails its example and nothing else, as in a plain module."""
 
     def fragile(question: str) -> dict[str, Any]:
         if "soup" in question:

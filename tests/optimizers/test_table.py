@@ -1,4 +1,4 @@
-"""Every optimizer gives the same with a graph as with the same program by hand: prompts, demos, instructions, score.
+"""Every optimizer gives the same for a graph and for the same program as a plain module: prompts, demos, score.
 
 The language model is the test's own. It answers from its prompt alone, so that one prompt that differs changes what
 comes after it.
@@ -61,7 +61,7 @@ def tune(program: Any, pair: Pair, row: Row) -> Tuned:
 
 
 def by_hand(pair: Pair) -> Any:
-    """The program by hand, with the source that the graph shows: optimizers put it into their prompts."""
+    """The plain program, with the source of the graph: optimizers put it into their prompts."""
     graph, program = pair.graph(), pair.by_hand()
     program.__class__ = source_class(type(graph).__name__, type(program), inspect.getsource(type(graph)))
     return program

@@ -1,4 +1,4 @@
-"""Optimizers tune a template as a template: its names stay, its values are in what they look at, and no text fails."""
+"""Optimizers tune the template: its names stay, the traces hold its values, and no tuned text fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ways in which an optimizer fails, or silently learns nothing, with a program of several parts: none with a graph.
+"""Known ways in which an optimizer fails, or silently learns nothing, with a program of several parts: none here.
 
 The numbers are those of the project's notes on DSPy.
 """
@@ -36,7 +36,7 @@ def traced(program: Any, pair: Pair) -> list[tuple[Any, dict[str, Any], Any]]:
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
 def test_every_step_of_a_trace_belongs_to_a_predictor_of_the_program(pair: Pair) -> None:
-    """2 and 4: steps of copies teach nobody. The order of the steps is that of the program by hand."""
+    """2 and 4: steps of copies would tune nothing. The order of the steps is that of the plain program."""
     program = pair.graph()
     names = {id(predictor): name for name, predictor in program.named_predictors()}
     hand = pair.by_hand()
@@ -107,13 +107,13 @@ def shown_steps(program: Any, pair: Pair) -> set[tuple[str, str]]:
 
 
 def test_gepa_tells_nodes_with_equal_signatures_apart() -> None:
-    """7: by hand, each of the two is shown the other's steps."""
+    """7: in the plain module, each of the two is shown the other's steps."""
     assert len(shown_steps(SHARED.by_hand(), SHARED)) > 2
     assert shown_steps(shared(), SHARED) == {("first", "plain"), ("second", "hinted")}
 
 
 def test_grpo_with_two_nodes_of_one_signature_class() -> None:
-    """8: by hand this is an AssertionError."""
+    """8: in the plain module this is an AssertionError."""
     lm = NotingLM()
     program = shared()
     program.set_lm(lm)
@@ -151,7 +151,7 @@ def test_grpo_with_a_teacher_that_is_another_copy(how: str) -> None:
 
 
 def test_infer_rules_changes_no_class_of_the_user_and_no_candidate() -> None:
-    """9: it writes to `signature.instructions`, and by hand all candidates and the student share the class."""
+    """9: it writes to `signature.instructions`; in the plain module all candidates and the student share the class."""
     before = Ask.instructions
     student = shared()
     scores = iter([1.0] * 4 + [0.0] * 4)
@@ -173,7 +173,7 @@ def test_infer_rules_changes_no_class_of_the_user_and_no_candidate() -> None:
 
 @pytest.mark.parametrize("optimize", [table.simba, table.gepa], ids=["SIMBA", "GEPA"])
 def test_lm_of_one_node(optimize: Any) -> None:
-    """10: SIMBA refuses several LMs, with a graph as by hand; GEPA uses each node's own."""
+    """10: SIMBA refuses several LMs, for a graph and a plain module; GEPA uses each node's own."""
     for make in (CHAIN.by_hand, CHAIN.graph):
         own, shared_lm = NotingLM("fake/own"), NotingLM()
         program = make()
@@ -191,7 +191,7 @@ def test_lm_of_one_node(optimize: Any) -> None:
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
-def test_mipro_shows_its_proposer_the_graph_and_not_the_executor(pair: Pair) -> None:
+def test_mipro_shows_its_proposer_the_source_of_the_graph(pair: Pair) -> None:
     """11, 16, 17: the reader asks for the source of the class and iterates over every attribute."""
     program = pair.graph()
     lm = NotingLM()
@@ -280,7 +280,7 @@ def test_ensemble_of_graphs_votes() -> None:
 
 @pytest.mark.parametrize("wrap", [dspy.BestOfN, dspy.Refine], ids=["BestOfN", "Refine"])
 def test_graph_inside_a_retrying_module(wrap: Any) -> None:
-    """The attempts are as many, and see the same prompts, as with the module by hand."""
+    """The attempts are as many, and see the same prompts, as with the plain module."""
     prompts = []
     for make in (FORK.by_hand, FORK.graph):
         rewards = iter([0.0, 1.0, 0.0])
@@ -298,7 +298,7 @@ def test_graph_inside_a_retrying_module(wrap: Any) -> None:
 
 @pytest.mark.parametrize("wrap", [dspy.BestOfN, dspy.Refine], ids=["BestOfN", "Refine"])
 def test_retrying_module_inside_a_graph(wrap: Any) -> None:
-    """4: DSPy gives the steps of the best attempt to nobody, by hand as in a graph; the other nodes learn."""
+    """4: DSPy drops the steps of the best attempt, in a plain module as in a graph; the other nodes are tuned."""
 
     def reward(inputs: Any, prediction: Any) -> float:
         return 1.0
@@ -356,7 +356,7 @@ def test_reanchor_fits_the_threshold_of_a_decision_in_a_graph() -> None:
     assert optimizer.report["train_score"] == 1.0 > optimizer.report["train_score_before"]
 
 
-def test_finetuning_apart_gets_the_steps_by_position_as_by_hand() -> None:
+def test_finetuning_each_predictor_gets_the_steps_by_position() -> None:
     """`multitask=False` takes the n-th step of a trace for the n-th predictor: the order must be the declared one."""
     jobs = []
     for make in (FORK.by_hand, FORK.graph):
@@ -391,7 +391,7 @@ def test_unparseable_answer_is_blamed_on_the_node_that_gave_it(logged: Listener)
 
 
 @pytest.mark.parametrize("student_is_graph", [True, False])
-def test_module_by_hand_and_graph_can_teach_each_other(student_is_graph: bool) -> None:
+def test_a_handwritten_module_and_a_graph_can_teach_each_other(student_is_graph: bool) -> None:
     student, teacher = (FORK.graph(), FORK.by_hand()) if student_is_graph else (FORK.by_hand(), FORK.graph())
     with dspy.context(lm=NotingLM()):
         tuned = dspy.BootstrapFewShot(metric=generous, **table.FEW).compile(

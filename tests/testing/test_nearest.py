@@ -1,4 +1,4 @@
-"""The LM that learns from its prompt: it knows nothing else, is the better the more it is shown, and never fails."""
+"""`NearestLM`: it learns from its prompt alone, gets better with more demonstrations, and answers every prompt."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_xml_and_plain_prompts() -> None:
     assert NearestLM()("") == ["Yes."]
 
 
-def test_agents_come_to_an_end() -> None:
+def test_agents_terminate() -> None:
     def lookup(place: str) -> str:
         """Tells the weather of a place."""
         return f"rain in {place}"
@@ -370,14 +370,14 @@ def copro(student: Any, train: list[Any], _: list[Any]) -> Any:
     [(bootstrap, 0.08), (mipro, 0.08), (gepa, 0.05), (rules, 0.08), (simba, -0.1), (copro, -0.1)],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
-def test_optimizers_have_an_honest_effect(optimize: Any, gain: float) -> None:
+def test_optimizers_change_the_score_by_at_least_their_gain(optimize: Any, gain: float) -> None:
     untuned = dspy.Predict(fresh(Sort))
     tuned = optimize(dspy.Predict(fresh(Sort)), EXAMPLES["train"], EXAMPLES["dev"])
     before, after = (share_right(program, EXAMPLES["test"]) for program in (untuned, tuned))
     assert before + gain < after < 0.8
 
 
-def test_an_instruction_names_the_words_that_speak_for_each_value() -> None:
+def test_an_instruction_lists_the_words_that_are_typical_of_each_value() -> None:
     examples = [
         dspy.Example(text=text, mood=mood).with_inputs("text")
         for text, mood in [

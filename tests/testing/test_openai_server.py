@@ -1,4 +1,4 @@
-"""The loopback server: a real `dspy.LM` reaches it over HTTP, in both colours, at once and streamed."""
+"""The local OpenAI-compatible server: a real `dspy.LM` calls it over HTTP, sync and async, at once and streamed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read from a prompt is what the adapter wrote into it, and what is written is what the adapter reads."""
+"""Reading a prompt is the inverse of writing it with DSPy's adapter, and writing an answer that of parsing it."""
 
 from __future__ import annotations
 
@@ -151,11 +151,11 @@ TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc", "Zl
 
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from(["chat", "json"]), TEXTS, TEXTS, TEXTS, TEXTS)
-def test_any_texts_come_through(form: str, question: str, shown: str, told: str, answer: str) -> None:
-    prompt = prompt_for(form, "question -> answer", [{"question": shown, "answer": told}], {"question": question})
+def test_any_texts_survive_writing_and_reading(form: str, question: str, shown: str, reply: str, answer: str) -> None:
+    prompt = prompt_for(form, "question -> answer", [{"question": shown, "answer": reply}], {"question": question})
     assert prompt.inputs == {"question": question}
     assert [(dict(demo.inputs), dict(demo.outputs)) for demo in prompt.demos] == [
-        ({"question": shown}, {"answer": told})
+        ({"question": shown}, {"answer": reply})
     ]
     parsed = FORMS[form].parse(dspy.Signature("question -> answer"), write_answer(prompt, {"answer": answer}))
     assert parsed == {"answer": answer}

@@ -1,4 +1,4 @@
-"""The scripted LM: what it answers, what it records, and that nothing off the script goes unseen."""
+"""`ScriptedLM`: its answers, its recorded calls, and that every deviation from the script fails the test."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ TYPED = {"answer": "two\nlines", "sure": True, "count": 3, "share": 0.5, "kind":
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: type(adapter).__name__)
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_fields_are_written_as_the_adapter_asks(adapter: Any, colour: str) -> None:
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_fields_are_written_as_the_adapter_asks(adapter: Any, mode: str) -> None:
     with dspy.context(adapter=adapter), ScriptedLM([TYPED]) as lm:
         program = dspy.ChainOfThought(Typed)
-        found = program(question="q") if colour == "sync" else asyncio.run(program.acall(question="q"))
+        found = program(question="q") if mode == "sync" else asyncio.run(program.acall(question="q"))
     assert {name: found[name] for name in TYPED} == TYPED
     assert found.reasoning == ""
     assert lm.calls[0].prompt.asks == ("reasoning", *TYPED)
@@ -183,7 +183,7 @@ def test_unused_answers_fail_the_test(script: Any, text: str) -> None:
         lm.assert_used()
 
 
-def test_an_unexpected_call_that_somebody_swallowed_fails_at_the_end() -> None:
+def test_an_unexpected_call_whose_error_was_caught_fails_at_the_end() -> None:
     def program(**inputs: Any) -> None:
         with pytest.raises(UnexpectedCallError):
             ask(**inputs)
@@ -205,7 +205,7 @@ COPIES: dict[str, Callable[[ScriptedLM], Any]] = {
 
 
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
-def test_copies_share_script_and_record(copied: Callable[[ScriptedLM], Any]) -> None:
+def test_copies_share_script_and_calls(copied: Callable[[ScriptedLM], Any]) -> None:
     lm = ScriptedLM([{"answer": "a"}, {"answer": "b"}])
     other = copied(lm)
     with dspy.context(lm=lm):
@@ -243,7 +243,7 @@ def test_a_script_stays_in_its_process() -> None:
 
 
 @pytest.mark.parametrize("script", [3, "text", [3], {"q": 3}, [("q", [None])]])
-def test_a_bad_script_raises_at_once(script: Any) -> None:
+def test_an_invalid_script_raises_at_once(script: Any) -> None:
     with pytest.raises(TypeError, match=r"not (int|str|NoneType)"):
         ScriptedLM(script)
 

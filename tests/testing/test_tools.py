@@ -1,4 +1,4 @@
-"""Offline LMs and tools: prompts of several user messages, and native function calls."""
+"""Offline LMs with tools: prompts of several user messages, and native function calls."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_an_agent_follows_its_script(adapter: dspy.Adapter, mode: str) -> None:
 
 
 @adapters
-def test_answers_are_chosen_by_what_tools_have_given(adapter: dspy.Adapter) -> None:
+def test_answers_can_be_chosen_by_the_results_of_tools(adapter: dspy.Adapter) -> None:
     script = [
         (Asks(tool_call_results="4 people"), called("submit", answer="four")),
         (Asks(question="How many"), called("people", city="Rome")),
@@ -93,7 +93,7 @@ def test_several_tools_may_be_called_at_once(adapter: dspy.Adapter) -> None:
 
 @MODES
 @pytest.mark.parametrize("adapter", NATIVE, ids=lambda found: type(found).__name__)
-def test_the_nearest_lm_calls_the_tool_that_is_meant_and_submits(adapter: dspy.Adapter, mode: str) -> None:
+def test_the_nearest_lm_calls_the_most_similar_tool_and_submits(adapter: dspy.Adapter, mode: str) -> None:
     for question, expected in [("How many people live in Rome?", "people"), ("Is there rain or sun?", "weather")]:
         with dspy.context(adapter=adapter, lm=NearestLM()):
             found = ask(mode, agent(), question)

@@ -1,4 +1,4 @@
-"""Single nodes and routes under test, and programs with a node replaced."""
+"""`call_node`, `route` and `stub`: tests of single nodes and routes, and programs with a node replaced."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_call_node_gives_the_patch() -> None:
         assert call_node(program(), "answer", {"question": "bees"}) == {"answer": "honey"}
 
 
-def test_call_node_needs_what_the_node_reads() -> None:
+def test_call_node_needs_the_fields_that_the_node_reads() -> None:
     with pytest.raises(UnsetFieldError, match="question"):
         call_node(program(), "search", {})
     with pytest.raises(NodeOutputError, match="qestion"):
@@ -107,6 +107,6 @@ def test_questions_without_an_answer_are_an_error() -> None:
             call()
 
 
-def test_stub_takes_the_place_of_a_question() -> None:
+def test_stub_replaces_an_interrupt() -> None:
     program = stub(asking(interrupts={"left": False}), work={"ok": 1}, approve={"approved": False})
     assert program().approved is False

@@ -1,4 +1,4 @@
-"""What is new to a node, on random graphs, against a reference that knows ancestors and nothing else."""
+"""The parts that are new to a node, on random graphs, compared with a slow reference that only uses ancestors."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def folded(field: str) -> IndexedField:
     return IndexedField(field, known.reducer, known.fixed_default, True, limited=known.limit is not None)
 
 
-def looked(indexes: FieldIndexes, outcome: Outcome, place: int) -> FieldParts:
+def parts_at(indexes: FieldIndexes, outcome: Outcome, place: int) -> FieldParts:
     """The parts of a field at a commit."""
     return FieldParts(indexes.of.reducer.kind, tuple(indexes.at(outcome.run.log, place).parts))
 
 
 def new_to(indexes: FieldIndexes, outcome: Outcome, place: int, reader: str) -> list[FieldPart]:
-    """What of a field is new to a reader that stands behind a commit."""
+    """The parts of a field that are new to a reader whose branch ends at a commit."""
     log = outcome.run.log
     return unseen_parts(indexes.at(log, place), log, unseen_commits(log, [place], reader), indexes.of).parts
 
@@ -126,7 +126,7 @@ def check(outcome: Outcome, resets: bool, seed: int) -> None:
         indexes = FieldIndexes(folded(field))
         for place in places:
             entry = outcome.run.log[place]
-            whole = looked(indexes, outcome, place)
+            whole = parts_at(indexes, outcome, place)
             assert value_of(whole) == entry.state.to_dict()[field], field
             if field in ("items", "single", "short", "said", "chat", "late"):
                 assert [thaw(part.value) for part in whole.parts] == entry.state.to_dict()[field]
@@ -146,7 +146,7 @@ def check_reader(
     assert new == [part for part in whole.parts if is_new(part, names)], "both ways to look agree"
     if indexes.of.field in SHARED:
         visits = [at for at in seen if log[at].commit.node == reader]
-        held = [part for at in visits for part in looked(indexes, outcome, at).parts]
+        held = [part for at in visits for part in parts_at(indexes, outcome, at).parts]
         there = {part.key for part in held}
         assert new == [part for part in whole.parts if part.key not in there]
         return
@@ -158,7 +158,7 @@ def check_reader(
 
 @settings(max_examples=60, deadline=None)
 @given(plans(), st.integers(0, 2**32))
-def test_new_is_the_lineage_without_what_was_seen(plan: Plan, seed: int) -> None:
+def test_new_parts_are_those_of_ancestor_commits_that_the_reader_has_not_seen(plan: Plan, seed: int) -> None:
     """S000-26."""
     topology = graph(" ".join(plan.nodes), plan.edges, plan.conditional, SCHEMA, plan.merge, max_steps=25)
     route = router(plan.routes)
@@ -172,7 +172,7 @@ def test_new_is_the_lineage_without_what_was_seen(plan: Plan, seed: int) -> None
 
 @settings(max_examples=60, deadline=None)
 @given(layers(), st.integers(0, 2**32), st.sampled_from(["last_write_wins", "first_write_wins"]))
-def test_after_resets_the_parts_are_still_the_value(edges: dict[str, str], seed: int, policy: str) -> None:
+def test_after_resets_the_parts_make_up_the_value(edges: dict[str, str], seed: int, policy: str) -> None:
     nodes = " ".join(name for name in edges if name != START)
     topology = graph(nodes, edges, schema=SCHEMA, merge=policy)
 
@@ -183,7 +183,7 @@ def test_after_resets_the_parts_are_still_the_value(edges: dict[str, str], seed:
 
 
 @pytest.mark.parametrize("length", [10, 200])
-def test_what_is_new_costs_by_what_is_new(length: int) -> None:
+def test_reading_new_parts_takes_time_for_the_new_parts_only(length: int) -> None:
     """A loop looks back to its own last commit, however long the run is."""
     topology = graph("a b", {START: "a", "a": "b"}, {"b": "a END"}, SCHEMA, max_steps=500)
 

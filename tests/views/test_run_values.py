@@ -1,4 +1,4 @@
-"""Run values: computed from the commits behind a branch, the same however a run went on, and read like fields."""
+"""Run values: computed from the ancestor commits of a branch, the same after a resume, and read like fields."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_count_remaining_and_visits_follow_the_lineage() -> None:
     ]
 
 
-def test_a_value_keeps_its_type_where_it_is_read_alone() -> None:
+def test_a_run_value_keeps_its_type_as_an_input_of_its_own() -> None:
     def first(left: int, text: str, why: str) -> dict[str, Any]:
         return {"said": (left, text, why)}
 
@@ -101,7 +101,7 @@ def test_calls_of_predictors_and_tools_are_counted_where_a_node_reads_them() -> 
     assert [commit.calls for commit in run.commits if commit.node == "agent"] == [(4, 2), (3, 1)]
 
 
-def test_a_run_that_is_taken_up_again_has_the_same_counts() -> None:
+def test_a_resumed_run_has_the_same_counts() -> None:
     program = agent(store=":memory:", interrupt_before=["after"])
     thread = program.thread("t")
     with dspy.context(lm=ScriptedLM(ANSWERS)):
@@ -118,7 +118,7 @@ def test_calls_are_counted_whether_a_prompt_reads_them_or_not() -> None:
     assert run.commits[1].calls == (1, 0)
 
 
-def test_run_is_no_name_of_a_field_or_node() -> None:
+def test_run_is_refused_as_the_name_of_a_field_or_node() -> None:
     class Bad(BaseModel):
         run: str = ""
 

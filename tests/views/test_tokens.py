@@ -1,4 +1,4 @@
-"""What a run shows of its flow: tokens against whole fields, and the fields over time."""
+"""`run.tokens()` and `run.lanes()`: the tokens that views save, and the fields over time."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_copy_of_a_run_counts_the_same() -> None:
     assert str(pickle.loads(pickle.dumps(run)).tokens()) == str(copy.deepcopy(run).tokens()) == str(run.tokens())
 
 
-def test_the_counts_of_a_thread_stay_with_its_history() -> None:
+def test_tokens_of_a_thread_are_counted_from_its_history() -> None:
     thread = looping().compile(store=":memory:").thread("t")
     thread.run({})
     run = thread.run({})
@@ -120,7 +120,7 @@ USAGE = {
 
 
 @pytest.mark.parametrize(("usage", "cached"), USAGE.values(), ids=USAGE)
-def test_what_a_provider_had_cached_stands_apart(usage: dict[str, Any], cached: dict[str, int]) -> None:
+def test_cached_tokens_are_reported_separately(usage: dict[str, Any], cached: dict[str, int]) -> None:
     run = played()
     run.usage = {"lm": usage}
     tokens = run.tokens()
@@ -136,7 +136,7 @@ def test_views_send_a_tenth_of_whole_fields() -> None:
     assert saving == measure(150)
 
 
-def test_the_fields_over_time() -> None:
+def test_lanes_show_the_writes_of_each_field_over_time() -> None:
     """S004-22, S004-21, S000-19."""
     lanes = played().lanes()
     assert str(lanes).splitlines() == [
@@ -156,7 +156,7 @@ def test_the_fields_over_time() -> None:
     assert lanes._repr_svg_() == lanes.to_svg()
 
 
-def test_a_long_run_has_blocks_of_lanes() -> None:
+def test_lanes_of_a_long_run_are_split_into_blocks() -> None:
     blocks = str(played(40).lanes()).split("\n\n")
     assert len(blocks) == 3
     assert [line.split()[0] for line in blocks[1].splitlines()] == ["80", "topic", "notes", "parts", "sizes"]

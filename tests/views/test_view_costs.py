@@ -1,4 +1,4 @@
-"""What views cost: counted in calls and bytes, never in seconds."""
+"""The cost of views, measured in function calls and bytes, never in seconds."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def calls_of_a_late_round(rounds: int, read: Any) -> int:
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
-def test_a_visit_costs_the_same_after_many_visits(read: Any) -> None:
+def test_a_visit_makes_as_many_calls_after_many_visits(read: Any) -> None:
     few, many = calls_of_a_late_round(70, read), calls_of_a_late_round(560, read)
     assert few > 50
     assert many < 1.5 * few
@@ -62,7 +62,7 @@ WHOLE: list[View | str] = [view("log").others(), view("log").own(), view("messag
 
 
 @pytest.mark.parametrize("read", WHOLE, ids=repr)
-def test_a_run_holds_memory_by_its_commits(read: Any) -> None:
+def test_memory_grows_with_the_commits_of_a_run(read: Any) -> None:
     """Nothing is kept of what a view has shown, however large that was."""
 
     def held(rounds: int) -> int:

@@ -1,4 +1,4 @@
-"""Texts of views and deltas: what one entry says can never be taken for another entry."""
+"""Texts of views and deltas: the text of one entry can never pass for another entry."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def named(entry: str) -> tuple[str, str]:
 
 @settings(max_examples=300, deadline=None)
 @given(ENTRIES)
-def test_authors_and_what_they_said_can_be_read_back(entries: list[tuple[str, str]]) -> None:
+def test_authors_and_entries_can_be_parsed_from_the_text(entries: list[tuple[str, str]]) -> None:
     parts = [FieldPart(freeze(text), None, author, "trunk:1") for author, text in entries]
     text = text_of_parts(view("log").new(), "items", parts)
     if any(author for author, _ in entries):
@@ -54,14 +54,14 @@ def test_authors_and_what_they_said_can_be_read_back(entries: list[tuple[str, st
 
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(TEXT.filter(bool), TEXT, max_size=5))
-def test_keys_and_their_values_can_be_read_back(found: dict[str, str]) -> None:
+def test_keys_and_values_can_be_parsed_from_the_text(found: dict[str, str]) -> None:
     parts = [FieldPart(freeze(text), key, "ann", "trunk:1") for key, text in found.items()]
     assert dict(map(named, split(text_of_parts(view("owners"), "keys", parts)))) == found
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(TEXT, max_size=5))
-def test_the_entries_of_one_author_can_be_read_back(said: list[str]) -> None:
+def test_entries_of_one_author_can_be_parsed_from_the_text(said: list[str]) -> None:
     parts = [FieldPart(freeze(text), None, "ann", "trunk:1") for text in said]
     for read in (view("log").own(), view("log").by("ann")):
         assert [entry.removeprefix("- ") for entry in split(text_of_parts(read, "items", parts))] == said
@@ -69,7 +69,7 @@ def test_the_entries_of_one_author_can_be_read_back(said: list[str]) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(TEXT.filter(bool), ENTRIES.filter(bool) | TEXT, max_size=4))
-def test_a_delta_can_be_read_back(fields: dict[str, Any]) -> None:
+def test_a_delta_can_be_parsed_from_its_text(fields: dict[str, Any]) -> None:
     lines = []
     for field, found in fields.items():
         if isinstance(found, str):

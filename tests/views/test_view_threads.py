@@ -1,4 +1,4 @@
-"""Views over the runs of a thread, after a crash, beside other runs, and where nobody knows any more."""
+"""Views over the runs of a thread: after a crash, with concurrent runs, and where authors are not known any more."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_new_and_own_span_the_runs_of_a_thread(handles: str) -> None:
     assert thread.replay() == thread.state
 
 
-def test_fields_that_are_not_kept_begin_anew() -> None:
+def test_fields_that_are_not_kept_start_anew_in_each_run() -> None:
     """Their default comes with each run, from `START`."""
     assert ask(program(keep=["own"]).thread("t"), "a", "b") == [
         (["default", "a"], [], 1),
@@ -84,7 +84,7 @@ def test_fields_that_are_not_kept_begin_anew() -> None:
     ]
 
 
-def test_a_run_that_is_taken_up_again_sees_the_same() -> None:
+def test_a_resumed_run_gets_the_same_views() -> None:
     store = open_store(":memory:")
     thread = program(store).thread("t")
     ask(thread, "a")
@@ -95,7 +95,7 @@ def test_a_run_that_is_taken_up_again_sees_the_same() -> None:
     assert [SPANNING[0], SPANNING[1], SPANNING[1]] == SEEN
 
 
-def test_a_copy_of_a_thread_has_seen_what_the_thread_has() -> None:
+def test_a_copy_of_a_thread_has_read_what_the_thread_has_read() -> None:
     thread = program().thread("t")
     ask(thread, "a", "b")
     copy = thread.copy(to="u")
@@ -103,7 +103,7 @@ def test_a_copy_of_a_thread_has_seen_what_the_thread_has() -> None:
     assert ask(thread, "c")[-1] == SPANNING[2]
 
 
-def test_what_was_changed_by_hand_is_new_and_has_an_author() -> None:
+def test_a_manual_update_is_new_and_has_an_author() -> None:
     found: list[list[Entry]] = []
 
     def read(log: list[Entry]) -> dict[str, Any]:
@@ -113,13 +113,13 @@ def test_what_was_changed_by_hand_is_new_and_has_an_author() -> None:
     graph = Graph(Board).add_node("read", read, reads={"log": view("log").by("update", "START")}, writes=[])
     thread = graph.add_path(START, "read", END).compile(store=":memory:").thread("t")
     thread.run({"question": "a"})
-    thread.update({"log": "by hand"})
+    thread.update({"log": "manual"})
     thread.run({"question": "b"})
-    assert [entry[:2] for entry in found[1]] == [("default", "START"), ("by hand", "update")]
+    assert [entry[:2] for entry in found[1]] == [("default", "START"), ("manual", "update")]
     assert len({entry.commit for entry in found[1]}) == 2
 
 
-def test_runs_that_merge_into_a_thread_are_seen_once() -> None:
+def test_runs_that_merge_into_a_thread_are_new_once() -> None:
     thread = program().thread("t")
     ask(thread, "a")
     run = thread.run({"question": "b"}, on_conflict="merge")
@@ -128,7 +128,7 @@ def test_runs_that_merge_into_a_thread_are_seen_once() -> None:
     assert SEEN == SPANNING
 
 
-def test_threads_that_were_merged_bring_what_is_new() -> None:
+def test_the_entries_of_a_merged_thread_are_new() -> None:
     made = program(merge="last_write_wins")
     left = made.thread("left")
     ask(left, "a")
@@ -140,7 +140,7 @@ def test_threads_that_were_merged_bring_what_is_new() -> None:
     assert sorted(SEEN[-1][1]) == ["r0", "r1", "r1"]
 
 
-def test_where_an_earlier_graph_folded_otherwise_nobody_knows(caplog: pytest.LogCaptureFixture) -> None:
+def test_authors_are_unknown_where_an_earlier_graph_had_another_reducer(caplog: pytest.LogCaptureFixture) -> None:
     store = open_store(":memory:")
 
     def thread_of(kind: Any) -> Thread:
@@ -165,7 +165,7 @@ def test_where_an_earlier_graph_folded_otherwise_nobody_knows(caplog: pytest.Log
     assert "it is unknown who wrote what to 'log' in older runs" in caplog.text
 
 
-def test_after_older_history_is_gone_its_authors_are_not_known_and_it_says_so(
+def test_authors_of_pruned_history_are_unknown_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = open_store(":memory:")
@@ -185,7 +185,7 @@ def test_after_older_history_is_gone_its_authors_are_not_known_and_it_says_so(
 
 
 @pytest.mark.parametrize("handles", ["one handle", "a handle for each run"])
-def test_a_run_reads_no_more_however_many_there_were(handles: str) -> None:
+def test_a_run_reads_the_same_number_of_rows_after_many_runs(handles: str) -> None:
     store = Counting()
     made = program(store)
     thread, read = made.thread("t"), []
@@ -199,7 +199,7 @@ def test_a_run_reads_no_more_however_many_there_were(handles: str) -> None:
     assert SEEN[-1][1] == [f"r{number}" for number in range(159)]
 
 
-def test_a_process_that_has_not_run_the_thread_reads_its_history_once() -> None:
+def test_a_new_process_reads_the_history_of_a_thread_once() -> None:
     store = Counting()
     for number in range(60):
         program(store).thread("t").run({"question": str(number)}).raise_error()
@@ -213,7 +213,7 @@ def test_a_process_that_has_not_run_the_thread_reads_its_history_once() -> None:
     assert store.read <= 400
 
 
-def test_what_is_kept_between_runs_is_bounded() -> None:
+def test_the_cache_between_runs_is_bounded() -> None:
     from dspyer.threads.views_across_runs import RecentIndexes
 
     recent, index = RecentIndexes(most=10), FieldIndex(row_of(3))
@@ -232,8 +232,8 @@ def row_of(count: int) -> Any:
     return row
 
 
-@pytest.mark.parametrize("change", ["merged", "landed", "rerun", "by hand", "a fork", "a copy", "resumed"])
-def test_what_is_kept_is_what_the_whole_history_says(change: str) -> None:
+@pytest.mark.parametrize("change", ["merged", "landed", "rerun", "manual", "a fork", "a copy", "resumed"])
+def test_the_cache_agrees_with_the_whole_history(change: str) -> None:
     """A program that has run the thread shows the same as one that reads it anew."""
     store = open_store(":memory:")
 
@@ -259,8 +259,8 @@ def test_what_is_kept_is_what_the_whole_history_says(change: str) -> None:
         thread.run({"question": "l"}, on_conflict="merge").raise_error()
     elif change == "rerun":
         thread.rerun(from_version=5).raise_error()
-    elif change == "by hand":
-        thread.update({"log": "by hand"})
+    elif change == "manual":
+        thread.update({"log": "manual"})
         thread.update({"own": "look"}, as_node="look")
         thread.resume()
     elif change == "a copy":
@@ -282,15 +282,15 @@ def test_what_is_kept_is_what_the_whole_history_says(change: str) -> None:
 def test_without_views_no_history_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     from dspyer.persistence.history import History
 
-    monkeypatch.setattr(History, "read", lambda *args: pytest.fail("nobody asked"))
+    monkeypatch.setattr(History, "read", lambda *args: pytest.fail("history was read"))
     thread = Graph(Board).add_node(write).add_path(START, "write", END).compile(store=":memory:").thread("t")
     for question in "ab":
         thread.run({"question": question}).raise_error()
 
 
 @pytest.mark.parametrize("process", ["the same", "another"])
-def test_after_older_history_is_gone_each_process_shows_the_same(process: str) -> None:
-    """What a program has kept of the history before it was pruned names authors that nobody can look up any more."""
+def test_after_pruning_each_process_gives_the_same_views(process: str) -> None:
+    """The cache of a program has authors from before the pruning, which another process cannot read any more."""
     store = open_store(":memory:")
     made = program(store)
     ask(made.thread("t"), "a", "b")
@@ -302,7 +302,7 @@ def test_after_older_history_is_gone_each_process_shows_the_same(process: str) -
 
 
 @pytest.mark.parametrize("change", ["rerun", "copy", "a rerun of a rerun", "a copy of a rerun"])
-def test_what_is_done_again_names_the_commits_that_it_goes_on_from(change: str) -> None:
+def test_views_of_a_rerun_or_copy_name_the_commits_of_the_history(change: str) -> None:
     """They keep their ids, as in `thread.history()`."""
     found: dict[str, list[str]] = {}
 

@@ -1,4 +1,4 @@
-"""Views: what a node reads of a field, in which form, and what is refused."""
+"""Views: the parts of a field that a node reads, their form, and the views that are refused."""
 
 from __future__ import annotations
 
@@ -111,12 +111,12 @@ SHOWN: dict[str, tuple[View, Any, list[Any]]] = {
 
 
 @pytest.mark.parametrize(("read", "kind", "expected"), SHOWN.values(), ids=SHOWN)
-def test_what_a_view_shows(read: View, kind: Any, expected: list[Any]) -> None:
+def test_the_values_of_each_view(read: View, kind: Any, expected: list[Any]) -> None:
     """S000-21, S000-26, S003-11."""
     assert seen(read, kind) == expected
 
 
-def test_entries_say_who_and_when() -> None:
+def test_entries_have_author_and_commit() -> None:
     """S000-26, S004-11."""
     (first, second) = seen(view("log").new(), list[Entry])
     assert first == [Entry("a1", "ann", "trunk:1"), Entry("b1", "bob", "trunk:2")]
@@ -124,7 +124,7 @@ def test_entries_say_who_and_when() -> None:
     assert seen(view("owners").by("bob").last(1), list[Entry])[0] == [Entry("x", "bob", "trunk:2", "b1")]
 
 
-def test_what_a_view_gives_is_the_nodes_own() -> None:
+def test_the_values_of_a_view_are_copies() -> None:
     """S000-11: changing it changes no state."""
 
     def spoil(notes: list[str], found: list[Entry]) -> None:
@@ -155,7 +155,7 @@ def test_after_a_replace_the_whole_field_is_new() -> None:
     assert found == [["first", "w1"], ["x", "y"], ["w3"]]
 
 
-def test_each_copy_of_a_first_round_sees_all_and_siblings_after_the_join() -> None:
+def test_each_copy_of_a_send_reads_all_in_its_first_round_and_its_siblings_after_the_join() -> None:
     found: dict[str, list[str]] = {}
 
     def work(log: list[str], ctx: Context, part: str) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def test_each_copy_of_a_first_round_sees_all_and_siblings_after_the_join() -> No
     assert run.state["log"] == ["seed", "p1", "q1", "s3"]
 
 
-def test_siblings_work_is_new_after_the_join() -> None:
+def test_entries_of_siblings_are_new_after_the_join() -> None:
     found: list[list[str]] = []
 
     def left(log: list[str]) -> dict[str, Any]:
@@ -273,7 +273,7 @@ def test_views_in_a_map_and_in_a_subgraph() -> None:
     assert run.state["log2"] == ["X", "Y"]
 
 
-def test_a_subgraph_that_sees_a_part_of_a_plain_list_does_not_write_it_back() -> None:
+def test_a_subgraph_that_reads_a_view_of_a_plain_list_does_not_write_it_back() -> None:
     class Inner(BaseModel):
         plain: list[str] = []
         topic: str = ""
@@ -314,7 +314,7 @@ REFUSED: dict[str, tuple[View, Any, str]] = {
 
 
 @pytest.mark.parametrize(("read", "kind", "text"), REFUSED.values(), ids=REFUSED)
-def test_a_view_without_sense_is_an_error_when_the_graph_is_built(read: View, kind: Any, text: str) -> None:
+def test_an_invalid_view_is_an_error_when_the_graph_is_built(read: View, kind: Any, text: str) -> None:
     def look(it: Any) -> dict[str, Any]:
         return {}
 
@@ -343,18 +343,18 @@ FORMS: dict[str, tuple[View, Any, Any]] = {
 
 
 @pytest.mark.parametrize(("read", "kind", "expected"), FORMS.values(), ids=FORMS)
-def test_an_annotation_means_what_it_says(read: View, kind: Any, expected: Any) -> None:
+def test_the_annotation_decides_the_form_of_a_view(read: View, kind: Any, expected: Any) -> None:
     assert seen(read, kind)[0] == expected
 
 
-def test_an_annotation_of_a_module_means_the_same() -> None:
+def test_the_annotation_of_a_modules_input_decides_the_form() -> None:
     signature = dspy.make_signature({"it": (str | list[str], dspy.InputField()), "topic": (str, dspy.OutputField())})
     graph = Graph(Board).add_node("ask", dspy.Predict(signature), reads={"it": view("notes").new()})
     with pytest.raises(errors.GraphError, match=r"'it' .* allows several forms"):
         graph.add_path(START, "ask", END).compile()
 
 
-def test_without_a_schema_nobody_knows_who_brought_what() -> None:
+def test_without_a_schema_views_have_no_authors() -> None:
     graph = Graph().add_node("look", plain, reads={"it": view("notes").new()}, writes=[])
     with pytest.raises(errors.GraphError, match="without a schema no field has a reducer"):
         graph.add_path(START, "look", END).compile()
@@ -382,12 +382,12 @@ BAD_STEPS: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize(("make", "text"), BAD_STEPS.values(), ids=BAD_STEPS)
-def test_a_step_without_sense_is_an_error_at_once(make: Callable[[], Any], text: str) -> None:
+def test_an_invalid_step_is_an_error_at_once(make: Callable[[], Any], text: str) -> None:
     with pytest.raises(errors.GraphError, match=text):
         make()
 
 
-def test_a_view_shows_itself() -> None:
+def test_the_repr_of_a_view_is_its_code() -> None:
     read = view("notes").new().by("ann", "bob").last(3).fit(9).then(len)
     assert repr(read) == "view('notes').new().by('ann', 'bob').last(3).fit(9).then(len)"
 
@@ -413,7 +413,7 @@ def asked(ask: Callable[[Context], Any], reads: Any = None, rounds: int = 2) -> 
     return found
 
 
-def test_a_node_may_ask_in_its_code_for_what_it_reads() -> None:
+def test_ctx_view_reads_the_fields_of_the_node() -> None:
     """S004-7, S004-9."""
     first, second = asked(lambda ctx: ctx.view(view("notes").new()), ["notes"])
     assert [entry.value for entry in first] == ["first", "w1"]
@@ -429,7 +429,7 @@ def test_a_node_may_ask_in_its_code_for_what_it_reads() -> None:
         asked(lambda ctx: ctx.view(view("plain").new()))
 
 
-def test_a_delta_is_all_that_changed_of_what_a_node_reads() -> None:
+def test_a_delta_has_all_changes_of_the_fields_that_a_node_reads() -> None:
     """S000-8, S000-26, S004-14."""
     first, second = asked(Context.delta)
     assert first.patch["topic"] == "t1"
@@ -472,7 +472,7 @@ def test_a_router_gets_no_views_and_no_posts() -> None:
     assert "after the node has returned" in str(run.error)
 
 
-def test_the_estimate_of_tokens_is_the_same_everywhere() -> None:
+def test_the_estimate_of_tokens_counts_bytes() -> None:
     assert [estimate_tokens(text) for text in ("", "a", "abcd", "abcde", "äää", "\ud800")] == [0, 1, 1, 2, 2, 1]
     assert text_of([Finding(text="ä")]) == '[{"text": "ä", "page": 1}]'
     assert text_of(True) == "True"
