@@ -1,4 +1,11 @@
-"""GraphPictures of a graph: Mermaid text and SVG, from its shape alone."""
+"""A graph as an SVG picture: the layout of its nodes and edges, and the elements that show them.
+
+The layout is the layered one of Sugiyama, Tagawa and Toda ("Methods for Visual Understanding of Hierarchical System
+Structures", IEEE Trans. SMC 1981): a node's row is its longest path from the start; an edge over several rows passes
+through an empty *cell* in each; rows are ordered by the barycentre of their neighbours; then each cell moves to the
+mean of its neighbours as far as its row allows. Odd rows hold the labels of edges, so that labels take part in all of
+this and never cover each other. Edges that start the next round of a loop run in lanes along the sides.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +24,7 @@ NAME_LIMIT = 36
 
 
 def draw_svg(picture: GraphPicture) -> str:
-    """The graph as an SVG document that needs nothing from outside.
-
-    Args:
-        picture: the graph.
-
-    Returns:
-        The document. The same graph gives the same text.
-    """
+    """The graph as a self-contained SVG document. The same graph gives the same text in every process."""
     edges = picture.edges
     labels = {
         (edge.source, edge.target): shorten(picture.labels[edge.source, edge.target], LABEL_LIMIT)
@@ -64,24 +64,24 @@ def _edge(layout: Layout, edge: Edge, back: bool) -> str:
     return f'<path d="{layout.paths[way]}" class="{classes}" marker-end="url(#dspyer-tip)">{title}</path>'
 
 
-def _label(spot: LabelPosition, label: str, whole: str, width: float) -> list[str]:
-    """A label, on a patch of the ground that interrupts the edge."""
+def _label(at: LabelPosition, label: str, whole: str, width: float) -> list[str]:
+    """A label, on a patch in the background colour that interrupts the edge."""
     parts = []
-    if spot.anchor == "middle":
-        x, y = fmt(spot.x - width / 2), fmt(spot.y - 8)
+    if at.anchor == "middle":
+        x, y = fmt(at.x - width / 2), fmt(at.y - 8)
         parts.append(f'<rect x="{x}" y="{y}" width="{fmt(width)}" height="16" class="mask"/>')
-    words = draw_text(spot.x, spot.y, label, "quiet", spot.anchor)
+    words = draw_text(at.x, at.y, label, "quiet", at.anchor)
     return [*parts, f"<g><title>{escape(whole)}</title>{words}</g>"]
 
 
 def _choice(layout: Layout, edge: Edge) -> str:
-    """The mark where a route begins: one of these edges is taken, not all."""
+    """The diamond at the start of a conditional edge: one of these edges is taken, not all."""
     x, y = layout.starts[edge.source, edge.target]
     return f'<path d="M{fmt(x - 5)} {fmt(y)} l5 -5 l5 5 l-5 5 z" class="function frame"/>'
 
 
 def _node(box: NodeBox, node: str, kind: str, head: bool) -> str:
-    """One node: shape and colour say its kind, and so does a word."""
+    """One node: its shape, its colour and a word show its kind."""
     facts = [node] if kind == "end" else [f"{node}: {kind}"]
     weight = "frame"
     if head:
@@ -122,26 +122,19 @@ def _rect(box: NodeBox, classes: str, radius: float, shift: float = 0.0) -> str:
     )
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Where the parts of a drawn graph go: rows from the top to the bottom, few crossings, straight long edges.
-#
-# The method is that of Sugiyama, Tagawa and Toda ("Methods for Visual Understanding of Hierarchical System Structures",
-# IEEE Trans. SMC 1981): a node's row is its longest way from the start; an edge over several rows passes through an
-# empty *cell* in each; rows are ordered by the barycentre of their neighbours; then each cell moves to the mean of its
-# neighbours as far as its row allows. Odd rows hold the labels of edges, so that these take part in all of it and never
-# cover each other.
+# --- rows and columns
 
 Cell = str | tuple[str, str, int]  # a node, or the place where an edge passes a row
 
 GAP = 34.0  # between neighbours in a row
-EDGE_GAP = 22.0  # the same where one of them is an edge that passes
+EDGE_GAP = 22.0  # the same next to an edge that passes
 ROW_GAP = 21.0  # between rows
-SWEEPS = 8
-ROUNDS = 160
+SWEEPS = 8  # orders that are tried to reduce crossings
+ROUNDS = 160  # passes that move each cell to the mean of its neighbours
 
 
 class NodeBox(NamedTuple):
-    """A rectangle by its middle."""
+    """The rectangle of a node, by its middle."""
 
     x: float
     y: float
@@ -189,11 +182,10 @@ class Grid:
 
 
 def arrange(nodes: Sequence[str], ways: Sequence[EdgeKey]) -> Grid:
-    """Puts nodes and edges into rows and orders these.
+    """Puts nodes and edges into rows and orders the rows.
 
-    Args:
-        nodes: the nodes in the order of declaration, the start first; the end, if there is one, last.
-        ways: the edges, none of which goes back, in the order of declaration.
+    `nodes` are in the order of declaration, first the start, last the end if there is one; none of the `ways` goes
+    back.
     """
     rank = _ranks(nodes, ways)
     if all(source != nodes[-1] for source, _ in ways):
@@ -216,7 +208,7 @@ def arrange(nodes: Sequence[str], ways: Sequence[EdgeKey]) -> Grid:
 
 
 def _ranks(nodes: Sequence[str], ways: Sequence[EdgeKey]) -> dict[str, int]:
-    """The longest way to each node."""
+    """The length of the longest path to each node."""
     rank = dict.fromkeys(nodes, 0)
     missing = {node: sum(1 for _, target in ways if target == node) for node in nodes}
     ready = [node for node in nodes if not missing[node]]
@@ -246,7 +238,7 @@ def _first_visits(nodes: Sequence[str], below: Mapping[Cell, Sequence[Cell]]) ->
 def _uncross(
     rows: list[list[Cell]], above: Mapping[Cell, Sequence[Cell]], below: Mapping[Cell, Sequence[Cell]]
 ) -> tuple[tuple[Cell, ...], ...]:
-    """Orders the rows by barycentre, down and up again. Another order is taken only if fewer edges cross."""
+    """Orders the rows by barycentre, down and up in turn; keeps the order with the fewest crossings."""
     best, fewest = [list(row) for row in rows], _crossings(rows, below)
     for sweep in range(SWEEPS):
         if not fewest:
@@ -283,11 +275,8 @@ def _crossings(rows: Sequence[Sequence[Cell]], below: Mapping[Cell, Sequence[Cel
 def across(grid: Grid, widths: Mapping[Cell, float]) -> dict[Cell, float]:
     """The middle of each cell from left to right: near the mean of its neighbours, without overlap.
 
-    Cells that follow one another without a fork or join move as one, so that chains and long edges come out straight.
-
-    Args:
-        grid: the rows.
-        widths: the width of each cell; 0 for an edge without a label.
+    Cells that follow one another without a fork or join move as one, so that chains and long edges come out straight. A
+    cell without a width is an edge without a label.
     """
     x: dict[Cell, float] = {}
     for row in grid.rows:
@@ -313,7 +302,7 @@ def across(grid: Grid, widths: Mapping[Cell, float]) -> dict[Cell, float]:
 
 
 def _pulls(grid: Grid, cell: Cell) -> dict[Cell, float]:
-    """How much each neighbour of a cell pulls it, and it the neighbour: less the more edges one of them has there."""
+    """How much each neighbour of a cell pulls it: less, the more edges one of the two has on that side."""
     upper, lower = grid.above.get(cell, ()), grid.below.get(cell, ())
     pulls = {other: 1 / max(len(upper), len(grid.below[other])) for other in upper}
     return pulls | {other: 1 / max(len(lower), len(grid.above[other])) for other in lower}
@@ -344,9 +333,9 @@ def _distance(left: Cell, right: Cell, widths: Mapping[Cell, float]) -> float:
 
 
 def spread(wanted: Sequence[float], gaps: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """The places nearest to the wanted ones (least squares) that keep the order and the gaps.
+    """The positions nearest to the wanted ones (weighted least squares) that keep the order and the gaps.
 
-    Places that want to be too near form a block that moves as one: pooled adjacent violators (Ayer et al. 1955).
+    Positions that would be too near form a block that moves as one: pooled adjacent violators (Ayer et al. 1955).
 
     Example:
         >>> spread([0.0, 0.0, 9.0], [4.0, 4.0], [1.0, 1.0, 1.0])
@@ -355,7 +344,9 @@ def spread(wanted: Sequence[float], gaps: Sequence[float], weights: Sequence[flo
     offset = [0.0]
     for gap in gaps:
         offset.append(offset[-1] + gap)
-    blocks: list[tuple[float, float, int]] = []  # (where its first place would be without offset, weight, places)
+    blocks: list[
+        tuple[float, float, int]
+    ] = []  # (mean of the wanted positions without their offsets, weight, number of positions)
     for i, place in enumerate(wanted):
         mean, weight, size = place - offset[i], weights[i], 1
         while blocks and blocks[-1][0] > mean:
@@ -367,19 +358,17 @@ def spread(wanted: Sequence[float], gaps: Sequence[float], weights: Sequence[flo
     return [mean + shift for mean, shift in zip(flat, offset, strict=True)]
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# How the edges of a drawn graph run: forward ones as curves through their cells, others along lanes at the side.
-
+# --- the course of edges
 
 LABEL_HEIGHT = 18.0
-LANE_GAP = 20.0  # from what stands in the rows to a lane, and between lanes
-CHANNEL = 12.0  # height of a way between two rows
+LANE_GAP = 20.0  # from the cells of the rows to a lane, and between lanes
+CHANNEL = 12.0  # height of an edge that runs between two rows
 PORT = 16.0  # between the ends of edges at one node
 MARGIN = 22.0
 
 
 class LabelPosition(NamedTuple):
-    """Where a label stands."""
+    """The position of a label."""
 
     x: float
     y: float
@@ -388,16 +377,7 @@ class LabelPosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A laid out graph.
-
-    Attributes:
-        boxes: the place of each node.
-        paths: the SVG path of each edge.
-        starts: where each edge begins.
-        labels: where the label of each labelled edge stands.
-        width: of the whole picture.
-        height: of the whole picture.
-    """
+    """The layout of a graph: the box of each node; the path, start and label position of each edge; the whole size."""
 
     boxes: Mapping[str, NodeBox]
     paths: Mapping[EdgeKey, str]
@@ -409,14 +389,14 @@ class Layout:
 
 @dataclass(slots=True)
 class Lane:
-    """The way of an edge that goes back: out of its source, along a lane at one side, into its target.
+    """The course of an edge that goes back: out of its source, along a lane at one side, into its target.
 
     Attributes:
         way: the edge.
         side: 1 for the right side, -1 for the left one.
         x: of the lane.
         beside: whether it leaves its source, and enters its target, at the side; else through the gap below or above.
-        ends: the y of both ends, or of the ways through the gaps.
+        ends: the y of both ends, or of the lines through the gaps.
     """
 
     way: EdgeKey
@@ -429,13 +409,9 @@ class Lane:
 def lay_out(
     grid: Grid, sizes: Mapping[str, Coordinates], back: Sequence[EdgeKey], labels: Mapping[EdgeKey, float]
 ) -> Layout:
-    """Gives every part of a graph its place.
+    """Computes all positions: of nodes and forward edges by their rows, then of the edges that go back.
 
-    Args:
-        grid: nodes and forward edges in rows.
-        sizes: width and height of each node.
-        back: the edges that go back.
-        labels: the width of each edge's label.
+    `sizes` has width and height of each node, `labels` the width of each edge's label.
     """
     widths: dict[Cell, float] = {node: width for node, (width, _) in sizes.items()}
     widths |= {cell: labels[source, target] for (source, target), cell in _label_cells(grid, labels).items()}
@@ -462,7 +438,7 @@ def lay_out(
 
 
 def _label_cells(grid: Grid, labels: Mapping[EdgeKey, float]) -> dict[EdgeKey, Cell]:
-    """The cell in which the label of each labelled forward edge stands: the first one, close to its source."""
+    """The cell of the label of each labelled forward edge: the first one, close to its source."""
     found: dict[EdgeKey, Cell] = {}
     for cells in grid.rows:
         for cell in cells:
@@ -482,7 +458,7 @@ def _lanes(
     back: Sequence[EdgeKey],
     labels: Mapping[EdgeKey, float],
 ) -> list[Lane]:
-    """A lane for each edge that goes back, short ones inside; on the side where the way is shorter."""
+    """A lane for each edge that goes back: short ones inside, each on the side where it is shorter."""
     rows = {node: grid.row_of(node) for way in back for node in way}
     reach = {}
     for side in (1, -1):
@@ -523,10 +499,10 @@ def _down(
         channels[source + 1] += not lane.beside[0]
         channels[target] += not lane.beside[1]
     tops, heights, at = [], [], MARGIN
-    for number_, row in enumerate(grid.rows):
-        if number_:
+    for number, row in enumerate(grid.rows):
+        if number:
             at += ROW_GAP
-        at += CHANNEL * channels[number_]
+        at += CHANNEL * channels[number]
         tops.append(at)
         tall = [sizes[cell][1] if isinstance(cell, str) else LABEL_HEIGHT * (cell in labelled) for cell in row]
         heights.append(max(tall))
@@ -576,7 +552,7 @@ def _with_curves(
             if not isinstance(cell, str):
                 chains.setdefault(cell[:2], []).append((cell, row))
     named = _label_cells(grid, labels)
-    paths, starts, spots = dict(layout.paths), dict(layout.starts), dict(layout.labels)
+    paths, starts, placed = dict(layout.paths), dict(layout.starts), dict(layout.labels)
     for way, end in _ports(layout.boxes, chains, x).items():
         source = layout.boxes[way[0]]
         points = [(source.x, source.bottom)]
@@ -589,16 +565,16 @@ def _with_curves(
                 points.append((x[cell], tops[row] + heights[row] / 2))
                 upright.append(False)
             if cell == named.get(way):
-                spots[way] = LabelPosition(*points[-1], "middle")
+                placed[way] = LabelPosition(*points[-1], "middle")
         starts[way] = points[0]
         paths[way] = curve([*points, end], [*upright, True])
-    return Layout(layout.boxes, paths, starts, spots, layout.width, layout.height)
+    return Layout(layout.boxes, paths, starts, placed, layout.width, layout.height)
 
 
 def _ports(
     boxes: Mapping[str, NodeBox], chains: Mapping[EdgeKey, list[tuple[Cell, int]]], x: Mapping[Cell, float]
 ) -> dict[EdgeKey, Coordinates]:
-    """Where each forward edge ends at its target: side by side in the order in which they come."""
+    """The end of each forward edge at its target: side by side, in the order in which they arrive."""
     coming: dict[str, list[tuple[float, EdgeKey]]] = {}
     for way, cells in chains.items():
         coming.setdefault(way[1], []).append((x[cells[-1][0]], way))
@@ -613,7 +589,7 @@ def _ports(
 
 def _with_lanes(layout: Layout, lanes: Sequence[Lane], labels: Mapping[EdgeKey, float]) -> Layout:
     """Adds the edges that go back."""
-    paths, starts, spots = dict(layout.paths), dict(layout.starts), dict(layout.labels)
+    paths, starts, placed = dict(layout.paths), dict(layout.starts), dict(layout.labels)
     for lane in lanes:
         source, target = (layout.boxes[node] for node in lane.way)
         leave, enter = lane.ends
@@ -631,5 +607,5 @@ def _with_lanes(layout: Layout, lanes: Sequence[Lane], labels: Mapping[EdgeKey, 
         starts[lane.way] = points[0]
         if lane.way in labels:
             anchor = "start" if lane.side > 0 else "end"
-            spots[lane.way] = LabelPosition(lane.x + 7 * lane.side, (leave + enter) / 2, anchor)
-    return Layout(layout.boxes, paths, starts, spots, layout.width, layout.height)
+            placed[lane.way] = LabelPosition(lane.x + 7 * lane.side, (leave + enter) / 2, anchor)
+    return Layout(layout.boxes, paths, starts, placed, layout.width, layout.height)

@@ -1,6 +1,6 @@
-"""A run as rows that can be shown: each commit with where it came from and went to, and what stopped before one.
+"""A run as rows for reports and pictures: its commits with their forks and joins, then the places where it stopped.
 
-Also how versions, durations, writes and conflicts are put into words.
+Also the words for versions, durations, writes and conflicts that both use.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from dspyer.reducers import Updates
 from dspyer.scheduler.run_state import Failure
 from dspyer.values.frozen import thaw
 
-SHOWN = 12  # fields of a commit, or authors of a conflict, that are put into words
+SHOWN = 12  # fields of a commit, or authors of a conflict, that are listed
 
 
 class DisplayRow(NamedTuple):
-    """A commit of a run, or a place where one was to come.
+    """A commit of a run, or a place where the run stopped before one.
 
     Attributes:
         node: the node; `"join:NAME"` for a join.
         branch: the branch that holds the commit.
         step: of the commit, or that it would have had.
-        came: the branches that came in, several for a join; none for the first row.
+        came: the incoming branches, several for a join; none for the first row.
         parents: the id of the last commit of each of them.
-        children: the branches that a fork made, empty without a fork.
+        children: the branches that start here, empty without a fork.
         commit: the commit, None if there is none.
         conflicts: the conflicts of a join.
-        error: what was raised instead of a commit; None too for a node that was not started any more.
-        questions: what was asked instead of a commit.
+        error: the exception raised instead of a commit; None also for a node that was not started.
+        questions: the questions asked instead of a commit.
     """
 
     node: str
@@ -47,7 +47,7 @@ class DisplayRow(NamedTuple):
 
     @property
     def outcome(self) -> str:
-        """What became of a place where a commit was to come, in words."""
+        """Why there is no commit, in words."""
         return "failed" if self.error else "waits for an answer" if self.questions else "was not started"
 
 
@@ -62,15 +62,15 @@ def display_rows(
     """The rows of a run: the commits in canonical order, then what failed, then what was not started.
 
     Forks and joins are read from the commits alone, so that a resumed run looks like one that was never interrupted: a
-    commit with several targets forks, and its children extend its path by their place in the route.
+    commit with several targets forks, and its children extend its path by their index in the route.
 
     Args:
         commits: the commits in canonical order.
         conflicts: the conflicts of joins, by the id of the join's commit.
         failures: what ended the run, in path order.
-        questions: what it waits to be told.
-        branches: the paths of the branches that were live at its end; none for a completed run.
-        depth: how many executions are around the run.
+        questions: the open questions of an interrupted run.
+        branches: the paths of the branches that were active at its end; none for a completed run.
+        depth: how many executions of other graphs are around the run: the length of its scope.
     """
     forks = {commit.id: _children(commit) for commit in commits if len(commit.route) > 1}
     by_id = {commit.id: commit for commit in commits}
@@ -88,28 +88,32 @@ def display_rows(
 
 def _children(commit: Commit) -> tuple[BranchPath, ...]:
     """The branches that a commit forks into, one for each target."""
-    return tuple((*commit.branch, place) for place in range(len(commit.route)))
+    return tuple((*commit.branch, index) for index in range(len(commit.route)))
 
 
 def _came(parent: Commit, commit: Commit) -> BranchPath:
-    """The branch by which a parent's change reached a commit."""
+    """The branch that leads from a parent to a commit."""
     if len(parent.route) < 2:
         return parent.branch
     children = _children(parent)
     if commit.branch in children and not commit.node.startswith("join:"):
         return commit.branch
-    return children[parent.route.index(commit.node.removeprefix("join:"))]  # it went to the join at once
+    return children[parent.route.index(commit.node.removeprefix("join:"))]  # an edge from the fork straight to the join
 
 
 def _asking(question: Question, depth: int) -> BranchPath:
-    """The branch whose node asks: a question of a graph inside, or of an item of a map, is its node's."""
+    """The branch whose node asks. A question of a nested graph, or of an item of a map, belongs to their node."""
     execution = question.execution.split("/")[depth]
     path = execution.partition("[")[0].rpartition(":")[0]
     return () if path == "trunk" else tuple(map(int, path.split(".")))
 
 
 def _with_questions(row: DisplayRow, asked: Mapping[BranchPath, Sequence[Question]]) -> DisplayRow:
-    """A row with what was asked there; what comes after a node that the program stops behind waits at its fork too."""
+    """A row with the questions asked there.
+
+    A program that stops after a node (`interrupt_after`) holds back all branches that fork from it, so its question is
+    listed at each of them.
+    """
     if row.error is not None or row.commit is not None:
         return row
     here = [question for question in asked.get(row.branch, ()) if question.key != "after"]
@@ -118,13 +122,13 @@ def _with_questions(row: DisplayRow, asked: Mapping[BranchPath, Sequence[Questio
     return row._replace(questions=tuple(here))
 
 
-def _stops(commits: Sequence[Commit], failures: Iterable[Failure], live: list[BranchPath]) -> list[DisplayRow]:
-    """Where the branches of a run were when it ended early."""
+def _stops(commits: Sequence[Commit], failures: Iterable[Failure], active: list[BranchPath]) -> list[DisplayRow]:
+    """Where the active branches of a run were when it ended early."""
     latest: dict[BranchPath, Commit] = {}
     for commit in commits:
         if commit.branch not in latest or latest[commit.branch].step < commit.step:
             latest[commit.branch] = commit
-    heads = {path: _head(latest, path) for path in live}
+    heads = {path: _head(latest, path) for path in active}
     stops: list[DisplayRow] = []
     stopped: set[BranchPath] = set()
     for failure in sorted(failures, key=lambda failure: failure.path):
@@ -132,7 +136,7 @@ def _stops(commits: Sequence[Commit], failures: Iterable[Failure], live: list[Br
         stopped.update(came)
         row = _stop(failure.node, failure.path, came, {path: _head(latest, path) for path in came})
         stops.append(row._replace(conflicts=failure.conflicts, error=failure.error))
-    waiting = [path for path in live if path not in stopped]
+    waiting = [path for path in active if path not in stopped]
     return stops + [_stop(_goal(heads[path], path, commits), path, (path,), heads) for path in waiting]
 
 
@@ -145,14 +149,14 @@ def _stop(
 
 
 def _head(latest: Mapping[BranchPath, Commit], path: BranchPath) -> Commit | None:
-    """The last commit behind a live branch: the latest on its path or on one from which it was forked."""
+    """The last commit of an active branch: the latest on its path or on one from which it was forked."""
     behind = [latest[path[:length]] for length in range(len(path) + 1) if path[:length] in latest]
     return max(behind, key=lambda commit: commit.step, default=None)
 
 
 def _goal(head: Commit | None, path: BranchPath, commits: Sequence[Commit]) -> str:
-    """The node to which a branch is on its way."""
-    while head is not None and not head.route:  # a manual commit leaves the branch on the way that it was on
+    """The node that a branch would have started next."""
+    while head is not None and not head.route:  # a manual commit has no route: the target is that of the commit before
         (parent,) = head.parents
         head = next((commit for commit in commits if commit.id == parent), None)
     if head is None:
@@ -161,10 +165,10 @@ def _goal(head: Commit | None, path: BranchPath, commits: Sequence[Commit]) -> s
 
 
 def leaves_of(rows: Iterable[DisplayRow]) -> dict[BranchPath, tuple[int, int]]:
-    """Lanes for branches: for each path, the first and last lane of the branches that were forked from it.
+    """The first and last lane of each path and all paths forked from it.
 
-    The children of a fork are side by side in their order, so that nothing crosses where it forks. A path that forks no
-    further has a lane of its own; forked again in a later round, it has the same.
+    The children of a fork get neighbouring lanes in their order, so that no lines cross where it forks. A path that
+    forks no further has a lane of its own, and keeps it when a later round of a loop forks into it again.
     """
     paths = {()} | {path for row in rows for path in (row.branch, *row.came, *row.children)}
     ordered = sorted({path[:length] for path in paths for length in range(len(path) + 1)})
@@ -179,12 +183,12 @@ def leaves_of(rows: Iterable[DisplayRow]) -> dict[BranchPath, tuple[int, int]]:
 
 
 def row_label(commit: Commit) -> str:
-    """How a commit is called: by its version, inside a fork that never joined by its id."""
+    """The label of a commit: its version, or its id inside a fork that never joined."""
     return commit.id if commit.version is None else f"v{commit.version}"
 
 
 def seconds(duration: float) -> str:
-    """A duration as a person reads it.
+    """A duration, given in seconds, in a fitting unit.
 
     Example:
         >>> seconds(0.0000354), seconds(0.25), seconds(75.0)
@@ -210,12 +214,7 @@ def _has_no_items(value: object) -> bool:
 
 
 def writes(patch: Mapping[str, Any], without: Iterable[str] = ()) -> list[str]:
-    """What a patch writes, one field a line.
-
-    Args:
-        patch: the patch of a commit.
-        without: fields that are left out.
-    """
+    """What a patch writes, one field a line, leaving out the fields of `without`."""
     fields = [field for field in patch if field not in set(without)]
     lines = [f"{field}: {write_text(patch[field])}" for field in fields[:SHOWN]]
     if len(fields) > SHOWN:
@@ -240,7 +239,7 @@ def _brief(value: object) -> str:
 
 
 def outcome(conflict: MergedConflict) -> list[str]:
-    """A conflict in words: who wrote what, what became of it, by which policy."""
+    """A conflict in words: its outcome by which policy, and what each author wrote."""
     path = ".".join(map(str, conflict.path))
     if conflict.winner is None:
         end = f"not resolved (policy {conflict.policy!r})"

@@ -1,7 +1,8 @@
-"""What all pictures share: text that is safe in SVG, its width, and the frame with its colours.
+"""SVG building blocks of all pictures: escaped text and its width, paths, and the document with its colours.
 
-A picture is a card with a ground of its own, so that it is readable on any page, and follows the reader's light or dark
-setting. It asks for nothing from outside. Every rule of its style is scoped: a notebook may put it right into a page.
+A picture is a card with its own background, so that it is readable on any page, and follows the light or dark setting
+of the reader. It loads nothing from elsewhere. All style rules are scoped to the picture, because a notebook inserts it
+into a page as it is.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from html import escape as escape_html
 Coordinates = tuple[float, float]
 
 FONT_SIZE = 13.5
-SMALL = 11.5  # for labels and whatever is beside the point
+SMALL = 11.5  # for labels and details
 CORNER = 9.0
 
 _COLOURS = {  # class: (fill, stroke) by day, by night
@@ -55,7 +56,7 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]+")
 
 
 def escape(text: str) -> str:
-    """A text as it may stand in SVG, in an attribute too: what XML cannot hold becomes a space.
+    """A text escaped for SVG content and attributes; characters that XML forbids become spaces.
 
     Example:
         >>> escape('a < "b"')
@@ -65,7 +66,7 @@ def escape(text: str) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    """A text on one line, of so many characters at most.
+    """A text on one line, cut to `limit` characters.
 
     Example:
         >>> shorten("a long way home", 8)
@@ -76,7 +77,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def text_width(text: str, size: float = FONT_SIZE) -> float:
-    """About how wide a text is, in pixels: no font is asked, a wide one is assumed."""
+    """The estimated width of a text in pixels. The font of the reader is unknown, so a wide one is assumed."""
     return size * sum(_width(character) for character in text)
 
 
@@ -103,21 +104,14 @@ def fmt(value: float) -> str:
 
 
 def draw_text(x: float, y: float, words: str, kind: str = "name", anchor: str = "middle") -> str:
-    """A line of text; `y` is its middle."""
+    """A line of text whose vertical middle is `y`."""
     classes = kind if kind == "name" else f"{kind} small"
     dy = (FONT_SIZE if kind == "name" else SMALL) * 0.35
     return f'<text x="{fmt(x)}" y="{fmt(y + dy)}" class="{classes}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
 def document(title: str, width: float, height: float, parts: Iterable[str]) -> str:
-    """A whole SVG document.
-
-    Args:
-        title: what the picture shows, in words.
-        width: in pixels.
-        height: in pixels.
-        parts: the elements in drawing order.
-    """
+    """A whole SVG document of `parts` in drawing order, sized in pixels; `title` describes it for screen readers."""
     w, h = fmt(width), fmt(height)
     body = "\n".join(f"  {part}" for part in parts)
     return (
@@ -144,6 +138,7 @@ def _style() -> str:
 
 def curve(points: Sequence[Coordinates], upright: Sequence[bool]) -> str:
     """A smooth SVG path downwards through some points; it passes the `upright` ones straight down."""
+    # Slopes are the harmonic means of those around: such a curve never swings past a point (Fritsch and Butland 1984).
     slopes = []
     for i, straight in enumerate(upright):
         if straight:
@@ -165,7 +160,7 @@ def curve(points: Sequence[Coordinates], upright: Sequence[bool]) -> str:
 
 
 def angular(points: Sequence[Coordinates]) -> str:
-    """An SVG path of upright and level lines with round corners.
+    """An SVG path of vertical and horizontal lines with round corners.
 
     Example:
         >>> angular([(0, 0), (40, 0), (40, 40)])

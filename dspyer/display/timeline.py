@@ -1,4 +1,4 @@
-"""Pictures of a run: a lane for each branch, a dot for each commit, from the left to the right by step."""
+"""Pictures of a run over time: `draw_run` has one lane for each branch, `Lanes` one for each field."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from dspyer.scheduler.run_state import path_text
 from dspyer.views import label
 
 MARGIN = 30.0
-TOP = 46.0  # from the upper side to the first lane: room for the names above it
+TOP = 46.0  # from the upper edge to the first lane: room for the names above it
 GAP = 18.0  # between two steps
-BEND = 46.0  # the same where ways change their lanes
+BEND = 46.0  # the same where lines change lanes
 DOT = 10.0
 LABEL_LIMIT = 24  # characters of what a commit wrote
-LANES = ((12, 80.0), (40, 34.0))  # up to so many lanes: pixels between two; more lanes are closer still
+LANES = ((12, 80.0), (40, 34.0))  # (number of lanes up to which it holds, pixels between two); more are NARROW
 NARROW = 12.0
 
-_DOTS = ("module", "map", "join", "subgraph")  # by day blue, orange, green, purple, as the lanes
+_DOTS = ("module", "map", "join", "subgraph")  # classes with the colours of lane0 to lane3
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Where everything goes.
+    """The layout of a picture.
 
     Attributes:
         x: the middle of each step.
-        half: half of the width that each step takes up; ways from lane to lane run between the steps.
+        half: half of the width of each step; lines change lanes between the steps.
         y: the lane of each branch.
         named: whether there is room for names.
         detailed: whether there is room for what was written.
@@ -46,24 +46,16 @@ class _Plan:
     detailed: bool
 
     def after(self, step: int) -> float:
-        """Where ways that part after a step begin to do so."""
+        """The x at which lines that fork after a step leave its lane."""
         return self.x[step] + self.half[step]
 
     def before(self, step: int) -> float:
-        """Where ways that meet at a step begin to do so."""
+        """The x at which lines that join at a step leave their own lanes."""
         return self.x[step] - self.half[step] - BEND
 
 
 def draw_run(rows: Sequence[DisplayRow], title: str) -> str:
-    """A run as an SVG document that needs nothing from outside.
-
-    Args:
-        rows: the rows of the run.
-        title: what the picture shows, in words.
-
-    Returns:
-        The document.
-    """
+    """A run as a self-contained SVG document; `title` describes it for screen readers."""
     lanes = leaves_of(rows)
     count = 1 + max(last for _, last in lanes.values())
     gap = next((pixels for most, pixels in LANES if count <= most), NARROW)
@@ -72,7 +64,7 @@ def draw_run(rows: Sequence[DisplayRow], title: str) -> str:
     x, half = _columns(rows, named, detailed)
     plan = _Plan(x, half, y, named, detailed)
     steps = {row.commit.id: row for row in rows if row.commit}
-    parts = [part for row in rows for part in _ways(row, plan, steps)]
+    parts = [part for row in rows for part in _lines(row, plan, steps)]
     parts += [part for row in rows for part in _children(row, plan)]
     end = max((plan.after(step) for step in x), default=0.0)
     final = rows[-1] if rows else None
@@ -89,9 +81,9 @@ _TIP = 'marker-end="url(#dspyer-tip)"'
 
 
 def _columns(rows: Sequence[DisplayRow], named: bool, detailed: bool) -> tuple[dict[int, float], dict[int, float]]:
-    """The middle of each step and half of its width, by what is written there."""
+    """The middle of each step and half of its width, which depends on the texts there."""
     half: dict[int, float] = {}
-    bends: set[int] = set()  # steps before which ways change their lanes
+    bends: set[int] = set()  # steps before which lines change lanes
     for row in rows:
         words = [text_width(_name(row))] if named else []
         if detailed:
@@ -119,8 +111,8 @@ def _line(branch: BranchPath) -> str:
     return "line" if hue is None else f"line lane{hue}"
 
 
-def _ways(row: DisplayRow, plan: _Plan, steps: Mapping[str, DisplayRow]) -> list[str]:
-    """The ways to a row: out of each parent into the lane of its branch, along it, at a join over to its lane."""
+def _lines(row: DisplayRow, plan: _Plan, steps: Mapping[str, DisplayRow]) -> list[str]:
+    """The lines to a row: from each parent into the lane of the branch, along it, and at a join over to its lane."""
     parts = []
     x, y = plan.x[row.step], plan.y[row.branch]
     for branch, parent in zip(row.came, row.parents, strict=True):
@@ -147,14 +139,14 @@ def _level(begin: float, end: float, y: float, branch: BranchPath) -> str:
 
 
 def _over(start: tuple[float, float], lane: float) -> str:
-    """Along a lane to a point, and from there by a curve to another lane."""
+    """A path along a lane to a point, and from there in a curve to another lane."""
     x, y = start
     numbers = (x + BEND / 2, y, x + BEND / 2, lane, x + BEND, lane)
     return f" H{fmt(x)} C{' '.join(map(fmt, numbers))}"
 
 
 def _children(row: DisplayRow, plan: _Plan) -> list[str]:
-    """The names of the branches that a fork made, at the beginning of their lanes and outside of the curves."""
+    """The names of the branches of a fork, at the beginning of their lanes and outside of the curves."""
     if not plan.detailed:
         return []
     x = plan.after(row.step) + BEND - 3
@@ -168,7 +160,7 @@ def _name(row: DisplayRow) -> str:
 
 
 def _below(row: DisplayRow) -> list[tuple[str, str]]:
-    """What is written under a dot, with its class."""
+    """The lines under a dot, each with its CSS class."""
     if row.conflicts:
         paths = ", ".join(".".join(map(str, conflict.path)) for conflict in row.conflicts)
         return [(shorten(f"conflict: {paths}", LABEL_LIMIT + 8), "alarm" if row.error else "warning")]
@@ -223,13 +215,12 @@ def _tooltip(row: DisplayRow) -> str:
     return "; ".join(" ".join(fact.split()) for fact in facts)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The fields of a run over time: who wrote what to which of them when, and how much.
+# --- fields over time
 
 WIDE = 80  # commits in one block of the terminal
 LANES_MARGIN = 24.0
-LANE = 40.0
-STEP = 26.0
+LANE = 40.0  # between two fields
+STEP = 26.0  # between two commits
 LANES_TOP = 52.0
 HUES = ("module", "map", "join", "subgraph", "interrupt", "function")
 
@@ -253,14 +244,24 @@ class FieldWrite(NamedTuple):
 
 
 class Lanes:
-    """The fields of a run over time. As text a lane of letters for each field with how often and how much was written
-    to it and what came last, in a notebook a picture, whose dots grow with what was written.
+    """The fields of a run over time: as text one line per field with a letter for each write, then totals.
+
+    A notebook shows it as a picture whose dots grow with the size of the writes.
 
     Attributes:
         commits: the commits, in order.
-        fields: the fields that they wrote, in the order in which they were first written.
-        authors: who wrote, in the order in which they first did.
+        fields: the fields that they wrote, in the order of the first writes.
+        authors: the nodes that wrote, in the order of the first writes.
         writes: each write, in the order of the commits.
+
+    Example:
+        >>> from dspyer import END, START, Graph
+        >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+        >>> print(graph.compile().run({"n": 1}).lanes())
+           0
+        n  Sa  2 x, 2 bytes, last: 2
+        <BLANKLINE>
+        S START, a add
     """
 
     def __init__(self, commits: Sequence[Commit]) -> None:
@@ -296,7 +297,7 @@ class Lanes:
     __repr__ = __str__
 
     def _sums(self) -> dict[str, str]:
-        """How often and how much was written to each field, and what came last."""
+        """By field, the number of writes, their bytes, and the last one."""
         counts = dict.fromkeys(self.fields, 0)
         sizes = dict.fromkeys(self.fields, 0)
         last = dict.fromkeys(self.fields, "")
@@ -307,10 +308,13 @@ class Lanes:
         return {field: f"{counts[field]} x, {sizes[field]:,} bytes, last: {last[field]}" for field in self.fields}
 
     def to_svg(self) -> str:
-        """The lanes as a picture.
+        """The lanes as a picture: a self-contained SVG document.
 
-        Returns:
-            An SVG document that needs nothing from outside.
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph.compile().run({"n": 1}).lanes().to_svg()[:4]
+            '<svg'
         """
         hues = {author: HUES[place % len(HUES)] for place, author in enumerate(self.authors)}
         left = LANES_MARGIN + max([text_width(shorten(field, 24)) for field in self.fields], default=0.0) + 20
@@ -346,7 +350,7 @@ class Lanes:
 
 
 def _letters(authors: Sequence[str]) -> dict[str, str]:
-    """A letter for each author: the first one of its name that is free."""
+    """A letter for each author: the first one of its name that is free, then any free one, then `*`."""
     found: dict[str, str] = {}
     for author in authors:
         own = [letter for letter in author if letter.isalnum()]

@@ -1,4 +1,4 @@
-"""What a run has sent to its nodes, in tokens, against what it would have sent without views."""
+"""The tokens that a run sent to its nodes, compared with what it would have sent without views: `run.tokens()`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dspyer.scheduler.provenance import FieldPart, unattributed_parts
 from dspyer.views import label, tokens_of_parts
 
 Count = Callable[[str], int]
-KNOWN = 1024  # values whose sizes are known at once
+CACHED = 1024  # values whose sizes are kept
 
 
 class Read(NamedTuple):
-    """What a node has got as one of its inputs at one visit.
+    """One input of a node at one visit.
 
     Attributes:
         node: the node.
-        name: what the node calls it.
+        name: the node's name for the input.
         view: the view; None for the whole field.
-        sent: the tokens that it got.
-        full: the tokens that the whole field would have been.
+        sent: the tokens that were sent.
+        full: the tokens of the whole field.
     """
 
     node: str
@@ -31,15 +31,15 @@ class Read(NamedTuple):
 
 
 class TokenRow(NamedTuple):
-    """What one node got as one of its inputs.
+    """One input of a node, summed over its visits.
 
     Attributes:
         node: the node.
-        name: what the node calls it.
+        name: the node's name for the input.
         view: the view; None for the whole field.
-        visits: how often it got it.
-        sent: the tokens that it got.
-        full: the tokens that the whole field would have been.
+        visits: how often it was sent.
+        sent: the tokens that were sent.
+        full: the tokens of the whole field.
     """
 
     node: str
@@ -51,14 +51,14 @@ class TokenRow(NamedTuple):
 
 
 class Tokens:
-    """What the nodes of a run got, in tokens. As text it is a table.
+    """The tokens that the nodes of a run got. As text it is a table.
 
     Attributes:
         rows: one for each input of each node.
         sent: the tokens of all inputs as they were sent.
         full: the tokens of all inputs if each had been sent whole.
-        cached: input tokens that providers say they had cached, by language model: what a whole history costs less
-            there than it seems. Empty if none says so.
+        cached: input tokens that providers report as cached, by language model: a long history costs less there than
+            its tokens suggest. Empty if none reports any.
         counted: `"by estimate"` or `"by tokenizer"`.
     """
 
@@ -74,7 +74,7 @@ class Tokens:
         table = [head, *[self._cells(row) for row in self.rows]]
         total = ("all", "", "", f"{self.sent:,}", f"{self.full:,}", _share(self.sent, self.full))
         table.append(total)
-        widths = [max(len(cells[place]) for cells in table) for place in range(len(head))]
+        widths = [max(len(cells[column]) for cells in table) for column in range(len(head))]
         lines = ["  ".join(map(_aligned, range(len(head)), cells, widths)).rstrip() for cells in table]
         lines += [f"cached by the provider: {count:,} input tokens of {name}" for name, count in self.cached.items()]
         return "\n".join([*lines, f"counted {self.counted}"])
@@ -88,8 +88,8 @@ class Tokens:
         return row.node, what, str(row.visits), f"{row.sent:,}", f"{row.full:,}", _share(row.sent, row.full)
 
 
-def _aligned(place: int, cell: str, width: int) -> str:
-    return cell.ljust(width) if place < 2 else cell.rjust(width)
+def _aligned(column: int, cell: str, width: int) -> str:
+    return cell.ljust(width) if column < 2 else cell.rjust(width)
 
 
 def _share(sent: int, full: int) -> str:
@@ -99,31 +99,26 @@ def _share(sent: int, full: int) -> str:
 def count_tokens(
     nodes: Iterable[str], reads: Iterable[Read], usage: Mapping[str, Mapping[str, Any]], counted: str
 ) -> Tokens:
-    """Counts what nodes have got.
+    """Sums up the reads of nodes, given in the order of the table.
 
-    Args:
-        nodes: the nodes, in the order in which they are listed.
-        reads: what they have got.
-        usage: tokens by language model, as providers report them.
-        counted: how tokens were counted.
+    `usage` has the tokens by language model as providers report them, `counted` says how tokens were counted.
     """
     found: dict[tuple[str, str, str | None], list[int]] = {}
     for node, name, view, sent, full in reads:
-        tally = found.setdefault((node, name, view), [0, 0, 0])
-        tally[0] += 1
-        tally[1] += sent
-        tally[2] += full
-    rows = [TokenRow(*key, *tally) for key, tally in found.items()]
+        sums = found.setdefault((node, name, view), [0, 0, 0])
+        sums[0] += 1
+        sums[1] += sent
+        sums[2] += full
+    rows = [TokenRow(*key, *sums) for key, sums in found.items()]
     order = {name: number for number, name in enumerate(nodes)}
     rows.sort(key=lambda row: order[row.node])
     return Tokens(rows, _cached(usage), counted)
 
 
 class Sizes:
-    """The sizes of values, those of the last ones known at once.
+    """Counts the tokens of values with a function for texts, and keeps the counts of the last whole values.
 
-    Args:
-        count: counts the tokens of a text.
+    They are kept by identity, together with the value: an id may be used again once its object is gone.
     """
 
     def __init__(self, count: Count) -> None:
@@ -142,7 +137,7 @@ class Sizes:
         """The tokens of a whole frozen value."""
         known = self._last.get(id(value))
         if known is None:
-            if len(self._last) >= KNOWN:
+            if len(self._last) >= CACHED:
                 self._last.clear()
             kind, parts = unattributed_parts(value)
             known = self._last[id(value)] = value, self.parts(kind, parts)
@@ -150,7 +145,7 @@ class Sizes:
 
 
 def _cached(usage: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
-    """Input tokens that providers had cached, in the words of the large ones."""
+    """By language model, the cached input tokens that providers report, by the names that OpenAI and Anthropic use."""
     found: dict[str, int] = {}
     for name, tokens in usage.items():
         details = tokens.get("prompt_tokens_details")
