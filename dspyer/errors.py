@@ -278,7 +278,7 @@ def short_error(error: BaseException, *, step: str = "", action: str = "", limit
 
     Example:
         >>> short_error(TimeoutError("no answer after 5 s"), step="search the web")
-        'step: search the web; error: TimeoutError: no answer after 5 s; action: try again, or go on without it'
+        'step: search the web; error: TimeoutError: no answer after 5 s; action: try again, or continue without it'
     """
     text = " ".join(str(error).split())
     text = text if len(text) <= limit else f"{text[: limit - 3]}..."
@@ -292,7 +292,7 @@ def short_error(error: BaseException, *, step: str = "", action: str = "", limit
 
 
 _ADVICE: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
-    ((TimeoutError, ConnectionError), "try again, or go on without it"),
+    ((TimeoutError, ConnectionError), "try again, or continue without it"),
     ((PermissionError,), "do without it, or ask for permission"),
     ((LookupError, FileNotFoundError), "check the name, and what there is"),
     ((ValueError, TypeError), "correct what was given, and try again"),

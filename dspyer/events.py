@@ -495,23 +495,43 @@ Convert = Callable[[Any], Any]
 
 
 def record_dict(record: Any) -> dict[str, Any]:
-    """Return the attributes and properties of a record by name, in JSON form."""
+    """Return the attributes and properties of a record by name, in JSON form.
+
+    Example:
+        >>> record_dict(Exchange(posts={"notes": (1, 2)}, reads={}))
+        {'posts': {'notes': [1, 2]}, 'reads': {}}
+    """
     cls: Any = type(record)
     return {name: convert(getattr(record, name)) for name, convert in _converters(cls).items()}
 
 
 def event_dict(event: Any) -> dict[str, Any]:
-    """Return the JSON form of an event: its class name as `"event"`, then its attributes."""
+    """Return the JSON form of an event: its class name as `"event"`, then its attributes.
+
+    Example:
+        >>> event_dict(RunEnded("run-1", "completed"))
+        {'event': 'RunEnded', 'run_id': 'run-1', 'status': 'completed', 'scope': []}
+    """
     return {"event": type(event).__name__, **record_dict(event)}
 
 
 def error_dict(error: BaseException) -> dict[str, Any]:
-    """Return the JSON form of an exception: class name, text and notes."""
+    """Return the JSON form of an exception: class name, text and notes.
+
+    Example:
+        >>> error_dict(ValueError("odd"))
+        {'type': 'ValueError', 'message': 'odd', 'notes': []}
+    """
     return {"type": type(error).__name__, "message": error_text(error), "notes": list(getattr(error, "__notes__", ()))}
 
 
 def error_text(error: BaseException) -> str:
-    """Return the text of an exception, or a note about it if its `__str__` raises."""
+    """Return the text of an exception, or a description of it if its `__str__` raises.
+
+    Example:
+        >>> error_text(ValueError("odd"))
+        'odd'
+    """
     try:
         return str(error)
     except Exception as problem:  # noqa: BLE001 - a class of the user; the run has failed already

@@ -127,7 +127,7 @@ def checked_state_limit(found: object) -> Limit:
     if found.full != "refuse":
         raise GraphError(
             f"Graph(limit={found!r}): a whole state can only refuse what is too much. Write limit(kb={found.kb:g}) "
-            "there, and limit(full='drop_oldest') beside the reducers of single fields"
+            "there, and limit(full='drop_oldest') in the annotations of single fields"
         )
     return found
 

@@ -312,7 +312,7 @@ def test_an_error_in_one_line_for_a_model() -> None:
     except TimeoutError as error:
         found = errors.short_error(error)
         named = errors.short_error(error, step="search", action="use the cache")
-    assert found == "step: failing; error: TimeoutError: no answer after 5 s; action: try again, or go on without it"
+    assert found == "step: failing; error: TimeoutError: no answer after 5 s; action: try again, or continue without it"
     assert named == "step: search; error: TimeoutError: no answer after 5 s; action: use the cache"
     run = ran(failing, writes=[])
     assert run.error is not None

@@ -120,7 +120,7 @@ def test_the_patches_of_a_log_rebuild_every_state() -> None:
 
 
 def test_a_run_resumes_from_its_patches_after_a_crash() -> None:
-    """S000-28, S004-28: what has finished is not done again."""
+    """S000-28, S004-28: a node that has finished does not run again."""
     calls: list[str] = []
     broken = {"second"}
 
