@@ -1,4 +1,4 @@
-"""What it means that a run that was disturbed has come to the same as one that was not."""
+"""Compare the outcome of an interrupted run with that of an uninterrupted one."""
 
 from __future__ import annotations
 

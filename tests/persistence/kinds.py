@@ -1,4 +1,4 @@
-"""Every kind of graph that can be interrupted, each in both colours; what its nodes, routers and LM were called for."""
+"""Every kind of graph that can be interrupted, in sync and async; records the calls of nodes, routers and LM."""
 
 from __future__ import annotations
 

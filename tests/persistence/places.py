@@ -1,4 +1,4 @@
-"""One kind of graph over one store that fails, and a second program that goes on where the first one stopped."""
+"""One kind of graph on a store that fails, and a second program that resumes what the first one left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real processes: children of this one that have everything imported already."""
+"""Real processes, forked from this one: everything is imported already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that stops at any write comes to the same end, and calls nothing again that had finished."""
+"""A run that crashes at any write ends as one without a crash, and calls no finished node again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_crash_at_any_write_loses_nothing_and_calls_nothing_twice(kind: str, m
 
 @pytest.mark.parametrize("mode", FEWER)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_crashes_again_and_again_comes_to_its_end(kind: str, mode: str, tmp_path: Path) -> None:
+def test_a_run_that_crashes_repeatedly_completes(kind: str, mode: str, tmp_path: Path) -> None:
     """Each life replaces the owner that was there, says that it goes on, and writes one thing more."""
     place = Place(KINDS[kind], MODES[mode], tmp_path)
     for life in count():

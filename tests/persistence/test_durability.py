@@ -76,6 +76,15 @@ def test_what_is_written_together_and_what_is_flushed(durability: str, mode: str
     assert [change.flush for change in store.changes if change.rows] == flushed
 
 
+def test_kinds_of_stored_rows_are_plain_strings() -> None:
+    """Enums would be converted by the drivers of databases, each in its own way."""
+    store = Recorder()
+    t = loop(store, "sync").thread("t")
+    t.run({"n": 0})
+    assert {type(row.kind) for change in store.changes for row in change.rows} == {str}
+    assert {type(row.kind) for row in store.rows(store.runs("t")[0].id)} == {str}
+
+
 def interrupt(n: int) -> None:
     """Ctrl-C, in the middle of a node."""
     if n == 3:

@@ -1,4 +1,4 @@
-"""Parts of a history, each read from the snapshot before it: they are those of the whole, and cost no more rows."""
+"""Parts of a history, each read from the snapshot before it, equal those of the whole, and cost few rows."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def said(thread: Thread, path: tuple[Any, ...], whole: bool = False) -> Any:
 
 
 @pytest.mark.parametrize("kind", [name for name in KINDS if name != "LM router"])
-def test_parts_of_a_history_are_those_of_the_whole(kind: str, every: int) -> None:
+def test_parts_of_a_history_equal_those_of_the_whole(kind: str, every: int) -> None:
     made = KINDS[kind].compile("sync", Memory())
     thread = made.thread("a/t")
     for _ in range(3):
@@ -177,7 +177,7 @@ def without_snapshots(thread: Thread) -> None:
         without_snapshots,
     ],
 )
-def test_whatever_has_happened_to_the_thread(change: Callable[[Thread], None], every: int) -> None:
+def test_parts_equal_the_whole_after_any_change_of_the_thread(change: Callable[[Thread], None], every: int) -> None:
     made = program()
     thread = made.thread("t")
     for question in "xy":
@@ -190,7 +190,7 @@ def test_whatever_has_happened_to_the_thread(change: Callable[[Thread], None], e
     check(made.thread("u"))
 
 
-def test_a_page_is_of_one_commit_at_least_and_of_no_node() -> None:
+def test_a_page_has_at_least_one_commit_and_takes_no_node() -> None:
     thread = program().thread("t")
     assert thread.history(count=3) == thread.history(newest=True) == []
     with pytest.raises(ThreadError, match="count=0"):
@@ -225,7 +225,7 @@ READS: dict[str, tuple[Callable[[Thread, int], Any], int]] = {
 }
 
 
-def test_how_much_is_read_does_not_grow_with_the_run() -> None:
+def test_rows_read_do_not_grow_with_the_run() -> None:
     store, steps = Counting(), 3_000
     made = loop(store, steps)
     made.thread("t").run({"first": "a"})
@@ -258,7 +258,7 @@ RUNS: dict[str, Callable[[Thread, int], Any]] = {
 }
 
 
-def test_how_much_is_read_does_not_grow_with_the_number_of_runs() -> None:
+def test_rows_read_do_not_grow_with_the_number_of_runs() -> None:
     store, runs = Counting(), 800
     made = chat(store)
     for _ in range(runs):
@@ -274,7 +274,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "runs.db"
 
 
-def test_neighbours_are_read_together(path: Path) -> None:
+def test_successive_commits_are_read_together(path: Path) -> None:
     """Whoever goes through all states of a run reads each row a few times at most."""
     store, steps = Counting(), 1_000
     made = loop(store, steps)

@@ -148,9 +148,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(("change", "words"), FILES, ids=lambda value: getattr(value, "__name__", ""))
-def test_a_file_that_no_thread_was_exported_to_is_refused(
-    change: Callable[[list[Line]], None], words: str, tmp_path: Path
-) -> None:
+def test_a_file_that_is_no_export_is_refused(change: Callable[[list[Line]], None], words: str, tmp_path: Path) -> None:
     """It says where in the file; nothing of it is in the store."""
     t = program(Memory()).thread("t")
     for q in ("a", "b"):
@@ -205,7 +203,7 @@ ASKED: dict[str, Callable[[Thread], object]] = {
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("segments", [False, True], ids=["runs", "parts of a run"])
 @pytest.mark.parametrize("length", [1, 2, 3])
-def test_runs_that_go_on_from_themselves_are_told(length: int, segments: bool, asked: str) -> None:
+def test_runs_that_continue_from_themselves_raise(length: int, segments: bool, asked: str) -> None:
     """Whatever is asked comes back: with an answer where none of them is needed, else with an error that names one."""
     store = Memory()
     t = program(store).thread("t")
@@ -228,7 +226,7 @@ def test_runs_that_go_on_from_themselves_are_told(length: int, segments: bool, a
     assert store._runs == {}
 
 
-def test_a_thread_that_goes_in_circles_can_be_removed(tmp_path: Path) -> None:
+def test_a_thread_with_a_cyclic_history_can_be_deleted(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     t = program(path).thread("t")
     t.run({"q": "a"})
@@ -256,7 +254,7 @@ BOMBS = {
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_snapshot_that_is_too_large_is_passed_over(bomb: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_snapshot_that_is_too_large_is_skipped(bomb: str, caplog: pytest.LogCaptureFixture) -> None:
     """It is a cache: the rows say the same."""
     store = Memory()
     t = program(store).thread("t")
@@ -298,7 +296,7 @@ def test_references_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_state_that_is_too_large_begins_no_history(tmp_path: Path) -> None:
+def test_a_history_cannot_be_pruned_at_a_state_that_is_too_large(tmp_path: Path) -> None:
     """Its snapshot would be all that is left of what is pruned."""
     graph = Graph(State, inputs=["q"]).add_node("work", lambda q: {"log": [q] * 4_000}, writes=["log"])
     t = graph.add_path(START, "work", END).compile(store=tmp_path / "runs.db").thread("t")
@@ -318,7 +316,7 @@ def test_a_state_that_is_too_large_begins_no_history(tmp_path: Path) -> None:
         pytest.param(None, "has no row 99", id="a head behind the last row"),
     ],
 )
-def test_rows_that_are_none_are_told(spoiled: tuple[Any, ...] | None, words: str) -> None:
+def test_malformed_rows_raise(spoiled: tuple[Any, ...] | None, words: str) -> None:
     store = Memory()
     t = program(store).thread("t")
     t.run({"q": "a"})

@@ -1,4 +1,4 @@
-"""Two processes do whatever they like with the same threads: what remains is whole, and nothing else remains."""
+"""Two processes work on the same threads in random order: the store stays consistent, and holds nothing else."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def play(seed: int, who: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_what_two_processes_leave_is_whole(seed: int, tmp_path: Path) -> None:
+def test_two_processes_leave_a_consistent_store(seed: int, tmp_path: Path) -> None:
     with SQLite(tmp_path / "runs.db") as store:
         program(store).thread("a").run({"log": ["first"]})
     children = [fork(lambda who=who: play(seed, who, tmp_path)) for who in "xy"]  # type: ignore[misc]
@@ -103,7 +103,7 @@ def test_what_two_processes_leave_is_whole(seed: int, tmp_path: Path) -> None:
         assert set(left.values()) == {0}, left
 
 
-def test_rows_that_are_removed_behind_a_snapshot_while_it_is_read_are_an_error_of_the_store() -> None:
+def test_rows_deleted_behind_a_snapshot_while_it_is_read_raise_a_store_error() -> None:
     store = Memory()
     thread = program(store).thread("a")
     thread.run({"log": ["one"]})

@@ -87,7 +87,7 @@ def test_the_commit_of_a_map_refers_to_its_items(
     assert [commit.patch for commit in thread.history()] == [commit.patch for commit in run.commits]
 
 
-def test_no_items_are_a_value() -> None:
+def test_a_map_without_items_has_an_empty_result() -> None:
     store = Memory()
     assert mapping("texts", lambda doc: doc, store).thread("t").run({"docs": []}).state["texts"] == []
     assert mapping("texts", lambda doc: doc, store).thread("t").state["texts"] == []
@@ -116,7 +116,7 @@ def test_a_later_node_fails_and_the_map_is_not_called_again(opened: Open) -> Non
     assert (run.state["log"], sorted(calls)) == (["begun", "A-B"], ["a", "b"])
 
 
-def test_models_that_an_earlier_attempt_kept_fit_their_field(opened: Open) -> None:
+def test_recorded_models_of_an_earlier_attempt_fit_their_field(opened: Open) -> None:
     broken = [True]
 
     def read(doc: str) -> Card:
@@ -133,7 +133,7 @@ def test_models_that_an_earlier_attempt_kept_fit_their_field(opened: Open) -> No
     assert mapping("cards", read, opened()).thread("t").state == run.state
 
 
-def test_an_item_fails_and_those_that_were_done_are_kept(opened: Open) -> None:
+def test_when_an_item_fails_finished_items_are_kept(opened: Open) -> None:
     calls: list[str] = []
     broken = [True]
 

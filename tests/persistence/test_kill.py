@@ -1,4 +1,4 @@
-"""Processes that are killed at any write of a run, and others that go on with it."""
+"""Processes that are killed at any write of a run, and others that resume it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_kill_9_at_any_write(kind: str, mode: str, tmp_path: Path) -> None:
             place.check_the_rest(name)
 
 
-def test_a_process_that_has_ended_is_replaced_at_once_even_if_nobody_has_asked_how_it_ended(tmp_path: Path) -> None:
+def test_a_zombie_process_is_replaced_at_once(tmp_path: Path) -> None:
     """A killed child of a supervisor that does not wait for it is still in the system's list of processes."""
     place = Place(KINDS["chain"], MODES["sync, sqlite"], tmp_path)
 
@@ -93,7 +93,7 @@ def test_a_node_that_kills_its_process_is_stopped_by_max_resumes(tmp_path: Path)
     assert thread.resume(max_resumes=6).state["log"] == ["works", "kills"]
 
 
-def test_resumes_that_come_further_do_not_count(tmp_path: Path) -> None:
+def test_resumes_that_make_progress_do_not_count(tmp_path: Path) -> None:
     """A loop whose every round kills its process comes to its end with max_resumes=1."""
     marks = tmp_path / "marks"
     marks.mkdir()

@@ -1,4 +1,4 @@
-"""Values of classes that the reader does not know: kept, shown, written again unchanged, and of no use to a node."""
+"""Values of classes that the reader does not know are kept, shown and written unchanged; a node cannot use them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ UNKNOWN = decoder(Schema.of(None))
         pytest.param((Point(1), "x" * 20_000), False, id="beside a long text"),
     ],
 )
-def test_kept_as_it_is(value: Any, whole: bool) -> None:
+def test_an_opaque_value_is_written_unchanged(value: Any, whole: bool) -> None:
     written = encoding.encode(freeze(value))
     read = UNKNOWN(written)
     assert isinstance(thaw(read), Opaque) is whole
@@ -89,7 +89,7 @@ def test_kept_as_it_is(value: Any, whole: bool) -> None:
         pytest.param(lambda value: setattr(value, "title", "b"), id="assignment"),
     ],
 )
-def test_whoever_uses_it_fails(use: Callable[[Any], Any]) -> None:
+def test_using_an_opaque_value_raises(use: Callable[[Any], Any]) -> None:
     read = thaw(UNKNOWN(encoding.encode(freeze(Draft(title="a")))))
     with pytest.raises(StateError, match=r"test_opaque:Draft, which cannot be read here.*register_value_type"):
         use(read)
@@ -123,7 +123,7 @@ def test_what_cannot_be_read_is_opaque(form: Any, words: str) -> None:
     assert json.loads(read.text) == form
 
 
-def test_too_deep() -> None:
+def test_json_that_is_too_deep_is_opaque() -> None:
     form: Any = "bottom"
     for _ in range(MAX_DEPTH * 50):
         form = [form]
@@ -131,7 +131,7 @@ def test_too_deep() -> None:
         UNKNOWN(form)
 
 
-def test_a_node_that_reads_it_fails_and_one_that_does_not_goes_on(tmp_path: Path) -> None:
+def test_a_node_fails_only_if_it_reads_an_opaque_value(tmp_path: Path) -> None:
     store = str(tmp_path / "runs.db")
 
     def read(draft: object) -> dict[str, object]:
@@ -228,7 +228,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Graph], str]] = {
 @pytest.mark.parametrize("durability", ["sync", "flush"])
 @pytest.mark.parametrize("colour", ["sync", "async"])
 @pytest.mark.parametrize("where", REFUSED)
-def test_a_run_that_is_refused_a_value_has_failed_and_says_so_to_other_processes(
+def test_a_run_with_a_refused_value_has_failed_for_other_processes_too(
     where: str, colour: str, durability: Any, tmp_path: Path
 ) -> None:
     """The store works: the end of the run is written, with its error, and resume goes on from there."""

@@ -36,7 +36,7 @@ class Flushing(SQLite):
 
 
 @pytest.mark.parametrize("kind", ["fork", "subgraph", "Send", "map"])
-def test_a_log_cut_at_any_length_is_a_prefix_that_goes_on_to_the_same_end(kind: str, tmp_path: Path) -> None:
+def test_a_log_cut_at_any_length_is_a_prefix_and_resumes_to_the_same_end(kind: str, tmp_path: Path) -> None:
     store = Flushing(tmp_path / "runs.db")
     program = KINDS[kind].compile("sync", store)
     CALLS.take()

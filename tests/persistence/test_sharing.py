@@ -70,7 +70,7 @@ def test_only_threads_write(tmp_path: Path) -> None:
     assert tuned._store is store
 
 
-def test_a_tuned_program_goes_on_with_the_threads_of_the_original(tmp_path: Path) -> None:
+def test_a_tuned_program_continues_the_threads_of_the_original(tmp_path: Path) -> None:
     plain = program(tmp_path / "runs.db")
     failing = program(tmp_path / "runs.db")
     with dspy.context(lm=NearestLM()):

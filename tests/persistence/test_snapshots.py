@@ -1,4 +1,4 @@
-"""Snapshots are a cache: with them or without, a thread comes to the same. Their pieces are written once."""
+"""Snapshots are a cache: a thread has the same state with and without them. Their chunks are stored once."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_deleting_all_snapshots_changes_nothing(turns: list[tuple[int, bool]], t
 
 
 @pytest.mark.usefixtures("often")
-def test_what_follows_a_snapshot_is_short(store: Store) -> None:
+def test_few_rows_follow_a_snapshot(store: Store) -> None:
     program = loop(store)
     t = program.thread("t")
     for _ in range(3):
@@ -136,9 +136,7 @@ def test_what_follows_a_snapshot_is_short(store: Store) -> None:
 
 @pytest.mark.parametrize("damage", ["missing blob", "no zlib", "no JSON", "another version", "no state"])
 @pytest.mark.usefixtures("often")
-def test_a_snapshot_that_cannot_be_read_is_passed_over(
-    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unreadable_snapshot_is_skipped(damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with open_store(tmp_path / "runs.db") as store:
         program = loop(store)
         program.thread("t").run({"more": 9})
@@ -194,7 +192,7 @@ VALUES = st.recursive(
 @pytest.mark.usefixtures("often")
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(states=st.lists(st.dictionaries(st.text(max_size=2), VALUES, max_size=8), min_size=1, max_size=4))
-def test_any_state_comes_back_with_the_same_digest(states: list[dict[str, Any]]) -> None:
+def test_any_state_is_restored_with_the_same_digest(states: list[dict[str, Any]]) -> None:
     forms, blobs = SnapshotEncoder(), dict[str, bytes]()
     state = ImmutableState()
     for patch in states:
@@ -215,7 +213,7 @@ GROWING: dict[str, tuple[Callable[[int], Any], int]] = {
 
 
 @pytest.mark.parametrize("name", GROWING)
-def test_pieces_are_written_once(name: str) -> None:
+def test_chunks_are_stored_once(name: str) -> None:
     value, fresh = GROWING[name]
     state = ImmutableState({"field": value(0), "deep": {"down": value(0)}})
     forms, blobs = SnapshotEncoder(), dict[str, bytes]()

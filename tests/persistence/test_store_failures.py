@@ -1,4 +1,4 @@
-"""A store that fails at any write: nothing starts that depends on it, and the run goes on where the log is."""
+"""A store that fails at any write: nothing that depends on it starts, and the run resumes at the end of the log."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import pytest
 
 from dspyer import END, START, Graph
 from dspyer.errors import StoreError
+from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.rows import NewRow
-from dspyer.stores.base import Change, Point, Row, RunRow, ThreadRow
+from dspyer.stores.base import Change, Point, Row, RunRow, Store, ThreadRow
+from dspyer.stores.memory import Memory
 from tests.persistence.equality import finished, outcome
 from tests.persistence.failing import DiskError, Failing, FailingMemory, disk_full
 from tests.persistence.kinds import CALLS, KINDS, State
@@ -86,7 +88,7 @@ def test_running_siblings_finish_and_are_not_committed() -> None:
     assert finished_calls[2:] in (["quick", "slow"], ["slow", "quick"])
 
 
-def test_what_another_branch_has_written_along_is_written_whatever_fails_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_written_by_another_branch_stay_written_when_the_next_write_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two branches write at once, one of them for both; the next write fails before the other has looked."""
     store = FailingMemory()
     store.write(Change("t", run=RunRow("r", "t", (), {}), rows_of="r", rows=[Row(0, "open", ())], head=Point("r", 0)))
@@ -127,7 +129,24 @@ class Unreadable(FailingMemory):
         return super().thread(name)
 
 
-def test_a_store_that_cannot_be_read_is_a_store_error_too() -> None:
+@pytest.mark.parametrize("name", sorted(Store.__abstractmethods__ | {"write_now"}))
+def test_every_method_of_a_store_raises_store_errors(name: str) -> None:
+    def fail(*args: Any) -> None:
+        raise DiskError("no disk")
+
+    inner = Memory()
+    if name == "address":
+        assert CheckedStore(inner).address == inner.address
+        return
+    setattr(inner, name, fail)
+    arguments = [Change()] if name.startswith("write") else [Point("r", 0)] if name == "snapshot" else ["t"]
+    takes_none = name in ("threads", "drop_snapshots", "vacuum", "close")
+    with pytest.raises(StoreError, match="DiskError: no disk") as caught:
+        getattr(CheckedStore(inner), name)(*([] if takes_none else arguments))
+    assert isinstance(caught.value.__cause__, DiskError)
+
+
+def test_a_failed_read_raises_a_store_error() -> None:
     store: Failing = Unreadable()
     thread = KINDS["chain"].compile("sync", store).thread("t")
     store.readable = False  # type: ignore[attr-defined]
@@ -137,7 +156,7 @@ def test_a_store_that_cannot_be_read_is_a_store_error_too() -> None:
         assert isinstance(caught.value.__cause__, DiskError)
 
 
-def test_what_a_failed_store_keeps_from_others_is_given_back() -> None:
+def test_a_thread_is_released_after_a_single_failed_write() -> None:
     """A write that failed once does not keep other processes out until the lease ends."""
     store = FailingMemory()
     thread = KINDS["chain"].compile("sync", store).thread("t")

@@ -1,4 +1,4 @@
-"""Whatever is wrong with an entry of a thread: what came before it can be read, and there is a way on."""
+"""Whatever is wrong with a row of a thread, the rows before it can be read, and a new run can start from them."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def spoiled(tmp_path: Path) -> Callable[[Callable[[Spoiled], None]], Thread]:
 
 
 @pytest.mark.parametrize("spoil", SPOIL)
-def test_the_history_is_readable_up_to_there(spoil: Any, spoiled: Callable[[Any], Thread]) -> None:
+def test_the_history_is_readable_up_to_the_unreadable_row(spoil: Any, spoiled: Callable[[Any], Thread]) -> None:
     t = spoiled(spoil)
     history = t.history()
     assert [commit.node for commit in history] == ["START", "first", "second", "third"] * 2, "the structure of all"
@@ -114,7 +114,7 @@ def test_the_history_is_readable_up_to_there(spoil: Any, spoiled: Callable[[Any]
 
 
 @pytest.mark.parametrize("spoil", SPOIL)
-def test_there_is_a_way_on(spoil: Any, spoiled: Callable[[Any], Thread]) -> None:
+def test_a_new_run_can_start_before_the_unreadable_row(spoil: Any, spoiled: Callable[[Any], Thread]) -> None:
     t = spoiled(spoil)
     with pytest.raises(StoreError, match=r"continue from version 5 with t.run\(..., abandon=True\)"):
         t.run({"q": "c"})
@@ -127,7 +127,7 @@ def test_there_is_a_way_on(spoil: Any, spoiled: Callable[[Any], Thread]) -> None
     assert t.run({"q": "d"}).commits[0].version == 10
 
 
-def test_an_unreadable_open_run_is_not_taken_up(tmp_path: Path) -> None:
+def test_an_unreadable_open_run_is_not_resumed(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
 
     def fail(q: str) -> dict[str, Any]:
