@@ -1,6 +1,6 @@
 """An alert is classified and investigated: messages, named fields and templates in one program.
 
-python examples/alerts.py                                   # offline: the answers are written down below
+python examples/alerts.py                                   # offline: with the scripted answers below
 DSPYER_MODEL=openai/gpt-4o-mini python examples/alerts.py   # with a real model
 """
 
@@ -27,7 +27,7 @@ ANSWERS = [
 
 
 class Alert(BaseModel):
-    """One alert, and what is known of it."""
+    """One alert, and what the nodes find out about it."""
 
     alert_text: str
     classification: str | None = None
@@ -61,12 +61,12 @@ class Investigate(dspy.Signature):
 
 
 def look_up(address: str) -> dict[str, Any]:
-    """What the logs say about an address, as the result of a tool."""
+    """A tool: the log entries of an address."""
     return {"messages": {"role": "tool", "tool_call_id": address, "content": LOGINS.get(address, "nothing")}}
 
 
 def desk() -> CompiledGraph:
-    """Classifies, then investigates and looks things up until all is known."""
+    """Classify, then investigate and look things up until everything is known."""
     graph = Graph(Alert)
     graph.add_node("classifier", dspy.Predict(Classify), writes=["classification", "severity", "messages"])
     graph.add_node(
@@ -87,7 +87,7 @@ def desk() -> CompiledGraph:
 
 
 def show(turns: Sequence[Any]) -> None:
-    """The prompt of a call, without what DSPy says about the form of the answer."""
+    """Print the prompt of a call, without DSPy's instructions on the output format."""
     print("  system:", turns[0].content.partition("your objective is:")[2].strip().splitlines()[0])
     for turn in turns[1:]:
         body = turn.content.partition("\n\nRespond with")[0].replace("\n\n[[ ## completed ## ]]", "")
@@ -96,7 +96,7 @@ def show(turns: Sequence[Any]) -> None:
 
 
 def main() -> None:
-    """One alert, from the first word to the last."""
+    """Run the program on one alert and print what it sent and found."""
     scripted = None if os.environ.get("DSPYER_MODEL") else ScriptedLM(ANSWERS)
     with dspy.context(lm=scripted or language_model()):
         run = desk().run({"alert_text": "many failed logins from 203.0.113.7"})

@@ -1,7 +1,7 @@
-"""A person approves in the middle of a run. The process that asked is gone by then; another one goes on.
+"""A person approves in the middle of a run. The process that asked has ended by then; another one continues.
 
 python examples/approval.py                       # both processes, one after the other
-python examples/approval.py ask                   # or by hand: runs until it asks, and ends
+python examples/approval.py ask                   # or separately: runs until it asks, and ends
 python examples/approval.py answer yes            # tomorrow, in another process
 """
 
@@ -40,7 +40,7 @@ def draft(category: str, wish: str) -> dict[str, Any]:
 
 
 def send(offer: str, ctx: Context) -> dict[str, Any]:
-    """The effect is recorded when it has happened: a second attempt does not send a second letter."""
+    """The result of the effect is stored: a second attempt does not send a second letter."""
     receipt = ctx.once("letter", lambda: f"letter {len(offer)} sent by process {os.getpid()}")
     return {"outcome": receipt}
 
@@ -50,7 +50,7 @@ def refuse() -> dict[str, Any]:
 
 
 def desk() -> CompiledGraph:
-    """Reads a ticket, drafts an offer, asks a person, sends it."""
+    """The graph: read a ticket, draft an offer, ask a person, send it."""
     graph = Graph(Case, inputs=["text"])
     graph.add_node("classify", dspy.Predict(Classify))
     graph.add_node("extract", dspy.Predict(Extract))
@@ -67,7 +67,7 @@ def desk() -> CompiledGraph:
 
 
 def ask() -> None:
-    """Runs until the question; the process ends, and nothing waits."""
+    """Run until the question; then the process ends, and nothing waits."""
     ticket = tickets("dev")[3]
     run = desk().thread("case-7").run({"text": ticket.text})
     print(f"process {os.getpid()}: {run.status} after {len(run.commits)} commits")
@@ -76,7 +76,7 @@ def ask() -> None:
 
 
 def answer(said: str) -> None:
-    """Goes on where the other process stopped: the LM is not asked again."""
+    """Continue where the other process stopped: the LM is not called again."""
     thread = desk().thread("case-7")
     print(f"process {os.getpid()}: the thread is {thread.status}, it asks {[q.key for q in thread.questions]}")
     run = thread.resume(answers={"approve": said == "yes"})

@@ -1,6 +1,6 @@
-"""A run that is killed in the middle and taken up again by another process: what had finished is not called again.
+"""A run is killed and resumed by another process: nodes that had finished are not called again.
 
-python examples/killed.py          # kills a child process with SIGKILL, then goes on with its run
+python examples/killed.py          # kills a child process with SIGKILL, then resumes its run
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dspyer import END, START, CompiledGraph, Graph
 
 TICKETS = 12
 CALLS_BEFORE_THE_KILL = 14
-AT_ONCE = 2  # tickets of each branch
+AT_ONCE = 2  # tickets that each branch handles at the same time
 
 
 class Night(BaseModel):
@@ -36,7 +36,7 @@ class Night(BaseModel):
 
 
 class Calls:
-    """Counts calls in a file that outlives the process, and kills the process at one of them."""
+    """Count calls in a file that outlives the process, and kill the process at one of them."""
 
     def __init__(self, path: Path, kill_at: int | None) -> None:
         self.path = path
@@ -46,14 +46,14 @@ class Calls:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(f"{node}\n")
         if self.kill_at is not None and sum(self.counted().values()) >= self.kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)  # no exception, no clean-up: the process is gone
+            os.kill(os.getpid(), signal.SIGKILL)  # no exception and no cleanup: the process ends at once
 
     def counted(self) -> Counter[str]:
         return Counter(self.path.read_text(encoding="utf-8").split()) if self.path.exists() else Counter()
 
 
 def night_desk(calls: Calls, store: Path) -> CompiledGraph:
-    """Categories and urgencies of all tickets in two branches, then one summary."""
+    """The graph: categories and urgencies of all tickets in two branches, then one summary."""
 
     def category(ticket: str, ask: dspy.Module) -> str:
         calls.note("category")
@@ -81,7 +81,7 @@ def night_desk(calls: Calls, store: Path) -> CompiledGraph:
 
 
 def work(folder: Path, kill_at: int | None) -> None:
-    """What the child process does, and the next one after it."""
+    """The work of the child process, and of the next process."""
     calls = Calls(folder / "calls.txt", kill_at)
     thread = night_desk(calls, folder / "runs.db").thread("tonight")
     if thread.status == "new":

@@ -1,4 +1,4 @@
-"""The language model of the examples: offline by default, any other one by name.
+"""The language model of the examples: an offline one by default, or any other one by name.
 
 python examples/quickstart.py                                # offline: learns only from the examples in its prompt
 DSPYER_MODEL=openai/gpt-4o-mini python examples/quickstart.py
@@ -14,6 +14,6 @@ from dspyer.testing import NearestLM
 
 
 def language_model() -> dspy.LM:
-    """The model that `DSPYER_MODEL` names (`provider/name`), without it one that needs no network."""
+    """The model named by `DSPYER_MODEL` (`provider/name`), or else one that needs no network."""
     name = os.environ.get("DSPYER_MODEL")
     return dspy.LM(name) if name else NearestLM()

@@ -22,13 +22,13 @@ TRAIN, TEST = 144, 96
 
 
 def score(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float | bool:
-    """Half for the category, half for the urgency; a demonstration must have both right."""
+    """Half a point each for category and urgency; a demonstration must have both right."""
     right = [prediction.category == example.category, prediction.urgency == example.urgency]
     return all(right) if trace is not None else sum(right) / 2
 
 
 def optimizers() -> dict[str, Any]:
-    """By name a function that tunes a program."""
+    """Functions that tune a program, by name."""
     train, dev = tickets("train")[:TRAIN], tickets("dev")[:24]
     few = dspy.BootstrapFewShot(metric=score, max_bootstrapped_demos=8, max_labeled_demos=64)
     search = dspy.BootstrapFewShotWithRandomSearch(
@@ -55,7 +55,7 @@ def optimizers() -> dict[str, Any]:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Optimizers print and log a page each; here only the scores are of interest."""
+    """Silence the optimizers, which print and log a page each; only the scores matter here."""
     logging.disable(logging.WARNING)
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):

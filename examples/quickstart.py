@@ -1,4 +1,4 @@
-"""Support tickets through a graph: four branches at once, one join, a conflict with a winner, a loop until it is good.
+"""Support tickets through a graph: four branches at once, a join, a conflict with a winner, a loop until it is good.
 
 python examples/quickstart.py                                   # offline
 DSPYER_MODEL=openai/gpt-4o-mini python examples/quickstart.py   # with a real model
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def tell(event: object) -> None:
-    """Prints the turns of a run as they happen; its commits are in the report."""
+    """Print forks, merges, joins and repetitions as they happen; the commits are in the report."""
     match event:
         case Forked(targets=targets):
             print(f"  fork    {', '.join(targets)}")

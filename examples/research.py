@@ -32,7 +32,7 @@ FACTS = {
 
 
 class Research(BaseModel):
-    """What is known of the barrier."""
+    """The facts about the barrier."""
 
     question: str
     documents: dict[str, str]
@@ -59,7 +59,7 @@ class Answer(dspy.Signature):
 
 
 def reader(names: list[str]) -> Any:
-    """A node that takes the facts out of some documents; of two that differ, its first document counts."""
+    """A node that extracts facts from some documents; if two differ, the first document counts."""
 
     def read(documents: dict[str, str]) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -74,12 +74,12 @@ def reader(names: list[str]) -> Any:
 
 
 def larger(conflict: Conflict) -> Any:
-    """For counts of people: rather too many than too few."""
+    """A merge policy for counts of people: keep the larger one."""
     return max(conflict.left, conflict.right)
 
 
 def library() -> CompiledGraph:
-    """Builds the graph and compiles it."""
+    """Build and compile the graph."""
     policies = {
         "facts.opened_on": prefer("records", "books"),
         "facts.length_m": prefer("books"),

@@ -1,4 +1,4 @@
-"""Four agents and one scratchpad: the same nodes one after the other, and live, where each hears the others at once.
+"""Four agents and one scratchpad: the same nodes in sequence, and live, where each reads the posts of the others.
 
 python examples/scratchpad.py                                   # offline
 DSPYER_MODEL=openai/gpt-4o-mini python examples/scratchpad.py   # with a real model
@@ -21,7 +21,7 @@ THINKING = 0.05  # seconds for each call, so that the offline model shows what w
 
 
 class Pad(BaseModel):
-    """What the four share. Each field belongs to one of them; all others hear of it at once."""
+    """The shared state. Each field is written by one agent; the others read its posts at once."""
 
     task: str
     research: Annotated[list[str], reducers.append, live] = []
@@ -31,45 +31,45 @@ class Pad(BaseModel):
 
 
 class Thinking(dspy.Module):
-    """A predictor that takes its time."""
+    """A predictor that is as slow as one with a network."""
 
     def __init__(self, signature: str) -> None:
         super().__init__()
         self.predict = dspy.Predict(signature)
 
     def forward(self, **inputs: Any) -> dspy.Prediction:
-        """Waits, as a model behind a network would let one wait."""
+        """Wait as long as a model behind a network would take."""
         time.sleep(THINKING)
         return self.predict(**inputs)
 
 
 def researcher(task: str, ctx: Context, look_up: dspy.Module) -> None:
-    """Posts what is found on each part of the task, as soon as it is found."""
+    """Post a finding for each part of the task as soon as it is there."""
     for part in task.split(", "):
         ctx.doing(f"looking up {part}")
         ctx.post("research", look_up(topic=part).finding)
 
 
 def analyst(ctx: Context, analyse: dspy.Module) -> None:
-    """Draws a conclusion from each finding; the loop ends when nobody can add a finding any more."""
+    """Draw a conclusion from each finding; the loop ends when no node can add a finding any more."""
     for finding in ctx.live("research"):
         ctx.post("analysis", analyse(finding=finding.value).conclusion)
 
 
 def coder(ctx: Context, write: dspy.Module) -> None:
-    """Writes a function for each conclusion."""
+    """Write a function for each conclusion."""
     for conclusion in ctx.live("analysis"):
         ctx.post("code", {f"step_{conclusion.seq}": write(conclusion=conclusion.value).function})
 
 
 def reviewer(ctx: Context, judge: dspy.Module) -> None:
-    """Judges each function."""
+    """Review each function."""
     for function in ctx.live("code"):
         ctx.post("review", judge(function=function.value).remark)
 
 
 def team(at_once: bool) -> CompiledGraph:
-    """The four as a path, or side by side: the nodes are the same."""
+    """The same four nodes as a path, or as concurrent branches."""
     graph = Graph(Pad, name="Scratchpad")
     graph.add_node(
         "researcher", researcher, modules={"look_up": Thinking("topic -> finding")}, reads=["task"], writes=["research"]
@@ -95,7 +95,7 @@ def team(at_once: bool) -> CompiledGraph:
 
 
 def posts_of(run: Run) -> list[tuple[int, str, str]]:
-    """All posts of a run in the order of their arrival: number, author, field."""
+    """All posts of a run in order of arrival: number, author, field."""
     found = [
         (seq, commit.node, field)
         for commit in run.commits

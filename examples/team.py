@@ -25,7 +25,7 @@ Read = Callable[[str], str | View]
 
 
 class Team(BaseModel):
-    """What the team has found so far."""
+    """The findings of the team."""
 
     topic: str
     findings: Annotated[list[str], reducers.extend] = []
@@ -34,17 +34,17 @@ class Team(BaseModel):
 
 
 def new(field: str) -> View:
-    """What has come since the node last ran."""
+    """A view of the entries since the node last ran."""
     return view(field).new()
 
 
 def whole(field: str) -> str:
-    """The whole field, each time."""
+    """The whole field, without a view."""
     return field
 
 
 def team(read: Read) -> CompiledGraph:
-    """The team. Its agents differ only in what they read of each other's fields."""
+    """The graph of the team: `reads` decides what the agents read of each other's fields."""
     graph = Graph(Team)
     graph.add_node(
         "researcher",
@@ -66,7 +66,7 @@ def team(read: Read) -> CompiledGraph:
 
 
 class Offline:
-    """Answers like a model that writes about 150 tokens to each entry, and counts what it was sent."""
+    """A model that writes entries of about 150 tokens, and counts the tokens that it was sent."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -83,7 +83,7 @@ class Offline:
 
 
 def main() -> None:
-    """Runs the team twice: with views, and with whole fields."""
+    """Run the team twice: with views, and with whole fields."""
     prompts: list[int] = []
     for title, read in (("with views", new), ("with whole fields", whole)):
         offline = Offline()

@@ -89,7 +89,7 @@ class PlanStep(dspy.Signature):
 
 
 def contract(plan: str) -> dict[str, Any]:
-    """The business plan promises an answer within a day, whatever the ticket says."""
+    """The business plan promises an answer within a day, whatever the ticket is about."""
     return {"urgency": "normal"} if plan == "business" else {}
 
 
@@ -99,7 +99,7 @@ def more_urgent(conflict: Conflict) -> Any:
 
 
 def triage(category: str, urgency: str) -> Literal["escalate", "answer"]:
-    """Who stands before a closed door goes to a person at once."""
+    """An urgent ticket about access or a bug goes to a person at once."""
     return "escalate" if urgency == "high" and category in ("account_access", "bug") else "answer"
 
 
@@ -115,7 +115,7 @@ def check(category: str, step: str) -> dict[str, Any]:
 
 
 def good_enough(remarks: list[str], tries: int) -> Literal["yes", "again"]:
-    """A try without a new remark is good; after three a person would look anyway."""
+    """An attempt without a new remark is good; after three, a person would look at it anyway."""
     return "yes" if len(remarks) < tries or tries == 3 else "again"
 
 
@@ -125,7 +125,7 @@ def answer(step: str, wish: str, urgency: str) -> dict[str, Any]:
 
 
 def desk() -> CompiledGraph:
-    """Builds the graph and compiles it."""
+    """Build and compile the graph."""
     graph = Graph(Ticket, name="Desk", inputs=["text", "product", "plan"], merge={"urgency": more_urgent})
     graph.add_node("classify", dspy.Predict(Classify))
     graph.add_node("extract", dspy.Predict(Extract))
