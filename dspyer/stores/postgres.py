@@ -143,7 +143,7 @@ class Postgres(Store):
         self._run(lambda connection: delete_snapshots(connection, self._sql))
 
     def vacuum(self) -> None:
-        """Write the tables anew without deleted rows; all other users of the tables wait meanwhile."""
+        """Rewrite the tables without deleted rows; all other users of the tables wait meanwhile."""
         tables = [sql.Identifier(self._schema, name) for name in ("thread", "run", "link", "entry", "snapshot", "blob")]
         statement = sql.SQL("VACUUM (FULL, ANALYZE) {}").format(sql.SQL(", ").join(tables))
         self._run(lambda connection: connection.execute(statement))
@@ -238,7 +238,7 @@ LOCK_TIMEOUT = f"set_config('lock_timeout', '{1000 * PATIENCE:.0f}', true)"
 """Ends the transaction if it waits longer than PATIENCE for a lock."""
 
 # How far the commit waits: `off` only until the server has it in memory. `flush` waits for the disk, as far as the
-# server is set up for it (a standby, say), but at least for its own.
+# server is set up for it (for example, for a standby), but at least for its own.
 _FLUSHED = (
     "CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END"
 )

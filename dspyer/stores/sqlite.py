@@ -142,7 +142,7 @@ class SQLite(Store):
         self._connections.write(delete_snapshots)
 
     def vacuum(self) -> None:
-        """Write the file anew, without gaps and without any trace of deleted data, while no other process writes."""
+        """Rewrite the file without gaps and without any trace of deleted data; other writers wait meanwhile."""
         self._connections.exclusively(lambda connection: connection.execute("VACUUM"))
         self._connections.erase()
 

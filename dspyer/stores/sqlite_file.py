@@ -2,7 +2,7 @@
 
 How SQLite is used, and why:
 
-- *Write-ahead log* (WAL, https://sqlite.org/wal.html): a commit appends pages to the `-wal` file, readers go on reading
+- *Write-ahead log* (WAL, https://sqlite.org/wal.html): a commit appends pages to the `-wal` file, readers keep reading
   the older state, and one writer at a time holds the write lock of the file. `synchronous=NORMAL`: a commit is in the
   operating system's memory when it returns, so the end of this process loses nothing; a change with `flush` sets FULL
   for its transaction and waits for the disk.
@@ -283,7 +283,7 @@ class FileConnections:
 
 
 class ThreadConnection:
-    """The connection of one thread, and the lock under which it works: who has the lock may close the connection.
+    """The connection of one thread, and the lock under which it works: a thread that holds the lock may close it.
 
     It lives as long as the thread, as a thread-local value; then the connection goes back to the pool.
     """

@@ -386,7 +386,7 @@ class StoreConformance:
         store.write(Change("t", 1, owner=owner("r"), lease=1e-9))
         assert thread_of(store, "t").lease <= 0
         thread = thread_of(store, "t")
-        assert (thread.owner, thread.epoch) == (owner("r"), 1), "who has let it run out is not known"
+        assert (thread.owner, thread.epoch) == (owner("r"), 1), "the owner of an expired lease was forgotten"
         store.write(append("t", "r", 2)._replace(lease=0.0))
         thread = thread_of(store, "t")
         assert (thread.owner, thread.epoch, thread.head) == (None, 1, Point("r", 2))

@@ -61,7 +61,7 @@ def write_until_killed(opener: OpenStore, pipe: Connection, name: str, last: int
     store.write(changes_of_every_kind(name)[last])
 
 
-def count_up(opener: OpenStore, pipe: Connection, who: str) -> None:
+def count_up(opener: OpenStore, pipe: Connection, name: str) -> None:
     """Claim the thread `ROUNDS` times; each run stores how many runs came before it."""
     store = opener()
     wins: list[str] = []
@@ -69,7 +69,7 @@ def count_up(opener: OpenStore, pipe: Connection, who: str) -> None:
         thread = store.thread("t")
         assert thread is not None
         assert thread.head is not None
-        run = f"{who}-{len(wins)}-{thread.epoch}"
+        run = f"{name}-{len(wins)}-{thread.epoch}"
         change = begin("t", run, 1, thread.head, epoch=thread.epoch)._replace(rows=[row(0, f"{thread.epoch - 1}")])
         if _succeeds(store, change):
             wins.append(run)
