@@ -17,21 +17,19 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import anyio
 
 from dspyer.blocking import cancellation_count
 from dspyer.dspy_module.tracing import count_calls, recording
 from dspyer.errors import DspyerError, Interrupt
-from dspyer.nodes.node import Decision, Reply
-from dspyer.nodes.router import Router
 from dspyer.nodes.sync_async import async_bridge
-from dspyer.runtime.execution import CallScript, script
+from dspyer.runtime.execution import arun_script, run_script, script
 from dspyer.runtime.request import CANCELLED
 from dspyer.runtime.session import Session
 from dspyer.runtime.workers import TaskWorkers, ThreadWorkers, WorkOutcome, arun_here, run_here
-from dspyer.scheduler.run_state import Execution, Transition
+from dspyer.scheduler.run_state import Execution
 from dspyer.scheduler.schedule import plan
 
 # --- sync
@@ -65,26 +63,15 @@ def _drive(session: Session, threads: ThreadWorkers, steps: list[Any]) -> None:
         if session.pending is not None and _must_not_start(session, started, _write(session)):
             started = []
         if len(started) == 1 and not threads.busy and not plan(session.run):
-            _settle(session, started[0], run_here(steps, _run_script, script(session, started[0])))
+            _settle(session, started[0], run_here(steps, run_script, script(session, started[0])))
             continue
         for execution in started:
-            threads.start(execution, _run_script, script(session, execution))
+            threads.start(execution, run_script, script(session, execution))
         if not threads.busy:
             return
         _settle(session, *threads.next())
         while session.pending is not None and threads.done:
             _settle(session, *threads.next())
-
-
-def _run_script(calls: CallScript) -> Transition:
-    """Makes the calls of a script."""
-    reply: Reply | Decision | None = None
-    while True:
-        try:
-            step, call = calls.send(reply)
-        except StopIteration as done:
-            return cast(Transition, done.value)
-        reply = step.decide(call) if isinstance(step, Router) else step.call(call)
 
 
 def _write(session: Session) -> bool:
@@ -176,29 +163,19 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], before
                 raise asyncio.CancelledError
         if len(started) == 1 and not tasks.busy and not plan(session.run):
             try:
-                outcome = await arun_here(steps, _arun_script, script(session, started[0]))
+                outcome = await arun_here(steps, arun_script, script(session, started[0]))
             except asyncio.CancelledError:
                 session.leave_open(started[0])
                 raise
             _settle(session, started[0], outcome)
             continue
         for execution in started:
-            tasks.start(execution, _arun_script, script(session, execution))
+            tasks.start(execution, arun_script, script(session, execution))
         if not tasks.busy:
             return
         _settle(session, *await tasks.next())
         while session.pending is not None and tasks.done:
             _settle(session, *await tasks.next())
-
-
-async def _arun_script(calls: CallScript) -> Transition:
-    reply: Reply | Decision | None = None
-    while True:
-        try:
-            step, call = calls.send(reply)
-        except StopIteration as done:
-            return cast(Transition, done.value)
-        reply = await (step.adecide(call) if isinstance(step, Router) else step.acall(call))
 
 
 async def _awrite(session: Session) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from dspyer.dspy_module.tracing import append_to_trace
 from dspyer.errors import Interrupt, RouteError, list_names
@@ -39,6 +39,28 @@ def script(session: Session, execution: Execution) -> CallScript:
     if execution.branch.head < 0:
         return _start_script(session, execution)
     return _node_script(session, execution)
+
+
+def run_script(calls: CallScript) -> Transition:
+    """Makes the calls of a script in sync code."""
+    reply: Reply | Decision | None = None
+    while True:
+        try:
+            step, call = calls.send(reply)
+        except StopIteration as done:
+            return cast(Transition, done.value)
+        reply = step.decide(call) if isinstance(step, Router) else step.call(call)
+
+
+async def arun_script(calls: CallScript) -> Transition:
+    """Makes the calls of a script in async code."""
+    reply: Reply | Decision | None = None
+    while True:
+        try:
+            step, call = calls.send(reply)
+        except StopIteration as done:
+            return cast(Transition, done.value)
+        reply = await (step.adecide(call) if isinstance(step, Router) else step.acall(call))
 
 
 def _node_script(session: Session, execution: Execution) -> CallScript:
