@@ -145,7 +145,7 @@ class History:
         broken = next((self.runs[parent].broken for parent in parents if self.runs[parent].broken), "")
         folded = self.reader.fold(run_rows, self.state(before[0] if before else None), broken)
         rows = list(_own_rows(run_rows))
-        if folded.entries and not rows:  # a manual commit whose run was not resumed: the open row stands for it
+        if folded.entries and not rows:  # a manual commit whose run was not resumed: its only row is the open row
             rows = [_open_row(run_rows)]
         indexes: list[int] = []
         if rows and self._is_opening(rows[0][0], run_rows):

@@ -1,7 +1,7 @@
 """The journal of one run: the only writer of its rows, as a write-ahead log.
 
-- *Write-ahead*: the rows of a transition are written before anything that depends on it starts. What a caller was told
-  is in the log; after a crash, the log is replayed, and a node that has no commit there is called again.
+- *Write-ahead*: the rows of a transition are written before anything that depends on it starts. After a crash the log
+  is replayed: what was reported is in it, and a node that has no commit there is called again.
 - *One transaction per write*: the rows of a write, the thread's head and a snapshot are one `Change`, applied whole.
 - *Fencing token*: each write names the epoch in which this run owns the thread. A store refuses a write with an older
   epoch (`ConcurrentRunError`), so a process that was paused and replaced cannot write over its successor.

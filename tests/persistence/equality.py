@@ -25,7 +25,7 @@ class Outcome(NamedTuple):
 
 
 def outcome(run: Run) -> Outcome:
-    """What a run has come to."""
+    """The outcome of a run."""
     commits = [
         (c.id, c.version, c.node, c.branch, c.visit, c.step, dict(c.patch), c.parents, c.route, c.reason)
         for c in run.commits

@@ -47,7 +47,7 @@ class Failing(Store):
     def write(self, change: Change) -> int:
         """Applies a change, or fails; that a lease is renewed now and then does not count."""
         if change.lease and change == Change(change.thread, change.epoch, lease=change.lease):
-            return super().write(change)  # type: ignore[safe-super]  # there is a store beside this class
+            return super().write(change)  # type: ignore[safe-super]  # a mixin: a store is the other base class
         self.writes += 1
         if self.at is None or self.writes < self.at or (self.writes > self.at and not self.forever):
             return super().write(change)  # type: ignore[safe-super]

@@ -26,7 +26,7 @@ class Called(NamedTuple):
     execution: str
 
 
-class Fault(Exception):  # noqa: N818 - what stands for the errors of users
+class Fault(Exception):  # noqa: N818 - an error of a user's own
     """What a call raises that a test lets fail."""
 
 
@@ -251,7 +251,7 @@ def commands(colour: str) -> Graph:
 
 
 def lm_router(colour: str) -> Graph:
-    """A predictor decides at START, and whether a loop goes on; it writes what it says."""
+    """A predictor decides at START, and whether a loop continues; its answer is written."""
     made = Maker(colour).says("write", "skip")
     sort = dspy.Predict("q -> verdict: Literal['write', 'skip'], reason")
     judge = dspy.Predict("n: int -> verdict: Literal['write', 'done']")
@@ -301,7 +301,7 @@ KINDS: dict[str, Kind] = {
     "Send": Kind(send),
     "map": Kind(maps),
     "subgraph": Kind(subgraph),
-    "subgraphs beside each other": Kind(subgraphs_beside),
+    "parallel subgraphs": Kind(subgraphs_beside),
     "map of graphs": Kind(map_of_graphs),
     "router at START": Kind(conditional_start),
     "criss-cross": Kind(criss_cross),

@@ -88,7 +88,7 @@ class Place:
 def check_the_rest(program: CompiledGraph, store: Store, name: str, whole: Whole, colour: str) -> None:
     """Goes on with a thread to the same end, with each call that is left made once and no other.
 
-    A thread that has nothing to go on with is run, one whose run is complete is looked at.
+    A thread without a run is run; one whose run is complete is only read.
     """
     CALLS.take()
     thread = program.thread(name)

@@ -22,7 +22,7 @@ def fork(work: Callable[[], object]) -> int:
         return pid
     try:
         work()
-    except BaseException:  # noqa: BLE001 - it must not go on as the test
+    except BaseException:  # noqa: BLE001 - the child must not continue as the test
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)

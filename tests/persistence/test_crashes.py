@@ -35,7 +35,7 @@ def test_a_crash_at_any_write_loses_nothing_and_calls_nothing_twice(kind: str, m
 @pytest.mark.parametrize("mode", FEWER)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_crashes_repeatedly_completes(kind: str, mode: str, tmp_path: Path) -> None:
-    """Each life replaces the owner that was there, says that it goes on, and writes one thing more."""
+    """Each process takes the thread over, writes a resume row, and then one more row before it crashes."""
     place = Place(KINDS[kind], MODES[mode], tmp_path)
     for life in count():
         place.arm(crash, 4 if life else 3, after=False)
@@ -53,7 +53,7 @@ def test_a_run_that_crashes_repeatedly_completes(kind: str, mode: str, tmp_path:
 @pytest.mark.parametrize("mode", FEWER)
 @pytest.mark.parametrize("kind", ["chain", "fork", "policy", "subgraph"])
 def test_a_crash_in_the_second_run_of_a_thread(kind: str, mode: str, tmp_path: Path) -> None:
-    """It goes on from the first one: its state, the numbers of its versions, its names."""
+    """It continues from the first one: its state, its versions, its ids."""
     place = Place(KINDS[kind], MODES[mode], tmp_path)
     whole = place.first.thread("whole")
     expected = outcome(start(whole, place.colour))

@@ -23,7 +23,7 @@ from tests.scheduler.test_schedule import Plan, plans
 
 
 def program_of(plan: Plan, rng: random.Random, store: Failing) -> CompiledGraph:
-    """The graph of a plan, whose nodes give way as often as chance says before they go on."""
+    """The graph of a plan, whose nodes yield to others a random number of times."""
     graph = Graph(Log, merge=plan.merge)
 
     def node(name: str, write: int) -> Any:

@@ -21,7 +21,7 @@ MODES = ["sync", "async"]
 
 
 class Recorder(Memory):
-    """Remembers what it was given, and fails when it is told to."""
+    """Records the changes, and fails while `fails` is set."""
 
     def __init__(self) -> None:
         super().__init__()

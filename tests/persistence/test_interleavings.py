@@ -68,7 +68,7 @@ def play(seed: int, who: str, folder: Path) -> None:
                 lambda t=t: prune(t),  # type: ignore[misc]
                 lambda t=t, other=other: export_and_load(t, other, folder),  # type: ignore[misc]
             ]
-            # What it looks at may be removed while it looks: then it is told, by one of these errors.
+            # What it reads may be deleted meanwhile: then one of these errors is raised.
             with suppress(ConcurrentRunError, ThreadError, StoreError, LookupError):
                 chance.choices(acts, weights=[5, 1, 2, 1, 1, 1])[0]()
 
@@ -86,7 +86,7 @@ def test_two_processes_leave_a_consistent_store(seed: int, tmp_path: Path) -> No
             if store.runs(name) or t.history():
                 assert t.replay() == t.state
                 log = t.state["log"]
-                # A run that was taken over before its node committed leaves its input, which the next run goes on from.
+                # A run that was taken over before its node committed leaves its input: the next run continues from it.
                 answers = [place for place, said in enumerate(log) if said.isupper()]
                 assert all(place and log[place - 1].upper() == log[place] for place in answers), log
                 assert not log or t.state["long"].startswith(LONG), "a large value is lost"

@@ -113,7 +113,7 @@ def test_the_schema_names_what_may_be_read() -> None:
         pytest.param({"$type": "quaternion", "value": [1]}, "does not know", id="a tag of a later version"),
         pytest.param({"$type": "fraction", "value": "1e999999999"}, "ValueError", id="a text that would grow"),
         pytest.param({"$type": "decimal", "value": "x"}, "InvalidOperation", id="no number"),
-        pytest.param({"$type": "model", "class": "os:system", "value": {}}, "os:system", id="a class of somebody else"),
+        pytest.param({"$type": "model", "class": "os:system", "value": {}}, "os:system", id="an unnamed class"),
     ],
 )
 def test_what_cannot_be_read_is_opaque(form: Any, words: str) -> None:
@@ -135,7 +135,7 @@ def test_a_node_fails_only_if_it_reads_an_opaque_value(tmp_path: Path) -> None:
     store = str(tmp_path / "runs.db")
 
     def read(draft: object) -> dict[str, object]:
-        raise AssertionError("called with what nobody can read")
+        raise AssertionError("called with an opaque value")
 
     class Drafts(BaseModel):
         draft: list[Draft] = []
@@ -231,7 +231,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Graph], str]] = {
 def test_a_run_with_a_refused_value_has_failed_for_other_processes_too(
     where: str, colour: str, durability: Any, tmp_path: Path
 ) -> None:
-    """The store works: the end of the run is written, with its error, and resume goes on from there."""
+    """The store works: the end of the run is written, with its error, and resume continues from there."""
     build, node = REFUSED[where]
     made: list[Any] = [Secret(1)]
     program = build(lambda: made[0]).compile(store=tmp_path / "runs.db", durability=durability)

@@ -143,7 +143,7 @@ class Client:
         self.secret = "SECRET-123"
 
     def __reduce__(self) -> Any:
-        raise AssertionError("somebody wants to store a resource")
+        raise AssertionError("a resource would be stored")
 
 
 def test_resources_are_never_stored(tmp_path: Path) -> None:

@@ -104,17 +104,17 @@ def test_commits_of_an_unjoined_fork_have_an_id_and_no_version() -> None:
         thread.blame("by")
 
 
-@pytest.mark.parametrize("name", ["subgraph", "map of graphs", "subgraphs beside each other"])
+@pytest.mark.parametrize("name", ["subgraph", "map of graphs", "parallel subgraphs"])
 def test_the_commits_inside_of_a_node_are_listed(name: str) -> None:
     thread = KINDS[name].compile("sync", Memory()).thread("t")
     thread.run(INPUTS)
-    nodes = {"subgraph": "middle", "map of graphs": "measure", "subgraphs beside each other": "left"}
+    nodes = {"subgraph": "middle", "map of graphs": "measure", "parallel subgraphs": "left"}
     (commit, *_) = [commit for commit in thread.history() if commit.node == nodes[name]]
     inner = thread.history(inside=commit.id)
     assert {found.node for found in inner} == {
         "subgraph": {"START", "m", "inner"},
         "map of graphs": {"START", "size", "twice"},
-        "subgraphs beside each other": {"START", "a", "b"},
+        "parallel subgraphs": {"START", "a", "b"},
     }[name]
     assert len({found.id for found in inner}) == len(inner)
     assert all(found.version is None and found.id.startswith(commit.id) for found in inner)
