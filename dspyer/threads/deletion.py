@@ -26,8 +26,8 @@ def prune_thread(
 ) -> DeletionReport:
     """Delete the runs before the one of a commit.
 
-    The order matters: the snapshot with which the history will begin is written first, and read back if its values are
-    encoded for this process only by a codec; then the root moves, and only then rows are deleted.
+    The order matters, since a crash may come between two writes: first the snapshot with which the history will begin,
+    which is read back to be sure that it can be; then the root, which makes the snapshot the begin; then the deletion.
     """
     store = reader.store
     row = existing_row(store, thread, take_over)
@@ -46,7 +46,7 @@ def prune_thread(
         state = SnapshotState(history.state(history.runs[root].trunk_index), first - 1 - first_of_parent)
         taken = new_snapshot(root, state, SnapshotEncoder())
         store.write(Change(thread, row.epoch, snapshot=taken, flush=True))
-        if taken.content.is_encoded:
+        if taken.content.is_encoded:  # a store in memory keeps the state itself
             check_snapshot(taken.content, reader.fetch, reader.decode)
     store.write(Change(thread, row.epoch, row.epoch + 1, root=root, flush=True))
     return store.delete_unreachable(thread)

@@ -197,19 +197,19 @@ BATCH = 500
 """Most rows in one transaction."""
 
 
-def load(store: Store, name: str, found: Exported) -> None:
+def load(store: Store, name: str, exported: Exported) -> None:
     """Write an exported thread to a store, under a name that no thread has.
 
     The thread is owned while it is written, so that no run starts on a part of it; if writing fails it is deleted.
     """
     owner, journal = new_owner(), Journal(store, name, 0, "", 0)
-    moved = {str(line["run"]): _offset_of(store, line, rows, found) for line, rows in found.runs}
+    offsets = {str(line["run"]): _offset_of(store, line, rows, exported) for line, rows in exported.runs}
     try:
         leases.hold(owner.token, journal)  # before the write that makes the owner visible
         epoch = store.write(Change(name, 0, None, owner, LEASE))
         journal.set_epoch(epoch)
         try:
-            _fill(store, name, epoch, found, moved)
+            _fill(store, name, epoch, exported, offsets)
         except BaseException:
             with suppress(ConcurrentRunError):  # another process has replaced the owner
                 store.delete([name], {name: epoch})
@@ -218,24 +218,24 @@ def load(store: Store, name: str, found: Exported) -> None:
         leases.let_go(owner.token)
 
 
-def _fill(store: Store, name: str, epoch: int, found: Exported, moved: Mapping[str, _RunOffset]) -> None:
+def _fill(store: Store, name: str, epoch: int, exported: Exported, offsets: Mapping[str, _RunOffset]) -> None:
     """Write runs, rows, snapshot and head into a thread that this process owns."""
-    count = 0
-    for line, rows in found.runs:
-        own = moved[line["run"]]
-        run = RunRow(own.run, name if line["own"] else "", _points(line["parents"], moved), line["header"])
-        begun = store.run(own.run) is None
+    count = 0  # of runs that the store counts for the thread itself
+    for line, rows in exported.runs:
+        own = offsets[line["run"]]
+        run = RunRow(own.run, name if line["own"] else "", _points(line["parents"], offsets), line["header"])
+        is_new = store.run(own.run) is None
         store.write(Change(name, epoch, run=run, lease=LEASE))
-        count += begun
-        last = -1 if begun else max((row.seq for row in store.rows(own.run)), default=-1)
-        fresh = [row for row in (_row(part, own, found) for part in rows) if row.seq > last]
+        count += is_new
+        last = -1 if is_new else max((row.seq for row in store.rows(own.run)), default=-1)
+        fresh = [row for row in (_row(part, own, exported) for part in rows) if row.seq > last]
         for start in range(0, len(fresh), BATCH):
             store.write(Change(name, epoch, lease=LEASE, rows_of=own.run, rows=fresh[start : start + BATCH]))
-    root, head = _point(found.thread["root"], moved), _point(found.thread["head"], moved)
+    root, head = _point(exported.thread["root"], offsets), _point(exported.thread["head"], offsets)
     snapshot = None
-    if found.snapshot is not None and root is not None:
-        snapshot = Snapshot(root, content_of(found.snapshot, found.blobs))
-    runs = max(found.thread["runs"] - count, 0)  # later runs get labels that none of these has
+    if exported.snapshot is not None and root is not None:
+        snapshot = Snapshot(root, content_of(exported.snapshot, exported.blobs))
+    runs = max(exported.thread["runs"] - count, 0)  # later runs get labels that none of these has
     store.write(Change(name, epoch, lease=0.0, head=head, root=root, snapshot=snapshot, flush=True, runs=runs))
 
 
@@ -249,42 +249,42 @@ class _RunOffset(NamedTuple):
     shift: int
 
 
-def _offset_of(store: Store, line: Mapping[str, Any], rows: list[Mapping[str, Any]], found: Exported) -> _RunOffset:
+def _offset_of(store: Store, line: Mapping[str, Any], rows: list[Mapping[str, Any]], exported: Exported) -> _RunOffset:
     """The id that the run had, if the store has no such run or the same one; else a new one."""
     shift = int(rows[0]["row"]) if rows else 0
     name = str(line["run"])
-    known = store.run(name)
-    if known is None:
+    stored = store.run(name)
+    if stored is None:
         return _RunOffset(token_hex(16) if shift else name, shift)
     parents = tuple([Point(run, seq) for run, seq in line["parents"]])
-    there = {row.seq: row for row in store.rows(name)}
-    own = [_row(part, _RunOffset(name, 0), found) for part in rows]
-    if same_run(known, RunRow(name, "", parents, line["header"])) and (
-        not there or not own or own[0].seq <= max(there) + 1
+    stored_rows = {row.seq: row for row in store.rows(name)}
+    own = [_row(part, _RunOffset(name, 0), exported) for part in rows]
+    if same_run(stored, RunRow(name, "", parents, line["header"])) and (
+        not stored_rows or not own or own[0].seq <= max(stored_rows) + 1
     ):
-        common = [row for row in own if row.seq in there]
-        if all(same_row(row, there[row.seq]) for row in common):
+        common = [row for row in own if row.seq in stored_rows]
+        if all(same_row(row, stored_rows[row.seq]) for row in common):
             return _RunOffset(name, 0)
     return _RunOffset(token_hex(16), shift)
 
 
-def _row(line: Mapping[str, Any], place: _RunOffset, found: Exported) -> Row:
-    holds = "content" in line or "base64" in line
-    content = content_of(line, found.blobs) if holds else None
-    return Row(int(line["row"]) - place.shift, line["kind"], tuple(line["head"]), content)
+def _row(line: Mapping[str, Any], offset: _RunOffset, exported: Exported) -> Row:
+    has_content = "content" in line or "base64" in line
+    content = content_of(line, exported.blobs) if has_content else None
+    return Row(int(line["row"]) - offset.shift, line["kind"], tuple(line["head"]), content)
 
 
-def _points(points: Iterable[tuple[str, int]], moved: Mapping[str, _RunOffset]) -> tuple[Point, ...]:
-    return tuple([_moved(run, seq, moved) for run, seq in points])
+def _points(points: Iterable[tuple[str, int]], offsets: Mapping[str, _RunOffset]) -> tuple[Point, ...]:
+    return tuple([_shifted(run, seq, offsets) for run, seq in points])
 
 
-def _point(point: tuple[str, int] | None, moved: Mapping[str, _RunOffset]) -> Point | None:
-    return None if point is None else _moved(*point, moved)
+def _point(point: tuple[str, int] | None, offsets: Mapping[str, _RunOffset]) -> Point | None:
+    return None if point is None else _shifted(*point, offsets)
 
 
-def _moved(run: str, seq: int, moved: Mapping[str, _RunOffset]) -> Point:
-    place = moved.get(run)
-    return Point(run, seq) if place is None else Point(place.run, seq - place.shift)
+def _shifted(run: str, seq: int, offsets: Mapping[str, _RunOffset]) -> Point:
+    offset = offsets.get(run)
+    return Point(run, seq) if offset is None else Point(offset.run, seq - offset.shift)
 
 
 # --- read a file, and check it

@@ -83,6 +83,7 @@ class MergeOnFinish:
         return run
 
     def _merge(self, run_end: Point, patience: float) -> None:
+        """Merge the run that ends at a row, as soon as no run owns the thread."""
         for pause in pauses(patience):
             try:
                 self._try_merge(run_end)
@@ -95,7 +96,7 @@ class MergeOnFinish:
         self._try_merge(run_end)  # the time is over: a last attempt, which raises
 
     def _try_merge(self, run_end: Point) -> None:
-        """Merge the run that ends at a row, or raise `ConcurrentRunError` if the thread is owned or moves meanwhile."""
+        """Merge once, or raise `ConcurrentRunError` if the thread has an owner, or a new head since it was read."""
         starter, store = self._starter, self._starter.store
         row = store.thread(starter.thread)
         if row is None or row.head is None:
@@ -122,7 +123,10 @@ class MergeOnFinish:
         self._merger.log_conflicts(merged)
 
     def _common_head(self, abandon: bool) -> ThreadHead:
-        """The head to continue from. It is a commit that the thread keeps, so that all runs have it in common."""
+        """The head to continue from: while a run owns the thread, the commit with which that run began.
+
+        The thread keeps this commit whatever becomes of the owner's run, so that all runs have it in common.
+        """
         starter = self._starter
         row = starter.store.thread(starter.thread)
         if row is None or row.head is None:
@@ -137,7 +141,10 @@ class MergeOnFinish:
         running = read_run(starter.store, head.row.head)
         if not running.parents:
             raise busy(head.row)  # the first run of the thread: there is no commit before it to start from
-        return starter.head_at(head.row._replace(head=running.parents[0]), running.parents[0])
+        before = starter.head_at(head.row._replace(head=running.parents[0]), running.parents[0])
+        if before.broken:
+            raise before.broken_error()
+        return before
 
     def _write_first_commit(self, row: ThreadRow) -> None:
         """Begin a thread with a commit of the defaults of its fields, which all runs then have in common."""

@@ -1,8 +1,8 @@
 """Ownership of a thread: at most one run writes to it at a time.
 
 The owner is a row in the store: host, process and a random token, with a lease that a background thread renews while
-the run works. A write names the epoch under which its owner acquired the thread (a fencing token); whoever replaces the
-owner raises the epoch, so that an owner that was taken for dead by mistake cannot write any more. Whether an owner
+the run works. A write names the epoch under which its owner acquired the thread (a fencing token); a run that replaces
+the owner raises the epoch, so that an owner that was taken for dead by mistake cannot write any more. Whether an owner
 lives is decided in this order:
 
 - on this host and among processes that this one can see: whether the process, or the run in this process, is there;
@@ -88,8 +88,8 @@ class ThreadLock:
             if self._try_acquire():
                 break
             # Wait for the owner to release the thread: 1 ms doubling to 50 ms, `patience` seconds in all. Polling,
-            # since the owner may be any process on any host. No jitter: the epoch decides who is next, and a loser has
-            # only read a row.
+            # since the owner may be any process on any host. No jitter: an attempt on an owned thread reads
+            # one row, and the epoch decides between attempts that collide.
             time.sleep(pause)
         else:
             self._acquire()  # the time is over: a last attempt, which raises
@@ -232,11 +232,11 @@ def new_owner() -> Owner:
 def _started(pid: int) -> str:
     """When a process started, in clock ticks since boot, and where; `"ended"` for a zombie.
 
-    A process id is used again after its process has ended; the start time tells the two apart.
+    A process id is used again after its process has ended; the start time distinguishes the two.
     """
     when = ""
     with suppress(OSError):
-        # The fields of /proc/PID/stat after the command, which stands in parentheses and may hold spaces: the state is
+        # The fields of /proc/PID/stat after the command, which is in parentheses and may hold spaces: the state is
         # the first, the start time the 20th of them.
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         if state in "ZX":
