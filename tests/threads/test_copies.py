@@ -85,8 +85,8 @@ def test_copies_of_random_graphs_at_every_commit(plan: Plan, seed: int) -> None:
         assert twin.at(commit.id) == thread.at(commit.id)
         if twin.status != "completed":
             assert outcome(asyncio.run(twin.aresume())) == outcome(whole)
-        break_at = twin.history()
-        assert [found.id.partition("/")[2] for found in break_at] == [found.id.partition("/")[2] for found in history]
+        of_copy = twin.history()
+        assert [found.id.partition("/")[2] for found in of_copy] == [found.id.partition("/")[2] for found in history]
     assert thread.history()[: len(history)] == history
 
 

@@ -71,7 +71,7 @@ class Office:
         return thread
 
 
-def test_a_thread_commit_after_run_stays_commit_after_run() -> None:
+def test_a_manual_commit_after_a_finished_run_opens_no_run() -> None:
     thread = Office().thread()
     made = thread.update({"draft": "v0"})  # a thread without any run gets its defaults with it
     assert (made.version, made.node, thread.status, thread.state["n"]) == (0, "update", "completed", 0)
