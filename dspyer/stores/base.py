@@ -220,6 +220,13 @@ class Store(ABC):
             ConcurrentRunError: the thread has another epoch, or another row or run has this number or id.
             ValueError: there is a gap before or between the rows; the run of a row, head, root or snapshot does not
                 exist; or `next_epoch` is not larger than `epoch`.
+
+        Example:
+            >>> from dspyer.stores import Memory
+            >>> store = Memory()
+            >>> change = Change("t", run=RunRow("r", "t", (), {}), rows_of="r", rows=[Row(0, "open", ())])
+            >>> store.write(change), store.write(change)  # the second one changes nothing
+            (1, 1)
         """
 
     def write_now(self, change: Change) -> bool:
@@ -234,25 +241,63 @@ class Store(ABC):
         Raises:
             ConcurrentRunError: as for `write`.
             ValueError: as for `write`.
+
+        Example:
+            >>> from dspyer.stores import Memory
+            >>> Memory().write_now(Change("t"))
+            True
         """
         del change
         return False
 
     @abstractmethod
     def thread(self, name: str) -> ThreadRow | None:
-        """The thread of this name; None if there is none."""
+        """The thread of this name; None if there is none.
+
+        Example:
+            >>> from dspyer.stores import Memory
+            >>> store = Memory()
+            >>> _ = store.write(Change("t"))
+            >>> store.thread("t").epoch, store.thread("u")
+            (1, None)
+        """
 
     @abstractmethod
     def threads(self) -> list[str]:
-        """The names of all threads, sorted by code point."""
+        """The names of all threads, sorted by code point.
+
+        Example:
+            >>> from dspyer.stores import Memory
+            >>> store = Memory()
+            >>> _ = [store.write(Change(name)) for name in "baC"]
+            >>> store.threads()
+            ['C', 'a', 'b']
+        """
 
     @abstractmethod
     def run(self, run: str) -> RunRow | None:
-        """The run of this id; None if there is none."""
+        """The run of this id; None if there is none.
+
+        Example:
+            >>> from dspyer.stores import Memory
+            >>> store = Memory()
+            >>> _ = store.write(Change("t", run=RunRow("r", "t", (), {"nodes": ["a"]})))
+            >>> store.run("r").header
+            {'nodes': ['a']}
+        """
 
     @abstractmethod
     def runs(self, thread: str) -> list[RunRow]:
-        """The stored runs that were made for a thread, in the order of their creation."""
+        """The stored runs that were made for a thread, in the order of their creation.
+
+        Example:
+            >>> from dspyer.stores import Memory
+            >>> store = Memory()
+            >>> for epoch, run in enumerate("ba"):
+            ...     _ = store.write(Change("t", epoch, run=RunRow(run, "t", (), {})))
+            >>> [run.id for run in store.runs("t")]
+            ['b', 'a']
+        """
 
     @abstractmethod
     def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
@@ -262,15 +307,41 @@ class Store(ABC):
             run: its id.
             first: the number of the first row.
             last: the number of the last row, included; None for all.
+
+        Example:
+            >>> from dspyer.stores import Memory
+            >>> store = Memory()
+            >>> rows = [Row(seq, "commit", ()) for seq in range(5)]
+            >>> _ = store.write(Change(run=RunRow("r", "", (), {}), rows_of="r", rows=rows))
+            >>> [row.seq for row in store.rows("r", 1, 3)]
+            [1, 2, 3]
         """
 
     @abstractmethod
     def blobs(self, ids: Collection[str]) -> dict[str, bytes]:
-        """Blobs (long values that are stored apart from their rows) by id; missing ones are left out."""
+        """Blobs (long values that are stored apart from their rows) by id; missing ones are left out.
+
+        Example:
+            >>> from dspyer.stores import Memory
+            >>> store, content = Memory(), Content("x" * 20_000)
+            >>> rows = [Row(0, "commit", (), content)]
+            >>> _ = store.write(Change(run=RunRow("r", "", (), {}), rows_of="r", rows=rows))
+            >>> [len(blob) for blob in store.blobs(content.refs).values()]
+            [20000]
+        """
 
     @abstractmethod
     def snapshot(self, at: Point) -> Snapshot | None:
-        """The last snapshot of a run at or before a row; None if there is none."""
+        """The last snapshot of a run at or before a row; None if there is none.
+
+        Example:
+            >>> from dspyer.stores import Memory
+            >>> store = Memory()
+            >>> taken = Snapshot(Point("r", 3), Content("state"))
+            >>> _ = store.write(Change(run=RunRow("r", "", (), {}), snapshot=taken))
+            >>> store.snapshot(Point("r", 7)).at, store.snapshot(Point("r", 2))
+            (Point(run='r', seq=3), None)
+        """
 
     @abstractmethod
     def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
@@ -290,6 +361,16 @@ class Store(ABC):
 
         Raises:
             ConcurrentRunError: a thread has another epoch than `epochs` requires; nothing was deleted.
+
+        Example:
+            >>> from dspyer.stores import Memory
+            >>> store = Memory()
+            >>> rows = [Row(seq, "commit", ()) for seq in range(5)]
+            >>> _ = store.write(Change("t", run=RunRow("r", "t", (), {}), rows_of="r", rows=rows, head=Point("r", 4)))
+            >>> _ = store.write(Change("copy", head=Point("r", 2)))
+            >>> report = store.delete(["t"], {"t": 1})
+            >>> report.rows, report.kept  # rows 3 and 4; the copy keeps the others
+            (2, {'copy': ('r',)})
         """
 
     @abstractmethod
@@ -304,19 +385,52 @@ class Store(ABC):
 
         Returns:
             What was deleted, and what other threads keep.
+
+        Example:
+            >>> from dspyer.stores import Memory
+            >>> store = Memory()
+            >>> rows = [Row(seq, "commit", ()) for seq in range(5)]
+            >>> _ = store.write(Change("t", run=RunRow("r", "t", (), {}), rows_of="r", rows=rows, head=Point("r", 4)))
+            >>> _ = store.write(Change("t", 1, root=Point("r", 3)))
+            >>> store.delete_unreachable("t").rows
+            3
         """
 
     @abstractmethod
     def drop_snapshots(self) -> None:
-        """Delete all snapshots except those at the roots of threads, which nothing can compute again."""
+        """Delete all snapshots except those at the roots of threads, which nothing can compute again.
+
+        Example:
+            >>> from dspyer.stores import Memory
+            >>> store = Memory()
+            >>> taken = Snapshot(Point("r", 3), Content("state"))
+            >>> _ = store.write(Change(run=RunRow("r", "", (), {}), snapshot=taken))
+            >>> store.drop_snapshots()
+            >>> store.snapshot(Point("r", 3)) is None
+            True
+        """
 
     @abstractmethod
     def vacuum(self) -> None:
-        """Return the space of deleted data to the operating system."""
+        """Return the space of deleted data to the operating system.
+
+        Example:
+            >>> from dspyer.stores import Memory
+            >>> store = Memory()
+            >>> _ = store.delete()
+            >>> store.vacuum()
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Release files and connections; the data stays. Closing a second time does nothing."""
+        """Release files and connections; the data stays. Closing a second time does nothing.
+
+        Example:
+            >>> from dspyer.stores import Memory
+            >>> with Memory() as store:  # closes it at the end
+            ...     store.threads()
+            []
+        """
 
     def __enter__(self) -> Self:
         return self
