@@ -1,4 +1,4 @@
-"""Building: every problem of a graph at once, each with its fix; inputs and outputs; what compile() copies."""
+"""`compile()`: all problems of a graph at once, each with its fix; inferred inputs and outputs; copies of modules."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def problems_of(*names: str) -> tuple[str, ...]:
     return caught.value.problems
 
 
-def test_the_graph_that_is_spoiled_is_sound() -> None:
+def test_the_graph_that_the_problems_are_added_to_has_none() -> None:
     assert problems_of() == ()
 
 
@@ -176,23 +176,23 @@ def test_a_problem_is_reported_alone_with_its_fix(name: str) -> None:
 
 def unreported(names: Collection[str]) -> list[str]:
     """The mistakes of a graph that its problems do not tell."""
-    told = problems_of(*names)
+    reported = problems_of(*names)
     return [
         name
         for name in names
-        if not any(PROBLEMS[name].text in problem for problem in told)
+        if not any(PROBLEMS[name].text in problem for problem in reported)
         and not any(name == "unreachable" and pair <= set(names) for pair in UNKNOWABLE)
     ]
 
 
-def test_of_two_problems_both_are_reported() -> None:
+def test_both_of_two_problems_are_reported() -> None:
     missing = {pair: found for pair in combinations(PROBLEMS, 2) if (found := unreported(pair))}
     assert missing == {}
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.sampled_from(list(PROBLEMS)), min_size=3, max_size=5, unique=True))
-def test_of_several_problems_all_are_reported(names: list[str]) -> None:
+def test_each_of_several_problems_is_reported(names: list[str]) -> None:
     assert unreported(names) == []
 
 
@@ -235,7 +235,7 @@ def test_wrong_use_is_refused_at_once(build: Callable[[], Any], error: type[Exce
 
 
 @pytest.mark.parametrize("use", ["deepcopy", "reset_copy", "named_predictors", "batch", "save"])
-def test_a_graph_handed_to_an_optimizer_says_compile_first(use: str) -> None:
+def test_a_graph_given_to_an_optimizer_says_compile_first(use: str) -> None:
     with pytest.raises(AttributeError, match=r"Call \.compile\(\) first"):
         getattr(graph(), use)
     assert not hasattr(graph(), "something_else")
@@ -249,7 +249,7 @@ def test_every_attribute_of_a_program_is_reserved() -> None:
             Graph().add_node(name, nothing)
 
 
-def test_a_policy_or_a_reducer_settles_parallel_writers() -> None:
+def test_parallel_writers_are_allowed_with_a_policy_or_a_reducer() -> None:
     for options in ({"merge": "last_write_wins"}, {"merge": {"draft": "first_write_wins"}}, {"merge": "raise"}):
         made = graph(**options).add_node("b", nothing, writes=["draft"]).add_edge(START, "b").add_edge("b", END)
         made.compile()
@@ -340,7 +340,7 @@ def test_explain_names_heads_reads_writes_and_what_is_unknown() -> None:
         assert part in text
 
 
-def test_sends_may_bring_what_is_no_field() -> None:
+def test_sends_may_bring_values_that_are_no_fields() -> None:
     def split(question: str) -> list[Send]:
         return [Send("work", {"part": part}) for part in question.split()]
 

@@ -1,4 +1,4 @@
-"""Which inputs a run may be given, and which it must be given."""
+"""Inputs: which a run may be given, and which it must be given."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ CLOSED: dict[str, tuple[Callable[[], Graph], dict[str, Any], str, str]] = {
     "of a graph inside": (nested, {"q": "x", "limt": 3}, "limt", "Did you mean 'limit'?"),
     "of a loop": (looped, {"n": 0, "q": 1, "m": 3}, "m", "Its inputs are 'q'"),
     "of a template": (templated, {"q": "x", "tnoe": "dry"}, "tnoe", "Did you mean 'tone'?"),
-    "beside a context": (lambda: chain(counted), {"q": "x", "p": 1}, "p", "Its inputs are 'q'"),
+    "with a context": (lambda: chain(counted), {"q": "x", "p": 1}, "p", "Its inputs are 'q'"),
     "of a declared list": (lambda: chain(whole, inputs=["q"]), {"q": "x", "p": 1}, "p", "Its inputs are 'q'"),
 }
 
@@ -112,13 +112,13 @@ async def test_an_input_that_nothing_reads_is_refused_before_anything_runs(name:
         (lambda: chain(search, inputs=["q", "note"]), {"q": "x", "note": 3}),
     ],
 )
-def test_an_input_that_something_reads_is_taken(build: Callable[[], Graph], inputs: dict[str, Any]) -> None:
+def test_an_input_that_a_node_reads_is_accepted(build: Callable[[], Graph], inputs: dict[str, Any]) -> None:
     run = build().compile().run(inputs)
     assert run.error is None
     assert {name: run.state[name] for name in inputs if name not in ("n", "used")}.items() <= inputs.items()
 
 
-def test_optional_inputs_arrive_in_a_graph_inside() -> None:
+def test_optional_inputs_reach_an_inner_graph() -> None:
     assert nested().compile()(q="x", limit=3).used == 3
     assert nested().compile()(q="x").used == 10
 
@@ -133,7 +133,7 @@ def test_an_error_of_many_inputs_is_short() -> None:
         assert "(1001 in all); name others with Graph(inputs=[...])" in str(caught.value)
 
 
-def test_what_is_missing_and_what_is_unknown_are_told_together() -> None:
+def test_missing_and_unknown_inputs_are_reported_together() -> None:
     with pytest.raises(InputError, match=r"has no input 'question'\..* missing inputs: 'q', read by 'search'"):
         chain(search).compile()(question="x")
 
@@ -242,12 +242,12 @@ def test_a_router_that_needs_what_was_left_out_says_its_name() -> None:
     assert "reads 'note', which nothing has written yet" in str(run.error)
 
 
-def test_one_name_may_come_alone() -> None:
+def test_a_single_name_needs_no_list() -> None:
     program = chain(noted, schema=Asked, inputs="q", outputs="log").compile()
     assert dict(program(q="a")) == {"log": ["a none"]}
 
 
-def test_a_graph_inside_may_be_left_without_its_optional_input() -> None:
+def test_an_inner_graph_runs_without_its_optional_input() -> None:
     inner = chain(noted, schema=Asked, inputs=["q", "note"], outputs=["log"], required=["q"]).compile()
     graph = Graph(Asked, inputs=["q", "note"], required=["q"]).add_node("inner", inner).add_path(START, "inner", END)
     program = graph.compile()
@@ -255,7 +255,7 @@ def test_a_graph_inside_may_be_left_without_its_optional_input() -> None:
     assert program(q="a", note="b").log == ["a b"]
 
 
-def test_a_thread_keeps_what_it_was_given_once() -> None:
+def test_a_thread_keeps_inputs_of_earlier_runs() -> None:
     program = chain(noted, schema=Asked, required=["q"]).compile(store=":memory:")
     thread = program.thread("one")
     thread.run({"q": "a"})

@@ -228,7 +228,7 @@ def instructed(text: str) -> Any:
         (lambda: graph_of(dspy.Predict(instructed("On {sevrity}"))), r"\{sevrity\} in its instructions is no field"),
         (lambda: graph_of(dspy.Predict(Report), "{run.left}"), r"'run.left' is no run value.* There are run.count"),
         (lambda: graph_of(dspy.Predict(Report), "{run.lok.visits}"), r"names no node 'lok'. Did you mean 'look'"),
-        (lambda: graph_of(dspy.Predict(Report), "{run.look.visit}"), r"'run.look.visit' is nothing .* 'visits'"),
+        (lambda: graph_of(dspy.Predict(Report), "{run.look.visit}"), "look.visit' is no value of a node.*'visits'"),
         (lambda: graph_of(Own(Report)), r"nothing is filled into those of a Own"),
         (lambda: fill("no name"), "has no field in it"),
         (lambda: fill(3), "fill takes a text"),  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What the tests of nodes share: building one node, calling it in sync or async, predictors that need no network."""
+"""Helpers for tests of nodes: build one node, call it from sync or async code, script the LM."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 
 
 class Holder(dspy.Module):
-    """Stands for the program: modules as attributes."""
+    """A program: modules as attributes."""
 
 
 def holder(**modules: dspy.Module) -> dspy.Module:

@@ -1,3 +1,5 @@
+"""What each parameter of a function gets: fields, state, context, resources, modules, values of an overlay."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -259,7 +261,7 @@ def test_annotations_that_cannot_be_resolved_bind_by_name() -> None:
     assert ["q", list, "node"] == SEEN
 
 
-def test_a_class_of_the_enclosing_function_is_found_where_the_body_uses_it() -> None:
+def test_a_class_of_the_enclosing_function_resolves_if_the_body_uses_it() -> None:
     class Local:
         pass
 
@@ -278,7 +280,7 @@ def test_a_parameter_with_an_unresolvable_annotation_says_so() -> None:
     assert "annotation 'Unknown' cannot be resolved" in problem
 
 
-def test_a_reference_to_what_is_not_there_reads_as_its_text() -> None:
+def test_an_annotation_with_an_unknown_name_keeps_its_text() -> None:
     """What Python 3.14 gives for such an annotation where it is not a text."""
 
     def node(client: Any) -> None: ...
@@ -288,7 +290,7 @@ def test_a_reference_to_what_is_not_there_reads_as_its_text() -> None:
     assert "annotation 'Unknown' cannot be resolved" in problem
 
 
-def test_the_context() -> None:
+def test_a_parameter_named_ctx_gets_the_context() -> None:
     def by_name(ctx):  # type: ignore[no-untyped-def]
         see(ctx.run_id, ctx.node, ctx.branch, ctx.visit, ctx.execution)
 
@@ -421,7 +423,7 @@ def test_a_bound_module_comes_from_the_program_at_call_time() -> None:
         (lambda **kwargs: None, {"no name": dspy.Predict("a -> b")}, "a name that dspy.Module uses"),
     ],
 )
-def test_modules_that_cannot_be_bound(fn: Any, modules: Any, message: str) -> None:
+def test_modules_that_cannot_be_bound_are_problems(fn: Any, modules: Any, message: str) -> None:
     assert any(message in problem for problem in built(fn, modules=modules).problems)
 
 
@@ -469,7 +471,7 @@ def test_what_cannot_be_called_by_name_is_a_problem(fn: Any, message: str) -> No
         (Searcher.search, ["'self' is no field", "`obj.method`, not `Class.method`"]),
     ],
 )
-def test_a_parameter_that_is_nothing_says_what_to_write(fn: Any, messages: list[str]) -> None:
+def test_a_parameter_that_cannot_be_bound_is_an_error_with_its_fix(fn: Any, messages: list[str]) -> None:
     text = "\n".join(built(fn, schema=RESEARCH).unknown)
     assert all(message in text for message in messages), text
 
@@ -497,7 +499,7 @@ def test_an_unset_field_read_from_the_snapshot_or_the_view_raises() -> None:
 # --- reads as permissions
 
 
-def test_facts_of_reads() -> None:
+def test_reads_and_optional_fields_of_a_binding() -> None:
     node = good(built(lambda question, answer=None: None, schema=RESEARCH))
     assert (node.reads, node.optional, node.whole_state) == (
         {"question": "question", "answer": "answer"},
@@ -508,7 +510,7 @@ def test_facts_of_reads() -> None:
     assert good(built(snapshot, schema=RESEARCH, reads=["question"])).reads == {"question": "question"}
 
 
-def test_reads_rename() -> None:
+def test_reads_rename_fields_for_the_function() -> None:
     run_node(see_query, STATE, schema=RESEARCH, reads={"query": "question"})
     assert SEEN == ["q"]
     run_node(lambda state: see(dict(state)), STATE, schema=RESEARCH, reads={"query": "question"})
@@ -528,7 +530,7 @@ def test_a_node_sees_only_what_it_reads(fn: Any) -> None:
         run_node(fn, STATE, schema=RESEARCH, reads=["question"])
 
 
-def test_a_snapshot_leaves_out_what_is_not_set() -> None:
+def test_a_snapshot_leaves_out_unset_fields() -> None:
     run_node(snapshot_keys, STATE, schema=RESEARCH, reads=["question", "answer"])
     assert SEEN == [["question"]]
 
@@ -555,7 +557,7 @@ def test_a_view_shows_only_what_the_node_reads() -> None:
         (lambda question, findings: None, ["question"], "'findings' is not among its reads ('question')"),
     ],
 )
-def test_wrong_reads(fn: Any, reads: Any, message: str) -> None:
+def test_reads_that_name_no_field_or_parameter_are_problems(fn: Any, reads: Any, message: str) -> None:
     found = built(fn, schema=RESEARCH, reads=reads)
     assert any(message in problem for problem in (*found.problems, *found.unknown)), found
 

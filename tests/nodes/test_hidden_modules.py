@@ -1,3 +1,5 @@
+"""Modules that a function uses without binding them are found and refused, wherever they are."""
+
 from __future__ import annotations
 
 import functools
@@ -177,7 +179,7 @@ def uses_parameter(predict: Any) -> Any:
 
 
 @pytest.mark.parametrize("fn", [reads_field_named_like_a_global, makes_one, uses_parameter, len, dict, print])
-def test_what_is_no_hidden_module(fn: Any) -> None:
+def test_functions_without_a_hidden_module_have_no_problem(fn: Any) -> None:
     assert find_hidden(fn) == []
 
 
@@ -226,7 +228,7 @@ def promises_a_command(docs: Any) -> Command[Send]:
     return docs()  # type: ignore[no-any-return]
 
 
-def test_whether_code_mentions_a_class() -> None:
+def test_mentions_finds_a_class_in_code_and_annotations() -> None:
     assert mentions(sends, Send)
     assert mentions(functools.partial(sends), Send)
     assert mentions(functools.lru_cache(sends), Send)

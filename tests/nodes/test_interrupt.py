@@ -1,4 +1,4 @@
-"""Nodes that ask: what is asked, where the answer goes, what is refused when the graph is built."""
+"""Interrupt nodes: the question, the field of the answer, and options that are refused when the graph is built."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ QUESTIONS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("question", "text"), QUESTIONS.values(), ids=QUESTIONS)
-def test_what_is_asked(play: Play, question: Any, text: str) -> None:
+def test_the_question_is_a_template_or_a_function_of_fields(play: Play, question: Any, text: str) -> None:
     program = asking(question=question, into="approved").compile()
     run = play(program, {})
     assert [(asked.text, asked.key, asked.node) for asked in run.questions] == [(text, "approve", "approve")]
@@ -64,7 +64,7 @@ def test_what_is_asked(play: Play, question: Any, text: str) -> None:
     assert done.commits[-1].patch == {"approved": True}
 
 
-def test_values_are_text_and_no_more() -> None:
+def test_values_in_a_question_are_not_templates_themselves() -> None:
     program = asking(question="Send {draft}?", into="approved").compile()
     assert program.run({"draft": "{price} {0.__class__}"}).questions[0].text == "Send {price} {0.__class__}?"
 
@@ -83,14 +83,14 @@ ANSWERS: dict[str, tuple[Any, str, Any, Any]] = {
 
 
 @pytest.mark.parametrize(("kind", "into", "given", "stored"), ANSWERS.values(), ids=ANSWERS)
-def test_where_the_answer_goes(kind: Any, into: str, given: Any, stored: Any) -> None:
+def test_the_answer_is_committed_to_its_field(kind: Any, into: str, given: Any, stored: Any) -> None:
     program = asking(question="?", answer=kind, into=into).compile(store=":memory:")
     program.thread("t").run({})
     run = program.thread("t").resume({"approve": given})
     assert (run.status, run.state.to_dict()[into]) == ("completed", stored)
 
 
-def test_nothing_is_called_again() -> None:
+def test_a_resume_calls_no_node_again() -> None:
     calls: list[str] = []
 
     def text(draft: str) -> str:
@@ -115,7 +115,7 @@ def test_a_question_without_answer_waits() -> None:
     assert isinstance(graph.compile(interrupts={"approve": False}).run({}).error, InputError)
 
 
-def test_edges_after_it_follow_the_answer() -> None:
+def test_a_router_after_it_reads_the_answer() -> None:
     graph = Graph(Mail, inputs=["draft"]).add_interrupt("approve", question="{draft}?", into="approved")
     graph.add_node("send", lambda: {"draft": "sent"}, writes=["draft"]).add_edge(START, "approve")
     graph.add_conditional_edges("approve", "approved", {True: "send", False: END}).add_edge("send", END)
@@ -123,13 +123,13 @@ def test_edges_after_it_follow_the_answer() -> None:
         assert graph.compile().run({}, interrupts={"approve": answer}).state["draft"] == draft
 
 
-def test_a_send_brings_what_is_asked_about() -> None:
+def test_a_send_brings_values_for_the_question() -> None:
     graph = Graph().add_interrupt("approve", question="Send {doc}?", into="ok").add_edge("approve", END)
     graph.add_conditional_edges(START, lambda: [Send("approve", {"doc": "a"})], ["approve"])
     assert graph.compile().run({}).questions[0].text == "Send a?"
 
 
-def test_what_it_declares() -> None:
+def test_reads_writes_and_pictures_of_an_interrupt_node() -> None:
     program = asking(question="Send {draft}?", into="approved").compile()
     graph = program.graph
     assert "approve: reads draft; writes approved; -> END" in graph.explain()
@@ -180,7 +180,7 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("options", "text"), PROBLEMS.values(), ids=PROBLEMS)
-def test_what_is_found_at_build(options: dict[str, Any], text: str) -> None:
+def test_wrong_options_are_refused_when_the_graph_is_built(options: dict[str, Any], text: str) -> None:
     with pytest.raises(GraphError) as caught:
         asking(**{"into": "approved", **options}).compile()
     assert "node 'approve'" in str(caught.value)
@@ -213,7 +213,7 @@ def test_an_answer_that_may_be_one_of_the_values_of_a_field_is_built(
     assert thread.resume({"ask": given}).state["said"] == found
 
 
-def test_its_name_is_no_key_of_compile() -> None:
+def test_its_name_must_not_be_a_key_of_compile() -> None:
     graph = Graph().add_interrupt("before", question="?", into="ok").add_path(START, "before", END)
     with pytest.raises(GraphError, match=r"compile\(interrupt_before=\) has this key"):
         graph.compile()
@@ -227,7 +227,9 @@ RUNTIME: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("options", "kind", "text"), RUNTIME.values(), ids=RUNTIME)
-def test_what_is_found_in_a_run(options: dict[str, Any], kind: type[Exception], text: str) -> None:
+def test_errors_of_the_question_are_raised_in_the_run(
+    options: dict[str, Any], kind: type[Exception], text: str
+) -> None:
     graph = Graph(Mail).add_node("set", lambda: None, writes=["unset"])
     graph.add_interrupt("approve", **options, into="approved").add_path(START, "set", "approve", END)
     error = graph.compile().run({"draft": "x"}).error
@@ -235,7 +237,7 @@ def test_what_is_found_in_a_run(options: dict[str, Any], kind: type[Exception], 
     assert text in str(error)
 
 
-def test_called_alone() -> None:
+def test_a_node_called_without_a_run_asks_too() -> None:
     program: CompiledGraph = asking(question="Send {draft}?", into="approved").compile()
     assert call_node(program, "approve", {"draft": "x"}, interrupts={"approve": 0}) == {}
     assert call_node(program, "approve", {"draft": "x"}, interrupts={"approve": 1}) == {"approved": True}

@@ -1,3 +1,5 @@
+"""Maps: one result per item in order, errors that name the item, options that are refused."""
+
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -139,7 +141,7 @@ def test_bound_modules_per_item() -> None:
         assert reply(good(found), call).updates == {"summaries": ["1", "2"]}
 
 
-def test_facts() -> None:
+def test_reads_writes_and_modules_of_a_map() -> None:
     node = good(mapped(patch, max_concurrency=2))
     assert isinstance(node, MapNode)
     assert node.reads == {"title": "title", "docs": "docs"}
@@ -209,7 +211,7 @@ def goes(doc: str) -> Command[Literal["a"]]:
     ],
 )
 @MODES
-def test_what_a_map_refuses_when_it_runs(
+def test_items_that_cannot_be_mapped_raise_in_the_run(
     fn: Any, state: dict[str, Any], error: type[Exception], message: str, mode: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -230,7 +232,7 @@ def test_what_a_map_refuses_when_it_runs(
         (dspy.Predict("doc -> text"), {"writes": ["txt"]}, "Did you mean 'text'?"),
     ],
 )
-def test_a_map_that_cannot_be_built(fn: Any, options: dict[str, Any], message: str) -> None:
+def test_wrong_options_of_a_map_are_problems(fn: Any, options: dict[str, Any], message: str) -> None:
     found = mapped(fn, **options)
     text = "\n".join((*found.problems, *found.unknown))
     assert message in text

@@ -1,3 +1,5 @@
+"""DSPy modules as nodes: inputs, outputs, by-products, and the table of DSPy's module classes."""
+
 from __future__ import annotations
 
 import functools
@@ -256,7 +258,9 @@ def test_an_overlay_hides_fields() -> None:
         ("question -> answer", {"goto": ["a"]}, ["for functions that return Command"]),
     ],
 )
-def test_what_does_not_fit_the_state(signature: str, options: dict[str, Any], messages: list[str]) -> None:
+def test_inputs_and_outputs_that_are_no_fields_are_problems(
+    signature: str, options: dict[str, Any], messages: list[str]
+) -> None:
     found = built(dspy.Predict(signature), schema=RESEARCH, **options)
     text = "\n".join((*found.problems, *found.unknown))
     assert all(message in text for message in messages), text
@@ -362,14 +366,14 @@ def test_kwargs_of_forward_need_reads() -> None:
     assert given.updates == {"answer": "q?"}
 
 
-def test_kwargs_beside_named_inputs() -> None:
+def test_kwargs_together_with_named_inputs() -> None:
     node = good(built(PartlyNamed(), reads=["question", "hint"]))
     assert list(node.reads or ()) == ["question", "hint"]
     assert run_node(PartlyNamed(), {**STATE, "hint": "h"}, reads=["question", "hint"]).updates == {"answer": "q?h"}
     assert good(built(PartlyNamed())).reads == {"question": "question"}
 
 
-def test_a_signature_on_an_unknown_module_tells_inputs_and_outputs() -> None:
+def test_the_signature_of_an_unknown_module_gives_its_inputs_and_outputs() -> None:
     node = good(built(WithSignature(), schema=RESEARCH))
     assert (node.reads, node.writes) == ({"question": "question"}, {"answer": "answer"})
 
@@ -382,7 +386,7 @@ def test_a_subclass_that_names_its_inputs_takes_those() -> None:
 
 
 @MODES
-def test_a_subclass_that_overrides_forward_alone_is_not_gone_past(mode: str) -> None:
+def test_an_overridden_forward_is_called_in_async_code_too(mode: str) -> None:
     given = run_node(ChangedPredict("question -> answer"), STATE, mode)
     assert given.updates == {"answer": "changed q?"}
 
@@ -391,7 +395,7 @@ def test_a_subclass_that_overrides_forward_alone_is_not_gone_past(mode: str) -> 
     ("module", "message"),
     [(Variadic(), "takes *inputs"), (Empty(), "has neither `forward` nor `aforward`")],
 )
-def test_a_module_that_cannot_be_called_by_name(module: dspy.Module, message: str) -> None:
+def test_a_module_that_cannot_be_called_by_name_is_a_problem(module: dspy.Module, message: str) -> None:
     problems = built(module, writes=["answer"]).problems
     assert any(message in problem for problem in problems), problems
 
@@ -405,7 +409,9 @@ def test_a_module_that_cannot_be_called_by_name(module: dspy.Module, message: st
         (dspy.Prediction(answer=None), {"answer": None}),
     ],
 )
-def test_what_a_module_gives_is_whole(result: object, expected: dict[str, Any], mode: str) -> None:
+def test_outputs_of_a_module_replace_values_without_a_merge(
+    result: object, expected: dict[str, Any], mode: str
+) -> None:
     given = run_node(Gives(result), mode=mode)
     assert (given.updates, given.whole) == (expected, True)
 

@@ -1,3 +1,5 @@
+"""Results of functions as updates: patches, models, predictions, Commands; declared writes and targets."""
+
 from __future__ import annotations
 
 from typing import Any, Literal, TypedDict
@@ -223,7 +225,7 @@ def returns_elsewhere() -> Other:
         (returns_dict, "title", "write writes=['title']"),
     ],
 )
-def test_wrong_writes(fn: Any, writes: Any, message: str) -> None:
+def test_writes_that_name_no_field_or_output_are_problems(fn: Any, writes: Any, message: str) -> None:
     problems = built(fn, schema=DRAFT, writes=writes).problems
     assert any(message in problem for problem in problems), problems
 
@@ -258,7 +260,7 @@ def sends_by_global() -> Command[Literal["judge"]]:
     return Command(goto=Send("judge", {}))
 
 
-def test_whether_a_function_may_send() -> None:
+def test_a_node_declares_whether_it_may_send() -> None:
     assert good(built(sends_by_global)).sends
     assert good(built(sends_by_global)).send_targets == ("judge",)
     assert not good(built(returns_command)).sends

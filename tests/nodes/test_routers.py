@@ -1,3 +1,5 @@
+"""Routers: functions, fields and modules; their labels, targets and problems."""
+
 from __future__ import annotations
 
 import enum
@@ -86,7 +88,9 @@ LABELS = {"again": "search", "done": END, "both": ["search", "other"], True: "ot
         (literal_or_sends, ["worker", "END"], (Send("worker", {"n": 1}),)),
     ],
 )
-def test_what_a_function_may_give(fn: Any, path_map: Any, targets: tuple[Any, ...], mode: str) -> None:
+def test_a_function_may_return_labels_names_sends_and_lists(
+    fn: Any, path_map: Any, targets: tuple[Any, ...], mode: str
+) -> None:
     router = made(fn, path_map)
     assert isinstance(router, FunctionRouter)
     assert decision(router, call_of(), mode) == Decision(targets)
@@ -173,7 +177,7 @@ def generates() -> Any:
         (3, ["a"], "of type int: give a function, the name of a field, or a dspy.Module"),
     ],
 )
-def test_a_router_that_cannot_be_built(route: Any, path_map: Any, message: str) -> None:
+def test_wrong_options_of_a_function_router_are_problems(route: Any, path_map: Any, message: str) -> None:
     text = problems_of(route, path_map, TICKET)
     assert message in text
 
@@ -196,11 +200,11 @@ WAY = dspy.Signature("question -> way: Literal['a', 'b']")
     ],
     ids=["a field that may be None", "an output that may be None", "a class that renames", "tried again"],
 )
-def test_labels_beside_the_literals_are_no_problem_where_something_else_may_be_given(route: Any, path_map: Any) -> None:
+def test_labels_besides_the_literals_are_allowed_if_the_annotation_is_not_complete(route: Any, path_map: Any) -> None:
     assert problems_of(route, path_map, TICKET) == ""
 
 
-def test_facts_of_a_router() -> None:
+def test_reads_writes_and_targets_of_a_router() -> None:
     router = made(gives("again"), LABELS)
     assert router.targets == ("search", END, "other")
     assert router.labels == {"search": "again, both, Size.BIG", END: "done, small", "other": "both, True"}
@@ -253,7 +257,7 @@ def test_an_unset_or_unknown_value_of_a_field() -> None:
         ("category", {"billing": "a", "other": "b", "biling": "c"}, "Did you mean 'billing'?"),
     ],
 )
-def test_a_field_router_that_cannot_be_built(field: str, path_map: Any, message: str) -> None:
+def test_wrong_options_of_a_field_router_are_problems(field: str, path_map: Any, message: str) -> None:
     assert message in problems_of(field, path_map, TICKET)
 
 
@@ -330,5 +334,5 @@ def test_a_label_that_a_module_made_up_raises() -> None:
         ("category", {"writes": "text"}, "name= and writes= are for routers that are modules"),
     ],
 )
-def test_a_module_router_that_cannot_be_built(module: Any, options: dict[str, Any], message: str) -> None:
+def test_wrong_options_of_a_module_router_are_problems(module: Any, options: dict[str, Any], message: str) -> None:
     assert message in problems_of(module, options.pop("path_map", None), TICKET, **options)

@@ -1,4 +1,4 @@
-"""A graph as a node, seen from the node: the program is a stand-in that keeps to the protocol."""
+"""A graph as a node: the program is a fake that implements the node's protocol."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Shape:
 
 
 class Program(dspy.Module):
-    """Changes what it was told to; notes what it was given."""
+    """A fake program: it returns the given changes and records its inputs."""
 
     _dspyer_program = True
 
@@ -111,7 +111,7 @@ def test_it_gets_its_inputs_and_gives_what_changed(mode: str) -> None:
     assert program.given == [{"question": "q"}]
 
 
-def test_facts() -> None:
+def test_reads_and_writes_of_a_subgraph_node() -> None:
     node = good(built(Program({}), schema=OUTER))
     assert (node.reads, node.optional) == ({"question": "question"}, frozenset())
     assert node.writes == {"answer": "answer", "notes": "notes", "log": "log"}
@@ -135,7 +135,7 @@ def test_an_input_that_changed_inside_is_given_back(writes: Any, declared: list[
 
 
 @MODES
-def test_raw_updates_go_where_the_outer_field_folds(mode: str) -> None:
+def test_a_field_with_a_reducer_gets_the_raw_updates(mode: str) -> None:
     updates = Updates(freeze(["x"]), freeze(["y"]))
     given = run(Program({"log": updates}), mode)
     assert given.updates == {"log": updates}
@@ -154,7 +154,7 @@ def test_raw_updates_go_where_the_outer_field_folds(mode: str) -> None:
 @pytest.mark.parametrize(
     ("schema", "writes", "field"), [(OUTER, {"log": "lines"}, "lines"), (OPEN, None, "log"), (OPEN, ["log"], "log")]
 )
-def test_elsewhere_the_value_goes(schema: Schema, writes: Any, field: str, mode: str) -> None:
+def test_a_field_without_a_reducer_gets_the_value(schema: Schema, writes: Any, field: str, mode: str) -> None:
     program = Program({"log": Updates(freeze(["x"]), freeze(["y"]))})
     given = run(program, mode, schema=schema, writes=writes)
     assert given.updates == {field: ["x", "y"]}
@@ -192,7 +192,9 @@ class Apart(BaseModel):
         (OUTER, {"reads": []}, "its input 'question' is not in reads (none)"),
     ],
 )
-def test_what_does_not_fit_the_outer_state(schema: Schema, options: dict[str, Any], message: str) -> None:
+def test_outputs_that_do_not_fit_the_outer_state_are_problems(
+    schema: Schema, options: dict[str, Any], message: str
+) -> None:
     found = built(Program({}), schema=schema, **options)
     text = "\n".join((*found.problems, *found.unknown))
     assert message in text

@@ -1,3 +1,5 @@
+"""Sync code calls async functions and the other way round, with context variables and errors intact."""
+
 from __future__ import annotations
 
 import asyncio
@@ -100,7 +102,7 @@ def test_one_loop_for_all_calls_of_a_scope() -> None:
         pass
 
 
-def test_what_outlives_its_scope_gets_a_loop_of_its_own() -> None:
+def test_a_call_after_the_end_of_the_bridge_gets_a_loop_of_its_own() -> None:
     with async_bridge():
         call_async(place, {})
         later = copy_context()
@@ -291,7 +293,7 @@ def test_a_forward_set_on_the_instance_counts_but_a_left_over_original_does_not(
         (print, False),
     ],
 )
-def test_is_async(fn: Any, expected: bool) -> None:
+def test_is_async_sees_partials_and_callable_objects(fn: Any, expected: bool) -> None:
     assert is_async(fn) == expected
 
 

@@ -104,12 +104,12 @@ FITS: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("given", "wanted"), MISFITS, ids=str)
-def test_what_never_fits(given: Any, wanted: Any) -> None:
+def test_misfit_names_types_that_never_fit(given: Any, wanted: Any) -> None:
     assert not fits(given, wanted)
 
 
 @pytest.mark.parametrize(("given", "wanted"), FITS, ids=str)
-def test_what_may_fit(given: Any, wanted: Any) -> None:
+def test_misfit_accepts_types_that_may_fit(given: Any, wanted: Any) -> None:
     assert fits(given, wanted)
 
 
@@ -187,7 +187,7 @@ def test_a_type_that_never_fits_is_a_problem_of_the_build(node: Any, writes: dic
 
 
 @pytest.mark.parametrize("writes", [{"a": "own"}, {"a": "split"}, {"a": "text"}, {"a": "notes"}], ids=str)
-def test_what_a_validator_or_a_reducer_of_ones_own_takes_is_built(writes: dict[str, str]) -> None:
+def test_types_are_not_checked_for_fields_with_a_validator_or_custom_reducer(writes: dict[str, str]) -> None:
     node = dspy.Predict("docs -> a")
     Graph(State, inputs=["docs"]).add_node("it", node, writes=writes).add_path(START, "it", END).compile()
 
@@ -247,7 +247,7 @@ CONVERTING: dict[str, Any] = {
 
 @pytest.mark.parametrize("mapped", [False, True], ids=["alone", "of a map"])
 @pytest.mark.parametrize("name", CONVERTING)
-def test_what_a_node_converts_itself_is_built_and_runs(name: str, mapped: bool) -> None:
+def test_outputs_that_user_code_converts_are_not_checked_at_build(name: str, mapped: bool) -> None:
     graph, node = Graph(State, inputs=["text", "docs"]), CONVERTING[name]()
     if mapped:
         graph.add_map("it", node, over="docs", item="text", into="counts", writes=["number"])
