@@ -232,7 +232,7 @@ def test_of_two_writers_in_a_row_the_last_wins(field: str, first: object, last: 
 
 
 def test_nodes_share_one_typed_state() -> None:
-    """S003-1, S003-2, S003-28: a named field goes from its writer to its reader, validated; nobody hands it over."""
+    """S003-1, S003-2, S003-28: a named field reaches its reader from its writer, validated, without being passed on."""
     seen: list[Any] = []
     graph = Graph(Notes).add_node("write", lambda: {"size": "3", "text": "x"}, writes=["size", "text"])
     graph.add_node("read", lambda size, text: seen.append((size, text)), writes=[])
@@ -324,7 +324,7 @@ def test_the_reason_of_an_lm_router_is_recorded() -> None:
 
 
 def test_alternatives_from_one_point_leave_the_main_run_as_it_was() -> None:
-    """S002-14, S002-17: a finished run is taken up again from any of its states, any number of times."""
+    """S002-14, S002-17: a finished run is continued from any of its states, any number of times."""
     run = chain(outline, extend, measure).compile().run({"topic": "tides"})
     before, point = run.state.to_dict(), run.at(1)
     again = chain(extend, measure, inputs=["topic", "text"]).compile()

@@ -6,9 +6,9 @@ post is refused because of it; it depends on the executions whose posts it has u
 
 A key of a field (the id of a message) is a multi-value register, as in Dynamo (DeCandia et al. 2007) and in the CRDT
 literature (Shapiro et al. 2011). A post *replaces* the posts at its key that its author knows: those that it has read,
-its own, those in its lineage, and those with the same message. Posts that the author does not know stay beside it as
-further *heads* of the key, and the `on_conflict` of the field says what they come to. Which posts a post replaces is
-stored with it, so that a resumed run rebuilds the same heads.
+its own, those in its lineage, and those with the same message. Posts that the author does not know are kept as
+further *heads* of the key, which the `on_conflict` of the field merges, rejects or ignores. Which posts a post replaces
+is stored with it, so that a resumed run rebuilds the same heads.
 
 Nothing here waits, and nothing is safe without the lock of the session.
 """

@@ -470,7 +470,7 @@ class CompiledGraph(dspy.Module):
         return run_start._replace(run=run)
 
     def _close(self, request: Request, session: Session) -> None:
-        """Hands the trace over to whoever reads it, also when a node has failed."""
+        """Appends the trace to the caller's trace, also when a node has failed."""
         append_to_trace(session.trace())
         request.outcome.ended = session.end()
 
@@ -533,8 +533,8 @@ def _inside(call: Call, request: Request) -> Iterator[None]:
     """Lets a run inside a node ask as the node would, and stop with the run around it."""
     around: Session | None = call.runner.session
     stopped_with = StopSignal() if around is None else around.stop_signal
-    # The run inside has a signal of its own: it tells a stop of the run around it from one of a program that a node
-    # inside has called itself.
+    # The inner run has a signal of its own. If it has no reason, another program that an inner node has called was
+    # stopped, and its error is an error of that node.
     with stopped_with.on_stop(request.stop), dspy.context(**{REQUEST: request}):
         try:
             yield

@@ -50,7 +50,7 @@ def topology(names: Iterable[str], *more: Edge) -> Topology:
     return Topology("pad", (*nodes, "join", *others), tuple(edges), Schema.of(Pad), Policies.of(None))
 
 
-def told(waiting: str, able: str, writes: dict[str, str], graph: Topology | None = None) -> set[str]:
+def released(waiting: str, able: str, writes: dict[str, str], graph: Topology | None = None) -> set[str]:
     graph = graph or topology("abcdefgw")
     waiters, held = [], []
     for text in waiting.split():
@@ -68,7 +68,7 @@ def told(waiting: str, able: str, writes: dict[str, str], graph: Topology | None
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_which_reader_is_released(case: tuple[str, str, dict[str, str], str]) -> None:
     waiting, able, writes, expected = case
-    assert told(waiting, able, writes) == set(expected.split())
+    assert released(waiting, able, writes) == set(expected.split())
 
 
 # The same where nodes follow: edges beside START -> node -> join -> END.
@@ -103,7 +103,7 @@ def test_which_reader_is_released_when_other_nodes_follow(
     case: tuple[str, str, dict[str, str], list[Edge], str],
 ) -> None:
     waiting, able, writes, edges, expected = case
-    assert told(waiting, able, writes, topology("abcew", *edges)) == set(expected.split())
+    assert released(waiting, able, writes, topology("abcew", *edges)) == set(expected.split())
 
 
 @given(
@@ -116,7 +116,7 @@ def test_one_reader_can_always_continue(waiting: list[str], writes: list[set[str
     names = "abcdefg"
     may = {name: " ".join(sorted(fields)) for name, fields in zip(names, writes, strict=True)}
     text = " ".join(f"{name}:{field}" for name, field in zip(names, waiting, strict=False))
-    found = told(text, "g" if works else "", may)
+    found = released(text, "g" if works else "", may)
     assert found or works
     if works:
         assert not {name for name in found if waiting[names.index(name)] in writes[6]}

@@ -293,7 +293,7 @@ def test_rings_of_readers_end(
     check(case, played(case, limit, tasks), complete=False)
 
 
-# --- keys: a post replaces what its author has read, and stands beside what it has not
+# --- keys: a post replaces what its author has read, and is kept with what it has not read
 
 
 class Table(BaseModel):

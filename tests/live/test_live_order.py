@@ -23,7 +23,7 @@ from tests.live.kit import Pad, finished, team
 
 
 def in_turn(order: Sequence[int], count: int) -> dict[str, Any]:
-    """Nodes that post in a given order, whoever is scheduled when."""
+    """Nodes that post in a given order, however they are scheduled."""
     turns, condition = iter(enumerate(order)), threading.Condition()
     current: list[tuple[int, int] | None] = [next(turns, None)]
 

@@ -64,7 +64,7 @@ def test_fifty_sync_waiters_hold_no_slot(go: Any, limit: int) -> None:
 @modes
 @colours
 def test_no_more_nodes_work_at_once_than_max_concurrency(go: Any, colour: str) -> None:
-    """A waiter that goes on takes a slot again."""
+    """A waiting reader that continues takes a slot again."""
     lock, working, most = threading.Lock(), 0, 0
 
     def work() -> None:

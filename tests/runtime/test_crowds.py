@@ -36,7 +36,7 @@ class Order(BaseModel):
 
 
 class Gate:
-    """Lets the first nodes of some runs go on when all of them are there, so that they are at once in truth."""
+    """Lets the first nodes of some runs continue when all of them have begun, so that the runs are truly concurrent."""
 
     def __init__(self, runs: int) -> None:
         self.threads = threading.Barrier(runs)

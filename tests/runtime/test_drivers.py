@@ -97,7 +97,7 @@ def test_order_of_completion_changes_nothing(play: Play, order: list[str]) -> No
 
 
 def test_a_branch_continues_while_its_sibling_works(play: Play) -> None:
-    """`d` starts alone beside the running `b`, and ends only after what follows `b`: nobody is held up by it."""
+    """`d` starts alone while `b` runs, and ends only after what follows `b`, which does not wait for it."""
     gate = Turnstile(["c", "b", "b2", "d"])
 
     def node(name: str) -> Any:
@@ -374,7 +374,7 @@ def test_both_drivers_give_the_same_run(plan: Plan, rng: random.Random) -> None:
 
 
 def random_program(plan: Plan, calls: Counter[str], rng: random.Random) -> Any:
-    """The graph of a plan. Sibling nodes are held back until a random one of them may go on."""
+    """The graph of a plan. Sibling nodes are held back until a random one of them may continue."""
     graph = Graph(Log, merge=plan.merge)
     held = threading.Condition()
     waiting: list[object] = []
@@ -385,7 +385,7 @@ def random_program(plan: Plan, calls: Counter[str], rng: random.Random) -> Any:
                 calls[name] += 1
                 me = object()
                 waiting.append(me)
-                if len(waiting) > 1:  # somebody else is there: let a random one go first
+                if len(waiting) > 1:  # several wait: let a random one go first
                     rng.shuffle(waiting)
                 waiting.remove(me)
                 held.notify_all()
@@ -414,7 +414,7 @@ def random_program(plan: Plan, calls: Counter[str], rng: random.Random) -> Any:
 
 
 def unreached(plan: Plan) -> list[str]:
-    """Nodes that nothing leads to; compile() refuses such a graph, so they start beside the others."""
+    """Nodes that nothing leads to; compile() refuses such a graph, so they start with the others."""
     ways = {**plan.edges}
     for source, targets in plan.conditional.items():
         ways[source] = f"{ways.get(source, '')} {targets}"

@@ -187,7 +187,7 @@ def no_answer(question: Question) -> object:
 
 
 ONE_LM = DummyLM([{"answer": "a", "check": "c"}] * 1_000)
-"""It is in a cycle of its own: one for each test could be freed late, beside another test."""
+"""It is in a cycle of its own: one for each test could be freed late, during another test."""
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "asks, refused": {"interrupts": {"ok": "perhaps"}},

@@ -222,7 +222,7 @@ def test_async_nodes_and_tasks_inside_them_ask(play: Play) -> None:
     assert play(alone(work), {}, interrupts={"a": False}).state["got"] is False
 
 
-# --- beside it
+# --- other branches
 
 
 def test_other_branches_continue_and_several_may_ask(play: Play) -> None:
