@@ -1,4 +1,4 @@
-"""Pictures of graphs: everything is in them, only what goes back is dashed, no text breaks them, no boxes overlap."""
+"""Pictures of graphs: every node and edge is drawn, edges that go back are dashed, texts are escaped, no overlaps."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def edges_of(root: ElementTree.Element) -> dict[str, bool]:
 
 
 @pytest.mark.parametrize("text", GRAPHS.values(), ids=GRAPHS)
-def test_svg_has_every_node_and_edge_and_dashes_what_goes_back(text: str) -> None:
+def test_svg_has_every_node_and_edge_and_dashes_edges_that_go_back(text: str) -> None:
     made = picture(text)
     root = drawn(made)
     for node in made.nodes:
@@ -93,7 +93,7 @@ def test_svg_has_every_node_and_edge_and_dashes_what_goes_back(text: str) -> Non
 
 
 @pytest.mark.parametrize("text", GRAPHS.values(), ids=GRAPHS)
-def test_boxes_are_inside_the_picture_and_apart(text: str) -> None:
+def test_boxes_are_inside_the_picture_and_do_not_overlap(text: str) -> None:
     root = drawn(picture(text))
     width, height = float(root.get("width", "0")), float(root.get("height", "0"))
     boxes = boxes_of(root)
@@ -130,7 +130,7 @@ def boxes_of(root: ElementTree.Element) -> list[NodeBox]:
 
 
 @pytest.mark.parametrize("text", GRAPHS.values(), ids=GRAPHS)
-def test_ways_back_run_around_the_boxes(text: str) -> None:
+def test_edges_that_go_back_run_around_the_boxes(text: str) -> None:
     root = drawn(picture(text))
     for path in root.iter(f"{SVG}path"):
         if path.get("class") != "line back":
@@ -144,7 +144,7 @@ def test_ways_back_run_around_the_boxes(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", GRAPHS.values(), ids=GRAPHS)
-def test_labels_are_inside_and_apart(text: str) -> None:
+def test_labels_are_inside_the_picture_and_do_not_overlap(text: str) -> None:
     root = drawn(picture(text.replace(" back", " a much longer way back")))
     width = float(root.get("width", "0"))
     spans = []
@@ -202,7 +202,7 @@ def test_no_text_can_break_the_svg() -> None:
     assert any(title.startswith('a <b> & "c" | `d` #e;') and title.endswith("]] --> f") for title in titles(root))
 
 
-def test_the_svg_needs_nothing_from_outside() -> None:
+def test_the_svg_loads_nothing_from_elsewhere() -> None:
     svg = draw_svg(picture(GRAPHS["nested loops"]))
     outside = re.findall(r"https?://[^\"' )]+", svg)
     assert set(outside) == {"http://www.w3.org/2000/svg"}
@@ -213,13 +213,13 @@ def test_the_svg_needs_nothing_from_outside() -> None:
     assert all(rule.startswith(".dspyer ") for rule in rules)
 
 
-def test_a_static_edge_beside_a_route_is_one_solid_edge() -> None:
+def test_a_static_edge_parallel_to_a_route_is_one_solid_edge() -> None:
     made = picture("START -> a\na -> b\na ? b\na ? END\nb -> END")
     assert [(edge.target, edge.conditional) for edge in made.edges if edge.source == "a"] == [("b", False), (END, True)]
     assert draw_mermaid(made).count("a_ --> b_") == 1
 
 
-def test_mermaid() -> None:
+def test_the_mermaid_text_of_a_graph() -> None:
     kinds = {"answer": "module", "notes": "map", "polish": "subgraph"}
     text = (
         "START -> search\nsearch -> answer\nsearch -> notes\nanswer -> judge\nnotes -> judge\n"
@@ -247,7 +247,7 @@ def test_mermaid() -> None:
 
 
 @pytest.mark.parametrize("text", GRAPHS.values(), ids=GRAPHS)
-def test_mermaid_dashes_what_goes_back(text: str) -> None:
+def test_mermaid_dashes_edges_that_go_back(text: str) -> None:
     made = picture(text)
     lines = draw_mermaid(made).splitlines()
     dashed = {line.split()[0] + " " + line.split()[-1] for line in lines if "-.->" in line}
@@ -269,12 +269,12 @@ def test_mermaid_dashes_what_goes_back(text: str) -> None:
         ("follow-up (no. 2), größer", "follow-up (no. 2), größer"),
     ],
 )
-def test_mermaid_escapes(label: str, shown: str) -> None:
+def test_mermaid_escapes_markup_in_labels(label: str, shown: str) -> None:
     made = picture("START -> a\na ? END\na ? b\nb -> END", labels={("a", "b"): label})
     assert f'    a_ -->|"{shown}"| b_' in draw_mermaid(made).splitlines()
 
 
-def test_the_same_in_every_process() -> None:
+def test_drawings_are_the_same_in_every_process() -> None:
     script = (
         "import runpy, sys; names = runpy.run_path(sys.argv[1])\n"
         "made = [names['picture'](text) for text in names['GRAPHS'].values()]\n"
@@ -290,7 +290,7 @@ def test_the_same_in_every_process() -> None:
     assert len(outputs) == 1
 
 
-def test_siblings_stay_in_their_order_and_crossings_go() -> None:
+def test_siblings_keep_their_order_and_crossings_are_removed() -> None:
     ways = [("s", "a"), ("s", "b"), ("s", "c"), ("a", "e"), ("b", "e"), ("c", "e")]
     rows = arrange(["s", "a", "b", "c", "e"], ways).rows
     assert rows[2] == ("a", "b", "c")
@@ -343,7 +343,7 @@ def test_any_graph_can_be_drawn(count: int, pairs: set[tuple[int, int]]) -> None
     assert edges_of(drawn(made)) == {f"{e.source} to {e.target}": goes_back(e.source, e.target) for e in made.edges}
 
 
-def test_words_for_svg() -> None:
+def test_texts_are_escaped_shortened_and_measured() -> None:
     assert escape("a\x00\x1bb") == "a b"
     assert shorten("  one\n two  ", 20) == "one two"
     assert shorten("abcdef", 4) == "abc…"

@@ -1,4 +1,4 @@
-"""A run in words and as a picture: forks and joins drawn, conflicts with both authors, failures, nothing too wide."""
+"""Reports and pictures of runs: forks and joins, conflicts with their authors, failures, and the width of lines."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def shown(run: Run) -> str:
     return re.sub(r"\d[\d.]* (µs|ms|s)\b", "T", run.report())
 
 
-def test_a_conflict_that_was_resolved() -> None:
+def test_the_report_of_a_resolved_conflict() -> None:
     assert shown(research("last_write_wins")) == (
         "Run completed in T: graph 'research', 7 commits, 5 node calls, 1 conflict\n"
         "\n"
@@ -136,11 +136,11 @@ def test_a_conflict_that_was_resolved() -> None:
     )
 
 
-def test_a_value_that_the_policy_made() -> None:
+def test_the_report_of_a_value_that_a_policy_made() -> None:
     assert "! conflict at tags: ['x', 'b'], made of them by policy 'combine_lists'" in shown(research("combine_lists"))
 
 
-def test_a_conflict_that_was_raised() -> None:
+def test_the_report_of_an_unresolved_conflict() -> None:
     text = shown(research())
     assert text.startswith("Run failed after T: graph 'research', 5 commits, 4 node calls, 1 conflict\n")
     assert (
@@ -155,7 +155,7 @@ def test_a_conflict_that_was_raised() -> None:
     ) in text
 
 
-def test_a_node_that_failed_and_one_that_was_not_started() -> None:
+def test_the_report_of_a_failed_node_and_one_that_was_not_started() -> None:
     text = shown(research(fail="answer"))
     assert (
         "├─╮\n"
@@ -196,7 +196,7 @@ def test_each_join_has_its_own_conflicts() -> None:
     assert [len(row.conflicts) for row in rows if row.node == "join:j"] == [1, 1, 1]
 
 
-def test_lanes_that_cross() -> None:
+def test_the_report_of_branches_that_cross() -> None:
     tree = [
         line for line in shown(crossing()).splitlines() if not line.rstrip().endswith("]") and " empty: " not in line
     ]
@@ -224,7 +224,7 @@ def test_lanes_that_cross() -> None:
     ]
 
 
-def test_a_reason_and_what_a_visit_adds() -> None:
+def test_the_report_shows_reasons_visits_and_attempts() -> None:
     run = rounds()
     run.commits = tuple(
         commit._replace(reason="there is more\n\x07to find " * 20, attempt=2) if commit.node == "j" else commit
@@ -237,14 +237,14 @@ def test_a_reason_and_what_a_visit_adds() -> None:
     assert "\x07" not in text
 
 
-def test_tokens_are_counted() -> None:
+def test_the_report_sums_up_tokens() -> None:
     run = crossing()
     run.usage = {"one": {"total_tokens": 1200, "prompt_tokens": 1000}, "two": {"total_tokens": 34}, "three": {}}
     assert ", 1,234 tokens\n" in run.report()
 
 
 @pytest.mark.parametrize("make", RUNS.values(), ids=RUNS)
-def test_nothing_is_too_wide(make: Any) -> None:
+def test_no_line_of_a_report_is_wider_than_100_columns(make: Any) -> None:
     lines = make().report().splitlines()
     assert max(map(len, lines)) <= 100
     assert all(line == line.rstrip() for line in lines)
@@ -257,7 +257,7 @@ def test_a_long_run_is_shortened_in_the_middle() -> None:
     assert len(lines) < 900
 
 
-def test_a_graph_inside_leaves_no_trace_in_the_rows() -> None:
+def test_commits_of_a_nested_graph_are_not_listed() -> None:
     inner = letters(Graph(Found, name="inner"), "ab").add_edge(START, ["a", "b"]).add_edge(["a", "b"], END).compile()
     graph = Graph(Found).add_node("inside", inner).add_path(START, "inside", END)
     run = graph.compile().run({})
@@ -266,7 +266,7 @@ def test_a_graph_inside_leaves_no_trace_in_the_rows() -> None:
     assert "graph 'Found', 2 commits, 1 node call\n" in run.report()
 
 
-def test_run_has_both() -> None:
+def test_a_run_has_a_report_and_a_picture() -> None:
     run = crossing()
     assert run.report() == run.report()
     assert run._repr_svg_() == run.to_svg()
@@ -274,7 +274,7 @@ def test_run_has_both() -> None:
 
 
 @pytest.mark.parametrize("make", RUNS.values(), ids=RUNS)
-def test_the_picture_has_a_dot_for_each_row_and_a_way_to_each_parent(make: Any) -> None:
+def test_the_picture_has_a_dot_for_each_row_and_a_line_to_each_parent(make: Any) -> None:
     run = make()
     rows = run._rows()
     root = ElementTree.fromstring(draw_run(rows, "a run"))
@@ -310,20 +310,20 @@ def test_the_picture_escapes_what_was_written() -> None:
     assert "text: '\"<script>\"'" in texts
 
 
-def test_the_picture_is_that_of_the_branches_not_of_the_clock() -> None:
+def test_the_picture_does_not_depend_on_time() -> None:
     def picture() -> str:
         return sends(5).to_svg()
 
     assert picture() == picture()
 
 
-def test_lanes_are_those_of_the_last_children() -> None:
+def test_a_lane_for_each_branch_that_forks_no_further() -> None:
     run = crossing()
     lanes = leaves_of(run._rows())
     assert lanes == {(): (0, 3), (0,): (0, 0), (1,): (1, 2), (1, 0): (1, 1), (1, 1): (2, 2), (2,): (3, 3)}
 
 
-def test_writes_in_words() -> None:
+def test_the_words_for_writes() -> None:
     patch = {
         "gone": DELETE,
         "whole": Replace({"a": 1}),
@@ -341,7 +341,7 @@ def test_writes_in_words() -> None:
     assert lines[4:] == [*(f"f{i}: {i}" for i in range(1, 9)), "and 1 more fields"]
 
 
-def test_a_replaced_value_says_so_only_where_a_mapping_would_have_been_merged() -> None:
+def test_only_a_replaced_mapping_is_called_replaced() -> None:
     assert writes({"a": Replace(None), "b": Replace([1]), "c": Replace({})}) == [
         "a: None",
         "b: [1]",
@@ -349,8 +349,8 @@ def test_a_replaced_value_says_so_only_where_a_mapping_would_have_been_merged() 
     ]
 
 
-def test_a_resumed_run_is_reported_whole() -> None:
-    """Its forks, joins and conflicts are those of the process that was there before."""
+def test_the_report_of_a_resumed_run_has_the_commits_of_all_attempts() -> None:
+    """Its forks, joins and conflicts are those of the process that crashed."""
     fail = [True]
 
     def judge(tags: list[str]) -> dict[str, Any]:
@@ -384,7 +384,7 @@ def test_a_resumed_run_is_reported_whole() -> None:
     assert "conflict" in run.to_svg()
 
 
-def test_a_run_that_fails_behind_a_manual_commit_is_reported() -> None:
+def test_the_report_of_a_run_that_fails_after_a_manual_commit() -> None:
     def fail(x: int) -> None:
         raise ConnectionError
 
@@ -413,5 +413,5 @@ def test_fields_that_begin_empty_share_a_line() -> None:
 
 
 @pytest.mark.parametrize(("duration", "text"), [(0.0, "0 µs"), (0.00099, "990 µs"), (0.05, "50 ms"), (90.0, "90.0 s")])
-def test_seconds(duration: float, text: str) -> None:
+def test_durations_have_a_fitting_unit(duration: float, text: str) -> None:
     assert seconds(duration) == text

@@ -1,4 +1,4 @@
-"""Random graphs that crash at random writes, again and again, with random orders of completion."""
+"""Runs of random graphs that crash at random writes, several times, with random orders of completion."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.scheduler.test_schedule import Plan, plans
 
 
 def program_of(plan: Plan, rng: random.Random, store: Failing) -> CompiledGraph:
-    """The graph of a plan, whose nodes yield to others a random number of times."""
+    """The graph of a plan. Its nodes yield to the event loop a random number of times before they return."""
     graph = Graph(Log, merge=plan.merge)
 
     def node(name: str, write: int) -> Any:
@@ -56,8 +56,8 @@ def program_of(plan: Plan, rng: random.Random, store: Failing) -> CompiledGraph:
     return graph.compile(max_steps=40, store=store)
 
 
-def live(thread: Thread, whole: Counter[Called]) -> Run:
-    """One life of a run: whether it ends or not, it calls only what had not finished, each at most once."""
+def attempt(thread: Thread, whole: Counter[Called]) -> Run:
+    """Starts or resumes a run, and checks that it calls only nodes that had not finished, each at most once."""
     left = left_to_call(whole, finished(thread._store, thread.name))
     CALLS.take()
     try:
@@ -70,7 +70,7 @@ def live(thread: Thread, whole: Counter[Called]) -> Run:
 
 @settings(max_examples=40)
 @given(plans(), st.integers(0, 2**32), st.lists(st.tuples(st.integers(1, 8), st.booleans()), min_size=1, max_size=6))
-def test_any_graph_crashed_at_any_writes(plan: Plan, seed: int, crashes: list[tuple[int, bool]]) -> None:
+def test_a_run_recovers_from_crashes_at_any_writes(plan: Plan, seed: int, crashes: list[tuple[int, bool]]) -> None:
     check(plan, seed, crashes, FailingMemory())
 
 
@@ -88,12 +88,12 @@ def check(plan: Plan, seed: int, crashes: list[tuple[int, bool]], store: Failing
             break
         store.arm(crash, at, after)
         try:
-            live(thread, calls)
+            attempt(thread, calls)
         except Crash:
             continue
         break
     store.rest()
     thread = next(programs).thread(name)
     if thread.status != "completed":
-        assert outcome(live(thread, calls)) == outcome(whole)
+        assert outcome(attempt(thread, calls)) == outcome(whole)
     assert thread.state == whole.state

@@ -1,4 +1,4 @@
-"""Runs the pure scheduler without a driver: the test decides who finishes when."""
+"""Runs the pure scheduler without a driver: the test decides which node finishes next."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def graph(
 
 @dataclass
 class Outcome:
-    """What a simulated run came to."""
+    """The outcome of a simulated run."""
 
     run: RunState
     calls: list[str] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Outcome:
         return Counter(self.calls)
 
     def summary(self) -> tuple[Any, ...]:
-        """All that must not depend on the order of completion."""
+        """Everything that must not depend on the order of completion."""
         commits = [(c.id, c.node, c.branch, c.visit, c.step, dict(c.patch), c.parents, c.route) for c in self.commits]
         states = [
             entry.state.to_dict() for entry in sorted(self.run.log, key=lambda e: (e.commit.step, e.commit.branch))
@@ -81,11 +81,11 @@ def simulate(
 
     Args:
         topology: the graph.
-        behave: what a node does: its updates and where it goes (empty: all its static targets).
+        behave: a node's updates and targets (no targets: all its static ones).
         choose: which of `count` running executions finishes next.
         inputs: the first state.
         eager: whether everything that may start is started before something finishes.
-        width: most executions at the same time.
+        width: the most executions at the same time.
     """
     outcome = Outcome(start(topology))
     while True:
@@ -107,7 +107,7 @@ def simulate(
 def step(
     topology: Topology, execution: Execution, behave: Behaviour, inputs: Mapping[str, Any]
 ) -> Transition | BaseException:
-    """One node's outcome, as the session would make it."""
+    """The outcome of one node, as a session makes it."""
     if execution.node == START:
         state = topology.schema.initial_state(inputs)
         updates, goto = behave(execution)

@@ -1,4 +1,4 @@
-"""Fields with a reducer at a join: what folds, and what a fold that fails leaves behind."""
+"""Fields with a reducer at a join: updates are folded, joined values are validated, and an error fails the join."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Counted(BaseModel):
 @pytest.mark.parametrize("beside", ["nothing", "an update"])
 @pytest.mark.parametrize("first", [True, False], ids=["beside first", "nested join first"])
 @pytest.mark.parametrize("order", ["xy", "yx"])
-def test_a_replaced_value_that_a_sibling_came_to_by_updates_is_replayed_once(
+def test_equal_values_of_a_reset_and_of_updates_are_not_folded_twice_by_an_outer_join(
     order: str, first: bool, beside: str
 ) -> None:
     """The outer join of a nested one: where its two branches agreed there is no conflict, and nothing counts twice."""
@@ -144,7 +144,7 @@ REFUSED: dict[str, tuple[str, Any, Any, Any, str]] = {
 
 
 @pytest.mark.parametrize(("field", "left", "right", "merge", "text"), REFUSED.values(), ids=REFUSED)
-def test_what_branches_made_together_is_validated(field: str, left: Any, right: Any, merge: Any, text: str) -> None:
+def test_an_invalid_joined_value_fails_the_join(field: str, left: Any, right: Any, merge: Any, text: str) -> None:
     run = joined(field, left, right, merge)
     assert run.status == "failed"
     assert isinstance(run.error, NodeOutputError)
@@ -165,7 +165,7 @@ VALID: dict[str, tuple[str, Any, Any, Any, Any]] = {
 
 
 @pytest.mark.parametrize(("field", "left", "right", "merge", "value"), VALID.values(), ids=VALID)
-def test_what_is_valid_together_is_what_the_field_makes_of_it(
+def test_a_valid_joined_value_is_the_one_that_the_field_returns(
     field: str, left: Any, right: Any, merge: Any, value: Any
 ) -> None:
     run = joined(field, left, right, merge)

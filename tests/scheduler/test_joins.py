@@ -1,4 +1,4 @@
-"""Joins against a reference that knows nothing but commits and their parents, and blame against the states."""
+"""Joins compared with a reference that uses only commits and their parents; blame compared with the states."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def behind(log: Sequence[LogEntry], head: int) -> set[int]:
 
 
 def merged(log: Sequence[LogEntry], heads: Sequence[int], policy: str) -> ImmutableState | None:
-    """The fold of `state.merge`; None where the common commits come from no single state."""
+    """The branches folded with `state.merge`; None if no single state has all of their common commits."""
     state, known = log[heads[0]].state, behind(log, heads[0])
     for head in heads[1:]:
         common = known & behind(log, head)
@@ -93,7 +93,7 @@ def test_a_join_is_the_three_way_merge_of_its_branches(edges: dict[str, str], po
 
 @settings(max_examples=60, deadline=None)
 @given(layers(), POLICIES, st.integers(0, 2**32))
-def test_what_a_commit_is_blamed_for_is_what_it_left(edges: dict[str, str], policy: str, seed: int) -> None:
+def test_blame_names_a_commit_that_left_the_value(edges: dict[str, str], policy: str, seed: int) -> None:
     def node(name: str) -> Any:
         def work(ctx: Any) -> dict[str, Any]:
             rng = random.Random(f"{seed}{ctx.execution}")
@@ -149,8 +149,8 @@ def test_the_author_of_a_conflict_is_not_a_branch_that_restored_the_value() -> N
     assert conflict.values == (("B", 2), ("D", 3))
 
 
-def test_where_branches_have_met_before_their_base_is_what_they_made_of_it() -> None:
-    """B and C join at J, where C has restored what it wrote; then J forks, and T has met nobody yet."""
+def test_the_base_of_branches_that_joined_before_is_their_joined_state() -> None:
+    """B and C join at J, where C has restored what it wrote; then J forks, and T has joined no other branch yet."""
     edges = {START: "B C T", "B": "J", **chain("C", "C2", "J"), "J": "L R", "L": "Z", "R": "Z", "T": "Z", "Z": END}
     table = {"B": ["a", "x"], "C": ["a", "y"], "C2": ["a"], "L": ["a", "x", "l"], "R": ["a", "x", "r"]}
     topology = graph("B C C2 T J L R Z", edges, merge="combine_lists")
@@ -160,7 +160,7 @@ def test_where_branches_have_met_before_their_base_is_what_they_made_of_it() -> 
     assert conflict.base == ["a", "x"]
 
 
-def test_a_conflict_that_a_later_branch_builds_on_says_so() -> None:
+def test_a_conflict_lists_a_later_branch_that_overwrote_its_resolution() -> None:
     """The policy gives the base back, so that the third branch is the only one that changed it."""
     edges = {START: "B C D", "B": END, "C": END, "D": END}
     topology = graph("B C D", edges, merge=lambda conflict: conflict.base)
@@ -170,8 +170,8 @@ def test_a_conflict_that_a_later_branch_builds_on_says_so() -> None:
     assert (conflict.values, conflict.value, conflict.winner) == ((("B", 1), ("C", 2), ("D", 3)), 3, "D")
 
 
-def test_a_conflict_names_a_value_that_was_built_on_what_was_kept() -> None:
-    """A and B conflict, C builds on B, and D conflicts with what C made of it."""
+def test_a_conflict_lists_a_value_that_was_built_on_an_earlier_resolution() -> None:
+    """A and B conflict, C builds on B, and D conflicts with the value of C."""
     built = Graph(merge="last_write_wins", inputs=["x"], outputs=["x"])
     for name in "ABCD":
         built.add_node(name, lambda name=name: {"x": name}, writes=["x"])
@@ -182,7 +182,7 @@ def test_a_conflict_names_a_value_that_was_built_on_what_was_kept() -> None:
 
 
 @pytest.mark.parametrize(("last", "patch"), [(5, {"x": 5}), (DELETE, {"x": DELETE})])
-def test_a_later_branch_may_take_the_place_of_what_was_resolved_below(last: Any, patch: dict[str, Any]) -> None:
+def test_a_later_branch_may_replace_the_mapping_around_a_resolved_value(last: Any, patch: dict[str, Any]) -> None:
     """A and B differ at `x.a`; C builds on B, and leaves no `x.a` at all."""
     built = Graph(merge="last_write_wins", inputs=["x"], outputs=["x"])
     for name, value in {"A": {"a": 1}, "B": {"a": 2, "b": 2}, "C": last}.items():
@@ -198,7 +198,7 @@ def test_a_later_branch_may_take_the_place_of_what_was_resolved_below(last: Any,
     assert (conflict.values, conflict.winner) == ((("A", 1), ("B", 2), ("C", last)), "C")
 
 
-def test_a_value_in_the_way_of_a_path_is_not_the_value_at_its_end() -> None:
+def test_a_plain_value_in_the_middle_of_a_path_is_not_the_value_at_its_end() -> None:
     """L makes `x.a.b` 1; R and R2 restore what was there, 1 for `x.a`."""
     built = Graph(inputs=["x"], outputs=["x"], merge="last_write_wins")
     built.add_node("L", lambda: {"x": {"a": {"b": 1}}}, writes=["x"])
@@ -212,7 +212,7 @@ def test_a_value_in_the_way_of_a_path_is_not_the_value_at_its_end() -> None:
 
 
 class LineageCounts(BaseModel):
-    """A state that only folds."""
+    """A state whose fields all have reducers."""
 
     log: Annotated[list[str], reducers.extend] = []
     count: Annotated[int, reducers.increment] = 0

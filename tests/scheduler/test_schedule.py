@@ -1,4 +1,4 @@
-"""The join rule, row by row, and confluence: whoever finishes first, the run is the same."""
+"""The join rule, case by case, and confluence: the order in which nodes finish does not change the run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.scheduler.simulation import Outcome, graph, simulate, step
 
 
 def orders(topology: Topology, behave: Any, count: int = 12) -> Outcome:
-    """Runs in several orders of completion, eager and not, and checks that all come to the same."""
+    """Runs in several orders of completion, eager and not, and checks that all have the same outcome."""
     first = simulate(topology, behave)
     for seed in range(count):
         rng = random.Random(seed)
@@ -49,7 +49,7 @@ class Case(NamedTuple):
 
 
 def router(routes: Mapping[str, Sequence[str]]) -> Any:
-    """A behaviour that goes along a fixed list of routes; a target in brackets is a Send."""
+    """A behaviour that follows a fixed list of routes; a target in brackets is a Send."""
 
     def behave(execution: Execution) -> tuple[dict[str, Any], list[str | Target]]:
         node = execution.node
@@ -236,8 +236,8 @@ def test_a_branch_of_several_paths_keeps_them_when_it_forks() -> None:
     }
 
 
-def test_the_least_way_decides_what_can_still_be_reached() -> None:
-    """From `a` the node `b` is reached in this round by way of `c`, although going back to `L` leads there too."""
+def test_the_least_round_decides_whether_a_node_can_still_be_reached() -> None:
+    """From `a` the node `b` is reached in this round through `c`, although going back to `L` leads there too."""
     fixed = [Edge(*pair) for pair in (("START", "L"), ("L", "a"), ("L", "b"), ("a", "c"), ("c", "b"))]
     back = [Edge("a", "L", True), Edge("b", "L", True), Edge("b", "END", True)]
     for edges in ([*fixed, *back], [*back, *fixed]):
@@ -248,7 +248,7 @@ def test_the_least_way_decides_what_can_still_be_reached() -> None:
 
 
 class Folded(BaseModel):
-    """A state with reducers, for counting what is applied how often."""
+    """A state with reducers, which counts how often each update is applied."""
 
     log: Annotated[list[str], reducers.extend] = []
     count: Annotated[int, reducers.increment] = 0
@@ -386,7 +386,7 @@ def values(state: RunState) -> tuple[Any, ...]:
     )
 
 
-def test_collapse_puts_all_children_together() -> None:
+def test_all_children_of_a_fork_collapse_into_their_parent() -> None:
     assert collapse_forks([((0, 2),), ((1, 2),)]) == ((),)
     assert collapse_forks([((0, 3),), ((1, 3),)]) == (((0, 3),), ((1, 3),))
     assert collapse_forks([((0, 2), (0, 2)), ((0, 2), (1, 2)), ((1, 2),)]) == ((),)
