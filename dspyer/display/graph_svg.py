@@ -35,11 +35,11 @@ def draw_svg(picture: GraphPicture) -> str:
     back = [(edge.source, edge.target) for edge in edges if picture.goes_back(edge)]
     nodes = picture.nodes
     sizes = {node: _size(picture, node) for node in nodes}
-    widths = {way: text_width(label, SMALL) + 8 for way, label in labels.items()}
+    widths = {key: text_width(label, SMALL) + 8 for key, label in labels.items()}
     layout = lay_out(arrange(nodes, ahead), sizes, back, widths)
     parts = [_edge(layout, edge, picture.goes_back(edge)) for edge in edges]
-    for way, label in labels.items():
-        parts += _label(layout.labels[way], label, picture.labels[way], widths[way])
+    for key, label in labels.items():
+        parts += _label(layout.labels[key], label, picture.labels[key], widths[key])
     for node in nodes:
         parts.append(_node(layout.boxes[node], node, picture.kind(node), node in picture.heads))
     parts += [_choice(layout, edge) for edge in edges if edge.conditional]
@@ -57,11 +57,11 @@ def _size(picture: GraphPicture, node: str) -> tuple[float, float]:
 
 
 def _edge(layout: Layout, edge: Edge, back: bool) -> str:
-    way = (edge.source, edge.target)
+    key = (edge.source, edge.target)
     meaning = f"{edge.source} to {edge.target}{', the next round' if back else ''}"
     classes = "line back" if back else "line"
     title = f"<title>{escape(meaning)}</title>"
-    return f'<path d="{layout.paths[way]}" class="{classes}" marker-end="url(#dspyer-tip)">{title}</path>'
+    return f'<path d="{layout.paths[key]}" class="{classes}" marker-end="url(#dspyer-tip)">{title}</path>'
 
 
 def _label(at: LabelPosition, label: str, whole: str, width: float) -> list[str]:
@@ -124,7 +124,7 @@ def _rect(box: NodeBox, classes: str, radius: float, shift: float = 0.0) -> str:
 
 # --- rows and columns
 
-Cell = str | tuple[str, str, int]  # a node, or the place where an edge passes a row
+Cell = str | tuple[str, str, int]  # a node, or an edge where it passes a row
 
 GAP = 34.0  # between neighbours in a row
 EDGE_GAP = 22.0  # the same next to an edge that passes
@@ -181,19 +181,19 @@ class Grid:
         return next(number for number, row in enumerate(self.rows) if node in row)
 
 
-def arrange(nodes: Sequence[str], ways: Sequence[EdgeKey]) -> Grid:
+def arrange(nodes: Sequence[str], keys: Sequence[EdgeKey]) -> Grid:
     """Puts nodes and edges into rows and orders the rows.
 
-    `nodes` are in the order of declaration, first the start, last the end if there is one; none of the `ways` goes
+    `nodes` are in the order of declaration, first the start, last the end if there is one; none of the `keys` goes
     back.
     """
-    rank = _ranks(nodes, ways)
-    if all(source != nodes[-1] for source, _ in ways):
+    rank = _ranks(nodes, keys)
+    if all(source != nodes[-1] for source, _ in keys):
         rank[nodes[-1]] = max(rank.values())
     above: dict[Cell, list[Cell]] = {node: [] for node in nodes}
     below: dict[Cell, list[Cell]] = {node: [] for node in nodes}
     level: dict[Cell, int] = {node: 2 * rank[node] for node in nodes}
-    for source, target in ways:
+    for source, target in keys:
         before: Cell = source
         for number in range(level[source] + 1, level[target] + 1):
             cell: Cell = target if number == level[target] else (source, target, number)
@@ -207,13 +207,13 @@ def arrange(nodes: Sequence[str], ways: Sequence[EdgeKey]) -> Grid:
     return Grid(_uncross(rows, above, below), above, below)
 
 
-def _ranks(nodes: Sequence[str], ways: Sequence[EdgeKey]) -> dict[str, int]:
+def _ranks(nodes: Sequence[str], keys: Sequence[EdgeKey]) -> dict[str, int]:
     """The length of the longest path to each node."""
     rank = dict.fromkeys(nodes, 0)
-    missing = {node: sum(1 for _, target in ways if target == node) for node in nodes}
+    missing = {node: sum(1 for _, target in keys if target == node) for node in nodes}
     ready = [node for node in nodes if not missing[node]]
     for node in ready:
-        for source, target in ways:
+        for source, target in keys:
             if source == node:
                 rank[target] = max(rank[target], rank[node] + 1)
                 missing[target] -= 1
@@ -250,8 +250,8 @@ def _uncross(
             fixed = {cell: i for i, cell in enumerate(rows[number - 1 if down else number + 1])}
             centre: dict[Cell, float] = {}
             for i, cell in enumerate(rows[number]):
-                places = [fixed[other] for other in (above if down else below).get(cell, ())]
-                centre[cell] = sum(places) / len(places) if places else float(i)
+                columns = [fixed[other] for other in (above if down else below).get(cell, ())]
+                centre[cell] = sum(columns) / len(columns) if columns else float(i)
             rows[number].sort(key=centre.__getitem__)
         crossings = _crossings(rows, below)
         if crossings < fewest:
@@ -262,10 +262,10 @@ def _uncross(
 def _crossings(rows: Sequence[Sequence[Cell]], below: Mapping[Cell, Sequence[Cell]]) -> int:
     count = 0
     for row, following in pairwise(rows):
-        place = {cell: i for i, cell in enumerate(following)}
+        column = {cell: i for i, cell in enumerate(following)}
         passed: list[int] = []
         for cell in row:
-            ends = sorted(place[other] for other in below.get(cell, ()))
+            ends = sorted(column[other] for other in below.get(cell, ()))
             count += sum(len(passed) - bisect_right(passed, end) for end in ends)
             for end in ends:
                 insort(passed, end)
@@ -344,15 +344,14 @@ def spread(wanted: Sequence[float], gaps: Sequence[float], weights: Sequence[flo
     offset = [0.0]
     for gap in gaps:
         offset.append(offset[-1] + gap)
-    blocks: list[
-        tuple[float, float, int]
-    ] = []  # (mean of the wanted positions without their offsets, weight, number of positions)
-    for i, place in enumerate(wanted):
-        mean, weight, size = place - offset[i], weights[i], 1
+    # (mean of the wanted positions less their offsets, weight, number of positions)
+    blocks: list[tuple[float, float, int]] = []
+    for i, position in enumerate(wanted):
+        mean, weight, size = position - offset[i], weights[i], 1
         while blocks and blocks[-1][0] > mean:
-            other, more, places = blocks.pop()
-            mean = (mean * weight + other * more) / (weight + more)
-            weight, size = weight + more, size + places
+            other_mean, other_weight, other_size = blocks.pop()
+            mean = (mean * weight + other_mean * other_weight) / (weight + other_weight)
+            weight, size = weight + other_weight, size + other_size
         blocks.append((mean, weight, size))
     flat = [mean for mean, _, size in blocks for _ in range(size)]
     return [mean + shift for mean, shift in zip(flat, offset, strict=True)]
@@ -392,14 +391,14 @@ class Lane:
     """The course of an edge that goes back: out of its source, along a lane at one side, into its target.
 
     Attributes:
-        way: the edge.
+        key: the edge.
         side: 1 for the right side, -1 for the left one.
         x: of the lane.
         beside: whether it leaves its source, and enters its target, at the side; else through the gap below or above.
         ends: the y of both ends, or of the lines through the gaps.
     """
 
-    way: EdgeKey
+    key: EdgeKey
     side: int
     x: float
     beside: tuple[bool, bool]
@@ -420,7 +419,7 @@ def lay_out(
     edges = [
         extent for cell, at in x.items() for extent in (at - widths.get(cell, 0) / 2, at + widths.get(cell, 0) / 2)
     ]
-    edges += [lane.x + lane.side * _room(labels.get(lane.way)) for lane in lanes]
+    edges += [lane.x + lane.side * _room(labels.get(lane.key)) for lane in lanes]
     shift = MARGIN - min(edges)
     x = {cell: at + shift for cell, at in x.items()}
     for lane in lanes:
@@ -459,27 +458,27 @@ def _lanes(
     labels: Mapping[EdgeKey, float],
 ) -> list[Lane]:
     """A lane for each edge that goes back: short ones inside, each on the side where it is shorter."""
-    rows = {node: grid.row_of(node) for way in back for node in way}
+    rows = {node: grid.row_of(node) for key in back for node in key}
     reach = {}
     for side in (1, -1):
         reach[side] = [max(side * x[cell] + widths.get(cell, 0) / 2 for cell in row) for row in grid.rows]
     lanes = []
-    for way in sorted(back, key=lambda way: rows[way[0]] - rows[way[1]]):
-        source, target = way
+    for key in sorted(back, key=lambda key: rows[key[0]] - rows[key[1]]):
+        source, target = key
         span = range(rows[target], rows[source] + 1)
         choices = []
         for side in (1, -1):
-            beside = tuple(_is_outermost(grid.rows[rows[node]], node, side) for node in way)
-            place = max(reach[side][row] for row in span) + LANE_GAP
+            beside = tuple(_is_outermost(grid.rows[rows[node]], node, side) for node in key)
+            out = max(reach[side][row] for row in span) + LANE_GAP
             if source == target:
-                place = side * x[source] + widths[source] / 2 + LANE_GAP
+                out = side * x[source] + widths[source] / 2 + LANE_GAP
                 beside = (True, True)
-            cost = sum(place - side * x[node] - widths[node] / 2 for node in way) + 60 * beside.count(False)
-            choices.append((cost, -side, place, side, (beside[0], beside[1])))
-        _, _, place, side, sides = min(choices)
-        lanes.append(Lane(way, side, side * place, sides))
+            cost = sum(out - side * x[node] - widths[node] / 2 for node in key) + 60 * beside.count(False)
+            choices.append((cost, -side, out, side, (beside[0], beside[1])))
+        _, _, out, side, sides = min(choices)
+        lanes.append(Lane(key, side, side * out, sides))
         for row in span:
-            reach[side][row] = max(reach[side][row], place + _room(labels.get(way)))
+            reach[side][row] = max(reach[side][row], out + _room(labels.get(key)))
     return lanes
 
 
@@ -495,7 +494,7 @@ def _down(
     labelled = set(_label_cells(grid, labels).values())
     channels = [0] * (len(grid.rows) + 1)
     for lane in lanes:
-        source, target = (grid.row_of(node) for node in lane.way)
+        source, target = (grid.row_of(node) for node in lane.key)
         channels[source + 1] += not lane.beside[0]
         channels[target] += not lane.beside[1]
     tops, heights, at = [], [], MARGIN
@@ -513,15 +512,15 @@ def _down(
 def _settle_ends(
     grid: Grid, boxes: Mapping[str, NodeBox], tops: Sequence[float], heights: Sequence[float], lanes: Sequence[Lane]
 ) -> None:
-    """Gives the ends of lanes their heights: in the gaps, or beside a node in such an order that no two cross."""
+    """Gives the ends of lanes their heights: in the gaps, or at the side of a node, ordered so that no two cross."""
     beside: dict[tuple[str, int], list[tuple[tuple[int, float], Lane, int]]] = {}
     used: dict[int, int] = {}
     for lane in lanes:
-        for end, node in enumerate(lane.way):
+        for end, node in enumerate(lane.key):
             row = grid.row_of(node)
             if lane.beside[end]:
                 out = lane.side * lane.x
-                selfish = lane.way[0] == lane.way[1]
+                selfish = lane.key[0] == lane.key[1]
                 rank = (1, -end) if selfish else (0, out) if end == 0 else (2, -out)
                 beside.setdefault((node, lane.side), []).append((rank, lane, end))
             else:
@@ -553,21 +552,21 @@ def _with_curves(
                 chains.setdefault(cell[:2], []).append((cell, row))
     named = _label_cells(grid, labels)
     paths, starts, placed = dict(layout.paths), dict(layout.starts), dict(layout.labels)
-    for way, end in _ports(layout.boxes, chains, x).items():
-        source = layout.boxes[way[0]]
+    for key, end in _ports(layout.boxes, chains, x).items():
+        source = layout.boxes[key[0]]
         points = [(source.x, source.bottom)]
         upright = [True]
-        for cell, row in chains[way]:
+        for cell, row in chains[key]:
             if row % 2 == 0:
                 points += [(x[cell], tops[row]), (x[cell], tops[row] + heights[row])]
                 upright += [True, True]
             elif heights[row]:
                 points.append((x[cell], tops[row] + heights[row] / 2))
                 upright.append(False)
-            if cell == named.get(way):
-                placed[way] = LabelPosition(*points[-1], "middle")
-        starts[way] = points[0]
-        paths[way] = curve([*points, end], [*upright, True])
+            if cell == named.get(key):
+                placed[key] = LabelPosition(*points[-1], "middle")
+        starts[key] = points[0]
+        paths[key] = curve([*points, end], [*upright, True])
     return Layout(layout.boxes, paths, starts, placed, layout.width, layout.height)
 
 
@@ -576,14 +575,14 @@ def _ports(
 ) -> dict[EdgeKey, Coordinates]:
     """The end of each forward edge at its target: side by side, in the order in which they arrive."""
     coming: dict[str, list[tuple[float, EdgeKey]]] = {}
-    for way, cells in chains.items():
-        coming.setdefault(way[1], []).append((x[cells[-1][0]], way))
+    for key, cells in chains.items():
+        coming.setdefault(key[1], []).append((x[cells[-1][0]], key))
     ports = {}
-    for node, ways in coming.items():
+    for node, keys in coming.items():
         box = boxes[node]
-        step = min(PORT, (box.width - 24) / max(len(ways) - 1, 1))
-        for i, (_, way) in enumerate(sorted(ways, key=lambda item: item[0])):
-            ports[way] = (box.x + step * (i - (len(ways) - 1) / 2), box.top)
+        step = min(PORT, (box.width - 24) / max(len(keys) - 1, 1))
+        for i, (_, key) in enumerate(sorted(keys, key=lambda item: item[0])):
+            ports[key] = (box.x + step * (i - (len(keys) - 1) / 2), box.top)
     return ports
 
 
@@ -591,7 +590,7 @@ def _with_lanes(layout: Layout, lanes: Sequence[Lane], labels: Mapping[EdgeKey, 
     """Adds the edges that go back."""
     paths, starts, placed = dict(layout.paths), dict(layout.starts), dict(layout.labels)
     for lane in lanes:
-        source, target = (layout.boxes[node] for node in lane.way)
+        source, target = (layout.boxes[node] for node in lane.key)
         leave, enter = lane.ends
         points: list[Coordinates] = [(lane.x, leave), (lane.x, enter)]
         if lane.beside[0]:
@@ -603,9 +602,9 @@ def _with_lanes(layout: Layout, lanes: Sequence[Lane], labels: Mapping[EdgeKey, 
         else:
             at = target.x + lane.side * (target.width / 2 - 12)
             points += [(at, enter), (at, target.top)]
-        paths[lane.way] = angular(points)
-        starts[lane.way] = points[0]
-        if lane.way in labels:
+        paths[lane.key] = angular(points)
+        starts[lane.key] = points[0]
+        if lane.key in labels:
             anchor = "start" if lane.side > 0 else "end"
-            placed[lane.way] = LabelPosition(lane.x + 7 * lane.side, (leave + enter) / 2, anchor)
+            placed[lane.key] = LabelPosition(lane.x + 7 * lane.side, (leave + enter) / 2, anchor)
     return Layout(layout.boxes, paths, starts, placed, layout.width, layout.height)

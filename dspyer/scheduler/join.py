@@ -2,7 +2,7 @@
 
 The rule is the three-way merge of version control (diff3, git), over the commits of a run, for any number of branches:
 
-- The base is the last commit that every branch contains (see `lineage.merge_base`). What a branch has changed is the
+- The base is the last commit on every path of their lineage (see `lineage.merge_base`). The changes of a branch are the
   commits after the base that it contains.
 - Branches are folded into the leftmost one from left to right. Folding in a branch applies the commits that it contains
   and no branch before it does. So a commit that several branches contain, because they crossed in earlier joins, is

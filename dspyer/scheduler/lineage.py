@@ -1,11 +1,11 @@
 """The log as a graph of commits: what a branch contains, where branches parted, who wrote a value.
 
 The rule is git's. A branch is its last commit, the head. Its lineage is that commit and all commits that it descends
-from: the branch *contains* them. What a set of branches has changed is what they contain after their merge base.
+from: the branch *contains* them. Since their merge base, branches have changed what the commits after it changed.
 
 `merge_base` walks the graph as git's merge-base search does: from the heads backwards, latest first, each commit
-passing a set of bits, one per head that has reached it, on to its parents. It goes on until one commit is left that all
-heads have reached, so the base lies on every path of the lineage and there is only one (git may find several).
+passing a set of bits, one per head that has reached it, on to its parents. The walk ends when one commit is left that
+all heads have reached, so the base lies on every path of the lineage and there is only one (git may find several).
 """
 
 from __future__ import annotations

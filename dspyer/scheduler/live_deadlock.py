@@ -4,7 +4,7 @@ The rule. A *reader* waits for the next entry of a field. An entry may still com
 write the field before the reader ends. A possible writer is a branch that can continue: its node runs or may start, or
 waits for an entry that may still come, or has returned and commits as soon as others have committed that can continue.
 It may write what its node writes and what the nodes after it write, up to a join at which the reader's own branch may
-still arrive: a node behind that join starts only after the reader has ended, so the reader must not wait for it.
+still arrive: a node after that join starts only after the reader has ended, so the reader must not wait for it.
 
 A reader that no possible writer can reach is *released*: its loop ends. What remains may be a deadlock: readers that
 wait for entries of each other, and for nothing else. In the wait-for graph that is a knot, a strongly connected

@@ -213,7 +213,7 @@ class Rounds:
     def _reaches(self, source: str, target: str) -> bool:
         """Whether edges lead from a node to another one that is in no loop."""
         if not self._below:
-            self._bits = {node: 1 << place for place, node in enumerate(self._around)}
+            self._bits = {node: 1 << number for number, node in enumerate(self._around)}
             self._below = descendants(list(self._around), self._out, self._bits)
         return source != target and bool(self._below[source] & self._bits[target])
 

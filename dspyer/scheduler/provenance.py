@@ -4,7 +4,7 @@ A field with a reducer consists of *parts*: the items of a list, the keys of a m
 belongs to the commit whose update brought it, as `git blame` gives each line to a commit.
 
 A node has seen what its own last commits in the lineage contain; everything else that its branch contains is new to it.
-That is git's `rev-list branch ^seen`, the rule by which joins tell branches apart too. So there is no read cursor that
+That is git's `rev-list branch ^seen`, and joins compare branches in the same way. So there is no read cursor that
 a crash could lose, a retry advance twice, or a join have to merge.
 
 The parts of a field after a commit are an index, made from the index after the commit before. An index is a persistent
