@@ -80,15 +80,15 @@ Work = Callable[[Any, Context], Any]
 
 
 class Maker:
-    """Builds a graph whose nodes are all of one colour and note their calls."""
+    """Builds a graph whose nodes are all sync or all async, and record their calls."""
 
-    def __init__(self, colour: str, **options: Any) -> None:
-        self.colour = colour
+    def __init__(self, call_mode: str, **options: Any) -> None:
+        self.call_mode = call_mode
         self.graph = Graph(State, **options)
 
     def node(self, name: str, work: Work, **options: Any) -> Maker:
         """Adds a node."""
-        self.graph.add_node(name, noting(name, work, self.colour), **options)
+        self.graph.add_node(name, noting(name, work, self.call_mode), **options)
         return self
 
     def says(self, *names: str, **more: Any) -> Maker:
@@ -113,7 +113,7 @@ def saying(name: str, **more: Any) -> Work:
     return lambda state, ctx: {"log": [name], "n": 1, **more}
 
 
-def noting(name: str, work: Work, colour: str) -> Callable[..., Any]:
+def noting(name: str, work: Work, call_mode: str) -> Callable[..., Any]:
     """A function of the state that notes its call."""
 
     def node(state: Any, ctx: Context) -> Any:
@@ -123,25 +123,25 @@ def noting(name: str, work: Work, colour: str) -> Callable[..., Any]:
     async def anode(state: Any, ctx: Context) -> Any:
         return node(state, ctx)
 
-    return node if colour == "sync" else anode
+    return node if call_mode == "sync" else anode
 
 
-def chain(colour: str) -> Graph:
-    return Maker(colour).says("a", "b", "c").graph.add_path(START, "a", "b", "c", END)
+def chain(call_mode: str) -> Graph:
+    return Maker(call_mode).says("a", "b", "c").graph.add_path(START, "a", "b", "c", END)
 
 
-def loop(colour: str) -> Graph:
-    made = Maker(colour).says("a", "b").routes("b", lambda state, ctx: "a" if state["n"] < 5 else END, ["a", END])
+def loop(call_mode: str) -> Graph:
+    made = Maker(call_mode).says("a", "b").routes("b", lambda state, ctx: "a" if state["n"] < 5 else END, ["a", END])
     return made.graph.add_path(START, "a", "b")
 
 
-def fork(colour: str) -> Graph:
-    made = Maker(colour).says("a", "b", "b2", "c", "d")
+def fork(call_mode: str) -> Graph:
+    made = Maker(call_mode).says("a", "b", "b2", "c", "d")
     return made.graph.add_path(START, "a").add_edge("a", ["b", "c"]).add_path("b", "b2", "d").add_path("c", "d", END)
 
 
-def fork_to_the_end(colour: str) -> Graph:
-    return Maker(colour).says("a", "b", "c").graph.add_edge(START, ["a", "b", "c"]).add_edge(["a", "b", "c"], END)
+def fork_to_the_end(call_mode: str) -> Graph:
+    return Maker(call_mode).says("a", "b", "c").graph.add_edge(START, ["a", "b", "c"]).add_edge(["a", "b", "c"], END)
 
 
 def decided(conflict: Conflict) -> str:
@@ -149,9 +149,9 @@ def decided(conflict: Conflict) -> str:
     return f"{conflict.left}+{conflict.right}"
 
 
-def policy(colour: str) -> Graph:
+def policy(call_mode: str) -> Graph:
     """Conflicts that a function decides, twice; one of the writers starts from what was decided before."""
-    made = Maker(colour, merge=decided)
+    made = Maker(call_mode, merge=decided)
     made.node("a", lambda state, ctx: {"x": f"{state['x']}a", "seen": {"k": f"a{ctx.visit}"}})
     made.node("b", lambda state, ctx: {"x": f"{state['x']}b", "seen": {"k": f"b{ctx.visit}"}})
     made.says("c", "j")
@@ -159,23 +159,23 @@ def policy(colour: str) -> Graph:
     return made.graph.add_edge(START, ["a", "b", "c"]).add_edge(["a", "b", "c"], "j")
 
 
-def send(colour: str) -> Graph:
-    made = Maker(colour).says("again")
+def send(call_mode: str) -> Graph:
+    made = Maker(call_mode).says("again")
     made.node("w", lambda state, ctx: {"log": [f"w{state['k']}"], "n": state["k"]})
     made.routes(START, lambda state, ctx: [*(Send("w", {"k": k}) for k in (3, 1, 2)), "again"], ["w", "again"])
     made.says("j")
     return made.graph.add_edge(["w", "again"], "j").add_edge("j", END)
 
 
-def maps(colour: str) -> Graph:
-    made = Maker(colour)
+def maps(call_mode: str) -> Graph:
+    made = Maker(call_mode)
     made.node("find", lambda state, ctx: {"docs": ["a", "bcd", "ef"]})
-    made.graph.add_map("measure", _measure(colour), over="docs", item="doc", into="sizes")
+    made.graph.add_map("measure", _measure(call_mode), over="docs", item="doc", into="sizes")
     made.says("tell")
     return made.graph.add_path(START, "find", "measure", "tell", END)
 
 
-def _measure(colour: str) -> Callable[..., Any]:
+def _measure(call_mode: str) -> Callable[..., Any]:
     def measure(doc: str, ctx: Context) -> int:
         CALLS.note("node", "measure", ctx.execution)
         return len(doc)
@@ -183,32 +183,32 @@ def _measure(colour: str) -> Callable[..., Any]:
     async def ameasure(doc: str, ctx: Context) -> int:
         return measure(doc, ctx)
 
-    return measure if colour == "sync" else ameasure
+    return measure if call_mode == "sync" else ameasure
 
 
-def subgraph(colour: str) -> Graph:
+def subgraph(call_mode: str) -> Graph:
     """A graph in a graph in a graph, inside of a loop, with a fork in the innermost."""
-    inner = Maker(colour).says("a", "b", "j").graph.add_edge(START, ["a", "b"]).add_edge(["a", "b"], "j")
+    inner = Maker(call_mode).says("a", "b", "j").graph.add_edge(START, ["a", "b"]).add_edge(["a", "b"], "j")
     inner.add_edge("j", END)
-    middle = Maker(colour).says("m").graph.add_node("inner", inner.compile()).add_path(START, "m", "inner", END)
-    made = Maker(colour, inputs=["q"]).says("after")
+    middle = Maker(call_mode).says("m").graph.add_node("inner", inner.compile()).add_path(START, "m", "inner", END)
+    made = Maker(call_mode, inputs=["q"]).says("after")
     made.graph.add_node("middle", middle.compile())
     made.routes("after", lambda state, ctx: "middle" if ctx.visit < 2 else END, ["middle", END])
     return made.graph.add_path(START, "middle", "after")
 
 
-def subgraphs_beside(colour: str) -> Graph:
+def subgraphs_beside(call_mode: str) -> Graph:
     """The same graph twice at once, and one of several Sends."""
-    inner = Maker(colour).says("a", "b").graph.add_path(START, "a", "b", END).compile()
-    made = Maker(colour, inputs=["q"]).says("j")
+    inner = Maker(call_mode).says("a", "b").graph.add_path(START, "a", "b", END).compile()
+    made = Maker(call_mode, inputs=["q"]).says("j")
     made.graph.add_node("left", inner).add_node("right", inner).add_node("each", inner)
     made.routes(START, lambda state, ctx: ["left", "right", Send("each"), Send("each")], ["left", "right", "each"])
     return made.graph.add_edge(["left", "right", "each"], "j").add_edge("j", END)
 
 
-def map_of_graphs(colour: str) -> Graph:
-    made = Maker(colour)
-    inner = Graph(Item).add_node("size", _size(colour)).add_node("twice", _twice(colour))
+def map_of_graphs(call_mode: str) -> Graph:
+    made = Maker(call_mode)
+    inner = Graph(Item).add_node("size", _size(call_mode)).add_node("twice", _twice(call_mode))
     made.node("find", lambda state, ctx: {"docs": ["a", "bcd"]})
     made.graph.add_map(
         "measure", inner.add_path(START, "size", "twice", END).compile(), over="docs", item="doc", into="sizes"
@@ -221,27 +221,27 @@ class Item(BaseModel):
     size: int = 0
 
 
-def _size(colour: str) -> Callable[..., Any]:
-    return noting("size", lambda state, ctx: {"size": len(state["doc"])}, colour)
+def _size(call_mode: str) -> Callable[..., Any]:
+    return noting("size", lambda state, ctx: {"size": len(state["doc"])}, call_mode)
 
 
-def _twice(colour: str) -> Callable[..., Any]:
-    return noting("twice", lambda state, ctx: {"size": 2 * state["size"]}, colour)
+def _twice(call_mode: str) -> Callable[..., Any]:
+    return noting("twice", lambda state, ctx: {"size": 2 * state["size"]}, call_mode)
 
 
-def conditional_start(colour: str) -> Graph:
-    made = Maker(colour).says("a", "b").routes(START, lambda state, ctx: "b" if state["q"] else "a", ["a", "b"])
+def conditional_start(call_mode: str) -> Graph:
+    made = Maker(call_mode).says("a", "b").routes(START, lambda state, ctx: "b" if state["q"] else "a", ["a", "b"])
     return made.graph.add_edge(["a", "b"], END)
 
 
-def criss_cross(colour: str) -> Graph:
-    made = Maker(colour).says("a", "b", "j", "k", "z")
+def criss_cross(call_mode: str) -> Graph:
+    made = Maker(call_mode).says("a", "b", "j", "k", "z")
     made.graph.add_edge(START, ["a", "b"]).add_edge(["a", "b"], ["j", "k"]).add_edge(["j", "k"], "z")
     return made.graph.add_edge("z", END)
 
 
-def commands(colour: str) -> Graph:
-    made = Maker(colour).says("b", "c")
+def commands(call_mode: str) -> Graph:
+    made = Maker(call_mode).says("b", "c")
 
     def choose(state: Any, ctx: Context) -> Command:
         return Command({"log": ["a"]}, "a" if ctx.visit < 2 else ["b", Send("c", {"k": 1}), Send("c", {"k": 2})])
@@ -250,9 +250,9 @@ def commands(colour: str) -> Graph:
     return made.graph.add_edge(START, "a").add_edge(["b", "c"], END)
 
 
-def lm_router(colour: str) -> Graph:
+def lm_router(call_mode: str) -> Graph:
     """A predictor decides at START, and whether a loop continues; its answer is written."""
-    made = Maker(colour).says("write", "skip")
+    made = Maker(call_mode).says("write", "skip")
     sort = dspy.Predict("q -> verdict: Literal['write', 'skip'], reason")
     judge = dspy.Predict("n: int -> verdict: Literal['write', 'done']")
     made.graph.add_conditional_edges(START, sort, {"write": "write", "skip": "skip"})
@@ -279,16 +279,16 @@ class Kind:
     """One kind of graph.
 
     Attributes:
-        build: makes it in one colour.
+        build: makes it, sync or async.
         lm: the language model that it runs with.
     """
 
     build: Callable[[str], Graph]
     lm: Callable[[], AbstractContextManager[Any]] = nullcontext
 
-    def compile(self, colour: str, store: Store, **options: Any) -> CompiledGraph:
+    def compile(self, call_mode: str, store: Store, **options: Any) -> CompiledGraph:
         """A program of its own over a store."""
-        return self.build(colour).compile(store=store, **options)
+        return self.build(call_mode).compile(store=store, **options)
 
 
 INPUTS: dict[str, Any] = {"q": "why"}

@@ -17,9 +17,9 @@ from tests.persistence.kinds import CALLS, INPUTS, Called, Kind
 
 
 class Mode(NamedTuple):
-    """In which colour nodes and driver work, over which store, and whether async writes go to a thread."""
+    """Whether nodes and driver are sync or async, over which store, and whether async writes go to a thread."""
 
-    colour: str
+    call_mode: str
     store: Callable[[Path], Failing]
     inline: bool = True
 
@@ -36,14 +36,14 @@ FEWER = ["sync, sqlite", "async, memory, writes in a thread"]
 """Modes that show each difference once."""
 
 
-def start(thread: Thread, colour: str, inputs: dict[str, Any] = INPUTS) -> Run:
-    """Runs in a colour."""
-    return thread.run(inputs) if colour == "sync" else asyncio.run(thread.arun(inputs))
+def start(thread: Thread, call_mode: str, inputs: dict[str, Any] = INPUTS) -> Run:
+    """Run, sync or async."""
+    return thread.run(inputs) if call_mode == "sync" else asyncio.run(thread.arun(inputs))
 
 
-def go_on(thread: Thread, colour: str, **options: Any) -> Run:
-    """Resumes in a colour."""
-    return thread.resume(**options) if colour == "sync" else asyncio.run(thread.aresume(**options))
+def go_on(thread: Thread, call_mode: str, **options: Any) -> Run:
+    """Resume, sync or async."""
+    return thread.resume(**options) if call_mode == "sync" else asyncio.run(thread.aresume(**options))
 
 
 class Whole(NamedTuple):
@@ -63,13 +63,13 @@ class Place:
     def __init__(self, kind: Kind, mode: Mode, path: Path) -> None:
         self.kind = kind
         self.mode = mode
-        self.colour = mode.colour
+        self.call_mode = mode.call_mode
         self.store = mode.store(path)
-        self.first = kind.compile(self.colour, self.store)
-        self.second = kind.compile(self.colour, self.store)
+        self.first = kind.compile(self.call_mode, self.store)
+        self.second = kind.compile(self.call_mode, self.store)
         CALLS.take()
         with kind.lm():
-            self.whole = Whole(outcome(start(self.first.thread("whole"), self.colour)), CALLS.take())
+            self.whole = Whole(outcome(start(self.first.thread("whole"), self.call_mode)), CALLS.take())
         assert self.whole.outcome.status == "completed"
 
     def arm(self, fail: Callable[[], None], at: int, after: bool, forever: bool = True) -> None:
@@ -82,10 +82,10 @@ class Place:
         """Goes on in the other program, as `check_the_rest` says."""
         self.store.rest()
         with self.kind.lm():
-            check_the_rest(self.second, self.store, name, self.whole, self.colour)
+            check_the_rest(self.second, self.store, name, self.whole, self.call_mode)
 
 
-def check_the_rest(program: CompiledGraph, store: Store, name: str, whole: Whole, colour: str) -> None:
+def check_the_rest(program: CompiledGraph, store: Store, name: str, whole: Whole, call_mode: str) -> None:
     """Goes on with a thread to the same end, with each call that is left made once and no other.
 
     A thread without a run is run; one whose run is complete is only read.
@@ -96,7 +96,7 @@ def check_the_rest(program: CompiledGraph, store: Store, name: str, whole: Whole
     if status == "completed":
         assert thread.state.to_dict() == whole.outcome.state
         return
-    run = start(thread, colour) if status == "new" else go_on(thread, colour)
+    run = start(thread, call_mode) if status == "new" else go_on(thread, call_mode)
     calls = CALLS.take()
     assert outcome(run) == whole.outcome
     assert (thread.state, thread.status) == (run.state, "completed")

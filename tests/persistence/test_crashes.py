@@ -23,7 +23,7 @@ def test_a_crash_at_any_write_loses_nothing_and_calls_nothing_twice(kind: str, m
             name = f"t {at} {after}"
             try:
                 with KINDS[kind].lm():
-                    run = start(place.first.thread(name), place.colour)
+                    run = start(place.first.thread(name), place.call_mode)
             except Crash:
                 place.check_the_rest(name)
                 continue
@@ -42,7 +42,7 @@ def test_a_run_that_crashes_repeatedly_completes(kind: str, mode: str, tmp_path:
         try:
             with KINDS[kind].lm():
                 thread = place.first.thread("t")
-                run = go_on(thread, place.colour) if life else start(thread, place.colour)
+                run = go_on(thread, place.call_mode) if life else start(thread, place.call_mode)
         except Crash:
             continue
         break
@@ -56,23 +56,23 @@ def test_a_crash_in_the_second_run_of_a_thread(kind: str, mode: str, tmp_path: P
     """It continues from the first one: its state, its versions, its ids."""
     place = Place(KINDS[kind], MODES[mode], tmp_path)
     whole = place.first.thread("whole")
-    expected = outcome(start(whole, place.colour))
+    expected = outcome(start(whole, place.call_mode))
     for at in count(1):
         name = f"t {at}"
         place.store.rest()
-        start(place.first.thread(name), place.colour)
+        start(place.first.thread(name), place.call_mode)
         place.arm(crash, at, after=at % 2 == 0)
         try:
-            run = start(place.first.thread(name), place.colour)
+            run = start(place.first.thread(name), place.call_mode)
         except Crash:
             place.store.rest()
             thread = place.second.thread(name)
             row = place.store.thread(name)
             assert row is not None
             if thread.status != "completed":
-                assert outcome(go_on(thread, place.colour)) == expected
+                assert outcome(go_on(thread, place.call_mode)) == expected
             elif row.runs == 1:
-                assert outcome(start(thread, place.colour)) == expected
+                assert outcome(start(thread, place.call_mode)) == expected
             assert thread.state == whole.state
             assert [commit.version for commit in thread.history()] == [commit.version for commit in whole.history()]
             continue

@@ -40,7 +40,7 @@ def test_kill_9_at_any_write(kind: str, mode: str, tmp_path: Path) -> None:
                 CALLS.file = os.open(calls, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
                 place.arm(kill, at, after)
                 with KINDS[kind].lm():
-                    assert start(place.first.thread(name), place.colour).status == "completed"
+                    assert start(place.first.thread(name), place.call_mode).status == "completed"
 
             ended = end_of(fork(child))
             called = read_calls(calls.read_text())

@@ -226,23 +226,23 @@ REFUSED: dict[str, tuple[Callable[[Any], Graph], str]] = {
 
 
 @pytest.mark.parametrize("durability", ["sync", "flush"])
-@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("call_mode", ["sync", "async"])
 @pytest.mark.parametrize("where", REFUSED)
 def test_a_run_with_a_refused_value_has_failed_for_other_processes_too(
-    where: str, colour: str, durability: Any, tmp_path: Path
+    where: str, call_mode: str, durability: Any, tmp_path: Path
 ) -> None:
     """The store works: the end of the run is written, with its error, and resume continues from there."""
     build, node = REFUSED[where]
     made: list[Any] = [Secret(1)]
     program = build(lambda: made[0]).compile(store=tmp_path / "runs.db", durability=durability)
-    run = start(program.thread("t"), colour, {"ns": [1, 2]})
+    run = start(program.thread("t"), call_mode, {"ns": [1, 2]})
     t = build(lambda: made[0]).compile(store=tmp_path / "runs.db").thread("t")
     assert (run.status, t.status) == ("failed", "failed")
     assert t.error is not None
     assert (t.error.node, t.error.type) == (node, "StateError")
     assert t.state.to_dict() == {"ns": [1, 2]}, "what was written before is kept with any durability"
     made[0] = 7
-    run = go_on(t, colour)
+    run = go_on(t, call_mode)
     assert (run.status, t.status, run.state["value"]) == ("completed", "completed", [7, 7] if node == "size" else 7)
 
 

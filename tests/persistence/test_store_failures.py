@@ -35,13 +35,13 @@ def test_a_write_that_fails_stops_what_depends_on_it_and_loses_nothing(kind: str
             name = f"t {at} {after}"
             if at == 1:
                 with pytest.raises(StoreError) as caught:
-                    start(place.first.thread(name), place.colour)
+                    start(place.first.thread(name), place.call_mode)
                 assert isinstance(caught.value.__cause__, DiskError)
                 assert not CALLS.made
                 place.check_the_rest(name)
                 continue
             with KINDS[kind].lm():
-                run = start(place.first.thread(name), place.colour)
+                run = start(place.first.thread(name), place.call_mode)
             if run.error is None:
                 assert outcome(run) == place.whole.outcome
                 break

@@ -27,7 +27,7 @@ def test_a_run_with_any_error_can_be_resumed_once_the_cause_is_gone(kind: str, m
     for number, call in enumerate(sorted(place.whole.calls)):
         CALLS.fault = call
         thread = place.first.thread(f"t{number}")
-        run = start(thread, place.colour)
+        run = start(thread, place.call_mode)
         made = CALLS.take()
         CALLS.fault = None
         assert run.status == "failed"
