@@ -27,7 +27,6 @@ from pydantic import (
     ValidationError,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 from typing_extensions import is_typeddict
 
 from dspyer import reducers
@@ -156,6 +155,7 @@ class Field:
         if self.checks_result or self.validate_entries is None:
             return self._keep(new, self.validate(thaw(new), others))
         before = old if isinstance(old, FrozenDict) else EMPTY_DICT
+        # Identity: entries that the patch left the same are shared with the old value, which is valid.
         written = {key: new.raw(key) for key in update if key in new and new.raw(key) is not before.raw(key, DELETE)}
         return self._with_valid_entries(new, written)
 
@@ -200,6 +200,7 @@ class Field:
             ids = [f"{commit_id}/{number}" if number else commit_id for number in range(len(update.updates))]
             return Updates(*[self.stored_update(current, *part) for part in zip(update.updates, ids, strict=True)])
         if update is DELETE:
+            # A factory is called once and its result is stored: a replay would get another one.
             return DELETE if self.info.default_factory is None else Replace(self.default())
         if isinstance(update, Replace):
             return Replace(self._valid(update.frozen, NO_OTHER_FIELDS))
@@ -230,6 +231,7 @@ class Field:
             value = update.frozen
             return value if self.limit is None else self.limit.enforce(self.name, DELETE, DELETE, value)
         assert self.reducer is not None  # only such fields have updates
+        # For the built-in reducers None is no value yet, as in `list[str] | None = None`.
         if current is DELETE or (current is None and self.reducer.check is not None):
             current = self.fold_start
         try:
@@ -367,25 +369,26 @@ def _checker(model: type[BaseModel]) -> type[BaseModel]:
 def _read_field(model: type[BaseModel], checker: type[BaseModel], name: str, validated: bool) -> Field:
     info, config = model.model_fields[name], model.model_config
     place = f"field {name!r} of schema {model.__name__}"
-    reducer, live, most, constraints = _split_metadata(info, place)
+    reducer, live, bound, constraints = _split_metadata(info, place)
+    # Without constraints and validators the type alone says what is valid, and an update can be validated by itself.
     plain = not constraints and not validated and info.discriminator is None
-    bare = without_none(info.annotation)
-    origin = get_origin(bare) or bare
+    inner = without_none(info.annotation)
+    origin = get_origin(inner) or inner
     is_mapping = origin in MAPPINGS
     is_typed_dict = hasattr(origin, "__required_keys__")  # of `typing` and of `typing_extensions`
-    free = bare is Any or (is_mapping and (get_args(bare) or (str, Any)) == (str, Any))
+    any_mapping = inner is Any or (is_mapping and (get_args(inner) or (str, Any)) == (str, Any))
     validate = _plain_validator(info.annotation, config) if plain else _model_validator(checker, name)
     folding = reducer if reducer is not None and reducer.folds else None
     update_type = _update_type(folding, info.annotation, place)
     wrong = "" if live is None else live_problem(live, folding)
-    if most is not None and not wrong:
-        wrong = limit_problem(most, "" if folding is None else folding.name, origin)
+    if bound is not None and not wrong:
+        wrong = limit_problem(bound, "" if folding is None else folding.name, origin)
     if wrong:
         raise GraphError(f"{place}: {wrong}")
     default = _fixed_default(info, place, validate, config)
-    if most is not None and default is not DELETE:
+    if bound is not None and default is not DELETE:
         try:
-            most.enforce(name, DELETE, DELETE, default)
+            bound.enforce(name, DELETE, DELETE, default)
         except NodeOutputError as error:
             raise GraphError(f"{place}: its default: {error}") from None
     return Field(
@@ -399,17 +402,17 @@ def _read_field(model: type[BaseModel], checker: type[BaseModel], name: str, val
         exact_types=frozenset() if not plain or info.frozen else _exact_types(info.annotation, config),
         validate=validate,
         validate_update=None if update_type is None else _adapter(update_type, config),
-        validate_entries=_adapter(bare, config) if is_mapping else None,
-        unvalidated_mapping=free or is_typed_dict,
-        patches_by_key=(free or is_mapping) and plain and reducer is not reducers.replace,
+        validate_entries=_adapter(inner, config) if is_mapping else None,
+        unvalidated_mapping=any_mapping or is_typed_dict,
+        patches_by_key=(any_mapping or is_mapping) and plain and reducer is not reducers.replace,
         model=origin if isinstance(origin, type) and issubclass(origin, BaseModel) else None,
         checks_result=not plain or is_typed_dict or (folding is not None and update_type is None),
         reads_other_fields=validated,
         fold_start=DELETE if folding is None else _start(folding, origin),
         fixed_default=default,
         live=live,
-        limit=most,
-        validate_item=None if validated else _item_validator(bare, constraints, config),
+        limit=bound,
+        validate_item=None if validated else _item_validator(inner, constraints, config),
     )
 
 
@@ -477,6 +480,8 @@ def _model_validator(checker: type[BaseModel], name: str) -> FieldCheck:
     strict = checker.model_config.get("strict")
 
     def validate(value: Any, others: Mapping[str, Any]) -> Any:
+        # pydantic validates a single field only as an assignment, so it gets an instance with the other fields. The
+        # instance is built without validation: the values of a state are valid.
         blank = checker.__new__(checker)
         values = {other: each for other, each in others.items() if other != name}
         object.__setattr__(blank, "__dict__", values)
@@ -490,7 +495,7 @@ def _model_validator(checker: type[BaseModel], name: str) -> FieldCheck:
 
 
 def _fixed_default(info: FieldInfo, place: str, validate: FieldCheck, config: ConfigDict) -> Any:
-    if info.default is PydanticUndefined or info.default_factory is not None:
+    if info.is_required() or info.default_factory is not None:
         return DELETE
     value = info.default
     checked = config.get("validate_default", False) if info.validate_default is None else info.validate_default
