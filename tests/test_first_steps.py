@@ -78,7 +78,7 @@ def takes_an_option(text: str, limit: int = 3) -> dict[str, int]:
 
 
 class Loose(TypedDict):
-    """What is a schema elsewhere."""
+    """A `TypedDict`, which is a schema in LangGraph."""
 
     text: str
 
@@ -92,7 +92,7 @@ def asking() -> Any:
 
 
 class Silent(dspy.Module):
-    """A module that does not say what it gives."""
+    """A module that does not declare its outputs."""
 
     def forward(self, text: str) -> Any:
         return dspy.Prediction(reply=text)

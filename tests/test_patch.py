@@ -98,7 +98,7 @@ def test_applying_the_diff_gives_the_new_value(old: dict[str, Any], new: dict[st
 @settings(max_examples=100, deadline=None)
 @given(old=documents, new=documents)
 def test_no_part_of_a_diff_can_be_left_out(old: dict[str, Any], new: dict[str, Any]) -> None:
-    """Without any one of its entries the patch leads elsewhere, and it holds no bare None."""
+    """Without any one of its entries the patch gives another result, and it holds no `None` outside `Replace`."""
     a, b = freeze(old), freeze(new)
     patch = plain_patch(diff(a, b))
     for shorter in shortened(patch):

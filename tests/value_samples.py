@@ -209,7 +209,7 @@ TYPES = [Color, Level, Word, Access, Point, OldPoint, Marked, UserId, Celsius, M
 
 
 def spoil(value: Any, seen: set[int] | None = None) -> int:
-    """Change in place whatever can be changed in a value, all the way down; gives the number of changes."""
+    """Change everything in a value and its parts that can be changed in place; return the number of changes."""
     seen = set() if seen is None else seen
     if id(value) in seen:
         return 0

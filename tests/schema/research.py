@@ -40,7 +40,7 @@ def double(current: int, update: int) -> int:
 
 
 class Research(BaseModel):
-    """A typical schema."""
+    """A schema with a field for each reducer and kind of type."""
 
     question: str
     findings: Annotated[list[str], reducers.extend] = []

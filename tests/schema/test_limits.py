@@ -107,7 +107,7 @@ def board(count: int) -> Graph:
 
 
 def test_joins_replays_and_the_history_obey_the_limit() -> None:
-    """S004-5, S004-6, S004-16, S004-20: each branch fits, all together do too, and each commit says its size."""
+    """S004-5, S004-6, S004-16, S004-20: each branch is within the limit, the join too, and each commit has its sizes."""
     thread = board(2).compile(store=":memory:").thread("t")
     run = thread.run({})
     run.raise_error()
@@ -130,7 +130,7 @@ def test_a_join_that_exceeds_the_limit_is_refused() -> None:
 
 
 def test_a_run_of_an_earlier_graph_keeps_its_limit() -> None:
-    """Its commits are folded as they were then; only what is new obeys the new limit."""
+    """Existing commits are folded with the limit of their graph; the new limit applies to new commits only."""
 
     def thread_of(kind: Any) -> Any:
         graph = Graph(create_model("Board", notes=(kind, [])))

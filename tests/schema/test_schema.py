@@ -320,7 +320,7 @@ class TestWithoutModel:
         assert (after_it is before) == (not patch)
 
     def test_large_mappings_are_not_compared_as_a_whole(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What changed is found by what the update names."""
+        """Only the keys that an update names are compared."""
         state = ImmutableState({"big": {str(number): number for number in range(200)}})
         start = SCHEMA.initial_state({"free": state["big"]})
 

@@ -46,7 +46,7 @@ def linear(node: Callable[..., Any], kb: float, schema: type[BaseModel] | None =
 @MODES
 @pytest.mark.parametrize("schema", [Pad, None], ids=["a schema", "none"])
 def test_a_node_that_writes_too_much_is_refused(mode: str, schema: Any) -> None:
-    """S004-5: the error names the node, the sizes and the largest fields; nothing of the write stays."""
+    """S004-5: the error names the node, the sizes and the largest fields; the write is not committed."""
     program = linear(lambda: {"text": "x" * 80, "other": "y" * 30}, 0.1, schema, writes=["text", "other"]).compile()
     run = run_of(mode, program, {"topic": "t"} if schema else {})
     assert isinstance(run.error, errors.NodeOutputError)
@@ -207,7 +207,7 @@ def _stranger(thread: Any) -> Any:
 
 
 def test_a_new_limit_refuses_no_existing_thread_and_no_write_that_shrinks_it() -> None:
-    """A limit is a policy: what was committed under another one is read, replayed, resumed and shrunk."""
+    """Threads that were committed under another limit are read, replayed, resumed and can shrink."""
     store = open_store(":memory:")
 
     def thread_of(kb: float | None) -> Any:
@@ -346,7 +346,7 @@ def _giving(patch: dict[str, Any]) -> Callable[[], dict[str, Any]]:
 @settings(max_examples=60, deadline=None)
 @given(first=branch_patches, left=branch_patches, right=branch_patches)
 def test_the_commit_of_a_join_has_the_size_of_its_state(first: Any, left: Any, right: Any) -> None:
-    """Of what branches changed beside each other too, in conflict or not; the history says the same."""
+    """Also if parallel branches changed the same paths, with or without conflict; the history has the same sizes."""
     graph = Graph(Both, outputs=["text"], limit=limit(kb=1000), merge="last_write_wins")
     for name, (patch, more) in {"first": first, "left": left, "right": right}.items():
         graph.add_node(name, _giving({**patch, **more}), writes=list(Both.model_fields))

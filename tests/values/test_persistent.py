@@ -19,7 +19,7 @@ SIZES = [0, 1, 15, SMALL // 2, SMALL - 1, SMALL, SMALL + 1, 300]
 
 
 class Clash:
-    """A key whose hash says almost nothing."""
+    """A key whose hash has few values, so that many keys share one leaf of the trie."""
 
     def __init__(self, name: int) -> None:
         self.name = name

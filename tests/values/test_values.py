@@ -33,7 +33,7 @@ make_of = pytest.mark.parametrize("make", SAMPLES.values(), ids=SAMPLES.keys())
 
 
 def unfold(value: Any) -> Any:
-    """What thawing gives: the plain types behind subclasses of dict."""
+    """The expected result of thawing: a plain dict for subclasses of dict."""
     return dict(value) if isinstance(value, dict) else value
 
 
@@ -462,7 +462,7 @@ def test_too_deep(kind: str, levels: int) -> None:
 
 
 def below(frames: int, work: Callable[[], Any]) -> Any:
-    """Call from deep down in the stack, as frameworks do."""
+    """Call `work` with this many frames on the stack, as frameworks do."""
     return work() if frames == 0 else below(frames - 1, work)
 
 
