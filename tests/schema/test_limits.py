@@ -107,7 +107,7 @@ def board(count: int) -> Graph:
 
 
 def test_joins_replays_and_the_history_obey_the_limit() -> None:
-    """S004-5, S004-6, S004-16, S004-20: each branch is within the limit, the join too, and each commit has its sizes."""
+    """S004-5, S004-6, S004-16, S004-20: branches and their join are within the limit; each commit has its sizes."""
     thread = board(2).compile(store=":memory:").thread("t")
     run = thread.run({})
     run.raise_error()
