@@ -27,6 +27,7 @@ from dspyer.testing.text_engine import Sampling, TextLM
 
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w])")
 _COPY_FROM = 0.45  # similarity from which on the text of a demonstration is copied
+_MAX_DEPTH = 8  # of a value that is built for a JSON schema, which may refer to itself
 _NOISE = 0.04  # scale of the noise in scores, per unit of temperature
 
 
@@ -204,7 +205,7 @@ class _Answer:
 
     def build(self, field: PromptField, schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Any:
         """A value that fits a JSON schema, from the inputs."""
-        if "$ref" in schema and depth < 8:
+        if "$ref" in schema and depth < _MAX_DEPTH:
             name = str(schema["$ref"]).rsplit("/", 1)[-1]
             return self.build(field, root.get("$defs", {}).get(name, {}), root, depth + 1)
         for union in ("anyOf", "oneOf", "allOf"):
@@ -224,7 +225,7 @@ class _Answer:
             return self.build_object(field, schema, root, depth)
         if kind == "array":
             items = schema.get("items", {})
-            if depth < 8 and (items.get("type") != "string" or "enum" in items):
+            if depth < _MAX_DEPTH and (items.get("type") != "string" or "enum" in items):
                 return [self.build(field, items, root, depth + 1)]
             return extract(self.prompt, field, 3)
         if kind in ("integer", "number"):
@@ -242,7 +243,7 @@ class _Answer:
         if not properties and free:
             inner = free if isinstance(free, Mapping) else {}
             properties = dict.fromkeys(self.names(), inner)
-        if depth >= 8:
+        if depth >= _MAX_DEPTH:
             return {}
         fields = {name: PromptField(field.name if free else name, "", field.description, "text") for name in properties}
         return {name: self.build(fields[name], inner, root, depth + 1) for name, inner in properties.items()}
@@ -285,10 +286,10 @@ def scores(prompt: Prompt, field: PromptField, values: Sequence[str], similarity
     """A score for each allowed value of a field, the higher the better, from the `demo_similarities` of the prompt."""
     votes = dict.fromkeys(values, 0.0)
     seen = dict.fromkeys(values, 0)
-    for demo, like in zip(prompt.demos, similarity, strict=True):
+    for demo, near in zip(prompt.demos, similarity, strict=True):
         value = demo.outputs.get(field.name, "").strip()
         if value in votes:
-            votes[value] += like**_SHARPNESS
+            votes[value] += near**_SHARPNESS
             seen[value] += 1
     # Divided by the root of its count, a frequent value does not win by its number alone.
     shares = {value: vote / math.sqrt(1 + seen[value]) for value, vote in votes.items()}
@@ -380,6 +381,8 @@ WordLists = dict[str, dict[str, list[str]]]  # field -> value -> words that are 
 
 _INSTRUCTION = re.compile(r"instruction|rules?$|advice|guideline", re.IGNORECASE)
 _OBSERVATIONS = re.compile(r"observation|description|summary", re.IGNORECASE)
+# The forms in which optimizers show examples and earlier attempts: COPRO's attempts with scores, lists of words that
+# this LM wrote in an earlier round, `name: value` lines, and reprs of `dspy.Example`.
 _ATTEMPT = re.compile(r"Instruction #\d+: (.*?)\s*Resulting Score #\d+: ([\d.]+)", re.DOTALL)
 _LISTED = re.compile(r"^\s*- (?:(\w+) )?[“\"](.+?)[”\"]: ([^.\n]+)", re.MULTILINE)
 _PREFIXED = re.compile(r"^([A-Z]\w*(?: \w+){0,3}|\w+): (.*)$")
@@ -411,6 +414,7 @@ def extract(prompt: Prompt, field: PromptField, count: int = 1) -> list[str]:
     index = index_of(tuple(source))
     asked = index.similarities(question)
     central = index.similarities(" ".join(source))
+    # A sentence that is similar to the whole text decides between sentences that are equally similar to the question.
     order = sorted(range(len(source)), key=lambda number: -(asked[number] + 0.2 * central[number]))
     return [source[number] for number in sorted(order[:count])]
 
@@ -436,17 +440,17 @@ def write_instruction(prompt: Prompt, seed: str = "") -> str:
 
 
 def write_observations(prompt: Prompt) -> str:
-    """Observations on the examples in a prompt, or on earlier observations; empty if there are fewer than two."""
+    """Observations: the typical words in two or more examples, or else those of earlier observations; may be empty."""
     examples = list(examples_in(prompt))
     learned = characteristic_words(examples, _OBSERVED) if len(examples) > 1 else {}
     lines = _list_lines(learned or listed_words(prompt))  # words listed before are not repeated: they would count twice
     return "\n".join(["Each value is told by words of its own.", *lines]) if lines else ""
 
 
-def _list_lines(hints: WordLists) -> list[str]:
+def _list_lines(lists: WordLists) -> list[str]:
     return [
         f'- {field} "{value}": {", ".join(found)}.'
-        for field, values in hints.items()
+        for field, values in lists.items()
         for value, found in values.items()
     ]
 
@@ -529,6 +533,7 @@ def _flat_object(text: str) -> Mapping[str, object]:
 
 
 def _json_examples(text: str) -> Iterator[Example]:
+    """The examples in the JSON in which GEPA shows them, with the outputs corrected by the feedback."""
     try:
         shown = json.loads(text)
     except ValueError:
@@ -613,8 +618,8 @@ def _current_instruction(prompt: Prompt) -> str:
 
 def _merge_lists(old: WordLists, new: WordLists, keep: int) -> WordLists:
     result: WordLists = {}
-    for hints in (old, new):
-        for field, values in hints.items():
+    for lists in (old, new):
+        for field, values in lists.items():
             for value, found in values.items():
                 kept = result.setdefault(field, {}).setdefault(value, [])
                 kept.extend(word for word in found if word not in kept)
