@@ -22,6 +22,8 @@ from pydantic_core import to_jsonable_python
 PromptForm = Literal["chat", "json", "xml", "plain"]
 AnswerKind = Literal["text", "choice", "bool", "number", "json"]
 
+# The texts of DSPy's adapters: a field in the system message, the header or tag of a value, the note on the type of a
+# value, the sentence before the instructions, the end of a user message, and the texts for missing values.
 _FIELD = re.compile(r"^\d+\. `(\w+)` \((.*?)\):(?: (.*))?$")
 _HEADER = re.compile(r"^\[\[ ## (\w+) ## \]\][ \t]*", re.MULTILINE)
 _TAG = re.compile(r"<(\w+)>\n?(.*?)\n?</\1>", re.DOTALL)
