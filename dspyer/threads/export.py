@@ -20,7 +20,7 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 from dspyer.display.redaction import HIDDEN, Redaction
-from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreError
+from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreError, ThreadError
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.reader import HistoryReader, cyclic_history
 from dspyer.persistence.rows import COMMITS, CommitContent, RowKind, encode_commit_content, read_commit_content
@@ -197,11 +197,14 @@ BATCH = 500
 """Most rows in one transaction."""
 
 
-def load(store: Store, name: str, exported: Exported) -> None:
+def load(store: Store, name: str, path: str | os.PathLike[str]) -> None:
     """Write an exported thread to a store, under a name that no thread has.
 
     The thread is owned while it is written, so that no run starts on a part of it; if writing fails it is deleted.
     """
+    if store.thread(name) is not None:
+        raise ThreadError(f"there is a thread {name!r} already: load into another name, or delete it first")
+    exported = read(path)
     owner, journal = new_owner(), Journal(store, name, 0, "", 0)
     offsets = {str(line["run"]): _offset_of(store, line, rows, exported) for line, rows in exported.runs}
     try:

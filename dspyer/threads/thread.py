@@ -7,16 +7,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Self
 
 import anyio.to_thread
 
 from dspyer.display.redaction import Redactor
-from dspyer.errors import ThreadError
 from dspyer.events import Commit, Question
-from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.binding import resources_of
 from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.reader import HistoryReader
@@ -28,7 +26,7 @@ from dspyer.stores.base import DeletionReport, Store
 from dspyer.stores.memory import Memory
 from dspyer.threads.changes import copy_thread, first_write_of_rerun, update_thread
 from dspyer.threads.deletion import delete_thread, prune_thread
-from dspyer.threads.export import export, load, read, shown_row
+from dspyer.threads.export import export, load, shown_row
 from dspyer.threads.graph_changes import AllowChanged
 from dspyer.threads.graph_fingerprint import StorableCheck, decoder, fingerprint_of
 from dspyer.threads.merge_on_finish import MergeOnFinish
@@ -36,25 +34,9 @@ from dspyer.threads.merging import ThreadMerger, check_same_store
 from dspyer.threads.ownership import ThreadLock, existing_row
 from dspyer.threads.start import RunStarter
 from dspyer.threads.status import StoredFailure, failures_of, open_questions, status_of, usage_of
+from dspyer.threads.thread_program import Answers, OnConflict, Resources, ThreadProgram
 from dspyer.threads.time_travel import Moment, ThreadReader, check_thread_name
 from dspyer.threads.views_across_runs import recent_indexes
-
-Resources = Mapping[type, object] | Sequence[object] | None
-Answers = Mapping[str, Any] | None
-OnConflict = Literal["raise", "wait", "merge"]
-
-
-class Program(Protocol):
-    """The compiled graph, as far as a thread needs it. It is defined here, so that this module imports no program."""
-
-    @property
-    def graph(self) -> GraphSpec: ...
-
-    def _run(self, inputs: Mapping[str, Any], request: Request, observe: Observe = ...) -> Run: ...
-
-    async def _arun(self, inputs: Mapping[str, Any], request: Request, observe: Observe = ...) -> Run: ...
-
-    def _check_resources(self, request: Request) -> Mapping[type, object]: ...
 
 
 class Thread:
@@ -71,7 +53,7 @@ class Thread:
         ('completed', 'completed', 2)
     """
 
-    def __init__(self, program: Program, store: Store, name: str) -> None:
+    def __init__(self, program: ThreadProgram, store: Store, name: str) -> None:
         check_thread_name(name)
         self.name = name
         self._program = program
@@ -145,7 +127,7 @@ class Thread:
         take_over: bool = False,
         live: bool = True,
     ) -> Run:
-        """Starts a run in async code, otherwise like `run`.
+        """Starts a run in async code; arguments, result and errors are those of `run`.
 
         Example:
             >>> import asyncio
@@ -176,8 +158,11 @@ class Thread:
         what runs is finished and committed, and `resume` or `stream_resume` continues from there.
 
         Returns:
-            An iterator of events; its `run` is there after the last one. If a node failed, its error is raised then; a
-            question ends the events.
+            An iterator of events; its `run` is there after the last one. A question ends the events.
+
+        Raises:
+            ConcurrentRunError: with the first event, as all that `run` raises.
+            Exception: of the node that failed, after the last event.
 
         Example:
             >>> from dspyer import END, START, Graph
@@ -201,7 +186,7 @@ class Thread:
         take_over: bool = False,
         live: bool = True,
     ) -> AsyncEvents:
-        """Starts a run in async code and yields its events as they happen, otherwise like `stream`.
+        """Starts a run in async code and yields its events; arguments, result and errors are those of `stream`.
 
         Example:
             >>> import asyncio
@@ -268,7 +253,7 @@ class Thread:
         max_resumes: int = 10,
         allow_changed_graph: AllowChanged = False,
     ) -> Run:
-        """Continues the last run in async code, otherwise like `resume`.
+        """Continues the last run in async code; arguments, result and errors are those of `resume`.
 
         Example:
             >>> import asyncio
@@ -293,6 +278,10 @@ class Thread:
     ) -> Events:
         """Continues the last run like `resume` and yields the events of what happens now, as they happen.
 
+        Raises:
+            ConcurrentRunError: with the first event, as all that `resume` raises.
+            Exception: of the node that failed, after the last event.
+
         Example:
             >>> from dspyer import END, START, Graph
             >>> graph = Graph().add_interrupt("ok", question="Send it?", answer=bool, into="sent")
@@ -313,7 +302,7 @@ class Thread:
         max_resumes: int = 10,
         allow_changed_graph: AllowChanged = False,
     ) -> AsyncEvents:
-        """Continues the last run in async code and yields the events, otherwise like `stream_resume`.
+        """Continues the last run in async code and yields its events; otherwise like `stream_resume`.
 
         Example:
             >>> import asyncio
@@ -563,7 +552,7 @@ class Thread:
             return self._program._run({}, owned.request)
 
     async def arerun(self, from_version: int | str, *, resources: Resources = None, take_over: bool = False) -> Run:
-        """Goes back to a commit in async code, otherwise like `rerun`.
+        """Goes back to a commit in async code; arguments, result and errors are those of `rerun`.
 
         Example:
             >>> import asyncio
@@ -716,12 +705,11 @@ class Thread:
             >>> import os, tempfile
             >>> from dspyer import END, START, Graph
             >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
-            >>> program = graph.compile(store=":memory:")
-            >>> file = os.path.join(tempfile.mkdtemp(), "t-42.jsonl")
-            >>> _ = program.thread("t-42").run({"n": 1}), program.thread("t-42").export(file)
-            >>> program.thread("t-43").load(file)
-            >>> program.thread("t-43").state["n"]
-            2
+            >>> t = graph.compile(store=":memory:").thread("t-42")
+            >>> _ = t.run({"n": 1})
+            >>> digest = t.export(os.path.join(tempfile.mkdtemp(), "t-42.jsonl"))
+            >>> len(digest)
+            32
         """
         redaction = self._program.graph.redaction
         shown = None if redaction is None else partial(shown_row, redaction, self._reader)
@@ -730,7 +718,7 @@ class Thread:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Makes this thread from a file that `export` has written, in this store or another one.
 
-        Runs that are in the store already are shared, not stored twice. `export` has an example.
+        Runs that are in the store already are shared, not stored twice.
 
         Args:
             path: the file.
@@ -738,11 +726,18 @@ class Thread:
         Raises:
             ThreadError: if there is a thread of this name.
             StoreError: if the file is not what was exported.
+
+        Example:
+            >>> import os, tempfile
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> program, file = graph.compile(store=":memory:"), os.path.join(tempfile.mkdtemp(), "t-42.jsonl")
+            >>> _ = program.thread("t-42").run({"n": 1}), program.thread("t-42").export(file)
+            >>> program.thread("t-43").load(file)
+            >>> program.thread("t-43").state["n"]
+            2
         """
-        store = self._reader.store
-        if store.thread(self.name) is not None:
-            raise ThreadError(f"there is a thread {self.name!r} already: load into another name, or delete it first")
-        load(store, self.name, read(path))
+        load(self._reader.store, self.name, path)
 
     def __repr__(self) -> str:
         return f"<thread {self.name!r} in {self._store.address}>"
