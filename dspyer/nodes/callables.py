@@ -50,75 +50,6 @@ class FunctionSignature:
     problems: tuple[str, ...] = ()
 
 
-class _Names(dict[str, Any]):
-    """The names that an annotation may use; a missing one reads as `Any`."""
-
-    def __init__(self, names: Mapping[str, Any]) -> None:
-        super().__init__(names)
-        self.missing: list[str] = []
-
-    def __missing__(self, name: str) -> Any:
-        if hasattr(builtins, name):
-            return getattr(builtins, name)
-        self.missing.append(name)
-        return Any
-
-
-def own_call(fn: object) -> Any:
-    """The `__call__` of an object's class as it was written; None if there is none."""
-    return inspect.getattr_static(type(fn), "__call__", None)
-
-
-def plain_function(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function behind partials, bound methods, callable objects and decorators."""
-    while True:
-        if isinstance(fn, partial):
-            fn = fn.func
-        elif isinstance(fn, MethodType):
-            fn = fn.__func__
-        elif not isinstance(fn, (FunctionType, type)) and isinstance(own_call(fn), FunctionType):
-            fn = own_call(fn)
-        elif hasattr(fn, "__wrapped__"):
-            fn = fn.__wrapped__
-        else:
-            return fn
-
-
-def _names_of(fn: Callable[..., Any]) -> _Names:
-    names: dict[str, Any] = dict(getattr(fn, "__globals__", {}))
-    code = getattr(fn, "__code__", None)
-    for name, cell in zip(getattr(code, "co_freevars", ()), getattr(fn, "__closure__", None) or (), strict=False):
-        try:
-            names[name] = cell.cell_contents
-        except ValueError:  # a cell that is filled later
-            continue
-    return _Names(names)
-
-
-def _resolve(annotation: Any, fn: Callable[..., Any]) -> tuple[Any, str]:
-    """The annotation as an object, and its text if a part of it cannot be resolved."""
-    if annotation is inspect.Parameter.empty:
-        return Any, ""
-    if isinstance(annotation, ForwardRef):
-        annotation = annotation.__forward_arg__
-    if not isinstance(annotation, str):
-        return annotation, ""
-    names = _names_of(fn)
-    try:
-        resolved = eval(annotation, {}, names)
-    except Exception:  # noqa: BLE001 - any expression may be there; the parameter is still known by its name
-        return Any, annotation
-    return resolved, annotation if names.missing else ""
-
-
-def _bound_names(fn: Callable[..., Any]) -> set[str]:
-    names: set[str] = set()
-    while isinstance(fn, partial):
-        names.update(fn.keywords)
-        fn = fn.func
-    return names
-
-
 def read_signature(fn: Callable[..., Any], who: str) -> FunctionSignature:
     """The signature of a function, method, partial or callable object. `who` is its name in problems."""
     source = plain_function(fn)
@@ -148,6 +79,78 @@ def read_signature(fn: Callable[..., Any], who: str) -> FunctionSignature:
             found.append(Parameter(parameter.name, annotation, text, has_default))
     returns, _ = _resolve(signature.return_annotation, source)
     return FunctionSignature(tuple(found), takes_all, returns, tuple(problems))
+
+
+def plain_function(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function behind partials, bound methods, callable objects and decorators."""
+    while True:
+        if isinstance(fn, partial):
+            fn = fn.func
+        elif isinstance(fn, MethodType):
+            fn = fn.__func__
+        elif not isinstance(fn, (FunctionType, type)) and isinstance(own_call(fn), FunctionType):
+            fn = own_call(fn)
+        elif hasattr(fn, "__wrapped__"):
+            fn = fn.__wrapped__
+        else:
+            return fn
+
+
+def own_call(fn: object) -> Any:
+    """The `__call__` of an object's class as it was written; None if there is none."""
+    return inspect.getattr_static(type(fn), "__call__", None)
+
+
+def _bound_names(fn: Callable[..., Any]) -> set[str]:
+    names: set[str] = set()
+    while isinstance(fn, partial):
+        names.update(fn.keywords)
+        fn = fn.func
+    return names
+
+
+def _resolve(annotation: Any, fn: Callable[..., Any]) -> tuple[Any, str]:
+    """The annotation as an object, and its text if a part of it cannot be resolved."""
+    if annotation is inspect.Parameter.empty:
+        return Any, ""
+    if isinstance(annotation, ForwardRef):
+        annotation = annotation.__forward_arg__
+    if not isinstance(annotation, str):
+        return annotation, ""
+    names = _names_of(fn)
+    try:
+        resolved = eval(annotation, {}, names)
+    except Exception:  # noqa: BLE001 - any expression may be there; the parameter is still known by its name
+        return Any, annotation
+    return resolved, annotation if names.missing else ""
+
+
+def _names_of(fn: Callable[..., Any]) -> _Names:
+    names: dict[str, Any] = dict(getattr(fn, "__globals__", {}))
+    code = getattr(fn, "__code__", None)
+    for name, cell in zip(getattr(code, "co_freevars", ()), getattr(fn, "__closure__", None) or (), strict=False):
+        try:
+            names[name] = cell.cell_contents
+        except ValueError:  # a cell that is filled later
+            continue
+    return _Names(names)
+
+
+class _Names(dict[str, Any]):
+    """The names that an annotation may use; a missing one reads as `Any`."""
+
+    def __init__(self, names: Mapping[str, Any]) -> None:
+        super().__init__(names)
+        self.missing: list[str] = []
+
+    def __missing__(self, name: str) -> Any:
+        if hasattr(builtins, name):
+            return getattr(builtins, name)
+        self.missing.append(name)
+        return Any
+
+
+# --- annotations
 
 
 def members(annotation: Any) -> tuple[Any, ...]:

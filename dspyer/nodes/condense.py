@@ -24,6 +24,7 @@ from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 
 LISTS = (list, tuple, FrozenList)
+CondenserCalls = Generator[tuple[Node, Call], Reply, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,9 +72,6 @@ class Condenser(Node):
         return Reply({self.field: values[names[0]]})
 
 
-CondenserCalls = Generator[tuple[Node, Call], Reply, Any]
-
-
 Condensers: TypeAlias = Mapping[str, Mapping[str, Condenser]]
 """The modules that shorten what nodes write, by node and field."""
 
@@ -118,6 +116,9 @@ def _one(condenser: Condenser, value: Any, call: Call) -> CondenserCalls:
     overlay: Any = (FrozenDict() if call.overlay is None else call.overlay).set(condenser.given, freeze(value))
     reply = yield condenser, Call(call.state, call.context, call.program, overlay, call.resources, call.runner)
     return reply.updates[condenser.field]
+
+
+# --- building
 
 
 def plan_condenser(

@@ -21,24 +21,6 @@ from dspyer.nodes.sync_async import acall_function, call_function, is_async
 from dspyer.nodes.template_plans import filling, plan_templates
 from dspyer.state import ImmutableState
 
-# Attributes that DSPy gives to instances of modules.
-_DSPY_ATTRIBUTES = {"forward", "aforward", "history", "callbacks", "_compiled"}
-
-
-class NodeModules(dspy.Module):
-    """The modules that are bound to a function, as attributes by parameter: the program holds them in it.
-
-    It is never called itself.
-    """
-
-    def __init__(self, **modules: dspy.Module) -> None:
-        super().__init__()
-        for name, module in modules.items():
-            setattr(self, name, module)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return super().__reduce_ex__(protocol) if type(self) is NodeModules else reduce_program(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FunctionNode(Node):
@@ -117,6 +99,25 @@ class FunctionNode(Node):
             raise NodeOutputError(
                 f"{self.who} returned a {type(result).__name__}, which {unknown_outputs_text(values, schema)}"
             )
+
+
+class NodeModules(dspy.Module):
+    """The modules that are bound to a function, as attributes by parameter: the program holds them in it.
+
+    It is never called itself.
+    """
+
+    def __init__(self, **modules: dspy.Module) -> None:
+        super().__init__()
+        for name, module in modules.items():
+            setattr(self, name, module)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return super().__reduce_ex__(protocol) if type(self) is NodeModules else reduce_program(self)
+
+
+# Attributes that DSPy gives to instances of modules.
+_DSPY_ATTRIBUTES = {"forward", "aforward", "history", "callbacks", "_compiled"}
 
 
 def build_function(fn: Callable[..., Any], options: NodeOptions) -> Built:

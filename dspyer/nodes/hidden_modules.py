@@ -19,6 +19,18 @@ from dspyer.nodes.callables import members, own_call, read_signature
 _CONTAINERS = (list, tuple, set, frozenset)
 
 
+def hidden_problems(fn: Callable[..., Any], who: str, fix: str) -> list[str]:
+    """One problem per hidden module. `fix` is the code to write instead, with `{local}` and `{name}` in it."""
+    problems = []
+    for name, place in find_hidden(fn):
+        local = "".join(c if c.isalnum() else "_" for c in name.rpartition(".")[2]).strip("_").lower() or "module"
+        problems.append(
+            f"{who} uses the dspy.Module {name!r} ({place}), which the graph does not see, so that it would be neither "
+            f"tuned nor copied nor saved: {fix.format(local=local, name=name)}"
+        )
+    return problems
+
+
 class Hidden(NamedTuple):
     """A module that was found: its name in the code, and where it was found."""
 
@@ -32,92 +44,6 @@ def find_hidden(fn: Callable[..., Any]) -> list[Hidden]:
     They are looked for in globals that it uses, closures, defaults, partials, `__self__` and attributes.
     """
     return list({id(module): hidden for hidden, module in _Search().visit(fn)}.values())
-
-
-def mentions(fn: Callable[..., Any], target: type) -> bool:
-    """Whether a function uses a class, by whatever name.
-
-    It may be in its code, in that of functions of the same file that it calls, or in its return annotation.
-    """
-    seen: set[int] = set()
-    work = list(_functions(fn))
-    while work:
-        function = work.pop()
-        if id(function) in seen:
-            continue
-        seen.add(id(function))
-        used = _used(function)
-        if any(value is target for value in used.values()) or _promises(function, target):
-            return True
-        for name, value in used.items():
-            if isinstance(value, FunctionType) and _is_near(name, value, function):
-                work += _functions(value)
-    return False
-
-
-def _promises(fn: FunctionType, target: type) -> bool:
-    """Whether the return annotation of a function names a class, at any depth."""
-    work = list(members(read_signature(fn, "").returns))
-    while work:
-        part = work.pop()
-        if part is target:
-            return True
-        work += get_args(part)
-    return False
-
-
-def _is_near(name: str, used: FunctionType, by: FunctionType) -> bool:
-    """Whether a function is followed: one of the same file, or from the closure."""
-    return name.partition(".")[0] in by.__code__.co_freevars or used.__globals__ is by.__globals__
-
-
-def _functions(fn: Any) -> Iterator[FunctionType]:
-    """The functions behind partials, methods, decorators and callable objects."""
-    while isinstance(fn, partial):
-        fn = fn.func
-    if isinstance(fn, MethodType):
-        fn = fn.__func__
-    if not isinstance(fn, FunctionType) and not hasattr(fn, "__wrapped__"):
-        fn = own_call(fn)
-    fn = fn if isinstance(fn, FunctionType) else getattr(fn, "__wrapped__", None)
-    while isinstance(fn, FunctionType):
-        yield fn
-        fn = getattr(fn, "__wrapped__", None)
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
-
-
-def _used(fn: FunctionType) -> dict[str, Any]:
-    """The globals and closure cells that a function's code uses, and attributes of modules and objects among them."""
-    found: dict[str, Any] = {}
-    attributes: set[str] = set()
-    for code in _codes(fn.__code__):
-        attributes.update(code.co_names)
-        for instruction in dis.get_instructions(code):
-            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and instruction.argval in fn.__globals__:
-                found[instruction.argval] = fn.__globals__[instruction.argval]
-    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False):
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:  # the variable is assigned later
-            continue
-    for name, value in list(found.items()):
-        if not isinstance(value, (FunctionType, dspy.Module)):
-            owned = _attributes(value)
-            found.update({f"{name}.{key}": owned[key] for key in sorted(attributes & set(owned))})
-    return found
-
-
-def _attributes(value: object) -> Mapping[str, Any]:
-    try:
-        return dict(vars(value))
-    except TypeError:  # it has no attributes
-        return {}
 
 
 class _Search:
@@ -180,13 +106,90 @@ class _Search:
             yield from self.visit(value)
 
 
-def hidden_problems(fn: Callable[..., Any], who: str, fix: str) -> list[str]:
-    """One problem per hidden module. `fix` is the code to write instead, with `{local}` and `{name}` in it."""
-    problems = []
-    for name, place in find_hidden(fn):
-        local = "".join(c if c.isalnum() else "_" for c in name.rpartition(".")[2]).strip("_").lower() or "module"
-        problems.append(
-            f"{who} uses the dspy.Module {name!r} ({place}), which the graph does not see, so that it would be neither "
-            f"tuned nor copied nor saved: {fix.format(local=local, name=name)}"
-        )
-    return problems
+def _used(fn: FunctionType) -> dict[str, Any]:
+    """The globals and closure cells that a function's code uses, and attributes of modules and objects among them."""
+    found: dict[str, Any] = {}
+    attributes: set[str] = set()
+    for code in _codes(fn.__code__):
+        attributes.update(code.co_names)
+        for instruction in dis.get_instructions(code):
+            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and instruction.argval in fn.__globals__:
+                found[instruction.argval] = fn.__globals__[instruction.argval]
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # the variable is assigned later
+            continue
+    for name, value in list(found.items()):
+        if not isinstance(value, (FunctionType, dspy.Module)):
+            owned = _attributes(value)
+            found.update({f"{name}.{key}": owned[key] for key in sorted(attributes & set(owned))})
+    return found
+
+
+def _attributes(value: object) -> Mapping[str, Any]:
+    try:
+        return dict(vars(value))
+    except TypeError:  # it has no attributes
+        return {}
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _functions(fn: Any) -> Iterator[FunctionType]:
+    """The functions behind partials, methods, decorators and callable objects."""
+    while isinstance(fn, partial):
+        fn = fn.func
+    if isinstance(fn, MethodType):
+        fn = fn.__func__
+    if not isinstance(fn, FunctionType) and not hasattr(fn, "__wrapped__"):
+        fn = own_call(fn)
+    fn = fn if isinstance(fn, FunctionType) else getattr(fn, "__wrapped__", None)
+    while isinstance(fn, FunctionType):
+        yield fn
+        fn = getattr(fn, "__wrapped__", None)
+
+
+def _is_near(name: str, used: FunctionType, by: FunctionType) -> bool:
+    """Whether a function is followed: one of the same file, or from the closure."""
+    return name.partition(".")[0] in by.__code__.co_freevars or used.__globals__ is by.__globals__
+
+
+# --- mentions of a class
+
+
+def mentions(fn: Callable[..., Any], target: type) -> bool:
+    """Whether a function uses a class, by whatever name.
+
+    It may be in its code, in that of functions of the same file that it calls, or in its return annotation.
+    """
+    seen: set[int] = set()
+    work = list(_functions(fn))
+    while work:
+        function = work.pop()
+        if id(function) in seen:
+            continue
+        seen.add(id(function))
+        used = _used(function)
+        if any(value is target for value in used.values()) or _promises(function, target):
+            return True
+        for name, value in used.items():
+            if isinstance(value, FunctionType) and _is_near(name, value, function):
+                work += _functions(value)
+    return False
+
+
+def _promises(fn: FunctionType, target: type) -> bool:
+    """Whether the return annotation of a function names a class, at any depth."""
+    work = list(members(read_signature(fn, "").returns))
+    while work:
+        part = work.pop()
+        if part is target:
+            return True
+        work += get_args(part)
+    return False

@@ -26,6 +26,136 @@ from dspyer.nodes.callables import own_call
 T = TypeVar("T")
 
 
+# --- functions
+
+
+def is_async(fn: Callable[..., Any]) -> bool:
+    """Whether `fn` is an async function, a partial of one, or an object with an async `__call__`."""
+    while isinstance(fn, partial):
+        fn = fn.func
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(own_call(fn))
+
+
+def call_function(fn: Callable[..., Any], kwargs: Mapping[str, Any], asynchronous: bool) -> Any:
+    """Call a sync or async function from sync code."""
+    if asynchronous:
+        return call_async(fn, kwargs)
+    result = fn(**kwargs)
+    if result is None or type(result) is dict:  # the usual results, faster than `isawaitable`
+        return result
+    return call_async(_wait, {"awaitable": result}) if inspect.isawaitable(result) else result
+
+
+async def acall_function(fn: Callable[..., Any], kwargs: Mapping[str, Any], asynchronous: bool) -> Any:
+    """Call a sync or async function from async code."""
+    if asynchronous:
+        return await fn(**kwargs)
+    result = await to_thread(fn, kwargs)
+    return await result if inspect.isawaitable(result) else result
+
+
+async def _wait(awaitable: Awaitable[T]) -> T:
+    return await awaitable
+
+
+# --- modules
+
+
+def call_module(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
+    """Call a module from sync code."""
+    if "sync" in call_modes(module) or "async" not in call_modes(module):
+        return module(**inputs)
+    return call_async(module.acall, inputs)
+
+
+async def acall_module(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
+    """Call a module from async code."""
+    if uses_acall(module):
+        return await module.acall(**inputs)
+    return await to_thread(module, inputs)
+
+
+def uses_acall(module: dspy.Module) -> bool:
+    """Whether async code awaits `module.acall`; else it calls the module in a worker thread."""
+    return "async" in call_modes(module)
+
+
+def call_modes(module: dspy.Module) -> frozenset[str]:
+    """How a module can be called: `"sync"`, `"async"` or both.
+
+    Of `forward` and `aforward` the one that is defined nearer to the class counts: a subclass of `dspy.Predict` that
+    overrides `forward` alone inherits an `aforward` that would bypass it.
+    """
+    forward, aforward = _nearness(module, "forward"), _nearness(module, "aforward")
+    found = []
+    if forward <= aforward and forward != _NOT_DEFINED:
+        found.append("sync")
+    if aforward <= forward and aforward != _NOT_DEFINED:
+        found.append("async")
+    return frozenset(found)
+
+
+def _nearness(module: dspy.Module, method: str) -> int:
+    own = vars(module).get(method)
+    # An optimizer may leave the bound original method on the instance, which overrides nothing.
+    if own is not None and getattr(own, "__func__", own) is not getattr(type(module), method, None):
+        return -1
+    return _depth(type(module).__mro__, method)
+
+
+_NOT_DEFINED = 1_000_000  # deeper than any class
+
+
+@lru_cache(maxsize=512)
+def _depth(bases: tuple[Hashable, ...], method: str) -> int:
+    """How far up in the bases of a class a method is defined: smaller is nearer."""
+    return next((depth for depth, base in enumerate(bases) if method in vars(base)), _NOT_DEFINED)
+
+
+# --- the bridge
+
+
+def call_async(fn: Callable[..., Awaitable[T]], kwargs: Mapping[str, Any]) -> T:
+    """Call an async function from sync code and wait for its result. Context variables are carried over.
+
+    In an AnyIO worker thread it runs on the loop that the thread belongs to, else on the loop of `async_bridge`, else
+    on one of its own.
+    """
+    began = False
+    loop_thread = _loop_thread.get()
+
+    async def run() -> Outcome:
+        nonlocal began
+        began = True
+        try:
+            return await (fn(**kwargs) if loop_thread is None else loop_thread.watch(fn, kwargs)), None
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - returned, and raised in the calling thread with its traceback
+            return None, error
+
+    try:
+        try:
+            return cast(T, result_of(run_on_host_loop(run)))
+        except RuntimeError:  # of AnyIO: this is none of its worker threads
+            if began:  # then the function itself has raised it
+                raise
+        if loop_thread is not None and loop_thread.is_usable():
+            return cast(T, result_of(loop_thread.portal().call(run)))
+        with start_blocking_portal() as portal:
+            return cast(T, result_of(portal.call(run)))
+    except futures.CancelledError:
+        raise asyncio.CancelledError from None
+
+
+async def to_thread(fn: Callable[..., T], kwargs: Mapping[str, Any]) -> T:
+    """Call a sync function from async code in an AnyIO worker thread. Context variables are carried over.
+
+    The call is finished whatever is cancelled: see `dspyer.blocking`. The driver limits how many nodes run at once.
+    """
+    return await run_in_thread(fn, **kwargs)
+
+
 class _LoopThread:
     """An event loop in a thread of its own, started when it is first needed."""
 
@@ -100,124 +230,3 @@ class async_bridge:  # noqa: N801 - used as a function: `with async_bridge()`
     def __exit__(self, *raised: object) -> None:
         _loop_thread.reset(self._token)
         self._loop_thread.stop()
-
-
-def call_async(fn: Callable[..., Awaitable[T]], kwargs: Mapping[str, Any]) -> T:
-    """Call an async function from sync code and wait for its result. Context variables are carried over.
-
-    In an AnyIO worker thread it runs on the loop that the thread belongs to, else on the loop of `async_bridge`, else
-    on one of its own.
-    """
-    began = False
-    loop_thread = _loop_thread.get()
-
-    async def run() -> Outcome:
-        nonlocal began
-        began = True
-        try:
-            return await (fn(**kwargs) if loop_thread is None else loop_thread.watch(fn, kwargs)), None
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:  # noqa: BLE001 - returned, and raised in the calling thread with its traceback
-            return None, error
-
-    try:
-        try:
-            return cast(T, result_of(run_on_host_loop(run)))
-        except RuntimeError:  # of AnyIO: this is none of its worker threads
-            if began:  # then the function itself has raised it
-                raise
-        if loop_thread is not None and loop_thread.is_usable():
-            return cast(T, result_of(loop_thread.portal().call(run)))
-        with start_blocking_portal() as portal:
-            return cast(T, result_of(portal.call(run)))
-    except futures.CancelledError:
-        raise asyncio.CancelledError from None
-
-
-async def to_thread(fn: Callable[..., T], kwargs: Mapping[str, Any]) -> T:
-    """Call a sync function from async code in an AnyIO worker thread. Context variables are carried over.
-
-    The call is finished whatever is cancelled: see `dspyer.blocking`. The driver limits how many nodes run at once.
-    """
-    return await run_in_thread(fn, **kwargs)
-
-
-def is_async(fn: Callable[..., Any]) -> bool:
-    """Whether `fn` is an async function, a partial of one, or an object with an async `__call__`."""
-    while isinstance(fn, partial):
-        fn = fn.func
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(own_call(fn))
-
-
-def call_function(fn: Callable[..., Any], kwargs: Mapping[str, Any], asynchronous: bool) -> Any:
-    """Call a sync or async function from sync code."""
-    if asynchronous:
-        return call_async(fn, kwargs)
-    result = fn(**kwargs)
-    if result is None or type(result) is dict:  # the usual results, faster than `isawaitable`
-        return result
-    return call_async(_wait, {"awaitable": result}) if inspect.isawaitable(result) else result
-
-
-async def acall_function(fn: Callable[..., Any], kwargs: Mapping[str, Any], asynchronous: bool) -> Any:
-    """Call a sync or async function from async code."""
-    if asynchronous:
-        return await fn(**kwargs)
-    result = await to_thread(fn, kwargs)
-    return await result if inspect.isawaitable(result) else result
-
-
-async def _wait(awaitable: Awaitable[T]) -> T:
-    return await awaitable
-
-
-_NOT_DEFINED = 1_000_000  # deeper than any class
-
-
-@lru_cache(maxsize=512)
-def _depth(bases: tuple[Hashable, ...], method: str) -> int:
-    """How far up in the bases of a class a method is defined: smaller is nearer."""
-    return next((depth for depth, base in enumerate(bases) if method in vars(base)), _NOT_DEFINED)
-
-
-def _nearness(module: dspy.Module, method: str) -> int:
-    own = vars(module).get(method)
-    # An optimizer may leave the bound original method on the instance, which overrides nothing.
-    if own is not None and getattr(own, "__func__", own) is not getattr(type(module), method, None):
-        return -1
-    return _depth(type(module).__mro__, method)
-
-
-def call_modes(module: dspy.Module) -> frozenset[str]:
-    """How a module can be called: `"sync"`, `"async"` or both.
-
-    Of `forward` and `aforward` the one that is defined nearer to the class counts: a subclass of `dspy.Predict` that
-    overrides `forward` alone inherits an `aforward` that would bypass it.
-    """
-    forward, aforward = _nearness(module, "forward"), _nearness(module, "aforward")
-    found = []
-    if forward <= aforward and forward != _NOT_DEFINED:
-        found.append("sync")
-    if aforward <= forward and aforward != _NOT_DEFINED:
-        found.append("async")
-    return frozenset(found)
-
-
-def uses_acall(module: dspy.Module) -> bool:
-    """Whether async code awaits `module.acall`; else it calls the module in a worker thread."""
-    return "async" in call_modes(module)
-
-
-def call_module(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
-    """Call a module from sync code."""
-    if "sync" in call_modes(module) or "async" not in call_modes(module):
-        return module(**inputs)
-    return call_async(module.acall, inputs)
-
-
-async def acall_module(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
-    """Call a module from async code."""
-    if uses_acall(module):
-        return await module.acall(**inputs)
-    return await to_thread(module, inputs)
