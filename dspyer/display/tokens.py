@@ -60,6 +60,15 @@ class Tokens:
         cached: input tokens that providers report as cached, by language model: a long history costs less there than
             its tokens suggest. Empty if none reports any.
         counted: `"by estimate"` or `"by tokenizer"`.
+
+    Example:
+        >>> from dspyer import END, START, Graph
+        >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+        >>> print(graph.compile().run({"n": 1}).tokens())
+        node  input  visits  sent  full
+        add   n           1     1     1  100.0 %
+        all                     1     1  100.0 %
+        counted by estimate
     """
 
     def __init__(self, rows: Iterable[TokenRow], cached: Mapping[str, int], counted: str) -> None:
