@@ -1,7 +1,7 @@
 """The log as a graph of commits: what a branch contains, where branches parted, who wrote a value.
 
 The rule is git's. A branch is its last commit, the head. Its lineage is that commit and all commits that it descends
-from: the branch *contains* them. Since their merge base, branches have changed what the commits after it changed.
+from: the branch *contains* them. The changes that branches bring to a join are the commits after their merge base.
 
 `merge_base` walks the graph as git's merge-base search does: from the heads backwards, latest first, each commit
 passing a set of bits, one per head that has reached it, on to its parents. The walk ends when one commit is left that
