@@ -56,14 +56,14 @@ class SubgraphProgram(Protocol):
     def graph(self) -> GraphView:
         """Its graph."""
 
-    def run_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
+    def _run_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
         """Run it as a part of the run that `call` belongs to.
 
         The result is what its commits changed, by field: `Updates` of a reducer, `Replace` or `DELETE`. Inputs that it
         did not change are not in it.
         """
 
-    async def arun_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
+    async def _arun_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
         """The same from async code."""
 
 
@@ -111,14 +111,14 @@ class SubgraphNode(Node):
         """Run the graph as a part of the run."""
         program: SubgraphProgram = getattr(call.program, self.name)
         inputs = self._inputs(call)
-        changes = program.run_inside(inputs, call)
+        changes = program._run_inside(inputs, call)
         return self.reply(program, inputs, changes)
 
     async def acall(self, call: Call) -> Reply:
         """The same from async code."""
         program: SubgraphProgram = getattr(call.program, self.name)
         inputs = self._inputs(call)
-        changes = await program.arun_inside(inputs, call)
+        changes = await program._arun_inside(inputs, call)
         return self.reply(program, inputs, changes)
 
     def _inputs(self, call: Call) -> dict[str, Any]:

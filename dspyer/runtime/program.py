@@ -390,14 +390,14 @@ class CompiledGraph(dspy.Module):
 
     # --- as a node of another graph
 
-    def run_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
+    def _run_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
         """Runs as a node of another graph; returns what its commits changed."""
         request = _request_inside(call)
         with _inside(call, request):
             self(**inputs)
         return _changes(request.outcome.sessions[-1])
 
-    async def arun_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
+    async def _arun_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
         """Runs as a node of another graph in async code; returns what its commits changed."""
         request = _request_inside(call)
         with _inside(call, request):

@@ -284,7 +284,7 @@ class Run:
             >>> graph.compile().run({"n": 1}).lanes().to_svg()[:4]
             '<svg'
         """
-        return Lanes(self.redacted_commits)
+        return Lanes(self.shown)
 
     def to_svg(self) -> str:
         """The run as a picture: a lane for each branch, a dot for each commit, conflicts marked.
@@ -301,8 +301,20 @@ class Run:
         return draw_run(self._rows(), f"run {self.status}")
 
     @property
-    def redacted_commits(self) -> tuple[Commit, ...]:
-        """The commits as reports and pictures show them: without what `compile(redact=...)` hides."""
+    def shown(self) -> tuple[Commit, ...]:
+        """The commits as reports and pictures show them: with the redaction of `compile(redact=...)`.
+
+        Without `redact=` these are `commits` themselves. With it, each commit has a redacted patch: a hidden value is
+        `"[redacted]"`, or what the function `redact` has returned for it. Ids, order and all else are those of
+        `commits`, which keep the values, as `state` does.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("login", lambda token: {"user": "ann"}).add_path(START, "login", END)
+            >>> run = graph.compile(redact="token").run({"token": "s3cret"})
+            >>> dict(run.shown[0].patch), dict(run.commits[0].patch)
+            ({'token': '[redacted]'}, {'token': 's3cret'})
+        """
         return self.commits if self._redaction is None else tuple(map(self._redaction.commit, self.commits))
 
     def _rows(self) -> list[DisplayRow]:
@@ -314,7 +326,7 @@ class Run:
             conflicts = {commit: tuple(map(hide, found)) for commit, found in conflicts.items()}
             failures = [failure._replace(conflicts=tuple(map(hide, failure.conflicts))) for failure in failures]
         live = () if self.status == "completed" else self.branches
-        return display_rows(self.redacted_commits, conflicts, failures, self._asked, live, self._depth)
+        return display_rows(self.shown, conflicts, failures, self._asked, live, self._depth)
 
     def _repr_svg_(self) -> str:
         return self.to_svg()

@@ -81,12 +81,12 @@ class Program(dspy.Module):
             ("question", "hint"), frozenset({"question"}), outputs, writes, Shape(schema or Schema.of(Inner))
         )
 
-    def run_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
+    def _run_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
         self.given.append(inputs)
         return self.changes
 
-    async def arun_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
-        return self.run_inside(inputs, call)
+    async def _arun_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
+        return self._run_inside(inputs, call)
 
 
 OUTER = Schema.of(Outer)
