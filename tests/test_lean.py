@@ -1,4 +1,4 @@
-"""What dspyer needs, its four dependencies, and what importing it does: no network, nothing that only tests use."""
+"""What dspyer needs, and what importing it does: no network, nothing that only tests use."""
 
 from __future__ import annotations
 
