@@ -1,4 +1,4 @@
-"""The examples run offline, as somebody who has just cloned the project runs them, and show what they say."""
+"""The examples run offline, as in a fresh clone of the project, and show what they say."""
 
 from __future__ import annotations
 

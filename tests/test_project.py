@@ -120,6 +120,14 @@ def test_one_word_per_thing() -> None:
     assert not [page.name for page in pages if stray.search(page.read_text())]
 
 
+def test_plain_words() -> None:
+    """A sentence about the program names who acts: the caller, a node, the owner, a process."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "dspyer").rglob("*.py")]
+    stray = re.compile(r"\b(somebody|nobody|whoever|(has|have|had) come to|taken up|takes up)\b", re.IGNORECASE)
+    fences = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)  # code and its data may say anything
+    assert not {page.name: found[0] for page in pages if (found := stray.search(fences.sub("", page.read_text())))}
+
+
 SITE_URL = "https://example.org/dspyer/"
 REPO_URL = "https://example.org/owner/dspyer"
 

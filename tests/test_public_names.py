@@ -50,7 +50,7 @@ def test_every_documented_name_is_public() -> None:
         "dspyer.display.timeline.Lanes",  # as `run.lanes()`
         "dspyer.display.tokens.TokenRow",  # as `run.tokens().rows`
         "dspyer.display.tokens.Tokens",  # as `run.tokens()`
-        "dspyer.stores.base",  # by whoever writes a store
+        "dspyer.stores.base",  # by authors of stores
         "dspyer.stores.postgres.Postgres",  # by its address; importing it needs a driver
         "dspyer.threads.status.StoredFailure",  # as `thread.error`
         "dspyer.stores.encrypted.Encrypted",  # importing it needs an extra
@@ -114,3 +114,23 @@ def test_its_methods_have_docstrings(name: str) -> None:
     assert inspect.isclass(cls)
     silent = [method for method, member in public_methods(cls) if not inspect.getdoc(member)]
     assert not silent
+
+
+def called_by_users() -> Iterator[str]:
+    """Functions, and methods of classes that users hold; what a store does is described once, by `Store`."""
+    for name in CALLABLES:
+        value = PUBLIC[name]
+        if inspect.isfunction(value):
+            yield name
+        elif inspect.isclass(value) and (value is dspyer.Context or not is_record(value)):
+            for method, member in public_methods(value):
+                promised = issubclass(value, dspyer.stores.Store) and hasattr(dspyer.stores.Store, method)
+                if not isinstance(member, property) and not promised and not method.startswith("test_"):
+                    yield f"{name}.{method}"
+
+
+@pytest.mark.parametrize("name", sorted(called_by_users()))
+def test_each_function_and_method_has_an_example(name: str) -> None:
+    owner, _, method = name.rpartition(".")
+    value = getattr(PUBLIC[owner], method) if owner in PUBLIC else PUBLIC[name]
+    assert ">>>" in (inspect.getdoc(value) or ""), "give it an example that runs"

@@ -275,7 +275,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_successive_commits_are_read_together(path: Path) -> None:
-    """Whoever goes through all states of a run reads each row a few times at most."""
+    """Reading all states of a run in turn reads each row a few times at most."""
     store, steps = Counting(), 1_000
     made = loop(store, steps)
     made.thread("t").run({"first": "a"})
