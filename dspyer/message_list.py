@@ -23,7 +23,7 @@ from dspyer.values.persistent import SMALL, PersistentMap
 ROLES = ("user", "assistant", "tool")
 
 TURN = "turn"
-"""The key of a message under which a node's turn holds the values of the node's signature."""
+"""A key of a message: in a turn (see `messages`) it holds the inputs and outputs of the node's signature."""
 
 EXAMPLE = '{"role": "user", "content": "..."}'
 EMPTY: FrozenList[Any] = FrozenList()
@@ -103,10 +103,10 @@ def without(messages: FrozenList[Any], key: Any) -> FrozenList[Any]:
 
 
 def assign_ids(update: Any, commit_id: str, current: Any = DELETE) -> list[Any]:
-    """Gives each message of an update an id that is the same whenever its commit is made again.
+    """The messages of an update, each with an id; missing ids are derived from the commit's, the same in each replay.
 
-    A derived id is never one of `current`, the messages so far: in a conversation that is handed from run to run, the
-    commits of two runs have the same ids, and the later message would replace the earlier one.
+    A derived id is never one of `current`, the messages so far: the commits of two runs have the same ids, so in a
+    conversation that is passed from run to run, a later message would replace an earlier one.
 
     Example:
         >>> assign_ids({"role": "user", "content": "Hi"}, "trunk:3")
@@ -162,7 +162,7 @@ CACHED = 32  # lists in the cache
 
 
 class IdIndexCache:
-    """The indexes of the long lists used last, so that adding one message need not read the whole list.
+    """The indexes of the most recently used long lists, so that adding one message need not read the whole list.
 
     The key is the identity of a list, and an entry holds the list itself, so that no other object gets its identity.
     There are two generations: when the young one is full, it becomes the old one, and the old one is dropped. No lock

@@ -18,7 +18,7 @@ Messages = Annotated[list[dict[str, Any]], reducers.conversation]
 """The type of a field that holds a conversation: `messages: Messages = []`. It only grows.
 
 A node adds one message or a list of them; each gets an `id`. A message in the list is never changed or removed: a
-different message with its `id` is refused. System messages are refused too: instructions belong into the signature of
+different message with its `id` is refused. System messages are refused too: instructions belong in the signature of
 the node that calls the model.
 """
 
@@ -83,9 +83,9 @@ def _without_turns(value: Any) -> Any:
 
 
 def turns_in(messages: Iterable[Mapping[str, Any]], fields: Collection[str], required: Collection[str]) -> list[Any]:
-    """The turns among messages, for a `dspy.History`: each as the named fields of a signature, all if none are named.
+    """The turns among messages, for a `dspy.History`: of each turn the named fields, all of them if `fields` is empty.
 
-    A turn without one of the `required` fields is left out; a field that is None is there.
+    A turn that lacks one of the `required` fields is left out; None counts as a value.
 
     Example:
         >>> messages = [{"role": "user", "content": "Hi"}, turn_message("answer", {"question": "?"}, {"answer": "!"})]

@@ -2,7 +2,7 @@
 
 The merge is that of version control (diff3), on nested mappings instead of lines: what only one side changed since the
 common base is kept, and what both changed to different values is a `Conflict`. A merge policy is a function from a
-`Conflict` to the value to keep. `Policies` says which policy holds at which path; its patterns are `Pattern`s.
+`Conflict` to the value to keep. `Policies` maps patterns of paths (`Pattern`) to policies.
 
 `DELETE` means "absent", in a conflict and as the answer of a policy. Left and right, first and last mean the order
 of branches, never time.
@@ -144,6 +144,7 @@ def _merge_mappings(
 
 def _changed_keys(before: FrozenDict[Any, Any], after: FrozenDict[Any, Any]) -> list[Any]:
     """The keys whose values may differ: those of `after` in their order, then the removed ones."""
+    # Compared by identity alone: a merge compares the values themselves, and only those that are left.
     changed = [key for key, value in after.raw_items() if before.raw(key, DELETE) is not value]
     changed.extend(key for key in before if key not in after)
     return changed
@@ -193,9 +194,9 @@ def _first(conflict: Conflict) -> Any:
 
 
 def _combine(conflict: Conflict) -> Any:
-    """The base's items that both sides kept, then the items that each side added; not for lists: the right value.
+    """The base's items that both sides kept, then the items that each side added; the right value if a side is no list.
 
-    Lists are merged as multisets: an item that the base has n times is kept as often as the side with fewer has it.
+    Lists are merged as multisets: an item of the base is kept as often as base, left and right all have it.
     """
     left, right = conflict.left, conflict.right
     if not (isinstance(left, (list, FrozenList)) and isinstance(right, (list, FrozenList))):
@@ -587,15 +588,15 @@ class Pattern(NamedTuple):
     def rank(self) -> tuple[int, int, int, int]:
         """What decides between patterns: longest literal prefix, then more literals, fewer `**`, more segments."""
         if self.literal:
-            return len(self.segments), len(self.segments), 1, len(self.segments)  # 1: before any number of `**`
+            return len(self.segments), len(self.segments), 1, len(self.segments)  # 1 ranks above any wildcards
         wild = [segment in (ONE, MANY) for segment in self.segments]
         prefix = wild.index(True) if True in wild else len(wild)
         return prefix, len(wild) - sum(wild), -self.segments.count(MANY), len(wild)
 
-    # The segments are matched as a nondeterministic automaton: a position is the number of segments that are used up.
+    # The segments are matched as a nondeterministic automaton: a position is the number of segments matched so far.
 
     def _positions_after(self, path: KeyPath) -> set[int]:
-        """The positions that can be reached by a path."""
+        """The positions after all keys of a path; none if the pattern can match neither the path nor one below it."""
         positions = self._with_skips({0})
         for key in path:
             positions = self._with_skips({after for at in positions for after in self._step(at, str(key))})
@@ -610,6 +611,7 @@ class Pattern(NamedTuple):
         return result
 
     def _step(self, at: int, key: str) -> tuple[int, ...]:
+        """The positions after one more key."""
         if at == len(self.segments):
             return ()
         if self.segments[at] == MANY:

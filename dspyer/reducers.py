@@ -60,15 +60,16 @@ class Reducer:
         check: raises `NodeOutputError` for an invalid update, with what to return instead. None for a user's function.
         update_type: the type of an update, from the type of the field; raises `TypeError` if the reducer does not fit
             the field. None if only the new value can be validated.
-        assign_ids: gives the parts of an update ids that do not change when the commit is made again:
-            `(update, id of the commit, current) -> update`.
-        hint: what an error about an invalid update adds.
+        assign_ids: adds ids to the parts of an update, `(update, id of the commit, current) -> update`. They are
+            derived from the id of the commit, so that a replay of the commit assigns the same ones.
+        hint: advice that an error about an invalid update ends with.
         folds: whether the updates of sibling branches fold. If not, they conflict like those of a field without
             a reducer.
         parts: the parts that an update adds, as (key, part): items of a list, keys of a mapping, the amount added to a
             sum; the key is None where parts have none. None if updates have no parts.
         kind: what the parts make up: `"items"`, `"messages"`, `"keys"`, `"members"` or `"amount"`.
-        parts_of_value: the parts of a whole value, where their keys are not those of its type.
+        parts_of_value: the parts of a whole value, as (key, part). None where the type of the value determines them:
+            the keys of a mapping, items without keys of anything else.
         append_only: whether nodes can neither replace nor reset the field.
         keyed: how to find values by key, where a later value replaces an earlier one with the same key: sibling
             branches that put different values under one key conflict there. None if nothing is replaced by key.

@@ -20,8 +20,8 @@ _STR = frozenset({str})
 class ImmutableState(FrozenDict[str, Any]):
     """An immutable snapshot: a mapping from field names to values, in insertion order.
 
-    Neither the values that it was built from nor the values read from it can change it. A patch gives a new state that
-    shares every value which the patch does not name.
+    Neither the values that it was built from nor the values read from it can change it. Applying a patch returns a new
+    state, which shares every value that the patch does not name.
 
     Args:
         mapping: fields and their values.
@@ -178,7 +178,7 @@ class ImmutableState(FrozenDict[str, Any]):
 
     @classmethod
     def from_json(cls, text: str | bytes, types: Iterable[type] = ()) -> ImmutableState:
-        """Reads back the text of `to_json`. No class is imported by its name: the caller gives the classes.
+        """Reads back the text of `to_json`. No class is imported by its name: the caller passes the classes.
 
         Args:
             text: the JSON text.
@@ -207,7 +207,7 @@ def cached_size(state: ImmutableState) -> int | None:
 
 
 def cache_size(state: ImmutableState, size: int) -> None:
-    """Remembers the sum of the sizes of the fields of a state. It is no part of the value, nor of a copy."""
+    """Stores the sum of the sizes of the fields with a state. It does not count for equality, and copies lack it."""
     state._size = size
 
 

@@ -1,7 +1,7 @@
 """Templates: text with names of fields in braces, filled from the state when a node runs.
 
 Only `{name}` with a known name is filled, in one pass. All other text stays as it is: JSON, other braces, and braces in
-a value. So no template can fail, and no value can inject a name. `{{name}}` gives `{name}`.
+a value. So no template can fail, and no value can inject a name. `{{name}}` becomes `{name}`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def fill(text: str) -> Fill:
 
     Args:
         text: the template. `{name}` is a field, or a run value such as `{run.remaining}`; a field that no node has
-            written stays as it is; `{{name}}` gives `{name}`.
+            written stays as it is; `{{name}}` becomes `{name}`.
 
     Returns:
-        The input.
+        The input, for the right side of `reads`.
 
     Raises:
-        GraphError: if it is no text, or has no name in it.
+        GraphError: if `text` is not a string, or has no name in it.
 
     Example:
         >>> fill("Case {alert_text}")
@@ -117,7 +117,7 @@ def is_template(text: str) -> bool:
 
 
 def fill_text(text: str, value_of: Callable[[str], str | None]) -> FilledText:
-    """Puts values into a text, in one pass. A name for which `value_of` gives None stays as it is.
+    """Puts values into a text, in one pass. A name for which `value_of` returns None stays as it is.
 
     Example:
         >>> fill_text("{a}, {b}, {{a}}", {"a": "{b}"}.get).text
@@ -167,7 +167,7 @@ class Templates(NamedTuple):
         return frozenset(self.fields).union(self.allowed or ()) if self.in_instructions else frozenset(self.fields)
 
     def all_reads(self, reads: Mapping[str, str]) -> dict[str, str]:
-        """The reads of a node with the fields of its templates; `{name}` in braces where an input has the name."""
+        """The reads of a node and of its templates; a field whose name another input has is read as input `{field}`."""
         more = [name for name in self.fields if name not in reads.values()]
         return {**reads, **{name if name not in reads else f"{{{name}}}": name for name in more}}
 

@@ -1,9 +1,9 @@
-"""Views: the part of a field that a node reads, chosen when the graph is built.
+"""Views: what a node reads of a field, chosen when the graph is built.
 
-A view is the right side of an entry of `reads`: `reads={"findings": view("findings").new()}`. It is an immutable value,
-made once; each visit of the node reads with it. A field with a reducer consists of parts (the items of a list, the keys
-of a mapping, the amounts of a sum), each with its author, see `scheduler.provenance`. A view selects parts in steps,
-and they are rendered as values, as `Entry` objects or as text for a prompt.
+A view is the right side of an item of `reads`: `reads={"findings": view("findings").new()}`. It is an immutable value,
+made once and used at each visit of the node. A field with a reducer consists of *parts* (the items of a list, the keys
+of a mapping, the amounts of a sum), each with its author, see `scheduler.provenance`. A view selects parts in steps.
+The node gets them as values, as text for a prompt, or as `Entry` objects: users know a part as an entry.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FILTERS = ("new", "own", "others", "by")
 """The steps that select by author or by what the reader has seen."""
 
 CUTS = ("last", "fit")
-"""The steps that keep the last parts, as many as fit."""
+"""The steps that keep only the last parts, up to a number of parts or of tokens."""
 
 
 # --- what users write
@@ -44,10 +44,10 @@ def view(field: str) -> View:
         field: name of the field.
 
     Returns:
-        A view of the whole field; its methods narrow it down.
+        A view of the whole field; its methods return views of less.
 
     Raises:
-        GraphError: if it is no text.
+        GraphError: if `field` is not a string.
 
     Example:
         >>> view("findings").new().last(5)
@@ -67,7 +67,7 @@ class ViewStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A part of a field, selected in steps from left to right. Make one with `view`.
+    """A selection of the entries of a field, made in steps from left to right. Make one with `view`.
 
     Attributes:
         field: name of the field.
@@ -84,9 +84,9 @@ class View:
     steps: tuple[ViewStep, ...] = ()
 
     def new(self) -> View:
-        """Selects what was added since the node last ran: the parts of commits that no commit of the node builds on.
+        """Selects what was added since the node last ran: entries of commits that no commit of the node descends from.
 
-        On the first visit all parts are new; after a `Replace`, the whole field is.
+        On the first visit all entries are new; after a `Replace`, those of the new value are.
 
         Returns:
             The view with this step.
@@ -189,7 +189,7 @@ class View:
         return self._with("fit", _whole_number("fit", tokens))
 
     def then(self, fn: Callable[[list[Entry]], Any]) -> View:
-        """Gives the node the result of a function of the entries, as it is. It is the last step.
+        """Passes the result of a function of the entries to the node, unchanged. It is the last step.
 
         Args:
             fn: a pure function of a list of `Entry`.
@@ -198,7 +198,7 @@ class View:
             The view with this step.
 
         Raises:
-            GraphError: if it is no function or async, or after another `then`.
+            GraphError: if `fn` is not callable or is async, or after another `then`.
 
         Example:
             >>> view("findings").new().then(len)
@@ -216,7 +216,7 @@ class View:
 
     @property
     def needs_parts(self) -> bool:
-        """Whether a step asks for authors, which only fields with parts have."""
+        """Whether a step selects by author or by visit: only fields with parts have these."""
         return any(step.name in FILTERS for step in self.steps)
 
     @property
@@ -251,7 +251,7 @@ def _whole_number(name: str, count: Any) -> int:
 
 
 class Entry(NamedTuple):
-    """One part of a field with its author, as a view gives it.
+    """One part of a field with its author, as a view returns it.
 
     Attributes:
         value: a plain copy of the item, of the value of a key, or of the amount.
@@ -271,10 +271,10 @@ class Entry(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """The changes since a node last ran, as `ctx.delta()` gives them.
+    """The changes since a node last ran, as `ctx.delta()` returns them.
 
     Attributes:
-        patch: by field what is new, as plain values; of a field without a reducer the net change, as in a patch.
+        patch: the new plain values by field; for a field without a reducer its net change, as in a patch.
         text: the same for a prompt, a paragraph for each field.
 
     Example:
@@ -287,7 +287,7 @@ class Delta(NamedTuple):
 
 
 class ViewRead(NamedTuple):
-    """A record that a node read a view. What the view gave is computed again from the commits when it is asked for.
+    """A record that a node read a view. Its result is not stored: it is computed again from the commits when needed.
 
     Attributes:
         node: the node.
@@ -308,14 +308,10 @@ class ViewRead(NamedTuple):
 def select_parts(
     view: View, kind: str, index: FieldIndex, reader: str, unseen: Callable[[], UnseenParts]
 ) -> list[FieldPart]:
-    """The parts of a field that a view selects for a node. Takes time for the selected parts, not for all of the field.
+    """The parts of a field that a view selects for the node `reader`, in time that grows with their number alone.
 
-    Args:
-        view: the view.
-        kind: the kind of the parts, `Reducer.kind`.
-        index: the parts of the field.
-        reader: the node that reads.
-        unseen: gives the parts that the node has not seen.
+    `kind` is the `Reducer.kind` of the field. `unseen` returns the parts that the node has not seen; it is called only
+    if a step needs them.
     """
     filters = list(itertools.takewhile(lambda step: step.name in FILTERS, view.steps))
     remaining = view.steps[len(filters) :]
@@ -323,7 +319,7 @@ def select_parts(
         found = unseen().parts
         remaining = tuple([step for step in view.steps if step.name != "new"])
     else:
-        # Parts are walked from the last one back, so that a cut that follows the filters ends the walk early.
+        # Parts are walked from the last one back, so that a `last` or `fit` after the filters ends the walk early.
         owners = None
         if filters:
             owners = [name for name in index.owners if all(_selects(step, name, reader) for step in filters)]
@@ -371,7 +367,7 @@ def _selects(step: ViewStep, owner: str, reader: str) -> bool:
 
 
 def _without_lone_results(parts: list[FieldPart]) -> list[FieldPart]:
-    """Leaves out results of tools whose call was cut off: no provider accepts them."""
+    """Leaves out the results of tools whose call was not selected: no provider accepts a result without its call."""
     if all(part.call < 0 for part in parts):
         return parts
     slots = {part.slot for part in parts}
@@ -427,8 +423,8 @@ def value_of_parts(kind: str, parts: Sequence[FieldPart]) -> Any:
 def text_of_parts(view: View, kind: str, parts: Sequence[FieldPart]) -> str:
     """Parts as text: a line each, with its key in a mapping, or with its author where there may be several.
 
-    Further lines of a part are indented, so that a line without indentation always begins a part: no part can pass for
-    another one, whatever it contains.
+    Further lines of a part are indented, so that a line without indentation always begins a part: text in a value
+    cannot imitate another part or its author.
     """
     if kind == "amount":
         return text_of(value_of_parts(kind, parts))
