@@ -187,6 +187,16 @@ def test_a_resumed_isolated_run_stays_isolated(store: Any) -> None:
     assert not [event for event in run.events if isinstance(event, Posted)]
 
 
+def test_a_rerun_of_an_isolated_run_is_isolated(store: Any) -> None:
+    failing[0] = False
+    t = graph(store, fails).thread("t")
+    t.run({}, live=False).raise_error()
+    for run in (t.rerun(0), asyncio.run(t.arerun(0))):
+        run.raise_error()
+        assert run.state.to_dict() == {"notes": ["first"], "echoes": []}
+        assert not [event for event in run.events if isinstance(event, Posted)]
+
+
 # --- a node commits after all whose posts it has used
 
 

@@ -13,10 +13,11 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Run, reducers
-from dspyer.errors import ConcurrentRunError, MergeConflictError, OpenRunError, ThreadError
+from dspyer.errors import ConcurrentRunError, MergeConflictError, OpenRunError, StoreError, ThreadError
 from dspyer.events import Commit
 from dspyer.stores import Memory, SQLite
-from dspyer.stores.base import Change, Store
+from dspyer.stores.base import Change, Point, Row, Snapshot, Store
+from dspyer.stores.content import Content
 from dspyer.threads.thread import Thread
 from tests.persistence.processes import end_of, fork
 
@@ -252,6 +253,55 @@ def test_many_processes_lose_nothing(tmp_path: Path) -> None:
     assert [end_of(child) for child in children] == [0] * 8
     with SQLite(path) as store:
         check(program(store).thread("t"), 96)
+
+
+class OneUnreadableRun(Memory):
+    """A store in which the commits of one run, and its snapshots, are lost."""
+
+    unreadable = ""
+
+    def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
+        found = super().rows(run, first, last)
+        if run != self.unreadable:
+            return found
+        return [row._replace(content=Content.stored(b"?")) if row.kind == "commit" else row for row in found]
+
+    def snapshot(self, at: Point) -> Snapshot | None:
+        return None if at.run == self.unreadable else super().snapshot(at)
+
+
+def test_a_run_does_not_begin_on_commits_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the thread has an owner, a run begins with the commit before the owner's run.
+
+    Here a snapshot makes the owner's run readable, and that earlier commit is not. The state before that commit would
+    be an older one than the thread has.
+    """
+    monkeypatch.setattr("dspyer.persistence.journal.EVERY", 1)  # a snapshot with each commit
+    store = OneUnreadableRun()
+    errors: list[StoreError] = []
+
+    def note(who: str) -> dict[str, Any]:
+        return {"log": [who]}
+
+    def count(who: str) -> dict[str, Any]:
+        if who == "owner":
+            store.unreadable = store.runs("t")[0].id
+            with pytest.raises(StoreError, match="cannot be read") as refused:
+                run_merging(compiled().thread("t"), "guest")
+            store.unreadable = ""
+            errors.append(refused.value)
+        return {"n": 1}
+
+    def compiled() -> CompiledGraph:
+        graph = Graph(Count, keep=["n", "log"]).add_node("note", note, writes=["log"])
+        return graph.add_node("count", count, writes=["n"]).add_path(START, "note", "count", END).compile(store=store)
+
+    thread = compiled().thread("t")
+    thread.run({"who": "first"})
+    assert thread.run({"who": "owner"}).status == "completed"
+    assert len(errors) == 1
+    assert len(store.runs("t")) == 2  # nothing was written of the refused run
+    assert (thread.state["n"], thread.state["log"]) == (2, ["first", "owner"])
 
 
 def test_a_run_that_owns_the_thread_is_not_disturbed_by_a_merge() -> None:
