@@ -394,14 +394,14 @@ class Lane:
         key: the edge.
         side: 1 for the right side, -1 for the left one.
         x: of the lane.
-        beside: whether it leaves its source, and enters its target, at the side; else through the gap below or above.
+        at_side: whether it leaves its source, and enters its target, at the side; else through the gap below or above.
         ends: the y of both ends, or of the lines through the gaps.
     """
 
     key: EdgeKey
     side: int
     x: float
-    beside: tuple[bool, bool]
+    at_side: tuple[bool, bool]
     ends: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
 
@@ -468,13 +468,13 @@ def _lanes(
         span = range(rows[target], rows[source] + 1)
         choices = []
         for side in (1, -1):
-            beside = tuple(_is_outermost(grid.rows[rows[node]], node, side) for node in key)
+            at_side = tuple(_is_outermost(grid.rows[rows[node]], node, side) for node in key)
             out = max(reach[side][row] for row in span) + LANE_GAP
             if source == target:
                 out = side * x[source] + widths[source] / 2 + LANE_GAP
-                beside = (True, True)
-            cost = sum(out - side * x[node] - widths[node] / 2 for node in key) + 60 * beside.count(False)
-            choices.append((cost, -side, out, side, (beside[0], beside[1])))
+                at_side = (True, True)
+            cost = sum(out - side * x[node] - widths[node] / 2 for node in key) + 60 * at_side.count(False)
+            choices.append((cost, -side, out, side, (at_side[0], at_side[1])))
         _, _, out, side, sides = min(choices)
         lanes.append(Lane(key, side, side * out, sides))
         for row in span:
@@ -495,8 +495,8 @@ def _down(
     channels = [0] * (len(grid.rows) + 1)
     for lane in lanes:
         source, target = (grid.row_of(node) for node in lane.key)
-        channels[source + 1] += not lane.beside[0]
-        channels[target] += not lane.beside[1]
+        channels[source + 1] += not lane.at_side[0]
+        channels[target] += not lane.at_side[1]
     tops, heights, at = [], [], MARGIN
     for number, row in enumerate(grid.rows):
         if number:
@@ -512,17 +512,17 @@ def _down(
 def _settle_ends(
     grid: Grid, boxes: Mapping[str, NodeBox], tops: Sequence[float], heights: Sequence[float], lanes: Sequence[Lane]
 ) -> None:
-    """Gives the ends of lanes their heights: in the gaps, or at the side of a node, ordered so that no two cross."""
-    beside: dict[tuple[str, int], list[tuple[tuple[int, float], Lane, int]]] = {}
+    """Sets the y of the ends of lanes: in the gaps, or at the side of a node, ordered so that no two cross."""
+    at_side: dict[tuple[str, int], list[tuple[tuple[int, float], Lane, int]]] = {}
     used: dict[int, int] = {}
     for lane in lanes:
         for end, node in enumerate(lane.key):
             row = grid.row_of(node)
-            if lane.beside[end]:
+            if lane.at_side[end]:
                 out = lane.side * lane.x
-                selfish = lane.key[0] == lane.key[1]
-                rank = (1, -end) if selfish else (0, out) if end == 0 else (2, -out)
-                beside.setdefault((node, lane.side), []).append((rank, lane, end))
+                self_loop = lane.key[0] == lane.key[1]
+                rank = (1, -end) if self_loop else (0, out) if end == 0 else (2, -out)
+                at_side.setdefault((node, lane.side), []).append((rank, lane, end))
             else:
                 gap = row + 1 if end == 0 else row
                 used[gap] = used.get(gap, 0) + 1
@@ -530,7 +530,7 @@ def _settle_ends(
                     lane.ends[end] = tops[row] + heights[row] + CHANNEL * used[gap]
                 else:
                     lane.ends[end] = tops[row] - CHANNEL * used[gap] - 4
-    for (node, _), ends in beside.items():
+    for (node, _), ends in at_side.items():
         step = min(14.0, (boxes[node].height - 12) / max(len(ends) - 1, 1))
         for i, (_, lane, end) in enumerate(sorted(ends, key=lambda item: item[0])):
             lane.ends[end] = boxes[node].y + step * (i - (len(ends) - 1) / 2)
@@ -593,11 +593,11 @@ def _with_lanes(layout: Layout, lanes: Sequence[Lane], labels: Mapping[EdgeKey, 
         source, target = (layout.boxes[node] for node in lane.key)
         leave, enter = lane.ends
         points: list[Coordinates] = [(lane.x, leave), (lane.x, enter)]
-        if lane.beside[0]:
+        if lane.at_side[0]:
             points.insert(0, (source.x + lane.side * source.width / 2, leave))
         else:
             points[:0] = [(source.x, source.bottom), (source.x, leave)]
-        if lane.beside[1]:
+        if lane.at_side[1]:
             points.append((target.x + lane.side * target.width / 2, enter))
         else:
             at = target.x + lane.side * (target.width / 2 - 12)

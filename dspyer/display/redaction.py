@@ -208,9 +208,8 @@ class Redactor:
     def __init__(self, redaction: Redaction, state: Mapping[str, Any]) -> None:
         self._redaction = redaction
         self._texts: set[str] = set()
-        self._starts: dict[
-            str, tuple[int, ...]
-        ] = {}  # first characters -> lengths of the texts that begin with them, longest first
+        # First characters -> lengths of the texts that begin with them, longest first.
+        self._starts: dict[str, tuple[int, ...]] = {}
         self._pattern = 0, re.compile("")
         for name in state:
             self._learn((name,), state[name])
@@ -446,7 +445,7 @@ class Redactor:
                 self._learn_difference(part, other)
         elif value is not None and not isinstance(value, bool) and len(str(value)) >= SHORTEST:
             text = str(value)
-            # As JSON, `repr` and the `repr` of bytes show it: these forms occur in logs and in messages of exceptions.
+            # Also its forms in JSON, in a `repr` and in the `repr` of bytes: logs and errors show these.
             escaped = (repr(text)[1:-1], json.dumps(text)[1:-1], repr(text.encode(errors="replace"))[2:-1])
             for form in (text, *escaped):
                 self._remember(form)
@@ -455,7 +454,7 @@ class Redactor:
 def _text_of(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - a user's `__str__` raises anything; who prints the exception meets the same error
+    except Exception:  # noqa: BLE001 - a user's `__str__` raises anything; printing the exception would raise it too
         return ""
 
 

@@ -64,13 +64,9 @@ def display_rows(
     Forks and joins are read from the commits alone, so that a resumed run looks like one that was never interrupted: a
     commit with several targets forks, and its children extend its path by their index in the route.
 
-    Args:
-        commits: the commits in canonical order.
-        conflicts: the conflicts of joins, by the id of the join's commit.
-        failures: what ended the run, in path order.
-        questions: the open questions of an interrupted run.
-        branches: the paths of the branches that were active at its end; none for a completed run.
-        depth: how many executions of other graphs are around the run: the length of its scope.
+    `conflicts` are those of joins by the id of the join's commit, `questions` the open ones of an interrupted run,
+    `branches` the paths that were active at its end, none for a completed run. `depth` is the length of the run's
+    scope: the number of executions of outer graphs that the run is part of.
     """
     forks = {commit.id: _children(commit) for commit in commits if len(commit.route) > 1}
     by_id = {commit.id: commit for commit in commits}

@@ -94,7 +94,7 @@ def _width(character: str) -> float:
 
 
 def fmt(value: float) -> str:
-    """A length as it stands in SVG: one decimal at most.
+    """A length as SVG text, with one decimal at most.
 
     Example:
         >>> fmt(12.0), fmt(12.34)

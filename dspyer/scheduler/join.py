@@ -8,15 +8,15 @@ The rule is the three-way merge of version control (diff3, git), over the commit
   and no branch before it does. So a commit that several branches contain, because they crossed in earlier joins, is
   applied once.
 - A field without a reducer is merged by value against the base (`policies.merge_values`); a path that both sides
-changed
-  differently is a conflict. A field with a reducer replays the updates, as a rebase replays commits. Two of those can
-  conflict too: a reset next to an update, and different values under one key where the reducer keeps one value per key.
+  changed differently is a conflict. A field with a reducer replays the updates, as a rebase replays commits. Two of
+  those can conflict too: a reset (an update that replaces or deletes the whole field) with any other update, and
+  different values under one key of a *keyed* field, whose reducer keeps one value per key.
 - Live fields are folded in the order in which their posts arrived: their readers have seen that order already.
-- For each value that a conflict decided, the join notes which commit it is from (`winners`), for `blame` and for a
-later
-  join, and commits all of them as its own patch.
+- For each value that a conflict decided, the join records which commit wrote it (`winners`), for `blame` and for later
+  joins. All of these values are the patch of the join's own commit.
 
-In masks, bit i stands for branch i; `bit` is the index of the branch that is being folded in.
+"Left" are the branches folded so far, "right" is the branch that is folded in; `bit` is its index. In masks, bit i
+stands for branch i.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Join:
             raise JoinFailedError(error, result.conflicts)
 
     def _patches(self, result: JoinResult) -> list[Mapping[str, Any]]:
-        """What led from the base to the joined state: the branches' patches, and each field decided as a whole."""
+        """The patches from the base to the joined state: those of the branches, then the fields decided as a whole."""
         values = {path[0]: result.state.raw(path[0], DELETE) for path in result.winners if len(path) == 1}
         decided = {field: value if value is DELETE else Replace(value) for field, value in values.items()}
         return [*[self.log[item.log_index].commit.patch for item in self.commits], decided]
@@ -299,7 +299,7 @@ class Join:
         return value
 
     def _validated(self, state: ImmutableState) -> ImmutableState:
-        """Validates the fields that several branches changed, unless a branch had that very value: then it is valid."""
+        """Validates the fields that several branches changed. A value that a branch held already is valid."""
         for field in sorted(self.merged):
             value = state.raw(field, DELETE)
             sides = [self.log[head].state.raw(field, DELETE) for head in self.heads]
@@ -314,7 +314,7 @@ class Join:
                 self.winners[field,] = self.index
         return state
 
-    # --- fields whose reducer keeps one value per key
+    # --- keyed fields: their reducer keeps one value per key
 
     def _keyed(self, field: str) -> Keyed | None:
         reducer = self.schema.reducer(field)
@@ -334,8 +334,8 @@ class Join:
     ) -> Any:
         """The left value with the keys that the right branch set, as one update.
 
-        Different values under one key are a conflict at that key. A side that put back the base's value has not
-        changed.
+        Different values under one key are a conflict at that key. A side that restored the base's value counts as
+        unchanged.
         """
         right_last = {key: item for item in writes for key in self._keys_of(field, item)}
         left_last = self._left_writes(field, right_last, bit)
@@ -400,17 +400,17 @@ class Join:
         return valid
 
     def _is_key(self, path: KeyPath) -> bool:
-        """Whether a path is a key of such a field, and not a path into a plain value."""
+        """Whether a path is a key of a keyed field, and not a path into a plain value."""
         return len(path) == 2 and self._keyed(path[0]) is not None
 
     def _sets_key(self, item: ReachableCommit, path: KeyPath) -> bool:
-        """Whether a commit set a key of such a field, or the whole field."""
+        """Whether a commit set a key of a keyed field, or the whole field."""
         field, key = path
         written = field in self.log[item.log_index].commit.patch
         return written and (bool(self._resets([item], field)) or key in self._keys_of(field, item))
 
     def _value_at(self, state: ImmutableState, path: KeyPath) -> Any:
-        """The frozen value at a path, which may be a key of a field with a reducer."""
+        """The frozen value at a path, which may be a key of a keyed field."""
         keyed = self._keyed(path[0]) if len(path) == 2 else None
         return value_at(state, path) if keyed is None else value_at_key(keyed, state.raw(path[0], DELETE), path[1])
 
@@ -448,8 +448,9 @@ class Join:
             conflict = Conflict(path, base, left, right, self._author(left_index), self._author(right_index))
             known = self.conflicts.get(path)
             values = known.values if known else ()
-            # With three branches or more, the left value may be what this join has kept at the path before: that is
-            # listed already. It is not if a branch in between has changed it without a conflict.
+            # With three branches or more, the left value may be the result of an earlier conflict of this join at the
+            # path: then its sides are listed already. It is another value if a branch in between changed the path
+            # without a conflict.
             if known is None or not same(self.resolved[path], left):
                 values = (*values, (conflict.left_author, thaw(left)))
             values = (*values, (conflict.right_author, thaw(right)))
@@ -487,9 +488,9 @@ class Join:
 
     def _left_writer(self, bit: int, path: KeyPath, left: Any) -> int | None:
         """The commit that wrote a value of the branches before `bit`."""
-        # Without crossings the writer is a commit of one branch alone: the last branch that holds the value. That is a
-        # search through one branch instead of all of them.
-        for other in reversed(range(0 if self.crossed else bit)):
+        # Without crossings the writer is a commit of one branch alone: the last branch that holds the value. So one
+        # branch is searched instead of all of them.
+        for other in () if self.crossed else reversed(range(bit)):
             if same(value_at(self.log[self.heads[other]].state, path), left):
                 added = [item.log_index for item in self.added[other]]
                 writer = last_writer(self.log, added, [self.heads[other]], path, left)
@@ -528,7 +529,7 @@ class Join:
             del self.winners[path]
             self.winners[at] = winner
             author, record = self._author(winner), self.conflicts.get(path)
-            if record is None:  # there was no conflict: one side had put back the base's value
+            if record is None:  # there was no conflict: one side had restored the base's value
                 continue
             kept = thaw(final.value if isinstance(final, Obstacle) else final)
             self.conflicts[path] = record._replace(values=(*record.values, (author, kept)), value=kept, winner=author)
@@ -536,7 +537,8 @@ class Join:
     def _failed(self, error: Exception, field: str = "") -> JoinFailedError:
         """The failure of the join by an error, which is annotated with the node and the writers of the field."""
         wrote = [self.log[item.log_index].commit for item in self.commits] if field else []
-        authors = dict.fromkeys(commit.node for commit in wrote if field in commit.patch and commit.node[:5] != "join:")
+        nodes = [commit.node for commit in wrote if field in commit.patch]
+        authors = dict.fromkeys(node for node in nodes if not node.startswith("join:"))
         about = f", where {', '.join(authors)} had written {field!r}" if authors else ""
         annotate(error, f"raised when branches joined at node {self.node!r}{about}")
         return JoinFailedError(error, tuple(self.conflicts.values()))
@@ -592,7 +594,7 @@ class Join:
 
 
 def _in_order_of(state: ImmutableState, touched: dict[str, list[ReachableCommit]]) -> list[str]:
-    """The fields of `touched` in the order of a state, so that the joined state gets them in it; deleted ones last."""
+    """The fields of `touched` in the order of a state, in which they join the merged state; deleted ones last."""
     if len(touched) == 1:
         return list(touched)
     return [key for key in state if key in touched] + [key for key in touched if key not in state]

@@ -75,7 +75,7 @@ class ReachableCommit(NamedTuple):
 
 def merge_base(log: Log, heads: Sequence[int]) -> tuple[int, list[ReachableCommit]]:
     """The index of the last commit on every path of the lineage, and the commits after it in lineage order."""
-    everyone = (1 << len(heads)) - 1
+    all_heads = (1 << len(heads)) - 1
     masks: dict[int, int] = {}
     heap: list[tuple[int, int]] = []  # (-step, index): a commit has a larger step than its parents, so it comes first
     for bit, head in enumerate(heads):
@@ -84,7 +84,7 @@ def merge_base(log: Log, heads: Sequence[int]) -> tuple[int, list[ReachableCommi
         masks[head] = masks.get(head, 0) | (1 << bit)
     after: set[int] = set()
     # A commit that all heads contain is not yet the base while others are in the heap: a path may pass by it.
-    while len(heap) > 1 or masks[heap[0][1]] != everyone:
+    while len(heap) > 1 or masks[heap[0][1]] != all_heads:
         _, index = heappop(heap)
         mask = masks[index]
         after.add(index)
@@ -96,9 +96,9 @@ def merge_base(log: Log, heads: Sequence[int]) -> tuple[int, list[ReachableCommi
 
 
 def ancestry(log: Log, heads: Sequence[int], within: Container[int] | None = None) -> list[int]:
-    """The commits that some heads contain, in lineage order: parents first, a left branch before a right one.
+    """The commits that any of `heads` contains, in lineage order: parents first, a left branch before a right one.
 
-    `heads` are in path order. Commits that are not in `within` are left out, with all that only they descend from.
+    `heads` are in path order. Commits that are not in `within` are left out, and ancestors that only they lead to.
     """
     ordered: list[int] = []
     seen: set[int] = set()
@@ -195,7 +195,7 @@ def last_writer(log: Log, commits: Iterable[int], heads: Iterable[int], path: Ke
 # --- counts of a lineage
 
 LineageCounts = PersistentMap[Any, Any]
-"""What is known of a lineage without walking it: the number of commits by node and by branch path, and the keys below.
+"""Facts about a lineage that need no walk: the number of commits by node and by branch path, and the keys below.
 
 They are counted as commits are made. Where branches join, they are added up over the commits after the base."""
 
@@ -219,7 +219,7 @@ def extra_counts(
 ) -> dict[Any, Any]:
     """What a commit changes in the counts of its lineage, except for the numbers of commits.
 
-    `before(key, default)` gives the value before the commit.
+    `before(key, default)` returns the value before the commit.
     """
     found: dict[Any, Any] = {}
     if commit.calls == NO_CALLS and commit.reason is None and not none_by_default:

@@ -6,11 +6,13 @@ waits for an entry that may still come, or has returned and commits as soon as o
 It may write what its node writes and what the nodes after it write, up to a join at which the reader's own branch may
 still arrive: a node after that join starts only after the reader has ended, so the reader must not wait for it.
 
-A reader that no possible writer can reach is *released*: its loop ends. What remains may be a deadlock: readers that
-wait for entries of each other, and for nothing else. In the wait-for graph that is a knot, a strongly connected
-component that no edge leaves (Holt, "Some Deadlock Properties of Computer Systems", ACM Computing Surveys 1972). Of
-each knot the first reader in path order is released. A knot is stable: nothing outside of it can change who is in it,
-so the choice depends on the recorded order of commits and posts and not on when the check runs.
+A reader for whose field there is no possible writer is *stuck*. Stuck readers are *released*, which ends their loops,
+but not all at once: a released reader continues, and may write what another one waits for. Which one comes first
+follows from the wait-for graph of what is stuck. Its knots are the strongly connected components that no edge leaves
+(Holt, "Some Deadlock Properties of Computer Systems", ACM Computing Surveys 1972): a single reader that waits for no
+other one, or a deadlock of readers that wait for each other. Of each knot the first reader in path order is released.
+A knot is stable: nothing outside of it can change its members, so the choice depends on the recorded order of commits
+and posts, and not on when the check runs.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _CACHE_SIZE = 4096
 
 
 class PossibleWriter(NamedTuple):
-    """A branch that may write the field. `works`: whether its own node may, and not only the nodes after it."""
+    """A branch that may write a field. `works`: whether its own node may write too, and not only the nodes after it."""
 
     position: Position
     works: bool = True
@@ -43,7 +45,7 @@ class WaitingReader(NamedTuple):
 
 
 class HeldCommit(NamedTuple):
-    """An execution that has returned, and commits once the executions have whose posts it has read (`needs`)."""
+    """An execution that has returned, and commits once those in `needs` have, whose posts it has read."""
 
     execution: str
     position: Position
@@ -54,14 +56,15 @@ class HeldCommit(NamedTuple):
 def readers_to_release(
     waiting: Sequence[WaitingReader], writers: Iterable[PossibleWriter], held: Iterable[HeldCommit], reach: WriteReach
 ) -> list[WaitingReader]:
-    """The readers whose loops must end: those that no entry can reach, one for each knot.
+    """The readers whose loops must end now: of the stuck readers, one for each knot.
 
-    `waiting` are the readers that have no entry to read, `writers` the branches that can continue without one.
+    `waiting` are the readers that have no entry to read, `writers` the branches that can continue without one, `held`
+    the executions that have returned and cannot commit yet.
     """
     stuck = sorted(waiting, key=_order)
     stuck_commits = sorted(held, key=_order)
     active = list(writers)
-    while active:  # who can get an entry can continue, and so may write in turn
+    while active:  # a reader that can get an entry can continue, and so may write in turn
         continuing = {
             one.execution for one in stuck if any(reach.may_write(writer, one.field, one.position) for writer in active)
         }
@@ -77,8 +80,8 @@ def readers_to_release(
     for knot in _knots(waits_for):
         members = [one for one in stuck if one.execution in knot]
         if len(members) > 1:
-            # A router may send to any node, so sends connect more readers than will meet. Without them the knots inside
-            # this one show which reader the others certainly wait for.
+            # Each `Send` that a router may return counts as a possible write, so the knot may be larger than the
+            # deadlock. Without sends, the knots inside this one are the readers that the others certainly wait for.
             certain = _wait_for_graph(members, [one for one in stuck_commits if one.execution in knot], reach, False)
             inner = {name for inner_knot in _knots(certain) for name in inner_knot}
             members = [one for one in members if one.execution in inner]
@@ -160,8 +163,8 @@ class WriteReach:
 def _blocked_commits(stuck: Sequence[WaitingReader], held: Sequence[HeldCommit]) -> set[str]:
     """The executions that cannot commit before a stuck reader has.
 
-    All other held executions do commit, also those that need each other: once what they need outside of their circle
-    has committed, they commit together.
+    All other held executions do commit, also those that need each other: once the others that they need have committed,
+    they commit together.
     """
     needed_by: dict[str, list[str]] = {}
     for one in held:

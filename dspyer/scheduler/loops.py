@@ -7,8 +7,9 @@ search without these edges finds the loops inside the loop. This is a loop nesti
 components as in Bourdoncle, "Efficient Chaotic Iteration Strategies with Widenings" (FMPA 1993).
 
 The position of a branch is a node and a *round*: one counter per loop around the node, outermost first. Going back adds
-1 to the counter of that loop, leaving a loop drops its counter, entering one appends 0. These are the pointstamps of
-timely dataflow (Murray et al., "Naiad: A Timely Dataflow System", SOSP 2013, section 2.3).
+1 to the counter of that loop, leaving a loop drops its counter, entering one appends 0. Rounds of one node are compared
+lexicographically. These are the pointstamps of timely dataflow (Murray et al., "Naiad: A Timely Dataflow System", SOSP
+2013, section 2.3).
 """
 
 from __future__ import annotations
@@ -144,12 +145,12 @@ class Rounds:
     nodes: tuple[str, ...] = ()
     edges: tuple[Edge, ...] = ()
     loops: tuple[Loop, ...] = ()
-    _around: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    _moves: dict[tuple[str, str], tuple[int, Round]] = field(default_factory=dict)
-    _out: dict[str, list[str]] = field(default_factory=dict)
-    _reach: dict[str, dict[str, tuple[int, Round]]] = field(default_factory=dict)
-    _bits: dict[str, int] = field(default_factory=dict)
-    _below: dict[str, int] = field(default_factory=dict)
+    _around: dict[str, tuple[int, ...]] = field(default_factory=dict)  # the loops around each node, outermost first
+    _moves: dict[tuple[str, str], tuple[int, Round]] = field(default_factory=dict)  # `_move` of each edge
+    _out: dict[str, list[str]] = field(default_factory=dict)  # the targets of each node
+    _reach: dict[str, dict[str, tuple[int, Round]]] = field(default_factory=dict)  # `_least_rounds` of each source
+    _bits: dict[str, int] = field(default_factory=dict)  # the bit of each node
+    _below: dict[str, int] = field(default_factory=dict)  # the bits of each node and of all that it can reach
 
     @classmethod
     def of(cls, nodes: Iterable[str], edges: Iterable[Edge]) -> Rounds:
@@ -218,8 +219,7 @@ class Rounds:
         return source != target and bool(self._below[source] & self._bits[target])
 
     def _least_rounds(self, source: str) -> dict[str, tuple[int, Round]]:
-        """For each node that `source` can reach: how many loops both are in, and the least round in which it is
-        reached.
+        """For each node that `source` can reach: the number of loops around both, and the least round in which it does.
 
         The round is given from the innermost shared loop inwards, relative to a source in round zero. That is enough:
         on a least path the counters of outer shared loops do not change, because the innermost shared loop is strongly

@@ -94,12 +94,12 @@ class IndexedField(NamedTuple):
         reducer: its reducer, one that has parts.
         default: what a deletion leaves, frozen; `DELETE` for nothing.
         whole: whether the first commit of the run holds whole values: the inputs of a run that continues no other.
-        prefix: what turns the ids of the run's commits into global ones.
-        id_prefixes: the same for commits taken over from other runs: (index of the first commit that is not of that
-            run any more, prefix), in order.
+        prefix: put before the ids of the run's commits, it makes them global.
+        id_prefixes: the prefixes for commits copied from other runs, as pairs (end, prefix) in order: the prefix is
+            for the commits before index `end`.
         live: whether posts are folded in the order in which they arrived.
         limited: whether a limit drops the oldest parts.
-        size_of: gives the size of a part, where sizes are counted.
+        size_of: returns the size of a part, given its kind; None where sizes are not counted.
     """
 
     field: str
@@ -189,9 +189,8 @@ class FieldIndexes:
     An index is kept where it may be needed again: after the last commit of each branch that was asked for, and where
     branches part. Others are made again from the log.
 
-    Args:
-        of: the field.
-        base: gives the index after the runs before this one; if it is None or gives None, the log reaches back to them.
+    `base` returns the index after the earlier runs of the thread. If it is None or returns None, the log contains their
+    commits.
     """
 
     def __init__(self, of: IndexedField, base: Callable[[], FieldIndex | None] | None = None) -> None:
@@ -370,8 +369,8 @@ class _IndexBuilder:
     def _with_call(self, part: FieldPart) -> FieldPart:
         """A message with its author and, for the result of a tool, its call; its own calls are recorded.
 
-        A turn among the inputs of a run belongs to the node that it names: a graph in another one that runs again finds
-        the turns of its own nodes there.
+        A turn among the inputs of a run belongs to the node that it names: a nested graph that runs again gets the
+        earlier turns of its own nodes as inputs.
         """
         value = part.value
         if not isinstance(value, FrozenDict):
@@ -403,7 +402,8 @@ class _IndexBuilder:
     def keep(self, value: Any, single: bool) -> None:
         """Drops the parts that a limit has dropped from the frozen value of the field.
 
-        A `single` update never loses parts that it brings itself: then the dropped ones are the first ones.
+        `single`: whether the commit made one update. A limit drops no part that the update itself brought, so the
+        dropped parts are then the first ones.
         """
         held = (
             [] if single or self._kind not in ("keys", "messages") else list(_parts_of_value(value, self._of.reducer))
@@ -492,28 +492,28 @@ def last_visits(log: Log, unseen: set[int], heads: Sequence[int], reader: str) -
 
 
 def unshared_commits(log: Log, heads: Sequence[int]) -> list[ReachableCommit]:
-    """The commits that some heads contain, but not all of them, in lineage order."""
-    everyone = (1 << len(heads)) - 1
+    """The commits that at least one of `heads` contains and at least one does not, in lineage order."""
+    all_heads = (1 << len(heads)) - 1
     masks: dict[int, int] = {}
     for bit, head in enumerate(heads):
         masks[head] = masks.get(head, 0) | 1 << bit
     heap = [-head for head in masks]  # highest index first: a commit is at a higher index than its parents
     heapify(heap)
-    partial = sum([mask != everyone for mask in masks.values()])  # in the heap, those that not all heads contain
+    partial = sum([mask != all_heads for mask in masks.values()])  # commits in the heap that some head does not contain
     found: dict[int, int] = {}
     while partial:
         index = -heappop(heap)
         mask = masks[index]
-        if mask != everyone:
+        if mask != all_heads:
             partial -= 1
             found[index] = mask
         for parent in log[index].parents:
             before = masks.get(parent)
             if before is None:
                 heappush(heap, -parent)
-                partial += mask != everyone
+                partial += mask != all_heads
             else:
-                partial -= before != everyone and before | mask == everyone
+                partial -= before != all_heads and before | mask == all_heads
             masks[parent] = (before or 0) | mask
     return [ReachableCommit(index, found[index]) for index in ancestry(log, heads, found)]
 
@@ -528,7 +528,7 @@ class UnseenParts(NamedTuple):
 def unseen_parts(index: FieldIndex, log: Log, unseen: AbstractSet[int], of: IndexedField) -> UnseenParts:
     """The parts that `unseen` commits have brought, given the index at the node's branch.
 
-    It looks those parts up instead of walking all parts: its cost is that of the answer.
+    These parts are looked up, not searched for among all parts: the cost grows with their number alone.
     """
     commits = {of.global_id(log, at) for at in unseen}
     found: dict[int, FieldPart] = {}
@@ -543,7 +543,7 @@ def unseen_parts(index: FieldIndex, log: Log, unseen: AbstractSet[int], of: Inde
                 if part is not None and is_new(part, commits):
                     found[part.slot] = part
                 unkeyed += key is None
-    # Parts without keys are found from the end, until all that these commits brought have been met.
+    # Parts without keys are found from the end, until all that these commits brought have been found.
     for part in index.backwards() if unkeyed else ():
         if part.key is None and part.commit in commits:
             found[part.slot] = part

@@ -83,12 +83,12 @@ class Suspended(NamedTuple):
 class Branch(NamedTuple):
     """An active branch.
 
-    A fork appends to the path of a branch which child each new branch is. A join unites the paths of its branches, and
-    paths of all children of one fork become the path of their parent again.
+    A fork extends the path of the branch by the index of each child. A joined branch holds the paths of all its
+    branches, where the paths of all children of one fork are replaced by the path of their parent.
 
     Attributes:
-        path: its name: the smallest of the paths that it united.
-        fork_children: these paths, smallest first, each with the width of its forks.
+        path: the path that names the branch: the smallest that it holds.
+        fork_children: the paths that it holds, smallest first, as pairs of a child's index and the width of the fork.
         state: its state.
         head: index of its last commit in the log, -1 before the first.
         id: the id of that commit.
@@ -106,7 +106,7 @@ class Branch(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Branches at one position. A `Send` branch is a group of its own; from `blocker` more branches may come."""
+    """Branches at one position; a `Send` branch is alone. While the group waits, others may reach it from `blocker`."""
 
     position: Position
     branches: tuple[Branch, ...] | PersistentVector[Branch]  # a vector where many wait: it grows without a copy
@@ -176,7 +176,7 @@ def path_of(fork_children: tuple[tuple[ForkPoint, ...], ...]) -> BranchPath:
 
 
 def collapse_forks(paths: Iterable[tuple[ForkPoint, ...]]) -> tuple[tuple[ForkPoint, ...], ...]:
-    """Replaces all children of a fork by their parent, repeatedly, until no fork has all of its children here."""
+    """The paths with all children of a fork replaced by their parent, repeatedly, until no fork is complete."""
     held = set(paths)
     while True:
         families: dict[tuple[ForkPoint, ...], list[tuple[ForkPoint, ...]]] = {}
@@ -227,7 +227,7 @@ class ReadyQueue:
         return ReadyQueue(_merged_heaps(self._heap, ReadyQueue.of(groups)._heap))
 
     def taken(self, index: int = 0) -> tuple[Group, ReadyQueue]:
-        """The group at an index (0 for the smallest path), and the queue without it."""
+        """The group at an index (0 for the smallest path, others in a replay), and the queue without it."""
         heap = self._heap
         if not index and heap is not None:
             rest = _merged_heaps(heap[3], heap[4])

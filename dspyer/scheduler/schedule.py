@@ -63,9 +63,8 @@ _TRUNK = Branch((), ((),), _EMPTY, -1, "", -1, _NONE)
 def start(topology: Topology, state: ImmutableState = _EMPTY, first: int = 0, node: str = START) -> RunState:
     """A run whose next execution commits the inputs.
 
-    `state` is what it continues from, `first` the version of its first commit (runs of a thread count on), and `node`
-    the
-    first execution: `START`, or the node under whose name a manual commit is made.
+    It continues from `state`. `first` is the version of its first commit: the runs of a thread share one numbering.
+    `node` is the node of its first execution: `START`, or the one under whose name a manual commit is made.
     """
     position: Position = (node, topology.rounds.first(node))
     ready = ReadyQueue.of([Group(position, (_TRUNK._replace(state=state),))])
@@ -74,7 +73,7 @@ def start(topology: Topology, state: ImmutableState = _EMPTY, first: int = 0, no
 
 
 def plan(run: RunState) -> ReadyQueue:
-    """The groups that may start, in path order; none after a failure."""
+    """The groups that may start, in path order; none after a failure, when the run waits only for what is running."""
     return NOTHING_READY if run.failures else run.ready
 
 
@@ -272,8 +271,7 @@ def _settle(
 
     To check each group against each position after each commit would be quadratic. So a waiting group remembers one
     position that blocks it, and is checked again only when that position is left. This is sound because reachability
-    only
-    shrinks: whatever a branch can reach from its next position, it could reach from the one before.
+    only shrinks: what a branch can reach from its next position, it could reach from the one before.
     """
     unblocked = []
     if left not in positions:

@@ -81,7 +81,7 @@ def _nearest(name: str, nodes: Collection[str], other: str) -> str:
 
 
 def with_missing_starts(edges: Collection[Edge], nodes: Sequence[str]) -> list[Edge]:
-    """The edges, plus edges from `START` to unreached nodes until there are none: those are reported already."""
+    """The edges, plus edges from `START` until all nodes are reached: `check_paths` has reported the unreached ones."""
     found = list(edges)
     entered = {edge.target for edge in edges}
     successors = _successors(edges)
