@@ -382,7 +382,7 @@ class Posted(NamedTuple):
         node: name of the node.
         branch: path of its branch.
         execution: id of its execution.
-        seq: arrival number of the post in the field.
+        seq: arrival number of the post among all posts of the run, whatever their field.
         size: bytes of the JSON form of the value.
         value: the update, as it will be in the patch of the node's commit.
         operation: how it is folded in: the name of the reducer, or `"replace"`.
@@ -407,7 +407,10 @@ class Posted(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """A node has read an entry that `author` posted to a live field declared with `live(show_reads=True)`."""
+    """A node has read an entry that `author` posted to a live field declared with `live(show_reads=True)`.
+
+    `seq` is the arrival number of the post.
+    """
 
     field: str
     node: str
@@ -430,7 +433,7 @@ class Withdrawn(NamedTuple):
         node: name of the node.
         execution: id of its execution.
         posts: arrival numbers of the posts.
-        seq: the last arrival number in the field at this time.
+        seq: the last arrival number in the run at this time.
         scope: ids of the executions around the run.
     """
 

@@ -33,7 +33,7 @@ def _delegated(method: Callable[Concatenate[Any, P], T], checked: bool = False) 
         except Exception as error:
             raise StoreError(
                 f"the store {self.store.address!r} failed: {type(error).__name__}: {error}. What was reported before "
-                "is kept; mend the store, then call resume() on the thread"
+                "is kept; repair the store, then call resume() on the thread"
             ) from error
         return found
 

@@ -61,8 +61,9 @@ class RecordedPost(NamedTuple):
         node: its author; `"START"` for the value with which the run began.
         execution: the id of the execution, and of the commit that it makes.
         update: the update as the node gave it, frozen.
-        over: arrival numbers of the posts to the same keys that its author had read: it replaces these, and no others.
-            None for all before it.
+        over: arrival numbers of the posts to the same keys that its author knew: it replaces these, and no others.
+            None if its row names none, since posts to the field were kept apart when it was written, or the row is of
+            an earlier version: if posts replace each other now, it replaces all before it.
     """
 
     seq: int
@@ -166,7 +167,7 @@ class ExecutionRecords:
         if question.answer is None and given is not None and given is not True:
             raise InputError(
                 f"question {question.key!r} of node {question.node!r} takes no answer, and was given {brief(given)}: "
-                "give None to go on"
+                "answer it with None or True"
             )
         self.answers[key] = frozen = freeze(given, ("answer",))
         self._unwritten.append(answer_row(key, frozen))

@@ -41,10 +41,10 @@ from dspyer.values.json import TAG
 from dspyer.values.scalars import SCALARS
 
 EVERY = 480
-"""Rows after which a running run takes a snapshot, as soon as a single branch is active."""
+"""Rows since the last snapshot from which on a run takes one as soon as a single branch is active."""
 
 AT_END = 100
-"""Rows since the last snapshot with which a run that ends takes one."""
+"""Rows since the last snapshot from which on a run takes one when it ends."""
 
 VERSION = 1
 """Version of the snapshot format; a snapshot of another version is skipped."""

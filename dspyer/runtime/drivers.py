@@ -1,13 +1,14 @@
 """The two drivers: they run what a session starts, in threads for sync code and in tasks for async code.
 
-The split is that of a sans-I/O protocol: the scheduler and the session decide without waiting, a driver waits without
-deciding. Both drivers have the same loop:
+The split is that of a sans-I/O protocol, as in h11: the scheduler and the session decide without waiting, a driver
+waits without deciding. Both drivers have the same loop:
 
 1. `start_ready`: begin what may start.
 2. Write the rows of everything that has happened. Only after that does anything start that depends on it.
 3. Run what has begun. A lone branch runs in the caller's thread or task: most graphs never fork, and a switch of
    threads costs more than the rest of a step.
-4. Wait for one outcome, and `settle` it. A stored run first settles the others that are there: one write for all.
+4. Wait for one outcome, and `_settle` it. A stored run also settles the others that have arrived by then, so that one
+   write holds them all.
 
 A stop or an exception lets nothing new start. What runs is awaited, committed and written before the exception is
 raised: a result that was paid for is not lost.
@@ -89,7 +90,7 @@ def _write(session: Session) -> bool:
 
 
 def _write_end(session: Session) -> None:
-    """Writes how the run ended, and gives its thread back in the same transaction."""
+    """Writes the end row of the run, and releases its thread in the same transaction."""
     if session.journal is None or session.scope or session.cannot_write:
         return  # a run inside another one ends with the commit of its node
     try:
@@ -130,6 +131,8 @@ async def _until_end(session: Session, tasks: TaskWorkers, steps: list[Any], bef
         await _adrive(session, tasks, steps, before)
     except BaseException as error:  # noqa: BLE001 - raised by the caller after what runs has finished
         cancelled = isinstance(error, asyncio.CancelledError)
+        # A node may have raised it since the run was stopped, as a graph within a graph does: nothing has cancelled
+        # this task, so nothing is raised.
         by_the_stop = cancelled and session.stopped and cancellation_count() <= before
         if not by_the_stop:
             raised.append(error)
@@ -141,6 +144,8 @@ async def _until_end(session: Session, tasks: TaskWorkers, steps: list[Any], bef
         while running:
             tasks.cancel()
             # A further cancellation cancels the async nodes again; sync nodes cannot be cancelled and are awaited.
+            # `raised` has the exception to raise, so a later `SystemExit` of a node is dropped. A later Ctrl-C is not:
+            # it ends this wait.
             with suppress(asyncio.CancelledError, SystemExit):
                 await _adrive(session, tasks, steps, cancellation_count())
                 running = False
@@ -206,7 +211,7 @@ async def _awrite_end(session: Session) -> None:
 
 
 def _settle(session: Session, execution: Execution | None, outcome: WorkOutcome) -> None:
-    """Gives an outcome to the session; raises what is no `Exception`, such as Ctrl-C, at once."""
+    """Passes an outcome to the session; raises at once what is neither an `Exception` nor an `Interrupt`: Ctrl-C."""
     if execution is None:
         return  # a wake-up
     transition, error, steps = outcome
@@ -216,7 +221,7 @@ def _settle(session: Session, execution: Execution | None, outcome: WorkOutcome)
     if error is not None and not isinstance(error, (Exception, Interrupt)):
         session.leave_open(execution)
         if session.pending is not None:
-            _write(session)  # the other executions that have finished
+            _write(session)  # what the other executions have committed
         raise error
     if steps and error is None:
         transition = transition._replace(calls=count_calls(steps))
@@ -224,7 +229,7 @@ def _settle(session: Session, execution: Execution | None, outcome: WorkOutcome)
 
 
 def _must_not_start(session: Session, started: list[Execution], written: bool) -> bool:
-    """Whether executions that have begun are not called: the write failed, or the run was stopped meanwhile."""
+    """Whether the write failed or the run was stopped; then the executions are left open, and must not be called."""
     if written and not session.stopped:
         return False
     for execution in started:

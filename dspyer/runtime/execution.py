@@ -1,4 +1,14 @@
-"""One execution: from the call of a node to its transition, as a script that a sync or async driver follows."""
+"""One execution: from the call of a node to its transition, as a *script* that a sync or async driver follows.
+
+A script is a generator (PEP 342): it yields each node or router with its call, the driver makes the call in its own way
+and sends the reply back. So the steps of an execution are written once, and not once for each kind of driver:
+
+1. Call the node; fold what it posted and returned into one patch, validated, and check the limits on size.
+2. Find the targets: a `Command`, the edges, or routers, which see the state after the patch.
+3. Return the transition: patch, state and targets.
+
+A transition is atomic: if the node, the validation or a router raises, nothing of it is committed.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +41,7 @@ CallScript = Generator[tuple[Node | Router, Call], Any, Transition]
 
 
 def script(session: Session, execution: Execution) -> CallScript:
-    """The calls of one execution.
-
-    A generator, so that sync and async drivers share it. A transition is whole: if the node, the validation or a router
-    raises, nothing of it is committed.
-    """
+    """The script of an execution: of a node, or of the first commit of the run."""
     if execution.branch.head < 0:
         return _start_script(session, execution)
     return _node_script(session, execution)
@@ -97,7 +103,7 @@ def _node_script(session: Session, execution: Execution) -> CallScript:
 
 
 def _start_script(session: Session, execution: Execution) -> CallScript:
-    """The first commit of the run: its patch is known, and only routers at `START` are called."""
+    """The script of the first commit: its patch is known (`RunStart`), and only routers at `START` are called."""
     began, clock = time.time(), time.perf_counter()
     patch = session.run_start.patch
     exits = session.graph.exits[execution.node]
@@ -121,7 +127,7 @@ def _call(session: Session, execution: Execution, state: ImmutableState) -> Call
 
 
 def _raise_if_unanswered(session: Session, execution: Execution) -> None:
-    """Raises `Interrupt` if the execution, or `interrupt_before`, waits for an answer: the node is not called."""
+    """Raises `Interrupt`, before the node is called, if one of its questions or `interrupt_before` has no answer."""
     name, node = session.local_id(execution.id), execution.node
     records = session.records
     if node in session.graph.interrupt_before:
@@ -139,7 +145,10 @@ def _raise_if_unanswered(session: Session, execution: Execution) -> None:
 def _known_targets(
     session: Session, name: str, call: Call, goto: Sequence[str | Send] | None, after: ImmutableState
 ) -> tuple[Target, ...] | None:
-    """The targets of a node if no driver is needed to find them: a `Command`, one edge, or one inline router."""
+    """The targets if no driver is needed to find them: by a `Command`, one edge or one inline router; else None.
+
+    Most nodes have one of these: this saves them the generator of `_route`.
+    """
     if goto is not None:
         return _targets(session, name, goto)
     exits = session.graph.exits[name]
@@ -165,7 +174,7 @@ def _route(
     began: float,
     clock: float,
 ) -> CallScript:
-    """Follows the edges and calls the routers of a node; what a module router writes joins the same transition."""
+    """Follows the edges and calls the routers of a node. What a module router writes is part of the transition."""
     name = execution.node
     goto: list[str | Send] = []
     reasons: list[str] = []
@@ -194,15 +203,17 @@ def _route(
 
 
 def _both_updates(session: Session, name: str, patch: Mapping[str, Any], field: str, update: Any) -> Any:
-    """The updates of a node and of its router to one field with a reducer, kept apart: a join folds each of them."""
-    given = name == START and (session.journal is None or session.scope)  # the inputs of such a run are no updates
-    if given and not isinstance(patch.get(field), Updates):
+    """The updates of a node and of its router to one field with a reducer, as `Updates`: a join folds each of them."""
+    # The first commit of a run that is not stored, or is inside a node, holds input values and not updates. There the
+    # first of the `Updates` is the input, `DELETE` for none, and those after it are what routers wrote.
+    holds_values = name == START and (session.journal is None or session.scope)
+    if holds_values and not isinstance(patch.get(field), Updates):
         return Updates(Replace(session.inputs.raw(field)) if field in patch else DELETE, update)
     return Updates(patch[field], update) if field in patch else update
 
 
 def _targets(session: Session, name: str, goto: Sequence[str | Send]) -> tuple[Target, ...]:
-    """The targets of a node, checked: equal names count once, each `Send` is a branch of its own."""
+    """The targets of a node, or a `RouteError`: equal names count once, each `Send` is a branch of its own."""
     allowed = session.graph.topology.targets(name)
     if len(goto) == 1 and isinstance(goto[0], str) and goto[0] in allowed:
         return (Target(goto[0]),)
@@ -232,7 +243,7 @@ T = TypeVar("T")
 
 
 class NodeRunner:
-    """Runs the calls of one node at once: the items of a map."""
+    """Runs the calls of one node concurrently: the items of a map."""
 
     __slots__ = ("session",)
 
@@ -263,7 +274,7 @@ class NodeRunner:
 
 
 class Batch(Generic[T]):
-    """The state of a `gather`: which calls have started, and their outcomes."""
+    """The bookkeeping of a `gather`, sync or async: which calls have started, and their outcomes."""
 
     def __init__(self, session: Session, count: int, max_concurrency: int | None) -> None:
         limit = session.graph.max_concurrency
@@ -285,7 +296,7 @@ class Batch(Generic[T]):
         return self._started - 1
 
     def put(self, index: int, outcome: WorkOutcome) -> None:
-        """Keeps an outcome; raises what is no `Exception`, such as Ctrl-C."""
+        """Keeps an outcome; raises what a node must not hold back, such as Ctrl-C."""
         error = outcome[1]
         if error is not None and not isinstance(error, Interrupt):
             cancelled_by_stop = isinstance(error, asyncio.CancelledError) and self._stop_signal.reason is not None

@@ -5,8 +5,8 @@ and Recovery in Database Systems", 1987, chapter 2), with executions as the tran
 
 - A node may read what a running node has posted. It then depends on that node.
 - An execution commits after all on which it depends; executions that depend on each other commit together.
-- If one of them fails or asks, its posts are withdrawn, and all that depend on it are undone: they commit nothing, and
-  run again when the run is resumed. So no committed value depends on a withdrawn post.
+- If one of them fails or asks a question, its posts are withdrawn, and all that depend on it are undone: they commit
+  nothing, and run again when the run is resumed. So no committed value depends on a withdrawn post.
 
 `live_buffer` holds the posts, `scheduler.live_deadlock` decides when a reader can wait no longer.
 
@@ -52,7 +52,7 @@ class LiveSession(Session):
     """A session whose nodes read each other's posts.
 
     Attributes:
-        lock: guards everything below, and scheduling.
+        lock: guards the posts, the waiters and the scheduling.
         buffer: the posts.
         waiters: the executions that run, and which of them wait for an entry.
     """
@@ -127,7 +127,7 @@ class LiveSession(Session):
             self._release_waiters()
 
     def _advance(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
-        """Gives the outcome of an execution to the scheduler."""
+        """Passes the outcome of an execution to the scheduler."""
         super().finish(execution, outcome, steps)
         self._cursors.pop(execution.id, None)
 
@@ -143,7 +143,10 @@ class LiveSession(Session):
                 work += [one for one in self._finished if not posted.isdisjoint(self._cursors[one].used)]
 
     def _with_dependencies(self, name: str) -> list[str]:
-        """A finished execution after all on which it depends, directly or not; empty if one of them still runs."""
+        """The executions to commit together: those on which one depends, directly or not, then itself.
+
+        Empty if one of them still runs.
+        """
         # A depth-first search in post-order: dependencies come first, and a cycle is entered once.
         found: dict[str, None] = {}
         seen = {name}
@@ -195,7 +198,7 @@ class LiveSession(Session):
             self._release_waiters()
 
     def _on_stop(self, reason: str) -> None:
-        """Releases the readers that wait for what will not start."""
+        """Releases the readers whose possible writers will not start any more."""
         del reason
         with self.lock:
             self._release_waiters()
@@ -224,6 +227,7 @@ class LiveSession(Session):
             commit_id = self.global_id(attempt.execution, *([str(number)] if number else []))
             state = attempt.position.state if attempt.position is not None else ImmutableState()
             whole = schema.reducer(field) is None
+            # Without the lock: validators and reducers are functions of the user.
             patch, after = schema.commit(state, {field: update}, node=attempt.node, commit_id=commit_id)
             with self.lock:
                 self._add(attempt, cursor, field, _latest(after.raw(field, DELETE)) if whole else patch[field])
@@ -260,6 +264,7 @@ class LiveSession(Session):
             named = key if by_key else None
             self.publish(LiveConflict(field, named, attempt.node, posts[-1].node, posts[-1].seq, rule))
         if rule == "reject" or (rule == "merge" and by_key):
+            # This post is refused because of theirs, or merged with them: its execution depends on theirs.
             found = [post.execution for posts in conflict.unread.values() for post in posts]
             cursor.used.update([execution for execution in found if execution in self.buffer.pending])
         if rule == "reject":
@@ -303,10 +308,10 @@ class LiveSession(Session):
                 return waiter
             self.waiters.enter(waiter)
             self.waiters.grant()  # the waiter has freed its slot
-            if not self.waiters.is_open(waiter):
+            if not self.waiters.is_open(waiter):  # a cheap test: most waiters have a running writer
                 self._release_waiters()
             if self._wake is not None and not self.stopped and plan(self.run):
-                self._wake()
+                self._wake()  # the driver may start another execution in the slot
         return waiter
 
     def executions(self) -> Sequence[Execution]:
@@ -315,19 +320,19 @@ class LiveSession(Session):
             return tuple(self.waiters.running.values())
 
     def waits_for(self, execution: str) -> str:
-        """The live field that an execution waits for; "" if it works."""
+        """The live field that an execution waits for; "" if it does not wait."""
         with self.lock:
             return self.waiters.field_of(execution)
 
     def with_posts(
         self, execution: Execution, patch: dict[str, Any], state: ImmutableState
     ) -> tuple[dict[str, Any], ImmutableState]:
-        """The patch and state of an execution with its posts."""
+        """The patch and state of an execution, with its posts added."""
         cursor = self._cursors.get(execution.id)
         return (patch, state) if cursor is None else cursor.committed(self.graph.topology.schema, patch, state)
 
     def exchange(self, execution: Execution) -> Exchange | None:
-        """The posts of an execution and how far it has read, as its commit keeps them; None without live fields."""
+        """The posts of an execution and how far it has read, as its commit stores them; None for neither."""
         cursor = self._cursors.get(execution.id)
         return None if cursor is None else cursor.exchange()
 
@@ -435,7 +440,7 @@ class LiveWaiters:
         return bool(self._waiting)
 
     def field_of(self, execution: str) -> str:
-        """The field that an execution waits for; "" if it works."""
+        """The field that an execution waits for; "" if it does not wait."""
         waiter = self._waiting.get(execution)
         return "" if waiter is None else waiter.field
 
@@ -476,7 +481,7 @@ class LiveWaiters:
             self._due.append((waiter, outcome))
 
     def grant(self) -> None:
-        """Gives free slots to due executions, first come first served."""
+        """Assigns free slots to due executions, first come first served."""
         while self._due and len(self.running) - self.parked < self._slots:
             waiter, outcome = self._due.popleft()
             waiter.outcome = outcome
@@ -485,8 +490,10 @@ class LiveWaiters:
     def settle(self, run: RunState, stopping: bool, held: Iterable[HeldCommit]) -> None:
         """Releases the readers that no entry can reach any more.
 
-        `stopping` says that nothing new starts; `held` are the finished executions that are not committed. A reader
-        that misses entries only because something was stopped or failed is undone; otherwise its field is closed.
+        `stopping`: whether no further execution starts; `held`: the finished executions that are not committed.
+
+        If an execution that failed, asked a question, was cancelled or will not start could have written the field, the
+        reader is undone, since it lacks entries that a resume would bring. Otherwise its field is closed for it.
         """
         ended = {one.execution for one in held}
         while self._waiting:  # a released reader may be the writer that another one waits for
@@ -516,7 +523,7 @@ class LiveWaiters:
             self.grant()
 
     def end(self) -> None:
-        """Undoes all that wait: the run has ended."""
+        """Ends all waits with `"abort"`, further ones at once: the run has ended."""
         self.over = True
         for waiter in (*self._waiting.values(), *[waiter for waiter, _ in self._due]):
             waiter.outcome = "abort"
@@ -537,7 +544,7 @@ class NodeReads:
     Attributes:
         commits: the indexes of its commits on each path, ascending.
         reads: for each of these commits the number of the last post read, by field, earlier commits included.
-        latest: the head of the branch that asked last, and its answer.
+        latest: a cache: the head of the last branch for which `before` was computed, and the result.
     """
 
     commits: dict[BranchPath, list[int]] = made(default_factory=dict)
@@ -552,7 +559,7 @@ class NodeReads:
             reads.append(_later(reads[-1] if reads else {}, commit.live.reads))
 
     def before(self, branch: Branch) -> Mapping[str, int]:
-        """How far the commits in the lineage of a branch have read; the branches of a fork share one answer."""
+        """How far the commits in the lineage of a branch have read. The branches of a fork have the same result."""
         head, found = self.latest
         if head != branch.head:
             found = {}

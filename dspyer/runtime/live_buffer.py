@@ -86,6 +86,7 @@ class ReaderCursor:
         place, part = known
         while place < len(posts):
             post = posts[place]
+            # Number 0 is the value with which the run began: every reader gets it.
             entries = () if post.seq and self._skips(buffer, post) else buffer.entries(post)
             if part < len(entries):
                 break
@@ -109,7 +110,7 @@ class ReaderCursor:
         return post.node == self.node and contains_commit(self.position, post.execution)
 
     def exchange(self) -> Exchange | None:
-        """The numbers of its posts and how far it has read, as its commit keeps them; None for neither."""
+        """The numbers of its posts and how far it has read, as its commit stores them; None for neither."""
         if not self.posts and not self.reads:
             return None
         posts = {field: tuple([seq for seq, _ in posts]) for field, posts in self.posts.items()}
@@ -118,7 +119,7 @@ class ReaderCursor:
     def committed(
         self, schema: Schema, patch: Mapping[str, Any], state: ImmutableState
     ) -> tuple[dict[str, Any], ImmutableState]:
-        """The patch and the state of the execution with its posts."""
+        """The patch and the state of the execution, with its posts added."""
         found: dict[str, Any] = {}
         for field, posts in self.posts.items():
             found[field] = posts[0][1] if len(posts) == 1 else Updates(*[update for _, update in posts])
@@ -126,7 +127,7 @@ class ReaderCursor:
 
 
 class PostConflict(NamedTuple):
-    """What a new post means for the heads of its keys.
+    """The effect of a new post on the heads of its keys.
 
     Attributes:
         over: the numbers of the posts that it replaces; None for a field in which all posts are kept.
@@ -294,7 +295,7 @@ def single_updates(schema: Schema, node: str, field: str, value: object) -> tupl
 
 def _replace(heads: dict[int, RecordedPost], post: RecordedPost) -> None:
     """Adds a post to the heads of a key, in the place of those that it replaces."""
-    if post.over is None:
+    if post.over is None:  # of a row that does not name them: see `RecordedPost.over`
         heads.clear()
     for seq in post.over or ():
         heads.pop(seq, None)

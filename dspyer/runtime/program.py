@@ -1,8 +1,9 @@
 """`CompiledGraph`: what `Graph.compile()` returns, a `dspy.Module` that runs its graph.
 
 The modules of the nodes are its attributes, as in every module of DSPy, so that optimizers find them. A call goes
-through DSPy's own `__call__` (callbacks, usage, history), which calls `forward`. What `run` and its like ask beyond the
-inputs travels in DSPy's settings as a `Request`, which reaches `forward` whatever lies in between.
+through DSPy's own `__call__` (callbacks, usage, history), which calls `forward`. The options of `run`, `stream` and
+threads are passed to `forward` as a `Request` in DSPy's settings: DSPy's `__call__`, or a module that wraps the
+program, takes inputs only.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _NAMES_ELSEWHERE = {
     "get_state": "a thread has one, program.thread('a name').state",
     "update_state": "a thread has it, program.thread('a name').update({...})",
 }
-"""Names of other graph libraries, with the name here: part of the error of a missing attribute."""
+"""Methods of other graph libraries, each with what to use here: a part of the error for a missing attribute."""
 
 
 class CompiledGraph(dspy.Module):
@@ -237,7 +238,7 @@ class CompiledGraph(dspy.Module):
             >>> program.thread("t-42").run({"text": "hey"}).state["loud"]
             'HEY'
         """
-        return Thread(self, self._kept(), name)
+        return Thread(self, self._require_store(), name)
 
     def threads(self) -> list[str]:
         """The names of all threads in the store, sorted; a store that graphs share has those of other graphs too.
@@ -254,9 +255,9 @@ class CompiledGraph(dspy.Module):
             >>> program.threads()
             ['t-42']
         """
-        return CheckedStore(self._kept()).threads()
+        return CheckedStore(self._require_store()).threads()
 
-    def _kept(self) -> Store:
+    def _require_store(self) -> Store:
         if self._store is None:
             raise ThreadError(
                 f"graph {self._graph.name!r} was compiled without a store: compile(store='runs.db') keeps runs in "
@@ -294,7 +295,7 @@ class CompiledGraph(dspy.Module):
             drive(session, **{REQUEST: None})
         finally:
             self._close(request, session)
-        return self._answer(request, session)
+        return self._result(request, session)
 
     async def aforward(self, *args: Any, **inputs: Any) -> dspy.Prediction:
         """Runs the graph for DSPy in async code. Await `acall`, not this; otherwise like `forward`.
@@ -311,7 +312,7 @@ class CompiledGraph(dspy.Module):
             await adrive(session, **{REQUEST: None})
         finally:
             self._close(request, session)
-        return self._answer(request, session)
+        return self._result(request, session)
 
     def set_lm(self, lm: dspy.LM | None) -> None:
         """Sets the language model of every predictor, frozen ones too.
@@ -453,7 +454,7 @@ class CompiledGraph(dspy.Module):
         return resources
 
     def _run_start(self, inputs: Mapping[str, Any], request: Request) -> RunStart:
-        """A run from the inputs; inside of a stored run, with the commits that an earlier attempt has made."""
+        """A run from the inputs; inside a node of a stored run, with the commits that an earlier attempt has made."""
         check_inputs(self._graph, inputs)
         topology, schema = self._graph.topology, self._graph.topology.schema
         state = schema.initial_state(schema.as_replacements(inputs) if request.inside else inputs)
@@ -474,11 +475,12 @@ class CompiledGraph(dspy.Module):
         append_to_trace(session.trace())
         request.outcome.ended = session.end()
 
-    def _answer(self, request: Request, session: Session) -> dspy.Prediction:
+    def _result(self, request: Request, session: Session) -> dspy.Prediction:
+        """The outputs of a completed run; raises the error of any other one."""
         outcome = request.outcome
         ended = outcome.ended
         assert ended is not None
-        if not request.keeps_events:
+        if not request.keeps_events:  # no `Run` will be made of it
             outcome.ended = None
         if ended.error is not None:
             try:
@@ -509,7 +511,7 @@ class CompiledGraph(dspy.Module):
 
 
 def _request_inside(call: Call) -> Request:
-    """What a program that is a node asks of its own call: to be a part of the run around it."""
+    """The request for a program that is a node: its run is a part of the run around it."""
     around: Session | None = call.runner.session
     if around is None:  # a node that is called without a run, as `dspyer.testing.call_node` does
         return Request(call.resources, inside=True, keeps_events=False)
@@ -530,7 +532,7 @@ def _request_inside(call: Call) -> Request:
 
 @contextmanager
 def _inside(call: Call, request: Request) -> Iterator[None]:
-    """Lets a run inside a node ask as the node would, and stop with the run around it."""
+    """A context in which a run inside a node stops with the run around it, and its questions are those of the node."""
     around: Session | None = call.runner.session
     stopped_with = StopSignal() if around is None else around.stop_signal
     # The inner run has a signal of its own. If it has no reason, another program that an inner node has called was
@@ -552,12 +554,12 @@ def _changes(session: Session) -> dict[str, object]:
     schema = session.graph.topology.schema
     before, after = session.inputs, session.run.trunk_state
     begun, *order = ancestry(log, [len(log) - 1])
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {}  # a list of updates; None for a field without reducer, which is compared below
     for name, update in log[begun].commit.patch.items():  # the inputs, and what a router at START wrote
         if schema.reducer(name) is None:
             found[name] = None
         elif isinstance(update, Updates):
-            found[name] = list(update.updates[1:])
+            found[name] = list(update.updates[1:])  # the first one is the input
     for index in order:
         for name, update in log[index].commit.patch.items():
             if schema.reducer(name) is None:

@@ -1,4 +1,4 @@
-"""What one call of a program asks for, made once before the run, and what its runs leave behind."""
+"""`Request`, the options of one call of a program; `RunStart`, a run before its first commit; `Outcome`, its results."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class StopSignal:
         self._last = 0
 
     def stop(self, reason: str) -> None:
-        """Lets nothing new start."""
+        """Stops the runs: nothing new starts, and the callbacks are called. A second call does nothing."""
         with self._lock:
             if self.reason is not None:
                 return
@@ -126,12 +126,12 @@ class StopSignal:
 
 
 class Outcome:
-    """What the runs of a request leave behind. A wrapper of a program may call it several times: the last run counts.
+    """The sessions and results of a request. A wrapper of a program may call it several times: the last run counts.
 
     Attributes:
         sessions: the sessions, in the order in which they began.
         ended: how the last session ended, until its `Run` is made or its error is raised.
-        cut_off: the run, where `CancelledError` is raised in the place of its result.
+        cut_off: the run of a cancelled task, which raises `CancelledError` and so cannot return it.
     """
 
     def __init__(self) -> None:
@@ -160,10 +160,10 @@ class Outcome:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What `run` and its like ask of the next call of a program.
+    """The options that `run`, `stream`, a thread or an outer graph pass to the next call of a program.
 
-    A stored run is asked for with `run_start`, `records` and `journal`. A program that is a node of another one gets
-    `records` and `journal` of the run around it, and makes its own `run_start`.
+    A stored run has `run_start`, `records` and `journal`. A program that is a node of another one gets `records` and
+    `journal` of the run around it, and makes its own `run_start`.
 
     Attributes:
         resources: objects by type, for parameters that are annotated with it.
@@ -171,7 +171,7 @@ class Request:
         answer: answers questions as they are asked.
         live: whether nodes that run at once read each other's posts.
         keeps_events: whether a `Run` will be made, which has the events.
-        inside: whether the run is a part of another run.
+        inside: whether the program is called as a node of another graph.
         scope: the executions around the run, outermost first.
         label: the name of the outermost run, in front of the ids that are derived from it.
         root: the id of the outermost run; "" if this is the outermost one.
@@ -198,5 +198,5 @@ class Request:
     outcome: Outcome = field(default_factory=Outcome)
 
     def stop(self, reason: str) -> None:
-        """Lets nothing new start. May be called from any thread."""
+        """Stops the runs of the request. May be called from any thread."""
         self.stop_signal.stop(reason)

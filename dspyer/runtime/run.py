@@ -250,12 +250,12 @@ class Run:
         """The tokens of what nodes have read: each view compared with the whole field; other inputs are sent whole.
 
         Counted from the commits on each call; functions of `.then` are called again. It covers the nodes that ran in
-        this process, without those of graphs inside of it. Input tokens that the provider had cached are listed apart:
+        this process, without those of graphs inside nodes. Input tokens that the provider had cached are listed apart:
         most of a long history is cached, and costs less than its size suggests.
 
         Args:
-            count: counts the tokens of a text, for example by a model's tokenizer. By default a fixed estimate does
-                that is the same on every machine: 4 bytes of UTF-8 are a token.
+            count: a function from a text to its number of tokens, for example of a model's tokenizer; None for an
+                estimate that is the same on every machine: a token for every 4 bytes of UTF-8.
 
         Returns:
             The counts, a table as text.

@@ -1,12 +1,13 @@
-"""The session: one run while it works, between the scheduler, which decides, and the drivers, which wait.
+"""The session: one run in progress, between the scheduler, which decides, and the drivers, which wait.
 
-A session holds the `RunState` (a value) and replaces it with the next one at each step. A driver repeats three calls:
-`start_ready` gives the executions that may start, the driver runs them, `finish` hands an outcome to the scheduler. The
-session decides nothing about the graph; it adds what the pure scheduler must not know: events, traces, questions of
-`compile(interrupt_after=...)`, redaction, and which rows a stored run has still to write.
+A session holds the `RunState` (a value) and replaces it with the next one at each step. A driver repeats three steps:
+`start_ready` returns the executions that may start, the driver runs them, `finish` passes an outcome to the scheduler.
+The session decides nothing about the graph; it adds what the pure scheduler must not know: events, traces, questions of
+`compile(interrupt_after=...)`, redaction, and the rows that a stored run has not written yet.
 
-The order of events in a stored run is fixed: a commit is written, then its event is published, then what depends on the
-commit starts. So no reader of the stream sees a commit that a crash could undo, and no call depends on one.
+In a stored run the order is that of a write-ahead log (see `persistence.journal`): a commit is written, then its event
+is published, then what depends on the commit starts. So no reader of the stream sees a commit that a crash could undo,
+and no call depends on such a commit.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ _NO_CONTEXT: AbstractContextManager[None] = nullcontext()
 
 
 class Session(NotLive):
-    """One run while it works. Made for each run, never kept on a program.
+    """One run in progress. Made for each run, never kept on a program.
 
     Attributes:
         run: the run as a value; each step replaces it.
@@ -85,12 +86,12 @@ class Session(NotLive):
         records: the results of effects, answers and items of a map, of earlier attempts too.
         journal: writes the rows of the run; None for a run that is not stored.
         pending: what the journal has not written yet; None for a run that is not stored.
-        write_error: why the store lost or refused a row; the run has failed with it.
+        write_error: the error of a write: the store failed, or refused a row. The run has failed with it.
         end_written: whether the row that ends the run is written.
         events: the events in order of arrival, if a `Run` will be made.
         traces: the DSPy trace of each execution, by id.
-        fields: the parts of its fields, for views.
-        view_reads: which views were read.
+        fields: the items or keys of each field with their authors, for views; computed when first read.
+        view_reads: the views that nodes have read, for `Run.tokens`.
         root: the id of the outermost run.
         label: the name of the outermost run, in front of the ids of its questions; "" if it is not stored.
         id_prefix: what the global ids of its commits begin with.
@@ -166,7 +167,7 @@ class Session(NotLive):
         return started
 
     def finish(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
-        """Gives the outcome of an execution to the scheduler."""
+        """Passes the outcome of an execution to the scheduler, which commits it or records the failure."""
         self._doing.pop(execution.id, None)
         if self.write_error is not None:
             return  # nothing can be written any more, so nothing more is committed
@@ -174,7 +175,7 @@ class Session(NotLive):
             self.traces[execution.id] = steps
         found: Transition | Suspended | BaseException = outcome
         if isinstance(outcome, Interrupt):
-            found = Suspended(cast("tuple[Question, ...]", outcome.questions))  # errors names no class of events
+            found = Suspended(cast("tuple[Question, ...]", outcome.questions))  # a protocol in `errors`
         elif isinstance(outcome, BaseException):
             found = unwrap_stop_iteration(outcome)
             resumes = self.records.resumes  # attempts count within one process: a resume begins with 1 again
@@ -187,10 +188,13 @@ class Session(NotLive):
         self._publish_once_written(events)
 
     def leave_open(self, execution: Execution) -> None:
-        """Keeps an execution that was cancelled by the stop of the run as running: `resume` calls it again."""
+        """Leaves an execution that was cancelled, or not called, without an outcome; `resume` calls it again.
+
+        There is nothing to do: it is still in `run.running`. A session with live fields withdraws its posts.
+        """
 
     def driving(self, wake: Callable[[], None]) -> AbstractContextManager[None]:
-        """The context in which a driver drives the session; `wake` makes it look again at what may start."""
+        """The context in which a driver drives the session; `wake` makes the driver call `start_ready` again."""
         del wake
         return _NO_CONTEXT
 
@@ -214,7 +218,10 @@ class Session(NotLive):
         self.stop_signal.stop(reason)
 
     def _restarted(self, executions: list[Execution]) -> list[Execution]:
-        """The executions that were running when an earlier process ended, without those beyond a limit, which fail."""
+        """Of the executions that were running when an earlier process ended, those to call again.
+
+        One that is beyond a limit fails instead: the limit may be lower than in the earlier process.
+        """
         found = []
         before = self.run.calls - len(executions)
         for count, execution in enumerate(executions):
@@ -314,7 +321,7 @@ class Session(NotLive):
         return tuple(self.run.running.values())
 
     def waits_for(self, execution: str) -> str:
-        """The live field that an execution waits for; "" if it works."""
+        """The live field that an execution waits for; "" if it does not wait."""
         del execution
         return ""
 
@@ -358,7 +365,10 @@ class Session(NotLive):
         return SnapshotState(run.log[index].state, index) if alone else None
 
     def map_items(self, commit: Commit) -> tuple[str, int] | None:
-        """The field of a map and the number of its results, if the rows of its items hold exactly these results."""
+        """The field of a map's results and their number, if item rows hold them already; None otherwise.
+
+        Then the row of the commit does not repeat them.
+        """
         node = self.graph.nodes.get(commit.node)
         if node is None or node.map_fields is None:
             return None
@@ -439,7 +449,7 @@ class Session(NotLive):
         return tuple(sorted(found, key=lambda question: (question.branch, question.id)))
 
     def _could_continue(self, asked: set[str]) -> bool:
-        """Whether something could start in a stopped run although the executions `asked` have open questions."""
+        """Whether a stopped run could start an execution other than those `asked`, which have open questions."""
         answers = self.records.answers
         for _, suspended in self.run.suspended.values():
             if all(RecordKey(question.execution, question.key) in answers for question in suspended.questions):
@@ -517,7 +527,7 @@ class SessionEnd(NamedTuple):
 
 
 class PendingRows:
-    """What has happened in a session since its last write.
+    """The commits and events of a session since its last write.
 
     Attributes:
         run: the run as it was last written: a failed write returns to it.
@@ -571,7 +581,7 @@ def _unfinished(run: RunState) -> dict[BranchPath, Branch]:
 
 
 def _origin(row: Row) -> tuple[str, BranchPath, str]:
-    """The node, branch and execution that wrote a row; the kind of the row in the place of a node without a commit."""
+    """The node, branch and execution of a row, for an end row. A row that is no commit has its kind as the node."""
     if row.kind not in COMMITS:
         return row.kind, (), str(row.header[0])
     header = CommitHeader.parse(row.header)

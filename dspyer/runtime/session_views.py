@@ -1,8 +1,8 @@
-"""What nodes see through views: the parts of each field at each commit, with their authors, and what is unseen.
+"""What nodes see through views: the parts of each field at each commit, with their authors, and which are unseen.
 
-`SessionViews` serves the nodes of a run, `StateViews` a node that is called with a state alone, and `TokenReads` counts
-afterwards what they have read. All of them derive it from the log (see `scheduler.provenance`): nothing is recorded
-while the run works but which views were read.
+A part is an item of a list, the value of a key, or an amount (see `scheduler.provenance`). `SessionViews` serves the
+nodes of a run, `StateViews` a node that is called with a state alone, and `TokenReads` counts afterwards what the nodes
+have read. All of them derive the parts from the log: during the run, only the reads of views are recorded.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class SessionViews:
         return self._session.fields.index(field, self._session.run.log, branch.head)
 
     def news(self, field: str, branch: Branch, reader: str) -> UnseenParts:
-        """The parts of such a field that a node has not seen."""
+        """The parts of a field that a node has not seen; the field must have parts."""
         return self._session.fields.news(field, self._session.run.log, branch.head, reader)
 
     def changed(self, branch: Branch, reader: str, fields: frozenset[str] | None) -> list[Changed]:
@@ -150,7 +150,7 @@ class StateViews:
         return self._fields.index(field, self._log, 0)
 
     def news(self, field: str, branch: Branch, reader: str) -> UnseenParts:
-        """The parts of such a field that a node has not seen."""
+        """The parts of a field that a node has not seen; the field must have parts."""
         del branch
         return self._fields.news(field, self._log, 0, reader)
 
@@ -212,7 +212,7 @@ class Fields:
         return Fields, (self.schema, self._whole_values, self._prefix, self._earlier and _not_copied, self._id_prefixes)
 
     def indexed(self, field: str) -> IndexedField | None:
-        """How the parts of a field follow from its updates; None if it has no parts."""
+        """The rule by which the parts of a field follow from its updates; None if it has no parts."""
         return IndexedField.of(
             self.schema.fields.get(field), self._whole_values, self._prefix, self._id_prefixes, self._weigh
         )

@@ -1,4 +1,4 @@
-"""The events of a run as they happen: the run works in a thread or task of its own, and puts events into a queue.
+"""The events of a run as they happen: the run has a thread or task of its own, which puts events into a queue.
 
 The thread or task does not refer to the stream. So a stream that its reader drops is freed at once by its reference
 count, and its `__del__` stops the run. The traceback of an exception refers to the frames that it passed, and these to
@@ -55,7 +55,7 @@ def _run_of(future: Future[Run] | asyncio.Future[Run] | None, closed: bool) -> R
 
 
 class Events(Iterator[Event]):
-    """The events of a run that works in a thread. Made by `stream`.
+    """The events of a run in a thread of its own. Made by `stream`.
 
     Use it as an iterator, best in a `with` block. It ends after the last event: when the run is completed, waits for
     answers, or was stopped; if a node failed, its error is raised then. `run` is the run in each of these cases.
@@ -118,7 +118,7 @@ class Events(Iterator[Event]):
         raise StopIteration
 
     def close(self) -> None:
-        """Stops the run, if it still works, and waits for its end.
+        """Stops the run, unless it has ended, and waits for its end.
 
         Example:
             >>> from dspyer import END, START, Graph
@@ -198,7 +198,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class AsyncEvents(AsyncIterator[Event]):
-    """The events of a run that works in a task. Made by `astream`.
+    """The events of a run in a task of its own. Made by `astream`.
 
     Use it as an async iterator, best in an `async with` block. It ends as `Events` does.
 
@@ -262,7 +262,7 @@ class AsyncEvents(AsyncIterator[Event]):
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Stops the run, if it still works, and waits for its end.
+        """Stops the run, unless it has ended, and waits for its end.
 
         Example:
             >>> import asyncio

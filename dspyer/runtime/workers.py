@@ -7,7 +7,7 @@ exception is part of its outcome, so that the driver sees outcomes in the order 
   by `next`, so threads are reused.
 - Each piece of work runs in a copy of the caller's context variables (PEP 567), and so with its DSPy settings, but with
   a trace of its own: DSPy's trace is one list, in which concurrent nodes would mix their steps.
-- `wake` puts an empty outcome into the queue. The consumer then looks again at what may start.
+- `wake` puts an empty outcome into the queue, so that a waiting consumer checks again which executions may start.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import anyio.to_thread
 from dspyer.dspy_module.tracing import Steps, recording
 
 WorkOutcome = tuple[Any, BaseException | None, Steps]
-"""What a piece of work returned, or None; what it raised, or None; its DSPy trace."""
+"""The result or None, the exception or None, and the DSPy trace of a piece of work."""
 
 _WAKE_UP: tuple[Any, WorkOutcome] = (None, (None, None, ()))
 
@@ -97,7 +97,7 @@ class ThreadWorkers:
             thread = Thread(target=self._serve, name=f"dspyer_{len(self._threads)}")
             try:
                 thread.start()
-            finally:  # Ctrl-C may be raised after the thread has started: __exit__ must join it all the same
+            finally:  # Ctrl-C may be raised after the thread has started: `__exit__` must join the thread all the same
                 self._threads.append(thread)
 
     def _serve(self) -> None:
@@ -175,7 +175,7 @@ class TaskWorkers:
         self._tasks[asyncio.create_task(self._run(key, work, *args))] = key
 
     async def _run(self, key: Any, work: Callable[..., Awaitable[Any]], *args: Any) -> None:
-        # The work may raise CancelledError itself. Then nothing has cancelled the driver, which must get an outcome.
+        # If the work raises CancelledError itself, nothing has cancelled the driver: it waits for this outcome.
         outcome: WorkOutcome = (None, asyncio.CancelledError(), ())
         try:
             with recording() as steps:
@@ -218,7 +218,7 @@ class TaskWorkers:
             task.add_done_callback(self._cancelled)
 
     def _cancelled(self, task: asyncio.Task[None]) -> None:
-        """Puts the outcome of a task that was cancelled before its first step, when `_run` had not begun."""
+        """Puts the outcome of a task that was cancelled before its first step: its `finally` never runs."""
         if task in self._tasks:
             self._put(self._tasks.pop(task), (None, asyncio.CancelledError(), ()))
 
@@ -233,6 +233,7 @@ class TaskWorkers:
         self.cancel()
         with anyio.CancelScope(shield=True):
             while self._tasks:
-                # A further cancellation interrupts this wait. It is not lost: `__aexit__` was entered by an exception.
+                # A further cancellation is dropped: tasks remain only if an exception has led here, and that one is
+                # raised when this returns.
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait(tuple(self._tasks))

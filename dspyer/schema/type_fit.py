@@ -1,8 +1,8 @@
 """Whether a value of one declared type can be valid as another: what a graph can refuse before it runs.
 
-A pair of types is refused if it never fits, such as text for a list, or if it depends on the value, such as text for a
-number. A union fits if one of its members does. A type with validators, on either side, and any type that is not known
-here, fits.
+A pair of types is refused if no value fits, such as text for a list, or only some do, such as text for a number, which
+takes "12" and refuses "twelve". A union fits if one of its members does. A type with validators, on either side, and
+any type that is not known here, fits.
 """
 
 from __future__ import annotations
