@@ -3,7 +3,7 @@
 This is the recovery of a database with checkpoints and a write-ahead log: load the last checkpoint, redo the log behind
 it. It is the redo pass of ARIES (Mohan et al. 1992); there is nothing to undo, since an execution writes its commit
 whole or not at all. The log of a thread is a chain of runs, so it is read backwards, run by run, to the first snapshot.
-Then its parts, the *segments*, are folded forwards. A lost snapshot makes the segments longer, and changes nothing else.
+Then its parts, the *segments*, are folded forwards. A lost snapshot makes the segments longer and changes nothing else.
 """
 
 from __future__ import annotations

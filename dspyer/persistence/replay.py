@@ -2,7 +2,8 @@
 
 This is event sourcing: the state of a run is the fold of its log. The scheduler's pure functions that made the log
 (`begin`, `advance`) are called again with what the rows have recorded: patches, routes, overlays of a `Send`, and the
-resolutions of merge policies. Neither nodes nor routers, policies or LMs are called, so replay is deterministic and costs no tokens.
+resolutions of merge policies. Neither nodes nor routers, policies or LMs are called, so replay is deterministic and
+costs no tokens.
 
 A log may have been cut at a past version. It may lack the commits that proved that no other branch could still reach a
 join; where the log has the commit of a group that the scheduler would let wait, the group is forced to start.

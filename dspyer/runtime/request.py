@@ -1,4 +1,4 @@
-"""`Request`, the options of one call of a program; `RunStart`, a run before its first commit; `Outcome`, its results."""
+"""`Request`, the options of a call of a program; `RunStart`, a run before its first commit; `Outcome`, its results."""
 
 from __future__ import annotations
 
