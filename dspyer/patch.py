@@ -76,7 +76,12 @@ class Replace:
 
     @property
     def value(self) -> Any:
-        """The value as it reads from a state: immutable, or a copy."""
+        """The value as it reads from a state: immutable, or a copy.
+
+        Example:
+            >>> Replace({"id": 7}).value
+            FrozenDict({'id': 7})
+        """
         return self.frozen.read() if type(self.frozen) is CopyOnRead else self.frozen
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -224,7 +229,7 @@ def apply(
 
 
 def _apply(
-    value: FrozenDict[Any, Any], patch: Mapping[Any, Any], path: KeyPath, room: int, net: dict[Any, Any] | None
+    value: FrozenDict[Any, Any], patch: Mapping[Any, Any], path: KeyPath, levels_left: int, net: dict[Any, Any] | None
 ) -> Any:
     before: Any = value._map
     data = before
@@ -245,7 +250,7 @@ def _apply(
             new = update
         else:
             inner = None if net is None else {}
-            new = _updated(old, update, (*path, key), room - 1, inner)
+            new = _updated(old, update, (*path, key), levels_left - 1, inner)
             if new is old:
                 continue
             depth = max(depth, 1 + depth_of(new))
@@ -267,18 +272,18 @@ def _apply(
     return after if depth == value._depth else check_depth(after)
 
 
-def _updated(old: Any, update: Any, path: KeyPath, room: int, net: dict[Any, Any] | None) -> Any:
+def _updated(old: Any, update: Any, path: KeyPath, levels_left: int, net: dict[Any, Any] | None) -> Any:
     """Return the new value of a key whose update is not a scalar; `old` itself if nothing changes."""
     cls = type(update)
     if cls is FrozenList:  # the most frequent case: frozen already, and not a mapping
         return old if old is not _ABSENT and same(old, update) else update
     if cls in _MAPPINGS or (isinstance(update, Mapping) and kind_of(update) is None):
-        if room <= 0:
+        if levels_left <= 0:
             raise TooDeepError
         if isinstance(old, FrozenDict):
-            return _apply(old, update, path, room, net)
-        return _apply(_EMPTY, update, path, room, None)
-    new = update.frozen if cls is Replace else freeze_within(update, path, room)
+            return _apply(old, update, path, levels_left, net)
+        return _apply(_EMPTY, update, path, levels_left, None)
+    new = update.frozen if cls is Replace else freeze_within(update, path, levels_left)
     return old if old is not _ABSENT and same(old, new) else new
 
 

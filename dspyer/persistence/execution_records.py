@@ -84,7 +84,7 @@ class ExecutionRecords:
         answers: answers, frozen, by execution and key of their question.
         posts: posts to live fields by scope and arrival number; None for a withdrawn one.
         resumes: how often the run was resumed since its last rerun.
-        fetch_and_decode: how contents of its rows are read.
+        fetch_and_decode: the functions that read contents of its rows: one loads blobs, one decodes values.
     """
 
     def __init__(self) -> None:

@@ -217,7 +217,7 @@ class Journal:
         """Renew the lease of the thread for so many seconds; a released one is not renewed.
 
         The lock is not taken: a write of the run may wait for long, and its lease must not end meanwhile. A renewal
-        that arrives after the release finds no owner in the store, and changes nothing.
+        that arrives after the release finds no owner in the store, and has no effect: only an owner holds a thread.
         """
         if self.broken is not None or self._released or not self.epoch:
             return

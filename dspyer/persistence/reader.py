@@ -491,9 +491,9 @@ RowRange = tuple[int, int]
 
 
 def rows_left_out(rows: Sequence[Row], kept: Collection[int]) -> tuple[int, list[RowRange]]:
-    """Return the index of the last row that counts if a run is cut, and the rows before it that do not.
+    """Return, for a run of which only some commits are kept, the last row that counts and the rows left out before it.
 
-    What does not count are other commits, and the items, effects, questions and answers of executions that have no
+    Left out are other commits, and the items, effects, questions and answers of executions that have no
     commit among those that are kept.
 
     Args:

@@ -67,11 +67,11 @@ class LiveSession(Session):
         }
         self.waiters = LiveWaiters(graph.max_concurrency, WriteReach(topology, writes))
         self.buffer = LiveBuffer(topology.schema, self.run_start.state, self.records.posts.get(self.scope, {}))
-        self._cursors: dict[str, ReaderCursor] = {}
-        self._finished: dict[str, tuple[Execution, Transition, Steps]] = {}
-        self._node_reads: dict[str, NodeReads] = {}
+        self._cursors: dict[str, ReaderCursor] = {}  # of the executions that are not committed, by id
+        self._finished: dict[str, tuple[Execution, Transition, Steps]] = {}  # not committed yet, by id
+        self._node_reads: dict[str, NodeReads] = {}  # by node
         self._wake: Callable[[], None] | None = None
-        self._more_may_start = False
+        self._ready_are_held = False  # ready groups did not start though slots are free: `interrupt_after`, or a stop
         for entry in self.run.log:
             self._note_commit(entry.commit)
         for execution in list(self.buffer.pending):  # posted before a crash: the node will post again
@@ -107,7 +107,7 @@ class LiveSession(Session):
             for execution in started:
                 self.waiters.running[execution.id] = execution
             run = self.run
-            self._more_may_start = bool(plan(run)) and len(run.running) < self.max_running
+            self._ready_are_held = bool(plan(run)) and len(run.running) < self.max_running
             self._release_waiters()
         return started
 
@@ -211,7 +211,7 @@ class LiveSession(Session):
             HeldCommit(name, execution.position, execution.path, frozenset(self._depends_on(name)))
             for name, (execution, _, _) in self._finished.items()
         ]
-        self.waiters.settle(self.run, self.stopped or self._more_may_start or bool(self.run.failures), held)
+        self.waiters.settle(self.run, self.stopped or self._ready_are_held or bool(self.run.failures), held)
 
     # --- what nodes call, from any thread
 
@@ -425,8 +425,8 @@ class LiveWaiters:
         self.over = False
         self._slots = slots
         self._reach = reach
-        self._waiting: dict[str, Waiter] = {}
-        self._of_field: dict[str, dict[str, Waiter]] = {}
+        self._waiting: dict[str, Waiter] = {}  # by execution; without those that are due
+        self._of_field: dict[str, dict[str, Waiter]] = {}  # the same, by field
         self._due: deque[tuple[Waiter, WaitOutcome]] = deque()
 
     @property
@@ -490,7 +490,7 @@ class LiveWaiters:
     def settle(self, run: RunState, stopping: bool, held: Iterable[HeldCommit]) -> None:
         """Releases the readers that no entry can reach any more.
 
-        `stopping`: whether no further execution starts; `held`: the finished executions that are not committed.
+        `stopping`: whether no ready group will start; `held`: the finished executions that are not committed.
 
         If an execution that failed, asked a question, was cancelled or will not start could have written the field, the
         reader is undone, since it lacks entries that a resume would bring. Otherwise its field is closed for it.
@@ -506,6 +506,7 @@ class LiveWaiters:
                 for name, execution in self.running.items()
                 if name not in self._waiting
             ]
+            # Those that would have continued, but will not in this process:
             unable = [PossibleWriter(execution.position) for execution, _ in run.suspended.values()]
             unable += [PossibleWriter(failure.position) for failure in run.failures]
             unable += [  # cancelled executions

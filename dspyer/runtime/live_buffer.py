@@ -155,8 +155,9 @@ class LiveBuffer:
         self.withdrawn: set[int] = set()
         self.pending: dict[str, list[RecordedPost]] = {}
         self._schema = schema
-        self._entries: dict[tuple[str, int], tuple[LiveEntry, ...]] = {}
-        self._merged: dict[int, Any] = {}
+        self._entries: dict[tuple[str, int], tuple[LiveEntry, ...]] = {}  # a cache, by field and number of the post
+        self._merged: dict[int, Any] = {}  # updates that were merged with other heads, by number of the post
+        # By field and key: all posts that are not withdrawn, from which heads are rebuilt; and the heads, by number.
         self._history: dict[tuple[str, Any], list[RecordedPost]] = {}
         self._heads: dict[tuple[str, Any], dict[int, RecordedPost]] = {}
         for field in schema.live_fields:

@@ -214,7 +214,14 @@ class CompiledGraph(dspy.Module):
 
     @property
     def graph(self) -> GraphSpec:
-        """The graph as it was compiled: `explain()`, `to_mermaid()`, a picture in a notebook."""
+        """The graph as it was compiled: its nodes and edges, `explain()`, `to_mermaid()`, a picture in a notebook.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("shout", lambda state: {"loud": state["text"].upper()})
+            >>> list(graph.add_path(START, "shout", END).compile().graph.nodes)
+            ['shout']
+        """
         return self._graph
 
     # --- stored conversations

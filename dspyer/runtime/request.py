@@ -79,6 +79,7 @@ class RunStart(NamedTuple):
         return self._replace(patch=patch)
 
 
+# Reasons of a stop, as the end of the sentence "the run of graph ... was stopped: ...".
 CLOSED = "its stream was closed"
 DROPPED = "the reader of its stream went away"
 EXITING = "its process ended"

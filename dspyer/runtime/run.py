@@ -141,7 +141,19 @@ class Run:
 
     @property
     def routing_reason(self) -> str | None:
-        """The last reason that an LM router gave for its route; None if none did. Each commit has its own: `reason`."""
+        """The reason of the last route that has one, from an LM router; None for none. Each commit has its `reason`.
+
+        Example:
+            >>> import dspy
+            >>> from dspyer import END, START, Graph
+            >>> from dspyer.testing import ScriptedLM
+            >>> graph = Graph().add_node("pay", lambda text: {"reply": "paid"}, writes=["reply"]).add_edge("pay", END)
+            >>> triage = dspy.ChainOfThought("text -> desk: Literal['pay', 'end']")
+            >>> program = graph.add_conditional_edges(START, triage, {"pay": "pay", "end": END}).compile()
+            >>> with ScriptedLM([{"reasoning": "It asks for money.", "desk": "pay"}]):
+            ...     program.run({"text": "please pay"}).routing_reason
+            'It asks for money.'
+        """
         return next((commit.reason for commit in reversed(self.commits) if commit.reason), None)
 
     def at(self, version: int | str) -> ImmutableState:

@@ -92,6 +92,14 @@ class Events(Iterator[Event]):
             RuntimeError: if it has not ended.
             RunStoppedError: if the stream was closed before the run had begun.
             Exception: why the run could not begin: invalid inputs, a thread that another run owns.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> stream = graph.compile().stream({"n": 1})
+            >>> count = len(list(stream))
+            >>> stream.run.status
+            'completed'
         """
         return _run_of(self._future, self._exhausted)
 
@@ -179,7 +187,7 @@ def _drive(
 
 
 _open: dict[Future[Run], Request] = {}
-"""The streams whose runs have not ended."""
+"""The runs of streams that have not ended, each with its request."""
 
 
 def _stop_all() -> None:
@@ -234,6 +242,17 @@ class AsyncEvents(AsyncIterator[Event]):
             RuntimeError: if it has not ended.
             RunStoppedError: if the stream was closed before the run had begun.
             Exception: why the run could not begin: invalid inputs, a thread that another run owns.
+
+        Example:
+            >>> import asyncio
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> async def main():
+            ...     stream = graph.compile().astream({"n": 1})
+            ...     count = len([event async for event in stream])
+            ...     return stream.run.status
+            >>> asyncio.run(main())
+            'completed'
         """
         return _run_of(self._task, self._exhausted)
 

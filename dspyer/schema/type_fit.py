@@ -66,7 +66,10 @@ def _unwrap_annotated(annotation: Any) -> tuple[Any, bool]:
 
 
 def _kind(annotation: Any, wanted: bool = False) -> str:
-    """Return the kind of a type in the terms of `NEVER`; `""` for a type that it does not know."""
+    """Return the kind of a type in the terms of `NEVER`; `""` for a type that it does not know.
+
+    A subclass has the kind of its base as the given type only: as the wanted one it may accept more than its base.
+    """
     if annotation is None or annotation is types.NoneType:
         return "NoneType"
     origin = get_origin(annotation) or annotation

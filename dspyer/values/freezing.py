@@ -50,43 +50,45 @@ def freeze(value: object, path: KeyPath = ()) -> Any:
         refuse_depth(value, path, UnsupportedValueError)
 
 
-def freeze_within(value: Any, path: KeyPath, room: int) -> Any:
-    """Freeze a value that may have `room` levels; raises `TooDeepError`, without a path, if it has more."""
+def freeze_within(value: Any, path: KeyPath, levels_left: int) -> Any:
+    """Freeze a value that may have `levels_left` levels; raises `TooDeepError`, without a path, if it has more."""
     cls = type(value)
     if cls in SCALARS or cls in _FROZEN:
         return value
-    if room <= 0:
+    if levels_left <= 0:
         raise TooDeepError
     if cls is dict:
-        return _mapping(value, path, room)
+        return _mapping(value, path, levels_left)
     if cls is list:
-        return _list(value, path, room)
+        return _list(value, path, levels_left)
     if cls is tuple or cls is set or cls is frozenset:
-        return _members(value, cls, path, room)
-    return _other(value, path, room)
+        return _members(value, cls, path, levels_left)
+    return _other(value, path, levels_left)
 
 
-def _other(value: Any, path: KeyPath, room: int) -> Any:
+def _other(value: Any, path: KeyPath, levels_left: int) -> Any:
     kind = kind_of(value)
     if kind is not None:
         content = kind.pack(value)
         return check_depth(
-            CopyOnRead(kind, type(value), freeze_within(content, path, room - 1) if kind.freezes_content else content)
+            CopyOnRead(
+                kind, type(value), freeze_within(content, path, levels_left - 1) if kind.freezes_content else content
+            )
         )
     if is_scalar(value):
         return value
     if isinstance(value, FrozenDict):  # a state inside a value becomes a plain FrozenDict
         return FrozenDict._of(value._map, value._depth)
     if isinstance(value, Mapping):
-        return _mapping(value, path, room)
+        return _mapping(value, path, levels_left)
     if isinstance(value, list):
-        return _list(value, path, room)
+        return _list(value, path, levels_left)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return _members(value, type(value), path, room)
+        return _members(value, type(value), path, levels_left)
     return refuse_value(value, path)
 
 
-def _mapping(value: Mapping[Any, Any], path: KeyPath, room: int) -> Any:
+def _mapping(value: Mapping[Any, Any], path: KeyPath, levels_left: int) -> Any:
     plain = {}
     depth = 0
     for key, item in value.items():
@@ -94,32 +96,32 @@ def _mapping(value: Mapping[Any, Any], path: KeyPath, room: int) -> Any:
         if type(item) in SCALARS:
             plain[name] = item
         else:
-            plain[name] = frozen = freeze_within(item, (*path, name), room - 1)
+            plain[name] = frozen = freeze_within(item, (*path, name), levels_left - 1)
             depth = max(depth, depth_of(frozen))
     new: FrozenDict[Any, Any] = FrozenDict._of(as_map(plain), depth + 1)
     return check_depth(new)
 
 
-def _list(value: list[Any], path: KeyPath, room: int) -> Any:
+def _list(value: list[Any], path: KeyPath, levels_left: int) -> Any:
     items = []
     depth = 0
     for index, item in enumerate(value):
         if type(item) in SCALARS:
             items.append(item)
         else:
-            frozen = freeze_within(item, (*path, index), room - 1)
+            frozen = freeze_within(item, (*path, index), levels_left - 1)
             items.append(frozen)
             depth = max(depth, depth_of(frozen))
     new: FrozenList[Any] = FrozenList._of(as_sequence(items), depth + 1)
     return check_depth(new)
 
 
-def _members(value: Iterable[Any], cls: Any, path: KeyPath, room: int) -> Any:
+def _members(value: Iterable[Any], cls: Any, path: KeyPath, levels_left: int) -> Any:
     """Freeze a tuple or set; the result is a `CopyOnRead` if a member is one, or if the tuple has attributes."""
     members = []
     changed = copied = False
     for index, member in enumerate(value):
-        part = member if type(member) in SCALARS else freeze_within(member, (*path, index), room - 1)
+        part = member if type(member) in SCALARS else freeze_within(member, (*path, index), levels_left - 1)
         changed = changed or part is not member
         copied = copied or type(part) is CopyOnRead
         members.append(part)

@@ -29,7 +29,7 @@ _new = object.__new__
 
 
 class Container:
-    """Base of the frozen values that have parts. Tuples are frozen values too, but no class of ours."""
+    """Base of the frozen values that have parts, except tuples and frozensets, which are Python's own classes."""
 
     __slots__ = ()
 

@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar, cast, overload
 
 # A private module: the public `pyrsistent.pvector` is the C vector wherever that was compiled. `pyproject.toml` bounds
 # the version, and tests/values/test_persistent.py tests what is used of it.
-from pyrsistent._pvector import PythonPVector, python_pvector
+from pyrsistent._pvector import python_pvector
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -175,9 +175,8 @@ class Trie(Generic[K, V]):
     _root: TrieNode
     _count: int
     _next: int  # number of the next insertion
-    _order: (
-        tuple[K, ...] | None
-    )  # keys in insertion order, computed on first use; versions that only change values share it
+    # Keys in insertion order, computed on first use; versions that only change values share it.
+    _order: tuple[K, ...] | None
 
     def __init__(self, root: TrieNode, count: int, following: int, order: tuple[K, ...] | None) -> None:
         self._root = root
@@ -389,11 +388,6 @@ def extended(data: SequenceData, items: tuple[Any, ...]) -> SequenceData:
     if type(data) is tuple:
         return as_sequence(data + items)
     return data.append(items[0]) if len(items) == 1 else data.extend(items)
-
-
-def is_vector(data: object) -> bool:
-    """Whether the storage of a sequence is a vector rather than a tuple."""
-    return isinstance(data, PythonPVector)
 
 
 # --- sequences with empty positions

@@ -171,29 +171,29 @@ def test_a_join_folds_by_arrival_in_any_order_of_completion(authors: list[str]) 
 def test_a_timeout_does_not_count_the_wait_for_a_slot() -> None:
     """An entry came while another node held the only slot: time is over meanwhile, and the entry is given."""
     graph = topology("rw")
-    room = LiveWaiters(1, WriteReach(graph, {"w": ["f"]}))
+    waiters = LiveWaiters(1, WriteReach(graph, {"w": ["f"]}))
     for name in "rw":
         branch = Branch((), ((),), ImmutableState(), 0, "", 0, PersistentMap())
-        room.running[name] = Execution(name, name, branch, (), 1, (name, graph.rounds.first(name)), None)
+        waiters.running[name] = Execution(name, name, branch, (), 1, (name, graph.rounds.first(name)), None)
     woken: list[str] = []
     waiter = Waiter("r", "f", lambda: woken.append("r"))
-    room.enter(waiter)
-    room.arrived("f", "w")
-    room.release("r", "timeout")
-    room.grant()
+    waiters.enter(waiter)
+    waiters.arrived("f", "w")
+    waiters.release("r", "timeout")
+    waiters.grant()
     assert (waiter.outcome, woken) == ("waiting", [])
-    del room.running["w"]
-    room.grant()
+    del waiters.running["w"]
+    waiters.grant()
     assert (waiter.outcome, woken) == ("entry", ["r"])
 
 
 def test_a_timeout_is_raised_when_nothing_arrives() -> None:
     graph = topology("rw")
-    room = LiveWaiters(2, WriteReach(graph, {"w": ["f"]}))
+    waiters = LiveWaiters(2, WriteReach(graph, {"w": ["f"]}))
     branch = Branch((), ((),), ImmutableState(), 0, "", 0, PersistentMap())
-    room.running["r"] = Execution("r", "r", branch, (), 1, ("r", graph.rounds.first("r")), None)
+    waiters.running["r"] = Execution("r", "r", branch, (), 1, ("r", graph.rounds.first("r")), None)
     waiter = Waiter("r", "f", lambda: None)
-    room.enter(waiter)
-    room.release("r", "timeout")
-    room.grant()
-    assert (waiter.outcome, room.waits) == ("timeout", False)
+    waiters.enter(waiter)
+    waiters.release("r", "timeout")
+    waiters.grant()
+    assert (waiter.outcome, waiters.waits) == ("timeout", False)
