@@ -375,14 +375,14 @@ class Join:
         if same(left, base):
             return right
         if same(right, base):
+            # No conflict, but recorded: the right branch wrote the key too, and later in lineage order. Without the
+            # left value in the join's patch, `blame` and later joins would take the right one.
             self.winners[path], self.resolved[path] = writers[0], left
             return left
         value = self._resolver(lambda *_: writers)(path, base, left, right)
         if value is not DELETE and value_at_key(keyed, keyed.make_update({path[1]: value}), path[1]) is DELETE:
             policy = self.conflicts[path].policy
-            wrong = (
-                f"merge policy {policy!r} gave a value for {path!r} that does not have the id {path[1]!r}: keep the id"
-            )
+            wrong = f"merge policy {policy!r} returned a value for {path!r} without the id {path[1]!r}: keep the id"
             raise self._failed(NodeOutputError(wrong))
         if value is not DELETE and value is not left and value is not right:
             value = self._valid_answer(keyed, path, value)
@@ -487,7 +487,7 @@ class Join:
         return find
 
     def _left_writer(self, bit: int, path: KeyPath, left: Any) -> int | None:
-        """The commit that wrote a value of the branches before `bit`."""
+        """The commit that wrote the value that the branches before `bit` hold at a path; None if it is not known."""
         # Without crossings the writer is a commit of one branch alone: the last branch that holds the value. So one
         # branch is searched instead of all of them.
         for other in () if self.crossed else reversed(range(bit)):

@@ -136,6 +136,10 @@ class IndexedField(NamedTuple):
         run = bisect_right(self.id_prefixes, index, key=itemgetter(0)) if self.id_prefixes else 0
         return f"{self.id_prefixes[run][1] if run < len(self.id_prefixes) else self.prefix}{local}"
 
+    def is_whole(self, at: int, number: int) -> bool:
+        """Whether update `number` of the commit at a log index is a whole value: an input of the run."""
+        return self.whole and at == 0 and number == 0
+
     def parts_of_update(self, update: Any, whole: bool) -> tuple[bool, Iterable[tuple[Any, Any]]]:
         """Whether an update discards the parts before it, and its own parts as (key, part).
 
@@ -209,7 +213,8 @@ class FieldIndexes:
         here, index, prior = head, EMPTY_INDEX, None
         while here not in known:
             chain.append(here)
-            prior = self._base() if not here and self._base is not None else None
+            # Index 0 is the first commit of the run: what comes before it is of earlier runs.
+            prior = self._base() if here == 0 and self._base is not None else None
             parents = () if prior is not None else log[here].parents
             if not parents:
                 index = prior or EMPTY_INDEX
@@ -219,7 +224,7 @@ class FieldIndexes:
             index = known[here]
         for here in reversed(chain):
             entry = log[here]
-            parents = () if prior is not None and not here else entry.parents
+            parents = () if prior is not None and here == 0 else entry.parents
             index = self._after(log, here, entry, index, parents)
             # The join of a live field starts again from its merge base, which may be any commit: all are kept.
             if _forks(entry) or self.of.live:
@@ -296,7 +301,7 @@ class _IndexBuilder:
         """Adds the parts of a commit's updates."""
         of = self._of
         for number, update in enumerate(each_update(log[at].commit.patch[of.field])):
-            self._add(log, at, update, whole=of.whole and not at and not number, parallel=parallel)
+            self._add(log, at, update, whole=of.is_whole(at, number), parallel=parallel)
 
     def add_by_arrival(self, log: Log, commits: Iterable[int]) -> None:
         """Adds the parts of posts to a live field, in the order in which they arrived."""
@@ -538,7 +543,7 @@ def unseen_parts(index: FieldIndex, log: Log, unseen: AbstractSet[int], of: Inde
         if of.field not in patch:
             continue
         for number, update in enumerate(each_update(patch[of.field])):
-            for key, _ in of.parts_of_update(update, of.whole and not at and not number)[1]:
+            for key, _ in of.parts_of_update(update, of.is_whole(at, number))[1]:
                 part = None if key is None else index.parts.get(index.keys.get(key, index.next_slot))
                 if part is not None and is_new(part, commits):
                     found[part.slot] = part

@@ -248,6 +248,7 @@ def _arrive(run: RunState, left: Position, moves: Iterable[tuple[Target, Branch]
             # A vector, once a second branch arrives: appending to a tuple would be quadratic in the width of a fork.
             here = here if isinstance(here, PersistentVector) else PersistentVector(here)
             waiting = waiting.set(position, Group(position, here.append(branch), None, group.blocker))
+    # Only a new group, or a position that the last group has left, can change which groups may start.
     if arrived or left not in positions:
         waiting, settled = _settle(topology, waiting, positions, left, arrived)
         ready += settled
