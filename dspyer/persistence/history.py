@@ -148,6 +148,8 @@ class History:
         if folded.entries and not rows:  # a manual commit whose run was not resumed: its only row is the open row
             rows = [_open_row(run_rows)]
         indexes: list[int] = []
+        # The open row and the first commit row are one commit. Its point is that of the open row: a manual commit had
+        # this point already before its run was resumed, when there was no commit row.
         if rows and self._is_opening(rows[0][0], run_rows):
             rows[0] = (rows[0][0], _open_row(run_rows)[1])
         for (row, point), entry in zip(rows, folded.entries, strict=True):

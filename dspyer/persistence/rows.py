@@ -18,6 +18,18 @@ A run is an append-only log. One row is a commit, or something else that must su
 
 A row has a header and a content. The header is plain JSON that encryption leaves readable; user data is in the content.
 Headers of commits are packed (see `CommitHeader.pack`): a long run is mostly commits.
+
+A run has a header too (`RunRow.header`). It is written once, when the run or a further part of it is created:
+
+    label      its readable name, with which the global ids of its commits begin: "t-42.3"
+    first      the version of its first commit
+    graph      the name of its graph
+    named      true if the user chose that name
+    shape      the id of the graph's fingerprint, which is a blob
+    continues  true for a part that continues its parent (see `reader`)
+    without    the rows before this part that do not count, as ranges of indexes
+    names      new names of nodes by their old ones, if another graph continues the run
+    base       true for a merge of threads without a common commit, whose base the caller has named
 """
 
 from __future__ import annotations

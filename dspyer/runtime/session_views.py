@@ -100,6 +100,7 @@ class SessionViews:
         unseen = unseen_commits(log, [branch.head], reader)
         touched = {name for place in unseen for name in log[place].commit.patch}
         visits = last_visits(log, unseen, [branch.head], reader)
+        # After several last visits, in branches that were joined, or none, there is no state that the node has seen.
         base = log[visits[0]].state if len(visits) == 1 else ImmutableState()
         known = tuple(self.schema.fields) or tuple(branch.state)
         names = [*known, *sorted(touched - set(known))]

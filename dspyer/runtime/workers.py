@@ -1,7 +1,8 @@
 """Concurrent work: threads for sync code, tasks for async code, and one queue of outcomes for the driver.
 
-The pattern is that of a completion queue: any number of workers, one consumer. Work never raises into the consumer. An
-exception is part of its outcome, so that the driver sees outcomes in the order in which they arrived, failures too.
+The pattern is that of a completion queue (Java's `ExecutorCompletionService`, for example): any number of workers, one
+consumer. Work never raises into the consumer. An exception is part of its outcome, so that the driver sees outcomes in
+the order in which they arrived, failures too.
 
 - A thread is started only when there is more work than threads: `busy` counts work that was started and not yet taken
   by `next`, so threads are reused.
