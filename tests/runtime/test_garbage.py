@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import dspy
 import pytest
-from dspy.clients.base_lm import GLOBAL_HISTORY
 from dspy.utils import DummyLM
 from pydantic import BaseModel
 
@@ -261,8 +260,6 @@ USES: dict[str, Use] = {
 
 @contextmanager
 def no_collector() -> Iterator[None]:
-    # DSPy keeps the last 10,000 LM calls: a further one would drop a call of another test, which may be in a cycle.
-    GLOBAL_HISTORY.clear()
     gc.collect()
     gc.disable()
     try:
@@ -278,9 +275,13 @@ async def garbage_of(use: Use, program: CompiledGraph) -> Counter[str]:
     for _ in range(3):  # what is made once
         await quietly(use, program)
     with no_collector():
+        gc.freeze()  # leaves out what lives already: DSPy's bounded caches may drop objects of other tests during the use
         gc.set_debug(gc.DEBUG_SAVEALL)
-        await quietly(use, program)
-        gc.collect()
+        try:
+            await quietly(use, program)
+            gc.collect()
+        finally:
+            gc.unfreeze()
         return Counter(type(found).__name__ for found in gc.garbage)
 
 
