@@ -275,7 +275,7 @@ async def garbage_of(use: Use, program: CompiledGraph) -> Counter[str]:
     for _ in range(3):  # what is made once
         await quietly(use, program)
     with no_collector():
-        gc.freeze()  # leaves out what lives already: DSPy's bounded caches may drop objects of other tests during the use
+        gc.freeze()  # leaves out what lives already: bounded caches of DSPy may drop objects of other tests meanwhile
         gc.set_debug(gc.DEBUG_SAVEALL)
         try:
             await quietly(use, program)
