@@ -456,18 +456,18 @@ def change_text(field: str, after: Any, parts: FieldParts | None) -> str:
 
 def _line(kind: str, part: FieldPart) -> str:
     value = thaw(part.value)
-    text = message_text(value) if kind == "messages" and is_message(value) else text_of(value)
+    text = _message_text(value) if kind == "messages" and _is_message(value) else text_of(value)
     return f"{label(part.key)}: {text}" if kind == "keys" else text
 
 
-def is_message(value: Any) -> bool:
+def _is_message(value: Any) -> bool:
     """Whether an item of a list of messages is a chat message."""
     if not isinstance(value, dict) or value.get("role") not in ROLES:
         return False
     return isinstance(value.get("content"), (str, list)) or bool(value.get("tool_calls"))
 
 
-def message_text(message: dict[str, Any]) -> str:
+def _message_text(message: dict[str, Any]) -> str:
     """The text of a chat message: its content, and the tools that it calls."""
     content = message.get("content")
     lines = [] if content is None else [text_of(content)]

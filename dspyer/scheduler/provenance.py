@@ -348,7 +348,7 @@ class _IndexBuilder:
             self._drop(old)
             self._put(FieldPart(value, old.key, author.node, commit, (), author.node, self.next_slot))
         elif self._kind == "members" or self._of.reducer.append_only or same(old.value, value):
-            if parallel:
+            if parallel:  # the commits of both branches brought the part: a node that has seen one of them has seen it
                 self._drop(old, forget_key=False)
                 self._put(old._replace(also_from=(*old.also_from, commit)))
         else:  # a message with a known id: changed in its place

@@ -106,7 +106,10 @@ class Branch(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Branches at one position; a `Send` branch is alone. While the group waits, others may reach it from `blocker`."""
+    """Branches at one position, which join there. A `Send` branch, with its overlay, is a group of its own.
+
+    `blocker`: for a waiting group, a position from which another branch can still reach it.
+    """
 
     position: Position
     branches: tuple[Branch, ...] | PersistentVector[Branch]  # a vector where many wait: it grows without a copy
