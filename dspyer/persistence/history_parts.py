@@ -286,14 +286,9 @@ def _snapshot_before(reader: HistoryReader, run: str, wanted: int, last: int) ->
 
 
 def _rows_until(store: Store, begin: Point, last: int, commits: int, from_snapshot: bool) -> list[Row]:
-    """Read the rows of a run until it has had some commits and the last of them is settled.
+    """Read rows from `begin` on until there are at least so many commits and the last is settled, or to row `last`.
 
-    Args:
-        store: the store.
-        begin: the first row.
-        last: the last row.
-        commits: how many commits.
-        from_snapshot: whether the first row is that of a snapshot, whose commit does not count.
+    With `from_snapshot` the first row is that of a snapshot, whose commit does not count.
     """
     rows: list[Row] = store.rows(begin.run, begin.seq, begin.seq) if from_snapshot else []
     first, count = begin.seq + len(rows), PAGE

@@ -291,12 +291,12 @@ class Batch(Generic[T]):
         return may and self._stop_signal.reason is None
 
     def start(self) -> int:
-        """The index of the next call to start."""
+        """Counts one more call as started, and returns its index."""
         self._started += 1
         return self._started - 1
 
     def put(self, index: int, outcome: WorkOutcome) -> None:
-        """Keeps an outcome; raises what a node must not hold back, such as Ctrl-C."""
+        """Keeps an outcome; raises at once what is no error of a call, such as Ctrl-C."""
         error = outcome[1]
         if error is not None and not isinstance(error, Interrupt):
             cancelled_by_stop = isinstance(error, asyncio.CancelledError) and self._stop_signal.reason is not None

@@ -101,7 +101,7 @@ class LiveSession(Session):
     # --- what a driver calls, as in `Session`, under the lock
 
     def start_ready(self) -> list[Execution]:
-        """Begins the executions that may start, after readers with an entry have got their slots back."""
+        """Begins the executions that may start. Due readers come first: whatever frees a slot calls `grant` at once."""
         with self.lock:
             started = super().start_ready()
             for execution in started:
@@ -315,7 +315,7 @@ class LiveSession(Session):
         return waiter
 
     def executions(self) -> Sequence[Execution]:
-        """The executions whose nodes run."""
+        """The executions whose nodes are running, waiting ones too."""
         with self.lock:
             return tuple(self.waiters.running.values())
 

@@ -152,7 +152,7 @@ class Outcome:
         return ended, self._predictions.get(ended.session.run_id)
 
     def ended_with(self, error: BaseException) -> bool:
-        """Whether the last session has failed, waits for answers or was stopped, and `error` says so."""
+        """Whether `error` is how the last session ended: its failure or stop, or `Interrupted` for its questions."""
         ended = self.ended
         if ended is None:
             return False

@@ -210,11 +210,11 @@ class Session(NotLive):
 
     @property
     def stopped(self) -> bool:
-        """Whether nothing new starts: the run was stopped, or a write has failed."""
+        """Whether no further execution starts: the run was stopped, or a write has failed."""
         return self.stop_signal.reason is not None or self.write_error is not None
 
     def stop(self, reason: str) -> None:
-        """Lets nothing new start. May be called from any thread."""
+        """Stops the run: no further execution starts. May be called from any thread."""
         self.stop_signal.stop(reason)
 
     def _restarted(self, executions: list[Execution]) -> list[Execution]:
@@ -298,7 +298,7 @@ class Session(NotLive):
 
     @property
     def views(self) -> SessionViews:
-        """What nodes see through views. A new object each time: kept, it would form a reference cycle."""
+        """The source of the nodes' views. A new object each time: stored here, it would form a reference cycle."""
         return SessionViews(self)
 
     def set_doing(self, attempt: Attempt, text: str) -> None:
@@ -306,7 +306,7 @@ class Session(NotLive):
         self._doing[attempt.execution.partition("[")[0]] = text
 
     def peers(self, attempt: Attempt) -> list[Peer]:
-        """The other nodes of the graph that run now. May be called from any thread."""
+        """The other nodes of the graph that are running. May be called from any thread."""
         if not self.live:
             return []
         own = attempt.execution.partition("[")[0]
@@ -317,7 +317,7 @@ class Session(NotLive):
         ]
 
     def executions(self) -> Sequence[Execution]:
-        """The executions whose nodes run."""
+        """The executions whose nodes are running."""
         return tuple(self.run.running.values())
 
     def waits_for(self, execution: str) -> str:
@@ -326,7 +326,7 @@ class Session(NotLive):
         return ""
 
     def local_id(self, execution_id: str) -> str:
-        """The id of an execution within its run: prefixed with the executions of the graphs around this one."""
+        """The id of an execution within the outermost run: after those of the executions around this graph."""
         return "/".join((*self.scope, execution_id)) if self.scope else execution_id
 
     def global_id(self, execution_id: str, *rest: str) -> str:
@@ -388,7 +388,7 @@ class Session(NotLive):
             self.publish(event)
 
     def write_failed(self, error: BaseException) -> None:
-        """Returns to the run as it was last written: the store failed, or refused a value. Nothing new starts."""
+        """Returns to the run as it was last written: the store failed, or refused a value. Nothing more starts."""
         assert self.pending is not None
         self.run = self.pending.run
         self.write_error = error
@@ -581,7 +581,7 @@ def _unfinished(run: RunState) -> dict[BranchPath, Branch]:
 
 
 def _origin(row: Row) -> tuple[str, BranchPath, str]:
-    """The node, branch and execution of a row, for an end row. A row that is no commit has its kind as the node."""
+    """The node, branch and execution that an end row names for a refused row; its kind as the node if no commit."""
     if row.kind not in COMMITS:
         return row.kind, (), str(row.header[0])
     header = CommitHeader.parse(row.header)

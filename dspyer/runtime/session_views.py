@@ -48,7 +48,7 @@ EarlierCommits = Callable[[str], PriorHistory]
 
 
 class ViewedSession(Protocol):
-    """What views need of a session."""
+    """The part of a session that views read."""
 
     @property
     def graph(self) -> GraphSpec:
@@ -68,7 +68,7 @@ class ViewedSession(Protocol):
 
 
 class SessionViews:
-    """What the nodes of a run see through views (a `ViewSource`).
+    """Computes the views of the nodes of a run (a `ViewSource`).
 
     The session must not refer to this object: its states would wait for the cyclic garbage collector.
     """
@@ -135,7 +135,7 @@ class SessionViews:
 
 
 class StateViews:
-    """What a node sees of a state alone, without a run: all of it is unseen, and its author is `START`."""
+    """Computes the views of a node that is called with a state alone: all of it is unseen, written by `START`."""
 
     def __init__(self, graph: GraphSpec, state: ImmutableState) -> None:
         self.authors = (START, *graph.nodes)

@@ -135,7 +135,7 @@ class ThreadWorkers:
         return found
 
     def wake(self) -> None:
-        """Lets `next` return. May be called from any thread."""
+        """Makes `next` return at once, with None as the key. May be called from any thread."""
         self._done.put(_WAKE_UP)
 
     def __enter__(self) -> Self:
@@ -204,7 +204,7 @@ class TaskWorkers:
         return found
 
     def wake(self) -> None:
-        """Lets `next` return. May be called from any thread."""
+        """Makes `next` return at once, with None as the key. May be called from any thread."""
 
         def wake_up() -> None:
             self._done.append(_WAKE_UP)
