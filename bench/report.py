@@ -190,20 +190,24 @@ def as_text(report: Report) -> str:
 
 PAGE = """# Benchmarks
 
-Measured by `make bench`, which runs dspyer, the libraries that it is compared with and plain Python:
-each in a process of its own, all in turn, round by round. A cell is the median of the rounds ± half the distance of
-their quartiles, and in brackets how many times dspyer's figure that is (the median of the ratios of each round).
-Lower is better everywhere. The tables show LangGraph, and the fastest other library where that is another one;
-[every figure](#all-figures) of every library comes last, with plain Python for comparison.
+This page shows the time, memory and storage that dspyer needs, compared with LangGraph, other graph libraries, plain
+DSPy and plain Python. [Where dspyer falls short](#where-dspyer-falls-short) lists the goals that it missed and the
+libraries that were faster.
+
+`make bench` measures them: each library in a process of its own, all libraries of a row in turn, round by round. A cell
+has the median of the rounds ± half the distance of their quartiles, and in brackets the figure as a multiple of
+dspyer's (the median of the ratios of each round). Lower is better everywhere. The tables show LangGraph, and the
+fastest other library where that is another one; [all figures](#all-figures) of every library come last, with plain
+Python for comparison.
 
 {circumstances}
 
-The workloads are in `bench/peers/`: one module for each library, and every workload checks its result.
-The time of a loop starts when its first node starts, so that reading the inputs is in the row of the whole call alone.
-LangGraph's state has one channel for each key, as is usual there; "keys in one field" keeps all but one in
+The workloads are in `bench/peers/`, one module for each library, and every workload checks its result.
+The time of a loop starts when its first node starts, so only the rows of a whole call include reading the inputs.
+LangGraph's state has one channel for each key, as is usual there; with "keys in one field" all keys but one are in
 a dictionary in one channel, which no node touches. pydantic-graph changes its state in place and keeps no versions.
-Burr's branches are applications of their own. Libraries that copy the state do fewer steps, and keep fewer versions,
-where a thousand would take minutes or gigabytes: `bench/rows.py` has every size.
+In Burr, each branch is an application of its own. Libraries that copy the state do fewer steps and keep fewer versions
+where a thousand would take minutes or gigabytes: `bench/rows.py` lists every size.
 
 {tables}
 

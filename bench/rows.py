@@ -271,20 +271,22 @@ def tables() -> list[Table]:
     """Everything that is measured."""
     return [
         Table(
-            "Programs of functions", "A typed schema, sync nodes, no store, as programs have them.", tuple(programs())
+            "Programs of functions",
+            "Programs as they are usually written: a typed schema, sync nodes, no store.",
+            tuple(programs()),
         ),
-        Table("Runs", "Trivial nodes in memory, no store, garbage collector on.", (*loops(), *calls())),
-        Table("Branches", "The same, in parallel.", tuple(parallel())),
+        Table("Runs", "Nodes that do almost nothing, no store, garbage collector on.", (*loops(), *calls())),
+        Table("Branches", "The same nodes in parallel branches.", tuple(parallel())),
         Table(
             "DSPy modules",
-            "Whole programs whose LM calls cost nothing, beside the same modules in a hand-written `dspy.Module`.",
+            'Whole programs whose LM calls take no time, compared with a `dspy.Module` of the same parts ("by hand").',
             tuple(modules()),
         ),
         Table(
             "States",
-            "One operation while 1,000 versions are alive (copiers: fewer, see `bench/rows.py`), garbage collector on.",
+            "One operation while 1,000 versions are in memory (fewer for libraries that copy), garbage collector on.",
             tuple(states()),
         ),
-        Table("Memory", "Bytes that stay allocated, by `tracemalloc`.", tuple(sizes())),
+        Table("Memory", "Bytes that remain allocated, measured by `tracemalloc`.", tuple(sizes())),
         Table(stored_runs.NAME, stored_runs.ABOUT, tuple(stored())),
     ]

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 NAME = "Stored runs"
 ABOUT = (
-    'Threads in a store; LangGraph with its savers, SQLite with `durability="sync"` (the kill: its default). Each '
-    'round begins with an empty file. "×" are multiples of what the row names.'
+    'Runs on threads in a store. LangGraph uses its own savers, SQLite with `durability="sync"`; the row of the kill, '
+    "its default. Each round begins with an empty file. In rows with the unit ×, the title names the ratio."
 )
 
 
@@ -57,9 +57,16 @@ WORKS = (
         {"messages": 300},
         2.5,
     ),
-    Work("stored: the same, more while it is open", "MiB", "message_bytes", {**CHAT, "when": "open"}, None, 4),
+    Work(
+        "stored: the same, additional size while the store is open",
+        "MiB",
+        "message_bytes",
+        {**CHAT, "when": "open"},
+        None,
+        4,
+    ),
     Work("stored: 10 MB of text that no node touches, 20 steps, file / text", "×", "idle_bytes", TEXT, {}, 1.1),
-    Work("stored: the median step beside it / one without it", "×", "idle_step", TEXT, None, 1.2),
+    Work("stored: the median step with that text in the state / without it", "×", "idle_step", TEXT, None, 1.2),
     Work(
         "stored: a copy that changes one of 2,000 messages",
         "KiB",
