@@ -16,17 +16,11 @@ from dspyer.values.freezing import freeze, same
 def given_answers(records: ExecutionRecords, answers: Mapping[str, Any], graph: GraphSpec) -> dict[RecordKey, Any]:
     """The frozen answers that a resume adds: those of the caller, and None for each question that needs no answer.
 
-    What a node asks in its own code, or in a graph inside, is validated when the node runs again: its type is not known
-    before.
+    `answers` are by the id of a question, or by its key if only one open question has it. Raises `ThreadError` for an
+    answer that fits no open question, several, or one that has another answer; `InputError` for one of the wrong type.
 
-    Args:
-        records: the questions and answers of the run.
-        answers: by the key of a question if one open question has it, else by its id.
-        graph: the graph of the run.
-
-    Raises:
-        ThreadError: if an answer fits no open question, or several, or one that has another answer.
-        InputError: if an answer has the wrong type, or the answers are no mapping.
+    An answer to a question that a node asks in its own code, or in a graph inside, is validated when the node runs
+    again: before that, the type is not known.
     """
     if not isinstance(cast(object, answers), Mapping):
         listed = ", ".join(repr(question.key) for question in records.open_questions())

@@ -50,16 +50,16 @@ UPDATE_AUTHOR = "update"
 
 
 def copy_thread(
-    source: RunStarter, past: ThreadReader, target: RunStarter, at: int | str | None, patch: Mapping[str, Any] | None
+    source: RunStarter,
+    thread_reader: ThreadReader,
+    target: RunStarter,
+    at: int | str | None,
+    patch: Mapping[str, Any] | None,
 ) -> None:
-    """Make `target` a thread with the history of `source` up to a commit; only the new thread's row is written.
+    """Create the thread of `target` with the history of `source` up to the commit `at`, or to its head for None.
 
-    Args:
-        source: of the thread to copy.
-        past: reads it.
-        target: of the new thread.
-        at: version or id of the commit; None for the head.
-        patch: a manual commit with which the copy begins.
+    No row is copied: the head of the new thread is a row of the old one. Only with a `patch`, or `at` a commit inside
+    of a run, the new thread gets a run or a part of a run of its own, with the manual commit or the end.
     """
     store, row = source.store, source.store.thread(source.thread)
     if store.thread(target.thread) is not None:
@@ -70,13 +70,13 @@ def copy_thread(
         store.write(Change(target.thread, 0, head=row.head, root=row.root, flush=True))
         return
     new_row = ThreadRow(target.thread, None, 0, root=row.root)
-    prefix = prefix_at_head(store, row.head) if at is None else prefix_at(store, past.commits_around(at), at)
+    prefix = prefix_at_head(store, row.head) if at is None else prefix_at(store, thread_reader.commits_around(at), at)
     if prefix.unfinished:
         new_head = ThreadHead(new_row, None, ImmutableState(), 0)
         part = target.next_part(new_head, prefix.run.run, prefix.last_row, prefix.excluded)
         rows = [end_row("stopped", None, ())]
         if patch is not None:
-            rows = commit_in_open_run(target, past.cache.listed, prefix, part.header["label"], patch)
+            rows = commit_in_open_run(target, thread_reader.cache.listed, prefix, part.header["label"], patch)
         write_manual_commit(store, new_row, ManualCommit(part, rows))
     elif patch is not None:
         head = target.head_at(new_row, prefix.last_row)
@@ -85,34 +85,31 @@ def copy_thread(
         store.write(Change(target.thread, 0, head=prefix.last_row, root=row.root, flush=True))
 
 
-def update_thread(starter: RunStarter, past: ThreadReader, patch: Mapping[str, Any], as_node: str | None) -> None:
+def update_thread(
+    starter: RunStarter, thread_reader: ThreadReader, patch: Mapping[str, Any], as_node: str | None
+) -> None:
     """Commit a patch manually."""
     head = starter.load_head_without_owner()
     row, last_row = head.row, head.row.head
     parents = () if last_row is None else (last_row,)
     if as_node is not None:
         if last_row is not None and head.open:
-            only_branch(starter, past.cache.listed, prefix_at_head(starter.store, last_row))
+            only_branch(starter, thread_reader.cache.listed, prefix_at_head(starter.store, last_row))
         commit = commit_as_node(starter, head, parents, patch, as_node)
     elif last_row is None or not head.open:
         commit = commit_after_run(starter, head, parents, patch)
     else:
         prefix = prefix_at_head(starter.store, last_row)
-        rows = commit_in_open_run(starter, past.cache.listed, prefix, starter.next_label(head), patch)
+        rows = commit_in_open_run(starter, thread_reader.cache.listed, prefix, starter.next_label(head), patch)
         commit = ManualCommit(starter.next_part(head, prefix.run.run, last_row), rows)
     write_manual_commit(starter.store, row, commit)
 
 
-def first_write_of_rerun(starter: RunStarter, past: ThreadReader, version: int | str, head: ThreadHead) -> FirstWrite:
-    """A run that continues from an earlier commit, as `RunStarter.acquire` takes it.
-
-    Args:
-        starter: of the thread.
-        past: reads the thread.
-        version: version or id of the commit.
-        head: of the thread.
-    """
-    prefix = prefix_at(starter.store, past.commits_around(version), version)
+def first_write_of_rerun(
+    starter: RunStarter, thread_reader: ThreadReader, version: int | str, head: ThreadHead
+) -> FirstWrite:
+    """A run that continues from an earlier commit, for `RunStarter.acquire`."""
+    prefix = prefix_at(starter.store, thread_reader.commits_around(version), version)
     if not prefix.unfinished:
         raise ThreadError(
             f"version {version!r} of thread {starter.thread!r} is the end of a run, nothing comes after it: to repeat "
@@ -137,12 +134,12 @@ class HistoryPrefix(NamedTuple):
     """The history of a thread up to one of its commits.
 
     Attributes:
-        run: the run of the commit, with the rows that belong to the prefix. Executions without a commit in the prefix
-            have left nothing in it: no answers, effects or items.
+        run: the run of the commit, with the rows that belong to the prefix. For an execution without a commit in the
+            prefix these are none: no answers, effects or items.
         last_row: the last row of the prefix.
-        excluded: spans of earlier rows of the run that do not belong to it: of branches that came later.
-        number: which of the thread's commits it is; -1 for the last one.
-        unfinished: whether the commit is inside of a run, and nodes are still to be called.
+        excluded: spans of rows before it that do not belong to the prefix: those of branches that come later.
+        number: the index of the commit among those of the thread; -1 for the last one.
+        unfinished: whether the run continues after the commit: nodes are still to be called.
     """
 
     run: RunRows
@@ -180,13 +177,13 @@ def prefix_at(store: Store, listed: CommitListing, version: int | str) -> Histor
 
 
 def prefix_at_head(store: Store, head: Point) -> HistoryPrefix:
-    """The whole history, with all that executions without a commit have left."""
+    """The whole history, with the answers, effects and items of executions that have no commit yet."""
     whole = read_run(store, head)
     return HistoryPrefix(whole, head, [], -1, whole.status != "completed")
 
 
 def _commit_rows(run: RunRows) -> list[int]:
-    """The indexes of the rows of commits; that of its OPEN row for a run without any."""
+    """The indexes of the rows of commits; for a run without any, that of its OPEN row."""
     rows = list(enumerate(run.rows))
     commits = [index for index, row in rows if row.kind in COMMITS and not CommitHeader.parse(row.header).scope]
     return commits or [index for index, row in rows if row.kind == RowKind.OPEN]
@@ -205,14 +202,7 @@ class ManualCommit(NamedTuple):
 def commit_after_run(
     starter: RunStarter, head: ThreadHead, parents: tuple[Point, ...], patch: Mapping[str, Any]
 ) -> ManualCommit:
-    """A commit after a finished run: a run of this one commit.
-
-    Args:
-        starter: of the thread that gets it.
-        head: of the thread.
-        parents: the row after which it comes.
-        patch: the change.
-    """
+    """A commit after a finished run: a run of this one commit, which continues the row in `parents`."""
     label = starter.next_label(head)
     update, state = _adapted_update(starter, head, patch, UPDATE_AUTHOR, f"{label}/trunk:0", new_thread=not parents)
     commit = Commit(
@@ -242,16 +232,8 @@ def commit_in_open_run(
 ) -> list[NewRow]:
     """The rows of a commit in an open run, between its last commit and the node that comes next.
 
-    Args:
-        starter: of the thread that gets it.
-        listed: lists the commits of the thread that the run is from, for the error.
-        prefix: where in the run.
-        label: of the part of the run.
-        patch: the change.
-
-    Raises:
-        ThreadError: if several branches are active, or the next node has done a part of its work.
-        NodeOutputError: if the patch does not fit the schema.
+    Raises `ThreadError` if several branches are active (`listed` then finds the nearest versions with one), or if the
+    next node has done a part of its work; `NodeOutputError` if the patch does not fit the schema.
     """
     starter.compatibility.check_graph(prefix.run)
     branch = only_branch(starter, listed, prefix)
@@ -267,11 +249,10 @@ def commit_in_open_run(
 def commit_as_node(
     starter: RunStarter, head: ThreadHead, parents: tuple[Point, ...], patch: Mapping[str, Any], node: str
 ) -> ManualCommit:
-    """An open run whose first commit has a node as its author. A resume continues along the edges of that node.
+    """An open run whose first commit has a node as its author: a resume continues along the edges of that node.
 
-    Raises:
-        ThreadError: if there is no such node, or it has no edge or router.
-        NodeOutputError: if the patch does not fit the schema.
+    Raises `ThreadError` if there is no such node, or it has no edge or router; `NodeOutputError` if the patch does not
+    fit the schema.
     """
     graph = starter.graph
     if node not in graph.nodes:
@@ -315,9 +296,8 @@ def write_manual_commit(
 def only_branch(starter: RunStarter, listed: Callable[[], CommitListing], prefix: HistoryPrefix) -> Branch:
     """The only active branch of an open run.
 
-    Raises:
-        ThreadError: if several branches are active, with the nearest versions at which only one was; or if the run has
-            no commit yet.
+    Raises `ThreadError` if several branches are active, with the nearest versions at which only one was, or if the run
+    has no commit yet.
     """
     run = starter.rebuild(prefix.run, starter.read_records(prefix.run)).run
     branches = active_branches(run)
@@ -365,7 +345,7 @@ def _check_next_node_not_started(starter: RunStarter, prefix: HistoryPrefix, bra
 def _adapted_update(
     starter: RunStarter, head: ThreadHead, patch: Mapping[str, Any], author: str, commit_id: str, new_thread: bool
 ) -> tuple[dict[str, Any], ImmutableState]:
-    """A validated patch of the state at the head, with what fits that state to a graph that has changed."""
+    """A validated patch of the state at the head, and the state after it; the patch also adapts to a changed graph."""
     starter.compatibility.check_graph(head.last_run)
     adapted = starter.compatibility.adapted(head.state, head.last_run)
     update, _ = _validated(starter, adapted.state, patch, author, commit_id, new_thread)

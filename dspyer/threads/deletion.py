@@ -11,7 +11,7 @@ from dspyer.threads.time_travel import HistoryCache
 
 
 def delete_thread(store: Store, thread: str, take_over: bool) -> DeletionReport:
-    """Delete a thread, under the epoch that was read; with `take_over` also if a run acquires it meanwhile."""
+    """Delete a thread; raise `ConcurrentRunError` if a run owns it, or acquires it meanwhile, unless `take_over`."""
     while True:
         row = existing_row(store, thread, take_over)
         try:
@@ -24,10 +24,10 @@ def delete_thread(store: Store, thread: str, take_over: bool) -> DeletionReport:
 def prune_thread(
     reader: HistoryReader, cache: HistoryCache, thread: str, before: int | str, take_over: bool
 ) -> DeletionReport:
-    """Delete the runs before the one of a commit.
+    """Delete the runs before the one that the commit `before` belongs to.
 
-    The order matters, since a crash may come between two writes: first the snapshot with which the history will begin,
-    which is read back to be sure that it can be; then the root, which makes the snapshot the begin; then the deletion.
+    A crash may come between two writes, hence their order: first the snapshot with which the history will begin, which
+    is checked to be readable; then the root, from which on the snapshot is that beginning; then the deletion.
     """
     store = reader.store
     row = existing_row(store, thread, take_over)

@@ -38,13 +38,9 @@ ShowRow = Callable[[Row], Any]
 
 
 def export(store: Store, row: ThreadRow, path: str | os.PathLike[str], shown: ShowRow | None = None) -> str:
-    """Write all that a thread reaches to a file, and return the digest.
+    """Write all that a thread reaches to a file, which is replaced once the new one is complete; return the digest.
 
-    Args:
-        store: of the thread.
-        row: of the thread.
-        path: the file; it is replaced when the new one is complete.
-        shown: makes the content of each row in a redacted export, which cannot be loaded.
+    `shown` makes the content of each row in a redacted export, which cannot be loaded.
     """
     digest = blake2b(digest_size=16)
     target = Path(path)
@@ -322,11 +318,7 @@ class Exported(NamedTuple):
 
 
 def read(path: str | os.PathLike[str]) -> Exported:
-    """Read an exported thread.
-
-    Raises:
-        StoreError: if the file is not complete, holds what `export` does not write, or exceeds a limit.
-    """
+    """Read an exported thread; raise `StoreError` if the file is incomplete, malformed or larger than a limit."""
     name = repr(os.fspath(path))
     digest, lines, number = blake2b(digest_size=16), _Lines(), 0
     with Path(path).open("rb") as file:

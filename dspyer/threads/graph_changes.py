@@ -224,18 +224,11 @@ def adapt(
     unsure: set[str],
     migrate: Migrate | None = None,
 ) -> Adapted:
-    """A state that another graph has left, fitted to the schema.
+    """A state that another graph has left, fitted to the schema of the current graph.
 
-    Args:
-        thread: the name of the thread, for errors.
-        state: the state.
-        schema: of the graph now.
-        unsure: the fields whose values may no longer fit; the others are not validated again.
-        migrate: makes the new values from all old ones. Without it, fields that the schema does not have are dropped
-            with a warning.
-
-    Raises:
-        ChangedGraphError: if a value does not fit, naming each such field with the reason.
+    With `migrate`, that function makes all values, and all are validated. Without it, fields that the schema does not
+    have are dropped with a warning, and only the fields in `unsure` are validated, whose values may no longer fit.
+    Raises `ChangedGraphError` with each field whose value does not fit, and the reason.
     """
     if migrate is not None:
         values, unsure = _migrated(thread, state, schema, migrate)
@@ -336,20 +329,11 @@ def differences(old: FingerprintFacts, new: FingerprintFacts) -> list[str]:
     return list(_differences(old, new, ""))
 
 
-def changed_graph(
-    thread: str, made_by: GraphFingerprint | None, now: GraphFingerprint, names: NodeNames | None = None
-) -> ChangedGraphError:
-    """The error for an open run that was made by another graph.
-
-    Args:
-        thread: the name of the thread.
-        made_by: the fingerprint of that graph; None if it is not stored.
-        now: the fingerprint of the graph now.
-        names: new names of nodes that the caller gave.
-    """
+def changed_graph(thread: str, made_by: GraphFingerprint | None, now: GraphFingerprint) -> ChangedGraphError:
+    """The error for an open run that was made by another graph, whose fingerprint is None if it is not stored."""
     found = ["the graph that made the run is not stored, so the differences are unknown"]
     if made_by is not None:
-        found = differences(rename_in_facts(made_by.facts, names or {}), now.facts)
+        found = differences(made_by.facts, now.facts)
         found += [f"node renamed? pass allow_changed_graph={pair}" for pair in likely_renames(made_by.facts, now.facts)]
     lines = "\n".join(f"  - {change}" for change in found)
     return ChangedGraphError(
@@ -358,25 +342,6 @@ def changed_graph(
         "mapping {'old name': 'new name'} of nodes; or abandon the run with t.run(..., abandon=True)",
         found,
     )
-
-
-def rename_in_facts(facts: FingerprintFacts, names: NodeNames) -> FingerprintFacts:
-    """The facts of a graph with its nodes renamed."""
-    if not names:
-        return facts
-
-    def renamed(name: str) -> str:
-        return names.get(name, name)
-
-    found = dict(facts)
-    for part in ("nodes", "routers", "joins"):
-        if part in facts:
-            found[part] = {renamed(name): about for name, about in facts[part].items()}
-    found["edges"] = [[renamed(source), renamed(target)] for source, target in facts.get("edges", ())]
-    for part in ("before", "after"):
-        if part in facts:
-            found[part] = sorted(map(renamed, facts[part]))
-    return found
 
 
 def likely_renames(old: FingerprintFacts, new: FingerprintFacts) -> list[dict[str, str]]:

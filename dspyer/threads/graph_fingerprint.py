@@ -71,7 +71,7 @@ class GraphFingerprint:
 
 
 _fingerprints: WeakKeyDictionary[HasGraph, GraphFingerprint] = WeakKeyDictionary()
-"""Computed once for each program. Weak, so that an entry goes with its program."""
+"""By program, each computed once. Weak, so that a fingerprint is freed with its program."""
 
 
 def fingerprint_of(program: HasGraph) -> GraphFingerprint:
@@ -108,7 +108,7 @@ def in_common(first: FingerprintFacts, second: FingerprintFacts) -> bool:
 
 
 def _fields_of(facts: FingerprintFacts) -> set[str] | None:
-    """The fields of a graph; without a schema, those that its nodes name. None if a node takes any."""
+    """The fields of a graph; without a schema, those that its nodes name. None if a node may read or write any."""
     if not facts.get("open"):
         return set(facts.get("fields", {}))
     used = [node.get(part) for node in facts.get("nodes", {}).values() for part in ("reads", "writes")]
@@ -242,11 +242,7 @@ def named_classes(schema: Schema) -> tuple[type, ...]:
 class StorableCheck:
     """Refuses to write a value that no other process could read, since neither schema nor registry names its class.
 
-    An opaque value, which was read from the store, is written again as it is.
-
-    Args:
-        graph: the name of the graph, for errors.
-        schema: its schema.
+    An opaque value, which was read from the store, is written again as it is. `graph` is a name for errors.
     """
 
     def __init__(self, graph: str, schema: Schema) -> None:
@@ -254,7 +250,7 @@ class StorableCheck:
         self._named = {class_name(cls) for cls in named_classes(schema)}
 
     def __call__(self, change: Change) -> None:
-        """Raise `StateError` if a change holds such a value. Only rows whose JSON names a class are looked into."""
+        """Raise `StateError` if a change holds such a value. Only rows whose JSON names a class are searched."""
         for row in change.rows:
             content = row.content
             value = None if content is None else content.original

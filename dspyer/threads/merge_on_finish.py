@@ -34,12 +34,7 @@ SNAPSHOT_ROWS = 24
 
 
 class MergeOnFinish:
-    """Starts runs that own no thread, and merges each into the thread when it has finished.
-
-    Args:
-        starter: of the thread.
-        merger: of the thread.
-    """
+    """Starts runs that own no thread, and merges each into the thread when it has finished."""
 
     def __init__(self, starter: RunStarter, merger: ThreadMerger) -> None:
         self._starter = starter
@@ -59,11 +54,9 @@ class MergeOnFinish:
         return OwnedRun(started, journal, new_owner())
 
     def finish(self, run: Run, lock: ThreadLock) -> Run:
-        """Merge a finished run that does not own its thread into it; a no-op for one that does.
+        """Merge a finished run that does not own its thread into it; a no-op for a run that owns it.
 
-        Args:
-            run: the run; it becomes a failed one if it cannot be merged, and its commits stay.
-            lock: with which the run was started.
+        A run that cannot be merged becomes a failed one; its commits stay in the store.
         """
         journal = None if lock.owned is None else lock.owned.journal
         if journal is None or journal.thread or run.status in ("failed", "stopped"):
@@ -89,11 +82,11 @@ class MergeOnFinish:
                 self._try_merge(run_end)
             except ConcurrentRunError:
                 # Wait for the owner of the thread to finish, or try again after another merge: 1 ms doubling to 50 ms,
-                # `patience` seconds in all. No jitter: of merges that collide one has succeeded, so all get there.
+                # `patience` seconds in all. No jitter: of merges that collide, one has succeeded.
                 time.sleep(pause)
             else:
                 return
-        self._try_merge(run_end)  # the time is over: a last attempt, which raises
+        self._try_merge(run_end)  # the time is over: a last attempt, whose error is raised
 
     def _try_merge(self, run_end: Point) -> None:
         """Merge once, or raise `ConcurrentRunError` if the thread has an owner, or a new head since it was read."""

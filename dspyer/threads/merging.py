@@ -44,8 +44,8 @@ class MergeResult(NamedTuple):
         patch: from the left state to the merged one: for fields with a reducer the updates of the right side, for
             others the net change.
         state: the merged state.
-        conflicts: what the merge policies decided, for people.
-        resolutions: the same, as the log keeps it.
+        conflicts: the decisions of the merge policies, for people.
+        resolutions: the same, as the log stores them.
     """
 
     patch: dict[str, Any]
@@ -55,24 +55,17 @@ class MergeResult(NamedTuple):
 
 
 class ThreadMerger:
-    """Merges other threads, and runs that own none, into one thread.
+    """Merges other threads, and runs that own none, into one thread."""
 
-    Args:
-        starter: of the thread.
-        past: reads the thread.
-    """
-
-    def __init__(self, starter: RunStarter, past: ThreadReader) -> None:
+    def __init__(self, starter: RunStarter, thread_reader: ThreadReader) -> None:
         self._starter = starter
-        self._past = past
+        self._thread_reader = thread_reader
 
     def merge_thread(self, other: RunStarter, base: Moment | None, policy: object) -> bool:
-        """Merge another thread of the same store, and say whether it had anything new.
+        """Merge another thread of the same store; return whether it had anything new.
 
-        Args:
-            other: of the other thread.
-            base: the state that both threads come from, if they have no commit in common.
-            policy: decides conflicts; None for the merge policies of the graph.
+        `base` is the state that both threads come from, for threads that have no commit in common. `policy` decides
+        conflicts; None for the merge policies of the graph.
         """
         starter = self._starter
         head, other_head = starter.load_head_without_owner(), other.load_head_without_owner()
@@ -102,13 +95,9 @@ class ThreadMerger:
     def merge_commits(self, left: ThreadRow, right: ThreadRow, name: str, policies: Policies) -> MergeResult | None:
         """The merge of two threads that have commits in common; None if the left one has all of the right one's.
 
-        Args:
-            left: the thread that is merged into.
-            right: the other thread; it needs no name in the store, only a head.
-            name: names the other thread in errors and conflicts.
-            policies: decide conflicts.
+        The right one need not be stored under its name: its head is enough. `name` is for errors and conflicts.
         """
-        history, ours, theirs = _histories(self._past.cache, left, right)
+        history, ours, theirs = _histories(self._thread_reader.cache, left, right)
         related, contained = common(history, ours, theirs)
         if contained:
             return None
@@ -123,7 +112,7 @@ class ThreadMerger:
         self, base: Moment, ours: ThreadHead, theirs: ThreadHead, name: str, policies: Policies
     ) -> MergeResult | None:
         """The merge of two threads without a common commit, by the state that both come from."""
-        related, contained = common(*_histories(self._past.cache, ours.row, theirs.row))
+        related, contained = common(*_histories(self._thread_reader.cache, ours.row, theirs.row))
         if contained:
             return None
         if related:
@@ -131,14 +120,14 @@ class ThreadMerger:
                 f"threads {self._starter.thread!r} and {name!r} have commits in common: merge them without base="
             )
         schema = self._starter.graph.topology.schema
-        return merge_states(self._past.state_of(base), schema, ours.state, theirs.state, policies)
+        return merge_states(self._thread_reader.state_of(base), schema, ours.state, theirs.state, policies)
 
     def merge_commit(
         self, head: ThreadHead, heads: tuple[Point, Point], merged: MergeResult, name: str, has_base: bool = False
     ) -> ManualCommit:
-        """The run of one commit that a merge is; its version counts the commits of both sides."""
+        """The merge commit, in a run of its own; its version counts the commits of both sides."""
         starter = self._starter
-        version = head.next_version + self._past.cache.history.count_settled_not_in(*heads)
+        version = head.next_version + self._thread_reader.cache.history.count_settled_not_in(*heads)
         header = starter.run_header(version, starter.next_label(head))
         if has_base:
             header["base"] = True
@@ -156,7 +145,7 @@ class ThreadMerger:
                 log_conflict(conflict)
 
     def _deciding(self, policies: Policies) -> PolicyLookup:
-        """What decides conflicts. A field that lasts for one run only is no conflict: the other thread's is taken."""
+        """A lookup of the policy for a path. Fields that last for one run only take the other thread's value."""
 
         def deciding(path: tuple[Any, ...]) -> tuple[str, Callable[[Conflict], Any]]:
             return policies.decider_for(path) if self._keeps(path[0]) else ("last_write_wins", _right)
@@ -196,15 +185,8 @@ def common(history: History, left: int | None, right: int | None) -> tuple[bool,
 def merge_lineages(history: History, left: int, right: int, name: str, deciding: PolicyLookup) -> MergeResult:
     """Merge two commits as a join merges branches: by the commits that only one of them descends from.
 
-    Args:
-        history: holds what is before both.
-        left: the place of one commit in the log of the history.
-        right: the place of the other; no ancestor of the left one, and they have ancestors in common.
-        name: the name of the join in conflicts.
-        deciding: decides conflicts.
-
-    Raises:
-        MergeConflictError: if a policy raises.
+    `left` and `right` are indexes in the log of the history; they have ancestors in common, and the right one is no
+    ancestor of the left one. `name` is that of the join in conflicts. Raises `MergeConflictError` if a policy does.
     """
     schema, log = history.reader.schema, history.log
     join = Join(log, name, schema, deciding, len(log))
@@ -225,11 +207,7 @@ def merge_lineages(history: History, left: int, right: int, name: str, deciding:
 def merge_states(
     base: Mapping[str, Any], schema: Schema, left: ImmutableState, right: ImmutableState, policy: Policies
 ) -> MergeResult:
-    """Merge two states that come from a third one, without commits between them.
-
-    Raises:
-        MergeConflictError: if a policy raises.
-    """
+    """Merge two states that come from a third one, `base`, without commits; a policy may raise `MergeConflictError`."""
     merged = left.merge(right, policy, base=base)
     for name in merged:
         value, sides = merged.raw(name), [left.raw(name, DELETE), right.raw(name, DELETE)]

@@ -60,17 +60,15 @@ class OwnedRun(NamedTuple):
 
 
 class ThreadLock:
-    """Holds a thread for the duration of one run: acquired at once or after waiting, released whatever happens.
+    """Owns a thread for the duration of one run: acquired at once or after waiting, released in any case.
 
-    Args:
-        acquire: acquires the thread and starts the run in the store, or raises `ConcurrentRunError`.
-        request: the options of the call.
-        on_conflict: `"raise"`, `"wait"` or `"merge"`: what to do while another run owns the thread.
-        timeout: most seconds to wait.
+    `acquire` acquires the thread and starts the run in the store, or raises `ConcurrentRunError`. It is called again
+    for up to `timeout` seconds, unless `on_conflict` is `"raise"`. With `"merge"` it acquires nothing, since such a run
+    owns no thread (`threads.merge_on_finish`).
 
     Attributes:
-        patience: seconds to wait; 0 for `"raise"`.
-        owned: the run, once the thread is acquired.
+        patience: seconds to wait, here and for a merge at the end; 0 for `"raise"`.
+        owned: the run, once it was started.
     """
 
     def __init__(self, acquire: Callable[[], OwnedRun], request: Request, on_conflict: str, timeout: float) -> None:
@@ -210,12 +208,7 @@ def existing_row(store: Store, thread: str, take_over: bool) -> ThreadRow:
 
 
 def busy(row: ThreadRow, remedy: str = WAIT) -> ConcurrentRunError:
-    """The error that a thread has a live owner.
-
-    Args:
-        row: of the thread.
-        remedy: what the caller can do.
-    """
+    """The error that a thread has a live owner; `remedy` says what the caller can do."""
     owner = row.owner
     where = "unknown" if owner is None else f"process {owner.pid} on {owner.host!r}"
     return ConcurrentRunError(
@@ -276,8 +269,7 @@ def _process_exists(pid: int) -> bool:
 class Leases:
     """Renews the leases of the runs that this process owns, with one background thread per store.
 
-    Args:
-        lease: seconds that a lease lasts.
+    A lease lasts `lease` seconds.
     """
 
     def __init__(self, lease: float = LEASE) -> None:
@@ -312,9 +304,10 @@ class Leases:
             renewer.renew()
 
     def forget_idle(self, store: int, renewer: _Renewer) -> bool:
-        """Whether a renewer has nothing to renew; it is forgotten then, and the next run in its store gets a new one.
+        """Drop a renewer that has nothing to renew; return whether it was dropped, so that its thread can end.
 
-        Asked and forgotten under one lock: else `hold` could add a run to a renewer whose thread is about to end.
+        The check and the removal are under one lock: else `hold` could add a run to a renewer whose thread is ending.
+        The next run in the store gets a new renewer.
         """
         with self._lock:
             idle = self._renewers.get(store) is not renewer or not renewer.held
@@ -330,12 +323,7 @@ class Leases:
 
 
 class _Renewer:
-    """The background thread that renews the leases in one store.
-
-    Args:
-        all_leases: says how long a lease lasts, and forgets the renewer when it is idle.
-        store: the `id` of the store.
-    """
+    """The background thread that renews the leases in one store, which is identified by its `id()`."""
 
     def __init__(self, all_leases: Leases, store: int) -> None:
         self.held: dict[str, Journal] = {}
@@ -351,7 +339,7 @@ class _Renewer:
             self.renew()
 
     def renew(self) -> None:
-        """Renew all leases. A write that hangs delays the others by a 30th of a lease only: the next worker starts."""
+        """Renew all leases in a worker thread; if a write hangs for a 30th of a lease, another one renews the rest."""
         queue = deque(item for item in list(self.held.items()) if item[0] not in self._unfinished)
         while queue:
             worker = Thread(target=self._work, args=(queue,), name="dspyer-lease", daemon=True)
@@ -360,7 +348,7 @@ class _Renewer:
 
     def _work(self, queue: deque[tuple[str, Journal]]) -> None:
         while queue:
-            with suppress(IndexError):  # another worker has taken the last one
+            with suppress(IndexError):  # another worker has removed the last item
                 token, journal = queue.popleft()
                 self._unfinished.add(token)
                 try:

@@ -36,7 +36,7 @@ from dspyer.threads.graph_changes import AllowChanged, GraphCompatibility
 from dspyer.threads.graph_fingerprint import GraphFingerprint
 from dspyer.threads.ownership import LEASE, REPLACE, WAIT_OR_REPLACE, OwnedRun, busy, is_alive, leases, new_owner
 from dspyer.threads.status import resumes_without_progress
-from dspyer.threads.views_across_runs import EarlierRuns, Older, PreviousRuns, RecentIndexes
+from dspyer.threads.views_across_runs import EarlierRuns, ListCommits, PreviousRuns, RecentIndexes
 
 
 class ThreadHead(NamedTuple):
@@ -107,13 +107,7 @@ class FirstWrite(NamedTuple):
 class RunStarter:
     """Starts, resumes and rebuilds the runs of one thread.
 
-    Args:
-        graph: the graph of the program.
-        reader: reads the store of the thread.
-        thread: the name of the thread.
-        fingerprint: of the graph.
-        older: lists all commits up to a row, for views that look back.
-        recent: indexes that views keep between the runs of a program.
+    `list_commits` and `recent` are for views that look back over earlier runs (`views_across_runs`).
     """
 
     def __init__(
@@ -122,7 +116,7 @@ class RunStarter:
         reader: HistoryReader,
         thread: str,
         fingerprint: GraphFingerprint,
-        older: Older,
+        list_commits: ListCommits,
         recent: RecentIndexes,
     ) -> None:
         self.graph = graph
@@ -130,7 +124,7 @@ class RunStarter:
         self.store = reader.store
         self.thread = thread
         self.compatibility = GraphCompatibility(thread, graph, fingerprint, reader)
-        self._older = older
+        self._list_commits = list_commits
         self._recent = recent
 
     # --- start and resume
@@ -164,14 +158,7 @@ class RunStarter:
         return self.acquire(first_write, request, take_over)
 
     def new_run(self, head: ThreadHead, inputs: Mapping[str, Any], request: Request, label: str) -> FirstWrite:
-        """A new run that begins with the state at the head, with its inputs folded in.
-
-        Args:
-            head: of the thread.
-            inputs: the inputs by name.
-            request: the options of the call.
-            label: the name of the run in ids of commits.
-        """
+        """A new run that begins with the state at the head and folds the inputs in; `label` begins its commits' ids."""
         self.compatibility.check_graph(head.last_run)
         adapted = self.compatibility.adapted(head.state, head.last_run)
         check_inputs(self.graph, inputs, self._fields_kept(adapted.state))
@@ -238,7 +225,7 @@ class RunStarter:
     def rebuild_adapted(
         self, last: RunRows, records: ExecutionRecords, adapt: bool
     ) -> tuple[RunStart, Sequence[NewRow]]:
-        """A run rebuilt from its rows; with `adapt`, its state fitted to a changed graph by further rows."""
+        """A run rebuilt from its rows, and with `adapt` the new rows that fit its state to a changed graph."""
         run_start = self.rebuild(last, records)
         return self.compatibility.adapted_run(run_start, last) if adapt else (run_start, ())
 
@@ -278,7 +265,7 @@ class RunStarter:
         if not parents or row is None:
             return None
         previous = PreviousRuns(parents[0], row, state, first)
-        return EarlierRuns(self.graph, self.reader, self._older, self._recent, previous)
+        return EarlierRuns(self.graph, self.reader, self._list_commits, self._recent, previous)
 
     # --- rows of runs
 
@@ -290,14 +277,10 @@ class RunStarter:
         excluded: Sequence[tuple[int, int]] = (),
         names: Mapping[str, str] | None = None,
     ) -> RunRow:
-        """A new part of a run, which continues it under a new id from one of its rows.
+        """A new part of a run: it continues `run`, under an id of its own, after the row `at`.
 
-        Args:
-            head: of the thread.
-            run: the part before.
-            at: the row after which the new part continues.
-            excluded: spans of rows up to there that do not belong to the continued run.
-            names: if another graph continues the run: new names of nodes by their old ones.
+        The spans `excluded` of rows up to `at` do not belong to the continued run. `names` is None unless another graph
+        continues the run; then it holds new names of nodes by their old ones.
         """
         header = {**run.header, "continues": True, "label": self.next_label(head)}
         header.pop("without", None)
@@ -380,11 +363,8 @@ class RunStarter:
     ) -> OwnedRun:
         """Acquire the thread and write the first rows of a run.
 
-        Args:
-            first_write: builds the run on a head, and checks all that can be wrong with it.
-            request: the options of the call; a copy of it gets the run.
-            take_over: whether a live owner is replaced.
-            remedy: what the error about a live owner advises.
+        `first_write` checks everything and builds the run on a head; it is called again if the head was read again.
+        With `take_over` a live owner is replaced; without it, a live owner is an error that advises `remedy`.
         """
         head = self.load_head() if take_over else self._load_free_head(remedy)
         first = first_write(head)  # all checks come before the first write
@@ -458,7 +438,7 @@ class RunStarter:
 
 
 def names_of_next(run: RunState) -> list[str]:
-    """The executions that a rebuilt run starts first, for the row and the error of a resume."""
+    """The executions that a rebuilt run starts first; a resume stores them, and names them in its error."""
     return sorted(run.running) or [group.position[0] for group in run.ready]
 
 

@@ -52,7 +52,7 @@ def status_of(store: Store, thread: str) -> str:
         now = store.thread(thread)
         if now is None or now.head == row.head:  # its owner is gone and has written no end
             return "crashed"
-        row = now  # the owner wrote between the two reads: look again
+        row = now  # the owner wrote between the two reads: read again
     return "new"
 
 

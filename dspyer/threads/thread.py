@@ -63,10 +63,10 @@ class Thread:
         check = () if isinstance(store, Memory) else (StorableCheck(graph.name, schema),)
         fingerprint = fingerprint_of(program)
         self._reader = HistoryReader(CheckedStore(store, *check), schema, decoder(schema), fingerprint.id)
-        self._past = ThreadReader(self._reader, name)
+        self._thread_reader = ThreadReader(self._reader, name)
         recent = recent_indexes(program)
-        self._starter = RunStarter(graph, self._reader, name, fingerprint, self._past.cache.up_to, recent)
-        self._merger = ThreadMerger(self._starter, self._past)
+        self._starter = RunStarter(graph, self._reader, name, fingerprint, self._thread_reader.cache.up_to, recent)
+        self._merger = ThreadMerger(self._starter, self._thread_reader)
         self._merge_on_finish = MergeOnFinish(self._starter, self._merger)
 
     # --- run
@@ -94,7 +94,7 @@ class Thread:
             timeout: most seconds to wait for the thread, and to try to merge.
             abandon: leaves an open run as it is; its commits stay in the history.
             take_over: replaces another owner, which can commit nothing more.
-            live: as in `program.run`; a resume of the run keeps it.
+            live: as in `program.run`; a resume or a rerun of the run keeps it.
 
         Returns:
             The run; if a node failed, with its error in `run.error`.
@@ -404,7 +404,7 @@ class Thread:
             >>> [commit.version for commit in t.history(count=2, newest=True)]
             [3, 2]
         """
-        return self._past.history(inside, first, count, newest)
+        return self._thread_reader.history(inside, first, count, newest)
 
     def at(self, version: int | str) -> ImmutableState:
         """The state after a commit; inside a fork, the state of that commit's branch.
@@ -423,7 +423,7 @@ class Thread:
             >>> t.at(0)["n"], t.at("trunk:1")["n"]
             (1, 2)
         """
-        return self._past.at(version)
+        return self._thread_reader.at(version)
 
     def diff(self, first: Moment, second: Moment) -> dict[str, Any]:
         """The smallest patch that turns one state into another.
@@ -446,7 +446,7 @@ class Thread:
             >>> t.diff(0, 1), t.diff(1, {"n": 5})
             ({'n': 2}, {'n': 5})
         """
-        return self._past.state_of(first).diff(self._past.state_of(second))
+        return self._thread_reader.state_of(first).diff(self._thread_reader.state_of(second))
 
     def blame(self, path: str | tuple[Any, ...]) -> Commit:
         """The commit that last wrote a path of the state, in any run: at, in or above it.
@@ -467,7 +467,7 @@ class Thread:
             >>> t.blame("m").node, t.blame("n").node
             ('add', 'START')
         """
-        return self._past.blame(path)
+        return self._thread_reader.blame(path)
 
     def replay(self) -> ImmutableState:
         """Computes all states again from the stored patches, and compares them with the stored snapshots and digests.
@@ -484,7 +484,7 @@ class Thread:
             >>> t.run({"n": 1}).state == t.replay()
             True
         """
-        return self._past.replay()
+        return self._thread_reader.replay()
 
     # --- change
 
@@ -517,7 +517,7 @@ class Thread:
             (11, 2)
         """
         copied = type(self)(self._program, self._store, to)
-        copy_thread(self._starter, self._past, copied._starter, at, patch)
+        copy_thread(self._starter, self._thread_reader, copied._starter, at, patch)
         return copied
 
     def rerun(self, from_version: int | str, *, resources: Resources = None, take_over: bool = False) -> Run:
@@ -593,7 +593,7 @@ class Thread:
             >>> t.update({"n": 7}).node, t.state["n"]
             ('update', 7)
         """
-        update_thread(self._starter, self._past, patch, as_node)
+        update_thread(self._starter, self._thread_reader, patch, as_node)
         return self.history(count=1, newest=True)[0]
 
     def merge(self, other: Self, *, base: Moment | None = None, policy: object = None) -> Commit | None:
@@ -631,7 +631,7 @@ class Thread:
         check_same_store(self.name, self._store, other.name, other._store)
         if not self._merger.merge_thread(other._starter, base, policy):
             return None
-        return self._past.cache.listed().commits[-1]
+        return self._thread_reader.cache.listed().commits[-1]
 
     # --- delete and export
 
@@ -687,7 +687,7 @@ class Thread:
             >>> t.prune(before=2).rows, [commit.node for commit in t.history()]
             (3, ['pruned', 'START', 'add'])
         """
-        return prune_thread(self._reader, self._past.cache, self.name, before, take_over)
+        return prune_thread(self._reader, self._thread_reader.cache, self.name, before, take_over)
 
     def export(self, path: str | os.PathLike[str]) -> str:
         """Writes the thread to a file of JSON lines (runs, rows, large values), and returns the digest of the lines.
@@ -769,7 +769,7 @@ class Thread:
 
     def _lock_rerun(self, version: int | str, request: Request, take_over: bool) -> ThreadLock:
         self._program._check_resources(request)
-        first_write = partial(first_write_of_rerun, self._starter, self._past, version)
+        first_write = partial(first_write_of_rerun, self._starter, self._thread_reader, version)
         return ThreadLock(partial(self._starter.acquire, first_write, request, take_over), request, "raise", 0.0)
 
     # These hold no run in a variable: the traceback of its error refers to their frames, and would keep it alive.

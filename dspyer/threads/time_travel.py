@@ -2,7 +2,7 @@
 
 Most questions are answered by `PageReader` from the few rows between two snapshots, however long the history is. Where
 that cannot work (merged or pruned history, commits that cannot be read) `HistoryCache` reads the whole history once and
-keeps it for the handle.
+caches it for the `Thread` object.
 """
 
 from __future__ import annotations
@@ -40,10 +40,6 @@ def check_thread_name(name: object) -> None:
 
 class ThreadReader:
     """Reads the history of one thread. Safe for use by several threads at once.
-
-    Args:
-        reader: reads the store.
-        thread: the name of the thread.
 
     Attributes:
         cache: the whole history, read when it is needed.
@@ -180,7 +176,7 @@ class ThreadReader:
 
 
 class HistoryCache:
-    """The history of one thread as far as it was read, each row once. Safe for use by several threads at once.
+    """The history of one thread as far as it was read; no row is read twice. Safe for use by several threads at once.
 
     Attributes:
         history: what was read.
@@ -234,7 +230,7 @@ class HistoryCache:
 # --- parts of the history
 
 KEPT_BLOCKS = 4
-"""Blocks that a handle keeps: a caller that reads one state often reads its neighbours next."""
+"""Blocks that a `PageReader` caches: a caller that reads one state often reads its neighbours next."""
 
 COMMIT_NAME = re.compile(r"(?:trunk|[0-9]+(?:\.[0-9]+)*):([0-9]+)(?:\+[0-9]+)?")
 """The id of a commit without its run. The group is its step: at least as many commits of the run come before it."""
@@ -373,13 +369,9 @@ class PageReader:
 
 
 def cut_page(commits: list[Commit], first: int | None, count: int | None, newest: bool) -> list[Commit]:
-    """A page of commits that are listed oldest first.
+    """A page of at most `count` commits, from version `first` on, of commits that are listed oldest first.
 
-    Args:
-        commits: those that hold the page.
-        first: the version with which the page begins.
-        count: the most commits on the page; None for all.
-        newest: whether the page is listed newest first.
+    With `newest` the page is listed newest first.
     """
     commits = list(reversed(commits)) if newest else commits
     if first is not None:
@@ -392,7 +384,8 @@ def cut_page(commits: list[Commit], first: int | None, count: int | None, newest
 def _writer_in(block: Block, keys: tuple[Any, ...], value: Any) -> int | None:
     """The number of the commit of a block that last wrote a path; None if it was written before the block.
 
-    All that is before the block is one commit that has written the path, so that the search ends there.
+    The search ends at the beginning of the block: the history before it is represented by one commit that writes the
+    path.
     """
     if not block.entries:
         return None

@@ -1,8 +1,8 @@
 """The history before a run of a thread, for views that look back over its runs.
 
-It is read block by block, as far as a view looks back. The parts of a field, each with its author, are an index that
-grows with the commits (`scheduler.provenance`). The program keeps the index at the begin of each run, so that the next
-run on the thread reads only the commits since then.
+The history is read block by block, only as far back as a view needs. The parts of a field, each with its author, form a
+`FieldIndex`, which is extended commit by commit (`scheduler.provenance`). The program caches the index at the beginning
+of each run, so that the next run on the thread reads only the commits since then.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dspyer.stores.base import Point, ThreadRow
 
 logger = logging.getLogger("dspyer")
 
-Older = Callable[[Point], CommitListing]
+ListCommits = Callable[[Point], CommitListing]
 """Lists all commits up to a row of a thread."""
 
 
@@ -36,7 +36,7 @@ class PreviousRuns(NamedTuple):
     """The history before a run.
 
     Attributes:
-        head: its last row.
+        head: the last row of this history.
         row: the row of the thread.
         state: the state at its end.
         first: how many commits it has, which is the version of the first commit of the run.
@@ -49,32 +49,29 @@ class PreviousRuns(NamedTuple):
 
 
 class EarlierRuns:
-    """The history before a run, field by field, read when a view asks for it. Safe for use by several threads at once.
-
-    Args:
-        graph: of the run.
-        reader: reads the store.
-        older: lists all commits up to a row.
-        recent: the indexes that the program keeps between runs.
-        past: the history before the run.
-    """
+    """The history before a run, read field by field as views ask for it. Safe for use by several threads at once."""
 
     def __init__(
-        self, graph: GraphSpec, reader: HistoryReader, older: Older, recent: RecentIndexes, past: PreviousRuns
+        self,
+        graph: GraphSpec,
+        reader: HistoryReader,
+        list_commits: ListCommits,
+        recent: RecentIndexes,
+        previous: PreviousRuns,
     ) -> None:
         self._graph = graph
         self._reader = reader
-        self._older = older
+        self._list_commits = list_commits
         self._recent = recent
-        self._past = past
+        self._previous = previous
         self._lock = Lock()
-        self._line: LinearHistory | None = None
+        self._linear: LinearHistory | None = None
         self._was_read = False
         self._found: dict[str, PriorHistory] = {}
-        self._graphs = EarlierGraphs(reader, past)
+        self._graphs = EarlierGraphs(reader, previous)
 
     def __call__(self, field: str) -> PriorHistory:
-        """The commits before the run, and the parts of a field there; of `""` the commits only."""
+        """The commits before the run, with the index of a field at the last of them; for `""`, without an index."""
         with self._lock:
             found = self._found.get(field)
             if found is None:
@@ -82,42 +79,42 @@ class EarlierRuns:
             return found
 
     def _history_of(self, field: str) -> PriorHistory:
-        keep, past = self._graph.keep, self._past
+        keep, previous = self._graph.keep, self._previous
         if field and keep is not None and field not in keep:  # each run begins with its default
             default = self._graph.topology.schema.fields[field].fixed_default
             return PriorHistory.of_state(ImmutableState({} if default is DELETE else {field: default}), START)
-        if not past.first:
+        if not previous.first:
             return PriorHistory((), ())
         if not self._was_read:
-            self._was_read, self._line = True, self._read_newest()
-        log = EarlierLog(past, self._line, self._older, self._graphs, field)
-        return PriorHistory(log, (past.first - 1,), self._index(field, log) if field else None)
+            self._was_read, self._linear = True, self._read_newest()
+        log = EarlierLog(previous, self._linear, self._list_commits, self._graphs, field)
+        return PriorHistory(log, (previous.first - 1,), self._index(field, log) if field else None)
 
     def _read_newest(self) -> LinearHistory | None:
         """The history back from its last row; None if its newest part is merged or cannot be read."""
-        root = self._past.row.root
-        block = recovered_block(self._reader, recover_state(self._reader, self._past.head), root)
+        root = self._previous.row.root
+        block = recovered_block(self._reader, recover_state(self._reader, self._previous.head), root)
         return None if block is None else LinearHistory(self._reader, block, root)
 
     def _index(self, field: str, log: EarlierLog) -> FieldIndex | None:
-        """The index of a field at the end of the history, made from the newest index that is kept."""
-        of, past = IndexedField.of(self._graph.topology.schema.fields.get(field)), self._past
+        """The index of a field at the end of the history, extended from the newest index that is cached."""
+        of, previous = IndexedField.of(self._graph.topology.schema.fields.get(field)), self._previous
         if of is None:
             return None
-        known = self._recent.get(past.head, field, past.row.root)
+        known = self._recent.get(previous.head, field, previous.row.root)
         if known is not None:
             return known
         indexes, number, before = FieldIndexes(of), 0, None
-        for span in runs_back(self._reader.store, past.head, past.row.root):
+        for span in runs_back(self._reader.store, previous.head, previous.row.root):
             before = span.at
-            # At the newest run, number is still 0: its end is past.head, for which no index is kept.
-            known = self._recent.get(before, field, past.row.root) if number else None
+            # At the newest run, number is still 0: its end is previous.head, for which no index is cached.
+            known = self._recent.get(before, field, previous.row.root) if number else None
             if known is not None:
                 indexes.begin(number - 1, known)
                 break
             number = span.first
-        made = indexes.at(log, past.first - 1)
-        self._recent.put(past.head, field, made, before if known is not None else None, past.row.root)
+        made = indexes.at(log, previous.first - 1)
+        self._recent.put(previous.head, field, made, before if known is not None else None, previous.row.root)
         return made
 
 
@@ -127,32 +124,33 @@ class EarlierRuns:
 class EarlierLog:
     """The commits before a run by their versions, as the index of one field reads them.
 
-    Of commits of a graph that folded the field in another way, and of pruned history, only the state is used: the
-    values there count as new, and their author as unknown.
+    Two readers: `linear` reads blocks, back to the newest merge or pruning (it is None if even the newest block cannot
+    be read so); `list_commits` reads everything before that.
 
-    Args:
-        past: the history before the run.
-        line: reads it in blocks, back to the first merge or pruning; None if even the newest block cannot be read so.
-        older: lists all commits up to a row, for what is before that.
-        graphs: the graphs that made the commits.
-        field: the field; `""` for none.
+    Pruned commits, and those of a graph that folded the field in another way, contribute their state only: the values
+    in it count as new, with an unknown author.
     """
 
     def __init__(
-        self, past: PreviousRuns, line: LinearHistory | None, older: Older, graphs: EarlierGraphs, field: str
+        self,
+        previous: PreviousRuns,
+        linear: LinearHistory | None,
+        list_commits: ListCommits,
+        graphs: EarlierGraphs,
+        field: str,
     ) -> None:
-        self._past = past
-        self._line = line
-        self._older = older
+        self._previous = previous
+        self._linear = linear
+        self._list_commits = list_commits
         self._graphs = graphs
         self._field = field
         self._all: tuple[CommitListing, dict[int, int]] | None = None
 
     def __len__(self) -> int:
-        return self._past.first
+        return self._previous.first
 
     def __getitem__(self, number: int, /) -> LogEntry:
-        block = None if self._line is None else self._line.block(number)
+        block = None if self._linear is None else self._linear.block(number)
         if block is None:
             return self._entry_from_all(number)
         entry = block.entries[number - block.first]
@@ -162,13 +160,13 @@ class EarlierLog:
 
     def _entry_from_all(self, number: int) -> LogEntry:
         """A commit of merged or pruned history, for which all commits are listed."""
-        oldest = None if self._line is None else self._line.oldest
-        at = self._past.head if oldest is None or oldest.snapshot_at is None else oldest.snapshot_at
-        if at == self._past.row.root:
-            state = self._past.state if oldest is None else oldest.state
+        oldest = None if self._linear is None else self._linear.oldest
+        at = self._previous.head if oldest is None or oldest.snapshot_at is None else oldest.snapshot_at
+        if at == self._previous.row.root:
+            state = self._previous.state if oldest is None else oldest.state
             return self._unknown(state, "older history was pruned")
         if self._all is None:
-            listed = self._older(at)
+            listed = self._list_commits(at)
             versions = {
                 index: commit.version or 0 for index, commit in zip(listed.log_indexes, listed.commits, strict=True)
             }
@@ -183,7 +181,7 @@ class EarlierLog:
         return entry._replace(parents=parents, winners={path: versions[at] for path, at in entry.winners.items()})
 
     def _folds(self, fingerprints: frozenset[str]) -> bool:
-        return self._graphs.fold(self._field, fingerprints)
+        return self._graphs.fold_alike(self._field, fingerprints)
 
     def _unknown(self, state: ImmutableState, why: str) -> LogEntry:
         """A commit with the whole state as its patch and without an author."""
@@ -194,18 +192,18 @@ class EarlierLog:
 class EarlierGraphs:
     """The graphs that made the runs before, for which a field may have been folded in another way."""
 
-    def __init__(self, reader: HistoryReader, past: PreviousRuns) -> None:
+    def __init__(self, reader: HistoryReader, previous: PreviousRuns) -> None:
         self._reader = reader
-        self._past = past
+        self._previous = previous
         self._warned: set[str] = set()
 
-    def fold(self, field: str, fingerprints: frozenset[str]) -> bool:
-        """Whether the graphs of some fingerprints fold a field as the graph now does."""
+    def fold_alike(self, field: str, fingerprints: frozenset[str]) -> bool:
+        """Whether the graphs with these fingerprints fold a field as the current graph does."""
         if not field:
             return True
         now = self._reader.schema.fields[field]
         then = [self._reader.schema_of(fingerprint).fields.get(field) for fingerprint in fingerprints]
-        empty = field not in self._past.state
+        empty = field not in self._previous.state
         return all(empty if was is None else was.folds_like(now) for was in then)
 
     def warn(self, field: str, why: str) -> None:
@@ -215,25 +213,22 @@ class EarlierGraphs:
             logger.warning(
                 "thread %r: it is unknown who wrote what to %r in older runs, since %s; views show all of that as new "
                 "and from an unknown author",
-                self._past.row.name,
+                self._previous.row.name,
                 field or "its fields",
                 why,
             )
 
 
-# --- indexes that are kept between runs
+# --- indexes that are cached between runs
 
 MOST_PARTS = 200_000
-"""Most parts of fields that a program keeps between runs, over all threads."""
+"""Most parts of fields in the cache of a program, over all threads."""
 
 
 class RecentIndexes:
     """A cache of the indexes of fields at the rows where runs begin, which drops the least recently used ones.
 
-    Safe for use by several threads at once.
-
-    Args:
-        most: the most parts of fields in all indexes together.
+    All indexes together have at most `most` parts. Safe for use by several threads at once.
     """
 
     def __init__(self, most: int = MOST_PARTS) -> None:
@@ -243,7 +238,7 @@ class RecentIndexes:
         self._lock = Lock()
 
     def get(self, at: Point, field: str, root: Point | None = None) -> FieldIndex | None:
-        """The index of a field at a row; None if it is not kept.
+        """The index of a field at a row; None if it is not cached.
 
         The root, at which pruned history begins, is a part of the key: an index from before the pruning names authors
         that the history no longer has.
@@ -255,7 +250,7 @@ class RecentIndexes:
             return found
 
     def put(self, at: Point, field: str, index: FieldIndex, before: Point | None, root: Point | None = None) -> None:
-        """Keep the index of a field at a row, and drop the one at the row `before`, from which it was made."""
+        """Cache the index of a field at a row, and drop the one at the row `before`, from which it was extended."""
         with self._lock:
             for key in ((at, field, root), *([] if before is None else [(before, field, root)])):
                 old = self._found.pop(key, None)
@@ -268,7 +263,7 @@ class RecentIndexes:
 
 
 def recent_indexes(program: object) -> RecentIndexes:
-    """The indexes that a program keeps between runs."""
+    """The cache of indexes of a program."""
     recent = _recent.get(program)
     if recent is None:
         recent = _recent.setdefault(program, RecentIndexes())
@@ -276,4 +271,4 @@ def recent_indexes(program: object) -> RecentIndexes:
 
 
 _recent: WeakKeyDictionary[object, RecentIndexes] = WeakKeyDictionary()
-"""Weak, so that the indexes of a program go with it."""
+"""By program. Weak, so that a cache is freed with its program."""

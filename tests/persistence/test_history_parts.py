@@ -33,7 +33,7 @@ def every(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 def check(thread: Thread) -> None:
     """Compares what is read in pages with the whole history."""
     handle = Thread(thread._program, thread._store, thread.name)
-    listed = handle._past.cache.listed()
+    listed = handle._thread_reader.cache.listed()
     whole = list(listed.commits)
     assert thread.history() == whole
     for number, commit in enumerate(whole):
@@ -52,15 +52,15 @@ def check(thread: Thread) -> None:
 
 
 def said(thread: Thread, path: tuple[Any, ...], whole: bool = False) -> Any:
-    pages = thread._past.pages
+    pages = thread._thread_reader.pages
     if whole:
-        thread._past.pages = type("NoPages", (), {"blame": lambda *_: None})()
+        thread._thread_reader.pages = type("NoPages", (), {"blame": lambda *_: None})()
     try:
         return thread.blame(path)
     except LookupError as error:
         return str(error)
     finally:
-        thread._past.pages = pages
+        thread._thread_reader.pages = pages
 
 
 @pytest.mark.parametrize("kind", [name for name in KINDS if name != "LM router"])
