@@ -455,9 +455,9 @@ class LiveWaiters:
 
     def is_open(self, waiter: Waiter) -> bool:
         """Whether a node that is not waiting may still write the field of a waiter."""
-        field, place, waiting = waiter.field, self.running[waiter.execution].position, self._waiting
+        field, position, waiting = waiter.field, self.running[waiter.execution].position, self._waiting
         works = [execution for name, execution in self.running.items() if name not in waiting]
-        return any(self._reach.may_write(PossibleWriter(one.position), field, place) for one in works)
+        return any(self._reach.may_write(PossibleWriter(one.position), field, position) for one in works)
 
     def leave(self, waiter: Waiter) -> None:
         """Removes an execution that does not wait any more."""

@@ -54,7 +54,8 @@ class ReaderCursor:
     """
 
     __slots__ = (
-        *("_places", "before", "count", "execution", "node", "path", "position", "posts", "reads", "undone", "used"),
+        *("_next_entries", "before", "count", "execution", "node", "path"),
+        *("position", "posts", "reads", "undone", "used"),
     )
 
     def __init__(
@@ -70,7 +71,7 @@ class ReaderCursor:
         self.reads: dict[str, int] = dict(before)
         self.used: set[str] = set()
         self.undone = False
-        self._places: dict[str, tuple[int, int]] = {}
+        self._next_entries: dict[str, tuple[int, int]] = {}  # by field: index of the post, and of the entry in it
 
     def knows(self, post: RecordedPost) -> bool:
         """Whether a post is its own, or in its lineage, so that it need not be read."""
@@ -79,22 +80,22 @@ class ReaderCursor:
     def next(self, buffer: LiveBuffer, field: str, take: bool = True) -> LiveEntry | None:
         """The next entry of a field, None if there is none yet; `take` moves the cursor past it."""
         posts = buffer.posts[field]
-        known = self._places.get(field)
+        known = self._next_entries.get(field)
         if known is None:
             before = self.before.get(field)
             known = (0 if before is None else bisect_right(posts, before, key=lambda post: post.seq), 0)
-        place, part = known
-        while place < len(posts):
-            post = posts[place]
-            # Number 0 is the value with which the run began: every reader gets it.
+        index, part = known
+        while index < len(posts):
+            post = posts[index]
+            # Number 0 is the value with which the run began: no post of a node, so there is nothing to skip.
             entries = () if post.seq and self._skips(buffer, post) else buffer.entries(post)
             if part < len(entries):
                 break
-            place, part = place + 1, 0
+            index, part = index + 1, 0
         else:
-            self._places[field] = (place, part)
+            self._next_entries[field] = (index, part)
             return None
-        self._places[field] = (place, part + take)
+        self._next_entries[field] = (index, part + take)
         entry = entries[part]
         if take:
             self.reads[field] = entry.seq
@@ -214,21 +215,21 @@ class LiveBuffer:
         """Withdraws the posts of an execution, and restores the heads that they replaced; returns them."""
         posts = self.pending.pop(execution, [])
         self.withdrawn.update([post.seq for post in posts])
-        for place in dict.fromkeys((post.field, key) for post in posts for key in self._keys(post.field, post.update)):
-            history = self._history[place] = [one for one in self._history[place] if one.seq not in self.withdrawn]
-            heads = self._heads[place] = {}
+        for at in dict.fromkeys((post.field, key) for post in posts for key in self._keys(post.field, post.update)):
+            history = self._history[at] = [one for one in self._history[at] if one.seq not in self.withdrawn]
+            heads = self._heads[at] = {}
             for one in history:
                 _replace(heads, one)
         return posts
 
     def entries(self, post: RecordedPost) -> tuple[LiveEntry, ...]:
         """The entries that a reader gets for a post."""
-        place = (post.field, post.seq)
-        found = self._entries.get(place)
+        at = (post.field, post.seq)
+        found = self._entries.get(at)
         if found is None:
             parts = self._parts(post) if post.seq else self._of_inputs(post)
             found = tuple([LiveEntry(value, post.node, post.execution, post.seq, key) for key, value in parts])
-            self._entries[place] = found
+            self._entries[at] = found
         return found
 
     def _parts(self, post: RecordedPost) -> Iterable[tuple[Any, Any]]:

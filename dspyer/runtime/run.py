@@ -345,9 +345,9 @@ class Run:
 
     def _entry(self, version: int | str) -> LogEntry:
         if isinstance(version, str):
-            place = self._index_of.get(version)
-            if place is not None:
-                return self._entries[place]
+            index = self._index_of.get(version)
+            if index is not None:
+                return self._entries[index]
             raise LookupError(f"no commit has the id {version!r}; ids look like {self.commits[-1].id!r}")
         for entry in self._entries[max(version - self._first, 0) : max(version - self._first + 1, 0)]:
             if entry.commit.version == version:
@@ -403,13 +403,13 @@ def canonical_order(log: list[LogEntry], first: int = 0) -> list[LogEntry]:
         return log  # no fork
     settled = max((i for i, entry in enumerate(log) if entry.commit.version is not None), default=-1) + 1
 
-    def place(i: int) -> tuple[bool, int, BranchPath]:
+    def order_key(i: int) -> tuple[bool, int, BranchPath]:
         return i >= settled, log[i].commit.step, log[i].commit.branch
 
-    places = sorted(range(len(log)), key=place)
-    moved = {old: new for new, old in enumerate(places)}
+    order = sorted(range(len(log)), key=order_key)
+    moved = {old: new for new, old in enumerate(order)}
     ordered = []
-    for new, old in enumerate(places):
+    for new, old in enumerate(order):
         entry = log[old]
         ordered.append(
             entry._replace(

@@ -98,7 +98,7 @@ class SessionViews:
         """The changes of fields (None for all) since a node last ran in the lineage of a branch."""
         log = self._session.fields.log(self._session.run.log, "")
         unseen = unseen_commits(log, [branch.head], reader)
-        touched = {name for place in unseen for name in log[place].commit.patch}
+        touched = {name for log_index in unseen for name in log[log_index].commit.patch}
         visits = last_visits(log, unseen, [branch.head], reader)
         # After several last visits, in branches that were joined, or none, there is no state that the node has seen.
         base = log[visits[0]].state if len(visits) == 1 else ImmutableState()
@@ -223,8 +223,8 @@ class Fields:
         earlier = self._earlier
         return log if earlier is None else ThreadLog(log, lambda: earlier(field))
 
-    def index(self, field: str, log: Log, place: int) -> FieldIndex | None:
-        """The parts of a field after the commit at `place` of a log; None if it has none. For any thread."""
+    def index(self, field: str, log: Log, log_index: int) -> FieldIndex | None:
+        """The parts of a field after the commit at `log_index` of a log; None if it has none. For any thread."""
         with self._lock:
             found = self._indexes.get(field)
             if found is None:
@@ -233,14 +233,14 @@ class Fields:
                     return None
                 base = None if earlier is None or self._weigh is not None else lambda: earlier(field).field_index
                 found = self._indexes[field] = FieldIndexes(of, base)
-            return found.at(self.log(log, field), place)
+            return found.at(self.log(log, field), log_index)
 
-    def news(self, field: str, log: Log, place: int, reader: str) -> UnseenParts:
-        """The parts of a field that node `reader` has not seen, in a branch whose last commit is at `place`."""
-        index, of, spanning = self.index(field, log, place), self.indexed(field), self.log(log, field)
+    def news(self, field: str, log: Log, log_index: int, reader: str) -> UnseenParts:
+        """The parts of a field that node `reader` has not seen, in a branch whose last commit is at `log_index`."""
+        index, of, spanning = self.index(field, log, log_index), self.indexed(field), self.log(log, field)
         assert index is not None
         assert of is not None
-        return unseen_parts(index, spanning, unseen_commits(spanning, [place], reader), of)
+        return unseen_parts(index, spanning, unseen_commits(spanning, [log_index], reader), of)
 
 
 def _not_copied(field: str) -> PriorHistory:
@@ -260,15 +260,15 @@ class TokenReads:
 
     def of_views(self, reads: Iterable[ViewRead]) -> Iterator[Read]:
         """The reads of views."""
-        for node, name, view, place in reads:
-            index = self._fields.index(view.field, self._log, place)
+        for node, name, view, log_index in reads:
+            index = self._fields.index(view.field, self._log, log_index)
             kind = kind_of_parts(self._fields.schema, view.field)
-            value = self._log[place].state.raw(view.field, DELETE)
+            value = self._log[log_index].state.raw(view.field, DELETE)
             if index is None:
                 kind, parts = chosen_plainly(view, value, kind)
             else:
                 parts = select_parts(
-                    view, kind, index, node, partial(self._fields.news, view.field, self._log, place, node)
+                    view, kind, index, node, partial(self._fields.news, view.field, self._log, log_index, node)
                 )
             if view.last_step == "then":
                 sent = self._sizes.whole(_frozen_or_text(render(view, kind, parts, "entries")))
@@ -276,12 +276,12 @@ class TokenReads:
                 sent = self._sizes.parts(kind, parts)
             else:
                 sent = sum([part.size for part in parts])
-            yield Read(node, name, repr(view), sent, self._whole(view.field, place, value))
+            yield Read(node, name, repr(view), sent, self._whole(view.field, log_index, value))
 
     def of_plain_inputs(self, nodes: Mapping[str, Node], first: int) -> Iterator[Read]:
         """The reads of whole fields, by the nodes of the commits from `first` on."""
-        for place in range(first, len(self._log)):
-            entry = self._log[place]
+        for log_index in range(first, len(self._log)):
+            entry = self._log[log_index]
             node = nodes.get(entry.commit.node)
             if node is not None and entry.parents:
                 before = entry.parents[0]
@@ -290,12 +290,12 @@ class TokenReads:
                     size = self._whole(field, before, state.raw(field))
                     yield Read(node.name, name, None, size, size)
 
-    def _whole(self, field: str, place: int, value: Any) -> int:
+    def _whole(self, field: str, log_index: int, value: Any) -> int:
         """The tokens of a whole field."""
         of = self._fields.indexed(field)
         if of is None or of.reducer.kind == "amount":
             return self._sizes.whole(value)
-        index = self._fields.index(field, self._log, place)
+        index = self._fields.index(field, self._log, log_index)
         return 0 if index is None else index.size
 
 
