@@ -20,12 +20,12 @@ Interrupts: TypeAlias = Mapping[str, Any] | Callable[[Question], Any] | None
 """Answers that are given before the questions are asked: by key, or from a function of the question."""
 
 NO_ANSWER = (None, type(None))
-"""The types of a question that only waits for a resume."""
+"""The values of `answer=` for a question that only waits for a resume."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Answers by key, or by execution and key (`"1:0/approve"`), for a run whose id is not known yet."""
+    """Answers by key, or by execution and key (`"1:0/approve"`), given before the id of the run is known."""
 
     answers: Mapping[str, Any]
 

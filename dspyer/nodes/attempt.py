@@ -1,8 +1,9 @@
 """One attempt of a node's execution: what `ctx` does. Effects, questions, views, posts, live fields, items of a map.
 
-An *execution* is one node call as the log knows it: its commit has the execution's id. A crash, a question or a retry
-makes several *attempts* of it. What must survive an attempt (results of effects, answers, results of map items) lies in
-the execution records of the run, by the execution's name, and in the journal of a run that is stored.
+An *execution* is one node call as the log records it: its commit has the execution's id. After a crash, a question or
+an error it is repeated: each repetition is an *attempt* of the same execution. What must survive an attempt (results of
+effects, answers, results of map items) is kept in the `ExecutionRecords` of the run, under the execution's `local_id`;
+if the run is stored, the journal has written it before.
 """
 
 from __future__ import annotations
@@ -153,34 +154,30 @@ class NoRun(NotLive):
 class Attempt:
     """One attempt of one execution.
 
-    Args:
+    Attributes:
         host: the run.
         node: name of the node.
         branch: path of its branch.
         execution: id of the execution, as events name it.
-        local_id: the id with those of the executions around it, the key of its records.
-        position: the branch itself, with its state and its history; None without a run.
-        inside: whether it is one item of a map.
-
-    Attributes:
+        local_id: the id, after those of the executions that it runs inside of; the key of its records.
+        position: the branch, with its state and its history; None without a run.
+        is_item: whether it is one item of a map.
         posts: the updates that the node has posted, in the order of its calls; None for none.
         over: whether the node has returned.
     """
 
     __slots__ = (
-        *(
-            "_open",
-            "_refusal",
-            "_used",
-            "branch",
-            "execution",
-            "host",
-            "inside",
-            "local_id",
-            "node",
-            "over",
-            "position",
-        ),
+        "_open",
+        "_refusal",
+        "_used",
+        "branch",
+        "execution",
+        "host",
+        "is_item",
+        "local_id",
+        "node",
+        "over",
+        "position",
         "posts",
     )
 
@@ -192,7 +189,7 @@ class Attempt:
         execution: str = "",
         local_id: str = "",
         position: Branch | None = None,
-        inside: bool = False,
+        is_item: bool = False,
     ) -> None:
         self.host: AttemptHost = host or NoRun()
         self.node = node
@@ -200,7 +197,7 @@ class Attempt:
         self.execution = execution
         self.local_id = local_id
         self.position = position
-        self.inside = inside
+        self.is_item = is_item
         self.posts: list[tuple[str, Any]] | None = None
         self.over = False
         self._used: dict[tuple[str, str], object] | None = None
@@ -209,7 +206,7 @@ class Attempt:
 
     @property
     def who(self) -> str:
-        """How errors name it."""
+        """The node, and its execution in a run, for errors."""
         return f"node {self.node!r} (execution {self.local_id})" if self.local_id else f"node {self.node!r}"
 
     def item(self, index: int) -> Attempt:
@@ -226,9 +223,9 @@ class Attempt:
     # --- effects
 
     def once(self, key: str, fn: Callable[..., Any]) -> Any:
-        """The recorded result of an effect, as a copy; without a record, call `fn` and record its result.
+        """Return a copy of the recorded result of an effect; without a record, call `fn` and record its result.
 
-        For an async function it is an awaitable of the result.
+        For an async function, return an awaitable of the result.
         """
         self._claim_key("once", key)
         place = RecordKey(self.local_id, key)
@@ -265,7 +262,7 @@ class Attempt:
         return thaw(frozen)
 
     def _idempotency_key(self, place: RecordKey, fn: Callable[..., Any]) -> dict[str, str]:
-        """The argument `key` for a function that has such a parameter: the same text in every attempt."""
+        """The argument `key`, the same text in every attempt, if the function has such a parameter; else nothing."""
         try:
             wanted = "key" in signature_of(fn).parameters
         except (TypeError, ValueError):  # a built-in function whose signature Python does not know
@@ -329,10 +326,9 @@ class Attempt:
             raise
 
     def finish(self) -> None:
-        """Check the questions once the node has returned.
+        """Raise what keeps a node from committing although it has returned: a question without a valid answer.
 
-        Node code may have caught the `Interrupt` or the refusal of a question: then it is raised here, since a node
-        that returns without its answer must not commit.
+        Node code may have caught the `Interrupt` or the error of a question; it is raised again here.
         """
         if not self.host.records.questions:
             return
@@ -344,7 +340,7 @@ class Attempt:
         self._check_all_asked("came to its end")
 
     def _check_all_asked(self, instead: str) -> None:
-        """Refuse an attempt that does not ask again what an earlier one asked and got answered."""
+        """Refuse an attempt that has left out a question which an earlier attempt asked and which was answered."""
         used = self._used or {}
         missing = [key for key in self.host.records.answered_keys(self.local_id) if ("interrupt", key) not in used]
         missing = [key for key in missing if key not in RESERVED_KEYS]
@@ -384,10 +380,10 @@ class Attempt:
         return self.read_view(view, "entries")
 
     def read_view(self, view: View, form: ViewForm, name: str = "", sent: Any = DELETE) -> Any:
-        """What a view shows of its field, in the form that the reader wants.
+        """Return what a view shows of its field, in the given form, and record the read.
 
         `sent` is the frozen value that a `Send` or a map brought for the field: it hides the field, counts as new and
-        has no author. `name` is the node's own name for the view, for the account of what was read.
+        has no author. `name` is the node's own name for the view, as the record of the read shows it.
         """
         views, position = self.host.views, self.position
         parts_kind = kind_of_parts(views.schema, view.field)
@@ -435,7 +431,7 @@ class Attempt:
 
     def post(self, field: str, value: object) -> None:
         """Post an update: at once to a live field of a live run, else as part of the node's commit."""
-        if self.inside:
+        if self.is_item:
             raise NodeOutputError(
                 f"{self.who} posts to {field!r} from an item of a map: return it in the item's result"
             )
@@ -467,7 +463,7 @@ class Attempt:
 
     def live(self, field: str, timeout: float | None) -> Entries:
         """The entries of a live field as they arrive."""
-        if self.inside:
+        if self.is_item:
             raise AttemptError(f"{self.who}: an item of a map cannot wait for the live field {field!r}")
         allowed = self.host.views.permitted_fields(self.node, "reads")
         if allowed is not None and field not in allowed:
@@ -508,7 +504,7 @@ class Attempt:
                 raise Interrupt(waits)
 
     def record_result(self, result: object, path: tuple[Any, ...]) -> Any:
-        """Record the result of an item, if the run is stored; gives the result, frozen if it was recorded."""
+        """Record the result of an item, if the run is stored; return the result, frozen if it was recorded."""
         journal = self.host.journal
         if journal is None:
             return result
@@ -549,7 +545,7 @@ class Attempt:
 
 
 def with_posts(updates: Mapping[str, object], posts: Sequence[tuple[str, object]], schema: Schema) -> dict[str, object]:
-    """The updates of a node with its posts before them, in order; without a reducer a field keeps its last value."""
+    """The posts of a node and then its updates, merged by field; a field without a reducer keeps its last value."""
     together: dict[str, list[object]] = {}
     for field, value in (*posts, *updates.items()):
         found = together.setdefault(field, [])

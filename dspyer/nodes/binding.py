@@ -104,7 +104,7 @@ class Binding:
         return bool(self.states or self.views or self.takes_all)
 
     def facts(self) -> tuple[FieldNames | None, frozenset[str]]:
-        """What it reads, by its own names (None for the whole state), and the fields among them that may be unset."""
+        """The fields that it reads, by its own names (None for the whole state), and those that may be unset."""
         if self.whole_state and self.reads is None:
             return None, frozenset()
         names = dict(self.reads or {}) if self.whole_state or self.contexts else {}
@@ -446,7 +446,7 @@ def resources_of(resources: Mapping[type, object] | Iterable[object] | None) -> 
 
 
 def find_resource(kind: type, resources: Mapping[type, object]) -> tuple[bool, Any]:
-    """Whether there is a resource of a type, and which: one of the type itself, else the first of a subclass."""
+    """Whether there is a resource of a type, and the resource: of the type itself, else the first of a subclass."""
     if kind in resources:
         return True, resources[kind]
     for given, resource in resources.items():
@@ -488,7 +488,7 @@ def check_resources(nodes: Collection[NeedsResources], resources: Mapping[type, 
 
 
 def resource_for(call: Call, reader: str, parameter: str, kind: type, default: bool) -> tuple[bool, Any]:
-    """Whether a parameter gets a resource, and which; a value of its name in the overlay goes first."""
+    """Whether a parameter gets a resource, and the resource; a value of its name in the overlay takes precedence."""
     if call.overlay is not None and parameter in call.overlay:
         return True, call.overlay[parameter]
     found, resource = find_resource(kind, call.resources)

@@ -34,7 +34,7 @@ class Condenser(Node):
     Attributes:
         node: the name of the node whose writes it shortens.
         field: the field.
-        given: the name of its input.
+        given: the name of the module's input.
         entry_kind: the kind of an update's entries: of a list `"items"`, of a mapping `"keys"`, else `""`.
         several: whether it takes a whole update and not one entry.
     """

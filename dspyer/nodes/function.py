@@ -16,7 +16,7 @@ from dspyer.nodes.field_names import FieldNames, check_names, unknown_outputs_te
 from dspyer.nodes.hidden_modules import hidden_problems, mentions
 from dspyer.nodes.node import Built, Call, Command, Node, Reply, Send
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.outputs import RESULT, goto_of, is_bare, permitted, promise_of, values_of
+from dspyer.nodes.outputs import RESULT, declared_result, goto_of, is_bare, permitted, values_of
 from dspyer.nodes.sync_async import acall_function, call_function, is_async
 from dspyer.nodes.template_plans import filling, plan_templates
 from dspyer.state import ImmutableState
@@ -29,8 +29,8 @@ class FunctionNode(Node):
     Attributes:
         fn: the function.
         binding: which parameter gets what.
-        asynchronous: whether calling it gives a coroutine.
-        per_item: whether it runs inside a map, where any value that is no patch is the item's result itself.
+        asynchronous: whether it is an async function.
+        per_item: whether it runs inside a map, where a result that is no patch is the result of the item.
     """
 
     fn: Callable[..., Any]
@@ -102,10 +102,7 @@ class FunctionNode(Node):
 
 
 class NodeModules(dspy.Module):
-    """The modules that are bound to a function, as attributes by parameter: the program holds them in it.
-
-    It is never called itself.
-    """
+    """The modules that are bound to a function, by parameter: an attribute of the program, which is never called."""
 
     def __init__(self, **modules: dspy.Module) -> None:
         super().__init__()
@@ -124,8 +121,8 @@ def build_function(fn: Callable[..., Any], options: NodeOptions) -> Built:
     """A node of a function, method, partial or callable object, sync or async, and what is wrong with it."""
     signature = read_signature(fn, options.who)
     plan = plan_binding(signature, options, options.who)
-    promise = promise_of(signature.returns, options.schema)
-    writes, problems = _writes(options, promise.writes, bool(plan.binding.contexts))
+    declared = declared_result(signature.returns, options.schema)
+    writes, problems = _writes(options, declared.writes, bool(plan.binding.contexts))
     problems = [*plan.problems, *problems, *_module_problems(options.modules, options.who)]
     given = ", ".join([f"{options.name!r}", getattr(fn, "__name__", "fn"), "modules={{{local!r}: {name}}}"])
     fix = "bind it, add_node(" + given + "), and take it as the parameter `{local}`"
@@ -134,7 +131,7 @@ def build_function(fn: Callable[..., Any], options: NodeOptions) -> Built:
     fields = None if reads is None else reads.values()
     templates, wrong, missing = plan_templates(options.modules.values(), options, fields, options.who)
     problems += wrong
-    goto = tuple(dict.fromkeys((*options.goto, *promise.goto)))
+    goto = tuple(dict.fromkeys((*options.goto, *declared.goto)))
     node = FunctionNode(
         name=options.name,
         reads=None if reads is None else templates.all_reads(reads),
@@ -160,19 +157,19 @@ def _bound(options: NodeOptions) -> NodeModules | None:
     return kind(**options.modules)
 
 
-def _writes(options: NodeOptions, promised: tuple[str, ...] | None, posts: bool) -> tuple[FieldNames | None, list[str]]:
-    """What a function writes: what `writes` says, else its return annotation; and what is wrong with it.
+def _writes(options: NodeOptions, declared: tuple[str, ...] | None, posts: bool) -> tuple[FieldNames | None, list[str]]:
+    """The fields that a function writes, by `writes=` or else its return annotation; and what is wrong with them.
 
-    A function with a parameter `ctx` may post more than it returns, so its annotation does not bound `writes`.
+    A function with a parameter `ctx` may post more than it returns, so `writes` may name more than its annotation.
     """
     if options.writes is not None:
-        own = None if posts else promised
+        own = None if posts else declared
         return options.writes, check_names(options.writes, "writes", options.who, own=own, schema=options.output_schema)
-    if promised is None:
+    if declared is None:
         return None, []
-    if promised and not options.output_schema.accepts_any_key and not set(promised) & set(options.output_schema.fields):
-        return None, [f"{options.who}: its return annotation {unknown_outputs_text(promised, options.output_schema)}"]
-    writes = {name: name for name in promised}
+    if declared and not options.output_schema.accepts_any_key and not set(declared) & set(options.output_schema.fields):
+        return None, [f"{options.who}: its return annotation {unknown_outputs_text(declared, options.output_schema)}"]
+    writes = {name: name for name in declared}
     who = f"{options.who}, by its return annotation"
     return writes, check_names(writes, "writes", who, own=None, schema=options.output_schema)
 

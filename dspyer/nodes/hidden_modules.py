@@ -176,7 +176,7 @@ def mentions(fn: Callable[..., Any], target: type) -> bool:
             continue
         seen.add(id(function))
         used = _used(function)
-        if any(value is target for value in used.values()) or _promises(function, target):
+        if any(value is target for value in used.values()) or _returns(function, target):
             return True
         for name, value in used.items():
             if isinstance(value, FunctionType) and _is_near(name, value, function):
@@ -184,7 +184,7 @@ def mentions(fn: Callable[..., Any], target: type) -> bool:
     return False
 
 
-def _promises(fn: FunctionType, target: type) -> bool:
+def _returns(fn: FunctionType, target: type) -> bool:
     """Whether the return annotation of a function names a class, at any depth."""
     work = list(members(read_signature(fn, "").returns))
     while work:

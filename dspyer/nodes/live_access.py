@@ -1,7 +1,8 @@
 """Live fields as a node sees them: entries that arrive while it runs, and the wait for the next one.
 
-A node waits with a `Waiter`: the session ends the wait with an outcome, and wakes the node when it has got a slot of
-`max_concurrency` again. The rules (who may still write, who is released from a deadlock) are those of the runtime.
+A node waits with a `Waiter` and gives up its slot of `max_concurrency` meanwhile: the session sets the outcome of the
+wait, and wakes the node when it has a slot again. When a field is closed, and which waiting node is released from a
+deadlock, is decided by the runtime.
 """
 
 from __future__ import annotations
@@ -64,13 +65,12 @@ class Peer(NamedTuple):
 class Waiter:
     """An execution that waits for the next entry of a field.
 
-    Args:
+    Attributes:
         execution: its id.
         field: the field.
         wake: wakes it, from any thread.
-
-    Attributes:
-        outcome: how the wait has ended; set together with the slot of `max_concurrency`.
+        outcome: how the wait has ended, `"waiting"` until then. When it is set, the execution has its slot of
+            `max_concurrency` again.
     """
 
     __slots__ = ("execution", "field", "outcome", "wake")
@@ -86,20 +86,20 @@ class EntrySource(Protocol):
     """The entries of one field for one execution."""
 
     def next_entry(self) -> LiveEntry | None:
-        """The next entry if it is there."""
+        """The next entry; None if it has not arrived."""
 
     def wait(self, wake: Callable[[], object]) -> Waiter:
         """Start to wait for the next entry. `wake` is called once the outcome is set, perhaps before this returns."""
 
     def time_out(self, waiter: Waiter) -> None:
-        """End the wait for lack of time: it is woken with its next slot, with what has arrived until then."""
+        """End a wait after its timeout: the waiter is woken with its next slot, and reads what arrived until then."""
 
     def stop_waiting(self, waiter: Waiter) -> None:
-        """Remove the waiter, woken or not."""
+        """Remove a waiter, which may have been woken."""
 
 
 def latest_value(schema: Schema, state: ImmutableState, field: str) -> Any:
-    """The frozen value of a field without a reducer; `DELETE` for none, and for a default that was never written."""
+    """The frozen value of a field without a reducer; `DELETE` if it is unset or equals the field's default."""
     value, default = state.raw(field, DELETE), schema.fields[field].fixed_default
     return DELETE if default is not DELETE and same(value, default) else value
 
@@ -158,7 +158,7 @@ class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
                     signal.wait()
             finally:
                 source.stop_waiting(waiter)
-            if (last := self._after(waiter)) is not None:
+            if (last := self._entry_after(waiter)) is not None:
                 return last
             if waiter.outcome == "closed":
                 raise StopIteration
@@ -178,14 +178,14 @@ class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
                         await woken.wait()
             finally:
                 source.stop_waiting(waiter)
-            if (last := self._after(waiter)) is not None:
+            if (last := self._entry_after(waiter)) is not None:
                 return last
             if waiter.outcome == "closed":
                 raise StopAsyncIteration
         return entry
 
-    def _after(self, waiter: Waiter) -> LiveEntry | None:
-        """The entry after a wait; raises for an attempt that is aborted, and if none arrived in time."""
+    def _entry_after(self, waiter: Waiter) -> LiveEntry | None:
+        """The entry after a wait, None if there is none; raises for an aborted attempt, and if none arrived in time."""
         if waiter.outcome == "abort":
             raise Interrupt(())
         entry = self._source.next_entry()

@@ -39,7 +39,7 @@ class MapNode(Node):
         into: the field for the results.
         max_concurrency: most items that run at once; None for as many as the run may.
         check: refuses an item's result that the field cannot hold; None where only all results can be validated.
-        parts: for a field whose reducer replaces messages by id: gives the ids and messages of a result.
+        parts: for a field whose reducer replaces messages by id: returns the ids and messages of a result.
     """
 
     kind: ClassVar[str] = "map"
@@ -258,14 +258,14 @@ def _field_problems(options: NodeOptions, over: str, into: str) -> list[str]:
 
 
 def _ids(options: NodeOptions, into: str) -> Callable[[Any], Iterable[tuple[Any, Any]]] | None:
-    """What gives the ids of results, where the reducer of the field replaces messages by id."""
+    """The function that returns ids and messages of a result, if the field's reducer replaces messages by id."""
     reducer = options.schema.reducer(into)
     by_id = reducer is not None and reducer.keyed is not None and reducer.assign_ids is not None
     return reducer.parts if by_id and reducer is not None else None
 
 
 def _item_problems(inner: Built, options: NodeOptions, into: str) -> list[str]:
-    """Results of items that can never be items of the field."""
+    """Why the declared results of the inner node can never be items of the field."""
     given: Any = Any
     if isinstance(inner.node, ModuleNode) and inner.module is not None and inner.node.gives is not None:
         found = module_io(inner.module)

@@ -43,7 +43,8 @@ class ModuleNode(Node):
     Attributes:
         inputs: where each input of the module comes from.
         known: whether its outputs were known when the graph was built.
-        gives: what of its outputs the node writes, where that is not all of `writes`.
+        gives: the fields that get its outputs, by their names; None for all outputs. `writes` are these and the
+            conversations.
         takes_all: whether its `forward` has `**kwargs`, which get the further values of a `Send`.
         turns: how it takes part in conversations.
     """
@@ -145,7 +146,7 @@ def build_module(module: dspy.Module, options: NodeOptions) -> Built:
 
 
 def plan_writes(found: ModuleIO, options: NodeOptions, who: str, kind: str) -> tuple[FieldNames | None, list[str]]:
-    """What is written: the outputs of the signature, or what `writes` says; and what is wrong with it."""
+    """The fields that get the outputs: by `writes=`, or else the fields of the same names; and what is wrong."""
     schema = options.output_schema
     outputs = None if found.outputs is None else (*found.outputs, *found.by_products)
     if options.writes is not None:
@@ -246,14 +247,20 @@ def whole_inputs(inputs: tuple[Input, ...], state: ImmutableState) -> list[tuple
 
 
 class Inputs(NamedTuple):
-    """Where the inputs of a module come from, and what is wrong: for sure, and unless a `Send` brings a value."""
+    """Where the inputs of a module come from.
+
+    Attributes:
+        inputs: the inputs.
+        problems: what is wrong, each with its fix.
+        unknown: what is wrong unless a `Send` brings the missing values.
+    """
 
     inputs: tuple[Input, ...]
     problems: list[str]
     unknown: list[str]
 
     def facts(self) -> tuple[dict[str, str], frozenset[str]]:
-        """What is read, by the module's own names, and the fields among them that may be unset."""
+        """The fields that are read, by the module's own names, and those among them that may be unset."""
         reads = {item.name: item.field for item in self.inputs if item.readable}
         needed = {item.field for item in self.inputs if item.readable and not item.default}
         return reads, frozenset(item.field for item in self.inputs if item.default and item.readable) - needed
@@ -381,7 +388,7 @@ def with_warning(turns: Turns, updates: Mapping[str, object], warning: str) -> d
 
 
 class PlannedTurns(NamedTuple):
-    """The turns of a node, its other writes, and what is wrong."""
+    """The turns of a node, the rest of its `writes` option, and what is wrong."""
 
     turns: Turns
     writes: FieldNames | None
@@ -422,7 +429,7 @@ def plan_turns(module: dspy.Module, found: ModuleIO, options: NodeOptions) -> Pl
 
 
 def _is_held(name: str, kind: Any, options: NodeOptions) -> bool:
-    """Whether a turn holds an input. One that shows the conversation is held only if a step of its view bounds it.
+    """Whether a turn holds an input. An input that shows the conversation is held only if a step of its view bounds it.
 
     Otherwise each turn would hold all turns before it, and a conversation would grow quadratically, or double.
     """
@@ -494,8 +501,9 @@ class ModuleIO:
 def module_io(module: dspy.Module) -> ModuleIO:
     """The inputs and outputs of a module.
 
-    Those of its signature for a class of the table and its subclasses; else the parameters of its `forward`, and
-    unknown outputs. A subclass of a class of the table whose `forward` names its parameters takes those.
+    Of a class in `TABLE` and its subclasses, those of the signature; but a `forward` of its own that names its
+    parameters replaces the inputs. Of any other class, the parameters of `forward`, and the outputs of its attribute
+    `signature`, which are unknown without one.
     """
     kind = type(module)
     known = next((base for base in kind.__mro__ if base in TABLE), None)
@@ -578,7 +586,7 @@ def of_signature(signature: type[dspy.Signature]) -> ModuleIO:
 
 
 def _own(*by_products: str, extras: tuple[str, ...] = ()) -> ReadModule:
-    """For a class that keeps the user's signature as `signature`."""
+    """A reader for the classes that hold the user's signature in their attribute `signature`."""
 
     def read(module: Any) -> ModuleIO:
         return replace(of_signature(module.signature), by_products=by_products, extras=extras)
@@ -593,7 +601,7 @@ def _chain_of_thought(module: Any) -> ModuleIO:
 
 
 def _comparison(module: Any) -> ModuleIO:
-    """`MultiChainComparison`: `completions` replaces the attempts, one input of its signature each."""
+    """`MultiChainComparison`: callers pass the list `completions` for the inputs `reasoning_attempt_1` to `_M`."""
     found = of_signature(module.predict.signature)
     attempts = {f"reasoning_attempt_{number}" for number in range(1, module.M + 1)}
     inputs = {name: kind for name, kind in found.inputs.items() if name not in attempts}
@@ -602,7 +610,7 @@ def _comparison(module: Any) -> ModuleIO:
 
 
 def _of_inner(module: Any) -> ModuleIO:
-    """`BestOfN` and `Refine`: those of the module that they try several times."""
+    """`BestOfN` and `Refine`: the inputs and outputs of the module that they call several times."""
     return module_io(module.module)
 
 

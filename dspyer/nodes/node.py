@@ -206,7 +206,7 @@ class Node:
         resources: the types of the resources that it needs, by parameter.
         whole_state: whether it has a parameter for the state as a whole.
         templates: the templates in its inputs and in the instructions of its predictors.
-        who: how errors name it.
+        who: the name of the node in errors.
     """
 
     kind: ClassVar[str] = "function"

@@ -18,7 +18,7 @@ from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 
 Values: TypeAlias = Mapping[str, object]
-RESULT = ""  # the name of a bare result among updates
+RESULT = ""  # among the values of an item of a map: a result that is one value, not values by name (see `is_bare`)
 RETURNS = "return a dict of what changed, a model, a dspy.Prediction, None, or Command(update=..., goto=...)"
 
 
@@ -61,7 +61,7 @@ def _patch(patch: Mapping[Any, object], who: str) -> Values:
 
 
 def is_bare(result: object) -> bool:
-    """Whether a result is a value, not values by name: a map takes it as the result of an item."""
+    """Whether the result of an item is one value, and not values by name like a dict or a prediction."""
     by_name = result is None or isinstance(result, (Mapping, dspy.Prediction))
     return not by_name and not _holds_send(result)
 
@@ -84,7 +84,7 @@ def permitted(values: Values, writes: FieldNames | None, who: str) -> Values:
     return {writes[name]: value for name, value in values.items()}
 
 
-class Promise(NamedTuple):
+class DeclaredResult(NamedTuple):
     """What a return annotation declares.
 
     Attributes:
@@ -96,7 +96,7 @@ class Promise(NamedTuple):
     goto: tuple[str, ...] = ()
 
 
-def promise_of(annotation: Any, schema: Schema) -> Promise:
+def declared_result(annotation: Any, schema: Schema) -> DeclaredResult:
     """What a return annotation declares about writes and targets."""
     writes: dict[str, None] | None = {}
     goto: list[str] = []
@@ -113,7 +113,7 @@ def promise_of(annotation: Any, schema: Schema) -> Promise:
             writes.update(dict.fromkeys(kind.model_fields))
         else:
             writes = None
-    return Promise(None if writes is None else tuple(writes), tuple(dict.fromkeys(goto)))
+    return DeclaredResult(None if writes is None else tuple(writes), tuple(dict.fromkeys(goto)))
 
 
 def goto_of(command: Command[Any], declared: tuple[str, ...], who: str) -> tuple[Goto, ...] | None:

@@ -90,7 +90,7 @@ class Router:
 
     @property
     def inline(self) -> bool:
-        """Whether `decide` is sync and cheap, so that async code calls it directly."""
+        """Whether async code may call `decide` directly: without a module, a router is sync and cheap."""
         return self.module_name is None
 
     def decide(self, call: Call) -> Decision:
@@ -273,21 +273,18 @@ _HOW_TO_DECLARE = "add it to the path map"
 
 
 def routes_of(
-    path_map: PathMap | None, promised: Sequence[object], who: str, complete: bool = True, unset: bool = False
+    path_map: PathMap | None, declared: Sequence[object], who: str, complete: bool = True, unset: bool = False
 ) -> tuple[Routes | None, list[str]]:
-    """The targets of a router and what is wrong with them; None if they are unknown.
+    """The targets of a router, None if they are unknown, and what is wrong with them.
 
-    Args:
-        path_map: targets by label, or a list of names; None if not given.
-        promised: the labels that the router's annotation promises; empty for unknown.
-        who: the router, for problems.
-        complete: whether the annotation promises nothing else.
-        unset: whether the router may return `None` too, which needs no target.
+    `path_map` has targets by label, or is a list of names. `declared` are the labels in the type of what the router
+    returns, empty for unknown; `complete` says that it can return nothing else, `unset` that it may also return None,
+    which needs no target.
     """
     if path_map is None:
-        names = tuple(name for name in promised if isinstance(name, str))
-        if not names or len(names) < len(promised):
-            labels = f" for {list_names(promised)}" if promised else ""
+        names = tuple(name for name in declared if isinstance(name, str))
+        if not names or len(names) < len(declared):
+            labels = f" for {list_names(declared)}" if declared else ""
             fix = "a dict from label to node, a list of nodes, or a return annotation `-> Literal['a', 'b']`"
             return None, [f"{who} does not say where it may go: give it a path map{labels}: {fix}"]
         return Routes({}, tuple(dict.fromkeys(names))), []
@@ -308,27 +305,27 @@ def routes_of(
     if not labels_of:
         problems.append(f"{who}: the path map is empty: give it at least one target")
     given = [label for label in labels_of if label is not None or not unset]
-    problems += _uncovered(given, targets, promised, who, complete)
+    problems += _uncovered(given, targets, declared, who, complete)
     return Routes(labels_of, targets), problems
 
 
 def _uncovered(
-    labels: Sequence[Any], targets: Sequence[str], promised: Sequence[object], who: str, complete: bool
+    labels: Sequence[Any], targets: Sequence[str], declared: Sequence[object], who: str, complete: bool
 ) -> list[str]:
     """Labels without a target, and entries of the path map that no label can reach."""
-    if not promised:
+    if not declared:
         return []
     problems = [
         f"{who} may give {label!r}, which the path map does not have: add {{{label!r}: 'a node'}}."
         f"{suggestion(label, labels)}"
-        for label in promised
+        for label in declared
         if label not in labels and label not in targets
     ]
     problems += [
-        f"{who} never gives {label!r}, which the path map has; it gives {list_names(promised)}: remove it."
-        f"{suggestion(label, promised)}"
+        f"{who} never gives {label!r}, which the path map has; it gives {list_names(declared)}: remove it."
+        f"{suggestion(label, declared)}"
         for label in labels
-        if complete and label not in promised
+        if complete and label not in declared
     ]
     return problems
 
@@ -411,7 +408,7 @@ def _names(part: object) -> Iterable[object]:
     return (part,) if isinstance(part, str) or not isinstance(part, Iterable) else part
 
 
-def _promises(kind: object) -> tuple[bool, bool]:
+def _declares_literals(kind: object) -> tuple[bool, bool]:
     """Whether a type is made of `Literal`s alone, apart from `None`, and whether `None` is among them."""
     given = members(kind)
     return all(gives_literals_alone(each) for each in given if each is not NoneType), NoneType in given
@@ -425,7 +422,7 @@ def _build_field_router(field: str, options: RouterOptions, schema: Schema) -> B
         )
     kind = None if schema.accepts_any_key else schema.fields[field].annotation
     by = f"{who} by the field {field!r}"
-    complete, unset = _promises(kind)
+    complete, unset = _declares_literals(kind)
     routes, problems = routes_of(options.path_map, literals(kind), by, complete, unset)
     if routes is None:
         return BuiltRouter(None, None, tuple(problems))
@@ -443,8 +440,8 @@ def _build_function_router(fn: Callable[..., object], options: RouterOptions, sc
         )
     signature = read_signature(fn, who)
     plan = plan_binding(signature, NodeOptions(options.source, schema), who)
-    promised = literals(signature.returns)
-    routes, more = routes_of(options.path_map, promised, who, complete=gives_literals_alone(signature.returns))
+    declared = literals(signature.returns)
+    routes, more = routes_of(options.path_map, declared, who, complete=gives_literals_alone(signature.returns))
     problems += [*plan.problems, *plan.unknown, *more]
     fix = (
         "route with the module itself, add_conditional_edges({source!r}, {{name}}, ...), or call it in a node and "
@@ -479,9 +476,9 @@ def _build_module_router(module: dspy.Module, options: RouterOptions, schema: Sc
             "as in dspy.Predict(\"question -> next: Literal['search', 'done']\")"
         )
         return BuiltRouter(None, None, (*flaws, problem))
-    ((label, promised),) = choices.items()
-    known = () if found.own_code and options.path_map is not None else promised
-    complete, unset = _promises((found.outputs or {})[label])
+    ((label, declared),) = choices.items()
+    known = () if found.own_code and options.path_map is not None else declared
+    complete, unset = _declares_literals((found.outputs or {})[label])
     routes, problems = routes_of(options.path_map, known, who, complete, unset)
     written, more = _router_writes(options.writes, label, who)
     own = (*(found.outputs or {}), *found.by_products)

@@ -78,10 +78,10 @@ class SubgraphNode(Node):
 
     Attributes:
         inputs: where each input of the graph comes from.
-        gives: what it gives back, its own names on the left; None for all that changed. This may be more than `writes`
-            declares: an input that an inner node may change without declaring it.
-        folds: own names of the fields whose raw updates the outer state folds; of the others it gets the value.
-        per_item: whether it runs inside a map, which wants all values and not what changed.
+        gives: the fields of the outer state that get its changed fields, by its own names; None for all of them. This
+            may be more than `writes` declares: an input that an inner node may change without declaring it.
+        folds: own names of the fields whose updates the outer state folds; for the others it gets the new value.
+        per_item: whether it runs inside a map, which needs all values and not the changes.
         takes_all: whether an inner node reads the state as a whole, so that it gets all that a `Send` brings.
     """
 
@@ -178,7 +178,7 @@ def build_subgraph(module: dspy.Module, options: NodeOptions) -> Built:
 
 
 def _plan_writes(graph: GraphView, options: NodeOptions) -> tuple[FieldNames | None, list[str]]:
-    """What it declares to write: its outputs as far as the outer state has such fields, or what `writes` says."""
+    """The fields that it declares to write: by `writes=`, or else its outputs that are fields of the outer state."""
     schema = options.output_schema
     own = graph.writes if graph.outputs is None else graph.outputs
     if options.writes is not None:

@@ -83,8 +83,8 @@ def uses_acall(module: dspy.Module) -> bool:
 def call_modes(module: dspy.Module) -> frozenset[str]:
     """How a module can be called: `"sync"`, `"async"` or both.
 
-    Of `forward` and `aforward` the one that is defined nearer to the class counts: a subclass of `dspy.Predict` that
-    overrides `forward` alone inherits an `aforward` that would bypass it.
+    Of `forward` and `aforward`, the one that comes first in the class hierarchy counts: a subclass of `dspy.Predict`
+    that overrides `forward` alone inherits an `aforward` that would bypass it.
     """
     forward, aforward = _nearness(module, "forward"), _nearness(module, "aforward")
     found = []
@@ -151,13 +151,13 @@ def call_async(fn: Callable[..., Awaitable[T]], kwargs: Mapping[str, Any]) -> T:
 async def to_thread(fn: Callable[..., T], kwargs: Mapping[str, Any]) -> T:
     """Call a sync function from async code in an AnyIO worker thread. Context variables are carried over.
 
-    The call is finished whatever is cancelled: see `dspyer.blocking`. The driver limits how many nodes run at once.
+    Cancelling the task does not end the call: see `dspyer.blocking`. The driver limits how many nodes run at once.
     """
     return await run_in_thread(fn, **kwargs)
 
 
 class _LoopThread:
-    """An event loop in a thread of its own, started when it is first needed."""
+    """The event loop of an `async_bridge`, in a thread of its own, which is started when it is first needed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -176,7 +176,7 @@ class _LoopThread:
             return self._portal
 
     def is_usable(self) -> bool:
-        """Whether this thread may wait for the loop: not the loop's own thread, and not after the end of the block."""
+        """Whether this thread may wait for the loop: not the loop's own thread, nor any after the bridge has ended."""
         return not self._stopped and self._thread != threading.get_ident()
 
     def stop(self) -> None:
@@ -184,7 +184,7 @@ class _LoopThread:
         self._stack.close()
 
     def cancel(self, reason: str) -> None:
-        """Cancel the async calls of the block, later ones too. May be called from any thread."""
+        """Cancel the running and the later async calls of the bridge. May be called from any thread."""
         del reason
         with self._lock:
             self._cancelled = True

@@ -1,4 +1,4 @@
-"""Templates and run values at a node: what they may name, and what they are filled with."""
+"""Templates and run values at a node: which names they may have, and the values that are filled in at a call."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Filler:
         self._known: dict[str, Any] = {}
 
     def may_fill(self, name: str) -> bool:
-        """Whether the node may show it."""
+        """Whether the node may read the field or run value of this name."""
         if name.startswith(RUN):
             run = _run_of(self._call)
             return run is not None and run_value_problem(name, run[0].topology.nodes) is None

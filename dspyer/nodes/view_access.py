@@ -73,7 +73,7 @@ class ViewSource(Protocol):
         """The fields that a node may read or write through `ctx`; None for all."""
 
     def record_read(self, read: ViewRead) -> None:
-        """Count what a view has shown. May be called from any thread."""
+        """Record that a view was read. May be called from any thread."""
 
     def warning(self, branch: Branch) -> str:
         """The warning for a node near the step limit of its run; "" while it is far from it."""
