@@ -39,7 +39,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Row:
-    """One work, by all_libraries who can do it. The first entry is dspyer's.
+    """One work, by all libraries that can do it. The first entry is dspyer's.
 
     Attributes:
         title: what is done.
@@ -72,7 +72,7 @@ class Table:
 
 
 def row(title: str, unit: str, work: str, size: Size, rivals: Mapping[Library, Size | None], **goal: Any) -> Row:
-    """A row in which all_libraries does the same work; a rival's own sizes make a slow one do less of it."""
+    """A row in which all libraries do the same work; a rival's own sizes make a slow one do less of it."""
     entries = [Entry(DSPYER.name, DSPYER, work, size)]
     for library, own in rivals.items():
         entries.append(Entry(library.name, library, work, {**size, **(own or {})}))

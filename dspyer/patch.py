@@ -31,7 +31,7 @@ _EMPTY: FrozenDict[Any, Any] = freeze({})
 
 @final
 class _Delete:
-    """The type of `DELETE`."""
+    """The type of `DELETE`: in a patch it deletes a key, in a conflict it means an absent value."""
 
     __slots__ = ()
 

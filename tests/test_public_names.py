@@ -15,7 +15,8 @@ import pytest
 import dspyer
 import dspyer.stores
 import dspyer.testing
-from dspyer import reducers
+from dspyer import policies, reducers
+from tests.event_samples import event_types
 
 API = Path(__file__).parent.parent / "docs" / "api"
 MODULES: list[ModuleType] = [dspyer, dspyer.stores, dspyer.testing]
@@ -63,6 +64,24 @@ def test_every_error_is_on_the_errors_page() -> None:
     classes = [value for value in vars(dspyer.errors).values() if inspect.isclass(value)]
     raised = [cls.__name__ for cls in classes if issubclass(cls, BaseException)]
     assert not [name for name in raised if f"        - {name}\n" not in page]
+
+
+def test_every_event_is_on_the_events_page() -> None:
+    page = (API / "events.md").read_text()
+    assert not [cls.__name__ for cls in event_types() if f"        - {cls.__name__}\n" not in page]
+
+
+def test_every_merge_policy_is_on_its_pages() -> None:
+    assert {name for name, value in vars(policies).items() if isinstance(value, policies.Policy)} <= {*policies.__all__}
+    for page in (API / "merge.md", API.parent / "concepts" / "merge-policies.md"):
+        text = page.read_text()
+        assert not [name for name in policies._BUILT_IN if f'`"{name}"`' not in text], page.name
+
+
+def test_every_reducer_is_built_in() -> None:
+    found = {name for name, value in vars(reducers).items() if isinstance(value, reducers.Reducer)}
+    assert found == {*reducers.BUILT_IN}
+    assert found <= {*reducers.__all__}
 
 
 def test_every_reducer_is_in_the_tables() -> None:

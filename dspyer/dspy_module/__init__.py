@@ -1,1 +1,1 @@
-"""What makes a program a `dspy.Module`: traces, parameters, signatures, prompt templates and source text."""
+"""What makes a program a `dspy.Module`: traces, token usage, parameters, signatures, prompts and demos, source text."""

@@ -1,1 +1,1 @@
-"""From the calls of `Graph` to a checked `GraphSpec`: builder, checks, text. Not here: running it (`runtime`)."""
+"""From the calls of `Graph` to a checked `GraphSpec`, and its text. Not here: checks of whole graphs (`scheduler`)."""

@@ -45,8 +45,8 @@ def explain(graph: GraphSpec) -> str:
     unknown = [name for name, node in graph.nodes.items() if node.writes is None]
     if unknown:
         lines.append(
-            f"  not checked: what {', '.join(unknown)} write is not declared, so parallel writers and unset reads "
-            "are found when they happen; declare it with writes=[...]"
+            f"  not checked: what is written by {', '.join(unknown)} is not declared, so parallel writers and unset "
+            "reads are found when they happen; declare it with writes=[...]"
         )
     return "\n".join(lines)
 

@@ -1,1 +1,1 @@
-"""Node kinds and routers: how each is built and called. Not here: when a node starts (`scheduler`)."""
+"""Node kinds, routers, and what `ctx` does (`attempt`). Not here: when a node starts (`scheduler`)."""

@@ -1,4 +1,4 @@
-"""`Context`: what a node's function gets as its parameter `ctx`."""
+"""`Context`: what a node's function gets as its parameter `ctx`. `Attempt` does the work."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The decisions of a run as pure functions of values: what may start, how branches join. No clock, thread or DSPy."""
+"""Decisions of a run as pure functions: what may start, how branches join, checks of graphs. No clock, thread, DSPy."""
