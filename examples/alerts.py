@@ -21,7 +21,7 @@ LOGINS = {"203.0.113.7": "14 failed logins as root in 2 minutes, then one that w
 
 ANSWERS = [
     {"classification": "intrusion", "severity": "high"},
-    {"finding": "Somebody guesses passwords. Who else came from there?", "address": "203.0.113.7", "done": False},
+    {"finding": "Passwords are being guessed. What else came from there?", "address": "203.0.113.7", "done": False},
     {"finding": "The password was found: lock the account of root.", "address": "203.0.113.7", "done": True},
 ]
 
@@ -53,7 +53,7 @@ class Investigate(dspy.Signature):
     """
 
     request: str = dspy.InputField()
-    news: str = dspy.InputField(desc="the last thing that somebody else has said")
+    news: str = dspy.InputField(desc="the last message of another node")
     history: dspy.History = dspy.InputField()
     finding: str = dspy.OutputField()
     address: str = dspy.OutputField(desc="the address to look up")
@@ -61,12 +61,12 @@ class Investigate(dspy.Signature):
 
 
 def look_up(address: str) -> dict[str, Any]:
-    """A tool: the log entries of an address."""
+    """Return the log entries of an address, as the message of a tool."""
     return {"messages": {"role": "tool", "tool_call_id": address, "content": LOGINS.get(address, "nothing")}}
 
 
 def desk() -> CompiledGraph:
-    """Classify, then investigate and look things up until everything is known."""
+    """Build the graph: classify the alert, then investigate and look up addresses until the investigator is done."""
     graph = Graph(Alert)
     graph.add_node("classifier", dspy.Predict(Classify), writes=["classification", "severity", "messages"])
     graph.add_node(
@@ -96,7 +96,7 @@ def show(turns: Sequence[Any]) -> None:
 
 
 def main() -> None:
-    """Run the program on one alert and print what it sent and found."""
+    """Run the program on one alert; print the conversation, the last prompt and the result."""
     scripted = None if os.environ.get("DSPYER_MODEL") else ScriptedLM(ANSWERS)
     with dspy.context(lm=scripted or language_model()):
         run = desk().run({"alert_text": "many failed logins from 203.0.113.7"})

@@ -1,4 +1,4 @@
-"""A person approves in the middle of a run. The process that asked has ended by then; another one continues.
+"""A person approves in the middle of a run. The process that asked ends; another one continues with the answer.
 
 python examples/approval.py                       # both processes, one after the other
 python examples/approval.py ask                   # or separately: runs until it asks, and ends
@@ -40,7 +40,7 @@ def draft(category: str, wish: str) -> dict[str, Any]:
 
 
 def send(offer: str, ctx: Context) -> dict[str, Any]:
-    """The result of the effect is stored: a second attempt does not send a second letter."""
+    """Send the letter once: the result of the effect is stored, so a second attempt does not send it again."""
     receipt = ctx.once("letter", lambda: f"letter {len(offer)} sent by process {os.getpid()}")
     return {"outcome": receipt}
 
@@ -76,7 +76,7 @@ def ask() -> None:
 
 
 def answer(said: str) -> None:
-    """Continue where the other process stopped: the LM is not called again."""
+    """Resume the run with the answer: the LM is not called again."""
     thread = desk().thread("case-7")
     print(f"process {os.getpid()}: the thread is {thread.status}, it asks {[q.key for q in thread.questions]}")
     run = thread.resume(answers={"approve": said == "yes"})

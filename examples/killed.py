@@ -81,7 +81,7 @@ def night_desk(calls: Calls, store: Path) -> CompiledGraph:
 
 
 def work(folder: Path, kill_at: int | None) -> None:
-    """The work of the child process, and of the next process."""
+    """Start the run in the first process, which is killed; resume it in the second one."""
     calls = Calls(folder / "calls.txt", kill_at)
     thread = night_desk(calls, folder / "runs.db").thread("tonight")
     if thread.status == "new":

@@ -28,7 +28,7 @@ def score(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None)
 
 
 def optimizers() -> dict[str, Any]:
-    """Functions that tune a program, by name."""
+    """Return functions that tune a program, by the name of the optimizer."""
     train, dev = tickets("train")[:TRAIN], tickets("dev")[:24]
     few = dspy.BootstrapFewShot(metric=score, max_bootstrapped_demos=8, max_labeled_demos=64)
     search = dspy.BootstrapFewShotWithRandomSearch(
@@ -76,8 +76,8 @@ def main() -> None:
     print(f"  {'as written':<34} {before:5.1f} %")
     best, best_score, best_name = program, before, "as written"
     with quietly():
-        ways = optimizers()
-    for name, tune in ways.items():
+        tuners = optimizers()
+    for name, tune in tuners.items():
         with quietly():
             tuned = tune(desk())
             after = evaluate(tuned).score

@@ -1,4 +1,4 @@
-"""Support tickets through a graph: four branches at once, a join, a conflict with a winner, a loop until it is good.
+"""Support tickets through a graph: four parallel branches, a join, a conflict with a winner, a loop with a check.
 
 python examples/quickstart.py                                   # offline
 DSPYER_MODEL=openai/gpt-4o-mini python examples/quickstart.py   # with a real model
@@ -28,7 +28,7 @@ def main() -> None:
     print(f"  \u201c{ticket.text}\u201d\n")
     with program.stream(ticket.inputs().toDict()) as stream:
         for event in stream:
-            tell(event)
+            show(event)
     run = stream.run
     print(f"\n{run.report()}")
     print(
@@ -42,15 +42,15 @@ def main() -> None:
     print("\nNext: examples/optimize.py tunes this desk and prints the same tickets again.")
 
 
-def tell(event: object) -> None:
-    """Print forks, merges, joins and repetitions as they happen; the commits are in the report."""
+def show(event: object) -> None:
+    """Print an event if it is a fork, a resolved conflict, a join or a failed check; the report shows the commits."""
     match event:
         case Forked(targets=targets):
             print(f"  fork    {', '.join(targets)}")
         case ConflictFound(conflict=conflict):
-            said = ", ".join(f"{author}: {value}" for author, value in conflict.values)
+            written = ", ".join(f"{author}: {value}" for author, value in conflict.values)
             path = ".".join(map(str, conflict.path))
-            print(f"  merge   {path} ({said}) -> {conflict.value}, by {conflict.winner}")
+            print(f"  merge   {path} ({written}) -> {conflict.value}, by {conflict.winner}")
         case Joined(node=node, branches=branches):
             print(f"  join    {len(branches)} branches at {node}")
         case Committed(commit=commit) if commit.node == "check" and commit.patch.get("remarks"):

@@ -1,4 +1,4 @@
-"""Eight documents that contradict each other: a map, three groups of readers at once, merge policies, who said what.
+"""Eight documents that contradict each other: a map, three parallel readers, merge policies, the author of each fact.
 
 python examples/research.py                                   # offline
 DSPYER_MODEL=openai/gpt-4o-mini python examples/research.py   # with a real model
@@ -59,7 +59,7 @@ class Answer(dspy.Signature):
 
 
 def reader(names: list[str]) -> Any:
-    """A node that extracts facts from some documents; if two differ, the first document counts."""
+    """Return a node that extracts the facts of some documents; if two differ, it takes the first one's."""
 
     def read(documents: dict[str, str]) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -89,7 +89,7 @@ def library() -> CompiledGraph:
     graph = Graph(Research, name="Library", merge=policies)
     graph.add_node("shelve", lambda documents: {"pages": list(documents.values())}, writes=["pages"])
     graph.add_map("skim", dspy.Predict(Gist), over="pages", item="document", into="gists", reads=["question"])
-    graph.add_edge(START, ["shelve", *GROUPS])  # fork: the skimmers and three groups of readers
+    graph.add_edge(START, ["shelve", *GROUPS])  # fork: the documents to skim, and a reader for each group
     for group, names in GROUPS.items():
         graph.add_node(group, reader(names), writes=["facts"])
     graph.add_node("answer", dspy.Predict(Answer))
@@ -109,16 +109,16 @@ def main() -> None:
     for name, gist in zip(documents, run.state["gists"], strict=True):
         print(f"  {name:<19} {gist if len(gist) < 76 else gist[:75] + '…'}")
 
-    print("\nwhat was found, and who said so")
+    print("\nwhat was found, and which node wrote it")
     for fact, value in run.state["facts"].items():
         print(f"  {fact:<13} {value:>6,}   {run.blame(('facts', fact)).node}")
 
     print("\nwhere the sources disagreed")
     for conflict in run.conflicts:
-        said = ", ".join(f"{author} {value:,}" for author, value in conflict.values)
-        print(f"  {conflict.path[-1]:<13} {said} -> {conflict.value:,} ({conflict.policy}, by {conflict.winner})")
+        written = ", ".join(f"{author} {value:,}" for author, value in conflict.values)
+        print(f"  {conflict.path[-1]:<13} {written} -> {conflict.value:,} ({conflict.policy}, by {conflict.winner})")
 
-    print("\nhow the facts grew")
+    print("\nthe facts after each group, and after the join")
     for commit in run.commits:
         if commit.node in GROUPS or commit.node.startswith("join"):
             print(f"  {commit.version} {commit.node:<12} {dict(run.at(commit.id)['facts'])}")

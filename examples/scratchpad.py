@@ -1,4 +1,4 @@
-"""Four agents and one scratchpad: the same nodes in sequence, and live, where each reads the posts of the others.
+"""Four agents and one scratchpad: the same nodes in sequence, and in parallel, where each reads the others' posts.
 
 python examples/scratchpad.py                                   # offline
 DSPYER_MODEL=openai/gpt-4o-mini python examples/scratchpad.py   # with a real model
@@ -31,20 +31,20 @@ class Pad(BaseModel):
 
 
 class Thinking(dspy.Module):
-    """A predictor that is as slow as one with a network."""
+    """A predictor with the delay of a model behind a network."""
 
     def __init__(self, signature: str) -> None:
         super().__init__()
         self.predict = dspy.Predict(signature)
 
     def forward(self, **inputs: Any) -> dspy.Prediction:
-        """Wait as long as a model behind a network would take."""
+        """Wait, then call the predictor."""
         time.sleep(THINKING)
         return self.predict(**inputs)
 
 
 def researcher(task: str, ctx: Context, look_up: dspy.Module) -> None:
-    """Post a finding for each part of the task as soon as it is there."""
+    """Post a finding for each part of the task as soon as it is found."""
     for part in task.split(", "):
         ctx.doing(f"looking up {part}")
         ctx.post("research", look_up(topic=part).finding)
@@ -69,7 +69,7 @@ def reviewer(ctx: Context, judge: dspy.Module) -> None:
 
 
 def team(at_once: bool) -> CompiledGraph:
-    """The same four nodes as a path, or as concurrent branches."""
+    """Build the graph of the four nodes: parallel branches if `at_once`, else a path."""
     graph = Graph(Pad, name="Scratchpad")
     graph.add_node(
         "researcher", researcher, modules={"look_up": Thinking("topic -> finding")}, reads=["task"], writes=["research"]
@@ -95,7 +95,7 @@ def team(at_once: bool) -> CompiledGraph:
 
 
 def posts_of(run: Run) -> list[tuple[int, str, str]]:
-    """All posts of a run in order of arrival: number, author, field."""
+    """Return all posts of a run in order of arrival: number, author, field."""
     found = [
         (seq, commit.node, field)
         for commit in run.commits
@@ -115,14 +115,14 @@ def main() -> None:
         run.raise_error()
         authors = [author for _, author, _ in posts_of(run)]
         changes = sum(1 for one, two in pairwise(authors) if one != two)
-        print(f"{name:<12} {run.duration:4.1f} s, {len(authors)} posts, the floor changed {changes} times")
+        print(f"{name:<12} {run.duration:4.1f} s, {len(authors)} posts, the author changed {changes} times")
         print(f"  {' '.join(author[:3] for author in authors)}")
 
-    print("\nwho had read how far when it ended (live)")
+    print("\nhow far each agent had read when it ended (live)")
     for commit in runs["live"].commits:
         if commit.live is not None:
-            heard = ", ".join(f"{field} up to post {seq}" for field, seq in commit.live.reads.items()) or "nothing"
-            print(f"  {commit.node:<11} {heard}")
+            read = ", ".join(f"{field} up to post {seq}" for field, seq in commit.live.reads.items()) or "nothing"
+            print(f"  {commit.node:<11} {read}")
     sizes = {
         name: {field: len(run.state[field]) for field in ("research", "analysis", "code", "review")}
         for name, run in runs.items()

@@ -1,4 +1,4 @@
-"""A research team of three agents over thirty rounds: each reads what is new, and the tokens show what that saves.
+"""Three research agents over thirty rounds: each reads only what is new to it, and the tokens show what that saves.
 
 python examples/team.py                                   # offline
 DSPYER_MODEL=openai/gpt-4o-mini python examples/team.py   # with a real model, three rounds
@@ -21,7 +21,7 @@ MODEL = os.environ.get("DSPYER_MODEL")
 ROUNDS = 3 if MODEL else 30
 WORDS = "the flood tide runs stronger than the ebb where the bay is shallow and wide, as the gauges show; "
 
-Read = Callable[[str], str | View]
+Read = Callable[[str], str | View]  # what an agent reads of a field of another agent
 
 
 class Team(BaseModel):
@@ -34,17 +34,17 @@ class Team(BaseModel):
 
 
 def new(field: str) -> View:
-    """A view of the entries since the node last ran."""
+    """Return a view of the entries that are new since the node last ran."""
     return view(field).new()
 
 
 def whole(field: str) -> str:
-    """The whole field, without a view."""
+    """Return the name of the field: the node reads the whole of it."""
     return field
 
 
 def team(read: Read) -> CompiledGraph:
-    """The graph of the team: `reads` decides what the agents read of each other's fields."""
+    """Build the graph: `read` decides how much the agents read of each other's fields."""
     graph = Graph(Team)
     graph.add_node(
         "researcher",
@@ -59,10 +59,10 @@ def team(read: Read) -> CompiledGraph:
     )
     graph.add_path(START, "researcher", "analyst", "writer")
 
-    def go_on(ctx: Context) -> str:
+    def next_round(ctx: Context) -> str:
         return "again" if ctx.visit < ROUNDS else "done"
 
-    return graph.add_conditional_edges("writer", go_on, {"again": "researcher", "done": END}).compile()
+    return graph.add_conditional_edges("writer", next_round, {"again": "researcher", "done": END}).compile()
 
 
 class Offline:
@@ -73,7 +73,7 @@ class Offline:
         self.asked = 0
 
     def answer(self, prompt: Any) -> dict[str, Any]:
-        """One answer."""
+        """Return an entry or a report, whichever field the prompt asks for."""
         self.sent += sum(len(turn.content.encode()) // 4 for turn in prompt.turns)
         self.asked += 1
         entry = f"{self.asked}: {WORDS * 6}"[:600]

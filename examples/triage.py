@@ -1,6 +1,6 @@
-"""The graph of the first two examples: what a support desk does with a ticket.
+"""The graph of `quickstart.py` and `optimize.py`: what a support desk does with a ticket.
 
-START ─┬─ classify ─┐            ┌────── again ──────┐
+START ─┬─ classify ─┐                 ┌──── again ────┐
        ├─ extract  ─┼─ triage ─┬─ plan_step ── check ─┴─ answer ─┬─ END
        ├─ urgency  ─┤          └─ escalate ──────────────────────┘
        └─ contract ─┘
@@ -89,17 +89,17 @@ class PlanStep(dspy.Signature):
 
 
 def contract(plan: str) -> dict[str, Any]:
-    """The business plan promises an answer within a day, whatever the ticket is about."""
+    """Write the urgency 'normal' for the business plan, which promises an answer within a day."""
     return {"urgency": "normal"} if plan == "business" else {}
 
 
 def more_urgent(conflict: Conflict) -> Any:
-    """The merge policy for `urgency`: of two judgements the more urgent one counts."""
+    """Keep the more urgent of two judgements: the merge policy for `urgency`."""
     return max(conflict.left, conflict.right, key=lambda urgency: RANK.get(urgency, -1))
 
 
 def triage(category: str, urgency: str) -> Literal["escalate", "answer"]:
-    """An urgent ticket about access or a bug goes to a person at once."""
+    """Route an urgent ticket about access or a bug to a person."""
     return "escalate" if urgency == "high" and category in ("account_access", "bug") else "answer"
 
 
@@ -108,14 +108,14 @@ def escalate(product: str) -> dict[str, Any]:
 
 
 def check(category: str, step: str) -> dict[str, Any]:
-    """A remark if the step does not suit the category."""
+    """Count the try, and add a remark if the step does not suit the category."""
     suits = STEP_OF[category]
     remarks = [] if step == suits else [f"To {step} does not help with {category}; rather {suits}."]
     return {"remarks": remarks, "tries": 1}
 
 
 def good_enough(remarks: list[str], tries: int) -> Literal["yes", "again"]:
-    """An attempt without a new remark is good; after three, a person would look at it anyway."""
+    """Route to the answer if the last try got no remark, and after three tries in any case."""
     return "yes" if len(remarks) < tries or tries == 3 else "again"
 
 
@@ -147,20 +147,20 @@ def desk() -> CompiledGraph:
 
 
 def tickets(split: Literal["train", "dev", "test"]) -> list[dspy.Example]:
-    """The labelled tickets of one split, as DSPy examples."""
+    """Return the labelled tickets of one split, as DSPy examples."""
     lines = (DATA / "tickets.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [row for row in map(json.loads, lines) if row["split"] == split]
     return [dspy.Example(**row).with_inputs("text", "product", "plan") for row in rows]
 
 
 def inbox() -> list[dspy.Example]:
-    """The held-out tickets that the examples print, two of each category."""
+    """Return the held-out tickets that the examples print, two of each category."""
     by_id = {ticket.id: ticket for ticket in tickets("test")}
     return [by_id[name] for name in INBOX]
 
 
 def line(ticket: dspy.Example, *runs: Run) -> str:
-    """A ticket with what each run made of it; right or wrong is marked by the labels of the data."""
+    """Return a line with a ticket and each run's category and urgency, marked right or wrong by the labels."""
     cells = [
         f"{run.state[field] or '-'} {mark(run, ticket, field)}" for run in runs for field in ("category", "urgency")
     ]

@@ -39,7 +39,7 @@ SHOWN = {
     "alerts.py": [
         "system: Investigate this intrusion alert, severity high. 4 steps are left after this one.",
         "user: request = The alert: many failed logins from 203.0.113.7 | news = look_up: 14 failed logins",
-        "assistant: finding = Somebody guesses passwords.",
+        "assistant: finding = Passwords are being guessed.",
         "high: The password was found: lock the account of root.",
     ],
     "killed.py": [
@@ -54,7 +54,7 @@ SHOWN = {
         "that is 11.8 %",
     ],
     "scratchpad.py": [
-        "16 posts, the floor changed 3 times",
+        "16 posts, the author changed 3 times",
         "res res res res ana ana ana ana cod cod cod cod rev rev rev rev",
         "researcher  nothing",
         "the same pad both times: True, {'research': 4, 'analysis': 4, 'code': 4, 'review': 4}",
