@@ -53,12 +53,9 @@ def can_convert(predictor: dspy.Predict) -> bool:
 
 
 def enable_templates(path: str, module: dspy.Module, allowed: frozenset[str] | None) -> None:
-    """Lets the predictors of a module fill in their instructions, in place.
+    """Lets the predictors of a module, whose path in the program is given, fill in their instructions, in place.
 
-    Args:
-        path: the path of the module in the program.
-        module: the module.
-        allowed: the names that are filled in; None for any.
+    Only the names in `allowed` are filled in; None allows any.
     """
     for inner, predictor in predictors_in(module):
         text = predictor.signature.instructions

@@ -322,12 +322,12 @@ _TRIES = 50
 
 
 def source_of(value: Any) -> str:
-    """`inspect.getsource`, alone. Raises `OSError` or `TypeError` if there is no source."""
+    """`inspect.getsource`, under the lock of `_alone`. Raises `OSError` or `TypeError` if there is no source."""
     return _alone(lambda: inspect.getsource(value))
 
 
 def parsed(text: str, mode: str = "exec") -> Any:
-    """`ast.parse`, alone. Raises `SyntaxError`."""
+    """`ast.parse`, under the lock of `_alone`. Raises `SyntaxError`."""
     return _alone(lambda: ast.parse(text, mode=mode))
 
 

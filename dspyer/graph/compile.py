@@ -44,9 +44,9 @@ from dspyer.scheduler.validation import (
 from dspyer.schema.schema import Schema
 from dspyer.templates import RUN
 
-_PROMISE_SEND = (
-    " If a Send brings it that is made in another function, let the router promise it, `-> list[Send]`, or the node, "
-    "`-> Command[Send]`."
+_DECLARE_SEND = (
+    " If a Send brings it that is made in another function, declare that in the return annotation of the router, "
+    "`-> list[Send]`, or of the node, `-> Command[Send]`."
 )
 
 
@@ -73,11 +73,7 @@ def compile_graph(
     interrupt_before: Sequence[str] = (),
     interrupt_after: Sequence[str] = (),
 ) -> tuple[GraphSpec, dict[str, dspy.Module]]:
-    """The graph, and the modules of its program by attribute.
-
-    Raises:
-        GraphError: with every problem of the graph.
-    """
+    """The graph, and the modules of its program by attribute; raises `GraphError` with every problem of the graph."""
     problems: list[str] = []
     parts = _build_parts(options.schema, nodes, edges, problems)
     problems += _author_problems(parts)
@@ -200,7 +196,7 @@ class GraphParts(NamedTuple):
         routed = {target for _, router in self.routers() for target in router.targets}
         routed |= {target for node in self.nodes.values() for target in node.goto}
         return [
-            f"{text}{_PROMISE_SEND if name in routed else ''}"
+            f"{text}{_DECLARE_SEND if name in routed else ''}"
             for name, texts in self.unsent.items()
             if name not in sent
             for text in texts

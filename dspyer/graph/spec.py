@@ -57,7 +57,7 @@ class GraphSpec:
         shares_threads_with: names of other graphs whose threads this one may continue.
         routers: all routers, in the order of declaration.
         needs_resources: whether a node or router has a parameter for a resource.
-        counts: whether a template or a reader uses counts of node calls.
+        counts: whether a template or run value of a node, condenser or router uses counts of node calls.
 
     Example:
         >>> from dspyer import END, START, Graph

@@ -403,8 +403,7 @@ class ChangeWriter:
     def _lock_thread(self, execute: Execute, change: Change, encoded: PostgresChange) -> tuple[ThreadRow | None, int]:
         """Lock the row of the thread, inserted first if the change creates it.
 
-        Returns:
-            The thread, None if it is new or missing; and for a new one, the largest epoch of deleted threads.
+        Return the thread, None if it is new or missing; and for a new one, the largest epoch of deleted threads.
         """
         if not change.thread:
             execute("LOCK TABLE {s}.thread IN ROW SHARE MODE")  # excludes a deletion that searches the whole store

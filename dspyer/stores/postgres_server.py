@@ -48,11 +48,7 @@ class ServerConnections:
     """The connections of this process to one server.
 
     They use no prepared statements and set nothing in a session, so a pooler that gives each transaction another
-    connection may be in between.
-
-    Args:
-        address: where the server is, with the password if it needs one.
-        max_in_use: how many may be in use at once; further threads wait.
+    connection may be in between. At most `max_in_use` connections are in use at once; further threads wait.
     """
 
     def __init__(self, address: str, max_in_use: int) -> None:
@@ -284,11 +280,7 @@ MIGRATIONS: list[str] = [
 
 
 def prepare(connection: Connection, schema: str) -> None:
-    """Create the tables, or bring them to the current version; only read if they have it.
-
-    Raises:
-        StoreError: the tables have a later version.
-    """
+    """Create the tables, or migrate them to the current version; raise `StoreError` if they have a later one."""
     if version_of(connection, schema) == len(MIGRATIONS):
         return
     names = {"s": sql.Identifier(schema)}

@@ -16,7 +16,8 @@ How SQLite is used, and why:
   child: using an inherited connection there can damage the file (https://sqlite.org/howtocorrupt.html). So before a
   fork all connections are closed, as soon as each is idle, and both processes open new ones when they need them.
 - *Lock order*: `checkpoint_lock`, then `write_lock`, then the lock of a thread's connection, then that of the pool.
-  Only a commit that starts a checkpoint asks for the first one last, and it does not wait for it.
+  The exception is a commit that starts a checkpoint: it holds other locks when it tries `checkpoint_lock`, and does not
+  wait for it.
 """
 
 from __future__ import annotations
@@ -64,10 +65,8 @@ logger = logging.getLogger("dspyer")
 class FileConnections:
     """All connections of this process to one file.
 
-    Args:
-        path: the file.
-        connect: opens a connection that may be used by any thread, waits for no lock and begins no transaction itself.
-        patience: seconds to wait for the locks of other connections.
+    `connect` opens a connection that may be used by any thread, waits for no lock and begins no transaction itself. A
+    call waits for the locks of other connections for `patience` seconds.
     """
 
     def __init__(self, path: Path, connect: Callable[[], sqlite3.Connection], patience: float) -> None:
@@ -98,10 +97,8 @@ class FileConnections:
     def write(self, work: Work[T], flush: bool = False, size: int = 0) -> T:
         """Call `work` in a transaction, which is committed unless `work` raises.
 
-        Args:
-            work: what to do; it is called again if another process holds the write lock.
-            flush: whether the commit must be on the disk.
-            size: bytes that it writes, about.
+        `work` is called again if another process held the write lock. With `flush` the commit is on the disk at the
+        end. `size` is about how many bytes it writes.
         """
         with self._only_writer():
             return self._retry(lambda connection: self._transaction(connection, work, flush, size))
@@ -479,10 +476,9 @@ class ConnectionOpener:
         self._first_seen: tuple[int, int] | None = None
 
     def __call__(self) -> sqlite3.Connection:
-        """A connection for any thread that waits for no lock and begins no transaction itself.
+        """Open a connection that may be used by any thread, waits for no lock and begins no transaction itself.
 
-        Raises:
-            StoreError: the file is not a store, has tables of a later version, or was removed or replaced.
+        Raise `StoreError` if the file is not a store, has tables of a later version, or was removed or replaced.
         """
         if self._first_seen is None:
             check_path(self.path)
@@ -615,7 +611,7 @@ def check_file(path: Path) -> None:
 # --- tables and their versions
 
 APPLICATION = 0x64737079
-"""The application id in the header of the file, which marks it as a store: the letters "dspy"."""
+"""The application id in the header of the file, which marks it as a store: the bytes of "dspy" in ASCII."""
 
 SHIFT = 32
 """The id of a row is `key of its run << SHIFT | its number`."""

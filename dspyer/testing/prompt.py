@@ -71,7 +71,7 @@ class Tool(NamedTuple):
 
 
 class ToolCall(NamedTuple):
-    """A native tool call in an answer, as providers give it: not as text."""
+    """A native tool call in an answer: providers return it apart from the text."""
 
     name: str
     args: Mapping[str, Any]
@@ -94,7 +94,7 @@ class Demo:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt, read.
+    """The parts of a prompt.
 
     Attributes:
         turns: the messages, in order.

@@ -151,7 +151,7 @@ class LMCall:
     """A call of a scripted LM, an item of `lm.calls`.
 
     Attributes:
-        prompt: the prompt of the call, read: its messages in `prompt.turns`, and `prompt.inputs`, `prompt.asks`,
+        prompt: the parts of the prompt of the call: its messages in `prompt.turns`, and `prompt.inputs`, `prompt.asks`,
             `prompt.demos`.
         answer: the text of the answer, None if the call raised.
         error: the exception that the call raised, None if it was answered.
@@ -199,7 +199,7 @@ _SHOWN = 60  # characters of an input in an error
 
 
 class AnswerRule:
-    """The answers for the calls that one match meets: a single one for any number of calls, or a list in order."""
+    """The answers for the calls that match: a single one for any number of calls, or a list, used up in order."""
 
     def __init__(self, match: Match | None, answers: ScriptedAnswer | Sequence[ScriptedAnswer]) -> None:
         self.match = match

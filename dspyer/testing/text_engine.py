@@ -132,7 +132,7 @@ class TextLM(dspy.LM):
             return super().__call__(prompt, messages=messages, **kwargs)
 
     async def acall(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
-        """As `dspy.LM.__call__`, with the sampling settings for the writer."""
+        """As `dspy.LM.acall`, with the sampling settings for the writer."""
         with _sampling({**self.kwargs, **kwargs}):
             return await super().acall(prompt, messages=messages, **kwargs)
 
@@ -143,7 +143,7 @@ def count_tokens(text: str) -> int:
 
 
 def turns_of(request: Request) -> tuple[Turn, ...]:
-    """The messages of a request as texts, results of tools too; parts that are no text are left out."""
+    """The messages of a request as texts, with the results of tools; other parts that are no text are left out."""
     system = request.system
     turns = [] if system is None else [Turn("system", system if isinstance(system, str) else _text(system))]
     turns.extend(Turn(message.role, _text(message.parts)) for message in request.messages)
@@ -151,7 +151,7 @@ def turns_of(request: Request) -> tuple[Turn, ...]:
 
 
 def prompt_of(request: Request) -> Prompt:
-    """The prompt of a request, read."""
+    """Read the prompt of a request."""
     tools = [tool for tool in request.tools or () if tool.type == "function"]
     choice = request.config.tool_choice
     must_call: Any = ()

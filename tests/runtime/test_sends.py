@@ -317,4 +317,7 @@ def test_sends_made_by_other_functions_are_declared() -> None:
             graph.compile()
         (problem,) = caught.value.problems
         assert "its parameter 'doc' is no field of the state" in problem
-        assert "let the router promise it, `-> list[Send]`, or the node, `-> Command[Send]`" in problem
+        assert (
+            "declare that in the return annotation of the router, `-> list[Send]`, or of the node, `-> Command[Send]`"
+            in problem
+        )
