@@ -62,8 +62,8 @@ class Graph:
         keep: the fields that last over the runs of a thread; the others begin every run with their defaults. By
             default all last.
         limit: the most that the whole state holds, `limit(kb=...)`. Inputs, nodes, joins and `t.update` that make it
-            larger are refused; what leaves it no larger is not, nor what was committed under another limit. Each
-            commit records the size, `commit.size`.
+            larger are refused. A change that leaves a too large state no larger is accepted, and what was committed
+            under another limit can be read. Each commit records the size, `commit.size`.
 
     Raises:
         ValueError: if a merge policy is unknown.
@@ -376,14 +376,14 @@ class Graph:
                 graph continues; called once, by the next run or resume. Without it new fields get their defaults,
                 those that are gone leave the state with a warning, and values that do not fit are refused.
             redact: what events, logs, errors and exports do not show: patterns of paths (`["user.email", "**.token"]`),
-                or a function of a path and a plain value that gives what is shown. States and stores hold all.
+                or a function of a path and a plain value that returns what is shown. States and stores hold all.
             durability: what a run on a thread may lose. `"sync"`: each transition is written before anything that
                 depends on it starts; a crash of the process loses nothing, a power cut perhaps the last transitions.
                 `"flush"`: each is also flushed to the disk, and a power cut loses nothing. Ends, failures, questions,
                 answers and effects are flushed before they are reported with either.
             max_demo_turns: how many turns of a `dspy.History` a demo shows, the last ones; None for all.
-            warn_at: where at most so many steps are left after a module node of a conversation, its instructions say so
-                in that call, and a user message with the same text comes before its turn.
+            warn_at: the number of remaining steps from which on module nodes of a conversation are warned: the
+                instructions of the call say so, and a user message with the same text comes before the node's turn.
             shares_threads_with: names of other graphs whose threads this one may continue: the name that it had
                 before, or those of graphs that work on one thread by turns.
 

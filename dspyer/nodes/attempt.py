@@ -106,9 +106,10 @@ class AttemptHost(Protocol):
 
 
 class NotLive:
-    """A run whose nodes do not see each other while they run: posts belong to the commit, entries to the branch.
+    """A run whose nodes do not see each other while they run, so that nothing in it depends on timing.
 
-    This makes a run independent of timing. A session that is not live, and `NoRun`, inherit from it.
+    A post is a part of the node's commit, and a node reads the entries that its branch had when the node started. A
+    session that is not live, and `NoRun`, inherit from this class.
     """
 
     __slots__ = ()
