@@ -231,7 +231,7 @@ class Context:
 
         The loop ends when the field is *closed*: no other branch can still write it before this node ends. Of nodes
         that wait for each other, the first in path order is released. If a writer fails or asks a question, this
-        attempt is aborted and commits nothing; when the run is resumed, the node runs again. The same holds if the node
+        attempt is undone: it commits nothing; when the run is resumed, the node runs again. The same holds if the node
         has got an entry of a node that fails or asks later: it commits after all nodes whose entries it has got. While
         it waits it occupies no slot of `max_concurrency`.
 
