@@ -14,7 +14,7 @@ from dspyer.errors import StoreError
 from dspyer.events import Commit
 from dspyer.patch import Replace, seal
 from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
-from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind, UnreadablePatch, read_commit_content
+from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind, UnreadablePatch, first_version, read_commit_content
 from dspyer.persistence.snapshots import latest_snapshot
 from dspyer.scheduler.join import Join, RecordedResolutions
 from dspyer.scheduler.lineage import LogEntry
@@ -131,7 +131,7 @@ class History:
         patch = {field: Replace(value) for field, value in state.raw_items()}
         commit = Commit(name, None, PRUNED, (), 1, 0, seal(patch), ())
         self.runs[root] = LoggedRun((), (len(self.log),), 1, len(self.log))
-        self.roots[root] = int(run_rows.run.header.get("first", 0)) + commit_index
+        self.roots[root] = first_version(run_rows.run) + commit_index
         self.points.append(root)
         self.steps.append(0)
         self.settled.append(True)

@@ -34,7 +34,7 @@ from dspyer.persistence.recovery import (
     rows_of_part,
     segments_before,
 )
-from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind
+from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind, first_version
 from dspyer.persistence.snapshots import EVERY, LoadedSnapshot, latest_snapshot
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.topology import START
@@ -139,7 +139,7 @@ class Block:
 
 def _first_number(segment: LogSegment) -> int:
     before = 0 if segment.snapshot_index is None else segment.snapshot_index + 1
-    return int(segment.run_rows.run.header.get("first", 0)) + before
+    return first_version(segment.run_rows.run) + before
 
 
 def _global_ids(run_rows: RunRows, folded: FoldedRun) -> list[str]:
@@ -197,7 +197,7 @@ class RunSpan(NamedTuple):
     @property
     def first(self) -> int:
         """The number of its first commit."""
-        return int(self.run.header.get("first", 0))
+        return first_version(self.run)
 
     @property
     def labels(self) -> tuple[str, str]:

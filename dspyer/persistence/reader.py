@@ -29,7 +29,9 @@ from dspyer.persistence.rows import (
     MapCommitContent,
     RowKind,
     UnreadablePatch,
+    fingerprint_id,
     read_commit_content,
+    run_label,
 )
 from dspyer.reducers import BUILT_IN, Reducer
 from dspyer.scheduler.join import Join, RecordedResolutions
@@ -75,7 +77,7 @@ class RunRows(NamedTuple):
     @property
     def fingerprint(self) -> str:
         """The id of the fingerprint of the graph that made its newest part; "" if unknown."""
-        return str(self.run.header.get("shape", ""))
+        return fingerprint_id(self.run)
 
     @property
     def status(self) -> str | None:
@@ -113,8 +115,8 @@ def read_run(store: Store, at: Point) -> RunRows:
         rows += its_rows
         points += [Point(part.id, row.seq) for row in its_rows]
     rows = with_map_results(rows)
-    labels = {part.id: str(part.header.get("label", part.id)) for part, _ in parts}
-    fingerprints = {part.id: str(part.header.get("shape", "")) for part, _ in parts}
+    labels = {part.id: run_label(part) for part, _ in parts}
+    fingerprints = {part.id: fingerprint_id(part) for part, _ in parts}
     return RunRows(parts[0][0], run.parents, tuple(rows), tuple(points), labels, fingerprints)
 
 

@@ -21,7 +21,16 @@ from dspyer.persistence.reader import (
     rows_through,
     with_map_results,
 )
-from dspyer.persistence.rows import COMMITS, CommitContent, CommitHeader, RowKind, encode_commit_content
+from dspyer.persistence.rows import (
+    COMMITS,
+    CommitContent,
+    CommitHeader,
+    RowKind,
+    encode_commit_content,
+    fingerprint_id,
+    first_version,
+    run_label,
+)
 from dspyer.persistence.snapshots import LoadedSnapshot, SnapshotEncoder, latest_snapshot
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, RunRow, Store
@@ -76,7 +85,7 @@ def recover_state(reader: HistoryReader, at: Point) -> RecoveredState:
     segments = _fold(reader, parts, snapshot)
     run_rows, folded, _, snapshot_index = segments[-1]
     last_index = folded.last_settled + (snapshot_index or 0)
-    next_version = int(run_rows.run.header.get("first", 0)) + last_index + 1
+    next_version = first_version(run_rows.run) + last_index + 1
     encoder = SnapshotEncoder() if snapshot is None else snapshot.encoder
     if folded.broken:
         good, read = _last_good(run_rows, folded.last_settled, snapshot_index is not None), len(run_rows.rows)
@@ -147,8 +156,8 @@ def _rows_up_to(store: Store, at: Point) -> tuple[Row, ...]:
 
 def rows_of_part(run: RunRow, rows: tuple[Row, ...]) -> RunRows:
     """Return some rows of one part of a run, with its label and fingerprint."""
-    header, points = run.header, tuple([Point(run.id, row.seq) for row in rows])
-    labels, fingerprints = {run.id: str(header.get("label", run.id))}, {run.id: str(header.get("shape", ""))}
+    points = tuple([Point(run.id, row.seq) for row in rows])
+    labels, fingerprints = {run.id: run_label(run)}, {run.id: fingerprint_id(run)}
     return RunRows(run, run.parents, rows, points, labels, fingerprints)
 
 

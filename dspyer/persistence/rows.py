@@ -45,7 +45,7 @@ from dspyer.errors import StoreError, brief
 from dspyer.events import BranchPath, Commit, Exchange, Question
 from dspyer.patch import SealedPatch, decode_update, encode_update
 from dspyer.scheduler.lineage import LogEntry, Resolution
-from dspyer.stores.base import Row
+from dspyer.stores.base import Row, RunRow
 from dspyer.stores.content import Content, Fetch
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
@@ -95,6 +95,24 @@ class NewRow(NamedTuple):
     def numbered(self, seq: int) -> Row:
         """Return the row with this number."""
         return Row(seq, _PLAIN.get(self.kind, self.kind), self.header, self.content)
+
+
+# --- Headers of runs
+
+
+def first_version(run: RunRow) -> int:
+    """The version of the first commit of a run."""
+    return int(run.header.get("first", 0))
+
+
+def run_label(run: RunRow) -> str:
+    """The label of a run or of a part of one; its id if it has none."""
+    return str(run.header.get("label", run.id))
+
+
+def fingerprint_id(run: RunRow) -> str:
+    """The id of the fingerprint of the graph that made a part of a run; "" if unknown."""
+    return str(run.header.get("shape", ""))
 
 
 # --- Headers of commits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dspyer.errors import ConcurrentRunError, ThreadError
 from dspyer.persistence.reader import HistoryReader, load_run
+from dspyer.persistence.rows import first_version
 from dspyer.persistence.snapshots import SnapshotEncoder, SnapshotState, check_snapshot, new_snapshot
 from dspyer.stores.base import Change, DeletionReport, Store
 from dspyer.threads.ownership import existing_row
@@ -42,7 +43,7 @@ def prune_thread(
     root = None
     if parents and parents[0] != row.root:
         root = parents[0]
-        first, first_of_parent = (int(load_run(store, point.run).header.get("first", 0)) for point in (run_end, root))
+        first, first_of_parent = (first_version(load_run(store, point.run)) for point in (run_end, root))
         state = SnapshotState(history.state(history.runs[root].trunk_index), first - 1 - first_of_parent)
         taken = new_snapshot(root, state, SnapshotEncoder())
         store.write(Change(thread, row.epoch, snapshot=taken, flush=True))

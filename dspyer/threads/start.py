@@ -23,7 +23,16 @@ from dspyer.persistence.journal import Journal
 from dspyer.persistence.reader import HistoryReader, RunRows, read_run
 from dspyer.persistence.recovery import recover_state
 from dspyer.persistence.replay import replay
-from dspyer.persistence.rows import COMMITS, CommitHeader, NewRow, RowKind, answer_row, open_row, resume_row
+from dspyer.persistence.rows import (
+    COMMITS,
+    CommitHeader,
+    NewRow,
+    RowKind,
+    answer_row,
+    first_version,
+    open_row,
+    resume_row,
+)
 from dspyer.persistence.snapshots import SnapshotEncoder
 from dspyer.runtime.request import Request, RunStart
 from dspyer.scheduler.run_state import RunState
@@ -253,7 +262,7 @@ class RunStarter:
 
     def _state_before(self, run: RunRows) -> tuple[ImmutableState, int]:
         """The state with which a run began, and the version of its first commit."""
-        first = int(run.run.header.get("first", 0))
+        first = first_version(run.run)
         if not run.parents:
             return ImmutableState(), first
         return recover_state(self.reader, run.parents[0]).state, first
