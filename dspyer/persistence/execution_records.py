@@ -28,10 +28,6 @@ from dspyer.stores.content import Fetch
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
 
-# Compared for every row that is read: in Python 3.11 an attribute of an enum costs 70 ns, a global name nothing.
-_ASK, _ANSWER, _ONCE, _ITEM = (kind.value for kind in (RowKind.ASK, RowKind.ANSWER, RowKind.ONCE, RowKind.ITEM))
-_POST, _WITHDRAW, _RESUME = (kind.value for kind in (RowKind.POST, RowKind.WITHDRAW, RowKind.RESUME))
-
 MISSING: Any = object()
 """A result that is not recorded: `None` may be a result."""
 
@@ -108,29 +104,29 @@ class ExecutionRecords:
             kind, content = row.kind, row.content
             if kind in COMMITS:
                 self._commits.setdefault(CommitHeader.parse(row.header).scope, []).append(row)
-            elif kind == _ASK:
+            elif kind == RowKind.ASK:
                 execution, key, node, branch, *run = row.header  # earlier versions did not write the run
                 text, answer = ("", None) if content is None else content.value(fetch, lambda encoded: encoded)
                 self._add_question(Question(key, text, answer, node, tuple(branch), execution, *run))
-            elif kind in (_POST, _WITHDRAW):
+            elif kind in (RowKind.POST, RowKind.WITHDRAW):
                 self._read_post(row, fetch, decode)
-            elif kind == _RESUME:
+            elif kind == RowKind.RESUME:
                 self.resumes = self.resumes + 1 if row.header[0] else 0
-            elif kind == _ANSWER and content is None:
+            elif kind == RowKind.ANSWER and content is None:
                 self.answers.pop(RecordKey(*row.header), None)
             elif content is None:
                 continue
-            elif kind == _ANSWER:
+            elif kind == RowKind.ANSWER:
                 self.answers[RecordKey(*row.header)] = content.value(fetch, decode)
-            elif kind == _ONCE:
+            elif kind == RowKind.ONCE:
                 self.effects[RecordKey(*row.header)] = content.value(fetch, decode)
-            elif kind == _ITEM:
+            elif kind == RowKind.ITEM:
                 self.items[row.header[0]] = content.value(fetch, decode)
 
     def _read_post(self, row: Row, fetch: Fetch, decode: Decode) -> None:
         execution, scope, node, *rest = row.header
         posts = self.posts.setdefault(tuple(scope), {})
-        if row.kind == _WITHDRAW:
+        if row.kind == RowKind.WITHDRAW:
             seq, withdrawn = rest
             posts.setdefault(seq, None)  # arrival numbers continue after it
             posts.update(dict.fromkeys(withdrawn))

@@ -46,9 +46,6 @@ from dspyer.values import json as encoding
 from dspyer.values.persistent import PersistentMap
 from dspyer.values.types import Opaque
 
-# Compared for every row that is read: in Python 3.11 an attribute of an enum costs 70 ns, a global name nothing.
-_ITEM, _JOIN, _END, _RESUME = (kind.value for kind in (RowKind.ITEM, RowKind.JOIN, RowKind.END, RowKind.RESUME))
-
 PAGE = 16
 """Rows that `newest_rows` reads first; each further page is twice as long."""
 
@@ -155,9 +152,9 @@ def newest_rows(store: Store, at: Point) -> Iterator[tuple[RunRow, Row]]:
 def ending_row(newest_first: Iterable[Row]) -> Row | None:
     """Return the end row of a run; None if it has not ended, or was resumed since."""
     for row in newest_first:
-        if row.kind == _END:
+        if row.kind == RowKind.END:
             return row
-        if row.kind in COMMITS or row.kind == _RESUME:
+        if row.kind in COMMITS or row.kind == RowKind.RESUME:
             break
     return None
 
@@ -169,7 +166,7 @@ def with_map_results(rows: Sequence[Row], earlier: Callable[[], Sequence[Row]] =
         rows: rows of a run.
         earlier: reads the rows before them, if they are not from the beginning.
     """
-    items = {str(row.header[0]): row.content for row in rows if row.kind == _ITEM}
+    items = {str(row.header[0]): row.content for row in rows if row.kind == RowKind.ITEM}
     found: list[Row] = []
     for row in rows:
         header = None
@@ -181,7 +178,7 @@ def with_map_results(rows: Sequence[Row], earlier: Callable[[], Sequence[Row]] =
         # A corrupt header may claim any number of items: ids are listed only for as many as there are rows.
         ids = header.item_ids if header.items[1] <= len(items) else []
         if header.items[1] > len(items) or not all(name in items for name in ids):
-            items = {**{str(one.header[0]): one.content for one in earlier() if one.kind == _ITEM}, **items}
+            items = {**{str(one.header[0]): one.content for one in earlier() if one.kind == RowKind.ITEM}, **items}
             ids = header.item_ids if header.items[1] <= len(items) else [""]
         results = [content for name in ids if (content := items.get(name)) is not None]
         if len(results) < len(ids):
@@ -417,7 +414,7 @@ class HistoryReader:
                 self.opening_patch(run_rows.rows)  # raises what is wrong with it
             content = content._replace(patch=opening[1] if opening else {})
             header = _with_creation_time(header, run_rows.rows)
-        if row.kind == _JOIN:
+        if row.kind == RowKind.JOIN:
             return self._join(entries, header, content, parents, schema)
         state = entries[parents[0]].state if parents else before
         patch = content.patch or {}

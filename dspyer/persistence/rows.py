@@ -35,7 +35,6 @@ A run has a header too (`RunRow.header`). It is written once, when the run or a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import StrEnum
 from functools import partial
 from traceback import format_exception
 from types import MappingProxyType
@@ -55,8 +54,8 @@ Decode = Callable[[Any], Any]
 """Makes a frozen value of its JSON form."""
 
 
-class RowKind(StrEnum):
-    """What a row of a run records."""
+class RowKind:
+    """What a row of a run records. Plain strings: stores get the type that they return, and comparing costs little."""
 
     OPEN = "open"
     COMMIT = "commit"
@@ -73,11 +72,8 @@ class RowKind(StrEnum):
     END = "end"
 
 
-COMMITS = frozenset(kind.value for kind in (RowKind.COMMIT, RowKind.JOIN, RowKind.UPDATE, RowKind.MERGE))
+COMMITS = frozenset((RowKind.COMMIT, RowKind.JOIN, RowKind.UPDATE, RowKind.MERGE))
 """The kinds of rows that are commits."""
-
-_PLAIN: Mapping[str, str] = {kind: kind.value for kind in RowKind}
-"""Each kind as a plain `str`: stores get the type that they return, and every row shares one object."""
 
 NO_BLOBS: Mapping[str, bytes] = MappingProxyType({})
 
@@ -94,7 +90,7 @@ class NewRow(NamedTuple):
 
     def numbered(self, seq: int) -> Row:
         """Return the row with this number."""
-        return Row(seq, _PLAIN.get(self.kind, self.kind), self.header, self.content)
+        return Row(seq, self.kind, self.header, self.content)
 
 
 # --- Headers of runs
