@@ -78,7 +78,7 @@ def measure(item: int, rounds: int = 30) -> Saving:
         with ScriptedLM(answer):
             run = team(read, rounds).run({"topic": "tides"})
         run.raise_error()
-        counts += [run.tokens().sent, prompts]
+        counts += [run.view_tokens().sent, prompts]
     return Saving(item, counts[0], counts[2], counts[1], counts[3])
 
 

@@ -221,7 +221,7 @@ class Interrupted(DspyerError):  # noqa: N818 - named after the status "interrup
             "give the answers with t.resume(answers={...})"
             if stored
             else "run it on a thread, program.thread('a name'), whose resume(answers={...}) takes the answers; under "
-            "an optimizer, Evaluate or in a test supply them with compile(interrupts={...}) or run(interrupts={...})"
+            "an optimizer, Evaluate or in a test supply them with compile(answers={...}) or run(answers={...})"
         )
         count = f"{len(questions)} answer{'s' if len(questions) > 1 else ''}"
         return cls(f"graph {graph!r} waits for {count}: {asked}. What to do: {fix}", questions)

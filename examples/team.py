@@ -92,7 +92,7 @@ def main() -> None:
             run = team(read).run({"topic": "tides"})
         run.raise_error()
         prompts.append(offline.sent)
-        print(f"{title}\n{run.tokens()}\n")
+        print(f"{title}\n{run.view_tokens()}\n")
         if read is new:
             print(f"{run.lanes()}\n")
     if not MODEL:

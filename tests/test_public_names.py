@@ -49,8 +49,8 @@ def test_every_documented_name_is_public() -> None:
     reached = {
         "dspyer.graph.spec.GraphSpec",  # as `program.graph`
         "dspyer.display.timeline.Lanes",  # as `run.lanes()`
-        "dspyer.display.tokens.TokenRow",  # as `run.tokens().rows`
-        "dspyer.display.tokens.Tokens",  # as `run.tokens()`
+        "dspyer.display.tokens.TokenRow",  # as `run.view_tokens().rows`
+        "dspyer.display.tokens.Tokens",  # as `run.view_tokens()`
         "dspyer.stores.base",  # by authors of stores
         "dspyer.stores.postgres.Postgres",  # by its address; importing it needs a driver
         "dspyer.threads.status.StoredFailure",  # as `thread.error`

@@ -12,7 +12,7 @@ from dspyer.errors import brief
 from dspyer.events import BranchPath, Commit, MergedConflict, Question
 from dspyer.patch import DELETE, Replace
 from dspyer.reducers import Updates
-from dspyer.scheduler.run_state import Failure
+from dspyer.scheduler.run_state import FailedBranch
 from dspyer.values.frozen import thaw
 
 SHOWN = 12  # fields of a commit, or authors of a conflict, that are listed
@@ -54,7 +54,7 @@ class DisplayRow(NamedTuple):
 def display_rows(
     commits: Sequence[Commit],
     conflicts: Mapping[str, tuple[MergedConflict, ...]],
-    failures: Iterable[Failure] = (),
+    failures: Iterable[FailedBranch] = (),
     questions: Iterable[Question] = (),
     branches: Iterable[BranchPath] = (),
     depth: int = 0,
@@ -118,7 +118,7 @@ def _with_questions(row: DisplayRow, asked: Mapping[BranchPath, Sequence[Questio
     return row._replace(questions=tuple(here))
 
 
-def _stops(commits: Sequence[Commit], failures: Iterable[Failure], active: list[BranchPath]) -> list[DisplayRow]:
+def _stops(commits: Sequence[Commit], failures: Iterable[FailedBranch], active: list[BranchPath]) -> list[DisplayRow]:
     """Where the active branches of a run were when it ended early."""
     latest: dict[BranchPath, Commit] = {}
     for commit in commits:

@@ -1,4 +1,4 @@
-"""The tokens that a run sent to its nodes, compared with what it would have sent without views: `run.tokens()`."""
+"""The tokens that a run sent to its nodes, compared with what it would have sent without views: `run.view_tokens()`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Tokens:
     Example:
         >>> from dspyer import END, START, Graph
         >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
-        >>> print(graph.compile().run({"n": 1}).tokens())
+        >>> print(graph.compile().run({"n": 1}).view_tokens())
         node  input  visits  sent  full
         add   n           1     1     1  100.0 %
         all                     1     1  100.0 %

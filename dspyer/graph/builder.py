@@ -26,7 +26,7 @@ from dspyer.graph.declarations import (
     warn_of_shadowed,
 )
 from dspyer.graph.spec import Migrate, with_redaction
-from dspyer.nodes.answer_types import Interrupts, answering
+from dspyer.nodes.answer_types import Answers, answer_source
 from dspyer.nodes.build import node_name
 from dspyer.nodes.interrupt import InterruptOptions
 from dspyer.nodes.options import MapOptions, NodeOptions, node_options
@@ -351,7 +351,7 @@ class Graph:
         store: Store | str | PathLike[str] | None = None,
         interrupt_before: Iterable[str] = (),
         interrupt_after: Iterable[str] = (),
-        interrupts: Interrupts = None,
+        answers: Answers = None,
         migrate: Migrate | None = None,
         redact: Redact = None,
         durability: Durability = "sync",
@@ -369,7 +369,7 @@ class Graph:
                 `postgresql://` address, or a `Store`.
             interrupt_before: nodes before which a run stops each time, until it is resumed.
             interrupt_after: nodes after which it stops.
-            interrupts: answers to questions by key, or a function from a `Question` to its answer, for runs
+            answers: answers to questions by key, or a function from a `Question` to its answer, for runs
                 without a person: under an optimizer, `dspy.Evaluate` or a test. Keys that no node asks are ignored,
                 since those of `ctx.interrupt` show only in a run; the error names a question without an answer.
             migrate: converts the state that an earlier graph left in a thread (a plain dict) to the one with which this
@@ -393,7 +393,7 @@ class Graph:
         Raises:
             GraphError: if anything is wrong with the graph, with all problems and their fixes.
             ValueError: if `durability` is unknown or a pattern of `redact` is malformed.
-            TypeError: if `interrupts` is neither a dict nor a function.
+            TypeError: if `answers` is neither a dict nor a function.
 
         Example:
             >>> from dspyer import END
@@ -421,7 +421,7 @@ class Graph:
         warn_of_shadowed(graph.name, graph.outputs or ())
         graph = replace(
             graph,
-            answer=answering(interrupts),
+            answer=answer_source(answers),
             migrate=migrate,
             durability=check_durability(durability),
             max_demo_turns=max_demo_turns,

@@ -16,7 +16,7 @@ from dspyer.events import Question
 from dspyer.persistence.execution_records import MISSING, AnswerSource, no_answer
 from dspyer.values.frozen import thaw
 
-Interrupts: TypeAlias = Mapping[str, Any] | Callable[[Question], Any] | None
+Answers: TypeAlias = Mapping[str, Any] | Callable[[Question], Any] | None
 """Answers that are given before the questions are asked: by key, or from a function of the question."""
 
 NO_ANSWER = (None, type(None))
@@ -35,16 +35,16 @@ class Given:
         return self.answers.get(question.key, self.answers.get(here, MISSING))
 
 
-def answering(interrupts: Interrupts) -> AnswerSource:
-    """The source of answers for `interrupts=`: a dict by key, or a function that answers every question."""
-    if interrupts is None:
+def answer_source(answers: Answers) -> AnswerSource:
+    """The source of answers for `answers=`: a dict by key, or a function that answers every question."""
+    if answers is None:
         return no_answer
-    if isinstance(interrupts, Mapping):
-        return Given(dict(interrupts))
-    if callable(interrupts):
-        return interrupts
+    if isinstance(answers, Mapping):
+        return Given(dict(answers))
+    if callable(answers):
+        return answers
     raise TypeError(
-        f"interrupts={brief(interrupts)}: give a dict from the key of a question to its answer, or a function "
+        f"answers={brief(answers)}: give a dict from the key of a question to its answer, or a function "
         "(Question) -> answer"
     )
 

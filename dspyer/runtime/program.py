@@ -23,7 +23,7 @@ from dspyer.dspy_module.tracing import append_to_trace
 from dspyer.errors import InputError, Interrupt, Interrupted, RunStoppedError, ThreadError
 from dspyer.graph.compile import prepare_modules
 from dspyer.graph.spec import GraphSpec, check_inputs
-from dspyer.nodes.answer_types import Interrupts, answering, first_of
+from dspyer.nodes.answer_types import Answers, answer_source, first_of
 from dspyer.nodes.binding import check_resources, resources_of
 from dspyer.nodes.node import Call
 from dspyer.patch import DELETE
@@ -83,7 +83,7 @@ class CompiledGraph(dspy.Module):
         inputs: Mapping[str, Any],
         *,
         resources: Mapping[type, object] | Sequence[object] | None = None,
-        interrupts: Interrupts = None,
+        answers: Answers = None,
         live: bool = True,
     ) -> Run:
         """Runs the graph and returns the run with its state, commits, events and errors.
@@ -91,7 +91,7 @@ class CompiledGraph(dspy.Module):
         Args:
             inputs: the inputs by name.
             resources: objects for parameters that are annotated with their type: clients, connections; never stored.
-            interrupts: answers to questions by key, or a function from a `Question` to its answer; they come before
+            answers: answers to questions by key, or a function from a `Question` to its answer; they come before
                 those of `compile`.
             live: whether nodes that run at once read each other's posts to live fields; otherwise each is isolated.
 
@@ -108,14 +108,14 @@ class CompiledGraph(dspy.Module):
             >>> run.status, run.prediction.loud
             ('completed', 'HEY')
         """
-        return self._run(inputs, Request(resources_of(resources), answer=answering(interrupts), live=live))
+        return self._run(inputs, Request(resources_of(resources), answer=answer_source(answers), live=live))
 
     async def arun(
         self,
         inputs: Mapping[str, Any],
         *,
         resources: Mapping[type, object] | Sequence[object] | None = None,
-        interrupts: Interrupts = None,
+        answers: Answers = None,
         live: bool = True,
     ) -> Run:
         """Runs the graph in async code; arguments, result and errors are those of `run`.
@@ -127,14 +127,14 @@ class CompiledGraph(dspy.Module):
             >>> asyncio.run(graph.add_path(START, "shout", END).compile().arun({"text": "hey"})).status
             'completed'
         """
-        return await self._arun(inputs, Request(resources_of(resources), answer=answering(interrupts), live=live))
+        return await self._arun(inputs, Request(resources_of(resources), answer=answer_source(answers), live=live))
 
     def stream(
         self,
         inputs: Mapping[str, Any],
         *,
         resources: Mapping[type, object] | Sequence[object] | None = None,
-        interrupts: Interrupts = None,
+        answers: Answers = None,
         live: bool = True,
     ) -> Events:
         """Runs the graph and returns its events as they happen.
@@ -145,7 +145,7 @@ class CompiledGraph(dspy.Module):
         Args:
             inputs: the inputs by name.
             resources: as in `run`.
-            interrupts: as in `run`.
+            answers: as in `run`.
             live: as in `run`.
 
         Returns:
@@ -163,7 +163,7 @@ class CompiledGraph(dspy.Module):
             >>> names[0], names[-1], stream.run.state["loud"]
             ('RunStarted', 'RunEnded', 'HEY')
         """
-        request = Request(resources_of(resources), answer=answering(interrupts), live=live)
+        request = Request(resources_of(resources), answer=answer_source(answers), live=live)
         return Events(lambda observe: self._run(inputs, request, observe), request)
 
     def astream(
@@ -171,7 +171,7 @@ class CompiledGraph(dspy.Module):
         inputs: Mapping[str, Any],
         *,
         resources: Mapping[type, object] | Sequence[object] | None = None,
-        interrupts: Interrupts = None,
+        answers: Answers = None,
         live: bool = True,
     ) -> AsyncEvents:
         """Runs the graph in async code and returns its events as they happen; otherwise like `stream`.
@@ -185,7 +185,7 @@ class CompiledGraph(dspy.Module):
             >>> asyncio.run(main(graph.add_path(START, "shout", END).compile()))[-1]
             'RunEnded'
         """
-        request = Request(resources_of(resources), answer=answering(interrupts), live=live)
+        request = Request(resources_of(resources), answer=answer_source(answers), live=live)
         return AsyncEvents(lambda observe: self._arun(inputs, request, observe), request)
 
     def with_resources(self, resources: Mapping[type, object] | Sequence[object]) -> CompiledGraph:

@@ -16,7 +16,7 @@ from dspyer.events import BranchPath, Commit, Event, MergedConflict, Question
 from dspyer.runtime.session import SessionEnd
 from dspyer.runtime.session_views import TokenReads
 from dspyer.scheduler.lineage import LogEntry, ancestry, last_writer, touches, value_at
-from dspyer.scheduler.run_state import Failure
+from dspyer.scheduler.run_state import FailedBranch
 from dspyer.state import ImmutableState
 from dspyer.views import estimate_tokens
 
@@ -258,7 +258,7 @@ class Run:
             error=self.error,
         )
 
-    def tokens(self, count: Count | None = None) -> Tokens:
+    def view_tokens(self, count: Count | None = None) -> Tokens:
         """The tokens of what nodes have read: each view compared with the whole field; other inputs are sent whole.
 
         Counted from the commits on each call; functions of `.then` are called again. It covers the nodes that ran in
@@ -275,7 +275,7 @@ class Run:
         Example:
             >>> from dspyer import END, START, Graph
             >>> graph = Graph().add_node("size", lambda text: {"size": len(text)}, writes=["size"])
-            >>> tokens = graph.add_path(START, "size", END).compile().run({"text": "high tide at six"}).tokens()
+            >>> tokens = graph.add_path(START, "size", END).compile().run({"text": "high tide at six"}).view_tokens()
             >>> tokens.rows[0].node, tokens.rows[0].sent
             ('size', 4)
         """
@@ -332,7 +332,7 @@ class Run:
     def _rows(self) -> list[DisplayRow]:
         """The commits and where the run ended, for reports and pictures: without what `compile(redact=...)` hides."""
         conflicts = {entry.commit.id: entry.conflicts for entry in self._entries if entry.conflicts}
-        failures: Sequence[Failure] = self._failures
+        failures: Sequence[FailedBranch] = self._failures
         if self._redaction is not None:
             hide = self._redaction.conflict
             conflicts = {commit: tuple(map(hide, found)) for commit, found in conflicts.items()}

@@ -47,7 +47,7 @@ from dspyer.scheduler.lineage import ancestry
 from dspyer.scheduler.run_state import (
     Branch,
     Execution,
-    Failure,
+    FailedBranch,
     Group,
     RunState,
     Suspended,
@@ -264,7 +264,7 @@ class Session(NotLive):
     def _fail(self, group: Group, error: Exception) -> None:
         branch = group.branches[0]
         node = self.run.log[branch.head].commit.node
-        failure = Failure(branch.path, node, branch.id, error, tuple(group.branches), group.position)
+        failure = FailedBranch(branch.path, node, branch.id, error, tuple(group.branches), group.position)
         self.run = self.run._replace(failures=(*self.run.failures, failure))
         self._publish_once_written([NodeFailed(node, branch.path, branch.id, error)])
 
@@ -480,7 +480,7 @@ class Session(NotLive):
         if self.run.ended and self.run.log[last].commit.id == execution_id((), last):  # it never forked
             return [step for steps in self.traces.values() for step in steps]
         heads: list[int] = [last]
-        failures: tuple[Failure, ...] = ()
+        failures: tuple[FailedBranch, ...] = ()
         if not self.run.ended:
             branches, failures = _unfinished(self.run), self.run.failures
             heads = [branches[path].head for path in sorted(branches) if branches[path].head >= 0]

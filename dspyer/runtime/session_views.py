@@ -245,8 +245,8 @@ class Fields:
 
 def _not_copied(field: str) -> PriorHistory:
     raise ThreadError(
-        f"a copy of a run does not have what earlier runs of the thread wrote to {field!r}: call run.tokens() in the "
-        "process that ran it"
+        f"a copy of a run does not have what earlier runs of the thread wrote to {field!r}: call run.view_tokens() in "
+        "the process that ran it"
     )
 
 

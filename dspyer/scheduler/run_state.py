@@ -44,7 +44,7 @@ class RunState(NamedTuple):
     running: PersistentMap[str, Execution]
     positions: PersistentMap[Position, int]
     calls: int = 0
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[FailedBranch, ...] = ()
     trunk_state: ImmutableState = ImmutableState()
     ended: bool = False
     suspended: PersistentMap[str, tuple[Execution, Suspended]] = PersistentMap()
@@ -129,7 +129,7 @@ class Execution(NamedTuple):
     overlay: FrozenDict[str, Any] | None
 
 
-class Failure(NamedTuple):
+class FailedBranch(NamedTuple):
     """A node, router or join that raised, with the branches that it stopped."""
 
     path: BranchPath

@@ -35,7 +35,7 @@ from dspyer.scheduler.run_state import (
     NOTHING_READY,
     Branch,
     Execution,
-    Failure,
+    FailedBranch,
     Group,
     Position,
     ReadyQueue,
@@ -108,7 +108,7 @@ def begin(
     if node != START:
         limit = limit_error(run, branch, node)
         if limit is not None:
-            failure = Failure(path, node, commit_id, limit, (branch,), group.position)
+            failure = FailedBranch(path, node, commit_id, limit, (branch,), group.position)
             run, failed = _fail(run._replace(ready=ready), failure)
             return run, None, events + failed
         events.append(NodeStarted(node, path, execution.visit, commit_id))
@@ -127,7 +127,7 @@ def advance(run: RunState, execution_id: str, outcome: Transition | Suspended | 
         suspended = suspended.set(execution_id, (execution, outcome))
         return run._replace(running=running, suspended=suspended), [Asked(question) for question in outcome.questions]
     if isinstance(outcome, BaseException):
-        failure = Failure(
+        failure = FailedBranch(
             execution.path, execution.node, execution.id, outcome, (execution.branch,), execution.position
         )
         return _fail(run._replace(running=running), failure)
@@ -198,7 +198,7 @@ def limit_error(run: RunState, branch: Branch, node: str) -> Exception | None:
     return None
 
 
-def _fail(run: RunState, failure: Failure) -> Advanced:
+def _fail(run: RunState, failure: FailedBranch) -> Advanced:
     failures = tuple(sorted((*run.failures, failure), key=lambda failed: failed.path))
     event = NodeFailed(failure.node, failure.path, failure.execution, failure.error)
     return run._replace(failures=failures, positions=_without_one(run.positions, failure.position)), [event]
@@ -343,7 +343,7 @@ def _join_failed(run: RunState, group: Group, raised: JoinFailedError) -> tuple[
     found: list[Event] = [ConflictFound(conflict) for conflict in raised.conflicts]
     path = min(branch.path for branch in group.branches)
     author = f"join:{group.position[0]}"
-    failure = Failure(path, author, "", raised.error, tuple(group.branches), group.position, raised.conflicts)
+    failure = FailedBranch(path, author, "", raised.error, tuple(group.branches), group.position, raised.conflicts)
     run, failed = _fail(run, failure)
     return run, None, found + failed
 

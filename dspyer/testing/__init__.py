@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dspyer.testing.nearest import NearestLM
-from dspyer.testing.scripted import Asks, LMCall, ScriptedLM, UnexpectedCallError
+from dspyer.testing.scripted import Asks, ScriptedCall, ScriptedLM, UnexpectedCallError
 from dspyer.testing.store_conformance import StoreConformance
 from dspyer.testing.units import call_node, route, stub
 
 __all__ = [
     "Asks",
-    "LMCall",
     "NearestLM",
+    "ScriptedCall",
     "ScriptedLM",
     "StoreConformance",
     "UnexpectedCallError",

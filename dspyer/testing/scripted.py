@@ -66,7 +66,7 @@ class ScriptedLM(TextLM):
         super().__init__(model, self._script, **kwargs)
 
     @property
-    def calls(self) -> list[LMCall]:
+    def calls(self) -> list[ScriptedCall]:
         """The calls so far, of this LM and all its copies, in the order in which they were answered."""
         return list(self._script.calls)
 
@@ -147,7 +147,7 @@ class Asks:
 
 
 @dataclass(frozen=True, slots=True)
-class LMCall:
+class ScriptedCall:
     """A call of a scripted LM, an item of `lm.calls`.
 
     Attributes:
@@ -241,7 +241,7 @@ class AnswerScript:
 
     def __init__(self, rules: Iterable[AnswerRule]) -> None:
         self.rules = list(rules)
-        self.calls: list[LMCall] = []
+        self.calls: list[ScriptedCall] = []
         self.lock = threading.Lock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AnswerScript:
@@ -261,9 +261,9 @@ class AnswerScript:
         try:
             written = _written(answer, prompt)
         except BaseException as error:  # an answer may be any exception, KeyboardInterrupt too
-            self._record(LMCall(prompt, error=error))
+            self._record(ScriptedCall(prompt, error=error))
             raise
-        self._record(LMCall(prompt, answer=written.text, tool_calls=written.calls))
+        self._record(ScriptedCall(prompt, answer=written.text, tool_calls=written.calls))
         return written
 
     def problems(self) -> list[str]:
@@ -273,7 +273,7 @@ class AnswerScript:
             unused = [text for rule in self.rules if (text := rule.unused())]
         return found + [f"not used: {text}" for text in unused]
 
-    def _record(self, call: LMCall) -> None:
+    def _record(self, call: ScriptedCall) -> None:
         with self.lock:
             self.calls.append(call)
 

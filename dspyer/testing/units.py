@@ -12,7 +12,7 @@ import dspy
 from dspyer.errors import GraphError, Interrupt, Interrupted, suggestion
 from dspyer.graph.spec import GraphSpec, check_send
 from dspyer.hints import signature_of
-from dspyer.nodes.answer_types import Interrupts, answering, first_of
+from dspyer.nodes.answer_types import Answers, answer_source, first_of
 from dspyer.nodes.attempt import Attempt, NoRun, with_posts
 from dspyer.nodes.binding import check_resources, resources_of
 from dspyer.nodes.build import build_node
@@ -38,7 +38,7 @@ def call_node(
     state: Mapping[str, Any],
     *,
     resources: Resources = None,
-    interrupts: Interrupts = None,
+    answers: Answers = None,
 ) -> dict[str, Any]:
     """Calls one node of a program as a run would: binding, permissions and validation included.
 
@@ -47,14 +47,14 @@ def call_node(
         node: name of the node.
         state: the fields of the state; those with a default may be left out.
         resources: as in `program.run`.
-        interrupts: answers to questions, as in `program.run`.
+        answers: answers to questions, as in `program.run`.
 
     Returns:
         The patch that the node would commit, with plain values.
 
     Raises:
         GraphError: if there is no such node.
-        Interrupted: if the node asks a question that `interrupts` does not answer.
+        Interrupted: if the node asks a question that `answers` does not answer.
         NodeOutputError: if the node returns a patch that it may not write or that the schema refuses.
         Exception: any exception that the node raises.
 
@@ -65,7 +65,7 @@ def call_node(
         {'n': 8}
     """
     graph = program.graph
-    call = _call(program, node, state, resources, [_node(graph, node)], interrupts)
+    call = _call(program, node, state, resources, [_node(graph, node)], answers)
     schema = graph.topology.schema
     with _unanswered(graph):
         reply = graph.nodes[node].call(call)
@@ -82,7 +82,7 @@ def route(
     state: Mapping[str, Any],
     *,
     resources: Resources = None,
-    interrupts: Interrupts = None,
+    answers: Answers = None,
 ) -> list[str | Send]:
     """Evaluates the edges and routers of a node: where would a branch go from it?
 
@@ -91,14 +91,14 @@ def route(
         node: name of the node, or `START`.
         state: the state after the node.
         resources: as in `program.run`.
-        interrupts: answers to questions, as in `program.run`.
+        answers: answers to questions, as in `program.run`.
 
     Returns:
         The targets, each name once.
 
     Raises:
         GraphError: if there is no such node.
-        Interrupted: if a router asks a question that `interrupts` does not answer.
+        Interrupted: if a router asks a question that `answers` does not answer.
         RouteError: if a router returns no target, or a `Send` with fields that the target does not read.
 
     Example:
@@ -112,7 +112,7 @@ def route(
     if node != START:
         _node(graph, node)
     exits = graph.exits[node]
-    call = _call(program, node, state, resources, [exit_ for exit_ in exits if isinstance(exit_, Router)], interrupts)
+    call = _call(program, node, state, resources, [exit_ for exit_ in exits if isinstance(exit_, Router)], answers)
     targets: list[str | Send] = []
     with _unanswered(graph):
         for exit_ in exits:
@@ -208,7 +208,7 @@ def _call(
     fields: Mapping[str, Any],
     resources: Resources,
     users: Sequence[Node | Router],
-    interrupts: Interrupts,
+    answers: Answers,
 ) -> Call:
     schema = program.graph.topology.schema
     given = resources_of(resources)
@@ -216,7 +216,7 @@ def _call(
     _, state = schema.commit(
         schema.initial_state({}), fields, node="the state of the test", commit_id="test", whole_values=True
     )
-    host = NoRun(first_of(answering(interrupts), program.graph.answer))
+    host = NoRun(first_of(answer_source(answers), program.graph.answer))
     current = ImmutableState(state)
     host.views = StateViews(program.graph, current)
     attempt = Attempt(host, node, position=Branch((), ((),), current, 0, "", 0, PersistentMap()))
@@ -231,5 +231,5 @@ def _unanswered(graph: GraphSpec) -> Iterator[None]:
     except Interrupt as interrupt:
         asked = ", ".join(f"{one.key!r}: {one.text}" for one in interrupt.questions)
         raise Interrupted(
-            f"graph {graph.name!r} asks {asked}; give the answer with interrupts={{...}}", interrupt.questions
+            f"graph {graph.name!r} asks {asked}; give the answer with answers={{...}}", interrupt.questions
         ) from None

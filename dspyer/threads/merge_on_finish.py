@@ -66,7 +66,7 @@ class MergeOnFinish:
             if run.status != "completed":
                 raise ThreadError(
                     'the run waits for answers, and resume() cannot find a run with on_conflict="merge": use '
-                    f'on_conflict="wait" on thread {thread!r}, or supply the answers with compile(interrupts={{...}})'
+                    f'on_conflict="wait" on thread {thread!r}, or supply the answers with compile(answers={{...}})'
                 )
             self._merge(Point(journal.run, journal.seq - 1), lock.patience)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the error of the run

@@ -63,20 +63,22 @@ class ThreadLock:
     """Owns a thread for the duration of one run: acquired at once or after waiting, released in any case.
 
     `acquire` acquires the thread and starts the run in the store, or raises `ConcurrentRunError`. It is called again
-    for up to `timeout` seconds, unless `on_conflict` is `"raise"`. With `"merge"` it acquires nothing, since such a run
-    owns no thread (`threads.merge_on_finish`).
+    for up to `lock_timeout` seconds, unless `on_conflict` is `"raise"`. With `"merge"` it acquires nothing, since such
+    a run owns no thread (`threads.merge_on_finish`).
 
     Attributes:
         patience: seconds to wait, here and for a merge at the end; 0 for `"raise"`.
         owned: the run, once it was started.
     """
 
-    def __init__(self, acquire: Callable[[], OwnedRun], request: Request, on_conflict: str, timeout: float) -> None:
+    def __init__(
+        self, acquire: Callable[[], OwnedRun], request: Request, on_conflict: str, lock_timeout: float
+    ) -> None:
         if on_conflict not in ("raise", "wait", "merge"):
             raise ThreadError(f'on_conflict={on_conflict!r}: it is "raise", "wait" or "merge"')
         self._acquire_run = acquire
         self._request = request
-        self.patience = 0.0 if on_conflict == "raise" else timeout
+        self.patience = 0.0 if on_conflict == "raise" else lock_timeout
         self.owned: OwnedRun | None = None
 
     @contextmanager

@@ -34,7 +34,7 @@ from dspyer.threads.merging import ThreadMerger, check_same_store
 from dspyer.threads.ownership import ThreadLock, existing_row
 from dspyer.threads.start import RunStarter
 from dspyer.threads.status import StoredFailure, failures_of, open_questions, status_of, usage_of
-from dspyer.threads.thread_program import Answers, OnConflict, Resources, ThreadProgram
+from dspyer.threads.thread_program import AnswersByKey, OnConflict, Resources, ThreadProgram
 from dspyer.threads.time_travel import Moment, ThreadReader, check_thread_name
 from dspyer.threads.views_across_runs import recent_indexes
 
@@ -77,7 +77,7 @@ class Thread:
         *,
         resources: Resources = None,
         on_conflict: OnConflict = "raise",
-        timeout: float = 60.0,
+        lock_timeout: float = 60.0,
         abandon: bool = False,
         take_over: bool = False,
         live: bool = True,
@@ -91,7 +91,7 @@ class Thread:
                 `"merge"` the run starts at once next to others, owns nothing, and is merged into the thread at its end:
                 `t.state` has both. What both have changed is a conflict for the graph's merge policies; if one raises,
                 the run has failed and its commits stay. Such a run cannot wait for answers, nor be resumed.
-            timeout: most seconds to wait for the thread, and to try to merge.
+            lock_timeout: most seconds to wait for the thread, and to try to merge.
             abandon: leaves an open run as it is; its commits stay in the history.
             take_over: replaces another owner, which can commit nothing more.
             live: as in `program.run`; a resume or a rerun of the run keeps it.
@@ -114,7 +114,7 @@ class Thread:
             'Hello Ada'
         """
         request = Request(resources_of(resources), live=live)
-        return self._play(inputs, self._lock_new(inputs, request, abandon, take_over, on_conflict, timeout))
+        return self._play(inputs, self._lock_new(inputs, request, abandon, take_over, on_conflict, lock_timeout))
 
     async def arun(
         self,
@@ -122,7 +122,7 @@ class Thread:
         *,
         resources: Resources = None,
         on_conflict: OnConflict = "raise",
-        timeout: float = 60.0,  # noqa: ASYNC109 - a time to wait for the thread, not for the run; as in `run`
+        lock_timeout: float = 60.0,
         abandon: bool = False,
         take_over: bool = False,
         live: bool = True,
@@ -138,7 +138,7 @@ class Thread:
             'Hello Ada'
         """
         request = Request(resources_of(resources), live=live)
-        lock = self._lock_new(inputs, request, abandon, take_over, on_conflict, timeout)
+        lock = self._lock_new(inputs, request, abandon, take_over, on_conflict, lock_timeout)
         return await self._aplay(inputs, lock)
 
     def stream(
@@ -147,7 +147,7 @@ class Thread:
         *,
         resources: Resources = None,
         on_conflict: OnConflict = "raise",
-        timeout: float = 60.0,
+        lock_timeout: float = 60.0,
         abandon: bool = False,
         take_over: bool = False,
         live: bool = True,
@@ -172,7 +172,7 @@ class Thread:
             ['RunStarted', 'Committed', 'NodeStarted', 'Committed', 'RunEnded']
         """
         request = Request(resources_of(resources), live=live)
-        lock = self._lock_new(inputs, request, abandon, take_over, on_conflict, timeout)
+        lock = self._lock_new(inputs, request, abandon, take_over, on_conflict, lock_timeout)
         return Events(lambda observe: self._play(inputs, lock, observe), request)
 
     def astream(
@@ -181,7 +181,7 @@ class Thread:
         *,
         resources: Resources = None,
         on_conflict: OnConflict = "raise",
-        timeout: float = 60.0,
+        lock_timeout: float = 60.0,
         abandon: bool = False,
         take_over: bool = False,
         live: bool = True,
@@ -199,12 +199,12 @@ class Thread:
             'RunEnded'
         """
         request = Request(resources_of(resources), live=live)
-        lock = self._lock_new(inputs, request, abandon, take_over, on_conflict, timeout)
+        lock = self._lock_new(inputs, request, abandon, take_over, on_conflict, lock_timeout)
         return AsyncEvents(lambda observe: self._aplay(inputs, lock, observe), request)
 
     def resume(
         self,
-        answers: Answers = None,
+        answers: AnswersByKey = None,
         *,
         resources: Resources = None,
         take_over: bool = False,
@@ -246,7 +246,7 @@ class Thread:
 
     async def aresume(
         self,
-        answers: Answers = None,
+        answers: AnswersByKey = None,
         *,
         resources: Resources = None,
         take_over: bool = False,
@@ -269,7 +269,7 @@ class Thread:
 
     def stream_resume(
         self,
-        answers: Answers = None,
+        answers: AnswersByKey = None,
         *,
         resources: Resources = None,
         take_over: bool = False,
@@ -295,7 +295,7 @@ class Thread:
 
     def astream_resume(
         self,
-        answers: Answers = None,
+        answers: AnswersByKey = None,
         *,
         resources: Resources = None,
         take_over: bool = False,
@@ -751,16 +751,16 @@ class Thread:
         abandon: bool,
         take_over: bool,
         on_conflict: str,
-        timeout: float,
+        lock_timeout: float,
     ) -> ThreadLock:
         self._program._check_resources(request)
         acquire = partial(self._starter.start_new, inputs, request, abandon=abandon, take_over=take_over)
         if on_conflict == "merge":
             acquire = partial(self._merge_on_finish.start, inputs, request, abandon)
-        return ThreadLock(acquire, request, on_conflict, timeout)
+        return ThreadLock(acquire, request, on_conflict, lock_timeout)
 
     def _lock_last(
-        self, answers: Answers, request: Request, take_over: bool, max_resumes: int, allow: AllowChanged
+        self, answers: AnswersByKey, request: Request, take_over: bool, max_resumes: int, allow: AllowChanged
     ) -> ThreadLock:
         self._program._check_resources(request)
         resume = self._starter.resume_last

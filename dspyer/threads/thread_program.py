@@ -10,7 +10,7 @@ from dspyer.runtime.request import Observe, Request
 from dspyer.runtime.run import Run
 
 Resources = Mapping[type, object] | Sequence[object] | None
-Answers = Mapping[str, Any] | None
+AnswersByKey = Mapping[str, Any] | None
 OnConflict = Literal["raise", "wait", "merge"]
 
 

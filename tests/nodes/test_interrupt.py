@@ -59,7 +59,7 @@ def test_the_question_is_a_template_or_a_function_of_fields(play: Play, question
     program = asking(question=question, into="approved").compile()
     run = play(program, {})
     assert [(asked.text, asked.key, asked.node) for asked in run.questions] == [(text, "approve", "approve")]
-    done = play(program, {}, interrupts={"approve": True})
+    done = play(program, {}, answers={"approve": True})
     assert done.state["approved"] is True
     assert done.commits[-1].patch == {"approved": True}
 
@@ -112,7 +112,7 @@ def test_a_question_without_answer_waits() -> None:
     thread = graph.compile(store=":memory:").thread("t")
     thread.run({})
     assert thread.resume().status == "completed"
-    assert isinstance(graph.compile(interrupts={"approve": False}).run({}).error, InputError)
+    assert isinstance(graph.compile(answers={"approve": False}).run({}).error, InputError)
 
 
 def test_a_router_after_it_reads_the_answer() -> None:
@@ -120,7 +120,7 @@ def test_a_router_after_it_reads_the_answer() -> None:
     graph.add_node("send", lambda: {"draft": "sent"}, writes=["draft"]).add_edge(START, "approve")
     graph.add_conditional_edges("approve", "approved", {True: "send", False: END}).add_edge("send", END)
     for answer, draft in ((True, "sent"), (False, "Dear Ada")):
-        assert graph.compile().run({}, interrupts={"approve": answer}).state["draft"] == draft
+        assert graph.compile().run({}, answers={"approve": answer}).state["draft"] == draft
 
 
 def test_a_send_brings_values_for_the_question() -> None:
@@ -239,5 +239,5 @@ def test_errors_of_the_question_are_raised_in_the_run(
 
 def test_a_node_called_without_a_run_asks_too() -> None:
     program: CompiledGraph = asking(question="Send {draft}?", into="approved").compile()
-    assert call_node(program, "approve", {"draft": "x"}, interrupts={"approve": 0}) == {}
-    assert call_node(program, "approve", {"draft": "x"}, interrupts={"approve": 1}) == {"approved": True}
+    assert call_node(program, "approve", {"draft": "x"}, answers={"approve": 0}) == {}
+    assert call_node(program, "approve", {"draft": "x"}, answers={"approve": 1}) == {"approved": True}

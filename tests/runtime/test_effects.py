@@ -241,7 +241,7 @@ def test_one_key_in_two_nodes_and_in_a_question_is_no_repetition() -> None:
     def work(ctx: Context) -> dict[str, Any]:
         return {"a": ctx.once("a", lambda: 1), "b": ctx.interrupt("a", "?", answer=int)}
 
-    assert alone(work).run({}, interrupts={"a": 2}).state.to_dict() == {"a": 1, "b": 2}
+    assert alone(work).run({}, answers={"a": 2}).state.to_dict() == {"a": 1, "b": 2}
 
 
 def test_a_record_is_flushed_before_the_node_continues() -> None:

@@ -189,9 +189,9 @@ ONE_LM = DummyLM([{"answer": "a", "check": "c"}] * 1_000)
 """It is in a cycle of its own: one for each test could be freed late, during another test."""
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "asks, refused": {"interrupts": {"ok": "perhaps"}},
-    "asks, function fails": {"interrupts": no_answer},
-    "asks to go on, function fails": {"interrupts": no_answer, "interrupt_after": ["one"]},
+    "asks, refused": {"answers": {"ok": "perhaps"}},
+    "asks, function fails": {"answers": no_answer},
+    "asks to go on, function fails": {"answers": no_answer, "interrupt_after": ["one"]},
     "step limit": {"max_steps": 2},
 }
 

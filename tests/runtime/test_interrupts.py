@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from dspyer import END, START, Command, CompiledGraph, Context, Graph, Send
 from dspyer.errors import AttemptError, GraphError, InputError, Interrupt, Interrupted, ThreadError
 from dspyer.events import Asked, NodeFailed, Question, RunEnded
-from dspyer.nodes.answer_types import Interrupts
+from dspyer.nodes.answer_types import Answers
 from tests.runtime.conftest import Play
 
 Work = Callable[..., Any]
@@ -105,7 +105,7 @@ def test_answers_on_a_thread(kind: Any, given: Any, got: Any) -> None:
     assert seen == []
     assert program.thread("t").resume({"q": given}).status == "completed"
     assert seen == [got]
-    assert program.run({}, interrupts={"q": given}).status == "completed"
+    assert program.run({}, answers={"q": given}).status == "completed"
     assert seen == [got, got]
 
 
@@ -195,7 +195,7 @@ REFUSED: dict[str, tuple[Callable[[Context], Any], type[Exception], str]] = {
 
 @pytest.mark.parametrize(("use", "kind", "text"), REFUSED.values(), ids=REFUSED)
 def test_wrong_uses_are_refused(use: Callable[[Context], Any], kind: type[Exception], text: str) -> None:
-    run = alone(lambda ctx: {"n": use(ctx)}).run({}, interrupts={"a": True})
+    run = alone(lambda ctx: {"n": use(ctx)}).run({}, answers={"a": True})
     assert isinstance(run.error, kind)
     assert text in str(run.error)
 
@@ -219,7 +219,7 @@ def test_async_nodes_and_tasks_inside_them_ask(play: Play) -> None:
         return {"got": await asyncio.create_task(ask(ctx))}
 
     assert play(alone(work), {}).questions[0].key == "a"
-    assert play(alone(work), {}, interrupts={"a": False}).state["got"] is False
+    assert play(alone(work), {}, answers={"a": False}).state["got"] is False
 
 
 # --- other branches
@@ -441,7 +441,7 @@ def test_other_branches_continue_while_one_is_paused(play: Play) -> None:
     run = play(graph.compile(interrupt_before=["c"]), {})
     assert (sorted(calls), [question.id for question in run.questions]) == (["a", "b", "d"], ["0:1/before"])
     assert play(graph.compile(interrupt_after=["b"]), {}).questions[0].id == "1:0/after"
-    assert play(graph.compile(interrupt_after=["b"]), {}, interrupts={"after": None}).status == "completed"
+    assert play(graph.compile(interrupt_after=["b"]), {}, answers={"after": None}).status == "completed"
 
 
 def test_explain_shows_the_pauses() -> None:
@@ -457,7 +457,7 @@ def test_names_of_pauses_are_checked(option: str) -> None:
 
 def test_false_leaves_a_run_paused(play: Play) -> None:
     for option in ("interrupt_before", "interrupt_after"):
-        run = play(stopping([], **{option: ["b"]}), {}, interrupts=lambda _: False)
+        run = play(stopping([], **{option: ["b"]}), {}, answers=lambda _: False)
         assert isinstance(run.error, InputError)
         assert "takes no answer, and was given False" in str(run.error)
 
@@ -469,7 +469,7 @@ def answer(question: Question) -> Any:
     return question.text == "Sure?"
 
 
-SUPPLIED: dict[str, tuple[Interrupts, Interrupts, Any]] = {
+SUPPLIED: dict[str, tuple[Answers, Answers, Any]] = {
     "compiled": ({"ok": True}, None, True),
     "of the run": (None, {"ok": False}, False),
     "the run's come first": ({"ok": True}, {"ok": False}, False),
@@ -481,27 +481,27 @@ SUPPLIED: dict[str, tuple[Interrupts, Interrupts, Any]] = {
 
 
 @pytest.mark.parametrize(("compiled", "given", "expected"), SUPPLIED.values(), ids=SUPPLIED)
-def test_supplied_answers(play: Play, compiled: Interrupts, given: Interrupts, expected: Any) -> None:
+def test_supplied_answers(play: Play, compiled: Answers, given: Answers, expected: Any) -> None:
     calls: list[str] = []
-    run = play(approving(calls, interrupts=compiled), {}, interrupts=given)
+    run = play(approving(calls, answers=compiled), {}, answers=given)
     assert (run.state["ok"], calls) == (expected, ["work"]), "nothing is called twice"
 
 
 def test_supplied_answers_reach_graphs_inside() -> None:
     for outer, within in (({"ok": True}, None), (None, {"ok": True}), ({"ok": True}, {"ok": False})):
-        graph = Graph().add_node("sub", inner([], interrupts=within)).add_path(START, "sub", END)
-        assert graph.compile(interrupts=outer)(x="a").z == ["A", True]
+        graph = Graph().add_node("sub", inner([], answers=within)).add_path(START, "sub", END)
+        assert graph.compile(answers=outer)(x="a").z == ["A", True]
 
 
 def test_invalid_answers_are_refused() -> None:
     with pytest.raises(TypeError, match="give a dict from the key"):
-        approving(interrupts=[True])
+        approving(answers=[True])
     with pytest.raises(TypeError, match="give a dict from the key"):
-        approving().run({}, interrupts=3)  # type: ignore[arg-type]
+        approving().run({}, answers=3)  # type: ignore[arg-type]
 
 
 def test_copies_and_pickles_keep_supplied_answers() -> None:
-    program = approving(interrupts={"ok": True})
+    program = approving(answers={"ok": True})
     assert program.deepcopy()().ok is True
     assert program.reset_copy()().ok is True
 
@@ -532,8 +532,8 @@ def test_evaluate_names_the_question(threads: int, caplog: pytest.LogCaptureFixt
         with pytest.raises(Exception, match="cancelled due to errors"):
             evaluate(predicting())
         assert "waits for 1 answer: 'approve' of node 'approve'" in caplog.text
-        assert "compile(interrupts={...})" in caplog.text
-        assert evaluate(predicting(interrupts={"approve": True})).score == 100
+        assert "compile(answers={...})" in caplog.text
+        assert evaluate(predicting(answers={"approve": True})).score == 100
 
 
 def test_an_optimizer_stops_with_the_error_or_gets_the_answers() -> None:
@@ -541,5 +541,5 @@ def test_an_optimizer_stops_with_the_error_or_gets_the_answers() -> None:
         bootstrap = BootstrapFewShot(metric=right, max_errors=1)
         with pytest.raises(Interrupted, match="'approve' of node 'approve'"):
             bootstrap.compile(predicting(), trainset=EXAMPLES)
-        tuned = bootstrap.compile(predicting(interrupts={"approve": True}), trainset=EXAMPLES)
+        tuned = bootstrap.compile(predicting(answers={"approve": True}), trainset=EXAMPLES)
         assert len(tuned.answer.demos) == 2

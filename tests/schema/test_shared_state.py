@@ -264,5 +264,5 @@ def test_reads_of_views_are_recorded_on_demand() -> None:
         return {"answer": it}
 
     run = solo(node, {"findings": "a"}, reads={"it": view("findings").new()}, writes=["answer"])
-    (row,) = run.tokens().rows
+    (row,) = run.view_tokens().rows
     assert (row.node, row.name, row.view, row.visits) == ("node", "it", "view('findings').new()", 1)

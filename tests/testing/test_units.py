@@ -93,20 +93,20 @@ def asking(**options: Any) -> CompiledGraph:
 
 
 def test_questions_of_nodes_and_routes_get_an_answer() -> None:
-    assert call_node(asking(), "work", {}, interrupts={"ok": False}) == {"ok": False}
-    assert call_node(asking(interrupts={"ok": True}), "work", {}) == {"ok": True}
-    assert call_node(asking(), "approve", {"ok": 1}, interrupts=lambda question: question.text == "Send 1?") == {
+    assert call_node(asking(), "work", {}, answers={"ok": False}) == {"ok": False}
+    assert call_node(asking(answers={"ok": True}), "work", {}) == {"ok": True}
+    assert call_node(asking(), "approve", {"ok": 1}, answers=lambda question: question.text == "Send 1?") == {
         "approved": True
     }
-    assert route(asking(), "approve", {}, interrupts={"left": True}) == ["work"]
+    assert route(asking(), "approve", {}, answers={"left": True}) == ["work"]
 
 
 def test_questions_without_an_answer_are_an_error() -> None:
     for call in (lambda: call_node(asking(), "work", {}), lambda: route(asking(), "approve", {})):
-        with pytest.raises(Interrupted, match=r"asks '(ok': Sure|left': Left)\?; give the answer with interrupts="):
+        with pytest.raises(Interrupted, match=r"asks '(ok': Sure|left': Left)\?; give the answer with answers="):
             call()
 
 
 def test_stub_replaces_an_interrupt() -> None:
-    program = stub(asking(interrupts={"left": False}), work={"ok": 1}, approve={"approved": False})
+    program = stub(asking(answers={"left": False}), work={"ok": 1}, approve={"approved": False})
     assert program().approved is False

@@ -39,7 +39,7 @@ def echo(text: str) -> dict[str, Any]:
 
 def billing(store: Store, name: str | None = "Billing", **options: Any) -> CompiledGraph:
     graph = Graph(Billing, name=name).add_node(book, writes=["booked"]).add_path(START, "book", END)
-    return graph.compile(store=store, interrupts={"sure": True}, **options)
+    return graph.compile(store=store, answers={"sure": True}, **options)
 
 
 def chat(

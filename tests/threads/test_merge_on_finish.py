@@ -172,7 +172,7 @@ def test_a_run_that_asks_a_question_fails() -> None:
     assert isinstance(run.error, ThreadError)
     assert "resume() cannot find a run" in str(run.error)
     assert thread.status == "completed"
-    thread = graph.compile(store=Memory(), interrupts={"how many": 3}).thread("t")
+    thread = graph.compile(store=Memory(), answers={"how many": 3}).thread("t")
     assert thread.run({}, on_conflict="merge").state["n"] == 3
     assert thread.state["n"] == 3
 
@@ -195,7 +195,7 @@ def test_a_merge_gives_up_when_the_thread_is_owned_for_too_long() -> None:
 
     def hook(who: str) -> None:
         if who == "owner":
-            found.append(program(store).thread("t").run({"who": "guest"}, on_conflict="merge", timeout=0.0))
+            found.append(program(store).thread("t").run({"who": "guest"}, on_conflict="merge", lock_timeout=0.0))
 
     found: list[Run] = []
     thread = program(store, hook).thread("t")

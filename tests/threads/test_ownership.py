@@ -34,7 +34,7 @@ def test_a_second_run_is_refused_before_any_node_is_called(store: Store) -> None
         thread.resume,
         lambda: asyncio.run(thread.arun({"n": 1})),
         lambda: asyncio.run(thread.aresume()),
-        lambda: thread.run({"n": 1}, on_conflict="wait", timeout=0.0),
+        lambda: thread.run({"n": 1}, on_conflict="wait", lock_timeout=0.0),
         lambda: list(thread.stream({"n": 1})),
     ):
         with pytest.raises(ConcurrentRunError, match=r"owned by another run.*take_over=True"):

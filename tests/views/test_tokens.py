@@ -1,4 +1,4 @@
-"""`run.tokens()` and `run.lanes()`: the tokens that views save, and the fields over time."""
+"""`run.view_tokens()` and `run.lanes()`: the tokens that views save, and the fields over time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def played(rounds: int = 2, **options: Any) -> Run:
 
 def test_tokens_by_node_and_view() -> None:
     """S000-27: what is no view is sent whole."""
-    tokens = played().tokens()
+    tokens = played().view_tokens()
     rows = {(row.node, row.name, row.view): row[3:] for row in tokens.rows}
     assert rows[("write", "topic", None)] == (2, 4, 4)
     assert rows[("look", "new", "view('notes').new()")] == (2, 20, 30)
@@ -63,14 +63,15 @@ def test_tokens_by_node_and_view() -> None:
 
 
 def test_a_report_may_count_by_a_tokenizer() -> None:
-    tokens = played().tokens(count=lambda text: 1)
+    tokens = played().view_tokens(count=lambda text: 1)
     assert "counted by tokenizer" in str(tokens)
     assert next(row for row in tokens.rows if row.name == "all_notes")[3:] == (2, 3, 3)
 
 
 def test_a_copy_of_a_run_counts_the_same() -> None:
     run = looped_run()
-    assert str(pickle.loads(pickle.dumps(run)).tokens()) == str(copy.deepcopy(run).tokens()) == str(run.tokens())
+    copies = [pickle.loads(pickle.dumps(run)), copy.deepcopy(run)]
+    assert [str(other.view_tokens()) for other in copies] == 2 * [str(run.view_tokens())]
 
 
 def test_tokens_of_a_thread_are_counted_from_its_history() -> None:
@@ -78,9 +79,9 @@ def test_tokens_of_a_thread_are_counted_from_its_history() -> None:
     thread.run({})
     run = thread.run({})
     run.raise_error()
-    assert "view('notes').new()" in str(run.tokens())
+    assert "view('notes').new()" in str(run.view_tokens())
     with pytest.raises(errors.ThreadError, match="in the process that ran it"):
-        pickle.loads(pickle.dumps(run)).tokens()
+        pickle.loads(pickle.dumps(run)).view_tokens()
 
 
 def test_a_function_of_a_view_that_raises_is_not_counted() -> None:
@@ -90,7 +91,7 @@ def test_a_function_of_a_view_that_raises_is_not_counted() -> None:
     graph = Graph(Board).add_node("look", noted, reads={"notes": view("notes").then(refuse)}, writes=["notes"])
     run = graph.add_path(START, "look", END).compile().run({})
     assert run.status == "failed"
-    assert run.tokens().rows == ()
+    assert run.view_tokens().rows == ()
 
 
 def noted(notes: list[str]) -> dict[str, Any]:
@@ -123,7 +124,7 @@ USAGE = {
 def test_cached_tokens_are_reported_separately(usage: dict[str, Any], cached: dict[str, int]) -> None:
     run = played()
     run.usage = {"lm": usage}
-    tokens = run.tokens()
+    tokens = run.view_tokens()
     assert tokens.cached == cached
     assert ("cached by the provider" in str(tokens)) == bool(cached)
 
