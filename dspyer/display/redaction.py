@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, cast
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from dspyer.errors import DspyerError, MergeConflictError, brief
@@ -53,15 +53,17 @@ class Redaction:
     nothing in it is hidden.
     """
 
-    def __init__(self, decide: RedactValue) -> None:
+    def __init__(self, decide: RedactValue, patterns: tuple[Pattern, ...] = ()) -> None:
         self._decide = decide
+        self.patterns = patterns
 
     @classmethod
     def of(cls, spec: Redact) -> Redaction | None:
         """The redaction that `compile(redact=...)` was given; None for none. A malformed pattern is a `ValueError`."""
         if spec is None or callable(spec):
             return None if spec is None else cls(spec)
-        return cls(_PatternRedaction(tuple([Pattern.of(each) for each in ([spec] if isinstance(spec, str) else spec)])))
+        patterns = tuple([Pattern.of(each) for each in ([spec] if isinstance(spec, str) else spec)])
+        return cls(_PatternRedaction(patterns), patterns)
 
     def value(self, path: KeyPath, value: Any) -> Any:
         """The redacted form of a plain value."""
@@ -153,11 +155,13 @@ def _same_object(left: Any, right: Any) -> bool:
 
 
 def _fields_of(value: Any) -> dict[str, Any] | None:
-    """The attributes of a model or a dataclass; None for anything else."""
+    """The attributes of a model, extra ones too, or of a dataclass; None for anything else."""
     cls = type(value)
-    if hasattr(cls, "model_fields") or hasattr(cls, "__dataclass_fields__"):
-        names = getattr(cls, "model_fields", None) or cls.__dataclass_fields__
-        return {name: getattr(value, name) for name in names if hasattr(value, name)}
+    if isinstance(value, BaseModel):
+        declared = {name: getattr(value, name) for name in cls.model_fields if hasattr(value, name)}
+        return {**declared, **(getattr(value, "__pydantic_extra__", None) or {})}
+    if hasattr(cls, "__dataclass_fields__"):
+        return {name: getattr(value, name) for name in cls.__dataclass_fields__ if hasattr(value, name)}
     return None
 
 

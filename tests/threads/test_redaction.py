@@ -31,6 +31,10 @@ class User(BaseModel):
     email: str = ""
 
 
+class Open(BaseModel, extra="allow"):
+    name: str = ""
+
+
 class State(BaseModel):
     q: str = ""
     token: str = ""
@@ -125,6 +129,7 @@ def test_events_of_graphs_inside_are_hidden_too() -> None:
         pytest.param(["a.1"], ("a",), (1, 2), (1, HIDDEN), id="one item"),
         pytest.param([("a.b", "c")], ("a.b",), {"c": 1}, {"c": HIDDEN}, id="a path without wildcards"),
         pytest.param(["**.email"], ("u",), User(name="A", email="e"), {"name": "A", "email": HIDDEN}, id="in a model"),
+        pytest.param(["u.pin"], ("u",), Open(pin="p"), {"name": "", "pin": HIDDEN}, id="an extra field of a model"),
         pytest.param(["x"], ("a",), {"b": 1}, {"b": 1}, id="nothing"),
     ],
 )
