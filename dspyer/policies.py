@@ -585,6 +585,12 @@ class Pattern(NamedTuple):
         return self.segments[: len(path)] == path if self.literal else bool(self._positions_after(path))
 
     @property
+    def field(self) -> Any:
+        """The field in which all paths lie that the pattern matches: its first key; None if they may lie in any."""
+        first = self.segments[0]
+        return first if self.literal or first not in (ONE, MANY) else None
+
+    @property
     def rank(self) -> tuple[int, int, int, int]:
         """What decides between patterns: longest literal prefix, then more literals, fewer `**`, more segments."""
         if self.literal:

@@ -23,6 +23,7 @@ from dspyer.graph.declarations import (
     check_name,
     checked_edge_ends,
     checked_keep,
+    checked_policies,
     warn_of_shadowed,
 )
 from dspyer.graph.spec import Migrate, with_redaction
@@ -67,8 +68,8 @@ class Graph:
 
     Raises:
         ValueError: if a merge policy is unknown.
-        GraphError: if the schema cannot be the schema of a state, `keep` names an unknown field, or the limit is none
-            for a whole state.
+        GraphError: if the schema cannot be the schema of a state, `keep` or a pattern of `merge` names an unknown
+            field, or the limit is none for a whole state.
 
     Example:
         >>> graph = Graph()
@@ -98,7 +99,7 @@ class Graph:
             None if inputs is None else as_names(inputs),
             None if required is None else as_names(required),
             None if outputs is None else as_names(outputs),
-            Policies.of(merge),
+            checked_policies("merge", merge, fields),
             None if keep is None else checked_keep(keep, fields),
         )
         self._nodes: dict[str, NodeOptions] = {}
@@ -261,7 +262,7 @@ class Graph:
             The graph itself, changed.
 
         Raises:
-            GraphError: if one end of the edge is no name.
+            GraphError: if one end of the edge is no name, or a pattern of `policy` names an unknown field.
             ValueError: if the merge policy is unknown.
 
         Example:
@@ -273,7 +274,7 @@ class Graph:
         """
         sources, targets = checked_edge_ends(source), checked_edge_ends(target)
         if policy is not None:
-            policies = Policies.of(policy, self._options.policies)
+            policies = checked_policies("policy", policy, self._options.schema, self._options.policies)
             for node in targets:
                 self._join_policies[node] = policies
         self._edges.append(EdgeDeclaration(sources, targets))
@@ -377,6 +378,7 @@ class Graph:
                 those that are gone leave the state with a warning, and values that do not fit are refused.
             redact: what events, logs, errors and exports do not show: patterns of paths (`["user.email", "**.token"]`),
                 or a function of a path and a plain value that returns what is shown. States and stores hold all.
+                The field that a pattern begins with must be one of this graph or of a graph inside it.
             durability: what a run on a thread may lose. `"sync"`: each transition is written before anything that
                 depends on it starts; a crash of the process loses nothing, a power cut perhaps the last transitions.
                 `"flush"`: each is also flushed to the disk, and a power cut loses nothing. Ends, failures, questions,
@@ -429,7 +431,9 @@ class Graph:
             shares_threads_with=frozenset(as_names(shares_threads_with)),
         )
         text = source_text(self._options, nodes, self._edges)
-        return make_program(with_redaction(graph, redact), modules, text, None if store is None else open_store(store))
+        return make_program(
+            with_redaction(graph, redact, modules.values()), modules, text, None if store is None else open_store(store)
+        )
 
     def __repr__(self) -> str:
         return f"<{self._options.name}: {', '.join(self._nodes)}>"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import keyword
 import warnings
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import dspy
 
 from dspyer.errors import GraphError, list_names, suggestion
 from dspyer.nodes.node import Node
-from dspyer.policies import Policies
+from dspyer.nodes.subgraph import SubgraphProgram, is_program
+from dspyer.policies import Pattern, Policies
 from dspyer.scheduler.topology import END, START
 from dspyer.schema.schema import Schema
 
@@ -68,13 +69,43 @@ def as_names(names: Iterable[str]) -> tuple[str, ...]:
 def checked_keep(names: Iterable[str], schema: Schema) -> frozenset[str]:
     """The fields of `Graph(keep=...)`, which must be fields of the schema."""
     found = as_names(names)
-    unknown = [name for name in found if not schema.accepts_any_key and name not in schema.fields]
-    if unknown:
-        hints = "".join(suggestion(name, schema.fields) for name in unknown)
-        raise GraphError(
-            f"keep names {list_names(unknown)}, no field of the schema.{hints} Fields: {list_names(schema.fields)}"
-        )
+    _check_fields("keep", found, [schema])
     return frozenset(found)
+
+
+def checked_policies(option: str, spec: object, schema: Schema, otherwise: object = "raise") -> Policies:
+    """The merge policies that `option` was given; the fields that their patterns name must be fields of the schema."""
+    policies = Policies.of(spec, otherwise)
+    _check_fields(option, _fields_named(rule.pattern for rule in policies.rules), [schema])
+    return policies
+
+
+def check_redacted_fields(patterns: Iterable[Pattern], schema: Schema, modules: Iterable[dspy.Module]) -> None:
+    """Refuse patterns of `compile(redact=...)` that name no field of the graph or of a graph among its modules."""
+    # Below the field nothing is checked: a value may be of a subclass of its declared type.
+    parts = {id(part): part for module in modules for _, part in module.named_sub_modules()}
+    inner = [cast(SubgraphProgram, part).graph.topology.schema for part in parts.values() if is_program(part)]
+    hint = ". To hide what runs with another schema left in a thread, write '**.' before the name"
+    _check_fields("redact", _fields_named(patterns), [schema, *inner], hint)
+
+
+def _fields_named(patterns: Iterable[Pattern]) -> list[Any]:
+    return list(dict.fromkeys(pattern.field for pattern in patterns if pattern.field is not None))
+
+
+def _check_fields(option: str, names: Iterable[Any], schemas: Sequence[Schema], hint: str = "") -> None:
+    """Refuse names that are a field of none of the schemas, unless one accepts any key."""
+    if any(schema.accepts_any_key for schema in schemas):
+        return
+    known = dict.fromkeys(name for schema in schemas for name in schema.fields)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        inside = " or of a graph inside it" if len(schemas) > 1 else ""
+        near = "".join(suggestion(name, known) for name in unknown)
+        raise GraphError(
+            f"{option} names {list_names(unknown)}, no field of the schema{inside}.{near} Fields: {list_names(known)}"
+            f"{hint}"
+        )
 
 
 def checked_edge_ends(nodes: str | Sequence[str]) -> tuple[str, ...]:

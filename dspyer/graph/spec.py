@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import dspy
 
 from dspyer.display.graph_picture import GraphPicture
 from dspyer.display.graph_svg import draw_svg
 from dspyer.display.redaction import Redact, Redaction, redacted_policies
 from dspyer.errors import InputError, RouteError, list_names, suggestion
+from dspyer.graph.declarations import check_redacted_fields
 from dspyer.graph.text import draw_mermaid, explain, route_labels
 from dspyer.nodes.condense import Condensers
 from dspyer.nodes.node import Node, Send
@@ -185,12 +188,13 @@ class GraphSpec:
         return self  # frozen, and shared by all copies of a program
 
 
-def with_redaction(graph: GraphSpec, redact: Redact) -> GraphSpec:
+def with_redaction(graph: GraphSpec, redact: Redact, modules: Iterable[dspy.Module]) -> GraphSpec:
     """The same graph, whose errors and merge policies show values only as far as `redact` allows."""
     redaction = Redaction.of(redact)
     if redaction is None:
         return graph
     old = graph.topology
+    check_redacted_fields(redaction.patterns, old.schema, modules)
     joins = {node: redacted_policies(policies, redaction) for node, policies in old.join_policies.items()}
     schema = old.schema.with_show_value(redaction.brief)
     topology = replace(old, schema=schema, policies=redacted_policies(old.policies, redaction), join_policies=joins)

@@ -1,0 +1,151 @@
+"""Patterns of `merge=`, `policy=` and `redact=` begin with a field that the graph has; a misspelt one is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import dspy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from dspyer import END, START, CompiledGraph, Graph
+from dspyer.errors import GraphError
+from dspyer.policies import Pattern
+
+
+class User(BaseModel):
+    email: str = ""
+
+
+class Ticket(BaseModel):
+    text: str = ""
+    urgency: int = 0
+    user: User = User()
+    info: dict[str, Any] = {}
+    texts: list[str] = []
+    paid: list[Any] = []
+
+
+class Payment(BaseModel):
+    text: str = ""
+    card: str = ""
+
+
+class Bank(BaseModel):
+    text: str = ""
+    card: str = ""
+    pin: int = 0
+
+
+def simple(schema: type[BaseModel] | None = Ticket, **options: Any) -> Graph:
+    graph = Graph(schema, inputs=["text"], **options)
+    return graph.add_node("work", lambda text: {}, writes=[]).add_path(START, "work", END)
+
+
+def as_node(inner: CompiledGraph, schema: type[BaseModel] = Ticket) -> Graph:
+    graph = Graph(schema, inputs=["text"]).add_node("pay", inner, reads=["text"], writes=[])
+    return graph.add_path(START, "pay", END)
+
+
+def as_item(inner: CompiledGraph) -> Graph:
+    graph = Graph(Ticket, inputs=["texts"]).add_map("pay", inner, over="texts", item="text", into="paid")
+    return graph.add_path(START, "pay", END)
+
+
+def as_bound_module(inner: CompiledGraph) -> Graph:
+    def work(text: str, pay: dspy.Module) -> dict[str, Any]:
+        return {}
+
+    graph = Graph(Ticket, inputs=["text"]).add_node("work", work, modules={"pay": inner}, writes=[])
+    return graph.add_path(START, "work", END)
+
+
+OPTIONS: dict[str, Callable[[type[BaseModel] | None, list[Any]], object]] = {
+    "merge": lambda schema, patterns: Graph(schema, merge=dict.fromkeys(patterns, "raise")),
+    "policy": lambda schema, patterns: simple(schema).add_edge("work", END, policy=dict.fromkeys(patterns, "raise")),
+    "redact": lambda schema, patterns: simple(schema).compile(redact=patterns),
+}
+INSIDE: dict[str, Callable[[CompiledGraph], Graph]] = {
+    "node": as_node,
+    "map": as_item,
+    "module of a function": as_bound_module,
+    "graph in a graph": lambda inner: as_node(as_node(inner, Payment).compile()),
+}
+MISSPELT = {  # with the field that is meant
+    "urgncy": "'urgency'",
+    "urgncy.level": "'urgency'",
+    "usr.*": "'user'",
+    "texs.**": "'texts' or 'text'",
+    ("urgncy",): "'urgency'",
+    ("info.a", "b"): "'info'",
+    "xyz": None,
+}
+KNOWN = [
+    "urgency",
+    "user.email",
+    "user.other",
+    "info.any.key",
+    "texts.0",
+    "*",
+    "**",
+    "*.key",
+    "**.key",
+    ("info", "a.b"),
+]
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("pattern", MISSPELT, ids=str)
+def test_a_pattern_of_a_misspelt_field_is_refused(option: str, pattern: Any) -> None:
+    name = pattern[0] if isinstance(pattern, tuple) else pattern.split(".")[0]
+    near = f" Did you mean {MISSPELT[pattern]}?" if MISSPELT[pattern] else ""
+    with pytest.raises(GraphError) as caught:
+        OPTIONS[option](Ticket, [pattern])
+    text = f"{option} names {name!r}, no field of the schema.{near} Fields: 'text', 'urgency', 'user', "
+    assert str(caught.value).startswith(text)
+    OPTIONS[option](None, [pattern])  # without a schema any key is a field
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_patterns_of_fields_and_with_wildcards_are_accepted(option: str) -> None:
+    OPTIONS[option](Ticket, KNOWN)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_misspelt_field_is_named_once(option: str) -> None:
+    with pytest.raises(GraphError, match=r"names 'crad', 'pni', no field"):
+        OPTIONS[option](Ticket, ["crad", "text", "pni", "crad.number"])
+
+
+@pytest.mark.parametrize("place", INSIDE)
+def test_redact_knows_the_fields_of_graphs_inside(place: str) -> None:
+    build = INSIDE[place]
+    inner = simple(Bank).compile()
+    build(inner).compile(redact=["urgency", "card.number", "pin"])
+    with pytest.raises(GraphError) as caught:
+        build(inner).compile(redact=["crad"])
+    text = str(caught.value)
+    assert text.startswith("redact names 'crad', no field of the schema or of a graph inside it. Did you mean 'card'?")
+    assert "'urgency'" in text
+    assert "'pin'" in text
+    build(inner).compile(redact=["**.crad"])  # as the error says, for what earlier schemas left
+    build(simple(None).compile()).compile(redact=["crad"])  # the graph inside accepts any key
+
+
+@pytest.mark.parametrize("place", INSIDE)
+def test_merge_policies_hold_in_their_own_graph_alone(place: str) -> None:
+    with pytest.raises(GraphError, match="policy names 'pin'"):
+        INSIDE[place](simple(Bank).compile()).add_edge(START, END, policy={"pin": "raise"})
+
+
+SEGMENTS = st.sampled_from(["a", "b", "*", "**"])
+
+
+@given(st.lists(SEGMENTS, min_size=1, max_size=4), st.booleans())
+def test_the_field_of_a_pattern_is_the_one_that_it_can_match(segments: list[str], literal: bool) -> None:
+    pattern = Pattern.of(tuple(segments) if literal else ".".join(segments))
+    fields = {name for name in ("a", "b", "*", "**", "c") if pattern.covers((name,))}
+    assert fields == ({"a", "b", "*", "**", "c"} if pattern.field is None else {pattern.field})
