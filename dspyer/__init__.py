@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dspyer import errors, events, policies, reducers, stores
     from dspyer.errors import DspyerError, short_error
     from dspyer.events import Commit, MergedConflict, Question
+    from dspyer.failure import Failure
     from dspyer.graph.builder import Graph
     from dspyer.messages import Messages, from_chat, to_chat
     from dspyer.nodes.context import Context
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from dspyer.patch import DELETE, Replace
     from dspyer.policies import Conflict, prefer
     from dspyer.reducers import Updates
+    from dspyer.retry import Retry
     from dspyer.runtime.program import CompiledGraph
     from dspyer.runtime.run import Run
     from dspyer.scheduler.topology import END, START
@@ -45,6 +47,7 @@ __all__ = [
     "Delta",
     "DspyerError",
     "Entry",
+    "Failure",
     "Fill",
     "Graph",
     "ImmutableState",
@@ -55,6 +58,7 @@ __all__ = [
     "Peer",
     "Question",
     "Replace",
+    "Retry",
     "Run",
     "Send",
     "Thread",
@@ -79,6 +83,7 @@ __all__ = [
 _HOMES = {
     "dspyer.errors": ("DspyerError", "short_error"),
     "dspyer.events": ("Commit", "MergedConflict", "Question"),
+    "dspyer.failure": ("Failure",),
     "dspyer.graph.builder": ("Graph",),
     "dspyer.messages": ("Messages", "from_chat", "to_chat"),
     "dspyer.nodes.context": ("Context",),
@@ -87,6 +92,7 @@ _HOMES = {
     "dspyer.patch": ("DELETE", "Replace"),
     "dspyer.policies": ("Conflict", "prefer"),
     "dspyer.reducers": ("Updates",),
+    "dspyer.retry": ("Retry",),
     "dspyer.runtime.program": ("CompiledGraph",),
     "dspyer.runtime.run": ("Run",),
     "dspyer.scheduler.topology": ("END", "START"),

@@ -9,14 +9,19 @@
     │   ├── ImmutableError (TypeError)          an attempt to change a state in place
     │   └── UnsetFieldError (KeyError)          a read of a field that has no value yet
     ├── NodeOutputError (ValueError)        a node: wrong type, unknown key, write without permission
+    ├── NodeTimeoutError (TimeoutError)     a node: one attempt took longer than its `timeout`
+    ├── MapError                            a map: too many of its items failed
+    ├── CheckError (ValueError)             a check still finds problems after the last correction
     ├── MergeConflictError (ValueError)     a merge: two sides changed one path, policy "raise"
     ├── AttemptError (ValueError)           a node: a key of `ctx.once` or `ctx.interrupt` used twice in an attempt,
-    │                                       or used differently than in the attempt before
+    │   │                                   or used differently than in the attempt before
+    │   └── AttemptOverError                    an attempt that has timed out still used its `ctx`
     ├── RouteError (ValueError)             a router or `goto`: an unknown target, or none
     ├── LimitError (RuntimeError)           a run exceeded a limit
     │   ├── StepLimitError                      the longest chain of commits passed `max_steps`
     │   └── CallLimitError                      the number of node calls passed `max_calls`
     ├── RunStoppedError                     the caller: a closed stream, a cancelled task, Ctrl-C before the run's end
+    │   └── BudgetError                         the run reached a limit of its budget
     ├── Interrupted                         not a fault: the run waits for answers to its questions
     ├── StoreError                          a store that fails, or data in it that cannot be read
     ├── ThreadError                         the operation is not valid in the thread's current state
@@ -32,6 +37,7 @@ ask a question, and every `except Exception` on the way out must let it pass.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -91,7 +97,53 @@ class UnsetFieldError(StateError, KeyError):
 
 
 class NodeOutputError(DspyerError, ValueError):
-    """The output of a node cannot be committed."""
+    """The output of a node cannot be committed.
+
+    Attributes:
+        of_module: whether a module gave the output: a language model may give another one when it is asked again.
+    """
+
+    of_module = False
+
+
+class NodeTimeoutError(DspyerError, TimeoutError):
+    """An attempt of a node took longer than its `timeout`.
+
+    Attributes:
+        detached: whether the attempt still runs: a sync function cannot be killed.
+    """
+
+    detached = False
+
+
+class MapError(DspyerError):
+    """Too many items of a map failed.
+
+    Attributes:
+        failures: a `dspyer.Failure` for each item that failed, in item order.
+    """
+
+    def __init__(self, text: str, failures: Iterable[Any] = ()) -> None:
+        super().__init__(text)
+        self.failures = tuple(failures)
+
+    def __reduce__(self) -> tuple[type[MapError], tuple[object, ...]]:
+        return type(self), (str(self), self.failures)
+
+
+class CheckError(DspyerError, ValueError):
+    """A check still finds problems after the last correction.
+
+    Attributes:
+        problems: the problems, one text each.
+    """
+
+    def __init__(self, text: str, problems: Iterable[str] = ()) -> None:
+        super().__init__(text)
+        self.problems = tuple(problems)
+
+    def __reduce__(self) -> tuple[type[CheckError], tuple[object, ...]]:
+        return type(self), (str(self), self.problems)
 
 
 class MergeConflictError(DspyerError, ValueError):
@@ -113,6 +165,10 @@ class MergeConflictError(DspyerError, ValueError):
 
 class AttemptError(DspyerError, ValueError):
     """A node used a key of `ctx.once` or `ctx.interrupt` twice, or differently than in an earlier attempt."""
+
+
+class AttemptOverError(AttemptError):
+    """An attempt used its `ctx` after it had timed out: nothing of it counts any more."""
 
 
 class RouteError(DspyerError, ValueError):
@@ -164,8 +220,32 @@ class RunStoppedError(DspyerError):
         """Return the error for a run of `graph`; `fix` says what to do next."""
         return cls(f"the run of graph {graph!r} was stopped: {reason}. {fix}", reason)
 
-    def __reduce__(self) -> tuple[type[RunStoppedError], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type[RunStoppedError], tuple[Any, ...]]:
         return type(self), (str(self), self.reason)
+
+
+class BudgetError(RunStoppedError):
+    """A run reached a limit of its `Budget`.
+
+    Attributes:
+        reason: the limit and what was spent, as text.
+        spent: what was spent, by the name of the limit.
+        limit: the limits, by name.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        reason: str = "",
+        spent: Mapping[str, float] | None = None,
+        limit: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__(text, reason)
+        self.spent = dict(spent or {})
+        self.limit = dict(limit or {})
+
+    def __reduce__(self) -> tuple[type[BudgetError], tuple[Any, ...]]:
+        return type(self), (str(self), self.reason, self.spent, self.limit)
 
 
 class AskedQuestion(Protocol):
@@ -259,6 +339,81 @@ class ChangedGraphError(ThreadError):
 
     def __reduce__(self) -> tuple[type[ChangedGraphError], tuple[str, tuple[str, ...]]]:
         return type(self), (str(self), self.changes)
+
+
+# --- which errors are retried
+
+_ALWAYS_RAISED = (GraphError, RouteError, LimitError, RunStoppedError, StoreError, ThreadError, AttemptError)
+
+
+def always_raised(error: BaseException) -> bool:
+    """Whether an exception passes every retry, error edge, map, tool and metric: no later attempt can mend it.
+
+    Example:
+        >>> always_raised(StoreError("the disk is full")), always_raised(TimeoutError())
+        (True, False)
+    """
+    return not isinstance(error, Exception) or isinstance(error, _ALWAYS_RAISED)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether another attempt of the step may succeed: the default of `Retry(on=)`.
+
+    It accepts connection errors and timeouts; the errors of a language model that DSPy calls retryable, unless the
+    `dspy.LM` has retried the request itself (`num_retries`); a stream that broke off; and a response that cannot be
+    used: it does not parse, or the state refuses it. A timed-out sync node is not accepted, since its first attempt
+    still runs.
+
+    Args:
+        error: what the step raised.
+
+    Returns:
+        True if it is worth another attempt.
+
+    Example:
+        >>> is_transient(TimeoutError("no answer")), is_transient(ValueError("odd"))
+        (True, False)
+    """
+    if always_raised(error):
+        return False
+    if isinstance(error, NodeOutputError):
+        return error.of_module
+    if isinstance(error, NodeTimeoutError):
+        return not error.detached
+    dspy_errors: Any = sys.modules.get("dspy.utils.exceptions")  # without an import: what raised one has imported it
+    if dspy_errors is not None:
+        if isinstance(error, (dspy_errors.AdapterParseError, dspy_errors.LMStreamAssemblyError)):
+            return True  # the LM retries neither
+        if isinstance(error, dspy_errors.LMError):
+            return bool(dspy_errors.is_retryable_lm_error(error)) and not retries_of_lm(error)
+    return isinstance(error, (ConnectionError, TimeoutError))
+
+
+_LM_RETRIES = "dspyer_lm_retries"
+
+
+def mark_lm_retries(error: BaseException, retries: int) -> None:
+    """Notes on the error of an LM call how often the LM was allowed to retry the request, for `is_transient`.
+
+    Example:
+        >>> error = ValueError("busy")
+        >>> mark_lm_retries(error, 3)
+        >>> retries_of_lm(error)
+        3
+    """
+    with suppress(AttributeError):
+        setattr(error, _LM_RETRIES, retries)
+
+
+def retries_of_lm(error: BaseException) -> int:
+    """How often the LM was allowed to retry the request that failed; 0 if that is not known.
+
+    Example:
+        >>> retries_of_lm(ValueError("busy"))
+        0
+    """
+    found: int = getattr(error, _LM_RETRIES, 0)
+    return found
 
 
 # --- an exception as one line for a language model

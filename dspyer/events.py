@@ -13,6 +13,7 @@ from functools import cache
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from dspyer.errors import StateError, brief
+from dspyer.failure import Failure
 from dspyer.patch import DELETE, encode_update
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
@@ -50,6 +51,10 @@ class Commit(NamedTuple):
         calls: number of calls to predictors and to tools.
         sizes: bytes of the JSON form after the commit, for each field with a limit that it wrote.
         size: bytes of the whole state after the commit, if the graph has `limit=`; None otherwise.
+        failure: the failure after which the branch went along an error edge; None for the commit of a node that
+            returned.
+        failed_attempts: the attempts that raised before this one.
+        cached: whether the patch came from the node's cache and not from a call.
     """
 
     id: str
@@ -69,6 +74,9 @@ class Commit(NamedTuple):
     calls: tuple[int, int] = (0, 0)
     sizes: Mapping[str, int] = FrozenDict()
     size: int | None = None
+    failure: Failure | None = None
+    failed_attempts: tuple[Failure, ...] = ()
+    cached: bool = False
 
     @property
     def ended(self) -> float:
@@ -286,6 +294,22 @@ class NodeFailed(NamedTuple):
         return event_dict(self)
 
 
+class AttemptFailed(NamedTuple):
+    """An attempt of a node, or of an item of a map, has raised `error`; another one follows after `pause` seconds."""
+
+    node: str
+    branch: BranchPath
+    execution: str
+    attempt: int
+    error: BaseException
+    pause: float
+    scope: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return event_dict(self)
+
+
 class Asked(NamedTuple):
     """A node has asked a question and was stopped to wait for the answer. Nothing of it was committed."""
 
@@ -483,6 +507,7 @@ Event = (
     | Forked
     | Joined
     | ConflictFound
+    | AttemptFailed
     | NodeFailed
     | Asked
     | ItemStarted
@@ -575,6 +600,8 @@ def _converter(hint: Any) -> Convert:
         return record_dict
     if isinstance(hint, type) and issubclass(hint, BaseException):
         return error_dict
+    if hint is Failure:
+        return Failure.to_dict
     if hint in (str, int, float, bool):
         return _same
     raise TypeError(f"records have no attributes of the type {hint!r}: add its conversion to _converter")

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "dspyer"
 # Imports point down only: a module may import from the groups above its own, and from its own group without a cycle.
 # A package is listed by its name and stands for all modules in it.
 LAYERS: list[set[str]] = [
-    {"errors", "hints", "blocking"},
+    {"errors", "hints", "blocking", "clock", "failure"},
     {"values", "patch", "events"},
     {"policies", "message_list", "reducers"},
     {"state", "schema"},
@@ -23,14 +23,19 @@ LAYERS: list[set[str]] = [
     {"messages"},
     {"stores"},
     {"persistence"},
-    {"nodes", "dspy_module"},
+    {"nodes", "dspy_module", "retry"},
     {"graph"},
     {"runtime", "threads"},
     {"testing"},
     {"__init__"},
 ]
 DSPY_FROM = 9  # the first group that may know DSPy
-WAITING = {"blocking", "stores", "persistence"}  # what is below it and may wait: threads and a clock, and no DSPy
+WAITING = {
+    "blocking",
+    "clock",
+    "stores",
+    "persistence",
+}  # what is below it and may wait: threads and a clock, and no DSPy
 IMPURE = {"dspy", "litellm", "asyncio", "anyio", "threading", "concurrent", "time", "logging", "random"}
 
 # An import inside a function needs a reason here: (module, imported name) -> why.

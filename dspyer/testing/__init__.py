@@ -1,8 +1,9 @@
-"""LMs that answer without a network, calls of single nodes and routes, and the conformance tests of a store."""
+"""LMs that answer without a network, calls of single nodes and routes, pauses, the conformance tests of a store."""
 
 from __future__ import annotations
 
 from dspyer.testing.nearest import NearestLM
+from dspyer.testing.pauses import no_pauses
 from dspyer.testing.scripted import Asks, ScriptedCall, ScriptedLM, UnexpectedCallError
 from dspyer.testing.store_conformance import StoreConformance
 from dspyer.testing.units import call_node, route, stub
@@ -15,6 +16,7 @@ __all__ = [
     "StoreConformance",
     "UnexpectedCallError",
     "call_node",
+    "no_pauses",
     "route",
     "stub",
 ]

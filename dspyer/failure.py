@@ -1,0 +1,56 @@
+"""`Failure`: the record of an exception, as states, commits, events and stores hold it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+MESSAGE_LIMIT = 500
+"""The most characters of an exception's text that a `Failure` keeps."""
+
+
+class Failure(BaseModel):
+    """What is kept of an exception that a node raised: no object of the run, no inputs, and no traceback in a state.
+
+    Attributes:
+        node: the node that failed.
+        branch: the path of its branch, `()` for the trunk.
+        execution: the id of the execution.
+        type: the class of the exception.
+        message: its text, at most 500 characters.
+        attempt: the number of the attempt, from 1.
+        retryable: whether `dspyer.errors.is_transient` accepts the exception: another attempt may succeed.
+        index: the item of a map, or the position of a `Send` among the targets of its node; None otherwise.
+        traceback: as Python prints it; only in `thread.failures`, empty elsewhere.
+
+    Example:
+        >>> print(Failure(node="read", execution="trunk:2[7]", type="TimeoutError", message="no answer", index=7))
+        read[7] (execution trunk:2[7], attempt 1): TimeoutError: no answer
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    node: str
+    branch: tuple[int, ...] = ()
+    execution: str = ""
+    type: str
+    message: str = ""
+    attempt: int = 1
+    retryable: bool = False
+    index: int | None = None
+    traceback: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form, without an empty traceback.
+
+        Example:
+            >>> Failure(node="read", type="TimeoutError").to_dict()["type"]
+            'TimeoutError'
+        """
+        return self.model_dump(mode="json", exclude=None if self.traceback else {"traceback"})
+
+    def __str__(self) -> str:
+        place = self.node if self.index is None else f"{self.node}[{self.index}]"
+        text = " ".join(self.message.split())
+        return f"{place} (execution {self.execution}, attempt {self.attempt}): {self.type}{': ' + text if text else ''}"

@@ -1,0 +1,117 @@
+"""`Retry`: which errors of a node are retried, how often, and after which pause. A pure policy: it does not wait."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Self, TypeAlias
+
+from tenacity import RetryCallState, Retrying, wait_random_exponential
+from tenacity.wait import wait_base
+
+from dspyer.errors import always_raised, is_transient, with_article
+
+RetryOn: TypeAlias = "type[BaseException] | Callable[[BaseException], bool]"
+
+# Full jitter: a pause between 0 and the exponential bound. Clients that failed together do not return together.
+# Marc Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
+_FULL_JITTER: Final = wait_random_exponential(multiplier=0.5, max=60)
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Retries a step that failed: a node, an item of a map, a tool, or a request of `dspyer.lms.reliable`.
+
+    Args:
+        attempts: the most attempts, the first included.
+        on: what is retried: an exception type, a predicate `error -> bool`, or a tuple of both.
+        wait: the pause before the next attempt, a wait strategy of tenacity; by default full jitter, between 0 and
+            0.5, 1, 2, ... seconds.
+        max_wait: the longest pause in seconds. If the server asks for a longer one (`Retry-After`), there is no further
+            attempt.
+
+    Raises:
+        ValueError: for less than one attempt, or a negative `max_wait`.
+        TypeError: for an `on` or `wait` of another kind.
+
+    Example:
+        >>> policy = Retry(3, on=ConnectionError)
+        >>> policy.pause(1, ConnectionError()) is None, policy.pause(1, ValueError()) is None
+        (False, True)
+    """
+
+    attempts: int = 3
+    on: RetryOn | tuple[RetryOn, ...] = is_transient
+    wait: wait_base | None = None
+    max_wait: float = 60.0
+
+    def __post_init__(self) -> None:
+        attempts: Any = self.attempts
+        if isinstance(attempts, bool) or not isinstance(attempts, int):
+            raise TypeError(f"Retry(attempts={attempts!r}): give a number of attempts, the first one included")
+        if attempts < 1:
+            raise ValueError(f"Retry(attempts={attempts}): give 1 or more; the first attempt counts")
+        on: Any = self.on
+        for one in on if isinstance(on, tuple) else (on,):
+            if not callable(one) or (isinstance(one, type) and not issubclass(one, BaseException)):
+                raise TypeError(
+                    f"Retry(on={one!r}): give an exception type, a function error -> bool, or a tuple of these"
+                )
+        wait: Any = self.wait
+        if wait is not None and not callable(wait):
+            kind = with_article(type(wait).__name__)
+            raise TypeError(f"Retry(wait=) takes a wait strategy of tenacity, such as wait_fixed(2), and got {kind}")
+        max_wait: Any = self.max_wait
+        if not isinstance(max_wait, int | float) or math.isnan(max_wait) or max_wait < 0:
+            raise ValueError(f"Retry(max_wait={max_wait!r}): give seconds, 0 or more")
+
+    @classmethod
+    def of(cls, given: Self | int | None) -> Self | None:
+        """The policy that an option `retry=` means: 3 means `Retry(3)`, None means none.
+
+        Raises:
+            TypeError: for anything else.
+            ValueError: for less than one attempt.
+
+        Example:
+            >>> Retry.of(2).attempts
+            2
+        """
+        if given is None or isinstance(given, cls):
+            return given
+        if isinstance(given, int) and not isinstance(given, bool):
+            return cls(given)
+        raise TypeError(f"retry={given!r}: give a number of attempts, a dspyer.Retry, or None")
+
+    def pause(self, attempt: int, error: BaseException) -> float | None:
+        """How long to wait before the next attempt.
+
+        Args:
+            attempt: the number of the attempt that failed, from 1.
+            error: what it raised.
+
+        Returns:
+            Seconds; None if there is no further attempt.
+
+        Example:
+            >>> from tenacity import wait_fixed
+            >>> Retry(2, wait=wait_fixed(1.5)).pause(1, TimeoutError())
+            1.5
+        """
+        if attempt >= self.attempts or always_raised(error) or not self._accepts(error):
+            return None
+        asked = getattr(error, "retry_after", None)
+        least = float(asked) if isinstance(asked, int | float) and math.isfinite(asked) and asked > 0 else 0.0
+        if least > self.max_wait:
+            return None  # a fallback, or a resume later, is better than a long sleep in a thread
+        state = RetryCallState(Retrying(), None, (), {})
+        state.attempt_number = attempt
+        state.set_exception((type(error), error, error.__traceback__))
+        return max(least, min(least + float((self.wait or _FULL_JITTER)(state)), self.max_wait))
+
+    def _accepts(self, error: BaseException) -> bool:
+        for one in self.on if isinstance(self.on, tuple) else (self.on,):
+            if isinstance(error, one) if isinstance(one, type) else one(error):
+                return True
+        return False
