@@ -469,6 +469,19 @@ def _place_of(error: BaseException) -> str:
 # --- parts of error texts
 
 
+def error_text(error: BaseException) -> str:
+    """Return the text of an exception, or a description of it if its `__str__` raises.
+
+    Example:
+        >>> error_text(ValueError("odd"))
+        'odd'
+    """
+    try:
+        return str(error)
+    except Exception as problem:  # noqa: BLE001 - a class of the user; the run has failed already
+        return f"<{type(error).__name__}.__str__ raised {type(problem).__name__}>"
+
+
 def brief(value: object, limit: int = 60) -> str:
     """Return a value as errors show it: whole if it is small, else its keys and size.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from dspyer.errors import StateError, brief
+from dspyer.errors import StateError, brief, error_text
 from dspyer.failure import Failure
 from dspyer.patch import DELETE, encode_update
 from dspyer.values import json as encoding
@@ -551,19 +551,6 @@ def error_dict(error: BaseException) -> dict[str, Any]:
         {'type': 'ValueError', 'message': 'odd', 'notes': []}
     """
     return {"type": type(error).__name__, "message": error_text(error), "notes": list(getattr(error, "__notes__", ()))}
-
-
-def error_text(error: BaseException) -> str:
-    """Return the text of an exception, or a description of it if its `__str__` raises.
-
-    Example:
-        >>> error_text(ValueError("odd"))
-        'odd'
-    """
-    try:
-        return str(error)
-    except Exception as problem:  # noqa: BLE001 - a class of the user; the run has failed already
-        return f"<{type(error).__name__}.__str__ raised {type(problem).__name__}>"
 
 
 @cache

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
+
+from dspyer.errors import error_text, is_transient
 
 MESSAGE_LIMIT = 500
 """The most characters of an exception's text that a `Failure` keeps."""
@@ -40,6 +42,45 @@ class Failure(BaseModel):
     retryable: bool = False
     index: int | None = None
     traceback: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        error: BaseException,
+        *,
+        node: str,
+        branch: tuple[int, ...] = (),
+        execution: str = "",
+        attempt: int = 1,
+        index: int | None = None,
+    ) -> Self:
+        """The record of an exception.
+
+        Args:
+            error: the exception.
+            node: the node that raised it.
+            branch: the path of its branch.
+            execution: the id of the execution.
+            attempt: the number of the attempt.
+            index: the item of a map, or the position of a `Send`.
+
+        Returns:
+            The record; the text is cut after 500 characters.
+
+        Example:
+            >>> Failure.of(TimeoutError("no answer"), node="read", attempt=2).retryable
+            True
+        """
+        return cls(
+            node=node,
+            branch=branch,
+            execution=execution,
+            type=type(error).__name__,
+            message=error_text(error)[:MESSAGE_LIMIT],
+            attempt=attempt,
+            retryable=is_transient(error),
+            index=index,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form, without an empty traceback.

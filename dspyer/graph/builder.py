@@ -30,10 +30,11 @@ from dspyer.graph.spec import Migrate, with_redaction
 from dspyer.nodes.answer_types import Answers, answer_source
 from dspyer.nodes.build import node_name
 from dspyer.nodes.interrupt import InterruptOptions
-from dspyer.nodes.options import MapOptions, NodeOptions, node_options
+from dspyer.nodes.options import MapOptions, NodeOptions, OfGraph, node_options
 from dspyer.nodes.router import RouterOptions
 from dspyer.persistence.journal import Durability, check_durability
 from dspyer.policies import Policies
+from dspyer.retry import Retry
 from dspyer.scheduler.topology import END, START  # noqa: F401 - for the examples below
 from dspyer.schema.limits import Limit, checked_state_limit
 from dspyer.schema.schema import Schema
@@ -117,6 +118,7 @@ class Graph:
         frozen: bool | None = None,
         goto: Sequence[str] = (),
         condense: Mapping[str, dspy.Module] | None = None,
+        retry: Retry | int | OfGraph | None = OfGraph.RETRY,
     ) -> Graph:
         """Add a node: a function of the state's fields, a `dspy.Module`, or a compiled graph.
 
@@ -131,6 +133,8 @@ class Graph:
             goto: the targets that a `Command` of the node may name.
             condense: by field, a module with one input and one output that shortens what the node writes there before
                 it is committed. One that takes a list gets a whole update, any other one entry after the other.
+            retry: which failed attempts are followed by another one: `Retry(...)`, or the most attempts, the first
+                included; None for none. By default the policy of `compile(retry=)`, which a graph as a node ignores.
 
         Returns:
             The graph itself, changed.
@@ -160,6 +164,7 @@ class Graph:
             goto=goto,
             frozen=frozen,
             condense=condense,
+            retry=retry,
         )
         return self
 
@@ -359,6 +364,7 @@ class Graph:
         max_demo_turns: int | None = None,
         warn_at: int | None = None,
         shares_threads_with: Iterable[str] = (),
+        retry: Retry | int | None = None,
     ) -> CompiledGraph:
         """Check the whole graph and make a program of it. `graph.compile()` builds, `optimizer.compile()` tunes.
 
@@ -388,6 +394,7 @@ class Graph:
                 instructions of the call say so, and a user message with the same text comes before the node's turn.
             shares_threads_with: names of other graphs whose threads this one may continue: the name that it had
                 before, or those of graphs that work on one thread by turns.
+            retry: the retry policy of every node that has none of its own and is no graph, as in `add_node`.
 
         Returns:
             A `dspy.Module` with copies of the modules; the graph can be changed and compiled again.
@@ -414,7 +421,7 @@ class Graph:
             nodes,
             self._edges,
             dict(self._join_policies),
-            Limits(max_steps, max_calls, max_concurrency),
+            Limits(max_steps, max_calls, max_concurrency, Retry.of(retry)),
             as_names(interrupt_before),
             as_names(interrupt_after),
         )

@@ -22,11 +22,12 @@ from dspyer.nodes.build import build_node
 from dspyer.nodes.condense import Condenser, Condensers, plan_condenser
 from dspyer.nodes.interrupt import InterruptOptions
 from dspyer.nodes.node import Node
-from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.options import NodeOptions, NodePolicy, OfGraph
 from dspyer.nodes.router import Router, RouterOptions, build_router
 from dspyer.nodes.view_access import author_problems
 from dspyer.patch import DELETE
 from dspyer.policies import Policies
+from dspyer.retry import Retry
 from dspyer.scheduler.loops import Edge, Rounds
 from dspyer.scheduler.run_values import NODE_VALUES, RUN_VALUES, is_counted, run_value_problem
 from dspyer.scheduler.topology import END, START, Topology
@@ -57,11 +58,13 @@ class Limits(NamedTuple):
         max_steps: longest chain of commits.
         max_calls: most node calls; None for no limit.
         max_concurrency: most nodes that work at the same time.
+        retry: the policy of nodes that have none of their own.
     """
 
     max_steps: int
     max_calls: int | None
     max_concurrency: int
+    retry: Retry | None = None
 
 
 def compile_graph(
@@ -112,6 +115,7 @@ def compile_graph(
         condensers=parts.condensers,
         takes={name: _taken(node, parts.exits[name]) for name, node in parts.nodes.items()},
         named=options.named,
+        policies=_policies(parts.nodes, nodes, limits.retry),
     )
     return spec, parts.modules
 
@@ -374,6 +378,20 @@ def _is_mapping(annotation: Any) -> bool:
         return any(_is_mapping(part) for part in get_args(annotation))
     kind = get_origin(annotation) or annotation
     return isinstance(kind, type) and issubclass(kind, Mapping)
+
+
+def _policies(
+    nodes: Mapping[str, Node], options: Iterable[NodeOptions], of_graph: Retry | None
+) -> dict[str, NodePolicy]:
+    """The policies of the nodes that have one. Those of a map are its items', which it knows itself."""
+    found = {}
+    for one in options:
+        node = nodes[one.name]
+        default = None if node.is_subgraph else of_graph
+        retry = default if isinstance(one.retry, OfGraph) else one.retry
+        if retry is not None and one.map is None:
+            found[one.name] = NodePolicy(retry)
+    return found
 
 
 def _author_problems(parts: GraphParts) -> list[str]:

@@ -16,6 +16,7 @@ from dspyer.graph.declarations import check_redacted_fields
 from dspyer.graph.text import draw_mermaid, explain, route_labels
 from dspyer.nodes.condense import Condensers
 from dspyer.nodes.node import Node, Send
+from dspyer.nodes.options import NodePolicy
 from dspyer.nodes.router import Router
 from dspyer.persistence.execution_records import AnswerSource, no_answer
 from dspyer.persistence.journal import Durability
@@ -58,6 +59,7 @@ class GraphSpec:
         takes: for each node, the names that a `Send` may bring, for it or its routers; None for any.
         named: whether the graph was given a name.
         shares_threads_with: names of other graphs whose threads this one may continue.
+        policies: what surrounds the calls of the nodes that have a policy, by node.
         routers: all routers, in the order of declaration.
         needs_resources: whether a node or router has a parameter for a resource.
         counts: whether a template or run value of a node, condenser or router uses counts of node calls.
@@ -94,6 +96,7 @@ class GraphSpec:
     takes: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
     named: bool = False
     shares_threads_with: frozenset[str] = frozenset()
+    policies: Mapping[str, NodePolicy] = field(default_factory=dict)
     routers: tuple[Router, ...] = field(init=False)
     needs_resources: bool = field(init=False)
     counts: bool = field(init=False)

@@ -163,6 +163,7 @@ class Attempt:
         local_id: the id, after those of the executions that it runs inside of; the key of its records.
         position: the branch, with its state and its history; None without a run.
         is_item: whether it is one item of a map.
+        number: how many attempts of the execution this process has made, this one included.
         posts: the updates that the node has posted, in the order of its calls; None for none.
         over: whether the node has returned.
     """
@@ -177,6 +178,7 @@ class Attempt:
         "is_item",
         "local_id",
         "node",
+        "number",
         "over",
         "position",
         "posts",
@@ -191,6 +193,7 @@ class Attempt:
         local_id: str = "",
         position: Branch | None = None,
         is_item: bool = False,
+        number: int = 1,
     ) -> None:
         self.host: AttemptHost = host or NoRun()
         self.node = node
@@ -199,6 +202,7 @@ class Attempt:
         self.local_id = local_id
         self.position = position
         self.is_item = is_item
+        self.number = number
         self.posts: list[tuple[str, Any]] | None = None
         self.over = False
         self._used: dict[tuple[str, str], object] | None = None
@@ -216,6 +220,11 @@ class Attempt:
         return Attempt(
             self.host, self.node, self.branch, self.execution + suffix, self.local_id + suffix, self.position, True
         )
+
+    def next(self, number: int) -> Attempt:
+        """Another attempt of the same execution, with nothing of this one: no posts, no used keys."""
+        place = (self.host, self.node, self.branch, self.execution, self.local_id, self.position, self.is_item)
+        return Attempt(*place, number=number)
 
     def emit(self, value: object) -> None:
         """Add a value to the stream of events."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -15,6 +15,7 @@ from dspyer.nodes.field_names import unknown_field_text
 from dspyer.nodes.module import module_io, values_of_prediction
 from dspyer.nodes.node import Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.steps import Script
 from dspyer.nodes.sync_async import acall_module, call_module
 from dspyer.nodes.template_plans import filling, plan_templates
 from dspyer.patch import DELETE, Replace, each_update
@@ -24,7 +25,6 @@ from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 
 LISTS = (list, tuple, FrozenList)
-CondenserCalls = Generator[tuple[Node, Call], Reply, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,7 +76,7 @@ Condensers: TypeAlias = Mapping[str, Mapping[str, Condenser]]
 """The modules that shorten what nodes write, by node and field."""
 
 
-def condensed(condensers: Mapping[str, Condenser], updates: Mapping[str, object], call: Call) -> CondenserCalls:
+def condensed(condensers: Mapping[str, Condenser], updates: Mapping[str, object], call: Call) -> Script[Any]:
     """The updates of a node, shortened. A generator of calls: the caller makes each and sends its reply back.
 
     So the loop over fields and entries exists once, for sync and async drivers and for `dspyer.testing`.
@@ -95,7 +95,7 @@ def condensed(condensers: Mapping[str, Condenser], updates: Mapping[str, object]
     return found
 
 
-def _shorter(condenser: Condenser, value: Any, call: Call) -> CondenserCalls:
+def _shorter(condenser: Condenser, value: Any, call: Call) -> Script[Any]:
     if value is DELETE or value is None:
         return value
     if condenser.entry_kind == "keys" and isinstance(value, Mapping) and not condenser.several:
@@ -112,7 +112,7 @@ def _shorter(condenser: Condenser, value: Any, call: Call) -> CondenserCalls:
     return (yield from _one(condenser, value, call))
 
 
-def _one(condenser: Condenser, value: Any, call: Call) -> CondenserCalls:
+def _one(condenser: Condenser, value: Any, call: Call) -> Script[Any]:
     overlay: Any = (FrozenDict() if call.overlay is None else call.overlay).set(condenser.given, freeze(value))
     reply = yield condenser, Call(call.state, call.context, call.program, overlay, call.resources, call.runner)
     return reply.updates[condenser.field]

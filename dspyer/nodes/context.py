@@ -41,7 +41,25 @@ class Context:
     branch: tuple[int, ...] = ()
     visit: int = 1
     execution: str = ""
-    attempt: Attempt = field(default_factory=Attempt, repr=False, compare=False)
+    delegate: Attempt = field(default_factory=Attempt, repr=False, compare=False)
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt, from 1: only `retry=` makes a second one. A resume begins with 1 again.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> from dspyer.testing import no_pauses
+            >>> def fetch(ctx):
+            ...     if ctx.attempt < 3:
+            ...         raise ConnectionError("no line")
+            ...     return {"tries": ctx.attempt}
+            >>> graph = Graph().add_node("fetch", fetch, writes=["tries"], retry=3).add_path(START, "fetch", END)
+            >>> with no_pauses():
+            ...     graph.compile().run({}).state["tries"]
+            3
+        """
+        return self.delegate.number
 
     def emit(self, value: object) -> None:
         """Add a value to the run's event stream at once, for progress and partial results.
@@ -56,7 +74,7 @@ class Context:
             >>> [event.value for event in run.events if type(event).__name__ == "Emitted"]
             ['half done']
         """
-        self.attempt.emit(value)
+        self.delegate.emit(value)
 
     @overload
     def once(self, key: str, fn: Callable[..., Awaitable[T]]) -> Awaitable[T]: ...
@@ -100,7 +118,7 @@ class Context:
             >>> thread.resume(answers={"ship": True}).state["receipt"]
             'r-1'
         """
-        return self.attempt.once(key, fn)
+        return self.delegate.once(key, fn)
 
     @overload
     def interrupt(self, key: str, question: str, answer: type[T]) -> T: ...
@@ -142,7 +160,7 @@ class Context:
             >>> thread.resume(answers={"approve": True}).state["sent"]
             True
         """
-        return self.attempt.interrupt(key, question, answer)
+        return self.delegate.interrupt(key, question, answer)
 
     def post(self, field: str, value: object) -> None:
         """Add an update to the node's commit, before what the node returns. Dropped if the node fails.
@@ -168,7 +186,7 @@ class Context:
             >>> graph.compile().run({}).state.to_dict()["lines"]
             ['started', 'done']
         """
-        self.attempt.post(field, value)
+        self.delegate.post(field, value)
 
     def view(self, view: View) -> Any:
         """The entries that a view shows, as `reads` would give them to a parameter `list[Entry]`.
@@ -195,7 +213,7 @@ class Context:
             >>> graph.add_path(START, "write", "read", END).compile().run({}).state["last"]
             'write: tide at 6'
         """
-        return self.attempt.view(view)
+        return self.delegate.view(view)
 
     def delta(self) -> Delta:
         """What has changed since the node last ran, of the fields that it reads; on its first visit all that is set.
@@ -221,7 +239,7 @@ class Context:
             {'n': 1}
             'completed'
         """
-        return self.attempt.delta()
+        return self.delegate.delta()
 
     def live(self, field: str, *, timeout: float | None = None) -> Entries:
         """The entries of a live field as they arrive, for `for` in sync nodes and `async for` in async ones.
@@ -264,7 +282,7 @@ class Context:
             writes tide at 6
             'completed'
         """
-        return self.attempt.live(field, timeout)
+        return self.delegate.live(field, timeout)
 
     def doing(self, text: str) -> None:
         """Report what the node is doing: an event, and shown to siblings by `peers`.
@@ -279,7 +297,7 @@ class Context:
             >>> [event.text for event in run.events if type(event).__name__ == "Doing"]
             ['counting']
         """
-        self.attempt.set_doing(text)
+        self.delegate.set_doing(text)
 
     def peers(self) -> list[Peer]:
         """The other nodes of the graph that run at the moment, in branch order, with what they are doing.
@@ -293,4 +311,4 @@ class Context:
             >>> graph.add_path(START, "alone", END).compile().run({}).state["peers"]
             0
         """
-        return self.attempt.host.peers(self.attempt)
+        return self.delegate.host.peers(self.delegate)

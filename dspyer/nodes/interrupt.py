@@ -59,7 +59,7 @@ class InterruptNode(Node):
 
     def call(self, call: Call) -> Reply:
         """Commit the answer, or ask."""
-        attempt = call.context.attempt
+        attempt = call.context.delegate
         # The text stays as it was when the question was asked, even if the state of a rerun would make another one.
         earlier = attempt.earlier_question(self.name)
         value = attempt.interrupt(self.name, self._text(call) if earlier is None else earlier.text, self.answer)

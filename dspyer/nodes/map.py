@@ -106,7 +106,7 @@ class MapNode(Node):
     def _item(self, call: Call, overlay: FrozenDict[str, Any], index: int, count: int) -> _Item:
         """One item, as an execution of its own."""
         outer = call.context
-        attempt = outer.attempt.item(index)
+        attempt = outer.delegate.item(index)
         name = f"{outer.execution}[{index}]"
         context = Context(outer.run_id, outer.node, outer.branch, outer.visit, name, attempt)
         inner = call._replace(context=context, overlay=overlay)
@@ -146,7 +146,7 @@ class _Item:
     recorded: Any
 
     def run(self) -> object:
-        attempt = self.call.context.attempt
+        attempt = self.call.context.delegate
         self._started()
         try:
             attempt.raise_if_unanswered()
@@ -160,7 +160,7 @@ class _Item:
         return recorded
 
     async def arun(self) -> object:
-        attempt = self.call.context.attempt
+        attempt = self.call.context.delegate
         self._started()
         try:
             attempt.raise_if_unanswered()
@@ -181,12 +181,12 @@ class _Item:
         return result
 
     def _started(self) -> None:
-        attempt = self.call.context.attempt
+        attempt = self.call.context.delegate
         event = ItemStarted(attempt.node, attempt.branch, attempt.execution, self.index, self.count)
         attempt.host.publish(event)
 
     def _ended(self, status: str) -> None:
-        attempt = self.call.context.attempt
+        attempt = self.call.context.delegate
         event = ItemFinished(attempt.node, attempt.branch, attempt.execution, self.index, self.count, status)
         attempt.host.publish(event)
 

@@ -85,7 +85,7 @@ class ModuleNode(Node):
 
     def _warning(self, call: Call) -> str:
         """The warning near the step limit of the run, "" for none: it is part of the prompt and of the conversation."""
-        attempt = call.context.attempt
+        attempt = call.context.delegate
         if not self.turns.fields or attempt.position is None:
             return ""
         return attempt.host.views.warning(attempt.position)

@@ -6,16 +6,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from enum import Enum
+from typing import Any, Final, NamedTuple
 
 import dspy
 
 from dspyer.nodes.field_names import FieldNames, NamesSpec, ReadsSpec, name_map
 from dspyer.nodes.node import NOTHING
 from dspyer.nodes.view_access import view_problems
+from dspyer.retry import Retry
 from dspyer.schema.schema import Schema
 from dspyer.templates import RUN, ComputedInput, Fill, RunValue
 from dspyer.views import View
+
+
+class NodePolicy(NamedTuple):
+    """What surrounds each call of a node; nothing of it changes a result.
+
+    Attributes:
+        retry: which failed attempts are followed by another one; None for none.
+    """
+
+    retry: Retry | None = None
+
+
+NO_POLICY: Final = NodePolicy()
+
+
+class OfGraph(Enum):
+    """The default of `retry=`: the policy that `compile(retry=)` gives to every node. None opts a node out of it."""
+
+    RETRY = "of the graph"
 
 
 class MapOptions(NamedTuple):
@@ -53,6 +74,7 @@ class NodeOptions(NamedTuple):
         frozen: whether optimizers leave its modules alone; None to follow DSPy.
         condense: by field, the module that shortens what it writes, as given.
         problems: what is wrong with the form of the options.
+        retry: which failed attempts are followed by another one.
     """
 
     name: str
@@ -69,6 +91,7 @@ class NodeOptions(NamedTuple):
     frozen: bool | None = None
     condense: Mapping[str, dspy.Module] | None = None
     problems: tuple[str, ...] = ()
+    retry: Retry | OfGraph | None = OfGraph.RETRY
 
     @property
     def who(self) -> str:
@@ -100,6 +123,7 @@ def node_options(
     map: MapOptions | None = None,  # noqa: A002 - the field's name; the builtin is not used here
     frozen: bool | None = None,
     condense: Mapping[str, dspy.Module] | None = None,
+    retry: Retry | int | OfGraph | None = OfGraph.RETRY,
 ) -> NodeOptions:
     """The options of a node, from the arguments of `Graph.add_node` and its siblings."""
     who = f"node {name!r}"
@@ -112,6 +136,7 @@ def node_options(
         given = None
     written, more = name_map(writes, "writes", who)
     problems += more
+    policy = _policy(retry, who, problems)
     return NodeOptions(
         name,
         schema,
@@ -127,7 +152,19 @@ def node_options(
         frozen,
         condense,
         tuple(problems),
+        policy,
     )
+
+
+def _policy(retry: Retry | int | OfGraph | None, who: str, problems: list[str]) -> Retry | OfGraph | None:
+    """The retry policy of a node; a wrong one is added to the problems."""
+    if isinstance(retry, OfGraph):
+        return retry
+    try:
+        return Retry.of(retry)
+    except (TypeError, ValueError) as error:
+        problems.append(f"{who}: {error}")
+        return None
 
 
 def _split_reads(reads: ReadsSpec | None) -> tuple[NamesSpec | None, dict[str, View], dict[str, ComputedInput]]:

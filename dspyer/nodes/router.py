@@ -90,16 +90,16 @@ class Router:
 
     @property
     def inline(self) -> bool:
-        """Whether async code may call `decide` directly: without a module, a router is sync and cheap."""
+        """Whether async code may call `call` directly: without a module, a router is sync and cheap."""
         return self.module_name is None
 
-    def decide(self, call: Call) -> Decision:
+    def call(self, call: Call) -> Decision:
         """The targets, given the state after the node."""
         raise NotImplementedError
 
-    async def adecide(self, call: Call) -> Decision:
+    async def acall(self, call: Call) -> Decision:
         """The same from async code."""
-        return self.decide(call)
+        return self.call(call)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -119,7 +119,7 @@ class FunctionRouter(Router):
         """The names that a `Send` to the node that it follows may bring for it; None for any."""
         return self.binding.takes
 
-    def decide(self, call: Call) -> Decision:
+    def call(self, call: Call) -> Decision:
         """The targets that the function returns."""
         arguments = self.binding.bind(call)
         try:
@@ -150,7 +150,7 @@ class FieldRouter(Router):
         """The names that a `Send` to the node that it follows may bring for it."""
         return frozenset([self.field])
 
-    def decide(self, call: Call) -> Decision:
+    def call(self, call: Call) -> Decision:
         """The targets of the field's value."""
         source = call.overlay if call.overlay is not None and self.field in call.overlay else call.state
         if self.field not in source:
@@ -175,14 +175,14 @@ class ModuleRouter(Router):
         """The names that a `Send` to the node that it follows may bring for it."""
         return self.templates.takes | taken(self.inputs)
 
-    def decide(self, call: Call) -> Decision:
+    def call(self, call: Call) -> Decision:
         """The targets of the module's output."""
         inputs = gather_inputs(self.inputs, call, self.who)
         with self._named(), filling(self.templates, call):
             result = call_module(self._module(call), inputs)
         return self._decision(result)
 
-    async def adecide(self, call: Call) -> Decision:
+    async def acall(self, call: Call) -> Decision:
         """The same from async code."""
         inputs = gather_inputs(self.inputs, call, self.who)
         with self._named(), filling(self.templates, call):

@@ -82,7 +82,7 @@ def value_of_run(name: str, call: Call) -> int | str | None:
 
 
 def _run_of(call: Call) -> tuple[RunState, Branch] | None:
-    attempt = call.context.attempt
+    attempt = call.context.delegate
     run: RunState | None = getattr(attempt.host, "run", None)  # `NoRun` has none
     if run is None or attempt.position is None or attempt.position.head < 0:
         return None

@@ -25,8 +25,9 @@ import anyio
 from dspyer.blocking import cancellation_count
 from dspyer.dspy_module.tracing import count_calls, recording
 from dspyer.errors import DspyerError, Interrupt
+from dspyer.nodes.steps import arun_script, run_script
 from dspyer.nodes.sync_async import async_bridge
-from dspyer.runtime.execution import arun_script, run_script, script
+from dspyer.runtime.execution import script
 from dspyer.runtime.request import CANCELLED
 from dspyer.runtime.session import Session
 from dspyer.runtime.workers import TaskWorkers, ThreadWorkers, WorkOutcome, arun_here, run_here

@@ -1,21 +1,25 @@
-"""One execution: from the call of a node to its transition, as a *script* that a sync or async driver follows.
+"""One execution: from the call of a node to its transition, as a script (`nodes.steps`) that a driver follows.
 
-A script is a generator (PEP 342): it yields each node or router with its call, the driver makes the call in its own way
-and sends the reply back. So the steps of an execution are written once, and not once for each kind of driver:
+Every execution passes through the same layers in the same order, from the outside in:
 
-1. Call the node; fold what it posted and returned into one patch, validated, and check the limits on size.
-2. Find the targets: a `Command`, the edges, or routers, which see the state after the patch.
-3. Return the transition: patch, state and targets.
+1. The retry loop of the node (`retried`), around 2 and 3.
+2. The call of the node.
+3. The validation of its output: what it posted and returned is folded into one patch, whose sizes are checked.
+4. The modules that condense what it wrote, with a retry loop of their own: the output of the node is kept.
+5. The targets: a `Command`, the edges, or routers, which see the state after the patch. A router has a retry loop, too.
+6. The transition: patch, state and targets, which the scheduler commits.
 
-A transition is atomic: if the node, the validation or a router raises, nothing of it is committed.
+A layer that a node has not asked for is left out. A transition is atomic: if a layer raises, nothing is committed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from typing import Any, Generic, TypeVar, cast
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from dspyer.dspy_module.tracing import append_to_trace
 from dspyer.errors import Interrupt, RouteError, list_names
@@ -24,8 +28,10 @@ from dspyer.graph.spec import check_send
 from dspyer.nodes.attempt import Attempt, with_posts
 from dspyer.nodes.condense import condensed
 from dspyer.nodes.context import Context
-from dspyer.nodes.node import Call, Decision, Node, Reply, Send
+from dspyer.nodes.node import Call, Decision, Reply, Send
+from dspyer.nodes.options import NO_POLICY
 from dspyer.nodes.router import Router
+from dspyer.nodes.steps import Script, retried
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.persistence.execution_records import RecordKey
 from dspyer.reducers import Updates
@@ -36,73 +42,124 @@ from dspyer.scheduler.run_state import Execution, Target, Transition
 from dspyer.scheduler.topology import END, START
 from dspyer.state import ImmutableState
 
-CallScript = Generator[tuple[Node | Router, Call], Any, Transition]
-"""Yields a node or router with its call, is sent the reply, and returns the transition."""
 
-
-def script(session: Session, execution: Execution) -> CallScript:
+def script(session: Session, execution: Execution) -> Script[Transition]:
     """The script of an execution: of a node, or of the first commit of the run."""
     if execution.branch.head < 0:
         return _start_script(session, execution)
     return _node_script(session, execution)
 
 
-def run_script(calls: CallScript) -> Transition:
-    """Makes the calls of a script in sync code."""
-    reply: Reply | Decision | None = None
-    while True:
-        try:
-            step, call = calls.send(reply)
-        except StopIteration as done:
-            return cast(Transition, done.value)
-        reply = step.decide(call) if isinstance(step, Router) else step.call(call)
-
-
-async def arun_script(calls: CallScript) -> Transition:
-    """Makes the calls of a script in async code."""
-    reply: Reply | Decision | None = None
-    while True:
-        try:
-            step, call = calls.send(reply)
-        except StopIteration as done:
-            return cast(Transition, done.value)
-        reply = await (step.adecide(call) if isinstance(step, Router) else step.acall(call))
-
-
-def _node_script(session: Session, execution: Execution) -> CallScript:
-    name, state = execution.node, execution.branch.state
-    call = _call(session, execution, state)
-    if session.records.questions or session.graph.interrupt_before:
+def _node_script(session: Session, execution: Execution) -> Script[Transition]:
+    name, graph = execution.node, session.graph
+    call = _call(session, execution, execution.branch.state)
+    if session.records.questions or graph.interrupt_before:
         _raise_if_unanswered(session, execution)
     began, clock = time.time(), time.perf_counter()
-    reply: Reply = yield session.graph.nodes[name], call
-    attempt = call.context.attempt
-    attempt.over = True
-    schema = session.graph.topology.schema
-    updates = reply.updates if attempt.posts is None else with_posts(reply.updates, attempt.posts, schema)
-    condensers = session.graph.condensers
-    if condensers and name in condensers:
-        updates = yield from condensed(condensers[name], updates, call)
-    # Not three empty methods of `Session`: this runs for every node, and few graphs have live fields.
-    live = session if isinstance(session, LiveSession) else None
-    if live is not None:
-        updates = live.post_returned(attempt, updates)
-    commit_id = session.id_prefix + execution.id
-    patch, after = schema.commit(state, updates, node=name, commit_id=commit_id, whole_values=reply.whole)
-    if live is not None:
-        patch, after = live.with_posts(execution, patch, after)
-    schema.check_state_limit(name, state, patch, after)
-    targets = _known_targets(session, name, call, reply.goto, after)
+    if name in graph.policies or name in graph.condensers:
+        output = yield from _with_policy(session, execution, call)
+    else:
+        output = yield from _attempt(session, execution, call)
+    call, goto, _, patch, after = output
+    targets = _known_targets(session, name, call, goto, after)
     if targets is not None:
         transition = Transition(patch, after, targets, None, began, time.perf_counter() - clock)
     else:
         transition = yield from _route(session, execution, call, patch, after, began, clock)
     if session.records.questions:
-        attempt.finish()
-    return transition if live is None else transition._replace(live=live.exchange(execution))
+        call.context.delegate.finish()
+    if isinstance(session, LiveSession):
+        transition = transition._replace(live=session.exchange(execution))
+    if execution.id in session.failed_attempts:
+        failed = session.failed_attempts.pop(execution.id)
+        transition = transition._replace(attempt=call.context.attempt, failed_attempts=failed)
+    return transition
 
 
-def _start_script(session: Session, execution: Execution) -> CallScript:
+class _Output(NamedTuple):
+    """What an attempt gave, validated: the patch and the state after it. `updates` is what condensers work on."""
+
+    call: Call
+    goto: tuple[str | Send, ...] | None
+    updates: Mapping[str, object]
+    patch: Mapping[str, Any]
+    after: ImmutableState
+
+
+def _attempt(session: Session, execution: Execution, call: Call) -> Script[_Output]:
+    """Calls the node once, and validates what it gave."""
+    reply: Reply = yield session.graph.nodes[execution.node], call
+    attempt = call.context.delegate
+    attempt.over = True
+    schema = session.graph.topology.schema
+    updates = reply.updates if attempt.posts is None else with_posts(reply.updates, attempt.posts, schema)
+    condensers = session.graph.condensers.get(execution.node) if session.graph.condensers else None
+    if condensers is None:
+        patch, after = _folded(session, execution, call, updates, reply.whole)
+        return _Output(call, reply.goto, updates, patch, after)
+    # What will be shortened is validated after that: it may be too long now. The rest is validated before a module is
+    # called for nothing.
+    others = {field: update for field, update in updates.items() if field not in condensers}
+    commit_id = session.id_prefix + execution.id
+    schema.commit(call.state, others, node=execution.node, commit_id=commit_id, whole_values=reply.whole)
+    return _Output(call, reply.goto, updates, {}, call.state)
+
+
+def _folded(
+    session: Session, execution: Execution, call: Call, updates: Mapping[str, object], whole: bool
+) -> tuple[Mapping[str, Any], ImmutableState]:
+    """The validated patch of a node, and the state after it."""
+    schema, state = session.graph.topology.schema, call.state
+    # Not three empty methods of `Session`: this runs for every node, and few graphs have live fields.
+    live = session if isinstance(session, LiveSession) else None
+    if live is not None:
+        updates = live.post_returned(call.context.delegate, updates)
+    commit_id = session.id_prefix + execution.id
+    patch, after = schema.commit(state, updates, node=execution.node, commit_id=commit_id, whole_values=whole)
+    if live is not None:
+        patch, after = live.with_posts(execution, patch, after)
+    schema.check_state_limit(execution.node, state, patch, after)
+    return patch, after
+
+
+def _with_policy(session: Session, execution: Execution, call: Call) -> Script[_Output]:
+    """The output of a node that has a policy or condensers."""
+    graph, name = session.graph, execution.node
+    policy = graph.policies.get(name, NO_POLICY)
+    output = yield from retried(
+        policy.retry,
+        call,
+        partial(_attempt, session, execution),
+        partial(_next_attempt, session, execution, call),
+    )
+    if name not in graph.condensers:
+        return output
+
+    def condense(call: Call) -> Script[_Output]:
+        updates = yield from condensed(graph.condensers[name], output.updates, call)
+        patch, after = _folded(session, execution, call, updates, False)
+        return output._replace(patch=patch, after=after)
+
+    again = partial(_same_call, session, execution, output.call)
+    return (yield from retried(policy.retry, output.call, condense, again))
+
+
+def _next_attempt(
+    session: Session, execution: Execution, call: Call, number: int, error: Exception, pause: float
+) -> Call:
+    """Records a failed attempt of a node; returns the call of the next one, which starts clean."""
+    session.attempt_failed(execution, number, error, pause)
+    delegate = call.context.delegate.next(number + 1)
+    return call._replace(context=replace(call.context, delegate=delegate))
+
+
+def _same_call(session: Session, execution: Execution, call: Call, number: int, error: Exception, pause: float) -> Call:
+    """Records a failed attempt of a condenser or a router; the node's own output is kept, and so is its attempt."""
+    session.attempt_failed(execution, number, error, pause)
+    return call
+
+
+def _start_script(session: Session, execution: Execution) -> Script[Transition]:
     """The script of the first commit: its patch is known (`RunStart`), and only routers at `START` are called."""
     began, clock = time.time(), time.perf_counter()
     patch = session.run_start.patch
@@ -110,10 +167,10 @@ def _start_script(session: Session, execution: Execution) -> CallScript:
     if len(exits) == 1 and isinstance(exits[0], str):
         return Transition(patch, session.inputs, (Target(exits[0]),), None, began, time.perf_counter() - clock)
     call = _call(session, execution, session.inputs)
-    call.context.attempt.over = True
-    call.context.attempt.raise_if_unanswered()
+    call.context.delegate.over = True
+    call.context.delegate.raise_if_unanswered()
     transition = yield from _route(session, execution, call, patch, session.inputs, began, clock)
-    call.context.attempt.finish()
+    call.context.delegate.finish()
     return transition
 
 
@@ -160,7 +217,7 @@ def _known_targets(
     if not exit_.inline:
         return None
     _, context, program, overlay, resources, runner = call
-    found = exit_.decide(Call(after, context, program, overlay, resources, runner)).targets
+    found = exit_.call(Call(after, context, program, overlay, resources, runner)).targets
     first = found[0]  # a router returns declared targets only, so one name needs no check
     return (Target(first),) if len(found) == 1 and isinstance(first, str) else _targets(session, name, found)
 
@@ -173,7 +230,7 @@ def _route(
     state: ImmutableState,
     began: float,
     clock: float,
-) -> CallScript:
+) -> Script[Transition]:
     """Follows the edges and calls the routers of a node. What a module router writes is part of the transition."""
     name = execution.node
     goto: list[str | Send] = []
@@ -184,7 +241,9 @@ def _route(
             goto.append(exit_)
             continue
         routed = call._replace(state=state)
-        decision: Decision = exit_.decide(routed) if exit_.inline else (yield exit_, routed)
+        decision: Decision = (
+            exit_.call(routed) if exit_.inline else (yield from _decision(session, execution, exit_, routed))
+        )
         goto += decision.targets
         if decision.reason:
             reasons.append(decision.reason)
@@ -200,6 +259,16 @@ def _route(
                 patch = {**patch, field: _both_updates(session, name, patch, field, net) if folds else net}
     duration = time.perf_counter() - clock
     return Transition(patch, state, _targets(session, name, goto), "\n".join(reasons) or None, began, duration)
+
+
+def _decision(session: Session, execution: Execution, router: Router, call: Call) -> Script[Decision]:
+    """What a module router decides; it is retried under the policy of its node."""
+    policy = session.graph.policies.get(execution.node, NO_POLICY)
+
+    def decide(call: Call) -> Script[Decision]:
+        return (yield router, call)
+
+    return (yield from retried(policy.retry, call, decide, partial(_same_call, session, execution, call)))
 
 
 def _both_updates(session: Session, name: str, patch: Mapping[str, Any], field: str, update: Any) -> Any:

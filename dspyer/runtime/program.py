@@ -529,7 +529,7 @@ def _request_inside(call: Call) -> Request:
         live=around.live,
         keeps_events=False,
         inside=True,
-        scope=tuple(call.context.attempt.local_id.split("/")),
+        scope=tuple(call.context.delegate.local_id.split("/")),
         label=around.run_start.label,
         root=around.root,
         records=around.records,

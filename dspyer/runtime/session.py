@@ -24,6 +24,7 @@ from dspyer.dspy_module.tracing import Steps, tokens_used
 from dspyer.errors import Interrupt, RunStoppedError, annotate, brief, unwrap_stop_iteration
 from dspyer.events import (
     Asked,
+    AttemptFailed,
     BranchPath,
     Commit,
     ConflictFound,
@@ -34,6 +35,7 @@ from dspyer.events import (
     RunEnded,
     RunStarted,
 )
+from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.attempt import Attempt, NotLive
 from dspyer.nodes.live_access import Peer
@@ -90,6 +92,7 @@ class Session(NotLive):
         end_written: whether the row that ends the run is written.
         events: the events in order of arrival, if a `Run` will be made.
         traces: the DSPy trace of each execution, by id.
+        failed_attempts: the attempts that another one followed, by execution, until it is committed or fails.
         fields: the items or keys of each field with their authors, for views; computed when first read.
         view_reads: the views that nodes have read, for `Run.tokens`.
         root: the id of the outermost run.
@@ -132,6 +135,7 @@ class Session(NotLive):
         self.end_written = False
         self.events: list[Event] = []
         self.traces: dict[str, Steps] = {}
+        self.failed_attempts: dict[str, tuple[Failure, ...]] = {}
         self.view_reads: list[ViewRead] = []
         whole_values = journal is None or bool(scope)  # a run on a thread begins with updates of what the thread has
         self.fields = Fields(
@@ -180,12 +184,20 @@ class Session(NotLive):
             found = unwrap_stop_iteration(outcome)
             resumes = self.records.resumes  # attempts count within one process: a resume begins with 1 again
             after = "" if not resumes else f" after {resumes} resume{'s' if resumes > 1 else ''}"
-            where = f"branch {path_text(execution.path)}, visit {execution.visit}, attempt 1{after}"
+            attempt = len(self.failed_attempts.pop(execution.id, ())) + 1
+            where = f"branch {path_text(execution.path)}, visit {execution.visit}, attempt {attempt}{after}"
             annotate(found, f"in node {execution.node!r} ({where})")
         elif self.pending is not None:
             self.pending.note_targets(execution.id, outcome.targets)
         self.run, events = advance(self.run, execution.id, found)
         self._publish_once_written(events)
+
+    def attempt_failed(self, execution: Execution, number: int, error: Exception, pause: float) -> None:
+        """Records an attempt that another one follows after `pause` seconds. May be called from any thread."""
+        name, path = execution.node, execution.path
+        failure = Failure.of(error, node=name, branch=path, execution=execution.id, attempt=number)
+        self.failed_attempts[execution.id] = (*self.failed_attempts.get(execution.id, ()), failure)
+        self.publish(AttemptFailed(name, path, execution.id, number, error, pause))
 
     def leave_open(self, execution: Execution) -> None:
         """Leaves an execution that was cancelled, or not called, without an outcome; `resume` calls it again.

@@ -7,6 +7,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from dspyer.events import BranchPath, Exchange, MergedConflict, Question
+from dspyer.failure import Failure
 from dspyer.scheduler.lineage import LineageCounts, LogEntry
 from dspyer.scheduler.loops import Round
 from dspyer.scheduler.topology import Topology
@@ -61,7 +62,9 @@ class Target(NamedTuple):
 class Transition(NamedTuple):
     """The outcome of a finished node: its patch, the state with it, the targets. Applied whole or not at all.
 
-    `started` is a Unix time, `duration` is in seconds, `calls` counts calls of predictors and of tools.
+    `started` is a Unix time, `duration` is in seconds, `calls` counts calls of predictors and of tools. `failure` is set
+    where the node failed and an error edge leads on; `failed_attempts` are the attempts of the node, of its condensers
+    and of its routers that another one followed; `attempt` is the number of the node's own attempt.
     """
 
     patch: Mapping[str, Any]
@@ -72,6 +75,10 @@ class Transition(NamedTuple):
     duration: float = 0.0
     live: Exchange | None = None
     calls: tuple[int, int] = (0, 0)
+    attempt: int = 1
+    failure: Failure | None = None
+    failed_attempts: tuple[Failure, ...] = ()
+    cached: bool = False
 
 
 class Suspended(NamedTuple):

@@ -154,6 +154,13 @@ def advance(run: RunState, execution_id: str, outcome: Transition | Suspended | 
         outcome.calls,
     )
     commit = topology.schema.with_sizes(commit, branch.state, (outcome.patch,), outcome.state)
+    if outcome.failed_attempts or outcome.failure is not None or outcome.cached:
+        commit = commit._replace(
+            attempt=outcome.attempt,
+            failure=outcome.failure,
+            failed_attempts=outcome.failed_attempts,
+            cached=outcome.cached,
+        )
     extra = extra_counts(commit, topology.schema.none_by_default, counts.get)
     if extra:
         counts = counts.update(extra)

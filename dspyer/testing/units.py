@@ -16,7 +16,7 @@ from dspyer.nodes.answer_types import Answers, answer_source, first_of
 from dspyer.nodes.attempt import Attempt, NoRun, with_posts
 from dspyer.nodes.binding import check_resources, resources_of
 from dspyer.nodes.build import build_node
-from dspyer.nodes.condense import CondenserCalls, condensed
+from dspyer.nodes.condense import condensed
 from dspyer.nodes.context import Context
 from dspyer.nodes.node import Call, Node, Send
 from dspyer.nodes.options import node_options
@@ -69,8 +69,8 @@ def call_node(
     schema = graph.topology.schema
     with _unanswered(graph):
         reply = graph.nodes[node].call(call)
-        call.context.attempt.finish()
-        updates: Mapping[str, object] = with_posts(reply.updates, call.context.attempt.posts or (), schema)
+        call.context.delegate.finish()
+        updates: Mapping[str, object] = with_posts(reply.updates, call.context.delegate.posts or (), schema)
         updates = _follow(condensed(graph.condensers.get(node, {}), updates, call))
     patch, _ = schema.commit(call.state, updates, node=node, commit_id="test", whole_values=reply.whole)
     return plain_patch(patch)
@@ -116,7 +116,7 @@ def route(
     targets: list[str | Send] = []
     with _unanswered(graph):
         for exit_ in exits:
-            for target in (exit_,) if isinstance(exit_, str) else exit_.decide(call).targets:
+            for target in (exit_,) if isinstance(exit_, str) else exit_.call(call).targets:
                 if isinstance(target, Send):
                     check_send(graph, node, target)
                 if isinstance(target, Send) or target not in targets:
