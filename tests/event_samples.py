@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from dspyer.events import Commit, Event, Exchange, MergedConflict, Question
+from dspyer.failure import Failure
 from dspyer.patch import Replace
 
 RECORDS: tuple[type, ...] = (Commit, MergedConflict, Question, Exchange)
@@ -40,4 +41,6 @@ def _of(hint: Any, value: Any, text: str) -> Any:
         return sample(hint, value, text)
     if issubclass(hint, BaseException):
         return ValueError(text)
+    if hint is Failure:
+        return Failure(node=text, type="ValueError", message=text)
     return {str: text, int: 7, float: 0.5, bool: True}[hint]

@@ -20,6 +20,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from dspyer.errors import DspyerError, MergeConflictError, brief
 from dspyer.events import Commit, Committed, ConflictFound, Emitted, Event, MergedConflict, Posted
+from dspyer.failure import Failure
 from dspyer.patch import DELETE, Replace, SealedPatch
 from dspyer.policies import Conflict, Pattern, Policies, Policy, raise_
 from dspyer.reducers import Updates
@@ -256,6 +257,11 @@ class Redactor:
             return self._redact_text(value)
         if isinstance(value, BaseException):
             return self._error(value, replaced)
+        if isinstance(value, Failure):
+            texts = {name: self._redact_text(getattr(value, name)) for name in ("message", "traceback")}
+            return (
+                value if all(texts[name] is getattr(value, name) for name in texts) else value.model_copy(update=texts)
+            )
         if isinstance(value, Replace):
             plain = thaw(value.frozen)
             found = self._redact(plain, replaced, given)

@@ -266,7 +266,8 @@ def _decision(session: Session, execution: Execution, router: Router, call: Call
     policy = session.graph.policies.get(execution.node, NO_POLICY)
 
     def decide(call: Call) -> Script[Decision]:
-        return (yield router, call)
+        decision: Decision = yield router, call
+        return decision
 
     return (yield from retried(policy.retry, call, decide, partial(_same_call, session, execution, call)))
 

@@ -62,9 +62,9 @@ class Target(NamedTuple):
 class Transition(NamedTuple):
     """The outcome of a finished node: its patch, the state with it, the targets. Applied whole or not at all.
 
-    `started` is a Unix time, `duration` is in seconds, `calls` counts calls of predictors and of tools. `failure` is set
-    where the node failed and an error edge leads on; `failed_attempts` are the attempts of the node, of its condensers
-    and of its routers that another one followed; `attempt` is the number of the node's own attempt.
+    `started` is a Unix time, `duration` is in seconds, `calls` counts calls of predictors and of tools. `failure` is
+    set where the node failed and an error edge leads on; `failed_attempts` are the attempts of the node, of its
+    condensers and of its routers that another one followed; `attempt` is the number of the node's own attempt.
     """
 
     patch: Mapping[str, Any]

@@ -21,6 +21,7 @@ from dspyer.nodes.context import Context
 from dspyer.nodes.node import Call, Node, Send
 from dspyer.nodes.options import node_options
 from dspyer.nodes.router import Router
+from dspyer.nodes.steps import run_script
 from dspyer.patch import plain_patch
 from dspyer.runtime.program import CompiledGraph
 from dspyer.runtime.session_views import StateViews
@@ -71,7 +72,7 @@ def call_node(
         reply = graph.nodes[node].call(call)
         call.context.delegate.finish()
         updates: Mapping[str, object] = with_posts(reply.updates, call.context.delegate.posts or (), schema)
-        updates = _follow(condensed(graph.condensers.get(node, {}), updates, call))
+        updates = run_script(condensed(graph.condensers.get(node, {}), updates, call))
     patch, _ = schema.commit(call.state, updates, node=node, commit_id="test", whole_values=reply.whole)
     return plain_patch(patch)
 
@@ -167,18 +168,6 @@ def stub(program: CompiledGraph, **fakes: Callable[..., Any] | Mapping[str, Any]
     return twin
 
 
-def _follow(calls: CondenserCalls) -> Mapping[str, object]:
-    """Makes the calls of condensers, one after the other."""
-    reply: Any = None
-    while True:
-        try:
-            step, call = calls.send(reply)
-        except StopIteration as done:
-            found: Mapping[str, object] = done.value
-            return found
-        reply = step.call(call)
-
-
 def _constant(patch: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
     def fake() -> dict[str, Any]:
         return dict(patch)
@@ -220,7 +209,7 @@ def _call(
     current = ImmutableState(state)
     host.views = StateViews(program.graph, current)
     attempt = Attempt(host, node, position=Branch((), ((),), current, 0, "", 0, PersistentMap()))
-    return Call(current, Context("test", node, attempt=attempt), program, None, given)
+    return Call(current, Context("test", node, delegate=attempt), program, None, given)
 
 
 @contextmanager

@@ -81,7 +81,7 @@ def reply(node: Node, call: Call, mode: str = "sync") -> Reply:
 
 def decision(router: Router | None, call: Call, mode: str = "sync") -> Decision:
     assert router is not None
-    return router.decide(call) if mode == "sync" else anyio.run(router.adecide, call)
+    return router.call(call) if mode == "sync" else anyio.run(router.acall, call)
 
 
 def run_node(

@@ -116,7 +116,7 @@ def test_a_function_may_return_labels_names_sends_and_lists(
 def test_an_unknown_target_or_none_raises(result: object, messages: list[str]) -> None:
     router = made(gives(result), {"again": "search", "done": END})
     with pytest.raises(RouteError) as caught:
-        router.decide(call_of())
+        router.call(call_of())
     assert all(message in str(caught.value) for message in messages), caught.value
 
 
@@ -126,7 +126,7 @@ def test_without_labels_the_targets_are_listed(result: object, message: str) -> 
         return result  # type: ignore[return-value]
 
     with pytest.raises(RouteError, match=message):
-        made(route).decide(call_of())
+        made(route).call(call_of())
 
 
 def test_a_router_binds_parameters_as_a_node_does() -> None:
@@ -137,17 +137,17 @@ def test_a_router_binds_parameters_as_a_node_does() -> None:
         return "a"
 
     router = made(route, ["a"], TICKET)
-    router.decide(call_of({"question": "q"}))
+    router.call(call_of({"question": "q"}))
     assert seen == ["q", "q", "node", True]
     typed = made(lambda question, urgent=True: "a", ["a"], TICKET)
     assert (typed.reads, typed.optional) == ({"question": "question", "urgent": "urgent"}, frozenset({"urgent"}))
     with pytest.raises(UnsetFieldError, match="the router of 'judge' reads 'question'"):
-        typed.decide(call_of())
+        typed.call(call_of())
 
 
 def test_a_router_sees_the_overlay_of_its_branch() -> None:
     router = made(lambda doc: doc, ["a", "b"])
-    assert router.decide(call_of({"doc": "a"}, overlay={"doc": "b"})).targets == ("b",)
+    assert router.call(call_of({"doc": "a"}, overlay={"doc": "b"})).targets == ("b",)
 
 
 async def awaits() -> Literal["a"]:
@@ -236,16 +236,16 @@ def test_a_fields_name_routes_by_its_value(
 
 
 def test_a_list_in_a_field_forks() -> None:
-    assert made("next", ["a", "b"]).decide(call_of({"next": ["a", "b"]})).targets == ("a", "b")
-    assert made("next", ["a", "b"]).decide(call_of({"next": "a"}, overlay={"next": "b"})).targets == ("b",)
+    assert made("next", ["a", "b"]).call(call_of({"next": ["a", "b"]})).targets == ("a", "b")
+    assert made("next", ["a", "b"]).call(call_of({"next": "a"}, overlay={"next": "b"})).targets == ("b",)
 
 
 def test_an_unset_or_unknown_value_of_a_field() -> None:
     router = made("category", ["a"])
     with pytest.raises(UnsetFieldError, match="the router of 'judge' reads 'category'"):
-        router.decide(call_of())
+        router.call(call_of())
     with pytest.raises(RouteError, match="by the field 'category' returned 'b'"):
-        router.decide(call_of({"category": "b"}))
+        router.call(call_of({"category": "b"}))
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_a_predict_gives_no_reason_and_a_path_map_maps_its_labels() -> None:
     router = made(module, {"search": "a", "END": "b"}, name="choose")
     assert router.module_name == "choose"
     with dspy.context(lm=answering({"label": "END"})):
-        got = router.decide(call_of({"question": "q"}, program=holder(choose=module)))
+        got = router.call(call_of({"question": "q"}, program=holder(choose=module)))
     assert got == Decision(("b",), {}, None)
 
 
@@ -318,7 +318,7 @@ def test_a_label_that_a_module_made_up_raises() -> None:
 
     router = made(dspy.Predict(CHOOSE))
     with pytest.raises(RouteError, match="'elsewhere'"):
-        router.decide(call_of({"question": "q"}, program=holder(judge_router=MadeUp())))
+        router.call(call_of({"question": "q"}, program=holder(judge_router=MadeUp())))
 
 
 @pytest.mark.parametrize(
