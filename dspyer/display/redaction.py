@@ -258,10 +258,8 @@ class Redactor:
         if isinstance(value, BaseException):
             return self._error(value, replaced)
         if isinstance(value, Failure):
-            texts = {name: self._redact_text(getattr(value, name)) for name in ("message", "traceback")}
-            return (
-                value if all(texts[name] is getattr(value, name) for name in texts) else value.model_copy(update=texts)
-            )
+            shown = {name: self._redact(part, replaced) for name, part in value}
+            return value if all(shown[name] is part for name, part in value) else value.model_copy(update=shown)
         if isinstance(value, Replace):
             plain = thaw(value.frozen)
             found = self._redact(plain, replaced, given)
@@ -291,8 +289,8 @@ class Redactor:
         fields = _fields_of(value)
         if fields is None:
             return self._leaf(value, given)
-        shown = {name: self._redact(part, replaced, given) for name, part in fields.items()}
-        return value if all(shown[name] is part for name, part in fields.items()) else shown
+        found = {name: self._redact(part, replaced, given) for name, part in fields.items()}
+        return value if all(found[name] is part for name, part in fields.items()) else found
 
     def _leaf(self, value: Any, given: bool) -> Any:
         """The redacted form of an object without parts: its text if that shows a hidden one, else the object itself."""
