@@ -5,6 +5,7 @@
         lm("hi")
 
 What it answers comes from a function; how it is sent (at once, or in server-sent events) from the request.
+`faults` makes single requests fail, as `tests.http_faults` lists them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +24,7 @@ from typing import Any, Self
 import dspy
 
 from dspyer.testing.prompt import Prompt, Turn, read_prompt
+from tests.http_faults import Fault
 
 Messages = list[dict[str, Any]]
 
@@ -41,12 +46,30 @@ class OpenAIServer:
         answer: gives the text for the messages of a request. It may raise `HTTPFailureError`; any other exception gives
             status 500. It is called from several threads at once if requests overlap.
         model: name that answers carry.
+        faults: what the first requests get instead of an answer, in order of arrival: a fault, or None for an answer.
+            Or a function of the body of a request, which gives one of the two.
+
+    Attributes:
+        requests: the bodies of the requests, in order of arrival.
+        times: when they arrived, as `time.monotonic`.
+        sent: what each of them got: a fault, or None.
     """
 
-    def __init__(self, answer: Callable[[Messages], str], model: str = "local") -> None:
+    def __init__(
+        self,
+        answer: Callable[[Messages], str],
+        model: str = "local",
+        faults: Iterable[Fault | None] | Callable[[dict[str, Any]], Fault | None] = (),
+    ) -> None:
         self.answer = answer
         self.model = model
         self.requests: list[dict[str, Any]] = []
+        self.times: list[float] = []
+        self.sent: list[Fault | None] = []
+        self.released = threading.Event()
+        self._fault_of = faults if callable(faults) else None
+        self._script = iter(()) if callable(faults) else iter(faults)
+        self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), name="openai-server")
 
@@ -60,6 +83,19 @@ class OpenAIServer:
         defaults = {"cache": False, "num_retries": 0}
         return dspy.LM(f"openai/{self.model}", api_base=self.url, api_key="test", **{**defaults, **settings})
 
+    def release(self) -> None:
+        """Lets the requests go on that `Hold` holds, those to come too."""
+        self.released.set()
+
+    def arrived(self, body: dict[str, Any]) -> Fault | None:
+        """Records a request; returns the fault that it gets."""
+        with self._lock:
+            fault = self._fault_of(body) if self._fault_of is not None else next(self._script, None)
+            self.requests.append(body)
+            self.times.append(time.monotonic())
+            self.sent.append(fault)
+            return fault
+
     def __enter__(self) -> Self:
         self._thread.start()
         return self
@@ -67,24 +103,27 @@ class OpenAIServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.released.set()
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()  # waits for the requests that are still answered
 
 
-def completion(model: str, messages: Messages, text: str) -> dict[str, Any]:
+def completion(model: str, messages: Messages, text: str, finish: str = "stop") -> dict[str, Any]:
     """The body of an answer that is sent at once."""
     return {
         "id": "chatcmpl-test",
         "object": "chat.completion",
         "created": 0,
         "model": model,
-        "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish}],
         "usage": usage(messages, text),
     }
 
 
-def chunks(model: str, messages: Messages, text: str, with_usage: bool) -> Iterator[dict[str, Any]]:
+def chunks(
+    model: str, messages: Messages, text: str, with_usage: bool, finish: str = "stop"
+) -> Iterator[dict[str, Any]]:
     """The events of an answer that is streamed: one per word."""
 
     def chunk(choices: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
@@ -94,7 +133,7 @@ def chunks(model: str, messages: Messages, text: str, with_usage: bool) -> Itera
     yield chunk([{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
     for word in re.findall(r"\s*\S+\s*", text):
         yield chunk([{"index": 0, "delta": {"content": word}, "finish_reason": None}])
-    yield chunk([{"index": 0, "delta": {}, "finish_reason": "stop"}])
+    yield chunk([{"index": 0, "delta": {}, "finish_reason": finish}])
     if with_usage:
         yield chunk([], usage=usage(messages, text))
 
@@ -119,11 +158,38 @@ def prompt_of(messages: Messages) -> Prompt:
     return read_prompt([Turn(message["role"], text_of(message)) for message in messages])
 
 
+@dataclass
+class _Reply:
+    """What a fault may do with a request."""
+
+    handler: BaseHTTPRequestHandler
+    body: dict[str, Any]
+    server: OpenAIServer
+
+    @property
+    def released(self) -> threading.Event:
+        return self.server.released
+
+    def text(self) -> str:
+        return self.server.answer(self.body["messages"])
+
+    def whole(self, text: str, finish: str = "stop") -> dict[str, Any]:
+        return completion(self.body["model"], self.body["messages"], text, finish)
+
+    def events(self, text: str, finish: str = "stop") -> list[dict[str, Any]]:
+        with_usage = bool((self.body.get("stream_options") or {}).get("include_usage"))
+        return list(chunks(self.body["model"], self.body["messages"], text, with_usage, finish))
+
+
 def _handler_of(server: OpenAIServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            server.requests.append(body)
+            fault = server.arrived(body)
+            if fault is not None:
+                with suppress(ConnectionError):  # the client may have given up
+                    fault.send(_Reply(self, body, server))
+                return
             try:
                 if self.path != "/v1/chat/completions":
                     raise HTTPFailureError(404, f"no such path: {self.path}")
@@ -136,15 +202,14 @@ def _handler_of(server: OpenAIServer) -> type[BaseHTTPRequestHandler]:
                 self._answer(body, text)
 
         def _answer(self, body: dict[str, Any], text: str) -> None:
-            model, messages = body["model"], body["messages"]
+            reply = _Reply(self, body, server)
             if not body.get("stream"):
-                self._send(200, "application/json", json.dumps(completion(model, messages, text)).encode())
+                self._send(200, "application/json", json.dumps(reply.whole(text)).encode())
                 return
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
             self.end_headers()
-            asked = bool((body.get("stream_options") or {}).get("include_usage"))
-            for event in chunks(model, messages, text, asked):
+            for event in reply.events(text):
                 self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
                 self.wfile.flush()
             self.wfile.write(b"data: [DONE]\n\n")
