@@ -11,7 +11,7 @@ import dspy
 from dspyer.display.graph_picture import GraphPicture
 from dspyer.display.graph_svg import draw_svg
 from dspyer.display.redaction import Redact, Redaction, redacted_policies
-from dspyer.errors import InputError, RouteError, list_names, suggestion
+from dspyer.errors import InputError, RouteError, list_names, suggestion, with_article
 from dspyer.graph.declarations import check_redacted_fields
 from dspyer.graph.text import draw_mermaid, explain, route_labels
 from dspyer.nodes.condense import Condensers
@@ -205,6 +205,17 @@ def with_redaction(graph: GraphSpec, redact: Redact, modules: Iterable[dspy.Modu
 
 
 # --- checks at run time
+
+
+def check_inputs_by_name(graph: GraphSpec, inputs: object) -> None:
+    """Refuse inputs that are no mapping from names."""
+    if isinstance(inputs, Mapping) and all(isinstance(name, str) for name in inputs):
+        return
+    name = graph.inputs[0] if graph.inputs else "name"
+    wrong = "a dict whose keys are no texts" if isinstance(inputs, Mapping) else with_article(type(inputs).__name__)
+    raise InputError(
+        f"graph {graph.name!r} takes its inputs as one dict by name: write run({{{name!r}: ...}}); it was given {wrong}"
+    )
 
 
 def check_inputs(graph: GraphSpec, inputs: Collection[str], kept: Collection[str] = ()) -> None:

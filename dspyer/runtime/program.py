@@ -22,7 +22,7 @@ from dspyer.dspy_module.source import reduce_program, source_class
 from dspyer.dspy_module.tracing import append_to_trace
 from dspyer.errors import InputError, Interrupt, Interrupted, RunStoppedError, ThreadError
 from dspyer.graph.compile import prepare_modules
-from dspyer.graph.spec import GraphSpec, check_inputs
+from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.nodes.answer_types import Answers, answer_source, first_of
 from dspyer.nodes.binding import check_resources, resources_of
 from dspyer.nodes.node import Call
@@ -415,6 +415,7 @@ class CompiledGraph(dspy.Module):
     # --- one call
 
     def _run(self, inputs: Mapping[str, Any], request: Request, observe: Observe = ignore) -> Run:
+        check_inputs_by_name(self._graph, inputs)
         request, outcome = replace(request, observe=observe), request.outcome
         with dspy.context(**{REQUEST: request}), dspy.track_usage() as tracker:
             try:
@@ -425,6 +426,7 @@ class CompiledGraph(dspy.Module):
         return Run(*outcome.take(), tracker.get_total_tokens())
 
     async def _arun(self, inputs: Mapping[str, Any], request: Request, observe: Observe = ignore) -> Run:
+        check_inputs_by_name(self._graph, inputs)
         request, outcome = replace(request, observe=observe), request.outcome
         with dspy.context(**{REQUEST: request}), dspy.track_usage() as tracker:
             try:

@@ -17,7 +17,7 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 from dspyer.errors import ChangedGraphError, OpenRunError, StoreError, ThreadError
-from dspyer.graph.spec import GraphSpec, check_inputs
+from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.persistence.execution_records import ExecutionRecords
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.reader import HistoryReader, RunRows, read_run
@@ -170,6 +170,7 @@ class RunStarter:
         """A new run that begins with the state at the head and folds the inputs in; `label` begins its commits' ids."""
         self.compatibility.check_graph(head.last_run)
         adapted = self.compatibility.adapted(head.state, head.last_run)
+        check_inputs_by_name(self.graph, inputs)
         check_inputs(self.graph, inputs, self._fields_kept(adapted.state))
         schema = self.graph.topology.schema
         patch, _ = schema.begin(adapted.state, inputs, keep=self.graph.keep, commit_id=f"{label}/trunk:0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, ImmutableState, fill, reducers
 from dspyer.errors import GraphError, InputError
+from dspyer.stores import Memory
 from tests.nodes.kit import MODES
 
 
@@ -261,3 +263,26 @@ def test_a_thread_keeps_inputs_of_earlier_runs() -> None:
     thread.run({"q": "a"})
     thread.run({"q": "b", "note": "x"})
     assert list(thread.run({"q": "c"}).state["log"]) == ["a none", "b x", "c x"]
+
+
+STARTS: dict[str, Callable[[CompiledGraph, Any], object]] = {
+    "run": lambda program, inputs: program.run(inputs),
+    "arun": lambda program, inputs: asyncio.run(program.arun(inputs)),
+    "stream": lambda program, inputs: list(program.stream(inputs)),
+    "thread": lambda program, inputs: program.thread("t").run(inputs),
+    "thread, async": lambda program, inputs: asyncio.run(program.thread("t").arun(inputs)),
+    "thread, merge": lambda program, inputs: program.thread("t").run(inputs, on_conflict="merge"),
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize(
+    ("inputs", "given"),
+    [("x", "a str"), (None, "a NoneType"), (["q"], "a list"), ([("q", 1)], "a list"), ({1: 2}, "a dict whose keys")],
+    ids=str,
+)
+def test_inputs_that_are_no_dict_by_name_are_refused(start: str, inputs: Any, given: str) -> None:
+    program = chain(search).compile(store=Memory())
+    with pytest.raises(InputError, match=rf"write run\(\{{'q': ...\}}\); it was given {given}"):
+        STARTS[start](program, inputs)
+    assert program.threads() == []
