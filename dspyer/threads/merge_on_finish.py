@@ -42,8 +42,13 @@ class MergeOnFinish:
 
     def start(self, inputs: Mapping[str, Any], request: Request, abandon: bool) -> OwnedRun:
         """Write a new run that continues from the head of the thread, without acquiring the thread."""
-        starter, head = self._starter, self._common_head(abandon)
+        starter = self._starter
         label = f"{starter.thread}.{token_hex(4)}"  # not numbered: other runs may start at the same time
+        row = starter.store.thread(starter.thread) or ThreadRow(starter.thread, None, 0)
+        if row.head is None:
+            starter.new_run(starter.load_head(), inputs, request, label)  # refused inputs must not begin a thread
+            self._write_first_commit(row)
+        head = self._common_head(abandon)
         first = starter.new_run(head, inputs, request, label)
         rows = [row.numbered(seq) for seq, row in enumerate(first.rows)]
         starter.store.write(Change(run=first.run, rows_of=first.run.id, rows=rows))
@@ -121,9 +126,6 @@ class MergeOnFinish:
         The thread keeps this commit whatever becomes of the owner's run, so that all runs have it in common.
         """
         starter = self._starter
-        row = starter.store.thread(starter.thread)
-        if row is None or row.head is None:
-            self._write_first_commit(row or ThreadRow(starter.thread, None, 0))
         head = starter.load_readable_head()
         if not head.open or head.row.head is None:
             return head
