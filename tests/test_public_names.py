@@ -53,7 +53,6 @@ def test_every_documented_name_is_public() -> None:
         "dspyer.display.tokens.Tokens",  # as `run.view_tokens()`
         "dspyer.stores.base",  # by authors of stores
         "dspyer.stores.postgres.Postgres",  # by its address; importing it needs a driver
-        "dspyer.threads.status.StoredFailure",  # as `thread.error`
         "dspyer.stores.encrypted.Encrypted",  # importing it needs an extra
     }
     assert not DOCUMENTED - PUBLIC.keys() - reached

@@ -42,6 +42,7 @@ from typing import Any, NamedTuple
 
 from dspyer.errors import StoreError, brief
 from dspyer.events import BranchPath, Commit, Exchange, Question
+from dspyer.failure import Failure
 from dspyer.patch import SealedPatch, decode_update, encode_update
 from dspyer.scheduler.lineage import LogEntry, Resolution
 from dspyer.stores.base import Row, RunRow
@@ -328,7 +329,7 @@ def resume_row(attempt: int, executions: Iterable[str], graph_blobs: Mapping[str
 def end_row(
     status: str,
     fingerprint: str | None,
-    failures: Iterable[tuple[str, BranchPath, str, BaseException]],
+    failures: Iterable[tuple[Failure, BaseException]],
     usage: Mapping[str, Any] | None = None,
 ) -> NewRow:
     """Build the row of the end of a run.
@@ -336,20 +337,10 @@ def end_row(
     Args:
         status: `"completed"`, `"failed"`, `"interrupted"` or `"stopped"`.
         fingerprint: that of the final state of a completed run.
-        failures: node, branch, execution and error of each failure. Errors are stored as text.
+        failures: each failure with its exception, of which the traceback is stored as text.
         usage: tokens by language model, of the calls since the run was started or resumed.
     """
-    failed = [
-        {
-            "node": node,
-            "branch": list(path),
-            "execution": execution,
-            "type": type(error).__name__,
-            "message": str(error),
-            "traceback": "".join(format_exception(error)),
-        }
-        for node, path, execution, error in failures
-    ]
+    failed = [{**failure.to_dict(), "traceback": "".join(format_exception(error))} for failure, error in failures]
     header: tuple[Any, ...] = (status,) if fingerprint is None else (status, fingerprint)
     if usage:
         header = (status, fingerprint, dict(usage))

@@ -56,6 +56,7 @@ from dspyer.scheduler.run_state import (
     Target,
     Transition,
     execution_id,
+    last_attempt,
     path_text,
 )
 from dspyer.scheduler.schedule import advance, begin, limit_error, plan
@@ -178,18 +179,20 @@ class Session(NotLive):
         if steps:
             self.traces[execution.id] = steps
         found: Transition | Suspended | BaseException = outcome
+        failed: tuple[Failure, ...] = ()
         if isinstance(outcome, Interrupt):
             found = Suspended(cast("tuple[Question, ...]", outcome.questions))  # a protocol in `errors`
         elif isinstance(outcome, BaseException):
             found = unwrap_stop_iteration(outcome)
             resumes = self.records.resumes  # attempts count within one process: a resume begins with 1 again
             after = "" if not resumes else f" after {resumes} resume{'s' if resumes > 1 else ''}"
-            attempt = len(self.failed_attempts.pop(execution.id, ())) + 1
-            where = f"branch {path_text(execution.path)}, visit {execution.visit}, attempt {attempt}{after}"
+            failed = self.failed_attempts.pop(execution.id, ())
+            attempt = f"attempt {last_attempt(failed)}{after}"
+            where = f"branch {path_text(execution.path)}, visit {execution.visit}, {attempt}"
             annotate(found, f"in node {execution.node!r} ({where})")
         elif self.pending is not None:
             self.pending.note_targets(execution.id, outcome.targets)
-        self.run, events = advance(self.run, execution.id, found)
+        self.run, events = advance(self.run, execution.id, found, failed)
         self._publish_once_written(events)
 
     def attempt_failed(self, execution: Execution, number: int, error: Exception, pause: float) -> None:
@@ -358,9 +361,11 @@ class Session(NotLive):
         assert self.journal is not None
         run, refused = self.run, self.journal.refused_row
         self._redact_failures()
-        failures = [(failure.node, failure.path, failure.execution, failure.error) for failure in self.run.failures]
+        failures = [(failed.failure, failed.error) for failed in self.run.failures]
         if self.write_error is not None and refused is not None:
-            failures.append((*_origin(refused), self.write_error))
+            node, path, execution = _origin(refused)
+            failure = Failure.of(self.write_error, node=node, branch=path, execution=execution)
+            failures.append((failure, self.write_error))
         fingerprint = self.journal.encoder.digest(run.trunk_state) if run.ended else None
         return [*self.new_rows(), end_row(self.status, fingerprint, failures, tokens_used())]
 

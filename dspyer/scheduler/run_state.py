@@ -137,7 +137,10 @@ class Execution(NamedTuple):
 
 
 class FailedBranch(NamedTuple):
-    """A node, router or join that raised, with the branches that it stopped."""
+    """A node, router or join that raised, with the branches that it stopped.
+
+    `failed_attempts` are the attempts before the last one: of the node, and of items of a map.
+    """
 
     path: BranchPath
     node: str
@@ -146,6 +149,18 @@ class FailedBranch(NamedTuple):
     branches: tuple[Branch, ...]
     position: Position
     conflicts: tuple[MergedConflict, ...] = ()
+    failed_attempts: tuple[Failure, ...] = ()
+
+    @property
+    def failure(self) -> Failure:
+        """The record of what it raised."""
+        attempt = last_attempt(self.failed_attempts)
+        return Failure.of(self.error, node=self.node, branch=self.path, execution=self.execution, attempt=attempt)
+
+
+def last_attempt(failed_attempts: Iterable[Failure]) -> int:
+    """The number of the attempt of a node after those that failed."""
+    return 1 + sum(failure.index is None for failure in failed_attempts)
 
 
 def active_branches(run: RunState) -> list[Branch]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
 from dspyer.events import Commit
+from dspyer.failure import Failure
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.reader import read_run
 from dspyer.persistence.rows import end_row
@@ -77,7 +78,9 @@ class MergeOnFinish:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the error of the run
             run.status, run.error = "failed", error
             if not isinstance(error, StoreError):  # a store that fails cannot be written to
-                journal.write([end_row("failed", None, [(f"join:{thread}", (), "", error)])], flush=True)
+                journal.write(
+                    [end_row("failed", None, [(Failure.of(error, node=f"join:{thread}"), error)])], flush=True
+                )
         return run
 
     def _merge(self, run_end: Point, patience: float) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from dspyer.dspy_module.tracing import add_tokens
 from dspyer.events import Question
+from dspyer.failure import Failure
 from dspyer.persistence.execution_records import ExecutionRecords
 from dspyer.persistence.reader import HistoryReader, ending_row, newest_rows, read_runs
 from dspyer.persistence.rows import CommitHeader, RowKind
@@ -15,29 +16,6 @@ from dspyer.threads.ownership import is_alive
 
 PROGRESS = (RowKind.COMMIT, RowKind.JOIN, RowKind.ITEM, RowKind.ONCE, RowKind.ANSWER, RowKind.END)
 """Rows that show that a run has made progress since it was resumed."""
-
-
-class StoredFailure(NamedTuple):
-    """A failure of a stored run. The exception itself is not stored, only its class, text and traceback.
-
-    Attributes:
-        node: the node that failed.
-        branch: the path of its branch.
-        execution: the id of the execution.
-        type: the class of the exception.
-        message: its text.
-        traceback: as Python prints it.
-    """
-
-    node: str
-    branch: tuple[int, ...]
-    execution: str
-    type: str
-    message: str
-    traceback: str
-
-    def __str__(self) -> str:
-        return f"node {self.node!r} (execution {self.execution!r}) raised {self.type}: {self.message}"
 
 
 def status_of(store: Store, thread: str) -> str:
@@ -56,14 +34,14 @@ def status_of(store: Store, thread: str) -> str:
     return "new"
 
 
-def failures_of(store: Store, thread: str) -> tuple[StoredFailure, ...]:
+def failures_of(store: Store, thread: str) -> tuple[Failure, ...]:
     """The failures with which the last run ended."""
     row = store.thread(thread)
     end = None if row is None or row.head is None else last_end(store, row.head)
     if end is None or end.content is None:
         return ()
     failures: list[dict[str, Any]] = end.content.value(store.blobs, lambda plain: plain)
-    return tuple([StoredFailure(**{**failure, "branch": tuple(failure["branch"])}) for failure in failures])
+    return tuple([Failure.model_validate(failure) for failure in failures])
 
 
 def last_end(store: Store, at: Point) -> Row | None:

@@ -15,6 +15,7 @@ import anyio.to_thread
 
 from dspyer.display.redaction import Redactor
 from dspyer.events import Commit, Question
+from dspyer.failure import Failure
 from dspyer.nodes.binding import resources_of
 from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.reader import HistoryReader
@@ -33,7 +34,7 @@ from dspyer.threads.merge_on_finish import MergeOnFinish
 from dspyer.threads.merging import ThreadMerger, check_same_store
 from dspyer.threads.ownership import ThreadLock, existing_row
 from dspyer.threads.start import RunStarter
-from dspyer.threads.status import StoredFailure, failures_of, open_questions, status_of, usage_of
+from dspyer.threads.status import failures_of, open_questions, status_of, usage_of
 from dspyer.threads.thread_program import AnswersByKey, OnConflict, Resources, ThreadProgram
 from dspyer.threads.time_travel import Moment, ThreadReader, check_thread_name
 from dspyer.threads.views_across_runs import recent_indexes
@@ -347,12 +348,12 @@ class Thread:
         return redacted
 
     @property
-    def failures(self) -> tuple[StoredFailure, ...]:
+    def failures(self) -> tuple[Failure, ...]:
         """The failures with which the last run ended: also in another process, days later."""
         return failures_of(self._reader.store, self.name)
 
     @property
-    def error(self) -> StoredFailure | None:
+    def error(self) -> Failure | None:
         """The first failure with which the last run ended; None if it did not fail."""
         return next(iter(self.failures), None)
 

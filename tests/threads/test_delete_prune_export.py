@@ -13,11 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, reducers
+from dspyer import END, START, CompiledGraph, Failure, Graph, reducers
 from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
+from dspyer.persistence.rows import NewRow, RowKind
+from dspyer.runtime import session
 from dspyer.stores import Memory, SQLite, Store
 from dspyer.stores.base import Point
+from dspyer.stores.content import Content
 from dspyer.stores.encrypted import Encrypted
+from dspyer.testing import no_pauses
 from dspyer.threads.thread import Thread
 from tests.stores.kit import begin
 
@@ -73,11 +77,51 @@ def test_the_last_failure_can_be_read_after_a_restart(store: Store) -> None:
     assert (error.node, error.type, error.message) == ("work", "ValueError", "no boom")
     assert error.traceback.rstrip().endswith("visit 1, attempt 1)")
     assert "raise ValueError" in error.traceback
-    assert str(error) == "node 'work' (execution '0:0') raised ValueError: no boom"
+    assert str(error) == "work (execution 0:0, attempt 1): ValueError: no boom"
+    assert isinstance(error, Failure)
+    assert not error.retryable
     assert t.failures == (error,)
     t.run({"q": "a"}, abandon=True)
     assert t.error is None
     assert program(store).thread("new").error is None
+
+
+class GoneError(ConnectionError):
+    """A transient error."""
+
+
+def test_a_stored_failure_knows_its_attempt_and_whether_another_one_may_help(store: Store) -> None:
+    def reach(q: str) -> None:
+        raise GoneError("x" * 1000)
+
+    graph = Graph(State, inputs=["q"]).add_node("reach", reach, retry=3).add_path(START, "reach", END)
+    t = graph.compile(store=store).thread("t")
+    with no_pauses():
+        t.run({"q": "a"})
+    error = t.error
+    assert error is not None
+    assert (error.attempt, error.retryable, error.type, error.message) == (3, True, "GoneError", "x" * 500)
+    assert "x" * 1000 in error.traceback
+
+
+def test_failures_of_rows_that_name_no_attempt_are_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = {
+        "node": "work",
+        "branch": [0],
+        "execution": "0:0",
+        "type": "KeyError",
+        "message": "y" * 600,
+        "traceback": "t",
+    }
+
+    def older(status: str, *_: object) -> NewRow:
+        return NewRow(RowKind.END, (status,), Content([old], list))
+
+    monkeypatch.setattr(session, "end_row", older)
+    program(store).thread("t").run({"q": "boom"})
+    t = program(store).thread("t")
+    assert t.failures == (Failure(**old),)
+    assert (t.failures[0].attempt, t.failures[0].branch) == (1, (0,))
 
 
 # --- deleting
