@@ -71,12 +71,13 @@ class Failure(BaseModel):
             >>> Failure.of(TimeoutError("no answer"), node="read", attempt=2).retryable
             True
         """
+        text = error_text(error)[:MESSAGE_LIMIT]
         return cls(
             node=node,
             branch=branch,
             execution=execution,
             type=type(error).__name__,
-            message=error_text(error)[:MESSAGE_LIMIT],
+            message=text.encode(errors="backslashreplace").decode(),  # no store holds half of a surrogate pair
             attempt=attempt,
             retryable=is_transient(error),
             index=index,

@@ -29,6 +29,7 @@ from dspyer.persistence.rows import (
     MapCommitContent,
     RowKind,
     UnreadablePatch,
+    attempts_of,
     fingerprint_id,
     read_commit_content,
     run_label,
@@ -464,13 +465,13 @@ class HistoryReader:
             header.step,
             seal({} if content.patch is None else content.patch),
             tuple(parents),
-            1,
-            header.route,
-            content.reason,
-            header.started / 1_000,
-            header.duration / 1_000_000,
-            header.live,
-            header.calls,
+            route=header.route,
+            reason=content.reason,
+            started=header.started / 1_000,
+            duration=header.duration / 1_000_000,
+            live=header.live,
+            calls=header.calls,
+            **attempts_of(header, content),
         )
 
 

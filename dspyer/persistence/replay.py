@@ -19,7 +19,7 @@ from typing import Any
 from dspyer.errors import ChangedGraphError
 from dspyer.events import Commit
 from dspyer.patch import seal
-from dspyer.persistence.rows import CommitContent, CommitHeader, Decode, RowKind, read_commit_content
+from dspyer.persistence.rows import CommitContent, CommitHeader, Decode, RowKind, attempts_of, read_commit_content
 from dspyer.scheduler.join import RecordedResolutions
 from dspyer.scheduler.run_state import Branch, Execution, Group, RunState, Target, Transition, active_branches
 from dspyer.scheduler.schedule import advance, append_commit, begin, force_ready, plan
@@ -96,7 +96,9 @@ def _replay_commit(run: RunState, header: CommitHeader, content: CommitContent, 
     overlays = content.overlays or (None,) * len(header.route)
     targets = tuple([Target(name, overlay) for name, overlay in zip(header.route, overlays, strict=True)])
     times = (header.started / 1_000, header.duration / 1_000_000)
-    transition = Transition(patch, state, targets, content.reason, *times, header.live, header.calls)
+    transition = Transition(
+        patch, state, targets, content.reason, *times, header.live, header.calls, **attempts_of(header, content)
+    )
     return advance(run, execution.id, transition)[0]
 
 

@@ -115,8 +115,9 @@ def fingerprint_id(run: RunRow) -> str:
 # --- Headers of commits
 
 
-_DEFAULTS: tuple[Any, ...] = (0, 1, None, (), None, None, (0, 0))
-"""Of the fields that a header may lack at its end: lag, settled, parents, scope, items, live, calls."""
+_DEFAULTS: tuple[Any, ...] = (0, 1, None, (), None, None, (0, 0), 1, 0)
+"""Of the fields that a header may lack at its end: lag, settled, parents, scope, items, live, calls,
+attempt, cached."""
 
 
 class CommitHeader(NamedTuple):
@@ -136,6 +137,8 @@ class CommitHeader(NamedTuple):
         items: of a map whose results are in item rows, the field and the number of results.
         live: posts to and reads of live fields.
         calls: number of predictor and tool calls, where the graph reads them.
+        attempt: the number of the node's attempt. What the attempts before it raised is user data: see `CommitContent`.
+        cached: whether the patch came from the node's cache.
     """
 
     id: str
@@ -151,6 +154,8 @@ class CommitHeader(NamedTuple):
     items: tuple[str, int] | None = None
     live: Exchange | None = None
     calls: tuple[int, int] = (0, 0)
+    attempt: int = 1
+    cached: bool = False
 
     @property
     def item_ids(self) -> list[str]:
@@ -166,7 +171,7 @@ class CommitHeader(NamedTuple):
 
     def pack(self) -> tuple[Any, ...]:
         """Return the header as its row holds it: differences instead of numbers, defaults at the end left out."""
-        commit_id, node, step, visit, settled, route, parents, scope, started, duration, items, live, calls = self
+        commit_id, node, step, visit, settled, route, parents, scope, started, duration, *_ = self
         branch, _, number = commit_id.rpartition(":")
         regular = number.isdigit()  # a manual commit is "trunk:3+1"
         index = int(number) if regular else _index(commit_id)
@@ -174,7 +179,7 @@ class CommitHeader(NamedTuple):
         targets = list(route) if len(route) != 1 else 0 if route[0] == node else route[0]  # 0: a loop to itself
         short_id = index if regular and branch == "trunk" else commit_id
         header = (short_id, node, targets, index - visit, started - TIME_ORIGIN, duration)
-        rest = _pack_rare(items, live, calls)
+        rest = _pack_rare(self)
         if parents is None and not scope and not rest:
             return header if settled and not lag else (*header, lag, int(settled))
         return (*header, lag, int(settled), None if parents is None else list(parents), list(scope), *rest)
@@ -193,7 +198,7 @@ class CommitHeader(NamedTuple):
     @classmethod
     def _parse(cls, header: Sequence[Any]) -> CommitHeader:
         commit_id, node, route, behind, started, duration, *rest = header
-        lag, settled, parents, scope, items, live, calls = (*rest, *_DEFAULTS[len(rest) :])
+        lag, settled, parents, scope, items, live, calls, attempt, cached = (*rest, *_DEFAULTS[len(rest) :])
         if isinstance(commit_id, int):
             index, commit_id = commit_id, f"trunk:{commit_id}"
         else:
@@ -211,7 +216,9 @@ class CommitHeader(NamedTuple):
             duration,
             None if items is None else (str(items[0]), int(items[1])),
             None if live is None else Exchange({field: tuple(seqs) for field, seqs in live[0].items()}, live[1]),
-            (int(calls[0]), int(calls[1])),
+            (int(calls[0]), int(calls[1])) if calls else (0, 0),
+            1 if attempt is None else int(attempt),
+            bool(cached),
         )
 
 
@@ -220,14 +227,16 @@ def _index(commit_id: str) -> int:
     return int(commit_id.rpartition(":")[2].partition("+")[0])
 
 
-def _pack_rare(items: tuple[str, int] | None, live: Exchange | None, calls: tuple[int, int]) -> list[Any]:
-    """Pack the fields that few commits have: items of a map, live posts and reads, counted calls."""
-    if items is None and live is None and not any(calls):
+def _pack_rare(header: CommitHeader) -> list[Any]:
+    """Pack the fields that few commits have: items of a map, live posts and reads, counted calls, a later attempt."""
+    *_, items, live, calls, attempt, cached = header
+    if items is None and live is None and not any(calls) and attempt == 1 and not cached:
         return []
     exchanged = None
     if live is not None:
         exchanged = [{field: list(seqs) for field, seqs in live.posts.items()}, dict(live.reads)]
-    rest: list[Any] = [None if items is None else list(items), exchanged, list(calls) if any(calls) else None]
+    packed_items, packed_calls = None if items is None else list(items), list(calls) if any(calls) else None
+    rest: list[Any] = [packed_items, exchanged, packed_calls, None if attempt == 1 else attempt, int(cached) or None]
     while rest[-1] is None:
         rest.pop()
     return rest
@@ -285,6 +294,8 @@ def commit_row(
         items,
         commit.live,
         commit.calls,
+        commit.attempt,
+        commit.cached,
     )
     sent = tuple(overlays)
     content = CommitContent(
@@ -292,6 +303,8 @@ def commit_row(
         sent if sent and any(overlay is not None for overlay in sent) else (),
         commit.reason,
         entry.resolutions,
+        commit.failure,
+        commit.failed_attempts,
     )
     kind = RowKind.JOIN if len(entry.parents) > 1 else RowKind.COMMIT
     encode = encode_commit_content if items is None else partial(_encode_without, items[0])
@@ -418,22 +431,30 @@ class CommitContent(NamedTuple):
         overlays: what a `Send` adds to the state of each branch that it starts; empty without a `Send`.
         reason: why an LM router chose the route.
         resolutions: what the merge policies of a join decided.
+        failure: the failure after which the branch went along an error edge.
+        failed_attempts: the attempts that raised before the one that was committed.
     """
 
     patch: Mapping[str, Any] | None
     overlays: tuple[FrozenDict[str, Any] | None, ...] = ()
     reason: str | None = None
     resolutions: tuple[Resolution, ...] = ()
+    failure: Failure | None = None
+    failed_attempts: tuple[Failure, ...] = ()
 
 
 def encode_commit_content(content: CommitContent) -> Any:
     """Return the JSON form of a commit's content. Most commits have a patch and nothing else: a list of one item."""
-    patch, overlays, reason, resolutions = content
+    patch, overlays, reason, resolutions, failure, failed = content
     encoded = None if patch is None else {name: encode_update(update) for name, update in patch.items()}
-    if not overlays and reason is None and not resolutions:
+    failures = (
+        None if failure is None and not failed else [failure and _plain(failure), [_plain(one) for one in failed]]
+    )
+    if not overlays and reason is None and not resolutions and failures is None:
         return [encoded]
     sent = [None if overlay is None else encoding.encode(overlay) for overlay in overlays]
-    return [encoded, sent, reason, [_encode_resolution(resolution) for resolution in resolutions]]
+    full = [encoded, sent, reason, [_encode_resolution(resolution) for resolution in resolutions]]
+    return full if failures is None else [*full, failures]
 
 
 def _encode_without(field: str, content: CommitContent) -> Any:
@@ -450,13 +471,37 @@ def decode_commit_content(encoded: list[Any], decode: Decode = encoding.decode) 
         patch = {name: decode_update(update, decode) for name, update in encoded_patch.items()}
     if not more:
         return CommitContent(patch)
-    sent, reason, resolved = more
+    sent, reason, resolved, *failures = more
+    failure, failed = failures[0] if failures else (None, ())
     return CommitContent(
         patch,
         tuple([None if overlay is None else decode(overlay) for overlay in sent]),
         reason,
         tuple([_decode_resolution(resolution, decode) for resolution in resolved]),
+        None if failure is None else Failure(**failure),
+        tuple([Failure(**one) for one in failed]),
     )
+
+
+def _plain(failure: Failure) -> dict[str, Any]:
+    return failure.model_dump(mode="json", exclude_defaults=True)
+
+
+def attempts_of(header: CommitHeader, content: CommitContent) -> dict[str, Any]:
+    """Return the fields of a commit that differ if attempts failed or its node was cached; none for most commits.
+
+    Failures get the name that the node has now: a thread that continues with another graph may have renamed it.
+    """
+    failure, failed = content.failure, content.failed_attempts
+    if failure is None and not failed and not header.cached:
+        return {}
+    node = {"node": header.node}
+    return {
+        "attempt": header.attempt,
+        "failure": failure and failure.model_copy(update=node),
+        "failed_attempts": tuple([one.model_copy(update=node) for one in failed]),
+        "cached": header.cached,
+    }
 
 
 def _encode_resolution(resolution: Resolution) -> list[Any]:
