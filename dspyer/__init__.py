@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dspyer import errors, events, policies, reducers, stores
+    from dspyer import errors, events, lms, policies, reducers, stores
     from dspyer.errors import DspyerError, short_error
     from dspyer.events import Commit, MergedConflict, Question
     from dspyer.failure import Failure
@@ -70,6 +70,7 @@ __all__ = [
     "from_chat",
     "limit",
     "live",
+    "lms",
     "policies",
     "prefer",
     "reducers",

@@ -23,7 +23,7 @@ LAYERS: list[set[str]] = [
     {"messages"},
     {"stores"},
     {"persistence"},
-    {"nodes", "dspy_module", "retry"},
+    {"nodes", "dspy_module", "retry", "lms"},
     {"graph"},
     {"runtime", "threads"},
     {"testing"},

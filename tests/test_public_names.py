@@ -13,13 +13,14 @@ from typing import get_origin
 import pytest
 
 import dspyer
+import dspyer.lms
 import dspyer.stores
 import dspyer.testing
 from dspyer import policies, reducers
 from tests.event_samples import event_types
 
 API = Path(__file__).parent.parent / "docs" / "api"
-MODULES: list[ModuleType] = [dspyer, dspyer.stores, dspyer.testing]
+MODULES: list[ModuleType] = [dspyer, dspyer.lms, dspyer.stores, dspyer.testing]
 PUBLIC: dict[str, object] = {
     f"{module.__name__}.{name}": getattr(module, name) for module in MODULES for name in module.__all__
 }

@@ -1,0 +1,217 @@
+"""The gate of one LM: when its next request may be sent. Threads, event loops and copies of the LM share it.
+
+A caller takes a slot of `max_concurrency`, and then a time. Times are given out evenly spaced, as in the generic cell
+rate algorithm with a burst of one (ITU-T I.371): a server that counts in windows of any length sees no more than its
+limit. The next time is one number, so a caller sleeps once and wakes once however many wait; it depends on no other
+thread or loop to wake it.
+
+A server that asks to wait (`Retry-After`) holds back every caller: times before the end of the hold are void, and who
+had one asks for another when it wakes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import threading
+from collections import deque
+from collections.abc import Generator
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from dspyer import clock
+
+
+class RateLimits(NamedTuple):
+    """The limits of a gate, per LM. None is no limit."""
+
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    max_concurrency: int | None = None
+
+
+class Sleep(NamedTuple):
+    """A step that waits."""
+
+    seconds: float
+
+    def call(self, _call: object) -> None:
+        """In sync code: other threads run."""
+        clock.pause(self.seconds)
+
+    async def acall(self, _call: object) -> None:
+        """In async code: other tasks run."""
+        await clock.apause(self.seconds)
+
+
+class Slots:
+    """A semaphore for threads and the tasks of several event loops at once, first come first served."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: deque[Future[None]] = deque()
+        self._lock = threading.Lock()
+
+    def acquire(self, wait: bool = True) -> Future[None] | None:
+        """Takes a slot, or returns what is done when the caller has one. Without `wait`, there may be one too many."""
+        with self._lock:
+            if self._free > 0 or not wait:
+                self._free -= 1
+                return None
+            waiting: Future[None] = Future()
+            self._waiting.append(waiting)
+            return waiting
+
+    def release(self) -> None:
+        """Gives a slot back: to the first that waits and has not given up."""
+        granted: Future[None] | None = None
+        with self._lock:
+            self._free += 1
+            while self._free > 0 and self._waiting and granted is None:
+                first = self._waiting.popleft()
+                if first.set_running_or_notify_cancel():
+                    self._free -= 1
+                    granted = first
+        if granted is not None:
+            granted.set_result(None)  # outside of the lock: it runs callbacks
+
+
+class SlotStep(NamedTuple):
+    """A step that takes a slot."""
+
+    slots: Slots
+
+    def call(self, _call: object) -> None:
+        """In sync code."""
+        # A sync call within an event loop blocks the loop. If it waited, then the tasks of the loop that hold the slots
+        # would never give them back. So it goes first: one request too many, and only one per loop at a time.
+        waiting = self.slots.acquire(wait=not _in_event_loop())
+        if waiting is None:
+            return
+        try:
+            waiting.result()
+        except BaseException:
+            self._give_up(waiting)
+            raise
+
+    async def acall(self, _call: object) -> None:
+        """In async code."""
+        waiting = self.slots.acquire()
+        if waiting is None:
+            return
+        try:
+            await asyncio.wrap_future(waiting)
+        except BaseException:
+            self._give_up(waiting)
+            raise
+
+    def _give_up(self, waiting: Future[None]) -> None:
+        if not waiting.cancel():  # the slot was granted meanwhile
+            self.slots.release()
+
+
+class Gate:
+    """Says when a request may be sent. `enter` before it, `leave` after it."""
+
+    def __init__(self, limits: RateLimits) -> None:
+        self.limits = limits
+        self._slots = None if limits.max_concurrency is None else Slots(limits.max_concurrency)
+        per_minute = limits.requests_per_minute
+        self._interval = 0.0 if per_minute is None else 60 / per_minute
+        self._per_token = 0.0 if limits.tokens_per_minute is None else 60 / limits.tokens_per_minute
+        self._lock = threading.Lock()
+        self._next = 0.0  # from when on the next request may be sent
+        self._tokens_next = 0.0  # the same, by the tokens of the requests before it
+        self._returned: list[float] = []  # a heap of times that callers have given back
+        self._held_until = 0.0
+        self._cooling_until = 0.0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Gate:
+        return self  # optimizers copy programs with their LMs, and all of these share the provider's limit
+
+    def __reduce__(self) -> tuple[type[Gate], tuple[RateLimits]]:
+        return type(self), (self.limits,)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a request never has to wait here."""
+        return self.limits == RateLimits() and clock.now() >= self._held_until
+
+    def enter(self, tokens: int) -> Generator[tuple[Any, Any], Any, None]:
+        """Waits until a request with so many tokens may be sent. A caller that is cancelled gives back what it has."""
+        if self._slots is not None:
+            yield SlotStep(self._slots), None
+        try:
+            while not (yield from self._take_time(tokens)):
+                pass
+        except BaseException:
+            self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Gives the slot back."""
+        if self._slots is not None:
+            self._slots.release()
+
+    def _take_time(self, tokens: int) -> Generator[tuple[Any, Any], Any, bool]:
+        at = self._reserve(tokens)
+        try:
+            while (left := at - clock.now()) > 0:
+                yield Sleep(left), None
+        except BaseException:
+            self._return(at, tokens)
+            raise
+        if at >= self._held_until:
+            return True
+        self._return(at, tokens)  # the server has asked to wait while this caller did
+        return False
+
+    def _reserve(self, tokens: int) -> float:
+        with self._lock:
+            earliest = max(clock.now(), self._held_until, self._tokens_next)
+            while self._returned and self._returned[0] < earliest:
+                heapq.heappop(self._returned)
+            at = heapq.heappop(self._returned) if self._returned else max(earliest, self._next)
+            self._next = max(self._next, at + self._interval)
+            if self._per_token:
+                self._tokens_next = at + tokens * self._per_token
+            return at
+
+    def _return(self, at: float, tokens: int) -> None:
+        with self._lock:
+            if self._interval:
+                heapq.heappush(self._returned, at)
+            self._tokens_next -= tokens * self._per_token
+
+    def correct(self, reserved: int, used: int) -> None:
+        """Replaces the tokens that were reserved for a request by those that it used."""
+        with self._lock:
+            self._tokens_next += (used - reserved) * self._per_token
+
+    def hold(self, seconds: float) -> None:
+        """Lets nothing be sent for so long: the server has asked for it."""
+        with self._lock:
+            self._held_until = max(self._held_until, clock.now() + seconds)
+
+    # --- cooldown
+
+    @property
+    def cooling(self) -> bool:
+        """Whether the LM has failed so recently that another one should be asked."""
+        return clock.now() < self._cooling_until
+
+    def cool(self, seconds: float) -> None:
+        """Skip the LM for so long, if there is another one."""
+        self._cooling_until = max(self._cooling_until, clock.now() + seconds)
+
+    def recovered(self) -> None:
+        """A request has succeeded."""
+        self._cooling_until = 0.0
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

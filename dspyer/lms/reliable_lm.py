@@ -1,0 +1,497 @@
+"""`reliable`: one `dspy.LM` of several, with retries, rate limits and fallback.
+
+A `ReliableLM` has no engine of its own. It passes each call on, as it is, to a copy of one of its LMs that makes a
+single request. So what DSPy does around a request is done once and by the LM that responds: its settings are merged,
+its cache is asked, its price is taken, its name stands in the usage and in the history. (An engine of `dspy.LM` would
+get the finished request only: without its rollout id, without what the backup LM has set for itself, and with a second
+cache, history entry and usage count around it.)
+
+What is decided about a call is a script (`nodes.steps`), the same for sync and async code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, NamedTuple, Self, TypeAlias
+
+import dspy
+from dspy.clients._deprecation import _adapter_call, adapter_message_call
+from dspy.clients.backend_selection import CLIENT_KEYS
+from dspy.clients.base_lm import LM_CLASS_STATE_KEY
+from dspy.clients.call_context import adapter_fallback_scope
+from dspy.clients.execution import _cached, prepare
+from dspy.lm15 import Request
+from dspy.utils.exceptions import (
+    LMAuthError,
+    LMCollectionLimitError,
+    LMConfigurationError,
+    LMError,
+    LMInvalidRequestError,
+    LMUnsupportedFeatureError,
+)
+
+from dspyer.errors import (
+    DspyerError,
+    always_raised,
+    annotate,
+    is_transient,
+    mark_lm_retries,
+    retries_of_lm,
+    short_error,
+    with_article,
+)
+from dspyer.lms.gate import Gate, RateLimits, Sleep
+from dspyer.nodes.steps import arun_script, run_script
+from dspyer.retry import Retry
+from dspyer.views import estimate_tokens
+
+_log = logging.getLogger("dspyer.lms")
+
+# Another LM would hide them: the request or the settings are wrong, and stay wrong until they are mended. Refusals and
+# an exceeded context length are invalid requests, too.
+_NO_FALLBACK = (
+    LMInvalidRequestError,
+    LMAuthError,
+    LMConfigurationError,
+    LMUnsupportedFeatureError,
+    LMCollectionLimitError,
+)
+# What belongs to one of the LMs. The key of one must not be sent to the provider of another.
+_OF_ONE_LM = {*CLIENT_KEYS, "model", "model_type", "engine", "async_engine", "num_retries", "provider"}
+
+_Script: TypeAlias = Generator[tuple[Any, Any], Any, Any]
+
+
+def reliable(
+    *lms: dspy.LM,
+    requests_per_minute: float | None = None,
+    tokens_per_minute: float | None = None,
+    max_concurrency: int | None = None,
+    retry: Retry | int | None = 4,
+    cooldown: float = 30.0,
+) -> dspy.LM:
+    """Make one `dspy.LM` of several: it retries requests, keeps to rate limits, and falls back to the next LM.
+
+    The limits hold for each of the LMs, in this process: all threads, event loops and copies of the result share them.
+    Requests are spaced evenly. A response from DSPy's cache takes no slot. For limits that differ between the LMs, nest
+    the calls: `reliable(reliable(main, requests_per_minute=600), reliable(backup, requests_per_minute=60))`.
+
+    The next LM is asked when the error of one remains after its last attempt, and before a stream has shown a token. It
+    is not asked if the request or the settings are wrong (status 400, 401, 404), after a refusal, and if the context
+    is too long.
+
+    Args:
+        *lms: the LMs, each a `dspy.LM`, in the order in which they are asked. They are copied, with `num_retries=0`.
+        requests_per_minute: the most requests to one LM per minute.
+        tokens_per_minute: the most tokens of one LM per minute, of prompts and responses. A request reserves an
+            estimate of its prompt and its `max_tokens`, which the response corrects.
+        max_concurrency: the most requests to one LM at a time.
+        retry: when and how often a request to one LM is repeated: a `dspyer.Retry`, a number of attempts, or None for
+            one attempt.
+        cooldown: for how many seconds an LM that has used up its attempts is skipped if there is another one.
+
+    Returns:
+        A `dspy.LM`. It can be configured, pinned, copied, streamed, saved and optimized like any other.
+
+    Raises:
+        TypeError: without an LM, for one that is no `dspy.LM`, or a limit that is not a number.
+        ValueError: for a limit that is not above 0, or an LM that is there twice.
+
+    Example:
+        >>> import dspy
+        >>> from dspy.utils.exceptions import LMServerError
+        >>> from dspyer.testing import ScriptedLM, no_pauses
+        >>> main, backup = ScriptedLM([LMServerError("broken")] * 2), ScriptedLM([{"answer": "Paris"}])
+        >>> with no_pauses(), dspy.context(lm=reliable(main, backup, retry=2)):
+        ...     dspy.Predict("question -> answer")(question="Capital of France?").answer
+        'Paris'
+    """
+    _check_lms(lms)
+    limits = RateLimits(requests_per_minute, tokens_per_minute, max_concurrency)
+    _check_limits(limits, cooldown)
+    return ReliableLM(lms, limits, Retry.of(retry) or Retry(1), float(cooldown))
+
+
+class GatedLM(NamedTuple):
+    """One of the LMs, and its gate."""
+
+    lm: Any
+    gate: Gate
+
+
+@dataclass(slots=True)
+class PassedCall:
+    """A call that is passed on, and what is known of its last request."""
+
+    prompt: Any
+    messages: Any
+    options: dict[str, Any]
+    names: tuple[str, str] = ("__call__", "acall")  # of the method to call, in sync and in async code
+    shown: bool = False  # whether the request has streamed a token
+    used: int | None = None  # tokens, if they are known
+
+    @property
+    def request(self) -> Request | None:
+        """The typed request of the call, None if it has a prompt or messages."""
+        found = self.options.get("request", self.prompt)
+        return found if isinstance(found, Request) else None
+
+    def arguments(self, lm: Any) -> tuple[Any, Any, dict[str, Any]]:
+        """Prompt, messages and options, for one of the LMs."""
+        if self.request is None:
+            return self.prompt, self.messages, self.options
+        options = {name: value for name, value in self.options.items() if name != "request"}
+        return replace(self.request, model=lm.model), self.messages, options
+
+
+class ReliableLM(dspy.LM):
+    """A `dspy.LM` that passes each call on to one of its LMs. `reliable` makes it."""
+
+    # DSPy's cache is the LMs'. One around them would serve the response of a backup as that of the main LM.
+    _cache_responses = False
+
+    def __init__(self, lms: Sequence[dspy.LM], limits: RateLimits, retry: Retry, cooldown: float) -> None:
+        main = lms[0]
+        super().__init__(main.model, model_type=main.model_type, num_retries=retry.attempts - 1)
+        # What reads an LM without calling it sees the main LM.
+        self.kwargs = dict(main.kwargs)
+        for name in ("_engine_spec", "_async_engine_spec", "_providers", "use_developer_role"):
+            if hasattr(main, name):
+                setattr(self, name, getattr(main, name))
+        self._settings = dict(main.kwargs)
+        self._lanes = tuple(GatedLM(_one_attempt(lm), Gate(limits)) for lm in lms)
+        self._limits, self._retry, self._cooldown = limits, retry, cooldown
+
+    # --- calls
+
+    def __call__(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
+        return self._run(PassedCall(prompt, messages, kwargs))
+
+    async def acall(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
+        return await self._arun(PassedCall(prompt, messages, kwargs))
+
+    def forward(self, prompt: Any = None, messages: Any = None, **kwargs: Any) -> Any:
+        return self._run(PassedCall(prompt, messages, kwargs, ("forward", "aforward")))
+
+    async def aforward(self, prompt: Any = None, messages: Any = None, **kwargs: Any) -> Any:
+        return await self._arun(PassedCall(prompt, messages, kwargs, ("forward", "aforward")))
+
+    def _run(self, call: PassedCall) -> Any:
+        script = self._script(call)
+        try:
+            return run_script(script)
+        finally:
+            script.close()  # it gives back what it holds, also after Ctrl-C or a cancellation
+
+    async def _arun(self, call: PassedCall) -> Any:
+        script = self._script(call)
+        try:
+            return await arun_script(script)
+        finally:
+            script.close()
+
+    def _script(self, call: PassedCall) -> _Script:
+        """Asks one LM after the other."""
+        call.options = self._options(call)
+        failed: list[str] = []
+        left = list(self._lanes)
+        while True:
+            lane = next((lane for lane in left if not lane.gate.cooling), left[0])
+            left.remove(lane)
+            try:
+                return (yield from self._ask(lane, call, left))
+            except Exception as error:
+                if call.shown or not left or not _falls_back(error):
+                    if failed:
+                        annotate(error, f"the LMs before it failed, too: {'; '.join(failed)}")
+                    raise
+                failed.append(f"{lane.lm.model}: {short_error(error)}")
+                _log.warning("%s failed, the next LM is asked: %s", lane.lm.model, short_error(error))
+
+    def _ask(self, lane: GatedLM, call: PassedCall, others: Sequence[GatedLM]) -> _Script:
+        """Asks one LM, as often as the policy allows."""
+        gate = lane.gate
+        for attempt in count(1):
+            step = RequestStep(self, self._prepared(lane.lm, call), call)
+            if not gate.is_open and (yield CacheLookup(step.lm, call), None):
+                return (yield step, None)
+            reserved = 0 if gate.limits.tokens_per_minute is None else _tokens_to_reserve(step.lm, call)
+            yield from gate.enter(reserved)
+            call.used = None
+            try:
+                found = yield step, None
+            except Exception as error:
+                call.used = 0
+                pause = self._failed(lane, call, attempt, error, others)
+                if pause is None:
+                    raise
+                _log.info("%s failed, attempt %s: %s", lane.lm.model, attempt, short_error(error))
+            else:
+                gate.recovered()
+                return found
+            finally:
+                gate.correct(reserved, reserved if call.used is None else call.used)
+                gate.leave()
+            yield Sleep(pause), None
+        raise AssertionError  # the policy ends every series of attempts
+
+    def _failed(
+        self, lane: GatedLM, call: PassedCall, attempt: int, error: Exception, others: Sequence[GatedLM]
+    ) -> float | None:
+        """The pause before the next attempt at an LM; None if there is none."""
+        if call.shown or always_raised(error):
+            return None  # the reader has seen tokens: only the node may ask again, which says so in an event
+        asked, longest = _retry_after(error), self._retry.max_wait
+        if asked <= longest:
+            lane.gate.hold(asked)
+        pause = self._retry.pause(attempt, error)
+        if pause is not None and not (lane.gate.cooling and any(not other.gate.cooling for other in others)):
+            return pause
+        if _falls_back(error):
+            lane.gate.cool(max(self._cooldown, asked if asked > longest else 0.0))
+        # The policy of a node must not repeat what is repeated here.
+        mark_lm_retries(error, max(retries_of_lm(error), self._retry.attempts - 1 + len(self._lanes) - 1))
+        return None
+
+    # --- requests
+
+    def _changes(self) -> dict[str, Any]:
+        """The settings of this LM that a copy has changed, or the user: they go with each request to any of the LMs."""
+        now, before = self.kwargs, self._settings
+        found: dict[str, Any] = {name: None for name in before if name not in now}
+        found |= {name: value for name, value in now.items() if name not in before or before[name] != value}
+        _check_settings(found)
+        return found
+
+    def _options(self, call: PassedCall) -> dict[str, Any]:
+        found = self._changes()
+        if not self.cache:
+            found["cache"] = False
+        if call.request is not None:  # it holds its settings
+            found = {name: value for name, value in found.items() if name in ("cache", "rollout_id")}
+        return {**found, **call.options}
+
+    def _prepared(self, lm: Any, call: PassedCall) -> Any:
+        """A copy of an LM for one request, whose callbacks and history are those of this LM, too."""
+        one = lm.copy()
+        one.callbacks = [*self.callbacks, *lm.callbacks]
+
+        def update_history(entry: dict[str, Any]) -> None:
+            call.used = _total_tokens(entry["usage"])
+            self.update_history(entry)
+
+        one.update_history = update_history
+        return one
+
+    # --- everything else that an LM does
+
+    def copy(self, **kwargs: Any) -> Self:
+        _check_settings(kwargs)
+        copied: Self = super().copy(**kwargs)
+        return copied
+
+    def close(self) -> None:
+        for lane in self._lanes:
+            if hasattr(lane.lm, "close"):
+                lane.lm.close()
+
+    async def aclose(self) -> None:
+        for lane in self._lanes:
+            if hasattr(lane.lm, "aclose"):
+                await lane.lm.aclose()
+
+    def dump_state(self) -> dict[str, Any]:
+        retry = self._retry
+        if retry.on is not is_transient or retry.wait is not None:
+            raise TypeError(
+                "a reliable LM cannot be saved with a Retry that has its own on= or wait=: these are functions. Save "
+                "the program without its LM, and set the LM again after loading: program.set_lm(lm)"
+            )
+        return {
+            LM_CLASS_STATE_KEY: f"{type(self).__module__}.{type(self).__qualname__}",
+            "lms": [lane.lm.dump_state() for lane in self._lanes],
+            "limits": self._limits._asdict(),
+            "retry": {"attempts": retry.attempts, "max_wait": retry.max_wait},
+            "cooldown": self._cooldown,
+            "cache": self.cache,
+            "changes": self._changes(),
+        }
+
+    @classmethod
+    def load_state(cls, state: dict[str, Any], *, allow_custom_lm_class: bool = False) -> Self:
+        load = dspy.BaseLM.load_state
+        lms = [load(one, allow_custom_lm_class=allow_custom_lm_class) for one in state["lms"]]
+        loaded = cls(lms, RateLimits(**state["limits"]), Retry(**state["retry"]), state["cooldown"])
+        return loaded.copy(cache=state["cache"], **state["changes"])
+
+    @property
+    def supports_function_calling(self) -> bool:
+        return all(lane.lm.supports_function_calling for lane in self._lanes)
+
+    @property
+    def supports_reasoning(self) -> bool:
+        return all(lane.lm.supports_reasoning for lane in self._lanes)
+
+    @property
+    def supports_response_schema(self) -> bool:
+        return all(lane.lm.supports_response_schema for lane in self._lanes)
+
+    @property
+    def supported_params(self) -> set[str]:
+        return set.intersection(*(set(lane.lm.supported_params) for lane in self._lanes))
+
+
+# --- steps
+
+
+class RequestStep(NamedTuple):
+    """A step that makes one request, with a copy of an LM that was made for it."""
+
+    owner: ReliableLM
+    lm: Any
+    passed: PassedCall
+
+    def call(self, _call: object) -> Any:
+        """In sync code."""
+        method = getattr(self.lm, self.passed.names[0])
+        prompt, messages, options = self.passed.arguments(self.lm)
+        with self._as_the_owners(), self._noting_tokens():
+            return method(prompt, messages=messages, **options)
+
+    async def acall(self, _call: object) -> Any:
+        """In async code."""
+        method = getattr(self.lm, self.passed.names[1])
+        prompt, messages, options = self.passed.arguments(self.lm)
+        with self._as_the_owners(), self._noting_tokens():
+            return await method(prompt, messages=messages, **options)
+
+    @contextmanager
+    def _noting_tokens(self) -> Iterator[None]:
+        with adapter_fallback_scope() as progress:
+            try:
+                yield
+            finally:
+                self.passed.shown = progress.emitted
+
+    def _as_the_owners(self) -> AbstractContextManager[None]:
+        """DSPy warns of messages as dicts, unless an adapter has made them, and for the LM that it calls."""
+        made = _adapter_call.get()
+        if made is not None and made[0] is self.owner and made[1] is self.passed.messages:
+            scope: AbstractContextManager[None] = adapter_message_call(self.lm, self.passed.messages)
+            return scope
+        return nullcontext()
+
+
+class CacheLookup(NamedTuple):
+    """A step that says whether DSPy's cache has the response."""
+
+    lm: Any
+    passed: PassedCall
+
+    def call(self, _call: object) -> bool:
+        """In sync code."""
+        return self._is_cached(False)
+
+    async def acall(self, _call: object) -> bool:
+        """In async code: off the loop, as DSPy does it, since it may read a disk."""
+        return await asyncio.to_thread(self._is_cached, True)
+
+    def _is_cached(self, asynchronous: bool) -> bool:
+        call = prepare(self.lm, *self.passed.arguments(self.lm), asynchronous=asynchronous)
+        return bool(call.cache) and _cached(self.lm, call, asynchronous) is not None
+
+
+# --- checks, and small readings
+
+
+def _check_lms(lms: Sequence[object]) -> None:
+    if not lms:
+        raise TypeError("reliable() takes one or more LMs: reliable(dspy.LM('openai/gpt-4.1'), ...)")
+    for number, lm in enumerate(lms, 1):
+        if not isinstance(lm, dspy.BaseLM):
+            kind = with_article(type(lm).__name__)
+            fix = f": dspy.LM({lm!r})" if isinstance(lm, str) else ""
+            raise TypeError(f"reliable() takes dspy.LM objects, and LM {number} is {kind}{fix}")
+        if any(lm is other for other in lms[: number - 1]):
+            raise ValueError(
+                f"reliable() got one LM twice ({lm.model!r}): retry= repeats a request to an LM, and the LMs are asked "
+                f"one after the other. Give each once"
+            )
+
+
+def _check_limits(limits: RateLimits, cooldown: object) -> None:
+    for name, value in limits._asdict().items():
+        if value is None:
+            continue
+        whole = name == "max_concurrency"
+        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+            raise TypeError(f"reliable({name}={value!r}): give a {'whole ' if whole else ''}number above 0, or None")
+        if not 0 < value < math.inf:
+            raise ValueError(f"reliable({name}={value!r}): give a number above 0, or None for no limit")
+    if isinstance(cooldown, bool) or not isinstance(cooldown, int | float):
+        raise TypeError(f"reliable(cooldown={cooldown!r}): give seconds, 0 or more")
+    if not cooldown >= 0:
+        raise ValueError(f"reliable(cooldown={cooldown!r}): give seconds, 0 or more")
+
+
+def _check_settings(names: Iterable[str]) -> None:
+    refused = sorted(_OF_ONE_LM.intersection(names))
+    if refused:
+        raise ValueError(
+            f"{', '.join(refused)}: a reliable LM takes no settings that belong to one LM. Set them on the LMs that it "
+            f"is made of, and make another one: reliable(dspy.LM(..., {refused[0]}=...), ...)"
+        )
+
+
+def _one_attempt(lm: Any) -> Any:
+    """The LM without retries of its own: they are made here. A reliable LM keeps its own, and its errors say so."""
+    return lm if isinstance(lm, ReliableLM) else lm.copy(num_retries=0)
+
+
+def _falls_back(error: Exception) -> bool:
+    if isinstance(error, (DspyerError, *_NO_FALLBACK)):
+        return False
+    return isinstance(error, LMError) or is_transient(error)
+
+
+def _retry_after(error: Exception) -> float:
+    """Seconds, 0 if the server has not asked to wait."""
+    asked = getattr(error, "retry_after", None)
+    return float(asked) if isinstance(asked, int | float) and math.isfinite(asked) and asked > 0 else 0.0
+
+
+def _total_tokens(usage: Mapping[str, Any]) -> int | None:
+    total = usage.get("total_tokens")
+    if total is None:
+        counted = [usage.get("prompt_tokens"), usage.get("completion_tokens")]
+        total = sum(one for one in counted if one) if any(counted) else None
+    return total
+
+
+def _tokens_to_reserve(lm: Any, call: PassedCall) -> int:
+    request = call.request
+    if request is not None:
+        text = "".join([str(request.system or ""), *(str(message.text or "") for message in request.messages)])
+        return estimate_tokens(text) + (request.config.max_tokens or 0)
+    text = call.prompt if isinstance(call.prompt, str) else ""
+    settings = {**lm.kwargs, **call.options}
+    most = settings.get("max_tokens") or settings.get("max_completion_tokens") or 0
+    return estimate_tokens(text + "".join(_texts(call.messages))) + most
+
+
+def _texts(found: Any) -> Iterator[str]:
+    """The texts of messages, however they are nested. What is no text (an image, a file) is not estimated."""
+    if isinstance(found, Mapping):
+        for part in (found.get("content"), found.get("text")):
+            yield from _texts(part)
+    elif isinstance(found, str):
+        yield found
+    elif isinstance(found, Sequence):
+        for part in found:
+            yield from _texts(part)
