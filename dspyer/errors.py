@@ -382,8 +382,10 @@ def is_transient(error: BaseException) -> bool:
         return not error.detached
     dspy_errors: Any = sys.modules.get("dspy.utils.exceptions")  # without an import: what raised one has imported it
     if dspy_errors is not None:
-        if isinstance(error, (dspy_errors.AdapterParseError, dspy_errors.LMStreamAssemblyError)):
-            return True  # the LM retries neither
+        if isinstance(error, dspy_errors.AdapterParseError):
+            return True  # no LM retries it
+        if isinstance(error, dspy_errors.LMStreamAssemblyError):
+            return not retries_of_lm(error)  # `dspy.LM` never retries it; `lms.reliable` does before the first token
         if isinstance(error, dspy_errors.LMError):
             return bool(dspy_errors.is_retryable_lm_error(error)) and not retries_of_lm(error)
     return isinstance(error, (ConnectionError, TimeoutError))
@@ -394,6 +396,8 @@ _LM_RETRIES = "dspyer_lm_retries"
 
 def mark_lm_retries(error: BaseException, retries: int) -> None:
     """Notes on the error of an LM call how often the LM was allowed to retry the request, for `is_transient`.
+
+    An error that the LM does not retry (a stream that broke off after its first token) must not be marked.
 
     Example:
         >>> error = ValueError("busy")
