@@ -80,8 +80,8 @@ class OpenAIServer:
 
     def lm(self, **settings: Any) -> Any:
         """A `dspy.LM` that talks to this server: no cache, no retries unless asked for."""
-        defaults = {"cache": False, "num_retries": 0}
-        return dspy.LM(f"openai/{self.model}", api_base=self.url, api_key="test", **{**defaults, **settings})
+        defaults = {"api_base": self.url, "api_key": "test", "cache": False, "num_retries": 0}
+        return dspy.LM(f"openai/{self.model}", **{**defaults, **settings})
 
     def release(self) -> None:
         """Lets the requests go on that `Hold` holds, those to come too."""

@@ -18,6 +18,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
+from textwrap import shorten
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import dspy
@@ -43,7 +44,6 @@ from dspyer.errors import (
     is_transient,
     mark_lm_retries,
     retries_of_lm,
-    short_error,
     with_article,
 )
 from dspyer.lms.gate import Gate, RateLimits, Sleep
@@ -211,8 +211,8 @@ class ReliableLM(dspy.LM):
                     if failed:
                         annotate(error, f"the LMs before it failed, too: {'; '.join(failed)}")
                     raise
-                failed.append(f"{lane.lm.model}: {short_error(error)}")
-                _log.warning("%s failed, the next LM is asked: %s", lane.lm.model, short_error(error))
+                failed.append(f"{lane.lm.model}: {_one_line(error)}")
+                _log.warning("%s failed, the next LM is asked: %s", lane.lm.model, _one_line(error))
 
     def _ask(self, lane: GatedLM, call: PassedCall, others: Sequence[GatedLM]) -> _Script:
         """Asks one LM, as often as the policy allows."""
@@ -231,7 +231,7 @@ class ReliableLM(dspy.LM):
                 pause = self._failed(lane, call, attempt, error, others)
                 if pause is None:
                     raise
-                _log.info("%s failed, attempt %s: %s", lane.lm.model, attempt, short_error(error))
+                _log.info("%s failed, attempt %s: %s", lane.lm.model, attempt, _one_line(error))
             else:
                 gate.recovered()
                 return found
@@ -464,6 +464,10 @@ def _retry_after(error: Exception) -> float:
     """Seconds, 0 if the server has not asked to wait."""
     asked = getattr(error, "retry_after", None)
     return float(asked) if isinstance(asked, int | float) and math.isfinite(asked) and asked > 0 else 0.0
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {shorten(str(error), 200)}"
 
 
 def _total_tokens(usage: Mapping[str, Any]) -> int | None:
