@@ -186,6 +186,35 @@ class FieldShape(NamedTuple):
         return record_dict(self)
 
 
+class TraceStep(NamedTuple):
+    """One call of a predictor, as DSPy's trace has it, and what became of it.
+
+    Attributes:
+        execution: id of the execution that made the call. The calls inside of a graph that is a node have that of the
+            node.
+        node: name of the node.
+        predictor: the predictor; of a rejected step a shallow copy of it.
+        inputs: its inputs by name.
+        outputs: what it returned, a `dspy.Prediction`.
+        attempt: the number of the node's attempt, from 1.
+        status: `"used"` if the step led to the result, `"rejected"` if a check refused the output, `"lost"` if the
+            attempt raised. Steps that were lost are not in `run.trace`.
+    """
+
+    execution: str
+    node: str
+    predictor: Any
+    inputs: Mapping[str, Any]
+    outputs: Any
+    attempt: int = 1
+    status: str = "used"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form; of the predictor, its class and a text."""
+        outputs = dict(self.outputs.items()) if hasattr(self.outputs, "items") else self.outputs
+        return record_dict(self._replace(outputs=outputs))
+
+
 # --- events: a run, its nodes, forks and joins
 
 

@@ -21,7 +21,7 @@ class GraphPicture:
     Attributes:
         topology: nodes, edges and loops.
         labels: the labels of routers, by source and target of the edge.
-        kinds: the kind of each node: function, module, subgraph, map or interrupt.
+        kinds: the kind of each node: function, module, subgraph, map, interrupt or check.
     """
 
     topology: Topology

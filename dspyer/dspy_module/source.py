@@ -135,6 +135,17 @@ class InterruptText(NamedTuple):
     into: str | None
 
 
+class CheckText(NamedTuple):
+    """A check of what a node gives, for `graph_text`."""
+
+    check: object
+    of: str
+    max_fixes: int
+    fix: object
+    into: str
+    accept: bool
+
+
 class EdgeText(NamedTuple):
     """An edge, a fork or a router, for `graph_text`."""
 
@@ -155,7 +166,7 @@ def graph_text(
     Args:
         name: name of the graph.
         schema: model of the state.
-        nodes: by name a function, a module, a `FunctionText`, a `MapText` or an `InterruptText`.
+        nodes: by name a function, a module, a `FunctionText`, a `MapText`, an `InterruptText` or a `CheckText`.
         edges: all edges in the order of declaration.
         doc: what the graph is for, in the user's words.
     """
@@ -194,6 +205,12 @@ def _node_call(name: str, node: object, sources: dict[str, None]) -> str:
         answer = inspect.formatannotation(node.answer) if node.answer is not None else "None"
         into = f', into="{node.into}"' if node.into is not None else ""
         return f'graph.add_interrupt("{name}", question={question}, answer={answer}{into})'
+    if isinstance(node, CheckText):
+        more = f", fix={_value_text(node.fix, sources)}" if node.fix is not None else ""
+        more += f', into="{node.into}"' if node.into != "problems" else ""
+        more += ", accept=True" if node.accept else ""
+        check = _value_text(node.check, sources)
+        return f'graph.add_check("{name}", {check}, of="{node.of}", max_fixes={node.max_fixes}{more})'
     if isinstance(node, FunctionText):
         modules = ", ".join(f'"{local}": {_value_text(module, sources)}' for local, module in node.modules.items())
         bound = f", modules={{{modules}}}" if modules else ""
@@ -232,6 +249,9 @@ def _value_text(value: object, sources: dict[str, None]) -> str:
         return _module_text(value)
     if isinstance(value, functools.partial):
         return f"partial({_value_text(value.func, sources)})"
+    if isinstance(value, type):
+        sources[_source_of(value) or f"class {value.__name__}: ..."] = None
+        return value.__name__
     if not inspect.isroutine(value):
         sources[_source_of(type(value)) or f"class {type(value).__name__}: ..."] = None
         return f"{type(value).__name__}()"

@@ -7,6 +7,7 @@ are appended to the trace around the run in the order of the run's commits (`app
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,6 +44,28 @@ def append_to_trace(steps: Steps) -> None:
         while len(trace) >= limit:
             trace.pop(0)
         trace.append(step)
+
+
+def rejected_step(step: tuple[Any, dict[str, Any], Any], copies: dict[int, Any]) -> tuple[Any, dict[str, Any], Any]:
+    """A step whose output a check has refused, with a shallow copy of its predictor instead of the program's own.
+
+    Optimizers that make demonstrations find the predictor of a step by identity, so they skip it. Those that reflect on
+    what went wrong find it by its signature, which is the same. `copies` holds the copy of each predictor by its id.
+    """
+    predictor, inputs, outputs = step
+    twin = copies.get(id(predictor))
+    if twin is None:
+        twin = copies[id(predictor)] = copy.copy(predictor)
+        vars(twin)[_REJECTED] = True
+    return twin, inputs, outputs
+
+
+def is_rejected(predictor: object) -> bool:
+    """Whether the predictor of a step is the copy that `rejected_step` has made."""
+    return _REJECTED in vars(predictor)
+
+
+_REJECTED = "_dspyer_rejected"
 
 
 def count_calls(steps: Steps) -> tuple[int, int]:

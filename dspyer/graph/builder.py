@@ -29,6 +29,7 @@ from dspyer.graph.declarations import (
 from dspyer.graph.spec import Migrate, with_redaction
 from dspyer.nodes.answer_types import Answers, answer_source
 from dspyer.nodes.build import node_name
+from dspyer.nodes.check import CheckOptions
 from dspyer.nodes.interrupt import InterruptOptions
 from dspyer.nodes.options import MapOptions, NodeOptions, OfGraph, node_options
 from dspyer.nodes.router import RouterOptions
@@ -253,6 +254,57 @@ class Graph:
         """
         check_name(name, self._nodes)
         self._nodes[name] = node_options(name, InterruptOptions(question, answer, into), self._options.schema)
+        return self
+
+    def add_check(
+        self,
+        name: str,
+        check: Callable[..., object] | type[BaseModel] | dspy.Module,
+        *,
+        of: str,
+        max_fixes: int = 2,
+        fix: dspy.Module | Callable[..., Any] | None = None,
+        into: str = "problems",
+        accept: bool = False,
+    ) -> Graph:
+        """Check what a node gives, and ask for corrections: `of -> name -> of_fix -> name -> ...`.
+
+        The check and the fix are ordinary nodes. The edges and routers that are declared for `of`, before or after this
+        call, begin at the check, once it has passed; error edges of `of` stay there.
+
+        Args:
+            name: name of the check.
+            check: a function of fields that returns a list of problems, empty if the output is good; a pydantic model
+                that validates the fields of its names; or a module or program with an output `problems: list[str]`.
+            of: the node whose output is checked, a module or a function.
+            max_fixes: the most corrections of one output; after them the check raises `CheckError`.
+            fix: what corrects the output, as the node `of_fix`. It may take the inputs of `of`, `previous_<output>`,
+                `problems`, and fields. By default a predictor that takes these and gives what `of` gives; it is tuned
+                and saved like any other. A function as `of` needs one.
+            into: the field that gets the problems, a list of texts; a check that passes empties it.
+            accept: whether the last output is accepted instead of the error, with its problems in `into`.
+
+        Returns:
+            The graph itself, changed.
+
+        Raises:
+            GraphError: if the name is taken, reserved or no identifier; all else is found by `compile`.
+
+        Example:
+            >>> import dspy
+            >>> from dspyer.testing import ScriptedLM
+            >>> graph = Graph().add_node("draft", dspy.Predict("question -> answer"))
+            >>> graph = graph.add_check("short", lambda answer: ["too long"] if len(answer) > 3 else [], of="draft")
+            >>> program = graph.add_path(START, "draft", END).compile()
+            >>> with ScriptedLM([{"answer": "four"}, {"answer": "4"}]):
+            ...     run = program.run({"question": "2 + 2?"})
+            >>> [commit.node for commit in run.commits], run.state["answer"]
+            (['START', 'draft', 'short', 'draft_fix', 'short'], '4')
+        """
+        check_name(name, self._nodes)
+        self._nodes[name] = node_options(
+            name, CheckOptions(check, of, max_fixes, fix, into, accept), self._options.schema
+        )
         return self
 
     def add_edge(self, source: str | Sequence[str], target: str | Sequence[str], *, policy: object = None) -> Graph:

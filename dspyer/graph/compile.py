@@ -14,11 +14,13 @@ import dspy
 from pydantic import BaseModel
 
 from dspyer.dspy_module.prompt_templates import enable_templates, enable_warnings, shorten_demos
-from dspyer.dspy_module.source import EdgeText, FunctionText, InterruptText, MapText, graph_text
+from dspyer.dspy_module.source import CheckText, EdgeText, FunctionText, InterruptText, MapText, graph_text
 from dspyer.errors import GraphError, list_names, suggestion
+from dspyer.graph.checks import BuiltParts, PlannedCheck, build_checks, follow_checks, planned_checks
 from dspyer.graph.declarations import EdgeDeclaration, GraphOptions
 from dspyer.graph.spec import Exit, GraphSpec
 from dspyer.nodes.build import build_node
+from dspyer.nodes.check import CheckNode, CheckOptions
 from dspyer.nodes.condense import Condenser, Condensers, plan_condenser
 from dspyer.nodes.interrupt import InterruptOptions
 from dspyer.nodes.node import Node
@@ -113,7 +115,7 @@ def compile_graph(
         interrupt_before=frozenset(interrupt_before),
         interrupt_after=frozenset(interrupt_after),
         condensers=parts.condensers,
-        takes={name: _taken(node, parts.exits[name]) for name, node in parts.nodes.items()},
+        takes={name: _taken(node, parts.exits[name]) for name, node in parts.nodes.items()} | parts.brought(),
         named=options.named,
         policies=_policies(parts.nodes, nodes, limits.retry),
     )
@@ -192,6 +194,9 @@ class GraphParts(NamedTuple):
         found = {target for node in self.nodes.values() for target in node.send_targets}
         found.update(target for _, router in self.routers() for target in router.send_targets)
         found.update(name for router in self.lost if router.may_send for name in router.known_targets or self.names)
+        found.update(  # a check sees what was sent to the node that it checks
+            name for name, node in self.nodes.items() if isinstance(node, CheckNode) and node.of in found
+        )
         return found
 
     def unsent_problems(self) -> list[str]:
@@ -205,6 +210,10 @@ class GraphParts(NamedTuple):
             if name not in sent
             for text in texts
         ]
+
+    def brought(self) -> dict[str, None]:
+        """The fixes of checks, which may get more from the check than they take."""
+        return {node.fix: None for node in self.nodes.values() if isinstance(node, CheckNode) and node.fix is not None}
 
     def attributes(self, frozen: bool) -> frozenset[str]:
         """The program's attributes of the nodes whose option `frozen` is this."""
@@ -223,20 +232,15 @@ def _build_parts(
     problems: list[str],
 ) -> GraphParts:
     """Build all nodes, routers and condensers; what is wrong with them is added to `problems`."""
-    modules: dict[str, dspy.Module] = {}
-    built: dict[str, Node] = {}
-    unsent: dict[str, tuple[str, ...]] = {}
+    parts = BuiltParts({}, {}, {}, problems)
     for options in nodes:
-        found = build_node(options)
-        problems += found.problems
-        unsent[options.name] = found.unknown
-        if found.node is not None:
-            built[options.name] = found.node
-        if found.module is not None:
-            modules[options.name] = found.module
-    exits, lost = _build_exits(schema, nodes, edges, modules, problems)
-    condensers = _build_condensers(nodes, built, modules, problems)
-    return GraphParts(nodes, built, exits, lost, condensers, modules, unsent)
+        if not isinstance(options.node, CheckOptions):
+            parts.add(options.name, build_node(options))
+    checks = planned_checks(nodes, problems)
+    nodes = build_checks(nodes, checks, parts)  # with those that the checks make
+    exits, lost = _build_exits(schema, nodes, edges, parts.modules, problems, checks, parts.nodes)
+    condensers = _build_condensers(nodes, parts.nodes, parts.modules, problems)
+    return GraphParts(nodes, parts.nodes, exits, lost, condensers, parts.modules, parts.unsent)
 
 
 def _build_exits(
@@ -245,6 +249,8 @@ def _build_exits(
     edges: Sequence[EdgeDeclaration | RouterOptions],
     modules: dict[str, dspy.Module],
     problems: list[str],
+    checks: Collection[PlannedCheck],
+    built_nodes: Mapping[str, Node],
 ) -> tuple[dict[str, tuple[Exit, ...]], list[RouterOptions]]:
     """The edges and routers of each node and of `START`, and the routers that cannot be built."""
     lost: list[RouterOptions] = []
@@ -267,6 +273,7 @@ def _build_exits(
                     f"two parts of the graph are called {name!r}: give the router at {edge.source!r} a name="
                 )
             modules[name] = built.module
+    problems += follow_checks(exits, checks, built_nodes, [router.source for router in lost])
     return {source: tuple(ways) for source, ways in exits.items()}, lost
 
 
@@ -584,6 +591,8 @@ def source_text(
         part = FunctionText(cast(Any, node.node), node.modules) if node.modules else node.node
         if isinstance(part, InterruptOptions):
             part = InterruptText(*part)
+        elif isinstance(part, CheckOptions):
+            part = CheckText(part.check, part.of, part.max_fixes, part.fix, part.into, part.accept)
         shown[node.name] = part if node.map is None else MapText(part, node.map.over, node.map.item, node.map.into)
     texts: list[EdgeText] = []
     for edge in edges:

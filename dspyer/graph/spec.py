@@ -14,6 +14,7 @@ from dspyer.display.redaction import Redact, Redaction, redacted_policies
 from dspyer.errors import InputError, RouteError, list_names, suggestion, with_article
 from dspyer.graph.declarations import check_redacted_fields
 from dspyer.graph.text import draw_mermaid, explain, route_labels
+from dspyer.nodes.check import CheckNode
 from dspyer.nodes.condense import Condensers
 from dspyer.nodes.node import Node, Send
 from dspyer.nodes.options import NodePolicy
@@ -61,6 +62,8 @@ class GraphSpec:
         shares_threads_with: names of other graphs whose threads this one may continue.
         policies: what surrounds the calls of the nodes that have a policy, by node.
         routers: all routers, in the order of declaration.
+        checks: the checks, by their names.
+        checked: the check that follows a node, by the names of the nodes that have one and of their fixes.
         needs_resources: whether a node or router has a parameter for a resource.
         counts: whether a template or run value of a node, condenser or router uses counts of node calls.
 
@@ -98,6 +101,8 @@ class GraphSpec:
     shares_threads_with: frozenset[str] = frozenset()
     policies: Mapping[str, NodePolicy] = field(default_factory=dict)
     routers: tuple[Router, ...] = field(init=False)
+    checks: Mapping[str, CheckNode] = field(init=False)
+    checked: Mapping[str, CheckNode] = field(init=False)
     needs_resources: bool = field(init=False)
     counts: bool = field(init=False)
 
@@ -106,6 +111,10 @@ class GraphSpec:
         condensers = [part for parts in self.condensers.values() for part in parts.values()]
         parts: tuple[Node | Router, ...] = (*self.nodes.values(), *condensers, *routers)
         object.__setattr__(self, "routers", routers)
+        checks = {name: node for name, node in self.nodes.items() if isinstance(node, CheckNode)}
+        checked = {name: check for check in checks.values() for name in (check.of, check.fix) if name is not None}
+        object.__setattr__(self, "checks", checks)
+        object.__setattr__(self, "checked", checked)
         object.__setattr__(self, "needs_resources", any(part.resources for part in parts))
         object.__setattr__(self, "counts", any(is_counted(name) for part in parts for name in part.templates.names))
 

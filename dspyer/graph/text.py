@@ -80,8 +80,9 @@ def _overwritten_fields(graph: GraphSpec) -> dict[str, list[str]]:
     schema = graph.topology.schema
     merged = {name for name, found in schema.fields.items() if found.reducer is not None or found.patches_by_key}
     writers: dict[str, list[str]] = {}
+    fixes = {check.fix for check in graph.checks.values()}
     for name, node in graph.nodes.items():
-        for written in (node.writes or {}).values():
+        for written in (node.writes or {}).values() if name not in fixes else ():
             writers.setdefault(written, []).append(name)
     return {written: names for written, names in writers.items() if len(names) > 1 and written not in merged}
 
@@ -97,13 +98,15 @@ _SHAPES = {
     "subgraph": ("[/", "/]"),
     "map": ("[(", ")]"),
     "interrupt": ("{{", "}}"),
+    "check": ("{", "}"),
 }
 
 
 def draw_mermaid(picture: GraphPicture) -> str:
     """The graph as a Mermaid flowchart.
 
-    Functions are boxes, modules have double sides, subgraphs are slanted, maps are drums, interrupts are hexagons.
+    Functions are boxes, modules have double sides, subgraphs are slanted, maps are drums, interrupts are
+    hexagons, checks are diamonds.
     Routes carry their labels. Edges that start the next round of a loop are dashed, and nodes at which a round begins
     have a thick border.
     """

@@ -65,6 +65,15 @@ class FunctionNode(Node):
         found += [(name, name) for name in state] if self.whole_state and self.reads is None else []
         return [(name, field) for name, field in found if field in state]
 
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The node's own names of what `read_inputs` gives."""
+        return tuple([item.name for item in self.binding.fields])
+
+    def read_inputs(self, call: Call) -> dict[str, Any]:
+        """What a call reads, by the node's own names: fields, views and templates, without resources and modules."""
+        return Binding(self.who, self.binding.fields, schema=self.binding.schema).bind(call)
+
     def call(self, call: Call) -> Reply:
         """Bind the parameters and call the function."""
         if not self.templates.in_instructions:
@@ -145,7 +154,7 @@ def build_function(fn: Callable[..., Any], options: NodeOptions) -> Built:
         fn=fn,
         binding=plan.binding,
         asynchronous=is_async(fn),
-        per_item=bool(options.overlay),
+        per_item=options.map is not None,
     )
     return Built(node, _bound(options) if options.modules else None, tuple(problems), (*plan.unknown, *missing))
 

@@ -83,6 +83,15 @@ class ModuleNode(Node):
         with filling(self.templates, call, warning):
             return self.reply(await acall_module(getattr(call.program, self.name), inputs), inputs, warning)
 
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The node's own names of what `read_inputs` gives."""
+        return tuple([item.name for item in self.inputs])
+
+    def read_inputs(self, call: Call) -> dict[str, Any]:
+        """What a call reads, by the node's own names: fields, views and templates."""
+        return self._inputs(call)
+
     def _warning(self, call: Call) -> str:
         """The warning near the step limit of the run, "" for none: it is part of the prompt and of the conversation."""
         attempt = call.context.delegate

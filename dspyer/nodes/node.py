@@ -270,6 +270,16 @@ class Node:
         del state
         return []
 
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The node's own names of what `read_inputs` gives."""
+        return ()
+
+    def read_inputs(self, call: Call) -> dict[str, Any]:
+        """What a call reads, by the node's own names: fields, views and templates, without resources and modules."""
+        del call
+        return {}
+
     def call(self, call: Call) -> Reply:
         """Call the node from sync code."""
         raise NotImplementedError

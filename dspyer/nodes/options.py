@@ -67,7 +67,7 @@ class NodeOptions(NamedTuple):
         writes: the fields that it may write, by its own names; None if not given.
         modules: the modules bound to a function, by parameter.
         goto: declared targets of its `Command`s.
-        overlay: names that hide fields: the item of a map.
+        overlay: names that hide fields: the item of a map, or what a check sends to a fix.
         views: the views through which it reads, by its own names.
         computed: the templates and run values that it reads, by its own names.
         map: the options of a map; None for any other node.
@@ -108,7 +108,7 @@ class NodeOptions(NamedTuple):
     @property
     def output_schema(self) -> Schema:
         """What its writes are checked against: the outputs of a map's node become items and need not be fields."""
-        return Schema.of(None) if self.overlay else self.schema
+        return self.schema if self.map is None else Schema.of(None)
 
 
 def node_options(

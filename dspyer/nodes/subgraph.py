@@ -154,7 +154,7 @@ def build_subgraph(module: dspy.Module, options: NodeOptions) -> Built:
     writes, problems = _plan_writes(graph, options)
     reads, unset = planned.facts()
     gives = writes
-    if options.writes is None and writes is not None and not options.overlay:
+    if options.writes is None and writes is not None and options.map is None:
         # A view without a reducer shows a part of its field: writing that part back would lose the rest.
         partial = {name for name in options.views if options.schema.reducer(name) is None}
         changed = [name for name in _changed_inputs(graph, reads) if name not in partial]
@@ -169,8 +169,8 @@ def build_subgraph(module: dspy.Module, options: NodeOptions) -> Built:
         writes=writes,
         inputs=planned.inputs,
         gives=gives,
-        folds=frozenset() if options.overlay else _folded(gives, options.schema),
-        per_item=bool(options.overlay),
+        folds=_folded(gives, options.schema) if options.map is None else frozenset(),
+        per_item=options.map is not None,
         takes_all=not graph.closed,
     )
     problems += _type_problems(graph.topology.schema, gives, node.folds, options)

@@ -61,7 +61,12 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
     else:
         output = yield from _attempt(session, execution, call)
     call, goto, _, patch, after = output
-    targets = _known_targets(session, name, call, goto, after)
+    check = graph.checked.get(name)
+    if check is None:
+        targets = _known_targets(session, name, call, goto, after)
+    else:  # the node has a check, or is its fix: the check starts at once, and sees what was sent to the node
+        sent = check.sent_on(session.run.log, name, execution.branch.head, execution.overlay)
+        targets = (Target(check.name, sent),)
     if targets is not None:
         transition = Transition(patch, after, targets, None, began, time.perf_counter() - clock)
     else:

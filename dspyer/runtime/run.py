@@ -35,7 +35,9 @@ class Run:
             and come last.
         conflicts: every conflict of a join, resolved or not.
         events: the events, in the order in which they happened.
-        trace: the DSPy trace, (predictor, inputs, prediction) in lineage order.
+        trace: the DSPy trace, (predictor, inputs, prediction) in lineage order: the steps that led to the result, and
+            those whose output a check refused, the latter with copies of their predictors.
+        trace_steps: all steps as `dspyer.events.TraceStep`, with node, attempt and status.
         usage: tokens by language model, as DSPy counts them.
         duration: seconds.
         branches: the state of each unfinished branch by path; of a completed run that of the trunk, `()`.
@@ -62,6 +64,7 @@ class Run:
         )
         self.events: tuple[Event, ...] = tuple(ended.events)
         self.trace = tuple(session.trace())
+        self.trace_steps = tuple(session.trace_steps())
         self.usage = {name: dict(tokens) for name, tokens in usage.items()}
         self.duration = session.duration
         self._prediction = prediction

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dspyer.display.redaction import Redactor
-from dspyer.dspy_module.tracing import Steps, tokens_used
-from dspyer.errors import Interrupt, RunStoppedError, annotate, brief, unwrap_stop_iteration
+from dspyer.dspy_module.tracing import Steps, is_rejected, rejected_step, tokens_used
+from dspyer.errors import CheckError, Interrupt, RunStoppedError, annotate, brief, unwrap_stop_iteration
 from dspyer.events import (
     Asked,
     AttemptFailed,
@@ -34,10 +34,12 @@ from dspyer.events import (
     Question,
     RunEnded,
     RunStarted,
+    TraceStep,
 )
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.attempt import Attempt, NotLive
+from dspyer.nodes.check import rejected_executions
 from dspyer.nodes.live_access import Peer
 from dspyer.patch import seal
 from dspyer.persistence.execution_records import MISSING, AnswerSource, ExecutionRecords, RecordKey
@@ -494,22 +496,57 @@ class Session(NotLive):
         if not self.traces:
             return []
         last = len(self.run.log) - 1
-        if self.run.ended and self.run.log[last].commit.id == execution_id((), last):  # it never forked
+        rejected = self._rejected() if self.graph.checks else ()
+        never_forked = self.run.ended and self.run.log[last].commit.id == execution_id((), last)
+        if never_forked and not rejected:
             return [step for steps in self.traces.values() for step in steps]
-        heads: list[int] = [last]
+        copies: dict[int, Any] = {}  # one of each predictor: two steps of one predictor stay steps of one
+        trace: list[Any] = []
+        for execution in self._executions_in_order():
+            steps = self.traces.get(execution, ())
+            trace += steps if execution not in rejected else [rejected_step(step, copies) for step in steps]
+        return trace
+
+    def trace_steps(self) -> list[TraceStep]:
+        """All steps of the DSPy trace, in the order of `trace`, each with what became of it."""
+        if not self.traces:
+            return []
+        found: list[TraceStep] = []
+        rejected, commits = self._rejected(), {entry.commit.id: entry.commit for entry in self.run.log}
+        failed = {failure.execution: failure.node for failure in self.run.failures}
+        for execution in self._executions_in_order():
+            commit = commits.get(execution)
+            node, attempt = (failed[execution], 1) if commit is None else (commit.node, commit.attempt)
+            for predictor, inputs, outputs in self.traces.get(execution, ()):
+                refused = execution in rejected or is_rejected(predictor)  # the latter by a check inside the node
+                status = "rejected" if refused else "used"
+                found.append(TraceStep(execution, node, predictor, inputs, outputs, attempt, status))
+        return found
+
+    def _rejected(self) -> set[str]:
+        """The executions whose output a check has refused."""
+        checks = self.graph.checks
+        failed = [
+            (failure.node, failure.branches[0].head)
+            for failure in self.run.failures
+            if failure.node in checks and isinstance(failure.error, CheckError)
+        ]
+        return rejected_executions(self.run.log, checks, failed) if checks else set()
+
+    def _executions_in_order(self) -> Iterator[str]:
+        """The executions of the run in lineage order; those that failed follow their branches."""
+        heads: list[int] = [len(self.run.log) - 1]
         failures: tuple[FailedBranch, ...] = ()
         if not self.run.ended:
             branches, failures = _unfinished(self.run), self.run.failures
             heads = [branches[path].head for path in sorted(branches) if branches[path].head >= 0]
-        trace: list[Any] = []
         done: set[str] = set()
         for index in ancestry(self.run.log, heads):
             done.add(self.run.log[index].commit.id)
-            trace += self.traces.get(self.run.log[index].commit.id, ())
+            yield self.run.log[index].commit.id
         for failure in failures:
             if failure.execution not in done:
-                trace += self.traces.get(failure.execution, ())
-        return trace
+                yield failure.execution
 
     def _redact_failures(self) -> None:
         redactor = self.redactor

@@ -49,6 +49,7 @@ class LogEntry(NamedTuple):
         winners: for a join, the log index of the commit that wrote each resolved value.
         conflicts: for a join, the conflicts that were resolved.
         resolutions: for a join, what the merge policies decided, in the order in which they were asked.
+        sent: the values that its branch takes along, if it continues as the only branch of a `Send`; None otherwise.
     """
 
     commit: Commit
@@ -58,6 +59,7 @@ class LogEntry(NamedTuple):
     winners: Mapping[KeyPath, int] = FrozenDict()
     conflicts: tuple[MergedConflict, ...] = ()
     resolutions: tuple[Resolution, ...] = ()
+    sent: FrozenDict[str, Any] | None = None
 
 
 class Log(Protocol):
@@ -233,3 +235,14 @@ def extra_counts(
     if commit.step and none_by_default and not none_by_default.isdisjoint(commit.patch):
         found |= {written_key(field): True for field in none_by_default if field in commit.patch}
     return found
+
+
+def lineage_counts(log: Log, head: int) -> LineageCounts:
+    """The counts of a lineage that run values read, counted again by a walk; those by branch path are left out."""
+    counts: dict[Any, Any] = {}
+    for index in ancestry(log, [head]):
+        commit = log[index].commit
+        if "+" not in commit.id:  # a manual commit is no visit
+            counts[commit.node] = counts.get(commit.node, 0) + 1
+        counts.update(extra_counts(commit, frozenset(), counts.get))
+    return LineageCounts().update(counts)

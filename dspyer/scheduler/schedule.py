@@ -179,7 +179,10 @@ def advance(
     extra = extra_counts(commit, topology.schema.none_by_default, counts.get)
     if extra:
         counts = counts.update(extra)
-    entry = LogEntry(commit, outcome.state, (branch.head,) if step else (), counts if len(targets) > 1 else None)
+    one = len(targets) == 1
+    entry = LogEntry(commit, outcome.state, (branch.head,) if step else (), None if one else counts)
+    if one and targets[0].overlay is not None:
+        entry = entry._replace(sent=targets[0].overlay)
     moved = Branch(path, branch.fork_children, outcome.state, index, execution.id, step, counts)
     log = log.append(entry)
     events: list[Event] = [Committed(commit, first + index)]

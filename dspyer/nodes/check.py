@@ -1,0 +1,419 @@
+"""Checks of a node's output: the three forms of a check, and `CheckNode`, which decides what follows.
+
+`Graph.add_check` expands into ordinary nodes: `of -> check -> fix -> check -> ...`. The check is sent to directly, like
+a branch of a `Send`, so it joins with no other branch: the commits of one visit of `of` and of its corrections are a
+chain in the log. How many corrections were made is counted along this chain, so it depends on no timing. The check
+sends the fix what `of` has read, what `of` gave (`previous_...`) and the problems. These values are a part of the log,
+which makes every correction an example to learn from (`runtime.repairs`).
+
+`build_finder` makes a node of any of the three forms: its reply has the problems. `problem_texts` validates them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple, cast
+
+import dspy
+from pydantic import BaseModel, ValidationError
+
+from dspyer.errors import CheckError, NodeOutputError, brief, list_names, with_article
+from dspyer.nodes.attempt import Attempt
+from dspyer.nodes.binding import Binding, FieldParameter, plan_binding
+from dspyer.nodes.callables import read_signature
+from dspyer.nodes.field_names import FieldNames, unknown_field_text
+from dspyer.nodes.hidden_modules import hidden_problems
+from dspyer.nodes.module import build_module, module_io
+from dspyer.nodes.node import Built, Call, Node, Reply, Send
+from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.subgraph import build_subgraph, is_program
+from dspyer.nodes.sync_async import acall_function, call_function, is_async
+from dspyer.patch import DELETE
+from dspyer.scheduler.lineage import Log, LogEntry, lineage_counts
+from dspyer.scheduler.run_state import Branch
+from dspyer.schema.type_fit import fits, misfit, shown_type
+from dspyer.state import ImmutableState
+from dspyer.templates import RUN
+from dspyer.values.frozen import FrozenDict, FrozenList, thaw
+from dspyer.values.persistent import PersistentMap
+
+PROBLEMS = "problems"
+"""The output of a module that is a check, and the input of a fix that gets the problems."""
+
+PREVIOUS = "previous_"
+"""How the inputs of a fix begin that get the output that was refused."""
+
+NOTHING_SENT: FrozenDict[str, Any] = FrozenDict()
+
+
+class CheckOptions(NamedTuple):
+    """What makes a node a check: the arguments of `Graph.add_check`."""
+
+    check: object
+    of: str
+    max_fixes: int
+    fix: object
+    into: str
+    accept: bool
+
+
+# --- the three forms of a check
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FunctionFinder(Node):
+    """A function that finds problems, or a pydantic model that validates.
+
+    Attributes:
+        fn: the function.
+        binding: which parameter gets what.
+        asynchronous: whether it is an async function.
+        into: the field that gets the problems.
+    """
+
+    fn: Callable[..., object]
+    binding: Binding
+    asynchronous: bool = False
+    into: str
+
+    @property
+    def takes(self) -> frozenset[str] | None:
+        """The names that a `Send` to it may bring; None for any."""
+        return self.binding.takes
+
+    def call(self, call: Call) -> Reply:
+        """Call the function."""
+        return Reply({self.into: call_function(self.fn, self.binding.bind(call), self.asynchronous)})
+
+    async def acall(self, call: Call) -> Reply:
+        """The same from async code."""
+        return Reply({self.into: await acall_function(self.fn, self.binding.bind(call), self.asynchronous)})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCheck:
+    """A pydantic model as a function of its fields: what it refuses are the problems."""
+
+    model: type[BaseModel]
+
+    def __call__(self, **fields: Any) -> list[str]:
+        infos = self.model.model_fields
+        given = {_input_name(name, infos[name]): value for name, value in fields.items()}
+        try:
+            # `from_attributes`: a value may be an object of another class, such as that of a field of the state.
+            self.model.model_validate(given, from_attributes=True)
+        except ValidationError as refusal:
+            errors = refusal.errors(include_url=False, include_input=False, include_context=False)
+            return [_problem(error["loc"], error["msg"]) for error in errors]
+        return []
+
+
+def _input_name(name: str, info: Any) -> str:
+    alias = info.validation_alias or info.alias
+    return alias if isinstance(alias, str) else name
+
+
+def _problem(path: tuple[int | str, ...], message: str) -> str:
+    text = message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    return f"{'.'.join(map(str, path))}: {text}" if path else text
+
+
+def build_finder(check: object, options: NodeOptions, into: str) -> Built:
+    """A node of one of the three forms of a check, and what is wrong with it. Its reply has the problems at `into`."""
+    if isinstance(check, type) and issubclass(check, BaseModel):
+        return _build_model(check, options, into)
+    if isinstance(check, dspy.Module):
+        problems = _output_problems(check, options.who)
+        build = build_subgraph if is_program(check) else build_module
+        built = build(check, options._replace(node=check, writes={PROBLEMS: into}))
+        return built._replace(problems=tuple(problems)) if problems else built
+    if not callable(check) or isinstance(check, type):
+        text = (
+            f"{options.who} is {brief(check)}, of type {type(check).__name__}: give a function of fields that returns "
+            "a list of problems, a pydantic model, or a module with an output `problems: list[str]`"
+        )
+        return Built(None, None, (text,))
+    plan = plan_binding(read_signature(check, options.who), options, options.who)
+    fix = (
+        f"make the module itself the check, with an output `problems: list[str]`, add_check({options.name!r}, {{name}})"
+    )
+    hidden = hidden_problems(check, options.who, fix)
+    return _function(check, plan.binding, options, into, (*plan.problems, *hidden), tuple(plan.unknown))
+
+
+def _function(
+    fn: Callable[..., object],
+    binding: Binding,
+    options: NodeOptions,
+    into: str,
+    problems: tuple[str, ...],
+    unknown: tuple[str, ...] = (),
+) -> Built:
+    reads, optional = binding.facts()
+    node = FunctionFinder(
+        name=options.name,
+        reads=reads,
+        optional=optional,
+        writes={into: into},
+        resources={resource.name: resource.kind for resource in binding.resources if not resource.default},
+        whole_state=binding.whole_state,
+        fn=fn,
+        binding=binding,
+        asynchronous=is_async(fn),
+        into=into,
+    )
+    return Built(node, None, problems, unknown)
+
+
+def _build_model(model: type[BaseModel], options: NodeOptions, into: str) -> Built:
+    schema = options.schema
+    known = [name for name in model.model_fields if schema.accepts_any_key or name in schema.fields]
+    unknown = tuple(
+        f"{options.who}: the field {name!r} of {model.__name__} {unknown_field_text(name, schema)}"
+        for name, info in model.model_fields.items()
+        if name not in known and info.is_required()
+    )
+    # Each may be unset: then the model says that it is missing.
+    parameters = tuple([FieldParameter(name, name, True, True) for name in known])
+    return _function(ModelCheck(model), Binding(options.who, parameters, schema=schema), options, into, (), unknown)
+
+
+def _output_problems(module: dspy.Module, who: str) -> list[str]:
+    """What is wrong with the outputs of a module that is a check."""
+    line = "a module that is a check has an output `problems: list[str]`"
+    if is_program(module):
+        graph: Any = module
+        names = graph.graph.writes if graph.graph.outputs is None else graph.graph.outputs
+        return [] if names is None or PROBLEMS in names else [f"{who}: the graph gives {list_names(names)}: {line}"]
+    found = module_io(module)
+    if found.outputs is None:
+        return []
+    if PROBLEMS not in found.outputs:
+        return [f"{who}: the {type(module).__name__} gives {list_names(found.outputs)}: {line}"]
+    kind = found.type_of(PROBLEMS)
+    return [] if fits(kind, list[str]) else [f"{who}: its output `problems` is {shown_type(kind)}: {line}"]
+
+
+def problem_texts(found: object, who: str, of_module: bool = False) -> list[str]:
+    """The problems that a check gave, validated. Blank texts are none: a language model may give one for "nothing"."""
+    if isinstance(found, list | tuple | FrozenList) and all(isinstance(text, str) for text in found):
+        return [text for text in found if text.strip()]
+    hint = ": write a list around it" if isinstance(found, str) else ""
+    error = NodeOutputError(
+        f"{who} gave {brief(found)}, {with_article(type(found).__name__)}{hint}. A check gives a list of problems, one "
+        "text each; an empty list says that the output is good"
+    )
+    error.of_module = of_module
+    raise error
+
+
+def into_problems(into: str, options: NodeOptions) -> list[str]:
+    """What is wrong with the field that gets the problems."""
+    schema, given = options.schema, cast("object", into)
+    if not isinstance(given, str):
+        return [f"{options.who}: into={given!r}: give the name of a field for a list of texts"]
+    if schema.accepts_any_key:
+        return []
+    if into not in schema.fields:
+        line = f"add `{into}: list[str] = []` to the schema, or name another field, into='...'"
+        return [f"{options.who}: into={into!r} {unknown_field_text(into, schema)} It gets the problems: {line}"]
+    if schema.reducer(into) is not None or into in schema.live_fields:
+        why = "folds what is written, and a check that passes empties the list of problems"
+        return [f"{options.who}: the field {into!r} {why}: give it a field without a reducer, into='...'"]
+    wrong = misfit(schema, into, list[str])
+    return [f"{options.who}: what it gives {wrong}: name a field for a list of texts, into='...'"] if wrong else []
+
+
+# --- the node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CheckNode(Node):
+    """A node that checks what another one has written, and decides whether a correction follows.
+
+    Attributes:
+        of: the node whose output it checks.
+        finder: finds the problems.
+        into: the field that gets the problems.
+        fix: the node that corrects the output; None without one.
+        max_fixes: how many corrections follow each visit of `of` at most.
+        accept: whether the output is accepted after the last correction, with its problems.
+        outputs: the fields that `of` writes, by its own names.
+    """
+
+    kind: ClassVar[str] = "check"
+
+    of: str
+    finder: Node
+    into: str
+    fix: str | None
+    max_fixes: int
+    accept: bool
+    outputs: FieldNames
+
+    @property
+    def takes(self) -> frozenset[str] | None:
+        """The names that a `Send` to it may bring; None for any."""
+        return self.finder.takes
+
+    @property
+    def is_subgraph(self) -> bool:
+        """Whether it runs a compiled graph, to find problems."""
+        return self.finder.is_subgraph
+
+    def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
+        """The fields that its code may read or write through `ctx`; None for all."""
+        return self.finder.permitted_fields(option)
+
+    def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
+        """The fields that a call reads whole, without a view, each as the node's own name and the field."""
+        return self.finder.whole_fields(state)
+
+    def call(self, call: Call) -> Reply:
+        """Find the problems, and decide."""
+        return self._reply(self.finder.call(call), call)
+
+    async def acall(self, call: Call) -> Reply:
+        """The same from async code."""
+        return self._reply(await self.finder.acall(call), call)
+
+    def rejects(self, route: tuple[str, ...]) -> bool:
+        """Whether a commit of it with this route has rejected what it checked."""
+        return self.fix is not None and route == (self.fix,)
+
+    def _reply(self, found: Reply, call: Call) -> Reply:
+        problems = problem_texts(self._found(found, call), f"the check {self.name!r}", self._asks_module)
+        if not problems:
+            return Reply({self.into: []}, None, True)
+        visit = self._visit(call)
+        if self.fix is not None and visit.fixes < self.max_fixes:
+            brought = {**self._inputs(visit, call), **self._previous(call.state), PROBLEMS: problems}
+            return Reply({self.into: problems}, (Send(self.fix, brought),), True)
+        if self.accept:
+            return Reply({self.into: problems}, None, True)
+        after = f" after {visit.fixes} correction{'s' if visit.fixes > 1 else ''}" if visit.fixes else ""
+        raise CheckError(
+            f"the check {self.name!r} refuses the output of {self.of!r}{after}: {'; '.join(problems)}", problems
+        )
+
+    @property
+    def _asks_module(self) -> bool:
+        return not isinstance(self.finder, FunctionFinder)
+
+    def _found(self, found: Reply, call: Call) -> object:
+        value = found.updates.get(self.into, DELETE)
+        if value is DELETE and self.is_subgraph:  # a graph gives what has changed: the list is still its default
+            field = getattr(call.program, self.name).graph.topology.schema.fields.get(PROBLEMS)
+            value = None if field is None else field.fixed_default
+        return thaw(value)
+
+    # --- the chain of commits since `of` ran
+
+    def visit_at(self, log: Log, head: int) -> CheckedVisit:
+        """The visit of `of` and its corrections, from the last commit before the check backwards."""
+        fixes, sent, index = 0, NOTHING_SENT, head
+        while index >= 0:
+            entry = log[index]
+            if entry.commit.node == self.of:
+                return CheckedVisit(index, fixes, sent)
+            if entry.commit.node == self.name:
+                sent = entry.sent or NOTHING_SENT
+            elif entry.commit.node == self.fix:
+                fixes += 1
+            elif "+" not in entry.commit.id:  # a manual commit (`t.update`) may lie in between
+                break
+            index = entry.parents[0] if entry.parents else -1
+        return CheckedVisit(-1, fixes, sent)
+
+    def sent_on(self, log: Log, node: str, head: int, overlay: FrozenDict[str, Any] | None) -> FrozenDict[str, Any]:
+        """What the check is sent: the values of the `Send` that started `of`. The fix got others."""
+        if node == self.of:
+            return NOTHING_SENT if overlay is None else overlay
+        of = self.visit_at(log, head).of
+        return NOTHING_SENT if of < 0 else log[of].sent or NOTHING_SENT
+
+    def _visit(self, call: Call) -> CheckedVisit:
+        session, position = call.runner.session, call.context.delegate.position
+        if session is None or position is None:  # called without a run
+            return CheckedVisit(-1, 0, NOTHING_SENT)
+        return self.visit_at(session.run.log, position.head)
+
+    def _previous(self, state: ImmutableState) -> dict[str, Any]:
+        """What `of` or the last correction gave, as inputs of the fix."""
+        return {f"{PREVIOUS}{name}": state.raw(field) for name, field in self.outputs.items() if field in state}
+
+    def _inputs(self, visit: CheckedVisit, call: Call) -> Mapping[str, Any]:
+        """What `of` has read, by its own names: later corrections get what the first one got."""
+        session = call.runner.session
+        if visit.fixes:
+            own = {PROBLEMS, *(f"{PREVIOUS}{name}" for name in self.outputs)}
+            return {name: value for name, value in visit.sent.raw_items() if name not in own}
+        if session is None:
+            return {}
+        node: Node = session.graph.nodes[self.of]
+        old = call.context.delegate
+        before = old.position if visit.of < 0 else _branch_before(session.run.log, visit.of, node)
+        if before is None:
+            return {}
+        attempt = Attempt(old.host, self.of, before.path, old.execution, old.local_id, before)
+        context = replace(call.context, node=self.of, delegate=attempt)
+        return node.read_inputs(call._replace(state=before.state, context=context))
+
+
+class CheckedVisit(NamedTuple):
+    """A visit of a node that has a check.
+
+    Attributes:
+        of: the log index of its commit; -1 if it has none, since the node was called without a run.
+        fixes: how many corrections followed it.
+        sent: what the check has sent to the first of them.
+    """
+
+    of: int
+    fixes: int
+    sent: FrozenDict[str, Any]
+
+
+def _branch_before(log: Log, index: int, node: Node) -> Branch:
+    """The branch as it was when a node read it whose commit is at `index`."""
+    parent = log[index].parents[0]
+    entry, path = log[parent], log[index].commit.branch
+    counts: PersistentMap[Any, Any] = PersistentMap()
+    if any(name.startswith(RUN) for name in node.templates.names):  # costs a walk along the lineage
+        counts = lineage_counts(log, parent)
+    return Branch(path, ((),), entry.state, parent, entry.commit.id, entry.commit.step, counts)
+
+
+# --- what a check has refused
+
+
+def rejected_executions(
+    log: Iterable[LogEntry], checks: Mapping[str, CheckNode], failed: Iterable[tuple[str, int]] = ()
+) -> set[str]:
+    """The executions whose output a check has refused, from the log alone.
+
+    `failed` are the checks that ended a branch with a `CheckError`, each with the log index of its last commit.
+    """
+    entries = log if isinstance(log, Sequence) else list(log)
+    found: set[str] = set()
+    for entry in entries:
+        check = checks.get(entry.commit.node)
+        if check is None or not entry.parents:
+            continue
+        failure = entry.commit.failure
+        if check.rejects(entry.commit.route) or (failure is not None and failure.type == CheckError.__name__):
+            found |= _output_before(entries, entry.parents[0], check)
+    for name, head in failed:
+        found |= _output_before(entries, head, checks[name])
+    return found
+
+
+def _output_before(log: Sequence[LogEntry], index: int, check: CheckNode) -> set[str]:
+    """The execution that wrote what a check saw; manual commits may lie in between."""
+    while index >= 0:
+        entry = log[index]
+        if entry.commit.node in (check.of, check.fix):
+            return {entry.commit.id}
+        index = entry.parents[0] if entry.parents and "+" in entry.commit.id else -1
+    return set()

@@ -1,0 +1,514 @@
+"""Checks: which corrections follow an output, what they read and write, and what is refused when the graph is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import dspy
+import pytest
+from pydantic import BaseModel, Field, field_validator, model_validator
+
+from dspyer import END, START, CompiledGraph, Context, Graph, Send, fill, reducers, view
+from dspyer.errors import CheckError, GraphError, NodeOutputError
+from dspyer.testing import ScriptedLM, call_node
+from tests.runtime.conftest import Play, play
+
+__all__ = ["play"]
+
+DRAFT = "question -> answer, cites: list[str]"
+BAD, WORSE, GOOD = ({"answer": text, "cites": cites} for text, cites in (("a", []), ("b", []), ("c", ["x"])))
+NO_SOURCE = "no source was cited"
+
+
+def cited(cites: list[str]) -> list[str]:
+    return [] if cites else [NO_SOURCE]
+
+
+def checked(check: Any = cited, **options: Any) -> Graph:
+    graph = Graph().add_node("draft", dspy.Predict(DRAFT))
+    return graph.add_check("cited", check, of="draft", **options).add_path(START, "draft", END)
+
+
+def nodes(run: Any) -> list[str]:
+    return [commit.node for commit in run.commits]
+
+
+# --- which corrections follow
+
+
+class Case(NamedTuple):
+    answers: Sequence[Any]
+    options: dict[str, Any]
+    nodes: list[str]
+    error: list[str] | None = None
+    left: list[str] = []  # noqa: RUF012 - a NamedTuple
+
+
+CASES = {
+    "passes": Case([GOOD], {}, ["draft", "cited"]),
+    "one fix": Case([BAD, GOOD], {}, ["draft", "cited", "draft_fix", "cited"]),
+    "two fixes": Case([BAD, WORSE, GOOD], {}, ["draft", "cited", "draft_fix", "cited", "draft_fix", "cited"]),
+    "fails": Case([BAD, BAD, BAD], {}, ["draft", "cited", "draft_fix", "cited", "draft_fix"], [NO_SOURCE]),
+    "accepts": Case(
+        [BAD, WORSE], {"max_fixes": 1, "accept": True}, ["draft", "cited", "draft_fix", "cited"], None, [NO_SOURCE]
+    ),
+    "no fixes": Case([BAD], {"max_fixes": 0}, ["draft"], [NO_SOURCE]),
+    "no fixes, accepted": Case([BAD], {"max_fixes": 0, "accept": True}, ["draft", "cited"], None, [NO_SOURCE]),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_corrections_follow_until_the_check_passes(play: Play, case: Case) -> None:
+    program = checked(**case.options).compile()
+    with ScriptedLM(case.answers):
+        run = play(program, {"question": "q"})
+
+    assert nodes(run) == ["START", *case.nodes]
+    if case.error is None:
+        assert run.status == "completed"
+        assert run.state["problems"] == case.left
+        assert run.prediction.answer == case.answers[-1]["answer"]
+    else:
+        assert isinstance(run.error, CheckError)
+        assert list(run.error.problems) == case.error
+        assert "'cited' refuses the output of 'draft'" in str(run.error)
+
+
+def test_a_check_that_passes_costs_one_node_call() -> None:
+    with ScriptedLM([GOOD]) as lm:
+        run = checked().compile().run({"question": "q"})
+
+    assert len(lm.calls) == 1
+    assert len(run.trace) == 1
+    assert [run.counts[name].visits for name in run.counts] == [1, 1]
+    assert run.state["problems"] == []
+
+
+def test_the_fix_gets_the_inputs_the_refused_output_and_the_problems() -> None:
+    with ScriptedLM([BAD, WORSE, GOOD]) as lm:
+        checked().compile().run({"question": "q"})
+
+    inputs = [dict(call.prompt.inputs) for call in lm.calls]
+    assert set(inputs[1]) == {"question", "previous_answer", "previous_cites", "problems"}
+    assert [one["previous_answer"] for one in inputs[1:]] == ["a", "b"]
+    assert NO_SOURCE in inputs[1]["problems"]
+
+
+def test_each_visit_in_a_loop_has_corrections_of_its_own(play: Play) -> None:
+    graph = Graph().add_node("draft", dspy.Predict(DRAFT)).add_node("count", lambda n: {"n": n + 1}, writes=["n"])
+    graph.add_check("cited", cited, of="draft", max_fixes=1)
+    graph.add_path(START, "draft", "count").add_conditional_edges(
+        "count", lambda n: "stop" if n > 1 else "again", {"stop": END, "again": "draft"}
+    )
+    with ScriptedLM([BAD, GOOD, BAD, GOOD]):
+        run = play(graph.compile(), {"question": "q", "n": 0})
+    assert nodes(run)[1:] == ["draft", "cited", "draft_fix", "cited", "count"] * 2
+
+    with ScriptedLM([BAD, GOOD, BAD, BAD]):
+        run = play(graph.compile(), {"question": "q", "n": 0})
+    assert isinstance(run.error, CheckError)
+
+
+# --- the three forms
+
+
+class Line(BaseModel):
+    amount: float
+
+
+class Sums(BaseModel):
+    lines: list[Line]
+    total: float = Field(gt=0)
+
+    @model_validator(mode="after")
+    def adds_up(self) -> Sums:
+        if abs(sum(line.amount for line in self.lines) - self.total) > 0.01:
+            raise ValueError("the lines do not add up")
+        return self
+
+
+def adds_up(lines: list[Any], total: float) -> list[str]:
+    return [] if sum(line["amount"] for line in lines) == total else ["the lines do not add up"]
+
+
+async def adds_up_async(lines: list[Any], total: float) -> list[str]:
+    return adds_up(lines, total)
+
+
+def judging_graph() -> CompiledGraph:
+    graph = Graph(inputs=["lines", "total"], outputs=["problems"])
+    graph.add_node("judge", lambda lines, total: {"problems": adds_up(lines, total)}, writes=["problems"])
+    return graph.add_path(START, "judge", END).compile()
+
+
+FORMS: dict[str, Any] = {
+    "function": adds_up,
+    "async function": adds_up_async,
+    "model": Sums,
+    "graph": judging_graph,
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_the_forms_of_a_check(play: Play, form: Any) -> None:
+    values = iter([5.0, 3.0])
+    graph = Graph(inputs=["text"]).add_node(
+        "extract",
+        lambda text: {"lines": [{"amount": 1}, {"amount": 2}], "total": next(values)},
+        writes=["lines", "total"],
+    )
+    graph.add_node("done", lambda total: {"paid": total}, writes=["paid"])
+    check = form() if form is judging_graph else form
+    graph.add_check("adds_up", check, of="extract", fix=lambda previous_total: {"total": previous_total - 2})
+    run = play(graph.add_path(START, "extract", "done", END).compile(), {"text": "t"})
+
+    assert run.status == "completed", run.error
+    assert run.state["total"] == 3.0
+    rejected = next(commit for commit in run.commits if commit.node == "adds_up")
+    assert rejected.patch["problems"] == ["the lines do not add up"]
+
+
+def test_a_module_is_a_check() -> None:
+    judge = dspy.Predict("answer -> problems: list[str]")
+    program = checked(judge).compile()
+    with ScriptedLM([BAD, {"problems": ["too short"]}, GOOD, {"problems": [" "]}]) as lm:
+        run = program.run({"question": "q"})
+
+    assert nodes(run)[1:] == ["draft", "cited", "draft_fix", "cited"]
+    assert lm.calls[2].prompt.inputs["problems"].count("too short") == 1
+    assert [name for name, _ in program.named_predictors()] == ["draft", "cited", "draft_fix"]
+
+
+def test_a_model_names_the_path_of_each_problem() -> None:
+    class Strict(BaseModel):
+        name: str = Field(min_length=2)
+        lines: list[Line]
+
+        @field_validator("name")
+        @classmethod
+        def is_lower(cls, name: str) -> str:
+            raise ValueError("write it in lower case")
+
+    graph = Graph(inputs=["name", "lines"]).add_node("draft", lambda name: {"name": name}, writes=["name"])
+    graph.add_check("strict", Strict, of="draft", max_fixes=0, accept=True).add_path(START, "draft", END)
+    program = graph.compile()
+    found = call_node(program, "strict", {"name": "AB", "lines": [{"amount": "many"}]})
+    assert [problem.split(":")[0] for problem in found["problems"]] == ["name", "lines.0.amount"]
+    assert found["problems"][0] == "name: write it in lower case"
+    assert call_node(program, "strict", {"name": "AB"})["problems"][1].startswith("lines: Field required")
+
+
+GIVEN: dict[str, tuple[Any, str]] = {
+    "text": ("too short", "write a list around it"),
+    "None": (None, "a list of problems"),
+    "bool": (True, "a list of problems"),
+    "other items": ([1], "a list of problems"),
+}
+
+
+@pytest.mark.parametrize(("given", "text"), GIVEN.values(), ids=GIVEN)
+def test_a_check_gives_a_list_of_texts(given: Any, text: str) -> None:
+    run = checked(lambda cites: given).compile()
+    with ScriptedLM([GOOD]):
+        failed = run.run({"question": "q"})
+    assert isinstance(failed.error, NodeOutputError)
+    assert "the check 'cited' gave" in str(failed.error)
+    assert text in str(failed.error)
+
+
+def test_a_check_cannot_change_what_it_sees() -> None:
+    def greedy(cites: list[str], state: Any) -> list[str]:
+        cites.append("more")
+        return []
+
+    with ScriptedLM([GOOD]):
+        run = checked(greedy).compile().run({"question": "q"})
+    assert run.status == "completed", run.error
+    assert run.state["cites"] == ["x"]
+
+
+# --- what a fix reads and writes
+
+
+def test_the_fix_reads_what_the_node_has_read() -> None:
+    """The node has overwritten its own input since; its inputs have other names, a view and a template."""
+
+    class Story(BaseModel):
+        text: str
+        notes: Annotated[list[str], reducers.append] = []
+        topic: str = "bees"
+        problems: list[str] = []
+
+    seen: list[Any] = []
+
+    class Fix(dspy.Module):
+        def forward(self, draft: str, news: list[str], task: str, previous_better: str, problems: list[str]) -> Any:
+            seen.append((draft, list(news), task, previous_better, problems))
+            return dspy.Prediction(better="good")
+
+    graph = Graph(Story, inputs=["text", "topic"])
+    graph.add_node("note", lambda: {"notes": "first"}, writes=["notes"])
+    reads = {"draft": "text", "news": view("notes").new(), "task": fill("Write on {topic}")}
+    graph.add_node(
+        "revise", dspy.Predict("draft, news: list[str], task -> better"), reads=reads, writes={"better": "text"}
+    )
+    graph.add_check("good", lambda text: [] if text == "good" else ["bad"], of="revise", fix=Fix())
+    graph.add_path(START, "note", "revise", END)
+    with ScriptedLM([{"better": "bad 1"}]):
+        run = graph.compile().run({"text": "old"})
+
+    assert run.status == "completed", run.error
+    assert seen == [("old", ["first"], "Write on bees", "bad 1", ["bad"])]
+    assert run.state["text"] == "good"
+
+
+def test_the_branches_of_sends_are_checked_one_by_one(play: Play) -> None:
+    """What a `Send` brought reaches the check and the fix; each branch has corrections of its own."""
+
+    class Docs(BaseModel):
+        docs: list[str]
+        sizes: dict[str, int] = {}
+        problems: list[str] = []
+
+    def spread(docs: list[str]) -> list[Send]:
+        return [Send("size", {"doc": doc}) for doc in docs]
+
+    calls: list[str] = []
+
+    def size(doc: str) -> dict[str, Any]:
+        calls.append(f"size {doc}")
+        return {"sizes": {doc: -len(doc)}}
+
+    def positive(doc: str, sizes: dict[str, int]) -> list[str]:
+        return [] if sizes[doc] > 0 else [f"{doc} is negative"]
+
+    def fix(doc: str, previous_sizes: dict[str, int], problems: list[str], ctx: Context) -> dict[str, Any]:
+        calls.append(f"fix {doc} {problems}")
+        return {"sizes": {doc: -previous_sizes[doc]}}
+
+    graph = Graph(Docs).add_node("size", size, writes=["sizes"])
+    graph.add_check("positive", positive, of="size", max_fixes=1, fix=fix)
+    graph.add_node("done", lambda sizes: None, writes=[])
+    graph.add_conditional_edges(START, spread, ["size"]).add_path("size", "done", END)
+    run = play(graph.compile(), {"docs": ["a", "bb", "ccc"]})
+
+    assert run.status == "completed", run.error
+    assert run.state["sizes"] == {"a": 1, "bb": 2, "ccc": 3}
+    assert sorted(calls) == sorted(
+        [f"size {doc}" for doc in ("a", "bb", "ccc")]
+        + [f"fix {doc} ['{doc} is negative']" for doc in ("a", "bb", "ccc")]
+    )
+    assert nodes(run).count("done") == 1
+
+
+def test_the_default_fix_is_a_parameter_of_its_own(tmp_path: Any) -> None:
+    graph = Graph().add_node("draft", dspy.ChainOfThought(DRAFT), writes=["answer", "cites"])
+    graph.add_check("cited", cited, of="draft").add_path(START, "draft", END)
+    program = graph.compile()
+    assert [name for name, _ in program.named_predictors()] == ["draft.predict", "draft_fix"]
+    assert list(program.draft_fix.signature.output_fields) == ["answer", "cites"]
+    assert program.draft_fix.signature.input_fields["previous_cites"].annotation == list[str]
+    assert "was checked and refused" in program.draft_fix.signature.instructions
+
+    program.draft_fix.demos = [dspy.Example(question="q", answer="a")]
+    program.save(tmp_path / "p.json")
+    other = graph.compile()
+    other.load(tmp_path / "p.json")
+    assert other.draft_fix.demos[0]["answer"] == "a"
+    assert not other.draft.predict.demos
+
+
+def test_the_fix_of_a_node_with_a_language_model_uses_it() -> None:
+    lm = ScriptedLM([BAD, GOOD])
+    draft = dspy.Predict(DRAFT)
+    draft.lm = lm
+    graph = Graph().add_node("draft", draft).add_check("cited", cited, of="draft").add_path(START, "draft", END)
+    assert graph.compile()(question="q").answer == "c"
+    lm.assert_used()
+
+
+# --- edges
+
+
+def test_edges_and_routers_begin_at_the_check_whatever_the_order() -> None:
+    def edges(graph: Graph) -> Graph:
+        graph.add_conditional_edges("draft", lambda answer: "b" if answer == "b" else "a", {"a": "left", "b": "right"})
+        return graph.add_edge(START, "draft").add_edge(["left", "right"], END)
+
+    def check(graph: Graph) -> Graph:
+        return graph.add_check("cited", cited, of="draft")
+
+    shown = []
+    for steps in ([edges, check], [check, edges]):
+        graph = Graph().add_node("draft", dspy.Predict(DRAFT))
+        graph.add_node("left", nothing, writes=[]).add_node("right", nothing, writes=[])
+        for step in steps:
+            step(graph)
+        program = graph.compile()
+        shown.append({(edge.source, edge.target) for edge in program.graph.topology.edges})
+        with ScriptedLM([{"answer": "b", "cites": []}, GOOD]):
+            assert nodes(program.run({"question": "q"}))[-1] == "left"
+    assert shown[0] == shown[1]
+    assert ("cited", "right") in shown[0]
+    assert ("draft", "cited") in shown[0]
+
+
+def test_the_source_of_the_program_says_add_check() -> None:
+    import inspect
+
+    source = inspect.getsource(type(checked(max_fixes=1).compile()))
+    assert 'graph.add_check("cited", cited, of="draft", max_fixes=1)' in source
+    assert "def cited(cites: list[str])" in source
+    assert "draft_fix" not in source
+
+
+# --- build errors
+
+
+class Fields(BaseModel):
+    question: str
+    answer: str = ""
+    cites: list[str] = []
+    notes: Annotated[list[str], reducers.append] = []
+    counts: list[int] = []
+    problems: list[str] = []
+
+
+def nothing():  # type: ignore[no-untyped-def]
+    return None
+
+
+class Wrong(NamedTuple):
+    text: str
+    spoil: Callable[[Graph], Any]
+
+
+def check_of(of: str, check: Any = cited, name: str = "cited", **options: Any) -> Callable[[Graph], Any]:
+    return lambda graph: graph.add_check(name, check, of=of, **options)
+
+
+def after(*steps: Callable[[Graph], Any]) -> Callable[[Graph], Any]:
+    def spoil(graph: Graph) -> None:
+        for step in steps:
+            step(graph)
+
+    return spoil
+
+
+WRONG = {
+    "unknown of": Wrong("of='drft' is no node. Did you mean 'draft'?", check_of("drft")),
+    "a map": Wrong(
+        "'m' is a map: check each item",
+        after(
+            lambda g: g.add_map("m", dspy.Predict("note -> count: int"), over="notes", item="note", into="counts"),
+            lambda g: g.add_path(START, "m", END),
+            check_of("m"),
+        ),
+    ),
+    "an interrupt": Wrong(
+        "asks a person",
+        after(
+            lambda g: g.add_interrupt("ask", question="?", answer=str, into="answer").add_path("draft", "ask", END),
+            check_of("ask"),
+        ),
+    ),
+    "a graph": Wrong(
+        "'inner' is a graph",
+        after(lambda g: g.add_node("inner", checked().compile()).add_path("draft", "inner", END), check_of("inner")),
+    ),
+    "a check": Wrong("'cited' is a check itself", after(check_of("draft"), check_of("cited", name="again"))),
+    "two checks": Wrong("has the check 'cited' already", after(check_of("draft"), check_of("draft", name="again"))),
+    "a function without a fix": Wrong(
+        "'f' is a function, which has no signature",
+        after(lambda g: g.add_node("f", nothing, writes=["answer"]).add_path("draft", "f", END), check_of("f")),
+    ),
+    "edge from the check": Wrong(
+        "let it begin at 'draft'", after(check_of("draft"), lambda g: g.add_edge("cited", END))
+    ),
+    "edge from the fix": Wrong(
+        "let it begin at 'draft'", after(check_of("draft"), lambda g: g.add_edge("draft_fix", END))
+    ),
+    "edge to the check": Wrong("let it go to 'draft'", after(check_of("draft"), lambda g: g.add_edge(START, "cited"))),
+    "name of the fix taken": Wrong(
+        "called 'draft_fix'",
+        after(
+            lambda g: g.add_node("draft_fix", nothing, writes=[]).add_path("draft", "draft_fix", END),
+            check_of("draft"),
+        ),
+    ),
+    "max_fixes": Wrong("max_fixes=-1: give", check_of("draft", max_fixes=-1)),
+    "max_fixes no number": Wrong("max_fixes='2'", check_of("draft", max_fixes="2")),
+    "fix without corrections": Wrong("leave fix= out", check_of("draft", max_fixes=0, fix=dspy.Predict(DRAFT))),
+    "into is no field": Wrong("into='trouble' is no field", check_of("draft", into="trouble")),
+    "into is a text": Wrong("list[str], and field 'answer' takes str", check_of("draft", into="answer")),
+    "into is a list of numbers": Wrong("field 'counts' takes list[int]", check_of("draft", into="counts")),
+    "into folds": Wrong("the field 'notes' folds", check_of("draft", into="notes")),
+    "no check": Wrong("give a function of fields", check_of("draft", "cites")),
+    "a class": Wrong("give a function of fields", check_of("draft", dict)),
+    "unknown parameter": Wrong("'citations' is no field", check_of("draft", lambda citations: [])),
+    "unknown field of a model": Wrong("the field 'amount' of Line is no field", check_of("draft", Line)),
+    "module without problems": Wrong(
+        "an output `problems: list[str]`", check_of("draft", dspy.Predict("answer -> verdict"))
+    ),
+    "module with a text": Wrong("its output `problems` is str", check_of("draft", dspy.Predict("answer -> problems"))),
+    "graph without problems": Wrong(
+        "the graph gives",
+        check_of("draft", Graph().add_node("a", lambda answer: {}, writes=["b"]).add_path(START, "a", END).compile()),
+    ),
+    "fix is no module": Wrong("fix='x': give a module", check_of("draft", fix="x")),
+    "fix of other outputs": Wrong(
+        "its fix gives 'facts', none of the outputs",
+        check_of("draft", fix=dspy.Predict("question, problems: list[str] -> facts")),
+    ),
+    "fix with an unknown input": Wrong(
+        "A fix is also given 'question', 'previous_answer', 'previous_cites', 'problems'",
+        check_of("draft", fix=dspy.Predict("previous_anser -> answer")),
+    ),
+    "a reducer": Wrong(
+        "'notes', which folds what is written",
+        after(
+            lambda g: g.add_node("w", dspy.Predict("question -> notes")).add_path("draft", "w", END),
+            check_of("w", nothing),
+        ),
+    ),
+    "unknown writes": Wrong(
+        "'w' does not say what it writes",
+        after(lambda g: g.add_node("w", nothing).add_path("draft", "w", END), check_of("w", fix=dspy.Predict(DRAFT))),
+    ),
+    "a Command": Wrong(
+        "says itself where its branch goes",
+        after(
+            lambda g: g.add_node("w", nothing, writes=["answer"], goto=[END]).add_edge("draft", "w"),
+            check_of("w", fix=dspy.Predict(DRAFT)),
+        ),
+    ),
+    "dead end": Wrong(
+        "node 'w' is a dead end: add an edge from it, add_edge('w', END)",
+        after(lambda g: g.add_node("w", dspy.Predict("question -> answer")).add_edge("draft", "w"), check_of("w")),
+    ),
+    "own names": Wrong(
+        "has a field 'problems' of its own",
+        after(
+            lambda g: g.add_node("w", dspy.Predict("question, problems -> answer")).add_path("draft", "w", END),
+            check_of("w"),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_a_mistake_is_reported_alone_with_its_fix(wrong: Wrong) -> None:
+    graph = Graph(Fields, inputs=["question"]).add_node("draft", dspy.Predict(DRAFT)).add_path(START, "draft", END)
+    wrong.spoil(graph)
+    with pytest.raises(GraphError) as caught:
+        graph.compile()
+    assert any(wrong.text in problem for problem in caught.value.problems), caught.value.problems
+    assert len(caught.value.problems) == 1, caught.value.problems
+
+
+def test_the_name_of_a_check_is_taken_at_once() -> None:
+    with pytest.raises(GraphError, match="there is a node 'draft' already"):
+        checked().add_check("draft", cited, of="draft")
+    with pytest.raises(GraphError, match="there is a node 'cited' already"):
+        checked().add_node("cited", nothing)
