@@ -1,0 +1,300 @@
+"""The gate of an LM: even spacing, holds, slots for threads and event loops at once, nothing lost when one gives up."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import dspy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tenacity import wait_fixed
+
+from dspyer import END, START, Graph, Retry, clock
+from dspyer.clock import fake_clock
+from dspyer.lms import reliable
+from dspyer.lms.gate import Gate, RateLimits, Slots, SlotStep
+from dspyer.nodes.steps import arun_script, run_script
+from dspyer.testing import no_pauses
+from tests.http_faults import Cut, Drop, Fault, Html, Status
+from tests.openai_server import OpenAIServer, prompt_of, text_of
+
+PATIENCE = 30  # seconds after which a test that hangs fails
+
+
+def enter(gate: Gate, tokens: int = 0) -> float:
+    """Enters in sync code; returns when."""
+    run_script(gate.enter(tokens))
+    return clock.now()
+
+
+# --- time
+
+
+def test_requests_are_spaced_evenly() -> None:
+    with fake_clock():
+        gate = Gate(RateLimits(requests_per_minute=600))
+        times = [enter(gate) for _ in range(30)]
+        clock.pause(10)
+        times += [enter(gate) for _ in range(30)]
+    gaps = [after - before for before, after in pairwise(times)]
+    assert gaps[29] == pytest.approx(10)
+    assert [*gaps[:29], *gaps[30:]] == pytest.approx([0.1] * 58), "no burst, also after a quiet time"
+
+
+def test_tokens_are_reserved_and_corrected() -> None:
+    with fake_clock() as found:
+        gate = Gate(RateLimits(tokens_per_minute=60_000))
+        start = enter(gate, 5000)
+        assert enter(gate, 1000) - start == pytest.approx(5)
+        gate.correct(1000, 400)
+        assert enter(gate, 10) - start == pytest.approx(5.4)
+        gate.correct(10, 3010)
+        assert enter(gate, 10) - start == pytest.approx(8.41)
+    assert len(found.pauses) == 3
+
+
+def test_tokens_of_calls() -> None:
+    """The estimate of the prompt, `max_tokens`, and what the response has used."""
+    with OpenAIServer(lambda messages: "one two three") as server, no_pauses() as pauses:
+        lm = reliable(server.lm(max_tokens=900), tokens_per_minute=60)
+        before = clock.now()
+        lm("four bytes each!")
+        assert pauses == []
+        lm("again")
+        assert clock.now() - before == pytest.approx(lm.history[0]["usage"]["total_tokens"], abs=0.5), "not 904"
+        lm.copy(max_tokens=1)("x")
+    assert len(pauses) == 2
+
+
+def test_a_failed_request_gives_its_tokens_back() -> None:
+    with OpenAIServer(lambda messages: "yes", faults=[Status(400)]) as server, no_pauses() as pauses:
+        lm = reliable(server.lm(max_tokens=5000), tokens_per_minute=60)
+        with pytest.raises(dspy.utils.exceptions.LMInvalidRequestError):
+            lm("hi")
+        lm("hi")
+    assert pauses == []
+
+
+def test_a_server_that_asks_to_wait_holds_back_every_caller() -> None:
+    with OpenAIServer(lambda messages: "yes", faults=[Status(429, Retry_After="7")]) as server, no_pauses():
+        lm = reliable(server.lm(), requests_per_minute=60_000, retry=1)
+        start = clock.now()
+        with pytest.raises(dspy.utils.exceptions.LMRateLimitError):
+            lm("a")
+        lm("b")
+        assert clock.now() - start >= 7
+        assert clock.now() - start < 8
+
+
+def test_a_hold_makes_the_times_of_those_who_wait_void() -> None:
+    """Each asks for another time: after the hold they do not come all at once."""
+    with fake_clock():
+        gate = Gate(RateLimits(requests_per_minute=60))
+        start = enter(gate)
+        waiting = [gate.enter(0) for _ in range(3)]
+        sleeps = [next(one)[0].seconds for one in waiting]
+        assert sleeps == pytest.approx([1, 2, 3])
+        gate.hold(10)
+        clock.pause(3)
+        again = [one.send(None)[0].seconds for one in waiting]
+        assert [clock.now() + seconds - start for seconds in again] == pytest.approx([10, 11, 12])
+        assert enter(gate) - start == pytest.approx(13)
+
+
+def test_who_gives_up_gives_the_time_back() -> None:
+    with fake_clock():
+        gate = Gate(RateLimits(requests_per_minute=60))
+        start = enter(gate)
+        first, second = gate.enter(0), gate.enter(0)
+        next(first), next(second)
+        first.close()
+        assert enter(gate) - start == pytest.approx(1)
+        assert enter(gate) - start == pytest.approx(3)
+
+
+# --- slots
+
+
+@pytest.mark.parametrize("waits_for", ["a slot", "a time"])
+def test_a_cancelled_task_gives_its_slot_back(waits_for: str) -> None:
+    async def whole() -> None:
+        limits = RateLimits(max_concurrency=1, requests_per_minute=None if waits_for == "a slot" else 1)
+        gate = Gate(limits)
+        await arun_script(gate.enter(0))
+        if waits_for == "a time":
+            gate.leave()
+        task = asyncio.create_task(enter_and_close(gate))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        if waits_for == "a slot":
+            gate.leave()
+        with fake_clock():
+            await asyncio.wait_for(arun_script(gate.enter(0)), PATIENCE)
+
+    async def enter_and_close(gate: Gate) -> None:
+        script = gate.enter(0)
+        try:
+            await arun_script(script)
+        finally:
+            script.close()
+
+    asyncio.run(whole())
+
+
+def test_a_slot_that_is_granted_while_its_task_is_cancelled_is_not_lost() -> None:
+    async def whole() -> None:
+        slots = Slots(1)
+        assert slots.acquire() is None
+        task = asyncio.create_task(SlotStep(slots).acall(None))
+        await asyncio.sleep(0)
+        slots.release()  # it is granted, and before the task runs again
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert slots.acquire() is None
+
+    asyncio.run(whole())
+
+
+def test_a_sync_call_within_an_event_loop_does_not_wait_for_tasks_of_that_loop() -> None:
+    with OpenAIServer(lambda messages: "yes") as server:
+        lm = reliable(server.lm(), max_concurrency=1)
+
+        async def whole() -> None:
+            [lane] = lm._lanes
+            await arun_script(lane.gate.enter(0))
+            lm("it would wait for ever")
+            lane.gate.leave()
+            assert lane.gate._slots._free == 1
+
+        asyncio.run(whole())
+
+
+def test_threads_and_two_event_loops_share_the_slots() -> None:
+    """The server answers only when 4 requests are there at once, and never sees a fifth."""
+    together = threading.Barrier(4)
+    lock, active, most = threading.Lock(), 0, 0
+
+    def answer(messages: Any) -> str:
+        nonlocal active, most
+        with lock:
+            active += 1
+            most = max(most, active)
+        together.wait(PATIENCE)
+        with lock:
+            active -= 1
+        return "yes"
+
+    with OpenAIServer(answer) as server:
+        lm = reliable(server.lm(), max_concurrency=4, retry=1)
+
+        async def ask(count: int) -> None:
+            try:
+                await asyncio.gather(*(lm.acall(f"{count} {number}") for number in range(count)))
+            finally:
+                await lm.aclose()
+
+        with ThreadPoolExecutor(14) as threads:
+            work = [threads.submit(asyncio.run, ask(14)), threads.submit(asyncio.run, ask(14))]
+            work += [threads.submit(lm, f"thread {number}") for number in range(12)]
+            for one in work:
+                one.result(PATIENCE)
+    assert len(server.requests) == 40
+    assert most == 4
+
+
+# --- storms
+
+
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_a_storm(in_loop: bool) -> None:
+    """A map of 200 items, 32 at once, at 1000 requests per second, with faults: each item is answered once."""
+    faults: dict[int, Fault] = {3: Status(429, Retry_After="0.05"), 50: Drop(), 51: Status(503), 120: Drop("body")}
+    seen = iter(range(10_000))
+    with OpenAIServer(
+        lambda messages: f"[[ ## answer ## ]]\n{prompt_of(messages).inputs['item']}\n\n[[ ## completed ## ]]",
+        faults=lambda body: faults.get(next(seen)),
+    ) as server:
+        lm = reliable(server.lm(), requests_per_minute=60_000, max_concurrency=32, retry=Retry(4, wait=wait_fixed(0)))
+        graph = Graph().add_map("ask", dspy.Predict("item -> answer"), over="items", item="item", into="answers")
+        program = graph.add_path(START, "ask", END).compile(max_concurrency=32)
+        inputs = {"items": [f"item {number}" for number in range(200)]}
+        start = time.monotonic()
+        with dspy.context(lm=lm):
+            run = asyncio.run(program.arun(inputs)) if in_loop else program.run(inputs)
+        lasted = time.monotonic() - start
+        lm.close()
+    assert run.status == "completed", run.error
+    assert list(run.state["answers"]) == inputs["items"]
+    assert len(server.requests) == 204
+    assert lasted >= 0.203, "203 intervals of a millisecond"
+
+
+FAULTS: list[Fault | None] = [None, Status(429), Status(500), Drop(), Cut(0), Html()]
+
+
+@settings(max_examples=15)
+@given(st.lists(st.sampled_from(FAULTS), max_size=30), st.lists(st.sampled_from(FAULTS), max_size=8), st.booleans())
+def test_no_response_is_lost_or_given_twice(main_faults: Any, backup_faults: Any, in_loop: bool) -> None:
+    """Whatever fails: each call gets the response to its own prompt or an error, and usage has one entry for each
+    response that was given.
+    """
+
+    def answer(messages: Any) -> str:
+        return f"you said {text_of(messages[-1])}"
+
+    with (
+        OpenAIServer(answer, "main", main_faults) as main,
+        OpenAIServer(answer, "backup", backup_faults) as backup,
+        no_pauses(),
+        dspy.track_usage() as usage,
+    ):
+        lm = reliable(main.lm(), backup.lm(), retry=2, max_concurrency=3, requests_per_minute=600)
+        prompts = [f"prompt-{number}" for number in range(8)]
+        found = ask_in_loop(lm, prompts) if in_loop else ask_in_threads(lm, prompts)
+        lm.close()
+    answered = [one for one in found if not isinstance(one, Exception)]
+    pairs = zip(prompts, found, strict=True)
+    assert all(isinstance(one, Exception) or one == [f"you said {prompt}"] for prompt, one in pairs)
+    good = [(server, fault) for server in (main, backup) for fault in server.sent if fault is None]
+    assert len(good) == len(answered), "each response of a server was given to one call"
+    assert sum(len(entries) for entries in usage.usage_data.values()) == len(answered) == len(lm.history)
+    gates = [lane.gate for lane in lm._lanes]
+    assert [gate._slots._free for gate in gates] == [3, 3], "all slots are back"
+
+
+def ask_in_threads(lm: Any, prompts: list[str]) -> list[Any]:
+    def ask(prompt: str) -> Any:
+        with dspy.context(usage_tracker=tracker):
+            return caught(lambda: lm(prompt))
+
+    tracker = dspy.settings.usage_tracker
+    with ThreadPoolExecutor(8) as threads:
+        return list(threads.map(ask, prompts))
+
+
+def caught(work: Callable[[], Any]) -> Any:
+    try:
+        return work()
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        return error
+
+
+def ask_in_loop(lm: Any, prompts: list[str]) -> list[Any]:
+    async def whole() -> list[Any]:
+        try:
+            return await asyncio.gather(*(lm.acall(prompt) for prompt in prompts), return_exceptions=True)
+        finally:
+            await lm.aclose()
+
+    return asyncio.run(whole())
