@@ -19,6 +19,7 @@ from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict
 from dspyer.values.json import TAG
+from dspyer.values.types import register_value_type
 
 BranchPath = tuple[int, ...]
 """The number of the branch in each fork around it, the outermost first: `(0, 1)`; `()` is the trunk."""
@@ -26,6 +27,8 @@ BranchPath = tuple[int, ...]
 _UPDATE = "update"
 Update = Annotated[Any, _UPDATE]
 """The type of an attribute that holds an update of a patch; plain `Any` is a value of a state."""
+
+register_value_type(Failure)  # so that a graph without a schema can store one in a state
 
 # --- records
 

@@ -13,6 +13,25 @@ from tenacity.wait import wait_base
 from dspyer.errors import always_raised, is_transient, with_article
 
 RetryOn: TypeAlias = "type[BaseException] | Callable[[BaseException], bool]"
+"""What accepts an exception: its type, or a predicate."""
+
+
+def check_on(on: object, option: str) -> None:
+    """Refuse an `on` that is neither an exception type nor a predicate, nor a tuple of these."""
+    for one in on if isinstance(on, tuple) else (on,):
+        if not callable(one) or (isinstance(one, type) and not issubclass(one, BaseException)):
+            raise TypeError(
+                f"{option}(on={one!r}): give an exception type, a function error -> bool, or a tuple of these"
+            )
+
+
+def accepts(on: RetryOn | tuple[RetryOn, ...], error: BaseException) -> bool:
+    """Whether an exception is of a type in `on`, or a predicate there accepts it."""
+    for one in on if isinstance(on, tuple) else (on,):
+        if isinstance(error, one) if isinstance(one, type) else one(error):
+            return True
+    return False
+
 
 # Full jitter: a pause between 0 and the exponential bound. Clients that failed together do not return together.
 # Marc Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
@@ -52,12 +71,7 @@ class Retry:
             raise TypeError(f"Retry(attempts={attempts!r}): give a number of attempts, the first one included")
         if attempts < 1:
             raise ValueError(f"Retry(attempts={attempts}): give 1 or more; the first attempt counts")
-        on: Any = self.on
-        for one in on if isinstance(on, tuple) else (on,):
-            if not callable(one) or (isinstance(one, type) and not issubclass(one, BaseException)):
-                raise TypeError(
-                    f"Retry(on={one!r}): give an exception type, a function error -> bool, or a tuple of these"
-                )
+        check_on(self.on, "Retry")
         wait: Any = self.wait
         if wait is not None and not callable(wait):
             kind = with_article(type(wait).__name__)
@@ -99,7 +113,7 @@ class Retry:
             >>> Retry(2, wait=wait_fixed(1.5)).pause(1, TimeoutError())
             1.5
         """
-        if attempt >= self.attempts or always_raised(error) or not self._accepts(error):
+        if attempt >= self.attempts or always_raised(error) or not accepts(self.on, error):
             return None
         asked = getattr(error, "retry_after", None)
         least = float(asked) if isinstance(asked, int | float) and math.isfinite(asked) and asked > 0 else 0.0
@@ -109,9 +123,3 @@ class Retry:
         state.attempt_number = attempt
         state.set_exception((type(error), error, error.__traceback__))
         return max(least, min(least + float((self.wait or _FULL_JITTER)(state)), self.max_wait))
-
-    def _accepts(self, error: BaseException) -> bool:
-        for one in self.on if isinstance(self.on, tuple) else (self.on,):
-            if isinstance(error, one) if isinstance(one, type) else one(error):
-                return True
-        return False

@@ -13,6 +13,9 @@ from dspyer.scheduler.topology import END, START, Topology
 
 EdgeKey = tuple[str, str]  # an edge by source and target
 
+ERROR_MARK = "✕"
+"""In the label of an edge, what comes before the errors that it takes."""
+
 
 @dataclass(frozen=True, slots=True)
 class GraphPicture:
@@ -20,7 +23,7 @@ class GraphPicture:
 
     Attributes:
         topology: nodes, edges and loops.
-        labels: the labels of routers, by source and target of the edge.
+        labels: the labels of routers and error edges, by source and target.
         kinds: the kind of each node: function, module, subgraph, map, interrupt or check.
     """
 
@@ -30,12 +33,14 @@ class GraphPicture:
 
     @property
     def edges(self) -> tuple[Edge, ...]:
-        """One edge for each pair of connected nodes; conditional if all parallel edges between the two are."""
-        found: dict[EdgeKey, bool] = {}
+        """One edge for each pair of connected nodes; conditional if all parallel ones are, and so is `on_error`."""
+        found: dict[EdgeKey, Edge] = {}
         for edge in self.topology.edges:
             key = (edge.source, edge.target)
-            found[key] = found.get(key, True) and edge.conditional
-        return tuple(Edge(source, target, conditional) for (source, target), conditional in found.items())
+            known = found.get(key, edge)
+            conditional, on_error = known.conditional and edge.conditional, known.on_error and edge.on_error
+            found[key] = Edge(*key, conditional, on_error)
+        return tuple(found.values())
 
     @property
     def nodes(self) -> tuple[str, ...]:

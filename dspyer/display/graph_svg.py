@@ -58,8 +58,10 @@ def _size(picture: GraphPicture, node: str) -> tuple[float, float]:
 
 def _edge(layout: Layout, edge: Edge, back: bool) -> str:
     key = (edge.source, edge.target)
-    meaning = f"{edge.source} to {edge.target}{', the next round' if back else ''}"
-    classes = "line back" if back else "line"
+    facts = ["after a failure"] if edge.on_error else []
+    facts += ["the next round"] if back else []
+    meaning = ", ".join([f"{edge.source} to {edge.target}", *facts])
+    classes = "line error" if edge.on_error else "line back" if back else "line"
     title = f"<title>{escape(meaning)}</title>"
     return f'<path d="{layout.paths[key]}" class="{classes}" marker-end="url(#dspyer-tip)">{title}</path>'
 
@@ -75,8 +77,10 @@ def _label(at: LabelPosition, label: str, whole: str, width: float) -> list[str]
 
 
 def _choice(layout: Layout, edge: Edge) -> str:
-    """The diamond at the start of a conditional edge: one of these edges is taken, not all."""
+    """The mark at the start of a conditional edge, of which one is taken: a diamond, or the cross of an error edge."""
     x, y = layout.starts[edge.source, edge.target]
+    if edge.on_error:
+        return f'<path d="M{fmt(x - 4)} {fmt(y - 4)} l8 8 m0 -8 l-8 8" class="failed frame"/>'
     return f'<path d="M{fmt(x - 5)} {fmt(y)} l5 -5 l5 5 l-5 5 z" class="function frame"/>'
 
 

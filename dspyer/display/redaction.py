@@ -142,8 +142,24 @@ class Redaction:
         )
 
     def commit(self, commit: Commit) -> Commit:
-        """The redacted form of a commit."""
-        return commit._replace(patch=self.patch(commit.patch))
+        """The redacted form of a commit: a failure that is also in its patch is hidden as it is there."""
+        shown = commit._replace(patch=self.patch(commit.patch))
+        failure = commit.failure
+        if failure is None:
+            return shown
+        for field, update in commit.patch.items():
+            if thaw(getattr(update, "frozen", update)) == failure:
+                earlier = tuple([self._failure(field, failed) for failed in commit.failed_attempts])
+                return shown._replace(failure=self._failure(field, failure), failed_attempts=earlier)
+        return shown
+
+    def _failure(self, field: str, failure: Failure) -> Failure:
+        """A failure as it is shown in a field."""
+        shown = self.value((field,), failure)
+        if isinstance(shown, Failure):
+            return shown
+        parts = shown if isinstance(shown, Mapping) else {"type": HIDDEN, "message": HIDDEN}
+        return failure.model_copy(update={name: str(parts[name]) for name in ("type", "message") if name in parts})
 
     def _redact_frozen(self, update: Any, make: Callable[[Any], Any], frozen: Any, path: KeyPath) -> Any:
         plain = thaw(frozen)
@@ -217,7 +233,7 @@ class Redactor:
         self._starts: dict[str, tuple[int, ...]] = {}
         self._pattern = 0, re.compile("")
         for name in state:
-            self._learn((name,), state[name])
+            self.learn_value((name,), state[name])
 
     def event(self, event: Any) -> Any:
         """The redacted form of an event of any type."""
@@ -420,7 +436,8 @@ class Redactor:
             if len(text) not in lengths:
                 self._starts[start] = tuple(sorted((*lengths, len(text)), reverse=True))
 
-    def _learn(self, path: KeyPath, value: Any) -> None:
+    def learn_value(self, path: KeyPath, value: Any) -> None:
+        """Remembers the texts that are hidden in a value at a path."""
         plain = thaw(value)
         shown = self._redaction.value(path, plain)
         if shown is not plain:
@@ -431,12 +448,12 @@ class Redactor:
             for part in update.updates:
                 self._learn_update(path, part)
         elif isinstance(update, Replace):
-            self._learn(path, update.frozen)
+            self.learn_value(path, update.frozen)
         elif type(update) in (dict, SealedPatch):
             for key, part in update.items():
                 self._learn_update((*path, key), part)
         elif update is not DELETE:
-            self._learn(path, update)
+            self.learn_value(path, update)
 
     def _learn_difference(self, value: Any, shown: Any) -> None:
         """Remembers the texts of a value that its redacted form does not show."""

@@ -52,6 +52,7 @@ _RULES = (
     ".dspyer .head { stroke-width: 3 }",
     ".dspyer .line { stroke-width: 1.5 }",
     ".dspyer .back { stroke-dasharray: 5 4 }",
+    ".dspyer .error { stroke-dasharray: 2 3 }",
 )
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]+")
 

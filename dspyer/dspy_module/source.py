@@ -155,8 +155,22 @@ class EdgeText(NamedTuple):
     labels: Mapping[Any, str | Sequence[str]] | None = None
 
 
+class ErrorEdgeText(NamedTuple):
+    """An error edge, for `graph_text`; `on` is an exception type, a predicate, or a tuple of these."""
+
+    source: str
+    target: str
+    on: Any
+    into: str | None
+
+
 def graph_text(
-    name: str, *, schema: type[BaseModel] | None, nodes: Mapping[str, object], edges: Sequence[EdgeText], doc: str = ""
+    name: str,
+    *,
+    schema: type[BaseModel] | None,
+    nodes: Mapping[str, object],
+    edges: Sequence[EdgeText | ErrorEdgeText],
+    doc: str = "",
 ) -> str:
     """Writes a graph as the class that a user would write for it, the same text in every process.
 
@@ -167,7 +181,7 @@ def graph_text(
         name: name of the graph.
         schema: model of the state.
         nodes: by name a function, a module, a `FunctionText`, a `MapText`, an `InterruptText` or a `CheckText`.
-        edges: all edges in the order of declaration.
+        edges: all edges in the order of declaration, the error edges last.
         doc: what the graph is for, in the user's words.
     """
     quoted = doc.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
@@ -177,7 +191,10 @@ def graph_text(
         sources[_source_of(schema) or _schema_text(schema)] = None
     calls = [f"graph = Graph({schema.__name__ if schema is not None else ''})"]
     calls += [_node_call(node_name, node, sources) for node_name, node in nodes.items()]
-    calls += [_edge_call(edge, sources) for edge in edges]
+    calls += [
+        _error_edge_call(edge, sources) if isinstance(edge, ErrorEdgeText) else _edge_call(edge, sources)
+        for edge in edges
+    ]
     body = [f'"""{docstring}\n"""', "def __init__(self):\n" + textwrap.indent("\n".join(calls), "    "), *sources]
     return f"class {class_name(name)}(dspy.Module):\n" + textwrap.indent("\n\n".join(body), "    ") + "\n"
 
@@ -230,6 +247,14 @@ def _edge_call(edge: EdgeText, sources: dict[str, None]) -> str:
     else:
         ways = "{" + ", ".join(f"{label!r}: {_node_names(target)}" for label, target in edge.labels.items()) + "}"
     return f"graph.add_conditional_edges({source}, {router}, {ways})"
+
+
+def _error_edge_call(edge: ErrorEdgeText, sources: dict[str, None]) -> str:
+    kinds = edge.on if isinstance(edge.on, tuple) else (edge.on,)
+    named = [one.__name__ if isinstance(one, type) else _value_text(one, sources) for one in kinds]
+    on = "" if edge.on is Exception else f", on={named[0] if len(named) == 1 else '(' + ', '.join(named) + ')'}"
+    into = "" if edge.into is None else f', into="{edge.into}"'
+    return f"graph.add_error_edge({_node_name(edge.source)}, {_node_name(edge.target)}{on}{into})"
 
 
 def _node_names(nodes: str | Sequence[str]) -> str:

@@ -26,6 +26,7 @@ from dspyer.graph.declarations import (
     checked_policies,
     warn_of_shadowed,
 )
+from dspyer.graph.error_edges import ErrorEdge, error_edges
 from dspyer.graph.spec import Migrate, with_redaction
 from dspyer.nodes.answer_types import Answers, answer_source
 from dspyer.nodes.build import node_name
@@ -35,7 +36,7 @@ from dspyer.nodes.options import MapOptions, NodeOptions, OfGraph, node_options
 from dspyer.nodes.router import RouterOptions
 from dspyer.persistence.journal import Durability, check_durability
 from dspyer.policies import Policies
-from dspyer.retry import Retry
+from dspyer.retry import Retry, RetryOn
 from dspyer.scheduler.topology import END, START  # noqa: F401 - for the examples below
 from dspyer.schema.limits import Limit, checked_state_limit
 from dspyer.schema.schema import Schema
@@ -106,6 +107,7 @@ class Graph:
         )
         self._nodes: dict[str, NodeOptions] = {}
         self._edges: list[EdgeDeclaration | RouterOptions] = []
+        self._error_edges: list[ErrorEdge] = []
         self._join_policies: dict[str, Policies] = {}
 
     def add_node(
@@ -400,6 +402,46 @@ class Graph:
         self._edges.append(RouterOptions(source, route, path_map, name, writes))
         return self
 
+    def add_error_edge(
+        self,
+        source: str | Sequence[str],
+        target: str,
+        *,
+        on: RetryOn | tuple[RetryOn, ...] = Exception,
+        into: str | None = None,
+    ) -> Graph:
+        """Add an edge that a branch takes when a node has failed, after all attempts that its `retry=` allows.
+
+        The failed node commits nothing but the failure, and the branch goes on at the handler. The edge takes what the
+        node raised, also while its output was validated or condensed. It does not take errors of the node's routers or
+        of the join before it, nor those that every layer lets pass, such as `GraphError`, `LimitError` and
+        `StoreError`. Of several error edges of a node, the first one that takes the exception counts.
+
+        Args:
+            source: the node, or a list of nodes.
+            target: the node that handles the failure; `END` ends the branch.
+            on: what it takes: an exception type, a predicate `error -> bool`, or a tuple of both.
+            into: the field that gets the `dspyer.Failure`, of type `Failure | None`, or a list of failures with the
+                reducer `append`; None for none.
+
+        Returns:
+            The graph itself, changed.
+
+        Raises:
+            GraphError: if an end of the edge is no name, the source is `START`, or `on` is neither a type nor a
+                function.
+
+        Example:
+            >>> graph = Graph().add_node("half", lambda n: {"result": 1 / n}, writes=["result"])
+            >>> graph = graph.add_node("excuse", lambda problem: {"result": problem.message}, writes=["result"])
+            >>> graph = graph.add_path(START, "half", END).add_edge("excuse", END)
+            >>> graph = graph.add_error_edge("half", "excuse", on=ZeroDivisionError, into="problem")
+            >>> graph.compile()(n=0).result
+            'division by zero'
+        """
+        self._error_edges += error_edges(source, target, on, into)
+        return self
+
     def compile(
         self,
         *,
@@ -474,6 +516,7 @@ class Graph:
             self._edges,
             dict(self._join_policies),
             Limits(max_steps, max_calls, max_concurrency, Retry.of(retry)),
+            self._error_edges,
             as_names(interrupt_before),
             as_names(interrupt_after),
         )
@@ -489,7 +532,7 @@ class Graph:
             warn_at=warn_at,
             shares_threads_with=frozenset(as_names(shares_threads_with)),
         )
-        text = source_text(self._options, nodes, self._edges)
+        text = source_text(self._options, nodes, self._edges, self._error_edges)
         return make_program(
             with_redaction(graph, redact, modules.values()), modules, text, None if store is None else open_store(store)
         )

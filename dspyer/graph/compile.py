@@ -8,16 +8,27 @@ from __future__ import annotations
 
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple, Union, cast, get_args, get_origin
 
 import dspy
 from pydantic import BaseModel
 
 from dspyer.dspy_module.prompt_templates import enable_templates, enable_warnings, shorten_demos
-from dspyer.dspy_module.source import CheckText, EdgeText, FunctionText, InterruptText, MapText, graph_text
+from dspyer.dspy_module.source import (
+    CheckText,
+    EdgeText,
+    ErrorEdgeText,
+    FunctionText,
+    InterruptText,
+    MapText,
+    graph_text,
+)
 from dspyer.errors import GraphError, list_names, suggestion
 from dspyer.graph.checks import BuiltParts, PlannedCheck, build_checks, follow_checks, planned_checks
 from dspyer.graph.declarations import EdgeDeclaration, GraphOptions
+from dspyer.graph.error_edges import ErrorEdge, by_source, error_edge_problems, no_node_hints
 from dspyer.graph.spec import Exit, GraphSpec
 from dspyer.nodes.build import build_node
 from dspyer.nodes.check import CheckNode, CheckOptions
@@ -75,12 +86,13 @@ def compile_graph(
     edges: Sequence[EdgeDeclaration | RouterOptions],
     join_policies: Mapping[str, Policies],
     limits: Limits,
+    errors: Sequence[ErrorEdge] = (),
     interrupt_before: Sequence[str] = (),
     interrupt_after: Sequence[str] = (),
 ) -> tuple[GraphSpec, dict[str, dspy.Module]]:
     """The graph, and the modules of its program by attribute; raises `GraphError` with every problem of the graph."""
     problems: list[str] = []
-    parts = _build_parts(options.schema, nodes, edges, problems)
+    parts = _build_parts(options.schema, nodes, edges, problems)._replace(errors=by_source(errors))
     problems += _author_problems(parts)
     problems += parts.unsent_problems()
     topology = Topology(
@@ -118,6 +130,7 @@ def compile_graph(
         takes={name: _taken(node, parts.exits[name]) for name, node in parts.nodes.items()} | parts.brought(),
         named=options.named,
         policies=_policies(parts.nodes, nodes, limits.retry),
+        error_edges=parts.errors,
     )
     return spec, parts.modules
 
@@ -136,6 +149,7 @@ class GraphParts(NamedTuple):
         condensers: the modules that shorten what nodes write, by node and field.
         modules: the modules of the program by attribute.
         unsent: by node, what is wrong unless a `Send` brings the missing values.
+        errors: the error edges of each node.
     """
 
     options: Sequence[NodeOptions]
@@ -145,6 +159,7 @@ class GraphParts(NamedTuple):
     condensers: Condensers
     modules: dict[str, dspy.Module]
     unsent: dict[str, tuple[str, ...]]
+    errors: Mapping[str, tuple[ErrorEdge, ...]] = MappingProxyType({})
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -159,7 +174,10 @@ class GraphParts(NamedTuple):
         return [(node, part) for node, parts in self.condensers.items() for part in parts.values()]
 
     def edges(self) -> list[Edge]:
-        """All edges, each pair of nodes once; an edge is conditional unless one declaration of it is not."""
+        """All edges, each pair of nodes once; an edge is conditional unless one declaration of it is not.
+
+        Error edges come last: they are edges of their own, also between nodes that another edge connects.
+        """
         found: dict[tuple[str, str], Edge] = {}
         for source, ways in self.exits.items():
             for way in ways:
@@ -170,7 +188,8 @@ class GraphParts(NamedTuple):
             node = self.nodes.get(source)
             for target in node.goto if node is not None else ():
                 found.setdefault((source, target), Edge(source, target, True))
-        return list(found.values())
+        caught = [Edge(one.source, one.target, True, True, one.into) for ways in self.errors.values() for one in ways]
+        return [*found.values(), *dict.fromkeys(caught)]
 
     def possible_edges(self) -> list[Edge]:
         """The edges, and those that a lost router may have."""
@@ -188,6 +207,8 @@ class GraphParts(NamedTuple):
             yield name, None if node.writes is None else node.writes.values()
         for source, router in self.routers():
             yield source, router.writes.values()
+        for source, ways in self.errors.items():
+            yield source, [edge.into for edge in ways if edge.into is not None]
 
     def sent(self) -> set[str]:
         """The nodes that a `Send` may start, whose inputs may come with it."""
@@ -315,7 +336,10 @@ def _check(
         for name, node in parts.nodes.items()
         if not parts.exits[name] and not node.goto and node.may_return_command
     ]
-    facts = GraphFacts(names, tuple(possible), {}, {}, {}, (), (), (), commands)
+    others = {str(router.module_name): f"the router of {source!r}" for source, router in parts.routers()}
+    others |= {part.name: f"a condenser of {node!r}" for node, part in parts.all_condensers()}
+    hints = no_node_hints(others, names)
+    facts = GraphFacts(names, tuple(possible), {}, {}, {}, (), (), (), commands, hints)
     problems += check_targets(facts)
     # Each check continues with edges repaired as the problems found so far suggest: one mistake is reported once.
     facts = facts._replace(edges=tuple(repaired_edges(possible, names)))
@@ -327,6 +351,7 @@ def _check(
     problems += check_parallel_writers(sure, topology.rounds)
     if options.inputs is not None or options.required is not None or not schema.accepts_any_key:
         problems += check_reads(facts)
+    problems += error_edge_problems(parts.errors, schema, parts.sent(), partial(_merges, topology))
     problems += _output_problems(options, parts, inputs)
     problems += _live_problems(schema, parts)
     problems += _template_problems(parts, facts, schema, inputs)
@@ -533,6 +558,7 @@ def _optional_inputs(options: GraphOptions, parts: GraphParts) -> frozenset[str]
     for part in readers:
         known.update((part.reads or {}).values(), (part.writes or {}).values())
     known.update(field for _, part in parts.all_condensers() for field in part.templates.fields)
+    known.update(edge.into for ways in parts.errors.values() for edge in ways if edge.into is not None)
     return frozenset(known)
 
 
@@ -583,7 +609,10 @@ def _taken(node: Node, exits: tuple[Exit, ...]) -> frozenset[str] | None:
 
 
 def source_text(
-    options: GraphOptions, nodes: Iterable[NodeOptions], edges: Iterable[EdgeDeclaration | RouterOptions]
+    options: GraphOptions,
+    nodes: Iterable[NodeOptions],
+    edges: Iterable[EdgeDeclaration | RouterOptions],
+    errors: Iterable[ErrorEdge] = (),
 ) -> str:
     """The graph as Python text, which optimizers show to a language model as the source of the program."""
     shown: dict[str, object] = {}
@@ -594,7 +623,7 @@ def source_text(
         elif isinstance(part, CheckOptions):
             part = CheckText(part.check, part.of, part.max_fixes, part.fix, part.into, part.accept)
         shown[node.name] = part if node.map is None else MapText(part, node.map.over, node.map.item, node.map.into)
-    texts: list[EdgeText] = []
+    texts: list[EdgeText | ErrorEdgeText] = []
     for edge in edges:
         if isinstance(edge, EdgeDeclaration):
             texts += [EdgeText(source, edge.targets) for source in edge.sources]
@@ -602,6 +631,7 @@ def source_text(
             labels = dict(edge.path_map) if isinstance(edge.path_map, Mapping) else None
             targets = () if labels else tuple(edge.path_map or ())
             texts.append(EdgeText(edge.source, targets, edge.route, labels))
+    texts += [ErrorEdgeText(*edge) for edge in errors]
     model: type[BaseModel] | None = options.schema.model
     return graph_text(options.name, schema=model, nodes=shown, edges=texts)
 

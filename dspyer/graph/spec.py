@@ -13,6 +13,7 @@ from dspyer.display.graph_svg import draw_svg
 from dspyer.display.redaction import Redact, Redaction, redacted_policies
 from dspyer.errors import InputError, RouteError, list_names, suggestion, with_article
 from dspyer.graph.declarations import check_redacted_fields
+from dspyer.graph.error_edges import ErrorEdge
 from dspyer.graph.text import draw_mermaid, explain, route_labels
 from dspyer.nodes.check import CheckNode
 from dspyer.nodes.condense import Condensers
@@ -61,6 +62,7 @@ class GraphSpec:
         named: whether the graph was given a name.
         shares_threads_with: names of other graphs whose threads this one may continue.
         policies: what surrounds the calls of the nodes that have a policy, by node.
+        error_edges: where a branch goes after a failure, by node; the first edge that takes the exception counts.
         routers: all routers, in the order of declaration.
         checks: the checks, by their names.
         checked: the check that follows a node, by the names of the nodes that have one and of their fixes.
@@ -100,6 +102,7 @@ class GraphSpec:
     named: bool = False
     shares_threads_with: frozenset[str] = frozenset()
     policies: Mapping[str, NodePolicy] = field(default_factory=dict)
+    error_edges: Mapping[str, tuple[ErrorEdge, ...]] = field(default_factory=dict)
     routers: tuple[Router, ...] = field(init=False)
     checks: Mapping[str, CheckNode] = field(init=False)
     checked: Mapping[str, CheckNode] = field(init=False)
@@ -133,6 +136,7 @@ class GraphSpec:
             fields.update(dict.fromkeys(node.writes.values()))
         for router in self.routers:
             fields.update(dict.fromkeys(router.writes.values()))
+        fields.update((edge.into, None) for ways in self.error_edges.values() for edge in ways if edge.into is not None)
         return tuple(fields)
 
     def explain(self) -> str:

@@ -6,11 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dspyer.display.graph_picture import GraphPicture
+from dspyer.display.graph_picture import ERROR_MARK, GraphPicture
 from dspyer.scheduler.topology import END, START
 from dspyer.schema.limits import kilobytes
 
 if TYPE_CHECKING:
+    from dspyer.graph.error_edges import ErrorEdge
     from dspyer.graph.spec import GraphSpec
 
 
@@ -28,7 +29,8 @@ def explain(graph: GraphSpec) -> str:
     for name in (START, *graph.nodes):
         node = graph.nodes.get(name)
         facts = [] if node is None else [f"reads {_fields(node.reads)}", f"writes {_fields(node.writes)}"]
-        facts.append("-> " + ", ".join(_target(graph, name, target, labels) for target in topology.targets(name)))
+        facts.append("-> " + ", ".join(_target(graph, name, target, labels) for target in topology.own_targets(name)))
+        facts += [f"on {edge.condition} {_error_target(graph, edge)}" for edge in graph.error_edges.get(name, ())]
         lines.append(f"  {name}: {'; '.join(facts)}")
     lines.extend(
         f"  loop of {', '.join(loop.nodes)}: a round begins at {', '.join(loop.heads)}"
@@ -52,21 +54,30 @@ def explain(graph: GraphSpec) -> str:
 
 
 def route_labels(graph: GraphSpec) -> dict[tuple[str, str], str]:
-    """The labels by which routers choose an edge, by source and target."""
+    """The labels of edges by source and target: those by which routers choose one, and what an error edge takes."""
     found: dict[tuple[str, str], list[str]] = {}
     for source, ways in graph.exits.items():
         for way in ways:
             if not isinstance(way, str):
                 for target, text in way.labels.items():
                     found.setdefault((source, target), []).append(text)
+    for source, edges in graph.error_edges.items():
+        for edge in edges:
+            found.setdefault((source, edge.target), []).append(f"{ERROR_MARK} {edge.condition}")
     return {edge: ", ".join(texts) for edge, texts in found.items()}
 
 
 def _target(graph: GraphSpec, name: str, target: str, labels: Mapping[tuple[str, str], str]) -> str:
-    label = labels.get((name, target))
+    label = labels.get((name, target), "").partition(f"{ERROR_MARK} ")[0].rstrip(", ")
     facts = [repr(label)] if label else []
     facts += ["next round"] if graph.topology.rounds.goes_back(name, target) else []
     return f"{target} ({', '.join(facts)})" if facts else target
+
+
+def _error_target(graph: GraphSpec, edge: ErrorEdge) -> str:
+    facts = [] if edge.into is None else [f"the failure into {edge.into}"]
+    facts += ["next round"] if graph.topology.rounds.goes_back(edge.source, edge.target) else []
+    return f"-> {edge.target} ({', '.join(facts)})" if facts else f"-> {edge.target}"
 
 
 def _fields(names: Mapping[str, str] | None) -> str:
@@ -82,7 +93,9 @@ def _overwritten_fields(graph: GraphSpec) -> dict[str, list[str]]:
     writers: dict[str, list[str]] = {}
     fixes = {check.fix for check in graph.checks.values()}
     for name, node in graph.nodes.items():
-        for written in (node.writes or {}).values() if name not in fixes else ():
+        own = () if name in fixes else (node.writes or {}).values()
+        failures = [edge.into for edge in graph.error_edges.get(name, ()) if edge.into is not None]
+        for written in dict.fromkeys((*own, *failures)):
             writers.setdefault(written, []).append(name)
     return {written: names for written, names in writers.items() if len(names) > 1 and written not in merged}
 
@@ -108,14 +121,14 @@ def draw_mermaid(picture: GraphPicture) -> str:
     Functions are boxes, modules have double sides, subgraphs are slanted, maps are drums, interrupts are
     hexagons, checks are diamonds.
     Routes carry their labels. Edges that start the next round of a loop are dashed, and nodes at which a round begins
-    have a thick border.
+    have a thick border. Error edges are dashed, too, and the label says after a cross what they take.
     """
     lines = ["flowchart TD"]
     for node in picture.nodes:
         opening, closing = _SHAPES.get(picture.kind(node), ("[", "]"))
         lines.append(f'    {_id(node)}{opening}"{_mermaid_text(node)}"{closing}')
     for edge in picture.edges:
-        arrow = "-.->" if picture.goes_back(edge) else "-->"
+        arrow = "-.->" if edge.on_error or picture.goes_back(edge) else "-->"
         label = picture.labels.get((edge.source, edge.target), "")
         text = f'|"{_mermaid_text(label)}"|' if label.strip() else ""
         lines.append(f"    {_id(edge.source)} {arrow}{text} {_id(edge.target)}")

@@ -2,7 +2,7 @@
 
 Every execution passes through the same layers in the same order, from the outside in:
 
-1. The retry loop of the node (`retried`), around 2 and 3.
+1. The retry loop of the node (`retried`), around 2 and 3. An error edge takes what remains of 1 to 4.
 2. The call of the node.
 3. The validation of its output: what it posted and returned is folded into one patch, whose sizes are checked.
 4. The modules that condense what it wrote, with a retry loop of their own: the output of the node is kept.
@@ -22,8 +22,9 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from dspyer.dspy_module.tracing import append_to_trace
-from dspyer.errors import Interrupt, RouteError, list_names
+from dspyer.errors import Interrupt, RouteError, list_names, unwrap_stop_iteration
 from dspyer.events import Question
+from dspyer.failure import Failure
 from dspyer.graph.spec import check_send
 from dspyer.nodes.attempt import Attempt, with_posts
 from dspyer.nodes.condense import condensed
@@ -38,7 +39,7 @@ from dspyer.reducers import Updates
 from dspyer.runtime.live import LiveSession
 from dspyer.runtime.session import Session
 from dspyer.runtime.workers import TaskWorkers, ThreadWorkers, WorkOutcome
-from dspyer.scheduler.run_state import Execution, Target, Transition
+from dspyer.scheduler.run_state import Execution, Target, Transition, last_attempt
 from dspyer.scheduler.topology import END, START
 from dspyer.state import ImmutableState
 
@@ -56,10 +57,18 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
     if session.records.questions or graph.interrupt_before:
         _raise_if_unanswered(session, execution)
     began, clock = time.time(), time.perf_counter()
-    if name in graph.policies or name in graph.condensers:
-        output = yield from _with_policy(session, execution, call)
-    else:
-        output = yield from _attempt(session, execution, call)
+    try:
+        if name in graph.policies or name in graph.condensers:
+            output = yield from _with_policy(session, execution, call)
+        else:
+            output = yield from _attempt(session, execution, call)
+    except Exception as error:
+        if name not in graph.error_edges:
+            raise
+        caught = _after_failure(session, execution, call, error, began, clock)
+        if caught is None:
+            raise
+        return caught
     call, goto, _, patch, after = output
     check = graph.checked.get(name)
     if check is None:
@@ -162,6 +171,48 @@ def _same_call(session: Session, execution: Execution, call: Call, number: int, 
     """Records a failed attempt of a condenser or a router; the node's own output is kept, and so is its attempt."""
     session.attempt_failed(execution, number, error, pause)
     return call
+
+
+def _after_failure(
+    session: Session, execution: Execution, call: Call, error: Exception, began: float, clock: float
+) -> Transition | None:
+    """The transition along the first error edge that takes what a node raised; None if no edge does."""
+    name, raised = execution.node, unwrap_stop_iteration(error)
+    edge = next((edge for edge in session.graph.error_edges[name] if edge.takes(raised)), None)
+    if edge is None:
+        return None
+    attempts = session.failed_attempts.pop(execution.id, ())
+    failure = Failure.of(
+        raised,
+        node=name,
+        branch=execution.path,
+        execution=execution.id,
+        attempt=last_attempt(attempts),
+        index=_send_index(session, execution),
+    )
+    patch: dict[str, Any] = {}
+    after = call.state
+    if edge.into is not None:
+        schema, commit_id = session.graph.topology.schema, session.id_prefix + execution.id
+        written = {edge.into: failure}
+        patch, after = schema.commit(call.state, written, node=name, commit_id=commit_id, whole_values=True)
+        schema.check_state_limit(name, call.state, patch, after)
+    session.failure_caught(execution, raised, failure)
+    duration = time.perf_counter() - clock
+    return Transition(
+        *(patch, after, (Target(edge.target),), None, began, duration),
+        attempt=failure.attempt,
+        failure=failure,
+        failed_attempts=attempts,
+    )
+
+
+def _send_index(session: Session, execution: Execution) -> int | None:
+    """The position of the `Send` that started an execution among the targets of its node; None if none did."""
+    if execution.overlay is None:
+        return None
+    sender = session.run.log[execution.branch.head].commit
+    return execution.path[-1] if len(sender.route) > 1 else 0
 
 
 def _start_script(session: Session, execution: Execution) -> Script[Transition]:
@@ -289,7 +340,7 @@ def _both_updates(session: Session, name: str, patch: Mapping[str, Any], field: 
 
 def _targets(session: Session, name: str, goto: Sequence[str | Send]) -> tuple[Target, ...]:
     """The targets of a node, or a `RouteError`: equal names count once, each `Send` is a branch of its own."""
-    allowed = session.graph.topology.targets(name)
+    allowed = session.graph.topology.own_targets(name)
     if len(goto) == 1 and isinstance(goto[0], str) and goto[0] in allowed:
         return (Target(goto[0]),)
     targets: dict[Any, Target] = {}

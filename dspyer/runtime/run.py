@@ -13,6 +13,7 @@ from dspyer.display.timeline import Lanes, draw_run
 from dspyer.display.tokens import Count, Tokens, count_tokens
 from dspyer.errors import Interrupted
 from dspyer.events import BranchPath, Commit, Event, MergedConflict, Question
+from dspyer.failure import Failure
 from dspyer.runtime.session import SessionEnd
 from dspyer.runtime.session_views import TokenReads
 from dspyer.scheduler.lineage import LogEntry, ancestry, last_writer, touches, value_at
@@ -102,6 +103,20 @@ class Run:
             3
         """
         return counts_in(self.commits, self._made_here[0])
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """The failures that ended the run, one for each branch that failed; `()` for a completed run.
+
+        A failure that an error edge has taken ends nothing: it is the `failure` of its commit.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("half", lambda n: {"h": 1 / n}, writes=["h"]).add_path(START, "half", END)
+            >>> print(*graph.compile().run({"n": 0}).failures)
+            half (execution trunk:1, attempt 1): ZeroDivisionError: division by zero
+        """
+        return tuple([failed.failure for failed in self._failures])
 
     @property
     def prediction(self) -> dspy.Prediction:

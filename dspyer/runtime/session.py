@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dspyer.display.redaction import Redactor
 from dspyer.dspy_module.tracing import Steps, is_rejected, rejected_step, tokens_used
-from dspyer.errors import CheckError, Interrupt, RunStoppedError, annotate, brief, unwrap_stop_iteration
+from dspyer.errors import (
+    CheckError,
+    Interrupt,
+    RunStoppedError,
+    annotate,
+    brief,
+    error_text,
+    unwrap_stop_iteration,
+)
 from dspyer.events import (
     Asked,
     AttemptFailed,
@@ -186,12 +194,8 @@ class Session(NotLive):
             found = Suspended(cast("tuple[Question, ...]", outcome.questions))  # a protocol in `errors`
         elif isinstance(outcome, BaseException):
             found = unwrap_stop_iteration(outcome)
-            resumes = self.records.resumes  # attempts count within one process: a resume begins with 1 again
-            after = "" if not resumes else f" after {resumes} resume{'s' if resumes > 1 else ''}"
             failed = self.failed_attempts.pop(execution.id, ())
-            attempt = f"attempt {last_attempt(failed)}{after}"
-            where = f"branch {path_text(execution.path)}, visit {execution.visit}, {attempt}"
-            annotate(found, f"in node {execution.node!r} ({where})")
+            self._annotate(execution, found, last_attempt(failed))
         elif self.pending is not None:
             self.pending.note_targets(execution.id, outcome.targets)
         self.run, events = advance(self.run, execution.id, found, failed)
@@ -202,7 +206,33 @@ class Session(NotLive):
         name, path = execution.node, execution.path
         failure = Failure.of(error, node=name, branch=path, execution=execution.id, attempt=number)
         self.failed_attempts[execution.id] = (*self.failed_attempts.get(execution.id, ()), failure)
+        self._learn_message(name, error, failure)
         self.publish(AttemptFailed(name, path, execution.id, number, error, pause))
+
+    def failure_caught(self, execution: Execution, error: BaseException, failure: Failure) -> None:
+        """Reports a failure that an error edge takes, before it is committed. May be called from any thread."""
+        self._annotate(execution, error, failure.attempt)
+        self._learn_message(execution.node, error, failure)
+        self.publish(NodeFailed(execution.node, execution.path, execution.id, error))
+
+    def _annotate(self, execution: Execution, error: BaseException, attempt: int) -> None:
+        """Notes on an exception where it was raised. Attempts count within one process: a resume begins with 1."""
+        resumes = self.records.resumes
+        after = "" if not resumes else f" after {resumes} resume{'s' if resumes > 1 else ''}"
+        where = f"branch {path_text(execution.path)}, visit {execution.visit}, attempt {attempt}{after}"
+        annotate(error, f"in node {execution.node!r} ({where})")
+
+    def _learn_message(self, node: str, error: BaseException, failure: Failure) -> None:
+        """Lets the redaction hide the text of an exception that it hides in the field into which an error edge writes.
+
+        The exception is shown, by events and logs, before the commit is; and its text may be longer than the failure's.
+        """
+        if self.redactor is not None:
+            whole = failure.model_copy(update={"message": error_text(error)})
+            for edge in self.graph.error_edges.get(node, ()):
+                if edge.into is not None:
+                    self.redactor.learn_value((edge.into,), failure)
+                    self.redactor.learn_value((edge.into,), whole)
 
     def leave_open(self, execution: Execution) -> None:
         """Leaves an execution that was cancelled, or not called, without an outcome; `resume` calls it again.

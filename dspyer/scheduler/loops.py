@@ -22,11 +22,21 @@ Round = tuple[int, ...]
 
 
 class Edge(NamedTuple):
-    """A transition that a branch may take. `conditional` edges come from routers and `goto`."""
+    """A transition that a branch may take.
+
+    Attributes:
+        source: the node that it leaves.
+        target: the node that it enters.
+        conditional: whether it may be left out: an edge of a router, a `goto`, or an error edge.
+        on_error: whether it is taken only after a failure of its source.
+        into: the field that gets the failure, if there is one; the source writes nothing else then.
+    """
 
     source: str
     target: str
     conditional: bool = False
+    on_error: bool = False
+    into: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

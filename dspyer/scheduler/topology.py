@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,18 +40,21 @@ class Topology:
     max_calls: int | None = None
     rounds: Rounds = field(default_factory=Rounds)
     _targets: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+    _own_targets: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if not self.rounds.nodes:
             object.__setattr__(self, "rounds", Rounds.of((START, *self.nodes, END), self.edges))
-        targets: dict[str, dict[str, None]] = {}
-        for edge in self.edges:
-            targets.setdefault(edge.source, {})[edge.target] = None
-        object.__setattr__(self, "_targets", {source: tuple(names) for source, names in targets.items()})
+        object.__setattr__(self, "_targets", _by_source(self.edges))
+        object.__setattr__(self, "_own_targets", _by_source(edge for edge in self.edges if not edge.on_error))
 
     def targets(self, node: str) -> tuple[str, ...]:
-        """The nodes that a branch at `node` may go to, each once."""
+        """The nodes that a branch at `node` may go to, each once; those after a failure, too."""
         return self._targets.get(node, ())
+
+    def own_targets(self, node: str) -> tuple[str, ...]:
+        """The nodes that `node` itself may choose when it has returned, each once."""
+        return self._own_targets.get(node, ())
 
     def policies_at(self, node: str) -> Policies:
         """The merge policies of a join at `node`."""
@@ -63,3 +66,11 @@ class Topology:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Topology:
         return self  # frozen; optimizers copy programs deeply
+
+
+def _by_source(edges: Iterable[Edge]) -> dict[str, tuple[str, ...]]:
+    """The targets of each source, each once, in the order of the edges."""
+    found: dict[str, dict[str, None]] = {}
+    for edge in edges:
+        found.setdefault(edge.source, {})[edge.target] = None
+    return {source: tuple(names) for source, names in found.items()}

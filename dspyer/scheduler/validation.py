@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import NamedTuple
 
 from dspyer.errors import suggestion
@@ -28,6 +29,7 @@ class GraphFacts(NamedTuple):
         folded: fields with a reducer or a merge policy: parallel writes to them are meant.
         left_out: inputs without a default that a run may leave out.
         commands: nodes that may return a `Command` and do not declare its targets.
+        no_nodes: names of other parts of the graph, with what to say if an edge names one.
     """
 
     nodes: tuple[str, ...]
@@ -39,6 +41,7 @@ class GraphFacts(NamedTuple):
     folded: Collection[str]
     left_out: Collection[str] = ()
     commands: Collection[str] = ()
+    no_nodes: Mapping[str, str] = MappingProxyType({})
 
 
 def check_targets(facts: GraphFacts) -> Iterator[str]:
@@ -47,14 +50,15 @@ def check_targets(facts: GraphFacts) -> Iterator[str]:
         yield "nothing starts: add an edge from START, for example add_edge(START, 'first')"
     known = {*facts.nodes, START, END}
     for edge in facts.edges:
+        kind = "error edge" if edge.on_error else "edge"
         if edge.source == END:
             yield f"the edge 'END' -> {edge.target!r} begins where a branch ends: begin it at a node, or at START"
         if edge.target == START:
-            yield f"the edge {edge.source!r} -> 'START' goes to the start: name the first node itself, or END"
+            yield f"the {kind} {edge.source!r} -> 'START' goes to the start: name the first node itself, or END"
         for end in (edge.source, edge.target):
             if end not in known:
-                hint = f"{suggestion(end, known)} Add it with add_node({end!r}, ...)"
-                yield f"the edge {edge.source!r} -> {edge.target!r} names no node {end!r}.{hint}"
+                hint = facts.no_nodes.get(end) or f"{suggestion(end, known)} Add it with add_node({end!r}, ...)"
+                yield f"the {kind} {edge.source!r} -> {edge.target!r} names no node {end!r}.{hint}"
 
 
 def repaired_edges(edges: Collection[Edge], nodes: Collection[str]) -> list[Edge]:
@@ -63,14 +67,15 @@ def repaired_edges(edges: Collection[Edge], nodes: Collection[str]) -> list[Edge
     An unknown name is replaced by the known one most like it. If there is none, an unknown target becomes `END`, and an
     unknown source `START`.
     """
-    found: dict[tuple[str, str], Edge] = {}
+    found: dict[tuple[object, ...], Edge] = {}
     for edge in edges:
         source = edge.source if edge.source in nodes or edge.source == START else _nearest(edge.source, nodes, START)
         target = edge.target if edge.target in nodes or edge.target == END else _nearest(edge.target, nodes, END)
+        key = (source, target, edge.on_error, edge.into)
         if (source, target) == (edge.source, edge.target):
-            found[source, target] = edge
+            found[key] = edge
         elif edge.source == START or (source, target) != (START, END):
-            found.setdefault((source, target), Edge(source, target, True))
+            found.setdefault(key, edge._replace(source=source, target=target, conditional=True))
     return list(found.values())
 
 
@@ -98,7 +103,8 @@ def check_paths(facts: GraphFacts) -> Iterator[str]:
     """Nodes that no branch can reach, and nodes from which no branch can reach `END`."""
     starts = any(edge.source == START for edge in facts.edges)
     reached = reachable(facts.edges, START) if starts else set(facts.nodes)
-    sources = {edge.source for edge in facts.edges}
+    sources = {edge.source for edge in facts.edges if not edge.on_error}
+    caught = {edge.source for edge in facts.edges if edge.on_error}
     backwards = [Edge(edge.target, edge.source) for edge in facts.edges]
     # A dead end is reported itself; the nodes that lead to it reach END once it does, so they are no problem of their
     # own.
@@ -109,9 +115,10 @@ def check_paths(facts: GraphFacts) -> Iterator[str]:
             yield f"node {node!r} is never reached: add an edge to it, or leave it out"
         elif node not in sources:
             hint = "; declare where its Command goes with add_node(goto=[...])" if node in facts.commands else ""
+            when = " unless it fails, since an error edge is its only edge" if node in caught else ""
             yield (
-                f"node {node!r} is a dead end: add an edge from it, add_edge({node!r}, END) if the branch ends there"
-                f"{hint}"
+                f"node {node!r} is a dead end{when}: add an edge from it, add_edge({node!r}, END) if the branch ends "
+                f"there{hint}"
             )
         elif node not in ends:
             yield f"no way leads from node {node!r} to END, so a run would never end: add one, like a route to END"
@@ -120,8 +127,12 @@ def check_paths(facts: GraphFacts) -> Iterator[str]:
 def check_parallel_writers(facts: GraphFacts, rounds: Rounds) -> Iterator[str]:
     """Pairs of nodes that may write one field in parallel, where neither a reducer nor a policy says how to join it."""
     writers: dict[str, int] = {}  # for each field the set of nodes that write it, bit i for the i-th node
+    failures: dict[str, set[str]] = {}  # the fields into which error edges write, by source
+    for edge in facts.edges:
+        if edge.into is not None:
+            failures.setdefault(edge.source, set()).add(edge.into)
     for number, node in enumerate(facts.nodes):
-        for field in {*(facts.writes[node] or ())} - {*facts.folded}:
+        for field in {*(facts.writes[node] or ()), *failures.get(node, ())} - {*facts.folded}:
             writers[field] = writers.get(field, 0) | 1 << number
     contested = {field: nodes for field, nodes in writers.items() if nodes & (nodes - 1)}  # more than one bit
     if not contested:
@@ -136,9 +147,11 @@ def check_parallel_writers(facts: GraphFacts, rounds: Rounds) -> Iterator[str]:
                 first, second = facts.nodes[min(a, b)], facts.nodes[max(a, b)]
                 if (first, second, field) not in reported:
                     reported.add((first, second, field))
+                    failed = any(field in failures.get(node, ()) for node in (first, second))
+                    typed = "list[Failure], reducers.append" if failed else "..., reducers.extend"
                     yield (
                         f"nodes {first!r} and {second!r} run in parallel and both write {field!r}: give the "
-                        f"field a reducer (Annotated[..., reducers.extend]), say what wins with Graph(..., "
+                        f"field a reducer (Annotated[{typed}]), say what wins with Graph(..., "
                         f"merge={{{field!r}: 'last_write_wins'}}), or let one of them write another field"
                     )
 
@@ -202,7 +215,9 @@ def unwritten_reason(facts: GraphFacts, node: str, field: str) -> str:
             "as a parameter with a default"
         )
     later = [other for other in facts.nodes if field in (facts.writes[other] or ()) and other != node]
-    hint = f"{', '.join(later)} writes it, but only afterwards" if later else "no node writes it"
+    failed = {edge.source for edge in facts.edges if edge.on_error and edge.target == node}
+    when = "not when it fails" if failed.intersection(later) else "only afterwards"
+    hint = f"{', '.join(later)} writes it, but {when}" if later else "no node writes it"
     return (
         f"which nothing can have written by then ({hint}): make it an input, give it a default, or put a node that "
         "writes it before"
@@ -210,22 +225,27 @@ def unwritten_reason(facts: GraphFacts, node: str, field: str) -> str:
 
 
 class WritesBefore:
-    """The fields that may have been written before each node starts. `writes` is None for a node that does not say."""
+    """The fields that may have been written before each node starts. `writes` is None for a node that does not say.
+
+    After a failure the node has written nothing but the failure, so an error edge passes on less than another edge.
+    """
 
     def __init__(self, edges: Collection[Edge], writes: Mapping[str, Collection[str] | None]) -> None:
         self._bits: dict[str, int] = {}
         own = {node: self._mask(fields) for node, fields in writes.items()}
-        successors: dict[str, list[str]] = {}
+        successors: dict[str, list[tuple[str, int]]] = {}  # by source: the target, and what is written on the way
         for edge in edges:
-            successors.setdefault(edge.source, []).append(edge.target)
+            written = own.get(edge.source, 0)
+            if edge.on_error:
+                written = self._mask(() if edge.into is None else (edge.into,))
+            successors.setdefault(edge.source, []).append((edge.target, written))
         self._before = {START: 0}
         work = deque([START])
         while work:
             source = work.popleft()
-            passed = self._before[source] | own.get(source, 0)
-            for target in successors.get(source, ()):
+            for target, written in successors.get(source, ()):
                 known = self._before.get(target)
-                grown = passed | (known or 0)
+                grown = self._before[source] | written | (known or 0)
                 if grown != known:
                     self._before[target] = grown
                     work.append(target)

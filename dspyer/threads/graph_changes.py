@@ -390,6 +390,8 @@ def _reached(text: str, types: Mapping[str, Any]) -> set[str]:
 def _differences(old: FingerprintFacts, new: FingerprintFacts, inside: str) -> Iterator[str]:
     yield from _node_changes(old.get("nodes", {}), new.get("nodes", {}), inside)
     yield from _edge_changes(old.get("edges", []), new.get("edges", []), inside)
+    for node, were, are in _both(old.get("errors", {}), new.get("errors", {})):
+        yield from _error_edge_changes(node, were or [], are or [], inside)
     yield from _field_changes(old, new, inside)
     for name, were, are in _both(old.get("types", {}), new.get("types", {})):
         yield from _type_changes(name, were, are, inside)
@@ -431,6 +433,16 @@ def _edge_changes(old: list[list[str]], new: list[list[str]], inside: str) -> It
         yield from (f"{inside}edge {source!r} -> {target!r} is new" for target in added)
         if not removed and not added:
             yield f"{inside}the edges of {source!r} have another order: {_listed(were)} -> {_listed(are)}"
+
+
+def _error_edge_changes(node: str, old: list[list[str]], new: list[list[str]], inside: str) -> Iterator[str]:
+    for ways, others, what in ((old, new, "gone"), (new, old, "new")):
+        for target, condition, into in ways:
+            if [target, condition, into] not in others:
+                field = f" into {into!r}" if into else ""
+                yield f"{inside}error edge {node!r} -> {target!r} on {condition}{field} is {what}"
+    if sorted(old) == sorted(new):
+        yield f"{inside}the error edges of {node!r} have another order"
 
 
 def _targets(edges: list[list[str]]) -> dict[str, list[str]]:

@@ -88,7 +88,11 @@ def graph_facts(program: HasGraph) -> dict[str, Any]:
     topology = graph.topology
     facts = {
         "nodes": {name: _node_facts(node, program) for name, node in graph.nodes.items()},
-        "edges": [[edge.source, edge.target] for edge in topology.edges],
+        "edges": [[edge.source, edge.target] for edge in topology.edges if not edge.on_error],
+        "errors": {
+            source: [[edge.target, edge.condition, edge.into or ""] for edge in edges]
+            for source, edges in graph.error_edges.items()
+        },
         "routers": {source: found for source, ways in graph.exits.items() if (found := list(_router_writes(ways)))},
         **schema_facts(topology.schema),
         "merge": _policy_facts(topology.policies),

@@ -1,0 +1,351 @@
+"""Error edges as a part of the graph: what `compile()` refuses, and how texts, pictures and fingerprints show them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import dspy
+import pytest
+from pydantic import BaseModel, Field
+
+from dspyer import END, START, Command, Failure, Graph, Send, live, reducers
+from dspyer.errors import GraphError, LimitError, RouteError
+from dspyer.testing import stub
+from dspyer.threads.graph_changes import differences
+from dspyer.threads.graph_fingerprint import fingerprint_of
+
+Failures = Annotated[list[Failure], reducers.append]
+
+
+class State(BaseModel):
+    q: str = ""
+    a: str = ""
+    unset: str = Field(default_factory=str)
+    needed: str
+    problem: Failure | None = None
+    problems: Failures = []
+    text: str = ""
+    texts: Annotated[list[str], reducers.extend] = []
+    spread: Annotated[list[Failure], reducers.extend] = []
+    posts: Annotated[list[Failure], reducers.append, live] = []
+    anything: Any = None
+    fixed: Failure | None = Field(default=None, frozen=True)
+
+
+def graph_of(*edges: tuple[str, str], schema: type[BaseModel] | None = State, **nodes: Any) -> Graph:
+    graph = Graph(schema, inputs=["q"])
+    for name, fn in {"ask": lambda q: {"a": q}, "handle": lambda q: {"text": q}, **nodes}.items():
+        graph.add_node(name, fn, writes={"ask": ["a", "needed"], "handle": ["text"]}.get(name, []))
+    for source, target in edges or ((START, "ask"), ("ask", END), ("handle", END)):
+        graph.add_edge(source, target)
+    return graph
+
+
+CANNOT_HOLD = "which takes no dspyer.Failure: declare {0}: Failure | None = None"
+REFUSED_AT_ONCE = {
+    "from START": (lambda g: g.add_error_edge(START, "handle"), "begins at no node: START runs nothing"),
+    "from END": (lambda g: g.add_error_edge(END, "handle"), "begins at no node"),
+    "a function": (lambda g: g.add_error_edge(graph_of, "handle"), "write 'graph_of' here"),
+    "two handlers": (lambda g: g.add_error_edge("ask", ["handle", "ask"]), "leads to one handler"),
+    "on a text": (lambda g: g.add_error_edge("ask", "handle", on="TimeoutError"), "on='TimeoutError'"),
+    "on no exception": (lambda g: g.add_error_edge("ask", "handle", on=(ValueError, int)), "<class 'int'>"),
+    "on None": (lambda g: g.add_error_edge("ask", "handle", on=None), "on=None"),
+    "into a list": (lambda g: g.add_error_edge("ask", "handle", into=["problem"]), "into=['problem']"),
+}
+REFUSED = {
+    "an unknown source": (
+        lambda g: g.add_error_edge("aks", "handle"),
+        "the error edge 'aks' -> 'handle' names no node 'aks'. Did you mean 'ask'?",
+    ),
+    "an unknown target": (
+        lambda g: g.add_error_edge("ask", "handel"),
+        "the error edge 'ask' -> 'handel' names no node 'handel'. Did you mean 'handle'?",
+    ),
+    "to START": (lambda g: g.add_error_edge("ask", START), "the error edge 'ask' -> 'START' goes to the start"),
+    "into no field": (lambda g: g.add_error_edge("ask", "handle", into="problm"), "Did you mean 'problem'"),
+    "into a text": (lambda g: g.add_error_edge("ask", "handle", into="text"), CANNOT_HOLD.format("text")),
+    "into texts": (lambda g: g.add_error_edge("ask", "handle", into="texts"), CANNOT_HOLD.format("texts")),
+    "into extend": (lambda g: g.add_error_edge("ask", "handle", into="spread"), "with the reducer 'extend'"),
+    "into an input": (lambda g: g.add_error_edge("ask", "handle", into="fixed"), CANNOT_HOLD.format("fixed")),
+    "into a live field": (lambda g: g.add_error_edge("ask", "handle", into="posts"), "is a live field"),
+    "shadowed": (
+        lambda g: g.add_error_edge("ask", "handle").add_error_edge("ask", END, on=(ValueError, KeyError)),
+        "on ValueError, KeyError is never taken: before it the error edge 'ask' -> 'handle' on Exception is declared",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_AT_ONCE)
+def test_a_wrong_declaration_is_refused_where_it_is_made(case: str) -> None:
+    declare, text = REFUSED_AT_ONCE[case]
+    with pytest.raises(GraphError) as raised:
+        declare(graph_of())  # type: ignore[no-untyped-call]
+    assert text in str(raised.value)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_the_build_refuses_a_wrong_error_edge_with_one_problem(case: str) -> None:
+    declare, text = REFUSED[case]
+    graph = graph_of()
+    if "handle" not in case:
+        graph.add_edge(START, "handle")  # reached without the error edge
+    declare(graph)  # type: ignore[no-untyped-call]
+    with pytest.raises(GraphError) as raised:
+        graph.compile()
+    assert text in str(raised.value)
+    assert len(raised.value.problems) == 1, raised.value
+
+
+@pytest.mark.parametrize("into", ["problem", "problems", "anything", None])
+def test_fields_that_hold_a_failure_are_accepted(into: str | None) -> None:
+    assert graph_of().add_error_edge("ask", "handle", into=into).compile()(q="high").a == "high"
+
+
+def test_a_graph_without_a_schema_takes_any_field() -> None:
+    graph = graph_of(schema=None).add_error_edge("ask", "handle", into="whatever")
+    assert graph.compile()(q="high").a == "high"
+
+
+def test_a_router_or_condenser_is_no_source() -> None:
+    class Route(dspy.Signature):
+        """Where to."""
+
+        a: str = dspy.InputField()
+        way: Literal["end"] = dspy.OutputField()
+
+    graph = graph_of((START, "ask"), ("handle", END))
+    graph.add_conditional_edges("ask", dspy.Predict(Route), {"end": END}).add_error_edge("ask_router", "handle")
+    with pytest.raises(
+        GraphError, match=r"names no node 'ask_router'. It is the router of 'ask', whose errors no error"
+    ):
+        graph.compile()
+
+
+# --- topology
+
+
+def test_a_handler_is_reached_by_its_error_edge_alone_and_is_a_dead_end_without_an_edge() -> None:
+    with pytest.raises(GraphError, match="node 'handle' is never reached"):
+        graph_of().compile()
+    with pytest.raises(GraphError, match="node 'handle' is a dead end"):
+        graph_of((START, "ask"), ("ask", END)).add_error_edge("ask", "handle").compile()
+
+
+def test_a_node_whose_only_edge_is_an_error_edge_is_a_dead_end() -> None:
+    graph = graph_of((START, "ask"), ("handle", END)).add_error_edge("ask", "handle")
+    with pytest.raises(GraphError, match="'ask' is a dead end unless it fails, since an error edge is its only edge"):
+        graph.compile()
+
+
+def test_an_error_edge_may_be_the_only_way_out_of_a_loop() -> None:
+    graph = graph_of((START, "ask"), ("ask", "again"), ("again", "ask"), again=lambda a: {"text": a})
+    with pytest.raises(GraphError, match="no way leads from node 'ask' to END"):
+        graph_of((START, "ask"), ("ask", "ask"), ("handle", END)).add_error_edge("handle", END).compile()
+    graph._nodes.pop("handle")
+    assert graph.add_error_edge("ask", END).compile().graph.topology.rounds.loops
+
+
+def test_what_a_handler_reads_must_be_set_although_its_source_has_failed() -> None:
+    def handle(needed: str) -> dict[str, str]:
+        return {"text": needed}
+
+    def ask(q: str) -> dict[str, str]:
+        return {"needed": q}
+
+    graph = graph_of(ask=ask, handle=handle).add_error_edge("ask", "handle")
+    with pytest.raises(GraphError, match=r"node 'handle' reads 'needed'.* \(ask writes it, but not when it fails\)"):
+        graph.compile()
+    graph.add_edge("ask", "handle")  # with this one too it may be set
+    graph.compile()
+
+
+def test_what_into_names_is_set_at_the_handler_only_by_an_edge_with_it() -> None:
+    class Needs(BaseModel):
+        q: str = ""
+        problem: Failure
+
+    def graph(into: str | None) -> Graph:
+        made = Graph(Needs, inputs=["q"]).add_node("ask", lambda q: {}).add_node("handle", lambda problem: {})
+        made.add_path(START, "ask", END).add_edge("handle", END)
+        return made.add_error_edge("ask", "handle", on=ValueError, into=into)
+
+    graph("problem").compile()
+    with pytest.raises(GraphError, match="node 'handle' reads 'problem'"):
+        graph(None).compile()
+    two = graph(None).add_node("other", lambda q: {}).add_edge("other", END)
+    with pytest.raises(GraphError, match="node 'handle' reads 'problem'"):
+        two.add_error_edge("ask", "other", on=KeyError, into="problem").compile()
+
+
+def test_without_a_schema_a_handler_that_reads_what_the_source_writes_makes_it_an_input() -> None:
+    graph = Graph().add_node("ask", lambda q: {"a": q}, writes=["a"]).add_node("handle", lambda a, problem: {})
+    graph.add_path(START, "ask", END).add_edge("handle", END).add_error_edge("ask", "handle", into="problem")
+    assert graph.compile().graph.inputs == ("q", "a")
+
+
+def test_into_is_a_field_that_the_source_writes() -> None:
+    graph = graph_of((START, "ask"), (START, "other"), ("ask", END), ("other", END), ("handle", END))
+    graph.add_node("other", lambda q: {}, writes=[])
+    single = graph.add_error_edge(["ask", "other"], "handle", into="problem")
+    with pytest.raises(GraphError, match=r"both write 'problem'.*list.Failure., reducers.append"):
+        single.compile()
+
+    both = Graph(State, inputs=["q"]).add_node("ask", lambda q: {}, writes=[])
+    both.add_node("other", lambda q: {}, writes=[]).add_node("handle", lambda problems: {}, writes=[])
+    both.add_edge(START, ["ask", "other"]).add_edge(["ask", "other"], END)
+    both.add_edge("handle", END).add_error_edge(["ask", "other"], "handle", into="problems")
+    assert "problems" in (both.compile().graph.writes or ())
+
+
+def test_the_failures_of_several_sends_need_a_reducer() -> None:
+    def graph(into: str) -> Graph:
+        made = graph_of(("ask", END), ("handle", END)).add_error_edge("ask", "handle", into=into)
+        return made.add_conditional_edges(START, _sends, ["ask"])
+
+    graph("problems").compile()
+    with pytest.raises(
+        GraphError, match=r"several Sends may start 'ask'.*problem: Annotated.list.Failure., reducers.a"
+    ):
+        graph("problem").compile()
+
+
+def _sends(q: str) -> list[Send]:
+    return [Send("ask", {"q": letter}) for letter in q]
+
+
+def to_the_handler(a: str) -> str:
+    return "handle"
+
+
+def test_a_node_may_not_choose_the_target_of_its_error_edge() -> None:
+    def ask(q: str) -> Any:
+        return Command(goto="handle")
+
+    def ask_in_words(q: str) -> Command[Literal["END"]]:
+        return Command(goto="handle")
+
+    for node in (ask, ask_in_words):
+        run = graph_of(ask=node).add_error_edge("ask", "handle").compile().run({"q": "x"})
+        assert isinstance(run.error, RouteError)
+        assert "node 'ask' went to 'handle'" in str(run.error)
+    graph = graph_of((START, "ask"), ("handle", END)).add_conditional_edges("ask", to_the_handler, [END])
+    assert isinstance(graph.add_error_edge("ask", "handle").compile().run({"q": "x"}).error, RouteError)
+
+
+# --- how it is shown
+
+
+def shown_graph(**options: Any) -> Graph:
+    graph = graph_of().add_error_edge("ask", "handle", on=(LookupError, TimeoutError), into="problem")
+    return graph.add_error_edge("handle", END, **options)
+
+
+def test_explain_names_what_an_error_edge_takes() -> None:
+    lines = shown_graph().compile().graph.explain().splitlines()
+    assert (
+        "  ask: reads q; writes a, needed; -> END; on LookupError, TimeoutError -> handle (the failure into problem)"
+        in lines
+    )
+    assert "  handle: reads q; writes text; -> END; on Exception -> END" in lines
+
+
+def test_a_round_that_an_error_edge_begins_is_said_so() -> None:
+    graph = graph_of((START, "ask"), ("ask", END), ("handle", "ask")).add_error_edge("ask", "ask", on=LookupError)
+    text = graph.add_error_edge("ask", "handle").compile().graph.explain()
+    assert "on LookupError -> ask (next round); on Exception -> handle" in text
+
+
+def test_mermaid_dashes_it_with_a_mark() -> None:
+    lines = shown_graph().compile().graph.to_mermaid().splitlines()
+    assert '    ask_ -.->|"#10005; LookupError, TimeoutError"| handle_' in lines
+    assert '    handle_ -->|"#10005; Exception"| END' in lines  # an ordinary edge leads there, too
+
+
+def test_the_picture_dashes_it_with_a_cross() -> None:
+    svg = shown_graph().compile().graph.to_svg()
+    assert svg.count('class="line error"') == 1
+    assert svg.count('l8 8 m0 -8 l-8 8" class="failed frame"') == 1
+    assert "✕ LookupError, TimeoutError" in svg
+    assert "<title>ask to handle, after a failure</title>" in svg
+
+
+def test_the_source_text_has_it() -> None:
+    text = shown_graph().compile()
+    import inspect
+
+    source = inspect.getsource(type(text))
+    assert 'graph.add_error_edge("ask", "handle", on=(LookupError, TimeoutError), into="problem")' in source
+    assert 'graph.add_error_edge("handle", END)' in source
+
+
+def is_busy(error: BaseException) -> bool:
+    return "busy" in str(error)
+
+
+def test_a_predicate_is_shown_by_its_name_and_its_source() -> None:
+    import inspect
+
+    program = graph_of().add_error_edge("ask", "handle", on=(is_busy, LimitError)).compile()
+    assert "on is_busy, LimitError -> handle" in program.graph.explain()
+    source = inspect.getsource(type(program))
+    assert 'graph.add_error_edge("ask", "handle", on=(is_busy, LimitError))' in source
+    assert "def is_busy(error" in source
+
+
+CHANGES: dict[str, tuple[Callable[[Graph], Any], list[str]]] = {
+    "gone": (lambda g: None, ["error edge 'ask' -> 'handle' on Exception into 'problem' is gone"]),
+    "another field": (
+        lambda g: g.add_error_edge("ask", "handle", into="anything"),
+        [
+            "error edge 'ask' -> 'handle' on Exception into 'problem' is gone",
+            "error edge 'ask' -> 'handle' on Exception into 'anything' is new",
+        ],
+    ),
+    "one more": (
+        lambda g: g.add_error_edge("ask", END, on=KeyError).add_error_edge("ask", "handle", into="problem"),
+        ["error edge 'ask' -> 'END' on KeyError is new"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_changed_error_edge_is_a_change_of_the_graph(case: str) -> None:
+    change, expected = CHANGES[case]
+
+    def made() -> Graph:
+        return graph_of().add_edge("ask", "handle")
+
+    now = made()
+    change(now)
+    before = fingerprint_of(made().add_error_edge("ask", "handle", into="problem").compile())
+    after = fingerprint_of(now.compile())
+    assert differences(before.facts, after.facts) == expected
+    assert before.id != after.id
+
+
+def test_another_order_of_error_edges_is_a_change() -> None:
+    def made(*kinds: type[Exception]) -> Any:
+        graph = graph_of()
+        for kind in kinds:
+            graph.add_error_edge("ask", "handle", on=kind)
+        return fingerprint_of(graph.compile()).facts
+
+    assert differences(made(KeyError, ValueError), made(ValueError, KeyError)) == [
+        "the error edges of 'ask' have another order"
+    ]
+
+
+def test_policies_are_no_part_of_the_fingerprint_and_graphs_without_error_edges_keep_theirs() -> None:
+    plain = graph_of().add_edge("ask", "handle").compile()
+    assert "errors" not in fingerprint_of(plain).facts
+
+
+def test_a_stub_of_a_source_keeps_its_error_edges() -> None:
+    program = graph_of().add_error_edge("ask", "handle", into="problem").compile()
+
+    def ask() -> dict[str, str]:
+        raise OSError("no disk")
+
+    stubbed = stub(program, ask=ask)
+    assert stubbed.run({"q": "high"}).state["problem"].type == "OSError"
