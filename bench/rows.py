@@ -10,7 +10,11 @@ from bench import stored_runs
 from bench.environments import HERE
 from bench.process import Library
 
-DSPYER = Library("dspyer", HERE, ("dspyer_bench", "dspyer_state_bench", "handwritten_bench", "dspyer_stored_bench"))
+DSPYER = Library(
+    "dspyer",
+    HERE,
+    ("dspyer_bench", "dspyer_state_bench", "handwritten_bench", "dspyer_stored_bench", "dspyer_lms_bench"),
+)
 LANGGRAPH = Library("LangGraph", "graphs", ("langgraph_bench", "langgraph_stored_bench"), "langgraph")
 BURR = Library("Burr", "graphs", ("burr_bench",), "apache-burr")
 PYDANTIC_GRAPH = Library("pydantic-graph", "graphs", ("pydantic_graph_bench",), "pydantic-graph")
@@ -202,6 +206,13 @@ def modules() -> list[Row]:
     return rows
 
 
+def limits() -> list[Row]:
+    """Requests under a rate limit."""
+    size = {"items": 60, "width": 32, "window": 0.5, "share": 0.9}
+    title = "60 LM calls, 32 at once, to a server that takes 20 a second: time / 3 s"
+    return [Row(title, "×", (Entry(DSPYER.name, DSPYER, "limited", size),), 1.15)]
+
+
 def states() -> list[Row]:
     """Operations on states while versions are alive. A copier keeps fewer: a thousand would need gigabytes."""
 
@@ -281,6 +292,11 @@ def tables() -> list[Table]:
             "DSPy modules",
             'Whole programs whose LM calls take no time, compared with a `dspy.Module` of the same parts ("by hand").',
             tuple(modules()),
+        ),
+        Table(
+            "Rate limits",
+            "A map over HTTP, with `lms.reliable` at 90 % of the limit of the server, which refuses at most 1 %.",
+            tuple(limits()),
         ),
         Table(
             "States",

@@ -14,7 +14,14 @@ import pytest
 from bench import growth
 from bench.environments import BENCH, Environment, requirements
 from bench.machine import calibrate, describe, spread
-from bench.peers import dspyer_bench, dspyer_state_bench, dspyer_stored_bench, handwritten_bench, plain_bench
+from bench.peers import (
+    dspyer_bench,
+    dspyer_lms_bench,
+    dspyer_state_bench,
+    dspyer_stored_bench,
+    handwritten_bench,
+    plain_bench,
+)
 from bench.peers.measure import UnsupportedError, WrongResultError, expect, timed
 from bench.process import Library, Peer, PeerError
 from bench.report import Cell, Measured, Report, as_page, as_text, number
@@ -78,6 +85,10 @@ def test_graph_workloads_check_their_result(work: str, size: dict[str, Any]) -> 
 @pytest.mark.parametrize(("work", "size"), STORED_ROWS)
 def test_stored_workloads_check_their_result(work: str, size: dict[str, Any]) -> None:
     assert dspyer_stored_bench.WORKS[work](**size)() > 0
+
+
+def test_the_workload_of_limits_checks_its_result() -> None:
+    assert dspyer_lms_bench.WORKS["limited"](items=5, width=3, window=0.01, share=1)() > 0
 
 
 def test_what_may_be_nothing_is_measured_too() -> None:
