@@ -2,19 +2,29 @@
 
 `run_in_thread` holds back a cancellation that arrives while the work runs, and returns the result. The caller sees the
 cancellation in `cancellation_count()`: it must compare the number before and after the call, and end soon if it grew.
+
+`DaemonCall` is for work that may be left running, since it has a time limit: its thread does not keep the process up.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from threading import Lock
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from contextvars import copy_context
+from threading import Condition, Lock, Thread
 from typing import Any, Generic, Self, TypeVar
 
 import anyio
+import anyio.from_thread
+import anyio.lowlevel
 import anyio.to_thread
 
 T = TypeVar("T")
+
+# What AnyIO keeps for each of its worker threads: the event loop that `anyio.from_thread.run` uses. There is no public
+# way to give another thread a loop that code of others (DSPy's) finds.
+_threadlocals: Any = vars(anyio.from_thread)["threadlocals"]
 
 Outcome = tuple[Any, BaseException | None]
 """A result, or an exception. A future would keep the exception, whose traceback refers to the future: a cycle."""
@@ -51,6 +61,127 @@ def result_of(outcome: Outcome) -> Any:
         raise error
     finally:
         del outcome, error  # the traceback refers to this frame: its variables would close a cycle
+
+
+class DaemonCall(Generic[T]):
+    """Work in a daemon thread of its own, with a copy of the caller's context variables. It starts at once.
+
+    From the thread the event loop of the caller can be reached as from a worker thread of AnyIO, so that DSPy can
+    stream tokens from it.
+    """
+
+    __slots__ = ("_done", "_lock", "_outcome", "_wake", "_work")
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+        self._outcome: Outcome = (None, None)
+        self._lock = Lock()
+        self._done = False
+        self._wake: Callable[[], object] | None = None
+        token, context = _loop_token(), copy_context()
+        Thread(target=self._run, args=(token, context.run), name="dspyer-timed", daemon=True).start()
+
+    def _run(self, token: anyio.lowlevel.EventLoopToken | None, run: Callable[..., T]) -> None:
+        if token is not None:
+            _threadlocals.current_token = token
+            _threadlocals.current_cancel_scope = None
+        try:
+            self._outcome = run(self._work), None
+        except BaseException as error:  # noqa: BLE001 - `result` raises it in the waiting thread
+            self._outcome = None, error
+        with self._lock:
+            self._done = True
+            wake = self._wake
+        if wake is not None:
+            wake()
+
+    @property
+    def done(self) -> bool:
+        """Whether the work has ended."""
+        return self._done
+
+    def on_end(self, wake: Callable[[], object]) -> None:
+        """Call `wake` when the work has ended: in its thread, or at once."""
+        with self._lock:
+            self._wake = wake
+            done = self._done
+        if done:
+            wake()
+
+    async def ended(self) -> None:
+        """Wait for the end of the work. A cancellation ends the wait, not the work."""
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop has been closed: nothing waits any more
+                loop.call_soon_threadsafe(_complete, ended)
+
+        self.on_end(wake)
+        await ended
+
+    def result(self) -> T:
+        """Return the result, or raise the exception of the work. Can be called once, as `_Work.result`."""
+        outcome, self._outcome = self._outcome, (None, None)
+        try:
+            found: T = result_of(outcome)
+        finally:
+            del outcome
+        return found
+
+
+def _loop_token() -> anyio.lowlevel.EventLoopToken | None:
+    """The event loop of the caller, if it runs on one or in a worker thread of AnyIO; else None."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return getattr(_threadlocals, "current_token", None)
+    return anyio.lowlevel.current_token()
+
+
+class AsyncCalls:
+    """Async calls that sync code waits for, which another thread can cancel."""
+
+    def __init__(self) -> None:
+        self._changed = Condition(Lock())
+        self._tasks: dict[asyncio.Task[Any], asyncio.AbstractEventLoop] = {}
+        self._cancelled = False
+
+    @property
+    def running(self) -> bool:
+        """Whether a call is in progress."""
+        return bool(self._tasks)
+
+    def cancel(self, reason: str = "") -> None:
+        """Cancel the running and the later calls. May be called from any thread."""
+        del reason
+        with self._changed:
+            self._cancelled = True
+            tasks = list(self._tasks.items())
+        for task, loop in tasks:
+            with suppress(RuntimeError):  # the loop has been closed, so the call is over
+                loop.call_soon_threadsafe(task.cancel)
+
+    def wait(self) -> None:
+        """Wait until no call is in progress."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._tasks)
+
+    async def watch(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Make a call that `cancel` can cancel."""
+        task = asyncio.current_task()
+        assert task is not None
+        with self._changed:
+            self._tasks[task] = asyncio.get_running_loop()
+            cancelled = self._cancelled
+        try:
+            if cancelled:
+                raise asyncio.CancelledError
+            return await call()
+        finally:
+            with self._changed:
+                del self._tasks[task]
+                self._changed.notify_all()
 
 
 class _NoLimit(anyio.CapacityLimiter):

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "dspyer"
 # Imports point down only: a module may import from the groups above its own, and from its own group without a cycle.
 # A package is listed by its name and stands for all modules in it.
 LAYERS: list[set[str]] = [
-    {"errors", "hints", "blocking", "clock", "failure"},
+    {"errors", "hints", "blocking", "clock", "failure", "stopping"},
     {"values", "patch", "events"},
     {"policies", "message_list", "reducers"},
     {"state", "schema"},
@@ -33,6 +33,7 @@ DSPY_FROM = 9  # the first group that may know DSPy
 WAITING = {
     "blocking",
     "clock",
+    "stopping",
     "stores",
     "persistence",
 }  # what is below it and may wait: threads and a clock, and no DSPy

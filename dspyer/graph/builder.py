@@ -122,6 +122,7 @@ class Graph:
         goto: Sequence[str] = (),
         condense: Mapping[str, dspy.Module] | None = None,
         retry: Retry | int | OfGraph | None = OfGraph.RETRY,
+        timeout: float | None = None,
     ) -> Graph:
         """Add a node: a function of the state's fields, a `dspy.Module`, or a compiled graph.
 
@@ -138,6 +139,8 @@ class Graph:
                 it is committed. One that takes a list gets a whole update, any other one entry after the other.
             retry: which failed attempts are followed by another one: `Retry(...)`, or the most attempts, the first
                 included; None for none. By default the policy of `compile(retry=)`, which a graph as a node ignores.
+            timeout: the seconds of one attempt, None for no limit. One that takes longer fails with `NodeTimeoutError`:
+                async code is cancelled; sync code is left running in its thread, and nothing of it counts any more.
 
         Returns:
             The graph itself, changed.
@@ -168,6 +171,7 @@ class Graph:
             frozen=frozen,
             condense=condense,
             retry=retry,
+            timeout=timeout,
         )
         return self
 

@@ -421,8 +421,8 @@ def _policies(
         node = nodes[one.name]
         default = None if node.is_subgraph else of_graph
         retry = default if isinstance(one.retry, OfGraph) else one.retry
-        if retry is not None and one.map is None:
-            found[one.name] = NodePolicy(retry)
+        if (retry is not None or one.timeout is not None) and one.map is None:
+            found[one.name] = NodePolicy(retry, one.timeout)
     return found
 
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from dspyer.blocking import cancellation_count
 from dspyer.errors import (
     AttemptError,
+    AttemptOverError,
     InputError,
     Interrupt,
     NodeOutputError,
@@ -46,6 +47,7 @@ from dspyer.persistence.rows import NewRow, effect_row, item_row
 from dspyer.reducers import Updates
 from dspyer.scheduler.run_state import Branch
 from dspyer.schema.schema import Schema
+from dspyer.stopping import OVER, TimeLimit
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import thaw
 from dspyer.views import (
@@ -77,8 +79,10 @@ class AttemptHost(Protocol):
         answer: answers questions as they are asked.
         root: the id of the run, the same after each resume.
         label: the name of the run, the prefix of the ids of its questions; empty for a run that is not stored.
+        limit: the time that the node has in which the run is, and so all attempts of the run; None for no limit.
     """
 
+    limit: TimeLimit | None
     records: ExecutionRecords
     journal: Journal | None
     answer: AnswerSource
@@ -147,6 +151,7 @@ class NoRun(NotLive):
         self.answer = answer
         self.root = "alone"
         self.label = ""
+        self.limit: TimeLimit | None = None
 
     def publish(self, event: Event) -> None:
         """Drop the event: there is no stream."""
@@ -166,6 +171,7 @@ class Attempt:
         number: how many attempts of the execution this process has made, this one included.
         posts: the updates that the node has posted, in the order of its calls; None for none.
         over: whether the node has returned.
+        limit: the time that the attempt has; None for no timeout.
     """
 
     __slots__ = (
@@ -176,6 +182,7 @@ class Attempt:
         "execution",
         "host",
         "is_item",
+        "limit",
         "local_id",
         "node",
         "number",
@@ -205,6 +212,7 @@ class Attempt:
         self.number = number
         self.posts: list[tuple[str, Any]] | None = None
         self.over = False
+        self.limit: TimeLimit | None = None
         self._used: dict[tuple[str, str], object] | None = None
         self._open: list[Question] = []
         self._refusal: tuple[type[Exception], str] | None = None
@@ -226,8 +234,20 @@ class Attempt:
         place = (self.host, self.node, self.branch, self.execution, self.local_id, self.position, self.is_item)
         return Attempt(*place, number=number)
 
+    def check_time(self) -> None:
+        """Raise `AttemptOverError` if the attempt, or a node that contains it, has timed out."""
+        limit = self.limit or self.host.limit
+        if limit is not None and limit.over:
+            raise AttemptOverError(f"{self.who}: {OVER}")
+
+    def seconds_left(self) -> float | None:
+        """The seconds that the attempt has left; None for no limit."""
+        limit = self.limit or self.host.limit
+        return None if limit is None else limit.left()
+
     def emit(self, value: object) -> None:
         """Add a value to the stream of events."""
+        self.check_time()
         self.host.publish(Emitted(self.node, self.branch, self.execution, value))
 
     # --- effects
@@ -237,6 +257,7 @@ class Attempt:
 
         For an async function, return an awaitable of the result.
         """
+        self.check_time()
         self._claim_key("once", key)
         place = RecordKey(self.local_id, key)
         known = self.host.records.effects.get(place, MISSING)
@@ -283,6 +304,12 @@ class Attempt:
         return {"key": blake2b(text.encode(), digest_size=16).hexdigest()}
 
     def _effect_row(self, place: RecordKey, result: object) -> tuple[Any, NewRow]:
+        limit = self.limit or self.host.limit
+        if limit is not None and limit.over:
+            raise AttemptOverError(
+                f"{self.who}: the effect {place.key!r} has happened, but its attempt had timed out: it is not "
+                "recorded, so a later attempt repeats it, with the same idempotency key"
+            )
         try:
             frozen = freeze(result, ("result",))
             row = effect_row(place, frozen)
@@ -303,6 +330,7 @@ class Attempt:
 
     def interrupt(self, key: str, text: str, answer: Any) -> Any:
         """The answer to a question; raises `Interrupt` if there is none yet."""
+        self.check_time()
         if key in RESERVED_KEYS:
             raise AttemptError(
                 f"{self.who}: the key {key!r} belongs to compile(interrupt_{key}=...): ctx.interrupt needs another"
@@ -441,6 +469,7 @@ class Attempt:
 
     def post(self, field: str, value: object) -> None:
         """Post an update: at once to a live field of a live run, else as part of the node's commit."""
+        self.check_time()
         if self.is_item:
             raise NodeOutputError(
                 f"{self.who} posts to {field!r} from an item of a map: return it in the item's result"
@@ -473,6 +502,7 @@ class Attempt:
 
     def live(self, field: str, timeout: float | None) -> Entries:
         """The entries of a live field as they arrive."""
+        self.check_time()
         if self.is_item:
             raise AttemptError(f"{self.who}: an item of a map cannot wait for the live field {field!r}")
         allowed = self.host.views.permitted_fields(self.node, "reads")
@@ -481,14 +511,16 @@ class Attempt:
                 f"{self.who} listens to {field!r}, which is not among its reads ({list_names(sorted(allowed))}): "
                 "add it there"
             )
-        return Entries(self.host.live_entries(self, field), field, timeout)
+        return Entries(self.host.live_entries(self, field), field, timeout, self.limit or self.host.limit)
 
     def set_doing(self, text: str) -> None:
         """Record what the node is doing, as an event and for its siblings."""
+        self.check_time()
         self.host.publish(Doing(self.node, self.branch, self.execution, text))
         self.host.set_doing(self, text)
 
     def _check_running(self, what: str) -> None:
+        self.check_time()
         if self.over:
             raise NodeOutputError(
                 f"{self.who} {what} after the node has returned: a router gets what it decides by as parameters, and "

@@ -61,6 +61,22 @@ class Context:
         """
         return self.delegate.number
 
+    @property
+    def seconds_left(self) -> float | None:
+        """The seconds that are left: of the attempt's `timeout=`, or of the budget of the run, whichever is less.
+
+        None if neither is bounded. For nodes that can do less when there is little time.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> def search(ctx):
+            ...     return {"depth": "deep" if ctx.seconds_left > 10 else "quick"}
+            >>> graph = Graph().add_node("search", search, writes=["depth"], timeout=60).add_path(START, "search", END)
+            >>> graph.compile().run({}).state["depth"]
+            'deep'
+        """
+        return self.delegate.seconds_left()
+
     def emit(self, value: object) -> None:
         """Add a value to the run's event stream at once, for progress and partial results.
 

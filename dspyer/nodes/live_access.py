@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from threading import Event as Signal
 from typing import Any, Literal, NamedTuple, Protocol
 
-from dspyer.errors import AttemptError, Interrupt
+from dspyer.errors import AttemptError, AttemptOverError, Interrupt
 from dspyer.events import BranchPath
 from dspyer.patch import DELETE
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
+from dspyer.stopping import OVER, TimeLimit
 from dspyer.values.freezing import same
 
 WaitOutcome = Literal["waiting", "entry", "closed", "timeout", "abort"]
@@ -130,10 +131,11 @@ class BranchEntries:
 class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
     """An iterator over the entries of a live field as they arrive. `ctx.live` makes it."""
 
-    def __init__(self, source: EntrySource, field: str, timeout: float | None) -> None:
+    def __init__(self, source: EntrySource, field: str, timeout: float | None, limit: TimeLimit | None = None) -> None:
         self._source = source
         self._field = field
         self._timeout = timeout
+        self._limit = limit
 
     def __iter__(self) -> Entries:
         return self
@@ -143,7 +145,7 @@ class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
 
     def __next__(self) -> LiveEntry:
         source = self._source
-        while (entry := source.next_entry()) is None:
+        while (entry := self._next_entry()) is None:
             if _on_loop():
                 raise AttemptError(
                     f"`for entry in ctx.live({self._field!r})` would block the event loop until another node posts: "
@@ -152,10 +154,11 @@ class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
             signal = Signal()
             waiter = source.wait(signal.set)
             try:
-                if not signal.wait(self._timeout):
-                    # The session may be ending the wait right now. It decides: `signal` comes in any case.
-                    source.time_out(waiter)
-                    signal.wait()
+                with nullcontext() if self._limit is None else self._limit.signal.on_stop(partial(_wake, signal)):
+                    if not signal.wait(self._timeout):
+                        # The session may be ending the wait right now. It decides: `signal` comes in any case.
+                        source.time_out(waiter)
+                        signal.wait()
             finally:
                 source.stop_waiting(waiter)
             if (last := self._entry_after(waiter)) is not None:
@@ -166,7 +169,7 @@ class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
 
     async def __anext__(self) -> LiveEntry:
         source = self._source
-        while (entry := source.next_entry()) is None:
+        while (entry := self._next_entry()) is None:
             woken = asyncio.Event()
             waiter = source.wait(partial(asyncio.get_running_loop().call_soon_threadsafe, woken.set))
             try:
@@ -184,14 +187,24 @@ class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
                 raise StopAsyncIteration
         return entry
 
+    def _next_entry(self) -> LiveEntry | None:
+        if self._limit is not None and self._limit.over:
+            raise AttemptOverError(f"ctx.live({self._field!r}): {OVER}")
+        return self._source.next_entry()
+
     def _entry_after(self, waiter: Waiter) -> LiveEntry | None:
         """The entry after a wait, None if there is none; raises for an aborted attempt, and if none arrived in time."""
-        if waiter.outcome == "abort":
+        if waiter.outcome == "abort" and not (self._limit is not None and self._limit.over):
             raise Interrupt(())
-        entry = self._source.next_entry()
+        entry = self._next_entry()
         if entry is None and waiter.outcome == "timeout":
             raise TimeoutError(f"nothing came to the live field {self._field!r} for {self._timeout} seconds")
         return entry
+
+
+def _wake(signal: Signal, reason: str) -> None:
+    del reason
+    signal.set()
 
 
 def _on_loop() -> bool:

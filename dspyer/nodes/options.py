@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, Final, NamedTuple
@@ -25,9 +26,11 @@ class NodePolicy(NamedTuple):
 
     Attributes:
         retry: which failed attempts are followed by another one; None for none.
+        timeout: the seconds of one attempt; None for no limit.
     """
 
     retry: Retry | None = None
+    timeout: float | None = None
 
 
 NO_POLICY: Final = NodePolicy()
@@ -75,6 +78,7 @@ class NodeOptions(NamedTuple):
         condense: by field, the module that shortens what it writes, as given.
         problems: what is wrong with the form of the options.
         retry: which failed attempts are followed by another one.
+        timeout: the seconds of one attempt; None for no limit.
     """
 
     name: str
@@ -92,6 +96,7 @@ class NodeOptions(NamedTuple):
     condense: Mapping[str, dspy.Module] | None = None
     problems: tuple[str, ...] = ()
     retry: Retry | OfGraph | None = OfGraph.RETRY
+    timeout: float | None = None
 
     @property
     def who(self) -> str:
@@ -124,6 +129,7 @@ def node_options(
     frozen: bool | None = None,
     condense: Mapping[str, dspy.Module] | None = None,
     retry: Retry | int | OfGraph | None = OfGraph.RETRY,
+    timeout: float | None = None,
 ) -> NodeOptions:
     """The options of a node, from the arguments of `Graph.add_node` and its siblings."""
     who = f"node {name!r}"
@@ -137,6 +143,7 @@ def node_options(
     written, more = name_map(writes, "writes", who)
     problems += more
     policy = _policy(retry, who, problems)
+    seconds = _timeout(timeout, who, problems)
     return NodeOptions(
         name,
         schema,
@@ -153,6 +160,7 @@ def node_options(
         condense,
         tuple(problems),
         policy,
+        seconds,
     )
 
 
@@ -165,6 +173,19 @@ def _policy(retry: Retry | int | OfGraph | None, who: str, problems: list[str]) 
     except (TypeError, ValueError) as error:
         problems.append(f"{who}: {error}")
         return None
+
+
+def _timeout(seconds: object, who: str, problems: list[str]) -> float | None:
+    """The seconds of one attempt; what is no such number is added to the problems."""
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        problems.append(f"{who}: timeout={seconds!r} is no number of seconds: give one, or None for no limit")
+    elif not math.isfinite(seconds) or seconds <= 0:
+        problems.append(f"{who}: timeout={seconds!r}: give a finite number of seconds greater than 0, or None")
+    else:
+        return float(seconds)
+    return None
 
 
 def _split_reads(reads: ReadsSpec | None) -> tuple[NamesSpec | None, dict[str, View], dict[str, ComputedInput]]:

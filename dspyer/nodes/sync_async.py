@@ -11,17 +11,19 @@ import inspect
 import threading
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from concurrent import futures
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from typing import Any, TypeVar, cast
 
+import anyio
 import dspy
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from anyio.from_thread import run as run_on_host_loop
 
-from dspyer.blocking import Outcome, result_of, run_in_thread
+from dspyer.blocking import AsyncCalls, DaemonCall, Outcome, result_of, run_in_thread
 from dspyer.nodes.callables import own_call
+from dspyer.stopping import TimeLimit, current_limit
 
 T = TypeVar("T")
 
@@ -123,12 +125,19 @@ def call_async(fn: Callable[..., Awaitable[T]], kwargs: Mapping[str, Any]) -> T:
     """
     began = False
     loop_thread = _loop_thread.get()
+    call: Callable[..., Awaitable[T]] = partial(fn, **kwargs)
+    if loop_thread is not None:
+        call = partial(loop_thread.calls.watch, call)
+    limit = current_limit.get()
+    while limit is not None:  # a limit that ends cancels the calls of its attempt, and of the attempts inside of it
+        call = partial(limit.calls.watch, call)
+        limit = limit.around
 
     async def run() -> Outcome:
         nonlocal began
         began = True
         try:
-            return await (fn(**kwargs) if loop_thread is None else loop_thread.watch(fn, kwargs)), None
+            return await call(), None
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - returned, and raised in the calling thread with its traceback
@@ -151,9 +160,29 @@ def call_async(fn: Callable[..., Awaitable[T]], kwargs: Mapping[str, Any]) -> T:
 async def to_thread(fn: Callable[..., T], kwargs: Mapping[str, Any]) -> T:
     """Call a sync function from async code in an AnyIO worker thread. Context variables are carried over.
 
-    Cancelling the task does not end the call: see `dspyer.blocking`. The driver limits how many nodes run at once.
+    Cancelling the task does not end the call: see `dspyer.blocking`. Only an attempt that has timed out leaves it
+    running. The driver limits how many nodes run at once.
     """
-    return await run_in_thread(fn, **kwargs)
+    limit = current_limit.get()
+    if limit is None:
+        return await run_in_thread(fn, **kwargs)
+    work = DaemonCall(partial(fn, **kwargs))
+    with anyio.CancelScope(shield=True):
+        while not work.done:
+            try:
+                await work.ended()
+            except asyncio.CancelledError:
+                if limit.over:
+                    mark_left_running(limit)
+                    raise
+    return work.result()
+
+
+def mark_left_running(limit: TimeLimit | None) -> None:
+    """Notes a sync call that is left running, for its attempt and for those around it."""
+    while limit is not None:
+        limit.left_running = True
+        limit = limit.around
 
 
 class _LoopThread:
@@ -165,8 +194,7 @@ class _LoopThread:
         self._portal: BlockingPortal | None = None
         self._thread: int | None = None
         self._stopped = False
-        self._tasks: dict[asyncio.Task[Any], asyncio.AbstractEventLoop] = {}
-        self._cancelled = False
+        self.calls = AsyncCalls()
 
     def portal(self) -> BlockingPortal:
         with self._lock:
@@ -182,31 +210,6 @@ class _LoopThread:
     def stop(self) -> None:
         self._stopped = True
         self._stack.close()
-
-    def cancel(self, reason: str) -> None:
-        """Cancel the running and the later async calls of the bridge. May be called from any thread."""
-        del reason
-        with self._lock:
-            self._cancelled = True
-            tasks = list(self._tasks.items())
-        for task, loop in tasks:
-            with suppress(RuntimeError):  # the loop has been closed, so the call is over
-                loop.call_soon_threadsafe(task.cancel)
-
-    async def watch(self, fn: Callable[..., Awaitable[T]], kwargs: Mapping[str, Any]) -> T:
-        """Make an async call that `cancel` can cancel."""
-        task = asyncio.current_task()
-        assert task is not None
-        with self._lock:
-            self._tasks[task] = asyncio.get_running_loop()
-            cancelled = self._cancelled
-        try:
-            if cancelled:
-                raise asyncio.CancelledError
-            return await fn(**kwargs)
-        finally:
-            with self._lock:
-                del self._tasks[task]
 
 
 _loop_thread: ContextVar[_LoopThread | None] = ContextVar("dspyer_loop_thread", default=None)
@@ -225,7 +228,7 @@ class async_bridge:  # noqa: N801 - used as a function: `with async_bridge()`
     def __enter__(self) -> Callable[[str], None]:
         self._loop_thread = _LoopThread()
         self._token = _loop_thread.set(self._loop_thread)
-        return self._loop_thread.cancel
+        return self._loop_thread.calls.cancel
 
     def __exit__(self, *raised: object) -> None:
         _loop_thread.reset(self._token)

@@ -79,10 +79,11 @@ def _drive(session: Session, threads: ThreadWorkers, steps: list[Any]) -> None:
 def _write(session: Session) -> bool:
     """Writes the rows of everything since the last write, and publishes their events; returns whether it succeeded."""
     assert session.journal is not None
-    rows = session.new_rows()
     try:
-        if rows:
-            session.journal.write(rows, session.snapshot_state(rows))
+        with session.writing():
+            rows = session.new_rows()
+            if rows:
+                session.journal.write(rows, session.snapshot_state(rows))
     except DspyerError as error:
         session.write_failed(error)
         return False

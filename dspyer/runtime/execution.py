@@ -3,7 +3,7 @@
 Every execution passes through the same layers in the same order, from the outside in:
 
 1. The retry loop of the node (`retried`), around 2 and 3. An error edge takes what remains of 1 to 4.
-2. The call of the node.
+2. The call of the node, within its timeout (`Timed`).
 3. The validation of its output: what it posted and returned is folded into one patch, whose sizes are checked.
 4. The modules that condense what it wrote, with a retry loop of their own: the output of the node is kept.
 5. The targets: a `Command`, the edges, or routers, which see the state after the patch. A router has a retry loop, too.
@@ -32,7 +32,8 @@ from dspyer.nodes.context import Context
 from dspyer.nodes.node import Call, Decision, Reply, Send
 from dspyer.nodes.options import NO_POLICY
 from dspyer.nodes.router import Router
-from dspyer.nodes.steps import Script, retried
+from dspyer.nodes.steps import Script, Step, retried
+from dspyer.nodes.timed import Timed
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.persistence.execution_records import RecordKey
 from dspyer.reducers import Updates
@@ -100,9 +101,10 @@ class _Output(NamedTuple):
     after: ImmutableState
 
 
-def _attempt(session: Session, execution: Execution, call: Call) -> Script[_Output]:
+def _attempt(session: Session, execution: Execution, call: Call, timeout: float | None = None) -> Script[_Output]:
     """Calls the node once, and validates what it gave."""
-    reply: Reply = yield session.graph.nodes[execution.node], call
+    node: Step = session.graph.nodes[execution.node]
+    reply: Reply = yield node if timeout is None else Timed(node, timeout), call
     attempt = call.context.delegate
     attempt.over = True
     schema = session.graph.topology.schema
@@ -143,7 +145,7 @@ def _with_policy(session: Session, execution: Execution, call: Call) -> Script[_
     output = yield from retried(
         policy.retry,
         call,
-        partial(_attempt, session, execution),
+        partial(_attempt, session, execution, timeout=policy.timeout),
         partial(_next_attempt, session, execution, call),
     )
     if name not in graph.condensers:

@@ -114,7 +114,7 @@ class LiveSession(Session):
     def finish(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
         """Commits a finished execution once all on which it depends have finished; undoes readers of a failed one."""
         with self.lock:
-            self.waiters.running.pop(execution.id, None)
+            self.waiters.forget(execution.id)
             cursor = self._cursors.get(execution.id)
             if cursor is not None and cursor.undone and not isinstance(outcome, BaseException):
                 outcome = Interrupt(())
@@ -192,7 +192,7 @@ class LiveSession(Session):
     def leave_open(self, execution: Execution) -> None:
         """Keeps a cancelled execution as running, and withdraws its posts: `resume` calls it again."""
         with self.lock:
-            self.waiters.running.pop(execution.id, None)
+            self.waiters.forget(execution.id)
             self._withdraw(execution.id)
             self._cursors.pop(execution.id, None)
             self._release_waiters()
@@ -465,6 +465,15 @@ class LiveWaiters:
             self._out(waiter)
         elif waiter.outcome == "waiting":
             self._due = deque([due for due in self._due if due[0] is not waiter])
+
+    def forget(self, execution: str) -> None:
+        """Removes an execution that has ended. One that timed out may still wait in its thread, which ends by itself."""
+        self.running.pop(execution, None)
+        waiter = self._waiting.get(execution)
+        if waiter is not None:
+            self._out(waiter)
+        elif self._due:
+            self._due = deque([due for due in self._due if due[0].execution != execution])
 
     def arrived(self, field: str, author: str) -> None:
         """Makes the readers of a field due, except the author of the new entry."""

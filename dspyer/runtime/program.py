@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -32,12 +32,13 @@ from dspyer.persistence.replay import replay
 from dspyer.reducers import Updates
 from dspyer.runtime.drivers import adrive, drive
 from dspyer.runtime.live import LiveSession
-from dspyer.runtime.request import REQUEST, Observe, Request, RunStart, StopSignal, ignore
+from dspyer.runtime.request import REQUEST, Observe, Request, RunStart, ignore
 from dspyer.runtime.run import Run
 from dspyer.runtime.session import Session
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.scheduler.lineage import ancestry
 from dspyer.state import ImmutableState
+from dspyer.stopping import StopSignal
 from dspyer.stores import Store
 from dspyer.threads.thread import Thread
 from dspyer.values.freezing import same
@@ -536,17 +537,26 @@ def _request_inside(call: Call) -> Request:
         root=around.root,
         records=around.records,
         journal=around.journal,
+        limit=call.context.delegate.limit or around.limit,
     )
 
 
 @contextmanager
 def _inside(call: Call, request: Request) -> Iterator[None]:
-    """A context in which a run inside a node stops with the run around it, and its questions are those of the node."""
+    """A context in which a run inside a node stops with the run around it, and its questions are those of the node.
+
+    It also stops if the node times out.
+    """
     around: Session | None = call.runner.session
     stopped_with = StopSignal() if around is None else around.stop_signal
+    limit = request.limit
     # The inner run has a signal of its own. If it has no reason, another program that an inner node has called was
     # stopped, and its error is an error of that node.
-    with stopped_with.on_stop(request.stop), dspy.context(**{REQUEST: request}):
+    with (
+        stopped_with.on_stop(request.stop),
+        nullcontext() if limit is None else limit.signal.on_stop(request.stop),
+        dspy.context(**{REQUEST: request}),
+    ):
         try:
             yield
         except Interrupted as interruption:

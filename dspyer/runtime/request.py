@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from secrets import token_hex
-from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dspy
@@ -21,6 +19,7 @@ from dspyer.scheduler.run_state import RunState
 from dspyer.scheduler.schedule import start
 from dspyer.scheduler.topology import Topology
 from dspyer.state import ImmutableState
+from dspyer.stopping import StopSignal, TimeLimit
 
 if TYPE_CHECKING:
     from dspyer.runtime.run import Run
@@ -86,46 +85,6 @@ EXITING = "its process ended"
 CANCELLED = "its task was cancelled"
 
 
-class StopSignal:
-    """Stops a run, and the runs inside of it, before its end. May be used from any thread.
-
-    Attributes:
-        reason: why the run stops; None as long as it does not. The first reason is kept.
-    """
-
-    def __init__(self) -> None:
-        self.reason: str | None = None
-        self._lock = Lock()
-        self._callbacks: dict[int, Callable[[str], object]] = {}
-        self._last = 0
-
-    def stop(self, reason: str) -> None:
-        """Stops the runs: nothing new starts, and the callbacks are called. A second call does nothing."""
-        with self._lock:
-            if self.reason is not None:
-                return
-            self.reason = reason
-            callbacks = list(self._callbacks.values())
-        for callback in callbacks:  # without the lock: a callback may wait, or register another one
-            callback(reason)
-
-    @contextmanager
-    def on_stop(self, callback: Callable[[str], object]) -> Iterator[None]:
-        """Calls `callback` with the reason if the run is stopped during the block, or was before."""
-        with self._lock:
-            # Reading the reason and registering under one lock: a stop in between would be missed, or called twice.
-            self._last += 1
-            key, reason = self._last, self.reason
-            self._callbacks[key] = callback
-        try:
-            if reason is not None:
-                callback(reason)
-            yield
-        finally:
-            with self._lock:
-                del self._callbacks[key]
-
-
 class Outcome:
     """The sessions and results of a request. A wrapper of a program may call it several times: the last run counts.
 
@@ -180,6 +139,7 @@ class Request:
         records: the results of effects, answers and items of earlier attempts; None for a run that is not stored.
         journal: writes the rows of the run; None for a run that is not stored.
         stop_signal: stops the runs of the request.
+        limit: the time that the node has in which the program is called; None for no limit.
         outcome: what the runs of the request leave behind. Copies of a request share it.
     """
 
@@ -196,6 +156,7 @@ class Request:
     records: ExecutionRecords | None = None
     journal: Journal | None = None
     stop_signal: StopSignal = field(default_factory=StopSignal)
+    limit: TimeLimit | None = None
     outcome: Outcome = field(default_factory=Outcome)
 
     def stop(self, reason: str) -> None:

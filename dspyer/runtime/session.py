@@ -111,6 +111,7 @@ class Session(NotLive):
         id_prefix: what the global ids of its commits begin with.
         live: whether nodes that run at once read each other's posts to live fields.
         stop_signal: says whether the run is to stop, and why.
+        limit: the time that the node has in which the run is; None for no limit.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class Session(NotLive):
         self.keeps_events = request.keeps_events
         self.live = request.live
         self.stop_signal = request.stop_signal
+        self.limit = request.limit
         self.run_id = run_start.run_id
         self.root = request.root or run_start.run_id
         self.label = "/".join(run_start.label)
@@ -319,6 +321,8 @@ class Session(NotLive):
 
     def publish(self, event: Event) -> None:
         """Keeps an event and passes it to the observer. May be called from any thread."""
+        if self.limit is not None and self.limit.left_running:
+            return
         if self.scope and not event.scope:
             event = event._replace(scope=self.scope)
         if self.redactor is not None:
@@ -442,6 +446,14 @@ class Session(NotLive):
         self.run = self.pending.run
         self.write_error = error
         self.pending.written(self.run)  # drops the events: what they report was not stored
+
+    def writing(self) -> AbstractContextManager[None]:
+        """The context of each write in sync code; a run in a node that timed out and was left running writes nothing.
+
+        Raises:
+            AttemptOverError: on entry, for such a run.
+        """
+        return _NO_CONTEXT if self.limit is None else self.limit.writing()
 
     @property
     def cannot_write(self) -> bool:

@@ -1,0 +1,124 @@
+"""`Timed`: a step that calls a node and gives it so many seconds.
+
+Async code is cancelled when its time is over, and its `finally` blocks run. Sync code cannot be ended from outside: it
+runs in a daemon thread of its own, which is left running. Such an attempt is fenced: the methods of its `ctx` raise
+`AttemptOverError`, and what it returns, or adds to the trace from then on, is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from threading import Event
+from typing import Any, NamedTuple
+
+from dspyer.blocking import DaemonCall
+from dspyer.dspy_module.tracing import append_to_trace, recording
+from dspyer.errors import NodeTimeoutError
+from dspyer.nodes.attempt import Attempt
+from dspyer.nodes.node import Call, Reply
+from dspyer.nodes.steps import Step
+from dspyer.stopping import TimeLimit, current_limit
+
+logger = logging.getLogger("dspyer")
+
+GRACE = 1.0
+"""Seconds in which a thread that waited for async code may end after that code was cancelled."""
+
+
+class Timed(NamedTuple):
+    """A step that calls a node, or another step, which has so many seconds."""
+
+    step: Step
+    seconds: float
+
+    def call(self, call: Call) -> Reply:
+        """Make the call from sync code, in a thread of its own."""
+        attempt = call.context.delegate
+        with _limited(attempt, self.seconds) as limit:
+            ended = Event()
+            work: DaemonCall[Reply] = DaemonCall(partial(self.step.call, call))
+            work.on_end(ended.set)
+            try:
+                if not ended.wait(self.seconds):
+                    _end(limit, ended)
+            except BaseException:  # Ctrl-C: the call is left running here, too
+                limit.end()
+                limit.leave_running()
+                raise
+        if limit.signal.reason is not None:
+            raise _timeout_error(attempt, limit)
+        return work.result()
+
+    async def acall(self, call: Call) -> Reply:
+        """Make the call from async code: async code is cancelled, a sync function is left running."""
+        attempt, loop = call.context.delegate, asyncio.get_running_loop()
+        reply: Reply | None = None
+        cause: Exception | None = None
+        with _limited(attempt, self.seconds) as limit:
+            try:
+                async with asyncio.timeout(None) as timer:
+
+                    def end() -> None:
+                        limit.end()  # before the cancellation: what the attempt does from here on does not count
+                        timer.reschedule(loop.time())
+
+                    handle = loop.call_later(self.seconds, end)
+                    try:
+                        reply = await self.step.acall(call)
+                    finally:
+                        handle.cancel()
+            except Exception as error:
+                if limit.signal.reason is None:
+                    raise
+                if not isinstance(error, TimeoutError) or not isinstance(error.__cause__, asyncio.CancelledError):
+                    cause = error
+        # Also if it returned: `ctx` has refused it since then.
+        if limit.signal.reason is not None:
+            raise _timeout_error(attempt, limit) from cause
+        assert reply is not None
+        return reply
+
+
+@contextmanager
+def _limited(attempt: Attempt, seconds: float) -> Iterator[TimeLimit]:
+    """A block in which an attempt has a time limit, and a trace of its own: code left running adds nothing to ours."""
+    limit = attempt.limit = TimeLimit(seconds, current_limit.get())
+    token = current_limit.set(limit)
+    taken: tuple[Any, ...] = ()
+    try:
+        with recording() as steps:
+            try:
+                yield limit
+            finally:
+                taken = tuple(steps)
+    finally:
+        current_limit.reset(token)
+        append_to_trace(taken)
+
+
+def _end(limit: TimeLimit, ended: Event) -> None:
+    """Ends an attempt in sync code: what is async in it is awaited, the rest left running."""
+    waits_for_async = limit.calls.running
+    limit.end()
+    if waits_for_async:
+        limit.calls.wait()
+        ended.wait(GRACE)
+    if not ended.is_set():
+        limit.leave_running()
+
+
+def _timeout_error(attempt: Attempt, limit: TimeLimit) -> NodeTimeoutError:
+    what = f"{attempt.who}: attempt {attempt.number} took longer than its timeout of {limit.seconds:g} s"
+    if not limit.left_running:
+        return NodeTimeoutError(what)
+    error = NodeTimeoutError(
+        f"{what}. Its sync code still runs in a thread, which Python cannot end; nothing that it does counts any more. "
+        "Give what it waits for (the LM, an HTTP client) a smaller timeout of its own"
+    )
+    error.detached = True
+    logger.warning("%s, and its sync code still runs in a thread", what)
+    return error

@@ -1,0 +1,118 @@
+"""What ends work early: the signal that stops a run, and the time limit of one attempt of a node."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from threading import Lock
+from typing import Final
+
+from dspyer.blocking import AsyncCalls
+from dspyer.errors import AttemptOverError
+
+TIMED_OUT: Final = "a node that contains it timed out"
+
+
+class StopSignal:
+    """Stops a run, and the runs inside of it, before its end. May be used from any thread.
+
+    Attributes:
+        reason: why the run stops; None as long as it does not. The first reason is kept.
+        error: what the run ends with if a budget stops it: then the nodes that run are finished, async ones too. None
+            for any other stop.
+    """
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self.error: Exception | None = None
+        self._lock = Lock()
+        self._callbacks: dict[int, Callable[[str], object]] = {}
+        self._last = 0
+
+    def stop(self, reason: str, error: Exception | None = None) -> None:
+        """Stops the runs: nothing new starts, and the callbacks are called. A second call does nothing."""
+        with self._lock:
+            if self.reason is not None:
+                return
+            self.reason, self.error = reason, error
+            callbacks = list(self._callbacks.values())
+        for callback in callbacks:  # without the lock: a callback may wait, or register another one
+            callback(reason)
+
+    @contextmanager
+    def on_stop(self, callback: Callable[[str], object]) -> Iterator[None]:
+        """Calls `callback` with the reason if the run is stopped during the block, or was before."""
+        with self._lock:
+            # Reading the reason and registering under one lock: a stop in between would be missed, or called twice.
+            self._last += 1
+            key, reason = self._last, self.reason
+            self._callbacks[key] = callback
+        try:
+            if reason is not None:
+                callback(reason)
+            yield
+        finally:
+            with self._lock:
+                del self._callbacks[key]
+
+
+class TimeLimit:
+    """The time that one attempt of a node has. What the attempt does after it does not count.
+
+    Attributes:
+        seconds: how long it is.
+        around: the limit of a node that contains this one.
+        signal: stops the runs inside of the attempt when the time is over.
+        calls: the async calls that sync code of the attempt waits for; they are cancelled.
+        left_running: whether sync code of the attempt was left running in its thread.
+    """
+
+    __slots__ = ("_ends", "_lock", "around", "calls", "left_running", "seconds", "signal")
+
+    def __init__(self, seconds: float, around: TimeLimit | None = None) -> None:
+        self.seconds = seconds
+        self.around = around
+        self.signal = StopSignal()
+        self.calls = AsyncCalls()
+        self.left_running = False
+        self._ends = time.monotonic() + seconds
+        self._lock: Lock = Lock() if around is None else around._lock
+
+    @property
+    def over(self) -> bool:
+        """Whether the time of the attempt, or of a node that contains it, is over."""
+        return self.signal.reason is not None or (self.around is not None and self.around.over)
+
+    def left(self) -> float:
+        """The seconds that are left, at least 0."""
+        own = max(self._ends - time.monotonic(), 0.0)
+        return own if self.around is None else min(own, self.around.left())
+
+    def end(self) -> None:
+        """Ends the time: runs inside are stopped, async calls cancelled."""
+        self.signal.stop(TIMED_OUT)
+        self.calls.cancel()  # after the runs were stopped: to them the cancellation is a part of the stop
+
+    def leave_running(self) -> None:
+        """Marks the attempt as left running; when this returns, no run inside of it writes anything any more."""
+        with self._lock:
+            self.left_running = True
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """A block in which a run inside of the attempt writes to the store."""
+        with self._lock:
+            limit: TimeLimit | None = self
+            while limit is not None:
+                if limit.left_running:
+                    raise AttemptOverError(OVER)
+                limit = limit.around
+            yield
+
+
+OVER: Final = "this attempt timed out and was left running in its thread: nothing that it does counts any more"
+
+current_limit: ContextVar[TimeLimit | None] = ContextVar("dspyer_time_limit", default=None)
+"""The limit of the attempt in which the code runs; None for none."""

@@ -1,0 +1,430 @@
+"""`timeout=` bounds the seconds of one attempt: async code is cancelled, sync code is left running and fenced."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import dspy
+import pytest
+from pydantic import BaseModel
+
+from dspyer import END, START, CompiledGraph, Graph, Retry, live, reducers
+from dspyer.errors import AttemptOverError, GraphError, NodeTimeoutError, is_transient
+from dspyer.testing import no_pauses
+
+SHORT = 0.05
+LONG = 30.0
+
+
+def run(program: CompiledGraph, mode: str, inputs: dict[str, Any] | None = None, thread: str = "") -> Any:
+    """A run in sync or async code, on a thread if one is named."""
+    runner: Any = program.thread(thread) if thread else program
+    given = inputs or {}
+    return runner.run(given) if mode == "sync" else asyncio.run(runner.arun(given))
+
+
+MODES = pytest.mark.parametrize("mode", ["sync", "async"])
+
+
+class Stuck:
+    """A sync node that waits for the test, and then uses its `ctx`."""
+
+    def __init__(self, use: Callable[[Any], Any] = lambda ctx: None) -> None:
+        self.use = use
+        self.go_on = threading.Event()
+        self.ended = threading.Event()
+        self.calls = 0
+        self.raised: BaseException | None = None
+        self.daemon: bool | None = None
+
+    def __call__(self, ctx: Any) -> dict[str, Any]:
+        self.calls += 1
+        self.daemon = threading.current_thread().daemon
+        assert self.go_on.wait(20)
+        try:
+            self.use(ctx)
+        except BaseException as error:
+            self.raised = error
+            raise
+        finally:
+            self.ended.set()
+        return {"text": "late"}
+
+    def program(self, **options: Any) -> CompiledGraph:
+        graph = Graph(Notes).add_node("stuck", self.__call__, writes=["text", "log"], timeout=SHORT, **options)
+        return graph.add_path(START, "stuck", END).compile(store=":memory:")
+
+
+class Notes(BaseModel):
+    text: str = ""
+    log: Annotated[list[str], reducers.append] = []
+
+
+@MODES
+def test_an_attempt_in_time_is_as_without_a_timeout(mode: str) -> None:
+    async def half(n: int) -> dict[str, Any]:
+        return {"n": n // 2}
+
+    graph = Graph(inputs=["n"]).add_node("add", lambda n: {"n": n + 1}, writes=["n"], timeout=LONG)
+    graph.add_node("half", half, writes=["n"], timeout=LONG).add_path(START, "add", "half", END)
+    found = run(graph.compile(), mode, {"n": 5})
+    assert (found.status, found.state["n"]) == ("completed", 3)
+
+
+@MODES
+def test_async_code_is_cancelled_and_its_finally_blocks_run(mode: str) -> None:
+    steps: list[str] = []
+
+    async def slow() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            steps.append("cleaned")
+
+    graph = Graph().add_node("slow", slow, writes=[], timeout=SHORT).add_path(START, "slow", END)
+    found = run(graph.compile(), mode)
+    assert found.status == "failed"
+    assert isinstance(found.error, NodeTimeoutError)
+    assert isinstance(found.error, TimeoutError)
+    assert not found.error.detached
+    assert is_transient(found.error)
+    assert "node 'slow' (execution trunk:1): attempt 1 took longer than its timeout of 0.05 s" in str(found.error)
+    assert steps == ["cleaned"]
+
+
+@MODES
+def test_a_cancelled_attempt_is_retried(mode: str) -> None:
+    async def slow(ctx: Any) -> dict[str, Any]:
+        if ctx.attempt < 3:
+            await asyncio.Event().wait()
+        return {"attempt": ctx.attempt}
+
+    graph = Graph().add_node("slow", slow, writes=["attempt"], timeout=SHORT, retry=3).add_path(START, "slow", END)
+    with no_pauses() as pauses:
+        found = run(graph.compile(), mode)
+    assert (found.status, found.state["attempt"], len(pauses)) == ("completed", 3, 2)
+
+
+USES: dict[str, Callable[[Any], Any]] = {
+    "once": lambda ctx: ctx.once("charge", lambda: "charged"),
+    "post": lambda ctx: ctx.post("log", "late"),
+    "emit": lambda ctx: ctx.emit("late"),
+    "interrupt": lambda ctx: ctx.interrupt("ok", "Go?"),
+    "live": lambda ctx: list(ctx.live("log")),
+    "doing": lambda ctx: ctx.doing("late"),
+    "delta": lambda ctx: ctx.delta(),
+}
+
+
+@MODES
+@pytest.mark.parametrize("use", USES)
+def test_a_sync_attempt_is_left_running_and_fenced(mode: str, use: str, caplog: pytest.LogCaptureFixture) -> None:
+    stuck = Stuck(USES[use])
+    program = stuck.program()
+    with caplog.at_level(logging.WARNING, "dspyer"):
+        found = run(program, mode, thread="t")
+    error = found.error
+    assert isinstance(error, NodeTimeoutError)
+    assert error.detached
+    assert not is_transient(error)
+    assert "still runs in a thread, which Python cannot end" in str(error)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "took longer than its timeout" in caplog.text
+    events = len(found.events)
+    stuck.go_on.set()
+    assert stuck.ended.wait(20)
+    assert isinstance(stuck.raised, AttemptOverError), stuck.raised
+    assert "node 'stuck' (execution trunk:1)" in str(stuck.raised)
+    assert (stuck.calls, stuck.daemon, len(found.events)) == (1, True, events)
+    t = program.thread("t")
+    assert (t.status, t.state["text"], t.state["log"]) == ("failed", "", [])
+    resumed = t.resume()
+    assert resumed.status == "interrupted" if use == "interrupt" else resumed.state["text"] == "late" or use == "live"
+
+
+@MODES
+def test_an_effect_of_a_timed_out_attempt_is_not_recorded(mode: str) -> None:
+    inside, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+    keys: list[str] = []
+    errors: list[BaseException] = []
+
+    def charge(key: str) -> str:
+        keys.append(key)
+        if len(keys) == 1:
+            inside.set()
+            assert go_on.wait(20)
+        return "charged"
+
+    def pay(ctx: Any) -> dict[str, Any]:
+        try:
+            return {"text": ctx.once("charge", charge)}
+        except AttemptOverError as error:
+            errors.append(error)
+            raise
+        finally:
+            ended.set()
+
+    graph = Graph(Notes).add_node("pay", pay, writes=["text"], timeout=0.2).add_path(START, "pay", END)
+    program = graph.compile(store=":memory:")
+    assert isinstance(run(program, mode, thread="t").error, NodeTimeoutError)
+    go_on.set()
+    assert ended.wait(20)
+    assert "has happened, but its attempt had timed out" in str(errors[0])
+    assert program.thread("t").resume().state["text"] == "charged"
+    assert len(keys) == 2
+    assert len(set(keys)) == 1
+
+
+@MODES
+def test_a_sync_attempt_is_retried_only_if_the_policy_names_the_error(mode: str) -> None:
+    go_on, ended = threading.Event(), threading.Event()
+
+    def slow(ctx: Any) -> dict[str, Any]:
+        if ctx.attempt == 1:
+            assert go_on.wait(20)
+            ended.set()
+        return {"text": f"attempt {ctx.attempt}"}
+
+    def program(retry: Any) -> CompiledGraph:
+        graph = Graph(Notes).add_node("slow", slow, writes=["text"], timeout=SHORT, retry=retry)
+        return graph.add_path(START, "slow", END).compile()
+
+    with no_pauses():
+        assert isinstance(run(program(3), mode).error, NodeTimeoutError)
+        found = run(program(Retry(3, on=(is_transient, NodeTimeoutError))), mode)
+    go_on.set()
+    assert ended.wait(20)
+    assert (found.status, found.state["text"]) == ("completed", "attempt 2")
+
+
+@MODES
+def test_a_timeout_error_of_the_node_itself_is_its_own(mode: str) -> None:
+    async def own() -> None:
+        async with asyncio.timeout(0):
+            await asyncio.Event().wait()
+
+    def sync_own() -> None:
+        raise TimeoutError("the server is silent")
+
+    for node in (own, sync_own):
+        graph = Graph().add_node("own", node, writes=[], timeout=LONG).add_path(START, "own", END)
+        assert type(run(graph.compile(), mode).error) is TimeoutError
+
+
+@MODES
+def test_a_node_that_swallows_its_cancellation_has_timed_out_all_the_same(mode: str) -> None:
+    kept: list[BaseException] = []
+
+    async def swallows(ctx: Any) -> dict[str, Any]:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            try:
+                ctx.emit("late")
+            except AttemptOverError as error:
+                kept.append(error)
+        return {"text": "late"}
+
+    graph = Graph(Notes).add_node("node", swallows, writes=["text"], timeout=SHORT).add_path(START, "node", END)
+    found = run(graph.compile(), mode)
+    assert isinstance(found.error, NodeTimeoutError)
+    assert (len(kept), found.state["text"]) == (1, "")
+
+
+def test_a_cancellation_of_the_caller_at_the_moment_of_the_timeout_stays_a_cancellation() -> None:
+    async def main() -> None:
+        task: asyncio.Task[Any]
+
+        async def slow() -> None:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:  # of the timeout; the caller's comes before the attempt has ended
+                task.cancel()
+                await asyncio.sleep(0)
+                raise
+
+        graph = Graph().add_node("slow", slow, writes=[], timeout=SHORT).add_path(START, "slow", END)
+        program = graph.compile(store=":memory:")
+        task = asyncio.ensure_future(program.thread("t").arun({}))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert program.thread("t").status == "stopped"
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_caller_waits_for_a_sync_node_until_it_times_out() -> None:
+    stuck = Stuck()
+
+    async def main() -> None:
+        program = stuck.program()
+        task = asyncio.ensure_future(program.thread("t").arun({}))
+        while not stuck.calls:  # noqa: ASYNC110 - until the node runs
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert program.thread("t").status == "stopped"
+
+    asyncio.run(main())
+    stuck.go_on.set()
+    assert stuck.ended.wait(20)
+
+
+@MODES
+def test_the_trace_of_a_left_attempt_gets_nothing_more(mode: str) -> None:
+    go_on, ended = threading.Event(), threading.Event()
+
+    def slow(ctx: Any) -> None:
+        assert go_on.wait(20)
+        dspy.settings.trace.append((None, {}, dspy.Prediction(answer="late")))
+        ended.set()
+
+    graph = Graph().add_node("slow", slow, writes=[], timeout=SHORT).add_path(START, "slow", END)
+    with dspy.context(trace=[]):
+        found = run(graph.compile(), mode)
+        go_on.set()
+        assert ended.wait(20)
+        assert dspy.settings.trace == []
+    assert found.trace == ()
+
+
+@MODES
+def test_a_graph_as_a_node_is_stopped(mode: str) -> None:
+    """Its finished nodes are kept; the async one is cancelled, and a resume calls only that one."""
+    calls: list[str] = []
+
+    def quick() -> dict[str, Any]:
+        calls.append("quick")
+        return {"log": "quick"}
+
+    async def slow(ctx: Any) -> dict[str, Any]:
+        calls.append("slow")
+        if calls.count("slow") == 1:
+            await asyncio.Event().wait()
+        return {"text": "done"}
+
+    inner = Graph(Notes).add_node("quick", quick, writes=["log"]).add_node("slow", slow, writes=["text"])
+    program = inner.add_path(START, "quick", "slow", END).compile()
+    outer = Graph(Notes).add_node("part", program, timeout=0.3).add_path(START, "part", END)
+    compiled = outer.compile(store=":memory:")
+    error = run(compiled, mode, thread="t").error
+    assert isinstance(error, NodeTimeoutError)
+    assert not error.detached
+    found = compiled.thread("t").resume()
+    assert (found.status, found.state["text"], found.state["log"]) == ("completed", "done", ["quick"])
+    assert calls == ["quick", "slow", "slow"]
+
+
+@MODES
+def test_a_graph_that_is_left_running_commits_nothing_more(mode: str) -> None:
+    stuck = Stuck()
+    inner = Graph(Notes).add_node("stuck", stuck.__call__, writes=["text"])
+    inner.add_node("after", lambda: {"log": "after"}, writes=["log"])
+    program = inner.add_path(START, "stuck", "after", END).compile()
+    outer = Graph(Notes).add_node("part", program, timeout=SHORT).add_path(START, "part", END)
+    compiled = outer.compile(store=":memory:")
+    found = run(compiled, mode, thread="t")
+    assert isinstance(found.error, NodeTimeoutError)
+    assert found.error.detached
+    stuck.go_on.set()
+    assert stuck.ended.wait(20)
+    for thread in threading.enumerate():
+        if thread.name == "dspyer-timed":
+            thread.join(20)
+    resumed = compiled.thread("t").resume()
+    assert (resumed.status, resumed.state["text"], resumed.state["log"]) == ("completed", "late", ["after"])
+    assert stuck.calls == 2
+
+
+@MODES
+def test_a_live_reader_that_times_out_ends(mode: str) -> None:
+    class Pad(BaseModel):
+        notes: Annotated[list[str], reducers.append, live] = []
+
+    posted, read = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+
+    def writes(ctx: Any) -> None:
+        ctx.post("notes", "tide at 6")
+        posted.set()
+        assert read.wait(20)
+
+    def reads(ctx: Any) -> None:
+        try:
+            for _ in ctx.live("notes"):
+                pass
+        except BaseException as error:
+            errors.append(error)
+            raise
+        finally:
+            read.set()
+
+    graph = Graph(Pad).add_node("writes", writes, writes=["notes"])
+    graph.add_node("reads", reads, reads=["notes"], writes=[], timeout=0.2)
+    graph.add_edge(START, ["writes", "reads"]).add_edge(["writes", "reads"], END)
+    found = run(graph.compile(), mode)
+    assert isinstance(found.error, NodeTimeoutError)
+    assert read.wait(20)
+    assert isinstance(errors[0], AttemptOverError)
+
+
+@MODES
+def test_seconds_left(mode: str) -> None:
+    found: dict[str, float | None] = {}
+
+    def timed(ctx: Any) -> None:
+        found["timed"] = ctx.seconds_left
+
+    def free(ctx: Any) -> None:
+        found["free"] = ctx.seconds_left
+
+    def inside(ctx: Any) -> None:
+        found["inside"] = ctx.seconds_left
+
+    inner = Graph().add_node("inside", inside, writes=[], timeout=60).add_path(START, "inside", END).compile()
+    graph = Graph().add_node("timed", timed, writes=[], timeout=LONG).add_node("free", free, writes=[])
+    graph.add_node("part", inner, writes=[], timeout=LONG)
+    assert run(graph.add_path(START, "timed", "free", "part", END).compile(), mode).status == "completed"
+    assert found["free"] is None
+    assert found["timed"] is not None
+    assert LONG - 10 < found["timed"] <= LONG
+    assert found["inside"] is not None
+    assert LONG - 10 < found["inside"] <= LONG
+
+
+@pytest.mark.parametrize("wrong", [0, -1, float("inf"), float("nan"), True, "60", None])
+def test_what_a_timeout_may_be(wrong: Any) -> None:
+    graph = Graph().add_node("a", lambda: None, writes=[], timeout=wrong).add_path(START, "a", END)
+    if wrong is None:
+        assert graph.compile().run({}).status == "completed"
+        return
+    with pytest.raises(GraphError, match="node 'a': timeout="):
+        graph.compile()
+
+
+EXITS = """
+import threading
+from dspyer import END, START, Graph
+def hangs():
+    threading.Event().wait()
+async def quick():
+    pass
+inner = Graph().add_node("hangs", hangs, writes=[]).add_node("quick", quick, writes=[])
+inner = inner.add_edge(START, ["hangs", "quick"]).add_edge(["hangs", "quick"], END).compile()
+for node in (hangs, inner):
+    graph = Graph().add_node("node", node, writes=[], timeout=0.05).add_path(START, "node", END)
+    print(type(graph.compile().run({}).error).__name__)
+"""
+
+
+def test_a_left_attempt_keeps_no_process_alive() -> None:
+    done = subprocess.run([sys.executable, "-c", EXITS], timeout=30, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["NodeTimeoutError", "NodeTimeoutError"]), done.stderr
