@@ -467,7 +467,7 @@ class LiveWaiters:
             self._due = deque([due for due in self._due if due[0] is not waiter])
 
     def forget(self, execution: str) -> None:
-        """Removes an execution that has ended. One that timed out may still wait in its thread, which ends by itself."""
+        """Removes an execution that has ended; after a timeout, its thread may still wait, and ends by itself."""
         self.running.pop(execution, None)
         waiter = self._waiting.get(execution)
         if waiter is not None:
