@@ -20,6 +20,8 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from dspyer import clock
+from dspyer.errors import AttemptOverError
+from dspyer.stopping import OVER, current_limit
 
 
 class RateLimits(NamedTuple):
@@ -37,11 +39,20 @@ class Sleep(NamedTuple):
 
     def call(self, _call: object) -> None:
         """In sync code: other threads run."""
-        clock.pause(self.seconds)
+        limit = current_limit.get()
+        clock.pause(self.seconds, None if limit is None else limit.signal)
+        raise_if_over()
 
     async def acall(self, _call: object) -> None:
-        """In async code: other tasks run."""
+        """In async code: other tasks run. Where the time of a node ends, its task is cancelled."""
         await clock.apause(self.seconds)
+
+
+def raise_if_over() -> None:
+    """A sync node that has timed out was left running: it must not make requests any more."""
+    limit = current_limit.get()
+    if limit is not None and limit.over:
+        raise AttemptOverError(OVER)
 
 
 class Slots:

@@ -46,7 +46,7 @@ from dspyer.errors import (
     retries_of_lm,
     with_article,
 )
-from dspyer.lms.gate import Gate, RateLimits, Sleep
+from dspyer.lms.gate import Gate, RateLimits, Sleep, raise_if_over
 from dspyer.nodes.steps import arun_script, run_script
 from dspyer.retry import Retry
 from dspyer.views import estimate_tokens
@@ -359,6 +359,7 @@ class RequestStep(NamedTuple):
 
     def call(self, _call: object) -> Any:
         """In sync code."""
+        raise_if_over()
         method = getattr(self.lm, self.passed.names[0])
         prompt, messages, options = self.passed.arguments(self.lm)
         with self._as_the_owners(), self._noting_tokens():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 import time
 from collections.abc import Callable
@@ -18,11 +19,13 @@ from tenacity import wait_fixed
 
 from dspyer import END, START, Graph, Retry, clock
 from dspyer.clock import fake_clock
+from dspyer.errors import AttemptOverError
 from dspyer.lms import reliable
 from dspyer.lms.gate import Gate, RateLimits, Slots, SlotStep
 from dspyer.nodes.steps import arun_script, run_script
+from dspyer.stopping import TimeLimit, current_limit
 from dspyer.testing import no_pauses
-from tests.http_faults import Cut, Drop, Fault, Html, Status
+from tests.http_faults import Cut, Drop, Fault, Hold, Html, Status
 from tests.openai_server import OpenAIServer, prompt_of, text_of
 
 PATIENCE = 30  # seconds after which a test that hangs fails
@@ -211,6 +214,84 @@ def test_threads_and_two_event_loops_share_the_slots() -> None:
                 one.result(PATIENCE)
     assert len(server.requests) == 40
     assert most == 4
+
+
+@pytest.mark.parametrize("cancelled", ["the request", "the one that waits", "both"])
+def test_a_cancelled_call_gives_its_slot_back(cancelled: str) -> None:
+    async def whole() -> None:
+        arrived, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def held(body: Any) -> Fault | None:
+            loop.call_soon_threadsafe(arrived.set)
+            return Hold() if len(server.requests) == 0 else None
+
+        with OpenAIServer(lambda messages: "yes", faults=held) as server:
+            lm = reliable(server.lm(), max_concurrency=1, retry=None)
+            request = asyncio.create_task(lm.acall("a"))
+            await asyncio.wait_for(arrived.wait(), PATIENCE)
+            waiting = asyncio.create_task(lm.acall("b"))
+            [lane] = lm._lanes
+            while not lane.gate._slots._waiting:
+                await asyncio.sleep(0)
+            tasks = {"the request": [request], "the one that waits": [waiting], "both": [request, waiting]}[cancelled]
+            for task in tasks:
+                task.cancel()
+            server.release()
+            found = await asyncio.wait_for(asyncio.gather(request, waiting, return_exceptions=True), PATIENCE)
+            assert [isinstance(one, asyncio.CancelledError) for one in found] == [
+                task in tasks for task in (request, waiting)
+            ]
+            assert await asyncio.wait_for(lm.acall("c"), PATIENCE) == ["yes"]
+            assert lane.gate._slots._free == 1
+            await lm.aclose()
+
+    asyncio.run(whole())
+
+
+# --- nodes that time out
+
+
+@pytest.mark.parametrize("waits_for", ["a time", "a slot", "the next attempt"])
+def test_a_sync_node_that_timed_out_makes_no_further_request(waits_for: str) -> None:
+    """It was left running in its thread. It stops waiting when its time is over, and gives back what it has."""
+    faults = [None, Status(500, Retry_After="50")] if waits_for == "the next attempt" else []
+    with OpenAIServer(lambda messages: "yes", faults=faults) as server:
+        rate = 1 if waits_for == "a time" else None
+        lm = reliable(server.lm(), requests_per_minute=rate, max_concurrency=1)
+        lm("the first")
+        [lane] = lm._lanes
+        slots = lane.gate._slots
+        if waits_for == "a slot":
+            slots.acquire()
+        limit, waits = TimeLimit(PATIENCE), threading.Event()
+        limit.signal.on_stop = noting(limit.signal.on_stop, waits)  # type: ignore[method-assign]
+
+        def node() -> None:
+            current_limit.set(limit)
+            if waits_for == "a slot":
+                waits.set()
+            with pytest.raises(AttemptOverError):
+                lm("the second")
+
+        with ThreadPoolExecutor(1) as threads:
+            work = threads.submit(contextvars.copy_context().run, node)
+            assert waits.wait(PATIENCE)
+            limit.end()
+            if waits_for == "a slot":
+                slots.release()
+            work.result(PATIENCE)
+        assert len(server.requests) == (2 if faults else 1)
+        assert slots._free == 1
+
+
+def noting(on_stop: Any, noted: threading.Event) -> Any:
+    """A node waits when it asks to be told of a stop."""
+
+    def on_stop_noted(callback: Any) -> Any:
+        noted.set()
+        return on_stop(callback)
+
+    return on_stop_noted
 
 
 # --- storms
