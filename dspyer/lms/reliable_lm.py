@@ -219,7 +219,8 @@ class ReliableLM(dspy.LM):
         gate = lane.gate
         for attempt in count(1):
             step = RequestStep(self, self._prepared(lane.lm, call), call)
-            if not gate.is_open and (yield CacheLookup(step.lm, call), None):
+            may_be_cached = call.options.get("cache", step.lm.cache) and not gate.is_open
+            if may_be_cached and (yield CacheLookup(step.lm, call), None):
                 return (yield step, None)
             reserved = 0 if gate.limits.tokens_per_minute is None else _tokens_to_reserve(step.lm, call)
             yield from gate.enter(reserved)
